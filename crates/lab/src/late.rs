@@ -2,20 +2,21 @@
 //! copy from or to.
 //!
 //! The mount is a FUSE file system over a directory of this machine. Each metadata operation and each flush
-//! sleeps before it is done; many may be under way at once. Beside the delays the kernel's own rules hold: it
-//! takes creates, renames and removals in one directory one after the other.
+//! sleeps before it is done, and where that is asked for each read and write too; many may be under way at once.
+//! All reads and writes together may be held to a rate. Beside the delays the kernel's own rules hold: it takes
+//! creates, renames and removals in one directory one after the other, and what is written behind the end of a file.
 
 pub(crate) mod bare;
 mod nodes;
 mod operations;
+mod pace;
 mod passthrough;
 
 use std::ffi::OsString;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -26,10 +27,10 @@ use self::operations::Operations;
 use self::passthrough::Passthrough;
 use crate::data::volume::Volume;
 use crate::session::Session;
-use crate::units::{ByteCount, RoundTrip};
+use crate::units::{ByteCount, ByteRate, RoundTrip};
 
 /// What answers how late.
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Delays {
     /// How long each metadata operation and each flush takes, in milliseconds.
     #[arg(long, default_value = "1")]
@@ -37,8 +38,11 @@ pub(crate) struct Delays {
     /// How long each read and each write takes beside that, in milliseconds; they are of 1 MiB at most.
     #[arg(long, default_value = "0")]
     data_delay: RoundTrip,
+    /// What all reads and writes move together at most, such as 600MB/s. Default: no limit.
+    #[arg(long)]
+    rate: Option<ByteRate>,
     /// How many operations may be under way at once.
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = DEPTH)]
     depth: u16,
 }
 
@@ -68,13 +72,12 @@ pub(crate) struct Late {
 }
 
 impl Late {
-    /// Mounts `over` anew below the session's directory.
-    pub(crate) fn mount(session: &Session, over: &std::path::Path, delays: Delays) -> Result<Self> {
+    /// Mounts `over` at `root`.
+    pub(crate) fn mount(root: PathBuf, over: &Path, delays: Delays) -> Result<Self> {
         // each file that the kernel knows holds a descriptor here
         let maximum = getrlimit(Resource::Nofile).maximum;
         let limit = Rlimit { current: maximum, maximum };
         setrlimit(Resource::Nofile, limit).context("failed to raise the limit of descriptors")?;
-        let root = session.subdirectory("late")?;
         let operations = Arc::new(Operations::default());
         let served = Passthrough::new(over, delays, Arc::clone(&operations))
             .with_context(|| format!("failed to open {}", over.display()))?;
@@ -109,7 +112,7 @@ pub(crate) fn late(arguments: &LateArgs) -> Result<ExitCode> {
         (None, Some(volume)) => volume.fresh_directory()?,
         (None, None) => bail!("there is nothing to serve"),
     };
-    let late = Late::mount(&session, &over, arguments.delays)?;
+    let late = Late::mount(session.subdirectory("late")?, &over, arguments.delays)?;
     let code = match arguments.command.split_first() {
         Some((program, rest)) => {
             let mut command = Command::new(program);
@@ -130,12 +133,5 @@ pub(crate) fn late(arguments: &LateArgs) -> Result<ExitCode> {
     Ok(code)
 }
 
-impl Delays {
-    fn metadata(self) -> Duration {
-        self.delay.0
-    }
-
-    fn data(self) -> Duration {
-        self.data_delay.0
-    }
-}
+/// More than any tool here has under way.
+const DEPTH: u16 = 300;

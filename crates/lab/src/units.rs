@@ -2,6 +2,7 @@
 //!
 //! Every parser wants the unit spelled out, so that `1Gbit` and `1GiB` cannot be taken for each other.
 
+use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -35,6 +36,38 @@ impl FromStr for Rate {
             bail!("a rate is above zero");
         }
         Ok(Self(bits))
+    }
+}
+
+/// A rate in bytes per second, as that of storage is given: `600MB/s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ByteRate(pub(crate) u64);
+
+impl ByteRate {
+    /// How long `bytes` take at this rate.
+    pub(crate) fn duration_of(self, bytes: u64) -> Duration {
+        Rate(self.0 * 8).duration_of(bytes)
+    }
+}
+
+impl FromStr for ByteRate {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bytes = text.strip_suffix("/s").context("a rate of storage ends in /s")?;
+        let ByteCount(bytes) = bytes.parse()?;
+        if bytes == 0 {
+            bail!("a rate is above zero");
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl fmt::Display for ByteRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        #[expect(clippy::cast_precision_loss, reason = "for the eye")]
+        let megabytes = self.0 as f64 / 1e6;
+        write!(f, "{megabytes}MB/s")
     }
 }
 

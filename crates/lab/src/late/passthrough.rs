@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -18,20 +18,22 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 use rustix::fs::{
-    AtFlags, CWD, Dir, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, chmodat, chownat,
-    fstatvfs, fsync, ftruncate, linkat, mkdirat, mknodat, open, openat, readlinkat, renameat_with, symlinkat,
-    unlinkat, utimensat,
+    AtFlags, CWD, Dir, FallocateFlags, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+    chmodat, chownat, fallocate, fstatvfs, fsync, ftruncate, linkat, mkdirat, mknodat, open, openat,
+    readlinkat, renameat_with, symlinkat, unlinkat, utimensat,
 };
 
 use super::Delays;
 use super::nodes::{Nodes, file_type};
 use super::operations::Operations;
+use super::pace::Pace;
 
 /// A FUSE file system that passes a directory through and delays its operations.
 #[derive(Debug)]
 pub(super) struct Passthrough {
     nodes: Nodes,
     delays: Delays,
+    pace: Option<Pace>,
     operations: Arc<Operations>,
     files: Handles<File>,
     listings: Handles<Vec<Listed>>,
@@ -79,18 +81,21 @@ impl<T> Handles<T> {
 impl Passthrough {
     pub(super) fn new(over: &Path, delays: Delays, operations: Arc<Operations>) -> io::Result<Self> {
         let nodes = Nodes::new(over)?;
-        Ok(Self { nodes, delays, operations, files: Handles::new(), listings: Handles::new() })
+        let pace = delays.rate.map(Pace::new);
+        Ok(Self { nodes, delays, pace, operations, files: Handles::new(), listings: Handles::new() })
     }
 
     /// Books a metadata operation and lets the time pass that it takes.
     fn metadata(&self, name: &'static str) {
         self.operations.count(name);
-        sleep(self.delays.metadata());
+        sleep(self.delays.delay.0);
     }
 
-    fn data(&self, name: &'static str) {
+    /// Books a read or a write and lets the time pass that it takes: its turn at the rate and its delay.
+    fn data(&self, name: &'static str, bytes: usize) {
         self.operations.count(name);
-        sleep(self.delays.data());
+        let turn = self.pace.as_ref().map_or(Duration::ZERO, |pace| pace.wait_for(bytes, Instant::now()));
+        sleep(turn + self.delays.data_delay.0);
     }
 
     fn look_up(&self, parent: INodeNo, name: &OsStr) -> io::Result<FileAttr> {
@@ -178,8 +183,11 @@ struct Change {
 impl Filesystem for Passthrough {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let _a_smaller_one_serves_too = config.set_max_background(self.delays.depth);
-        // as NFS and Lustre look up names of one directory side by side
-        let _an_old_kernel = config.add_capabilities(InitFlags::FUSE_PARALLEL_DIROPS);
+        // without it, read-ahead stops where three quarters of these are under way
+        let _a_smaller_one_serves_too = config.set_congestion_threshold(self.delays.depth);
+        // NFS and Lustre look up names of one directory side by side, and so they do the parts of direct I/O
+        let side_by_side = InitFlags::FUSE_PARALLEL_DIROPS | InitFlags::FUSE_ASYNC_DIO;
+        let _an_old_kernel = config.add_capabilities(side_by_side);
         Ok(())
     }
 
@@ -332,7 +340,7 @@ impl Filesystem for Passthrough {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.data("read");
+        self.data("read", size as usize);
         let mut room = vec![0; size as usize];
         match self.files.get(handle).and_then(|file| file.read_at(&mut room, offset)) {
             Ok(bytes) => reply.data(&room[..bytes]),
@@ -352,7 +360,7 @@ impl Filesystem for Passthrough {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.data("write");
+        self.data("write", data.len());
         match self.files.get(handle).and_then(|file| file.write_at(data, offset)) {
             Ok(bytes) => reply.written(u32::try_from(bytes).unwrap_or(u32::MAX)),
             Err(error) => reply.error(Errno::from(error)),
@@ -465,6 +473,21 @@ impl Filesystem for Passthrough {
             }
             Err(error) => reply.error(Errno::from(error)),
         }
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        self.metadata("fallocate");
+        let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
+        done(self.files.get(handle).and_then(|file| Ok(fallocate(&*file, mode, offset, length)?)), reply);
     }
 
     fn create(
