@@ -1,6 +1,10 @@
 //! `zmove-lab bare`: what storage takes from threads that do nothing but the operations that a push needs.
+//!
+//! Directories are made first, one after the other; then each thread takes the next file. Files that follow each
+//! other lie in different directories: the kernel takes creates in one directory one after the other.
 
-use std::fs::{File, create_dir_all};
+use std::borrow::Cow;
+use std::fs::{self, File, create_dir_all};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,6 +32,9 @@ pub(crate) struct BareArgs {
     /// Bytes in each.
     #[arg(long, default_value = "1KiB")]
     size: ByteCount,
+    /// Make the files of this tree, with what is in them, instead of so many of one size.
+    #[arg(long)]
+    from: Option<PathBuf>,
     /// Threads.
     #[arg(long, default_value_t = 64)]
     threads: usize,
@@ -45,38 +52,85 @@ enum Operation {
 
 /// Does it, and prints files per second.
 pub(crate) fn bare(arguments: &BareArgs) -> Result<ExitCode> {
-    let BareArgs { operation, directory, files, directories, size, threads } = arguments;
-    let contents = vec![b'z'; usize::try_from(size.0).context("too large")?];
-    for number in 0..*directories {
-        create_dir_all(directory.join(number.to_string()))?;
-    }
     let started = Instant::now();
+    let mut tree = Tree::default();
+    match &arguments.from {
+        Some(from) => tree.list(from, Path::new(""))?,
+        None => tree.imagine(arguments),
+    }
+    tree.files.sort_by_key(|(number, _)| *number);
+    for directory in &tree.directories {
+        create_dir_all(arguments.directory.join(directory))?;
+    }
+    let alike = vec![b'z'; usize::try_from(arguments.size.0).context("too large")?];
     let next = AtomicUsize::new(0);
     let work = || -> std::io::Result<()> {
-        while let number = next.fetch_add(1, Ordering::Relaxed)
-            && number < *files
-        {
-            let directory = directory.join((number % directories).to_string());
-            let path = directory.join(format!("f{number}"));
-            match operation {
-                Operation::Create => create(&path, &contents)?,
-                Operation::Replace => {
-                    let hidden = directory.join(format!(".f{number}"));
-                    create(&hidden, &contents)?;
-                    std::fs::rename(hidden, path)?;
-                }
-                Operation::Read => read(&path, contents.len())?,
-            }
+        while let Some((_, file)) = tree.files.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let contents: Cow<'_, [u8]> = match &arguments.from {
+                Some(from) => fs::read(from.join(file))?.into(),
+                None => (&alike).into(),
+            };
+            arguments.operation.run(&arguments.directory.join(file), &contents)?;
         }
         Ok(())
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..*threads).map(|_| scope.spawn(work)).collect();
+        let threads: Vec<_> = (0..arguments.threads).map(|_| scope.spawn(work)).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("the work does not panic"))
     })
-    .with_context(|| format!("failed below {}", directory.display()))?;
-    println!("{:.0} files/s", *files as f64 / started.elapsed().as_secs_f64());
+    .with_context(|| format!("failed below {}", arguments.directory.display()))?;
+    println!("{:.0} files/s", tree.files.len() as f64 / started.elapsed().as_secs_f64());
     Ok(ExitCode::SUCCESS)
+}
+
+/// Paths below the root of what is made.
+#[derive(Debug, Default)]
+struct Tree {
+    directories: Vec<PathBuf>,
+    /// Each with its number in its directory.
+    files: Vec<(usize, PathBuf)>,
+}
+
+impl Tree {
+    /// As many as were asked for.
+    fn imagine(&mut self, arguments: &BareArgs) {
+        self.directories =
+            (0..arguments.directories).map(|number| PathBuf::from(number.to_string())).collect();
+        let file = |number: usize| {
+            let directory = &self.directories[number % arguments.directories];
+            (number / arguments.directories, directory.join(format!("f{number}")))
+        };
+        self.files = (0..arguments.files).map(file).collect();
+    }
+
+    /// What is in `directory` of the tree `root`.
+    fn list(&mut self, root: &Path, directory: &Path) -> std::io::Result<()> {
+        for (number, entry) in fs::read_dir(root.join(directory))?.enumerate() {
+            let entry = entry?;
+            let path = directory.join(entry.file_name());
+            if entry.file_type()?.is_dir() {
+                self.list(root, &path)?;
+                self.directories.push(path);
+            } else {
+                self.files.push((number, path));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Operation {
+    fn run(self, path: &Path, contents: &[u8]) -> std::io::Result<()> {
+        match self {
+            Self::Create => create(path, contents),
+            Self::Replace => {
+                let hidden = path.with_extension("hidden");
+                create(&hidden, contents)?;
+                fs::rename(hidden, path)
+            }
+            Self::Read => read(path, contents.len()),
+        }
+    }
 }
 
 fn create(path: &Path, contents: &[u8]) -> std::io::Result<()> {
@@ -91,4 +145,36 @@ fn read(path: &Path, bytes: usize) -> std::io::Result<()> {
     let mut file = File::open(path)?;
     file.metadata()?;
     file.read_exact(&mut vec![0; bytes])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_of_a_tree_are_made_again_with_what_is_in_them() {
+        let place = tempfile::tempdir().unwrap();
+        let (from, to) = (place.path().join("from"), place.path().join("to"));
+        create_dir_all(from.join("d/e")).unwrap();
+        fs::write(from.join("d/f"), b"one").unwrap();
+        fs::write(from.join("d/e/g"), b"another").unwrap();
+        for operation in [Operation::Create, Operation::Replace] {
+            let directory = to.join(format!("{operation:?}"));
+            let (from, size) = (Some(from.clone()), ByteCount(0));
+            let arguments = BareArgs {
+                operation,
+                directory: directory.clone(),
+                files: 0,
+                directories: 0,
+                size,
+                from,
+                threads: 2,
+            };
+            bare(&arguments).unwrap();
+            let copied: Vec<_> = fs::read_dir(directory.join("d")).unwrap().collect();
+            assert_eq!(copied.len(), 2, "no other name is left");
+            assert_eq!(fs::read(directory.join("d/f")).unwrap(), b"one");
+            assert_eq!(fs::read(directory.join("d/e/g")).unwrap(), b"another");
+        }
+    }
 }
