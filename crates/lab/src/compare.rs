@@ -11,6 +11,7 @@ use clap::Args;
 
 use crate::data::datasets;
 use crate::data::volume::Volume;
+use crate::late::place::Places;
 use crate::measure::again::{Again, Task};
 use crate::measure::calibrate::{self, Calibration, Effort};
 use crate::measure::race::{self, Run, Track, Verdict};
@@ -28,15 +29,20 @@ pub(crate) struct CompareArgs {
     rtt: Vec<RoundTrip>,
     #[command(flatten)]
     link: LinkArgs,
-    /// Data sets: k1, k16, k128, m1, m8, m64, g2, e500k, real.
+    #[command(flatten)]
+    places: Places,
+    /// Data sets: k1, k16, k128, m1, m8, m64, g2, e500k, real; k1s and k16s: 5,000 files in ten directories.
     #[arg(long, value_delimiter = ',', default_value = "k1,k16,g2")]
     data: Vec<String>,
     /// Directory of the data sets.
     #[arg(long, default_value = datasets::DEFAULT_DIRECTORY)]
     dir: PathBuf,
     /// Tools: zmove, zmovessh (over ssh), rsync, rsyncd, fpsync, scp, rclone, tarssh, tarnc, tarmbuffer, syq,
-    /// gridftp, gridftp-direct, xrdcp, davix, rcp, qcp; with arguments for the client as in `zmove:--streams
-    /// 4` or `zmove:--cipher none`. One that is not installed gets a row that says so.
+    /// gridftp, gridftp-direct, xrdcp, davix, rcp, qcp; within the source's host, past the path: zmove-local,
+    /// cp, rsync-local, fpsync-local (16 processes), tar-local, rclone-local, bare-create and bare-replace (64
+    /// threads that do no more than a push must), fio-read and fio-write (the bytes alone, 32 requests of 1 MiB
+    /// at a time); with arguments for the client as in `zmove:--streams 4` or `zmove:--cipher none`. One that is
+    /// not installed gets a row that says so.
     #[arg(long, value_delimiter = ',', default_value = "zmove,rsync,rsyncd,tarssh,tarnc")]
     tools: Vec<Tool>,
     /// Time the same command again, the target being filled already.
@@ -77,7 +83,8 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
         arguments.tools.iter().map(|tool| tool.clone().with_zmove_arguments(&arguments.zmove_args)).collect();
     let zmove = ZmoveProgram::find(arguments.zmove.as_deref(), &arguments.zmove_serve_args)?;
     let installed: Vec<Tool> = tools.iter().filter(|tool| tool.missing().is_none()).cloned().collect();
-    let homes = Homes::prepare(&session, &installed, volume.root(), zmove)?;
+    let homes =
+        Homes::prepare(&session, &installed, &arguments.places.target_root(&session, volume.root())?, zmove)?;
     let mut report = Report::new(header(arguments, &tools, &homes, &volume)?);
     for &round_trip in &arguments.rtt {
         let hosts = Hosts::open(&session, &arguments.link, round_trip)?;
@@ -89,6 +96,7 @@ pub(crate) fn compare(arguments: &CompareArgs) -> Result<ExitCode> {
             hosts: &hosts,
             homes: &homes,
             volume: &volume,
+            places: arguments.places,
             timeout: Duration::from_secs(arguments.timeout),
         };
         for task in &tasks {
@@ -112,15 +120,18 @@ fn header(arguments: &CompareArgs, tools: &[Tool], homes: &Homes, volume: &Volum
     let versions = tools.iter().map(|tool| (tool.label.clone(), tool.version(homes))).collect();
     let before = match arguments.again {
         None => "each data set copied there once untimed",
+        Some(Again::Directories) => "filled with the directories alone before each run",
         Some(Again::Unchanged) => "filled by cp -a, and each tool run over it once untimed",
         Some(Again::Changed) => {
             "filled by cp -a before each run with what the source was before some bytes changed"
         }
     };
+    let idle = if arguments.places.any_is_late() { "with mounts of its own" } else { "on an idle machine" };
     let target = format!(
         "{} image on tmpfs: memory, not a disk, and in no tool's MiB; written once before, {before}; \
-         each run begins on an idle machine",
-        volume.kind()
+         each run begins {idle}; {}",
+        volume.kind(),
+        arguments.places
     );
     Header::collect(&arguments.link, target, versions)
 }

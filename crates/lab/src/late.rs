@@ -11,6 +11,7 @@ mod nodes;
 mod operations;
 mod pace;
 mod passthrough;
+pub(crate) mod place;
 
 use std::ffi::OsString;
 use std::io::Read;

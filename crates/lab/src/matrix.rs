@@ -21,6 +21,7 @@ use self::sites::{Assumptions, Site, Stretch};
 use self::table::{Class, Entry, Matrix};
 use crate::data::datasets;
 use crate::data::volume::Volume;
+use crate::late::place::Places;
 use crate::measure::race::{self, Run, Track};
 use crate::measure::report::Header;
 use crate::network::hosts::{Hosts, LinkArgs};
@@ -127,7 +128,9 @@ pub(crate) fn matrix(arguments: &MatrixArgs) -> Result<ExitCode> {
     for (from, to) in arguments.directions() {
         let hosts = Hosts::of(&network, Pair { from: number(from), to: number(to) })?;
         let timeout = Duration::from_secs(arguments.timeout);
-        let track = Track { session: &session, hosts: &hosts, homes: &homes, volume: &volume, timeout };
+        let places = Places::MEMORY;
+        let track =
+            Track { session: &session, hosts: &hosts, homes: &homes, volume: &volume, places, timeout };
         for class in &matrix.data {
             let cell = Cell { track: &track, from, to, class };
             matrix.runs.extend(cell.race(tools, arguments.runs));

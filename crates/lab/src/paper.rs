@@ -23,6 +23,7 @@ use clap::Args;
 
 use crate::data::volume::Volume;
 use crate::data::{datasets, trees};
+use crate::late::place::Places;
 use crate::measure::calibrate::{self, Effort};
 use crate::measure::race::{self, Run, Track, Verdict};
 use crate::measure::report::Header;
@@ -74,6 +75,8 @@ pub(crate) struct PaperArgs {
     minutes: Option<u64>,
     #[command(flatten)]
     link: LinkArgs,
+    #[command(flatten)]
+    places: Places,
     /// Directory of the data sets.
     #[arg(long, default_value = datasets::DEFAULT_DIRECTORY)]
     dir: PathBuf,
@@ -89,7 +92,11 @@ impl PaperArgs {
             size_max_bytes: self.size_max.0,
             files_max: self.files_max,
             cut_seconds: self.cut,
-            path: self.link.describe(),
+            path: if self.places.any_is_late() {
+                format!("{}; {}", self.link.describe(), self.places)
+            } else {
+                self.link.describe()
+            },
         }
     }
 }
@@ -105,7 +112,8 @@ pub(crate) fn paper(arguments: &PaperArgs) -> Result<ExitCode> {
     sweeps::ensure(&arguments.out, &zmove, &arguments.dir, volume.root())?;
     let tools: Vec<_> = arguments.tools.iter().flat_map(Contender::variants).map(|tool| tool.tool).collect();
     let installed: Vec<_> = tools.iter().filter(|tool| tool.missing().is_none()).cloned().collect();
-    let homes = Homes::prepare(&session, &installed, volume.root(), zmove)?;
+    let target_root = arguments.places.target_root(&session, volume.root())?;
+    let homes = Homes::prepare(&session, &installed, &target_root, zmove)?;
     let versions = tools.iter().map(|tool| (tool.label.clone(), tool.version(&homes))).collect();
     let header = Header::collect(&arguments.link, format!("{} image on tmpfs", volume.kind()), versions)?;
     study.sit_down(Sitting::new(&header)?);
@@ -158,7 +166,8 @@ impl Marathon<'_> {
         }
         let timeout = Duration::from_secs(self.design.cut_seconds);
         let (session, homes, volume) = (self.session, self.homes, self.volume);
-        let track = Track { session, hosts: &hosts, homes, volume, timeout };
+        let places = self.arguments.places;
+        let track = Track { session, hosts: &hosts, homes, volume, places, timeout };
         for block in blocks {
             for contender in self.missing_tools(block, number) {
                 if due.is_some_and(|due| Instant::now() >= due) {

@@ -6,6 +6,7 @@
 mod client;
 mod gridftp;
 mod homes;
+mod local;
 mod programs;
 mod xrootd;
 
@@ -23,6 +24,7 @@ use crate::processes::inside;
 use self::client::Client;
 use self::homes::SSH_PORT;
 pub(crate) use self::homes::{Homes, ZmoveProgram, zmove_binary};
+pub(crate) use self::local::Local;
 
 /// One tool with its arguments.
 #[derive(Clone, Debug)]
@@ -72,10 +74,12 @@ pub(crate) enum Kind {
     Rcp,
     /// qcp: QUIC beside ssh.
     Qcp,
+    /// Within the source's host, without a server.
+    Local(Local),
 }
 
 /// The names of the tools on the command line.
-const NAMES: [(&str, Kind); 18] = [
+const NAMES: [(&str, Kind); 28] = [
     ("zmove", Kind::Zmove),
     ("zmovessh", Kind::ZmoveSsh),
     ("rsync", Kind::Rsync),
@@ -94,6 +98,16 @@ const NAMES: [(&str, Kind); 18] = [
     ("davix", Kind::Davix),
     ("rcp", Kind::Rcp),
     ("qcp", Kind::Qcp),
+    ("zmove-local", Kind::Local(Local::Zmove)),
+    ("cp", Kind::Local(Local::Cp)),
+    ("rsync-local", Kind::Local(Local::Rsync)),
+    ("fpsync-local", Kind::Local(Local::Fpsync)),
+    ("tar-local", Kind::Local(Local::Tar)),
+    ("rclone-local", Kind::Local(Local::Rclone)),
+    ("bare-create", Kind::Local(Local::BareCreate)),
+    ("bare-replace", Kind::Local(Local::BareReplace)),
+    ("fio-read", Kind::Local(Local::FioRead)),
+    ("fio-write", Kind::Local(Local::FioWrite)),
 ];
 
 impl FromStr for Tool {
@@ -128,7 +142,7 @@ pub(crate) struct Stage<'a> {
 impl Tool {
     /// The same tool; zmove gets further arguments, which the label does not show.
     pub(crate) fn with_zmove_arguments(mut self, arguments: &str) -> Self {
-        if matches!(self.kind, Kind::Zmove | Kind::ZmoveSsh) {
+        if matches!(self.kind, Kind::Zmove | Kind::ZmoveSsh | Kind::Local(Local::Zmove)) {
             self.arguments.extend(arguments.split_whitespace().map(str::to_owned));
         }
         self
@@ -142,7 +156,8 @@ impl Tool {
     /// The servers: the target's, which may end the copy, comes first.
     pub(crate) fn servers<'a>(&self, stage: &Stage<'a>) -> Result<Vec<Server<'a>>> {
         let hosts = stage.hosts;
-        let on_target = Server { command: self.server(stage)?, namespace: &hosts.target, port: self.port() };
+        let Some(port) = self.port() else { return Ok(Vec::new()) };
+        let on_target = Server { command: self.server(stage, port)?, namespace: &hosts.target, port };
         let mut servers = vec![on_target];
         if self.kind == Kind::GridFtp {
             let command = gridftp::at_source(stage)?;
@@ -156,7 +171,7 @@ impl Tool {
         Ok(servers)
     }
 
-    fn server(&self, stage: &Stage<'_>) -> Result<Command> {
+    fn server(&self, stage: &Stage<'_>, port: u16) -> Result<Command> {
         let (homes, address) = (stage.homes, &stage.hosts.target_address);
         let on_target =
             |program: &str| inside::command(Some(&stage.hosts.target), Some(stage.target_group), program);
@@ -176,21 +191,21 @@ impl Tool {
                 command
             }
             Kind::TarNetcat => {
-                let port = self.port();
                 let target = stage.target.display();
                 shell(on_target("bash")?, &format!("nc -l {address} {port} | tar xf - -C {target}"))
             }
             Kind::TarMbuffer => {
                 let target = stage.target.display();
-                let line = format!("mbuffer {MBUFFER_FLAGS} -I {} | tar xf - -C {target}", self.port());
+                let line = format!("mbuffer {MBUFFER_FLAGS} -I {} | tar xf - -C {target}", port);
                 shell(on_target("bash")?, &line)
             }
             Kind::GridFtp | Kind::GridFtpDirect => gridftp::on_target(stage)?,
             Kind::Xrdcp | Kind::Davix => xrootd::server(stage)?,
+            Kind::Local(_) => bail!("{} has no server", self.label),
             Kind::Zmove => {
                 let mut command = on_target(&homes.zmove.binary)?;
                 command.env("ZMOVE_HOME", &homes.zmove_target).arg("serve");
-                command.args(["--listen", &format!("{address}:{}", self.port())]);
+                command.args(["--listen", &format!("{address}:{}", port)]);
                 command.args(self.zmove_serve_arguments(&homes.zmove));
                 command
             }
@@ -216,8 +231,9 @@ impl Tool {
         Ok(command)
     }
 
-    fn port(&self) -> u16 {
-        match self.kind {
+    /// Where its server listens; none if it has no server.
+    fn port(&self) -> Option<u16> {
+        let port = match self.kind {
             Kind::Rsync
             | Kind::RsyncSimple
             | Kind::TarSsh
@@ -233,7 +249,9 @@ impl Tool {
             Kind::Xrdcp => xrootd::PORT,
             Kind::Davix => xrootd::HTTP_PORT,
             Kind::Zmove => 7_000,
-        }
+            Kind::Local(_) => return None,
+        };
+        Some(port)
     }
 
     /// Whether the server ends by itself, and the copy with it.
@@ -244,6 +262,11 @@ impl Tool {
     /// What of its copies is compared. WebDAV knows no modes, and the server's directories are for nobody else.
     pub(crate) fn modes(&self) -> Modes {
         if self.kind == Kind::Davix { Modes::Ignored } else { Modes::Compared }
+    }
+
+    /// Whether the target holds afterwards what the source holds.
+    pub(crate) fn copies(&self) -> bool {
+        !matches!(self.kind, Kind::Local(Local::FioRead | Local::FioWrite))
     }
 
     /// What the tool says of its version.
@@ -266,6 +289,7 @@ impl Tool {
             Kind::Davix => programs::version("davix-put", "--version"),
             Kind::Rcp => programs::version("rcp", "--version"),
             Kind::Qcp => programs::version("qcp", "--version"),
+            Kind::Local(local) => local.version(homes),
         }
     }
 }
@@ -322,6 +346,12 @@ mod tests {
         let mut command = Command::new("/opt/lab");
         command.args(["inside", "--namespace", "a", "--", "/opt/bin/zmove", "push", "/run/lab/7/key", "."]);
         assert_eq!(typed(&command, Path::new("/run/lab/7")), "zmove push $LAB/key .");
+    }
+
+    #[test]
+    fn a_copy_within_the_host_has_no_server() {
+        let port = |tool: &str| tool.parse::<Tool>().unwrap().port();
+        assert_eq!((port("cp"), port("zmove-local"), port("fpsync")), (None, None, Some(8_730)));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::data::datasets;
 use crate::data::volume::Volume;
+use crate::late::place::Places;
 use crate::measure::race::{self, Track, Verdict};
 use crate::network::hosts::{Emulator, Hosts, LinkArgs};
 use crate::peers::{Homes, Tool, ZmoveProgram};
@@ -73,8 +74,14 @@ pub(crate) fn verdicts(arguments: &VerdictsArgs) -> Result<ExitCode> {
     let mut all_right = true;
     for fault in &arguments.fault {
         let hosts = Hosts::open(&session, &fault.link(), RoundTrip(ROUND_TRIP))?;
-        let track =
-            Track { session: &session, hosts: &hosts, homes: &homes, volume: &volume, timeout: TIMEOUT };
+        let track = Track {
+            session: &session,
+            hosts: &hosts,
+            homes: &homes,
+            volume: &volume,
+            places: Places::MEMORY,
+            timeout: TIMEOUT,
+        };
         let mut right = 0;
         let mut others = Vec::new();
         for _ in 0..arguments.runs {

@@ -28,6 +28,18 @@ struct Recipe<'a> {
     name: &'a str,
     files: u64,
     file_bytes: u64,
+    files_per_directory: u64,
+}
+
+impl<'a> Recipe<'a> {
+    const fn of(name: &'a str, files: u64, file_bytes: u64) -> Self {
+        Self { name, files, file_bytes, files_per_directory: 1_000 }
+    }
+
+    /// Few files, in ten directories.
+    const fn few(name: &'a str, file_bytes: u64) -> Self {
+        Self { name, files: 5_000, file_bytes, files_per_directory: 500 }
+    }
 }
 
 /// Returns the set `name` below `directory`, made if it is not there.
@@ -38,7 +50,7 @@ pub(crate) fn ensure(name: &str, directory: &Path) -> Result<DataSet> {
 /// Returns a set of `files` files of one size below `directory`, made if it is not there.
 pub(crate) fn ensure_uniform(files: u64, file_bytes: u64, directory: &Path) -> Result<DataSet> {
     let name = format!("uniform-{files}x{file_bytes}");
-    ensure_made(&name, directory, |root| fill(&Recipe { name: &name, files, file_bytes }, root))
+    ensure_made(&name, directory, |root| fill(&Recipe::of(&name, files, file_bytes), root))
 }
 
 fn ensure_made(name: &str, directory: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<DataSet> {
@@ -144,8 +156,8 @@ fn fill(recipe: &Recipe<'_>, root: &Path) -> Result<()> {
     let mut stream = blake3::Hasher::new_derive_key(SEED).update(recipe.name.as_bytes()).finalize_xof();
     let mut block = vec![0; BLOCK_BYTES];
     for index in 0..recipe.files {
-        let directory = root.join(format!("d{:03}", index / FILES_PER_DIRECTORY));
-        if index % FILES_PER_DIRECTORY == 0 {
+        let directory = root.join(format!("d{:03}", index / recipe.files_per_directory));
+        if index % recipe.files_per_directory == 0 {
             fs::create_dir_all(&directory)
                 .with_context(|| format!("failed to create {}", directory.display()))?;
         }
@@ -178,15 +190,17 @@ fn copy_toolchain(root: &Path) -> Result<()> {
     Ok(())
 }
 
-const RECIPES: [Recipe<'_>; 8] = [
-    Recipe { name: "k1", files: 50_000, file_bytes: 1 << 10 },
-    Recipe { name: "k16", files: 20_000, file_bytes: 16 << 10 },
-    Recipe { name: "k128", files: 6_000, file_bytes: 128 << 10 },
-    Recipe { name: "m1", files: 1_000, file_bytes: 1 << 20 },
-    Recipe { name: "m8", files: 8, file_bytes: 8 << 20 },
-    Recipe { name: "m64", files: 32, file_bytes: 64 << 20 },
-    Recipe { name: "g2", files: 1, file_bytes: 2 << 30 },
-    Recipe { name: "e500k", files: 500_000, file_bytes: 16 },
+const RECIPES: [Recipe<'_>; 10] = [
+    Recipe::few("k1s", 1 << 10),
+    Recipe::few("k16s", 16 << 10),
+    Recipe::of("k1", 50_000, 1 << 10),
+    Recipe::of("k16", 20_000, 16 << 10),
+    Recipe::of("k128", 6_000, 128 << 10),
+    Recipe::of("m1", 1_000, 1 << 20),
+    Recipe::of("m8", 8, 8 << 20),
+    Recipe::of("m64", 32, 64 << 20),
+    Recipe::of("g2", 1, 2 << 30),
+    Recipe::of("e500k", 500_000, 16),
 ];
 const REAL: &str = "real";
 const NOT_UTF8: &str = "the data directory is not UTF-8";
@@ -194,7 +208,6 @@ const NOT_UTF8: &str = "the data directory is not UTF-8";
 const GROUP_BYTES: u64 = 4 << 20;
 const CHANGED_BYTES: usize = 1_000;
 const SEED: &str = "zmove-lab data sets, version 1";
-const FILES_PER_DIRECTORY: u64 = 1_000;
 const BLOCK_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
@@ -204,7 +217,7 @@ mod tests {
     #[test]
     fn a_set_is_spread_over_directories_and_the_same_each_time() {
         let place = tempfile::tempdir().unwrap();
-        let recipe = Recipe { name: "test", files: 1_001, file_bytes: 3 };
+        let recipe = Recipe::of("test", 1_001, 3);
         fill(&recipe, &place.path().join("a")).unwrap();
         fill(&recipe, &place.path().join("b")).unwrap();
         let last = "d001/f001000";

@@ -76,6 +76,15 @@ impl Volume {
         Ok(path)
     }
 
+    /// A directory for one run that holds the directories of `source`, and no file.
+    pub(crate) fn directories_of(&self, source: &Path) -> Result<PathBuf> {
+        let path = self.fresh_directory()?;
+        let from = source.display();
+        run::line(&format!("rsync -a --include=*/ --exclude=* {from}/ {}", path.display()))?;
+        self.sync()?;
+        Ok(path)
+    }
+
     /// Waits until everything written is on the image.
     pub(crate) fn sync(&self) -> Result<()> {
         let root = File::open(&self.root).context("failed to open the target's root")?;

@@ -11,6 +11,8 @@ use crate::data::volume::Volume;
 /// What has happened to the source since the target was filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Again {
+    /// The directories are there, and no file. They are made before each run.
+    Directories,
     /// Nothing. The target is filled once, and each tool runs once untimed.
     Unchanged,
     /// Some bytes are others in one of a hundred groups of 4 MiB of large files. The target is filled before each run.
@@ -40,6 +42,7 @@ impl Task {
     pub(crate) fn prepare(&self, volume: &Volume) -> Result<()> {
         match &self.before {
             None => volume.warm(&self.source.root),
+            Some((Again::Directories, set)) => volume.warm(&set.root),
             Some((_, filling)) => volume.filled_directory(&filling.root).map(drop),
         }
     }
@@ -48,6 +51,7 @@ impl Task {
     pub(crate) fn target(&self, volume: &Volume) -> Result<PathBuf> {
         match &self.before {
             None => volume.fresh_directory(),
+            Some((Again::Directories, set)) => volume.directories_of(&set.root),
             Some((Again::Unchanged, _)) => Ok(volume.run_directory()),
             Some((Again::Changed, filling)) => volume.filled_directory(&filling.root),
         }
@@ -75,6 +79,7 @@ mod tests {
         assert!(!task(None).has_untimed_run());
         assert!(task(Some(Again::Unchanged)).has_untimed_run());
         assert!(!task(Some(Again::Changed)).has_untimed_run());
+        assert!(!task(Some(Again::Directories)).has_untimed_run());
         assert_eq!(task(Some(Again::Changed)).source.name, "set.changed");
         assert_eq!(task(Some(Again::Unchanged)).source.name, "set");
     }

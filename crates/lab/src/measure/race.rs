@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::trees;
 use crate::data::volume::Volume;
+use crate::late::place::Places;
 use crate::measure::first_byte::FirstByte;
 use crate::network::hosts::Hosts;
 use crate::peers::{Homes, Stage, Tool};
@@ -112,6 +113,7 @@ pub(crate) struct Track<'a> {
     pub(crate) hosts: &'a Hosts,
     pub(crate) homes: &'a Homes,
     pub(crate) volume: &'a Volume,
+    pub(crate) places: Places,
     pub(crate) timeout: Duration,
 }
 
@@ -180,13 +182,14 @@ pub(crate) fn run(track: &Track<'_>, tool: &Tool, source: &Path) -> Result<Run> 
 pub(crate) fn run_into(track: &Track<'_>, tool: &Tool, source: &Path, target: &Path) -> Result<Run> {
     let source_group = Group::create(track.session.id(), "source")?;
     let target_group = Group::create(track.session.id(), "target")?;
+    let mounted = track.places.mount(track.session, source, track.volume.root(), target)?;
     let stage = Stage {
         hosts: track.hosts,
         homes: track.homes,
         source_group: &source_group,
         target_group: &target_group,
-        source,
-        target,
+        source: &mounted.source,
+        target: &mounted.target,
     };
     let log = |name: &str| track.session.directory().join(name);
     let mut servers = Vec::new();
@@ -195,17 +198,21 @@ pub(crate) fn run_into(track: &Track<'_>, tool: &Tool, source: &Path, target: &P
         servers.push(server::start(server.command, server.namespace, server.port, &log)?);
     }
     let before = (source_group.cpu_time()?, target_group.cpu_time()?);
-    settle()?;
-    let timed = timed(track, tool, &stage, &mut servers[0], &log(CLIENT_LOG));
+    if !track.places.any_is_late() {
+        settle()?;
+    }
+    let timed = timed(track, tool, &stage, servers.first_mut(), &log(CLIENT_LOG));
     source_group.kill();
     target_group.kill();
     for mut server in servers {
         server.wait().context("failed to wait for the server")?;
     }
+    drop(mounted);
     let mut run = timed?;
     run.source.cpu_seconds = (source_group.cpu_time()? - before.0).as_secs_f64();
     run.target.cpu_seconds = (target_group.cpu_time()? - before.1).as_secs_f64();
     if run.verdict == Verdict::Right
+        && tool.copies()
         && let Some(difference) = trees::difference(source, target, tool.modes())?
     {
         run.verdict = Verdict::Wrong(difference);
@@ -213,7 +220,13 @@ pub(crate) fn run_into(track: &Track<'_>, tool: &Tool, source: &Path, target: &P
     Ok(run)
 }
 
-fn timed(track: &Track<'_>, tool: &Tool, stage: &Stage<'_>, server: &mut Child, log: &Path) -> Result<Run> {
+fn timed(
+    track: &Track<'_>,
+    tool: &Tool,
+    stage: &Stage<'_>,
+    server: Option<&mut Child>,
+    log: &Path,
+) -> Result<Run> {
     let output = File::create(log).context("failed to create the client's log")?;
     let mut command = tool.client(stage)?;
     command.stdin(Stdio::null()).stderr(output.try_clone()?).stdout(output);
@@ -225,7 +238,7 @@ fn timed(track: &Track<'_>, tool: &Tool, stage: &Stage<'_>, server: &mut Child, 
         let first = scope.spawn(move || watch.wait(&stopped_watching));
         let carried_before = track.hosts.carried_bytes()?;
         let start = Instant::now();
-        let status = copy(track, &mut command, stage, tool.server_ends().then_some(server))?;
+        let status = copy(track, &mut command, stage, server.filter(|_| tool.server_ends()))?;
         track.volume.sync()?;
         let seconds = start.elapsed().as_secs_f64();
         let wire_bytes = track.hosts.carried_bytes()? - carried_before;

@@ -12,7 +12,7 @@ use crate::measure::calibrate::{self, Calibration};
 use crate::measure::figures::{self, median, shown, spread};
 use crate::measure::race::{Run, Verdict};
 use crate::network::hosts::LinkArgs;
-use crate::peers::{Kind, Tool};
+use crate::peers::{Kind, Local, Tool};
 use crate::units::RoundTrip;
 
 /// A whole comparison.
@@ -299,8 +299,12 @@ fn block(entries: &[&Entry], payload_bits_per_second: Option<f64>) -> Vec<Cell> 
         |tool: &str| -> Vec<&Entry> { entries.iter().copied().filter(|entry| entry.tool == tool).collect() };
     let mut cells: Vec<Cell> =
         tools.iter().map(|tool| Cell::new(&of_tool(tool), payload_bits_per_second)).collect();
-    let reference = |kind| cells.iter().find(|cell| cell.kind == kind).and_then(|cell| cell.seconds);
-    let (rsync, zmove) = (reference(Kind::Rsync), reference(Kind::Zmove));
+    let reference = |kinds: [Kind; 2]| {
+        let cell = cells.iter().find(|cell| kinds.contains(&cell.kind));
+        cell.and_then(|cell| cell.seconds)
+    };
+    let rsync = reference([Kind::Rsync, Kind::Local(Local::Rsync)]);
+    let zmove = reference([Kind::Zmove, Kind::Local(Local::Zmove)]);
     for cell in &mut cells {
         cell.times_rsync = ratio(cell.seconds, rsync);
         cell.times_zmove = ratio(cell.seconds, zmove);

@@ -11,15 +11,15 @@ use crate::processes::inside;
 
 /// What all of them are made of.
 pub(super) struct Client<'a> {
-    tool: &'a Tool,
+    pub(super) tool: &'a Tool,
     stage: &'a Stage<'a>,
-    homes: &'a Homes,
+    pub(super) homes: &'a Homes,
     /// Of the target's host.
     address: &'a str,
     port: u16,
     /// Both end with a slash.
-    source: String,
-    target: String,
+    pub(super) source: String,
+    pub(super) target: String,
 }
 
 impl<'a> Client<'a> {
@@ -29,7 +29,8 @@ impl<'a> Client<'a> {
             stage,
             homes: stage.homes,
             address: &stage.hosts.target_address,
-            port: tool.port(),
+            // one without a server asks for none
+            port: tool.port().unwrap_or_default(),
             source: format!("{}/", stage.source.display()),
             target: format!("{}/", stage.target.display()),
         }
@@ -62,6 +63,7 @@ impl<'a> Client<'a> {
             Kind::Davix => self.davix(),
             Kind::Rcp => self.rcp(),
             Kind::Qcp => self.qcp(),
+            Kind::Local(local) => local.command(self),
             Kind::Zmove => {
                 let target = format!("{address}:{port}:{}", self.stage.target.display());
                 self.zmove(&["--accept-new"], target)
@@ -74,16 +76,16 @@ impl<'a> Client<'a> {
         }
     }
 
-    fn on_source(&self, program: &str) -> Result<Command> {
+    pub(super) fn on_source(&self, program: &str) -> Result<Command> {
         inside::command(Some(&self.stage.hosts.source), Some(self.stage.source_group), program)
     }
 
     /// The tool's own arguments, for a shell.
-    fn further(&self) -> String {
+    pub(super) fn further(&self) -> String {
         self.tool.arguments.join(" ")
     }
 
-    fn shell(&self, line: &str) -> Result<Command> {
+    pub(super) fn shell(&self, line: &str) -> Result<Command> {
         Ok(shell(self.on_source("bash")?, line))
     }
 
@@ -200,7 +202,7 @@ const RCP_FLAGS: &str = "--preserve-settings=all --overwrite --max-files-in-flig
 /// Trees with their modes; files at a time; 10 Gbit/s in bytes, whatever the path carries, and its largest datagrams.
 const QCP_FLAGS: &str = "-r -p -q --parallel 16 --tx 1250M --max-mtu 8972";
 /// Eight at a time; of the options of rsync its own, without the list of files, and whole files.
-const FPSYNC_FLAGS: [&str; 8] =
+pub(super) const FPSYNC_FLAGS: [&str; 8] =
     ["-n", "8", "-f", "1000", "-s", "64M", "-o", "-lptgoD --numeric-ids --whole-file"];
 /// Sixteen connections at once were its fastest here; without a tuning cache each run stands for itself.
 const SYQ_FLAGS: [&str; 4] =

@@ -46,7 +46,7 @@ impl Homes {
             zmove_target: session.subdirectory("zmove-target")?,
         };
         let uses = |kind| tools.iter().any(|tool| tool.kind == kind);
-        if tools.iter().any(|tool| tool.port() == SSH_PORT) {
+        if tools.iter().any(|tool| tool.port() == Some(SSH_PORT)) {
             homes.prepare_ssh()?;
         }
         if uses(Kind::RsyncDaemon) || uses(Kind::Fpsync) {

@@ -45,6 +45,7 @@ fn needed(kind: Kind) -> &'static [&'static str] {
         Kind::Davix => &["davix-put", "xrootd"],
         Kind::Rcp => &["rcp", "rcpd", "ssh", "sshd"],
         Kind::Qcp => &["qcp", "ssh", "sshd"],
+        Kind::Local(local) => local.needed(),
     }
 }
 
