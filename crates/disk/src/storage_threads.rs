@@ -406,8 +406,12 @@ impl Place {
 fn awake() -> Option<Duration> {
     let mut text = [0; 64];
     let bytes = File::open("/proc/thread-self/schedstat").ok()?.read(&mut text).ok()?;
-    let mut numbers = std::str::from_utf8(&text[..bytes]).ok()?.split_ascii_whitespace();
-    // nanoseconds on a core, then those in which it waited for one
+    awake_by(std::str::from_utf8(&text[..bytes]).ok()?)
+}
+
+/// The same by what `schedstat` says: nanoseconds on a core, then those in which the thread waited for one.
+fn awake_by(schedstat: &str) -> Option<Duration> {
+    let mut numbers = schedstat.split_ascii_whitespace();
     let mut next = || numbers.next()?.parse::<u64>().ok();
     Some(Duration::from_nanos(next()? + next()?))
 }
@@ -468,6 +472,47 @@ mod tests {
         });
         drop(all);
         assert!(threads.lock().waiting.is_empty());
+    }
+
+    #[test]
+    fn who_waits_first_works_first() {
+        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        let mut all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &stopping)).collect();
+        assert!(all.iter().all(|turn| !turn.is_over()));
+        let order = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            for number in 0..4 {
+                let (threads, stopping, order) = (&threads, &stopping, &order);
+                scope.spawn(move || {
+                    let turn = threads.turn(Task::Look, stopping);
+                    assert!(!turn.is_over());
+                    order.lock().unwrap().push(number);
+                });
+                while threads.lock().waiting.len() <= number {
+                    thread::yield_now();
+                }
+            }
+            // One place, which each gives to the next.
+            all.pop();
+        });
+        assert_eq!(order.into_inner().unwrap(), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_thread_that_does_not_come_back_leaves_its_place_to_others() {
+        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        let all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &stopping)).collect();
+        assert!(all.iter().all(|turn| !turn.is_over()));
+        assert!(!threads.lock().has_room(Task::Look, threads.places));
+        if let Some((_, asked)) = threads.lock().at_work.values_mut().next() {
+            *asked -= LEASE;
+        }
+        assert!(threads.lock().has_room(Task::Look, threads.places));
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_a_core_is_awake() {
+        assert_eq!(awake_by("5 7 3\n"), Some(Duration::from_nanos(12)));
     }
 
     /// Storage that answers late, without a core being used.

@@ -423,6 +423,17 @@ mod tests {
     }
 
     #[test]
+    fn large_files_find_most_descriptors_when_many_directories_are_staged() {
+        let limits = Limits { files_per_identity: 8 * DESCRIPTORS_PER_FILE, ..Limits::default() };
+        let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
+        let staged: Vec<_> = std::iter::from_fn(|| quota.hold_spare_staging()).collect();
+        let files: Vec<_> = std::iter::from_fn(|| quota.hold_file().ok()).collect();
+        assert!(!staged.is_empty() && files.len() >= 5, "{} {}", staged.len(), files.len());
+        drop(files);
+        assert!(quota.hold_staging().is_some(), "a directory that has to be staged is");
+    }
+
+    #[test]
     fn other_limits_hold_from_the_next_transfer_on() {
         let (quotas, key) = (Quotas::default(), Fingerprint([1; 32]));
         let limits = |bytes| Limits { memory_per_identity: ByteCount(bytes), ..Limits::default() };

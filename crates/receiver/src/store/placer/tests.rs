@@ -472,6 +472,18 @@ fn a_directory_takes_the_place_of_a_file_also_when_no_more_can_be_staged() {
 }
 
 #[test]
+fn a_new_directory_is_not_staged_when_large_files_need_the_descriptors() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
+    let _held: Vec<_> = std::iter::from_fn(|| transfer.quota.hold_spare_staging()).collect();
+    let batch = begin(&mut placer, files("d", "f", 8));
+    assert_eq!(names(home.path()), ["d"]);
+    publish_all(&transfer);
+    assert_eq!((batch.faults(), names(&home.path().join("d")).len()), (Vec::new(), 8));
+}
+
+#[test]
 fn directories_beyond_those_that_are_remembered_are_swept_too() {
     let home = tempfile::tempdir().unwrap();
     let publisher = transfer(home.path()).publisher;
