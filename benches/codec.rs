@@ -62,7 +62,7 @@ fn batch() -> Batch {
         BatchEntry::File(FileEntry { name: name(number), metadata: metadata(), bytes: FILE_BYTES, root })
     });
     let groups = vec![DirectoryGroup { directory: directory(), entries: entries.collect() }];
-    Batch { groups, ..Batch::default() }
+    Batch { groups }
 }
 
 fn offer() -> Offer {
@@ -71,13 +71,14 @@ fn offer() -> Offer {
         bytes: u64::from(FILE_BYTES),
         metadata: metadata(),
         source: None,
+        xattrs: None,
     };
     let group = OfferedGroup { directory: directory(), files: (0..FILES).map(file).collect() };
     Offer { offer: 5, groups: vec![group] }
 }
 
 fn metadata() -> Metadata {
-    Metadata { mode: 0o644, mtime: Timestamp { seconds: 1_790_000_000, nanos: 123_456_789 } }
+    Metadata::new(0o644, Timestamp { seconds: 1_790_000_000, nanos: 123_456_789 })
 }
 
 fn directory() -> RelPath {

@@ -18,7 +18,7 @@ use zmove_types::{Metadata, Name, Timestamp};
 
 const FILES: u32 = 2_000;
 const CONTENTS: [u8; 1024] = [7; 1024];
-const METADATA: Metadata = Metadata { mode: 0o644, mtime: Timestamp { seconds: 1_700_000_000, nanos: 5 } };
+const METADATA: Metadata = Metadata::new(0o644, Timestamp { seconds: 1_700_000_000, nanos: 5 });
 
 fn commits(criterion: &mut Criterion) {
     let place = std::env::var_os("ZMOVE_BENCH_DIR").map_or_else(std::env::temp_dir, Into::into);

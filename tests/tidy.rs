@@ -24,7 +24,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("sweep", &["disk", "types"]),
     ("wire", &["types"]),
     ("disk", &["types", "uring"]),
-    ("scan", &["disk", "types"]),
+    ("scan", &["chunk", "disk", "types"]),
     ("chunk", &["types"]),
     ("sockopt", &[]),
     ("drawing", &["types"]),

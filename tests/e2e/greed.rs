@@ -181,7 +181,7 @@ impl Transfer {
     }
 
     fn send_batch(&mut self, group: DirectoryGroup) {
-        let head = Batch { groups: vec![group], ..Batch::default() }.encode();
+        let head = Batch { groups: vec![group] }.encode();
         let header = FrameHeader { kind: FrameKind::Batch, item: self.next_item(), ..FrameHeader::default() };
         let content = *blake3::hash(&head).as_bytes();
         self.send(header, head, &content, &[]);
@@ -196,7 +196,6 @@ impl Transfer {
             bytes,
             ctime: Timestamp::default(),
             inode: file,
-            extensions: zmove_wire::Extensions::default(),
         };
         let head = head.encode();
         let content = *blake3::hash(&head).as_bytes();
@@ -441,8 +440,9 @@ fn offer_of(file: &str, offer: u64) -> ToReceiver {
     let file = OfferedFile {
         name: name(file),
         bytes: SPARSE_BYTES,
-        metadata: zmove_types::Metadata { mode: 0o644, mtime: Timestamp { seconds: 1, nanos: 0 } },
+        metadata: zmove_types::Metadata::new(0o644, Timestamp { seconds: 1, nanos: 0 }),
         source: Some(mark),
+        xattrs: None,
     };
     let groups = vec![OfferedGroup { directory: path(""), files: vec![file] }];
     ToReceiver::Offer(Offer { offer, groups })

@@ -68,7 +68,7 @@ impl Intruder {
         };
         let receiving = tokio::spawn(run_session(session, tokio::time::sleep(PATIENCE_AT_MOST)));
         reader.greeting().await.unwrap();
-        writer.send(&encode_message(&ToReceiver::Open(self.open))).await.unwrap();
+        writer.send(&encode_message(&self.open.into_message(Version::NEWEST))).await.unwrap();
         let mut inbox = reader.into_inbox(decode_message::<ToSender>, 64);
         let (mut answers, mut items) = (Vec::new(), 0);
         let clock = Arc::new(StageClock::default());
@@ -151,14 +151,14 @@ pub(crate) fn name(text: &str) -> Name {
 }
 
 pub(crate) fn metadata(mode: u32) -> Metadata {
-    Metadata { mode, mtime: Timestamp { seconds: 9, nanos: 0 } }
+    Metadata::new(mode, Timestamp { seconds: 9, nanos: 0 })
 }
 
 /// Entries of one directory as a batch, with that item number. Each file holds `x`.
 pub(crate) fn batch(item: u64, directory: &str, entries: Vec<BatchEntry>) -> Deed {
     let files = entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
     let groups = vec![DirectoryGroup { directory: path(directory), entries }];
-    let batch = Batch { groups, ..Batch::default() };
+    let batch = Batch { groups };
     raw_batch(item, batch.encode(), &vec![b'x'; files])
 }
 

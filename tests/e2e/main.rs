@@ -45,6 +45,7 @@ mod limit;
 mod limits;
 mod manifest;
 mod many_lanes;
+mod metadata;
 mod more_lanes;
 mod output;
 mod overwrite;

@@ -6,7 +6,7 @@
 use std::io::{self, Read};
 
 use blake3::hazmat::{HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
-use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Root};
+use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Root, Xattr};
 
 /// Hashes one group of a file with several, slice by slice while the bytes are in cache.
 #[derive(Debug)]
@@ -51,6 +51,19 @@ impl FileHasher {
     pub fn finish(self) -> Root {
         Root(self.0.finalize().into())
     }
+}
+
+/// By what two files are compared that have extended attributes: the hash of all of them, in the ascending order of
+/// their names.
+#[must_use]
+pub fn xattr_digest(xattrs: &[Xattr]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    for Xattr { name, value } in xattrs {
+        for part in [name, value] {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+        }
+    }
+    hasher.finalize().into()
 }
 
 /// Binds what a frame says of itself to the hash of what it carries, so that neither can change without the other.

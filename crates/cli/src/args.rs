@@ -8,6 +8,7 @@ mod allow;
 mod dial;
 mod doctor;
 mod journal;
+mod keeping;
 mod probe;
 mod push;
 pub(crate) mod selection;
@@ -22,6 +23,7 @@ pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
 pub(crate) use dial::{DialArgs, TransportArg};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use journal::{JournalCleanArgs, JournalCommand};
+pub(crate) use keeping::{KeepingArgs, KindArg};
 pub(crate) use probe::ProbeArgs;
 pub(crate) use push::{CipherArg, DeltaArg, DurabilityArg, PushArgs};
 pub(crate) use serve::{ConfineArg, ListenArg, LogFormat, MetricsListen, ServeArgs};
@@ -59,7 +61,8 @@ The sender's fingerprint is what 'zmove key show' prints there.
 
 Exit codes: 0 all done and flushed; 1 usage; 2 other protocol version; 3 target refused; 4 'doctor'
 found something bad; 5 not authenticated; 10 no connection; 11 file error; 12 connection lost or protocol broken;
-20 interrupted; 23 some files failed (each is named), or --delete kept some as the source changed;
+20 interrupted; 23 some files failed (each is named), --delete kept some as the source changed, or
+--strict-metadata and something was not kept;
 25 --max-delete kept some.
 ZMOVE_HOME is where keys, known paths and journals are kept (default ~/.config/zmove; for a daemon
 run as root /etc/zmove).";
@@ -67,7 +70,7 @@ run as root /etc/zmove).";
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Send files and directories to a receiver or a local directory
-    Push(PushArgs),
+    Push(Box<PushArgs>),
     /// Receive: listen for senders, in the foreground
     Serve(ServeArgs),
     /// Receive one push; 'push --ssh' starts this over ssh

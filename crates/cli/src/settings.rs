@@ -1,6 +1,7 @@
 //! What will run: where keys are, how storage and other hosts are reached, and the process's own limits.
 
 mod dial;
+mod keeping;
 mod probe;
 mod push;
 

@@ -6,11 +6,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
-use zmove_types::{FileNumber, Metadata, Name, Timestamp};
+use zmove_types::{FileNumber, Ids, Metadata, Name, Timestamp};
 
 pub(crate) mod own;
+pub(crate) mod whole;
+pub(crate) mod xattrs;
 
 use own::open_own;
+use whole::{Miss, Wanted};
+use xattrs::Descriptor;
 
 /// What must not differ between the first look at a source file and the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +29,8 @@ pub struct FileIdentity {
     pub inode: u64,
     /// Permission bits.
     pub mode: u32,
+    /// Owner and group.
+    pub ids: Ids,
     /// Whether it is a regular file.
     pub regular: bool,
 }
@@ -49,7 +55,7 @@ impl FileIdentity {
     /// Mode and time to be carried over.
     #[must_use]
     pub fn metadata(&self) -> Metadata {
-        Metadata { mode: self.mode, mtime: self.mtime }
+        Metadata::new(self.mode, self.mtime)
     }
 
     fn from_stat(stat: &Stat) -> Self {
@@ -59,6 +65,7 @@ impl FileIdentity {
             ctime: timestamp(stat.st_ctime, stat.st_ctime_nsec),
             inode: stat.st_ino,
             mode: stat.st_mode & 0o7777,
+            ids: Ids { user: stat.st_uid, group: stat.st_gid },
             regular: FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
         }
     }
@@ -94,18 +101,19 @@ const fn of_stat(stat: &Stat) -> FileNumber {
     FileNumber { device: stat.st_dev, inode: stat.st_ino }
 }
 
-/// Sets the mode of a regular file, and its time where one is given, if it still is what it was `judged` to
-/// be. Anything else is not even opened: a device may do something then, and nobody but its owner says who
-/// may use it. A change of the same length between the last look and the time cannot be noticed.
+/// Sets the metadata of a regular file if it still is what it was `judged` to be; returns what it did not get.
+/// Anything else is not even opened: a device may do something then, and nobody but its owner says who may use
+/// it. A change of the same length between the last look and the time cannot be noticed.
 ///
 /// # Errors
-/// What the system says, `EINVAL` for what is no regular file, `EBUSY` for one that has changed.
+/// What the system says, `EINVAL` for what is no regular file, `EBUSY` for one that has changed, or that has
+/// other names and is to get another owner.
 pub fn retouch(
     directory: BorrowedFd<'_>,
     name: &Name,
     judged: &FileIdentity,
-    (mode, mtime): (u32, Option<Timestamp>),
-) -> io::Result<()> {
+    wanted: &Wanted<'_>,
+) -> io::Result<Vec<Miss>> {
     let there = FileIdentity::at(directory, name)?;
     if !there.regular {
         return Err(Errno::INVAL.into());
@@ -117,16 +125,15 @@ pub fn retouch(
     if there != *judged || !is_it {
         return Err(Errno::BUSY.into());
     }
-    if mode != judged.mode {
-        rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
+    // a local user may have given this name to a file of somebody else
+    if wanted.gives_away(there.ids) && rustix::fs::fstat(&file)?.st_nlink > 1 {
+        return Err(Errno::BUSY.into());
     }
-    if let Some(mtime) = mtime {
-        set_file_mtime(file.as_fd(), mtime)?;
-        if FileIdentity::of(&file)?.bytes != judged.bytes {
-            return Err(Errno::BUSY.into());
-        }
+    let misses = wanted.set(Descriptor::Open(file.as_fd()))?;
+    if wanted.mtime.is_some() && FileIdentity::of(&file)?.bytes != judged.bytes {
+        return Err(Errno::BUSY.into());
     }
-    Ok(())
+    Ok(misses)
 }
 
 /// Sets mode and time of an open file or directory.
@@ -169,6 +176,10 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
+    fn wanted(mode: u32, mtime: Option<Timestamp>) -> Wanted<'static> {
+        Wanted { mode, mtime, ..Wanted::default() }
+    }
+
     #[test]
     fn nothing_but_a_regular_file_is_retouched() {
         let home = tempfile::tempdir().unwrap();
@@ -183,16 +194,31 @@ mod tests {
         let device = node("device", FileType::CharacterDevice).is_ok();
         let mode = |name: &str| home.path().join(name).symlink_metadata().unwrap().mode();
         let names = ["directory", "link", "fifo", "socket", "device"];
-        let metadata = Metadata { mode: 0o777, mtime: Timestamp { seconds: 3, nanos: 4 } };
+        let metadata = Metadata::new(0o777, Timestamp { seconds: 3, nanos: 4 });
         for name in names.into_iter().filter(|name| device || *name != "device") {
             let before = mode(name);
             let there = Name::from_bytes(name.as_bytes()).unwrap();
             let judged = FileIdentity::at(&fd, &there).unwrap();
-            let wanted = (metadata.mode, Some(metadata.mtime));
-            assert!(retouch(fd.as_fd(), &there, &judged, wanted).is_err(), "{name}");
+            let wanted = wanted(metadata.mode, Some(metadata.mtime));
+            assert!(retouch(fd.as_fd(), &there, &judged, &wanted).is_err(), "{name}");
             assert_eq!(mode(name), before, "{name}");
         }
         assert_ne!(home.path().join("precious").metadata().unwrap().mtime(), 3);
+    }
+
+    #[test]
+    fn a_file_with_other_names_gets_no_other_owner() {
+        let home = tempfile::tempdir().unwrap();
+        let fd = File::open(home.path()).unwrap();
+        let name = Name::from_bytes(b"x").unwrap();
+        std::fs::write(home.path().join("precious"), "x").unwrap();
+        std::fs::hard_link(home.path().join("precious"), home.path().join("x")).unwrap();
+        let judged = FileIdentity::at(&fd, &name).unwrap();
+        let given = Wanted { owner: Some(judged.ids.user + 1), may_own: true, ..wanted(0o600, None) };
+        let error = retouch(fd.as_fd(), &name, &judged, &given).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::BUSY));
+        assert_eq!(FileIdentity::at(&fd, &name).unwrap(), judged);
+        retouch(fd.as_fd(), &name, &judged, &Wanted { owner: Some(judged.ids.user), ..given }).unwrap();
     }
 
     /// What another program writes must not look as old as what was compared.
@@ -206,9 +232,9 @@ mod tests {
         std::fs::write(&path, "judged").unwrap();
         set_file_mtime(File::open(&path).unwrap().as_fd(), of_second(3)).unwrap();
         let judged = FileIdentity::at(&fd, &name).unwrap();
-        retouch(fd.as_fd(), &name, &judged, (0o604, None)).unwrap();
+        retouch(fd.as_fd(), &name, &judged, &wanted(0o604, None)).unwrap();
         let judged = FileIdentity::at(&fd, &name).unwrap();
-        assert_eq!(judged.metadata(), Metadata { mode: 0o604, mtime: of_second(3) });
+        assert_eq!(judged.metadata(), Metadata::new(0o604, of_second(3)));
         let write = |text: &str| std::fs::write(&path, text).unwrap();
         let replace = || {
             std::fs::write(home.path().join("y"), "judged").unwrap();
@@ -217,7 +243,8 @@ mod tests {
         let changes: [&dyn Fn(); 3] = [&|| write("twice!"), &|| write("longer than that"), &replace];
         for change in changes {
             change();
-            let changed = retouch(fd.as_fd(), &name, &judged, (0o640, Some(of_second(7)))).unwrap_err();
+            let changed =
+                retouch(fd.as_fd(), &name, &judged, &wanted(0o640, Some(of_second(7)))).unwrap_err();
             assert_eq!(Errno::from_io_error(&changed), Some(Errno::BUSY));
             assert_ne!(path.metadata().unwrap().mtime(), 7);
         }
@@ -231,9 +258,9 @@ mod tests {
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o000)).unwrap();
         let fd = File::open(home.path()).unwrap();
         let name = Name::from_bytes(b"x").unwrap();
-        let metadata = Metadata { mode: 0o440, mtime: Timestamp { seconds: 3, nanos: 4 } };
+        let metadata = Metadata::new(0o440, Timestamp { seconds: 3, nanos: 4 });
         let judged = FileIdentity::at(&fd, &name).unwrap();
-        retouch(fd.as_fd(), &name, &judged, (metadata.mode, Some(metadata.mtime))).unwrap();
+        retouch(fd.as_fd(), &name, &judged, &wanted(metadata.mode, Some(metadata.mtime))).unwrap();
         let identity = FileIdentity::at(&fd, &name).unwrap();
         assert_eq!(identity.metadata(), metadata);
     }

@@ -30,7 +30,9 @@ mod tree;
 
 pub use abandoned::remove_abandoned;
 pub use advice::replace_file;
-pub use entry::own::open_own;
+pub use entry::own::{hold_new, open_own};
+pub use entry::whole::{Miss, Wanted};
+pub use entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, Named, mode_without_acl};
 pub use entry::{
     FileIdentity, is_same_file, number_at, number_of, retouch, set_metadata, set_new_file_metadata,
 };

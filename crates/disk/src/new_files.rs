@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use zmove_types::Metadata;
 
+use crate::entry::xattrs::gives_acl;
 use crate::entry::{set_file_mtime, set_new_file_metadata};
 use crate::hidden::Parent;
 
@@ -16,6 +17,8 @@ use crate::hidden::Parent;
 #[derive(Debug)]
 pub struct NewFiles {
     parent: OnceLock<Parent>,
+    /// Whether each of them gets an access control list from the directory.
+    gives_acl: OnceLock<bool>,
     /// A mode that files get exactly as it is asked for when they are created here, if one is known.
     exact_mode: AtomicU32,
 }
@@ -25,7 +28,7 @@ const NO_MODE: u32 = u32::MAX;
 
 impl Default for NewFiles {
     fn default() -> Self {
-        Self { parent: OnceLock::new(), exact_mode: AtomicU32::new(NO_MODE) }
+        Self { parent: OnceLock::new(), gives_acl: OnceLock::new(), exact_mode: AtomicU32::new(NO_MODE) }
     }
 }
 
@@ -43,6 +46,12 @@ impl NewFiles {
             self.exact_mode.store(metadata.mode, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Whether what is made in the directory gets an access control list from it.
+    #[must_use]
+    pub fn gives_acl(&self, directory: BorrowedFd<'_>) -> bool {
+        *self.gives_acl.get_or_init(|| gives_acl(directory))
     }
 
     /// The directory as hidden names tell it.

@@ -45,7 +45,8 @@ pub(crate) fn publish_by_link(directory: &OwnedFd, hidden: &Name, name: &Name) -
 }
 
 /// Makes a symbolic link, or leaves the one that is there when it points to the same; sets its time. What has
-/// the name stays as it is where nothing is to be replaced.
+/// the name stays as it is where nothing is to be replaced, and it is returned whether the name is that of a
+/// link that has been made or found.
 ///
 /// # Errors
 /// What the system says; `EISDIR` when a directory has that name.
@@ -54,15 +55,16 @@ pub fn place_symlink(
     name: &Name,
     (target, mtime): (&[u8], Timestamp),
     replace: Replace,
-) -> io::Result<()> {
+) -> io::Result<bool> {
     match rustix::fs::symlinkat(target, directory, name.as_os_str()) {
         Ok(()) => {}
-        Err(Errno::EXIST) if replace == Replace::Nothing => return Ok(()),
+        Err(Errno::EXIST) if replace == Replace::Nothing => return Ok(false),
         Err(Errno::EXIST) => replace_with_symlink(directory, name, target)?,
         Err(error) => return Err(error.into()),
     }
     let times = only_mtime(mtime);
-    Ok(rustix::fs::utimensat(directory, name.as_os_str(), &times, AtFlags::SYMLINK_NOFOLLOW)?)
+    rustix::fs::utimensat(directory, name.as_os_str(), &times, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(true)
 }
 
 fn replace_with_symlink(directory: BorrowedFd<'_>, name: &Name, target: &[u8]) -> rustix::io::Result<()> {

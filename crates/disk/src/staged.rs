@@ -319,7 +319,7 @@ mod tests {
         let staged = create(&fd);
         staged.file().write_all(b"new").unwrap();
         let mtime = Timestamp { seconds: -7, nanos: 123_456_789 };
-        set_new_file_metadata(staged.file(), &Metadata { mode: 0o641, mtime }).unwrap();
+        set_new_file_metadata(staged.file(), &Metadata::new(0o641, mtime)).unwrap();
         assert_eq!(std::fs::read(&target).unwrap(), b"old");
         staged.commit(&name("x"), Replace::Existing).unwrap();
         let stat = target.metadata().unwrap();

@@ -381,7 +381,7 @@ mod tests {
         for (number, mode) in modes.into_iter().enumerate() {
             let file = staging.create(&name(&number.to_string()), mode).unwrap();
             let mtime = Timestamp { seconds: 7, nanos: 8 };
-            staging.new_files().set_metadata(&file, &Metadata { mode, mtime }).unwrap();
+            staging.new_files().set_metadata(&file, &Metadata::new(mode, mtime)).unwrap();
         }
         staging.publish(Replace::Existing).unwrap();
         for (number, mode) in modes.into_iter().enumerate() {

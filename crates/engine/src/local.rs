@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use zmove_disk::{Direct, FileIo, Threads};
-use zmove_receiver::{ReceiverConfig, Session, Turns, WriteAccess, run_session};
+use zmove_receiver::{Owning, ReceiverConfig, Session, Turns, WriteAccess, run_session};
 use zmove_sender::{Link, Push, Run, SessionError, Summary};
 use zmove_transport::{memory_control, memory_lane};
-use zmove_types::Observer;
+use zmove_types::{Accounts, NoAccounts, Observer};
 use zmove_wire::{Cipher, Version};
 
 use crate::error::LocalError;
@@ -28,11 +28,18 @@ pub struct LocalReceiver {
     pub direct: Direct,
     /// The directory for the journals of what is unfinished. Default: none, and a push that broke off begins anew.
     pub journals: Option<PathBuf>,
+    /// What names of users and groups mean. Default: nothing, so that numbers count.
+    pub accounts: Arc<dyn Accounts>,
 }
 
 impl Default for LocalReceiver {
     fn default() -> Self {
-        Self { file_io: Arc::new(Threads), direct: Direct::default(), journals: None }
+        Self {
+            file_io: Arc::new(Threads),
+            direct: Direct::default(),
+            journals: None,
+            accounts: Arc::new(NoAccounts),
+        }
     }
 }
 
@@ -63,7 +70,9 @@ pub async fn push_locally(
     drop((sinks_in, sources_in));
     let receiving = tokio::spawn(async move {
         let version = far_reader.greeting().await?.agree()?;
-        let LocalReceiver { file_io, direct, journals } = receiver;
+        let LocalReceiver { file_io, direct, journals, accounts } = receiver;
+        // who pushes here may do what they may do
+        let owning = Owning::Allowed;
         let session = Session {
             transfer,
             version,
@@ -72,7 +81,14 @@ pub async fn push_locally(
             owner: String::new(),
             access: WriteAccess::Anywhere,
             turns: Turns::default(),
-            config: ReceiverConfig { file_io, direct, journals, ..ReceiverConfig::default() },
+            config: ReceiverConfig {
+                file_io,
+                direct,
+                journals,
+                accounts,
+                owning,
+                ..ReceiverConfig::default()
+            },
         };
         run_session(session, pending()).await
     });

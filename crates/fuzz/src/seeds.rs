@@ -2,7 +2,11 @@
 
 mod messages;
 
-use zmove_types::{FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Timestamp, TransferId};
+use std::sync::Arc;
+
+use zmove_types::{
+    Account, Extra, FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Timestamp, TransferId, Xattr,
+};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FileEntry, FileHead, FrameHeader, FrameKind,
     Greeting, Role,
@@ -47,7 +51,7 @@ fn path(text: &str) -> RelPath {
 }
 
 fn metadata() -> Metadata {
-    Metadata { mode: 0o644, mtime: Timestamp { seconds: 1_700_000_000, nanos: 5 } }
+    Metadata::new(0o644, Timestamp { seconds: 1_700_000_000, nanos: 5 })
 }
 
 /// A batch with an entry of each kind; its one file has three bytes.
@@ -61,7 +65,7 @@ fn sample_batch() -> Batch {
         BatchEntry::File(file),
         BatchEntry::Retouch(name("r"), metadata()),
     ];
-    Batch { groups: vec![DirectoryGroup { directory: path("run/7"), entries }], ..Batch::default() }
+    Batch { groups: vec![DirectoryGroup { directory: path("run/7"), entries }] }
 }
 
 /// What `abc` hashes to.
@@ -71,8 +75,7 @@ const SAMPLE_DATA: &[u8; 3] = b"abc";
 
 fn sample_file() -> FileHead {
     let ctime = Timestamp { seconds: 4, nanos: 5 };
-    let extensions = Extensions::default();
-    FileHead { path: path("d/f"), metadata: metadata(), bytes: 9 << 20, ctime, inode: 7, extensions }
+    FileHead { path: path("d/f"), metadata: metadata(), bytes: 9 << 20, ctime, inode: 7 }
 }
 
 /// A block that is passed over and one that is not.
@@ -81,17 +84,36 @@ fn sample_extensions() -> Extensions {
     Extensions::default().with(extension(1, false)).with(extension(300, true))
 }
 
+/// Metadata with something of each kind.
+fn whole_metadata() -> Metadata {
+    let account = |id, name: &str| Some(Account { id, name: name.into() });
+    let xattr = |name: &str, value: &[u8]| Xattr { name: name.as_bytes().into(), value: value.into() };
+    let acl = b"\x02\0\0\0\x01\0\x07\0\xFF\xFF\xFF\xFF\x04\0\x05\0\xFF\xFF\xFF\xFF";
+    let xattrs = vec![xattr("system.posix_acl_access", acl), xattr("trusted.a", b""), xattr("user.b", b"x")];
+    let extra = Extra { owner: account(1000, "ann"), group: account(100, ""), xattrs };
+    Metadata { extra: Some(Arc::new(extra)), ..metadata() }
+}
+
+/// Entries that have everything, and the last one the owner of those before it.
 fn extended_batch() -> Batch {
-    Batch { extensions: [(1, sample_extensions())].into(), ..sample_batch() }
+    let owned =
+        Extra { xattrs: Vec::new(), ..whole_metadata().extra.as_deref().cloned().unwrap_or_default() };
+    let owned = Metadata { extra: Some(Arc::new(owned)), ..metadata() };
+    let entries = vec![
+        BatchEntry::Itself(whole_metadata()),
+        BatchEntry::Directory(name("d"), whole_metadata()),
+        BatchEntry::Retouch(name("r"), owned),
+    ];
+    Batch { groups: vec![DirectoryGroup { directory: path("run/7"), entries }] }
 }
 
 pub(crate) fn batch() -> Vec<Vec<u8>> {
     let with_data = |batch: Batch, bytes: u32| [&bytes.to_le_bytes()[..], &batch.encode()].concat();
-    vec![with_data(sample_batch(), 3), with_data(extended_batch(), 3), with_data(Batch::default(), 0)]
+    vec![with_data(sample_batch(), 3), with_data(extended_batch(), 0), with_data(Batch::default(), 0)]
 }
 
 pub(crate) fn file_head() -> Vec<Vec<u8>> {
-    let extended = FileHead { extensions: sample_extensions(), ..sample_file() };
+    let extended = FileHead { metadata: whole_metadata(), ..sample_file() };
     vec![sample_file().encode(), extended.encode()]
 }
 

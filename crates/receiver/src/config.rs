@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use zmove_disk::{Direct, FileIo, Threads};
-use zmove_types::GROUP_BYTES;
+use zmove_types::{Accounts, GROUP_BYTES, NoAccounts};
 
 use crate::meters::TransferMeter;
 use crate::quota::Quota;
 use crate::session::ending::EndingSessions;
-use crate::store::rules::SetIds;
+use crate::store::rules::{Owning, SetIds};
 
 /// The settings of one receiving session.
 #[derive(Clone, Debug)]
@@ -35,6 +35,10 @@ pub struct ReceiverConfig {
     pub direct: Direct,
     /// Whether files keep their setuid and setgid bits. Default: no.
     pub set_ids: SetIds,
+    /// Whether entries may get owners, devices be made, and attributes be set that take rights. Default: no.
+    pub owning: Owning,
+    /// What names of users and groups mean here. Default: nothing, so that numbers count.
+    pub accounts: Arc<dyn Accounts>,
     /// For whose end a session waits. Default: nobody's; clones of one configuration share it.
     pub ending: EndingSessions,
     /// What its transfer holds is booked on. Default: one of its own, by the usual limits.
@@ -56,6 +60,8 @@ impl Default for ReceiverConfig {
             file_io: Arc::new(Threads),
             direct: Direct::default(),
             set_ids: SetIds::default(),
+            owning: Owning::default(),
+            accounts: Arc::new(NoAccounts),
             ending: EndingSessions::default(),
             quota: Quota::default(),
             meter: Arc::default(),

@@ -34,5 +34,5 @@ pub use session::ending::EndingSessions;
 pub use session::turns::Turns;
 pub use session::ways::SessionReport;
 pub use session::{Session, run_session};
-pub use store::rules::SetIds;
+pub use store::rules::{Owning, SetIds};
 pub use store::target::WriteAccess;

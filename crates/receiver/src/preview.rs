@@ -17,8 +17,8 @@ use zmove_disk::{KeptTimes, Task};
 use zmove_transport::ControlError;
 use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, within};
 use zmove_wire::{
-    Extra, FaultCode, Finished, Inquiry, Keep, Open, Opened, TargetState, ToReceiver, ToSender, TopName,
-    WireError,
+    Extra, FaultCode, Finished, InquireWith, Inquiry, Keep, Open, Opened, TargetState, ToReceiver, ToSender,
+    TopName, WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -32,6 +32,7 @@ use crate::session::ways::{SessionReport, Ways, look};
 use crate::store::rules::Rules;
 use crate::store::target::Seen;
 use crate::store::target::WriteAccess;
+use crate::store::target::keeper::Keeper;
 
 /// A preview under way.
 struct Preview {
@@ -53,7 +54,8 @@ pub(crate) async fn run(
     config: &ReceiverConfig,
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
-    let (target, rules) = (open.target.clone(), Rules::of(&open, config.set_ids));
+    let (target, keeping) = (open.target.clone(), open.keeping);
+    let rules = Rules::of(&open, config.set_ids, config.owning);
     let seen = match look(move || Seen::look(&open, &access)).await {
         Ok(seen) => seen,
         Err(refusal) => return ways.refuse(refusal).await,
@@ -61,10 +63,11 @@ pub(crate) async fn run(
     let state = if seen.tree.is_some() { TargetState::Populated } else { TargetState::Empty };
     let single_name = seen.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     let opened = Opened { state, lanes_max: config.lanes_max, single_name };
-    ways.send(&ToSender::Opened(opened)).await?;
+    ways.send(&opened.into_message(keeping)).await?;
     let previewer = Arc::new(Previewer {
         seen,
         rules,
+        keeper: Keeper::new(&config.accounts, None),
         times: KeptTimes::default(),
         quota: config.quota.clone(),
         stopping: AtomicBool::new(false),
@@ -89,7 +92,9 @@ impl Preview {
                 message = self.ways.inbox.recv() => {
                     let Booked { message, held } = message.ok_or(ControlError::Closed)??;
                     match message {
-                        ToReceiver::Inquire(inquiry) if !announced => self.take(inquiry, held)?,
+                        ToReceiver::Inquire(inquiry) | ToReceiver::InquireWith(InquireWith(inquiry)) if !announced => {
+                            self.take(inquiry, held)?
+                        }
                         ToReceiver::Keep(keep) if !announced => self.list(keep, held)?,
                         ToReceiver::Announce { items: 0, mismatches: 0 } => announced = true,
                         _ => return Err(WireError::OutOfOrder { what: "a message of a preview" }.into()),

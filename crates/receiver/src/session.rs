@@ -27,8 +27,9 @@ use zmove_wire::limits::{
 };
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, EntryFault, FaultCode, Finished, Greeting, Offer, Open, Opened, Purpose, Refusal, Role,
-    StageReport, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Version, WireError,
+    Answer, EntryFault, FaultCode, Finished, Greeting, Offer, OfferWith, Open, Opened, Purpose, Refusal,
+    Role, StageReport, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Version,
+    WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -118,7 +119,7 @@ pub async fn run_session(
     // files of which something is held are only found if they are offered
     let state = if parts.has_earlier() { TargetState::Populated } else { target.state };
     let opened = Opened { state, lanes_max: config.lanes_max, single_name };
-    ways.send(&ToSender::Opened(opened)).await?;
+    ways.send(&opened.into_message(open.keeping)).await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let transfer = Arc::new(Transfer::new((transfer, version), &open, (target, parts), &config, outcomes_in));
     let threads = SessionThreads::start(&transfer, &config)?;
@@ -157,9 +158,8 @@ async fn opening(inbox: &mut Messages) -> Result<(Open, Held), SessionError> {
     match first.map_err(|_| SessionError::Silent)? {
         Some(Ok(Booked { message: ToReceiver::Open(open), held })) => Ok((open, held)),
         Some(Ok(Booked { message: ToReceiver::OpenWith(open, extensions), held })) => {
-            // one that is marked critical and not known refuses the transfer; there is none yet to be obeyed
-            extensions.only(Open::EXTENSIONS, "the opening")?;
-            Ok((open, held))
+            // one that is marked critical and not known refuses the transfer
+            Ok((open.with(extensions)?, held))
         }
         Some(Ok(_)) => Err(WireError::OutOfOrder { what: "the first message" }.into()),
         Some(Err(ControlError::Wire(error))) => Err(error.into()),
@@ -335,10 +335,14 @@ impl Running {
             ToReceiver::Open(_) | ToReceiver::OpenWith(..) => {
                 Err(WireError::OutOfOrder { what: "a second opening" }.into())
             }
-            ToReceiver::Offer(offer) => self.take_offer(offer, held),
+            ToReceiver::Offer(offer) | ToReceiver::OfferWith(OfferWith(offer)) => {
+                self.take_offer(offer, held)
+            }
             ToReceiver::Keep(keep) => self.mirror.keep(&self.transfer, (keep, held)),
             ToReceiver::Remove(remove) => self.mirror.remove(&self.transfer, (remove, held)),
-            ToReceiver::Inquire(_) => Err(WireError::OutOfOrder { what: "an inquiry" }.into()),
+            ToReceiver::Inquire(_) | ToReceiver::InquireWith(_) => {
+                Err(WireError::OutOfOrder { what: "an inquiry" }.into())
+            }
             ToReceiver::Abandon { file } => {
                 self.transfer.files.hear_of(FileId(file))?;
                 let Some(file) = self.transfer.files.retire(FileId(file)) else { return Ok(()) };
@@ -428,6 +432,7 @@ impl Running {
                 self.report.faults += 1;
                 self.ledger.fault(fault);
             }
+            Outcome::Missed(missed) => self.ledger.tell(ToSender::Missed { entries: vec![missed] }),
             Outcome::Answer(held, answer, ends_offer) => {
                 self.offers -= usize::from(ends_offer);
                 self.ledger.answer(held, answer);
@@ -514,6 +519,10 @@ impl Running {
         let files = self.transfer.target.times_beyond_range.load(Ordering::Relaxed);
         if files > 0 && self.version >= Version::V4 {
             self.ways.send(&ToSender::TimesBeyondRange { files }).await?;
+        }
+        let counts = self.transfer.target.keeper.counts();
+        if !counts.is_empty() {
+            self.ways.send(&ToSender::NotKept { counts }).await?;
         }
         Ok(self.ways.send_last(&ToSender::Finished(report)).await?)
     }

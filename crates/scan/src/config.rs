@@ -11,7 +11,7 @@ use std::thread::available_parallelism;
 
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
-use zmove_types::RelPath;
+use zmove_types::{Kinds, RelPath};
 
 use crate::directory::FileSystems;
 use crate::identity::SourceIdentity;
@@ -45,6 +45,9 @@ pub struct ScanConfig {
     pub selection: Option<Arc<Selection>>,
     /// Where the walk goes. Default: everywhere. To stay costs a system call for each directory.
     pub file_systems: FileSystems,
+    /// Which kinds of extended attributes are kept. Default: none is looked for. To look costs a system call for each
+    /// entry, and two more for each attribute.
+    pub xattrs: Option<Kinds>,
     /// Which names of a directory are passed over in trees and lists. Default: none. For those of what the
     /// program itself has not finished.
     pub apart: Option<fn(BorrowedFd<'_>, &[u8]) -> bool>,
@@ -67,6 +70,7 @@ impl Default for ScanConfig {
             queue_batches_max: 64,
             selection: None,
             file_systems: FileSystems::default(),
+            xattrs: None,
             apart: None,
             identity: None,
         }

@@ -7,9 +7,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, readlinkat, statx};
+use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, makedev, readlinkat, statx};
 use rustix::io::Errno;
-use zmove_types::{Metadata, Name, Timestamp};
+use zmove_chunk::xattr_digest;
+use zmove_disk::{HasXattrs, Named, mode_without_acl};
+use zmove_types::{Ids, Kinds, Metadata, Name, Special, Timestamp};
 
 use crate::directory::Directory;
 use crate::error::{Operation, ScanError};
@@ -23,6 +25,8 @@ pub enum ScanItem {
         directory: Arc<Directory>,
         /// Its own mode and time.
         metadata: Metadata,
+        /// What else was seen of it.
+        beside: Beside,
     },
     /// Some entries of one directory, in no order.
     Batch(EntryBatch),
@@ -55,6 +59,30 @@ pub struct Entry {
     pub inode: u64,
     /// When anything of it last changed, which nobody can set.
     pub ctime: Timestamp,
+    /// What else was seen of it.
+    pub beside: Beside,
+}
+
+/// What is seen of an entry beside kind, size, mode and time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// Owner and group.
+    pub ids: Ids,
+    /// Its extended attributes, if it has any that were looked for, or an access control list.
+    pub xattrs: Option<Box<XattrMark>>,
+}
+
+/// What is remembered of an entry's extended attributes, which are read when the entry travels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XattrMark {
+    /// What tells those that are kept from others, if there are any.
+    pub digest: Option<[u8; 32]>,
+    /// How many bytes there are to carry.
+    pub bytes: usize,
+    /// Of which kinds they are.
+    pub kinds: Kinds,
+    /// The mode that the entry is to have where its access control list is not kept.
+    pub mode_without_acl: u32,
 }
 
 /// What an entry is.
@@ -67,13 +95,18 @@ pub enum EntryKind {
     /// A symbolic link with the bytes that it points to.
     Symlink(Box<[u8]>),
     /// A FIFO, socket or device.
-    Special,
+    Special(Special),
 }
 
 impl Entry {
     /// Looks up one name of an open directory. What the listing said of its type is not used: the attributes
     /// are needed anyway and are the later word.
-    pub(crate) fn look_up(directory: &Directory, raw_name: &CStr) -> Result<Self, ScanError> {
+    /// Extended attributes of these `kinds` are looked for.
+    pub(crate) fn look_up(
+        directory: &Directory,
+        raw_name: &CStr,
+        kinds: Option<Kinds>,
+    ) -> Result<Self, ScanError> {
         let refused = |source| ScanError::Path { path: raw_path(directory, raw_name), source };
         let failed = |operation| {
             move |errno: Errno| ScanError::listed(raw_path(directory, raw_name), operation, errno)
@@ -83,16 +116,55 @@ impl Entry {
         let stat = statx(directory.fd(), raw_name, AtFlags::SYMLINK_NOFOLLOW, WANTED)
             .map_err(failed(Operation::Stat))?;
         let kind = EntryKind::of(directory, raw_name, &stat).map_err(failed(Operation::ReadLink))?;
+        let mut metadata = metadata_of(&stat);
+        // a link has none that users may set
+        let kinds = kinds.filter(|_| !matches!(kind, EntryKind::Symlink(_)));
+        let beside = Beside::look(Named(directory.fd(), &name), &stat, kinds, &mut metadata);
         Ok(Self {
             name,
             kind,
             size: stat.stx_size,
-            metadata: metadata_of(&stat),
+            metadata,
             inode: stat.stx_ino,
             ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
+            beside,
         })
     }
 }
+
+impl Beside {
+    /// Looks at an entry. An access control list is looked for where any attributes are, and where it is not among
+    /// the `kinds`, the mode becomes what it is without. What cannot be looked at is told when the entry is read.
+    pub(crate) fn look(
+        entry: impl HasXattrs,
+        stat: &Statx,
+        kinds: Option<Kinds>,
+        metadata: &mut Metadata,
+    ) -> Self {
+        let ids = Ids { user: stat.stx_uid, group: stat.stx_gid };
+        let Some(kinds) = kinds else { return Self { ids, xattrs: None } };
+        let mut xattrs = entry.xattrs(kinds.and(Kinds::ACLS)).map(|found| found.list).unwrap_or_default();
+        if xattrs.is_empty() {
+            return Self { ids, xattrs: None };
+        }
+        let mode_without_acl = mode_without_acl(metadata.mode, &xattrs);
+        if !kinds.has_any(Kinds::ACLS) {
+            metadata.mode = mode_without_acl;
+            xattrs.retain(|xattr| Kinds::of_xattr(&xattr.name) != Some(Kinds::ACLS));
+        }
+        let kinds = xattrs.iter().filter_map(|xattr| Kinds::of_xattr(&xattr.name));
+        let mark = XattrMark {
+            kinds: kinds.fold(Kinds::NONE, Kinds::and),
+            digest: (!xattrs.is_empty()).then(|| xattr_digest(&xattrs)),
+            bytes: xattrs.iter().map(|xattr| xattr.bytes() + XATTR_BESIDE_BYTES).sum(),
+            mode_without_acl,
+        };
+        Self { ids, xattrs: Some(Box::new(mark)) }
+    }
+}
+
+/// What stands beside name and value of each where they travel, rounded up.
+const XATTR_BESIDE_BYTES: usize = 8;
 
 impl EntryKind {
     fn of(directory: &Directory, name: &CStr, stat: &Statx) -> Result<Self, Errno> {
@@ -102,14 +174,21 @@ impl EntryKind {
             FileType::Symlink => {
                 Self::Symlink(readlinkat(directory.fd(), name, Vec::new())?.into_bytes().into())
             }
-            _ => Self::Special,
+            FileType::Fifo => Self::Special(Special::Fifo),
+            FileType::CharacterDevice => Self::Special(Special::Character(device_of(stat))),
+            FileType::BlockDevice => Self::Special(Special::Block(device_of(stat))),
+            _ => Self::Special(Special::Socket),
         })
     }
 }
 
 pub(crate) fn metadata_of(stat: &Statx) -> Metadata {
     let mtime = Timestamp { seconds: stat.stx_mtime.tv_sec, nanos: stat.stx_mtime.tv_nsec };
-    Metadata { mode: u32::from(stat.stx_mode) & 0o7777, mtime }
+    Metadata::new(u32::from(stat.stx_mode) & 0o7777, mtime)
+}
+
+fn device_of(stat: &Statx) -> u64 {
+    makedev(stat.stx_rdev_major, stat.stx_rdev_minor)
 }
 
 fn raw_path(directory: &Directory, name: &CStr) -> PathBuf {
@@ -123,7 +202,9 @@ pub(crate) const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::INO)
     .union(StatxFlags::SIZE)
     .union(StatxFlags::MTIME)
-    .union(StatxFlags::CTIME);
+    .union(StatxFlags::CTIME)
+    .union(StatxFlags::UID)
+    .union(StatxFlags::GID);
 
 #[cfg(test)]
 mod tests {
@@ -136,7 +217,7 @@ mod tests {
     fn look_up(name: &CStr) -> Result<Entry, ScanError> {
         let path = std::path::Path::new("/proc/self");
         let root = SourceRoot::open(path, &RelPath::root(), Extent::Tree, OFlags::empty()).unwrap();
-        Entry::look_up(&Directory::open(&Arc::new(root), &RelPath::root()).unwrap(), name)
+        Entry::look_up(&Directory::open(&Arc::new(root), &RelPath::root()).unwrap(), name, None)
     }
 
     #[test]

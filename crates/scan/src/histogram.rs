@@ -147,7 +147,7 @@ impl Histogram {
             }
             EntryKind::Directory => self.directories += 1,
             EntryKind::Symlink(_) => self.symlinks += 1,
-            EntryKind::Special => self.specials += 1,
+            EntryKind::Special(_) => self.specials += 1,
         }
     }
 

@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crossbeam_channel::{Sender, TrySendError};
 use rustix::fs::{AtFlags, OFlags, RawDir, statx};
 use rustix::io::Errno;
+use zmove_disk::Descriptor;
 use zmove_types::{Doing, RelPath, Stopwatch};
 
 use crate::config::{ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
-use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
+use crate::entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
 use crate::selection::{Gate, PathKind};
 
@@ -152,7 +153,10 @@ impl<'walk> Worker<'walk> {
     /// Emits a root itself.
     fn send_root(&mut self, directory: &Arc<Directory>) -> Result<(), Errno> {
         let stat = statx(directory.fd(), c"", AtFlags::EMPTY_PATH, WANTED)?;
-        self.send(ScanItem::Root { directory: Arc::clone(directory), metadata: metadata_of(&stat) });
+        let mut metadata = metadata_of(&stat);
+        let kinds = self.walk.config.xattrs;
+        let beside = Beside::look(Descriptor::Open(directory.fd()), &stat, kinds, &mut metadata);
+        self.send(ScanItem::Root { directory: Arc::clone(directory), metadata, beside });
         Ok(())
     }
 
@@ -263,7 +267,7 @@ impl<'walk> Worker<'walk> {
                 return Vec::new();
             }
             if !walk.is_apart(directory, name) && gate.may_admit(name) {
-                match Entry::look_up(directory, name) {
+                match Entry::look_up(directory, name, walk.config.xattrs) {
                     Ok(entry) if gate.admits(&entry) => entries.push(entry),
                     Ok(_not_wanted) => {}
                     Err(error) => report(self, error),

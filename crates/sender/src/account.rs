@@ -14,12 +14,14 @@ pub(crate) mod totals;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_scan::{Entry, EntryKind, ScanError};
-use zmove_types::{Cv, Event, GroupSpan, Observer, RelPath};
+use zmove_types::{Cv, Escaped, Event, GroupSpan, Kinds, Observer, RelPath};
 use zmove_wire::limits::SYMLINK_BYTES_MAX;
+use zmove_wire::{Lack, Missed, NotKept};
 
 use self::book::Book;
 use self::failure::FileError;
 use self::totals::Totals;
+use crate::read::extras::Extras;
 use crate::read::source::{Look, SourceDirectory};
 
 /// Counts what happens to files, and tells the user.
@@ -96,7 +98,7 @@ impl Account {
     pub(crate) fn can_carry(&self, directory: &SourceDirectory, entry: &Entry) -> bool {
         let path = || directory.display(&entry.name);
         match &entry.kind {
-            EntryKind::Special => self.totals.specials.add(1),
+            EntryKind::Special(_) => self.totals.specials.add(1),
             EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
                 self.fail(&FileError::LinkTarget { path: path() });
             }
@@ -106,6 +108,32 @@ impl Account {
             EntryKind::Directory | EntryKind::Symlink(_) | EntryKind::File => return true,
         }
         false
+    }
+
+    /// Entries have not got all that was to be kept of them.
+    pub(crate) fn not_kept(&self, counts: &[NotKept]) {
+        let mut not_kept = self.totals.not_kept.lock().unwrap_or_else(PoisonError::into_inner);
+        for lack in counts {
+            *not_kept.entry((lack.kind(), lack.why)).or_default() += lack.entries;
+        }
+    }
+
+    /// An entry is sent without all that was to be kept of it.
+    pub(crate) fn lacking(&self, extras: &Extras, path: &RelPath, lacks: &[(Kinds, Lack)]) {
+        let lacks: Vec<_> = lacks.iter().map(|(kind, why)| NotKept::new(*kind, *why, 1)).collect();
+        self.not_kept(&lacks);
+        if extras.is_named() && !lacks.is_empty() {
+            self.name_missed(&Missed { path: path.clone(), lacks });
+        }
+    }
+
+    /// Names an entry that lacks something.
+    pub(crate) fn name_missed(&self, Missed { path, lacks }: &Missed) {
+        let path = self.book().renamed().unwrap_or_else(|| path.clone());
+        for lack in lacks {
+            let message = format!("{} of '{}' ({})", lack.kind(), Escaped::path(&path.as_path()), lack.why);
+            self.observer.on(&Event::NotKept { message });
+        }
     }
 
     /// One file or directory failed; the rest goes on.

@@ -10,9 +10,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox};
-use zmove_types::{Event, Observer};
+use zmove_types::{Event, Kinds, Observer};
 use zmove_wire::{
-    Opened, Refusal, RefusalCode, ToReceiver, ToSender, Version, Waiting, WireError, decode_message,
+    Keeping, Opened, Refusal, RefusalCode, ToReceiver, ToSender, Version, Waiting, WireError, decode_message,
     encode_message,
 };
 
@@ -32,13 +32,21 @@ pub(crate) fn inbox(reader: ControlReader) -> Inbox<ToSender> {
     reader.into_inbox(decode_message, INBOX_MESSAGES_MAX)
 }
 
+/// That a transfer may begin.
+#[derive(Debug)]
+pub(crate) struct Leave {
+    pub(crate) opened: Opened,
+    /// What the receiver knows to keep of entries beside their contents.
+    pub(crate) kept: Kinds,
+}
+
 /// Waits until the receiver, once it has `greeted`, opens the transfer. Where the transfer has to stand in line, it
 /// waits for `patience` and tells `waits`.
 pub(crate) async fn leave(
     greeted: impl Future<Output = Result<Inbox<ToSender>, SessionError>>,
     patience: Duration,
     waits: mpsc::UnboundedSender<Waiting>,
-) -> Result<(Inbox<ToSender>, Opened), SessionError> {
+) -> Result<(Inbox<ToSender>, Leave), SessionError> {
     let first = async {
         let mut inbox = greeted.await?;
         let answer = receive(&mut inbox).await?;
@@ -49,7 +57,11 @@ pub(crate) async fn leave(
     let due = Instant::now() + patience;
     loop {
         answer = match answer {
-            ToSender::Opened(opened) => return Ok((inbox, opened)),
+            ToSender::Opened(opened) => return Ok((inbox, Leave { opened, kept: Kinds::ALWAYS })),
+            ToSender::OpenedWith(opened, extensions) => {
+                let kept = Keeping::of_answer(&extensions)?;
+                return Ok((inbox, Leave { opened, kept }));
+            }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
             ToSender::Waiting(Waiting { text, .. }) if patience.is_zero() => {
                 return Err(SessionError::Refused(Refusal { code: RefusalCode::Full, text }));

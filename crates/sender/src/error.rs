@@ -28,6 +28,12 @@ pub enum SessionError {
     /// The peer speaks another version.
     #[error("{0}")]
     PeerIncompatible(#[from] GreetingError),
+    /// The receiver is of a release that does not know what was asked to be kept.
+    #[error(
+        "the receiver is of an older release, which keeps only modes and times: leave out what else is to be kept \
+         (-a, --preserve), or install this release there"
+    )]
+    OldReceiver,
     /// The control connection ended.
     #[error("{0}")]
     Control(#[from] ControlError),
@@ -72,6 +78,7 @@ impl SessionError {
             Self::NoLane | Self::Silent => true,
             Self::PeerMisbehaved(_)
             | Self::PeerIncompatible(_)
+            | Self::OldReceiver
             | Self::StillInLine { .. }
             | Self::Interrupted
             | Self::Manifest(_)

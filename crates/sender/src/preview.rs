@@ -17,18 +17,19 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use zmove_transport::Inbox;
 use zmove_types::Observer;
-use zmove_wire::{Open, Opened, ToSender};
+use zmove_wire::{Open, ToSender};
 
 use crate::account::Account;
 use crate::account::receipts::Receipts;
 use crate::account::summary::{Preview, Summary};
 use crate::control::link::Link;
-use crate::control::{self, GOODBYE_TIMEOUT};
+use crate::control::{self, GOODBYE_TIMEOUT, Leave};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::push::job::Push;
 use crate::push::run::Run;
 use crate::push::threads::Threads;
+use crate::read::extras::Extras;
 use crate::send::lane_set::end_unused;
 
 /// Asks about everything over `link`, and tells `observer` what would be done.
@@ -41,7 +42,8 @@ pub(crate) async fn run(
 ) -> Result<Summary, SessionError> {
     link.ask(Open { run: run.id(link.transfer), ..push.open.clone() }).await?;
     let Link { version, control: (reader, writer), mut lanes, supply: _none_needed, .. } = link;
-    let (mut receipts, replies, outgoing) = Receipts::begin(observer, version, push.started);
+    let extras = Extras::new(push.open.keeping, push.config.owners.clone(), version);
+    let (mut receipts, replies, outgoing) = Receipts::begin(observer, (version, extras), push.started);
     let session = Arc::clone(&receipts.session);
     let started = push.started;
     let (writer, mut unsayable) = control::write_all(writer, outgoing);
@@ -50,7 +52,8 @@ pub(crate) async fn run(
     let mut threads = Threads::new(broken_in);
     let conversation = async {
         let greeted = control::greeted(reader, version);
-        let (mut inbox, opened) = leave(greeted, run.patience, &session.account).await?;
+        let (mut inbox, Leave { opened, kept }) = leave(greeted, run.patience, &session.account).await?;
+        session.account.not_kept(&session.extras.learn(kept));
         session.account.book().single_name = opened.single_name.map(|name| name.0);
         session.account.totals.scan_errors.set(push.sources_missing);
         let task = Task { compare: push.open.compare, mirror: push.mirror };
@@ -105,7 +108,7 @@ async fn leave(
     greeted: impl Future<Output = Result<Inbox<ToSender>, SessionError>>,
     patience: Duration,
     account: &Account,
-) -> Result<(Inbox<ToSender>, Opened), SessionError> {
+) -> Result<(Inbox<ToSender>, Leave), SessionError> {
     let (waits_in, mut waits) = mpsc::unbounded_channel();
     let waiting = async {
         while let Some(waiting) = waits.recv().await {

@@ -24,7 +24,7 @@ use zmove_wire::{
 };
 
 use crate::control::link::Link;
-use crate::control::{GOODBYE_TIMEOUT, inbox, leave, receive};
+use crate::control::{GOODBYE_TIMEOUT, Leave, inbox, leave, receive};
 use crate::error::SessionError;
 use crate::push::run::cpu_time;
 use crate::tune::path::PathReport;
@@ -104,7 +104,7 @@ async fn run(
         Ok(inbox(reader))
     };
     // a later turn is not waited for: what would be measured then is not what there is now
-    let (inbox, opened) = leave(greeted, Duration::ZERO, mpsc::unbounded_channel().0).await?;
+    let (inbox, Leave { opened, .. }) = leave(greeted, Duration::ZERO, mpsc::unbounded_channel().0).await?;
     let (broken_in, broken) = mpsc::unbounded_channel();
     let mut probing = Probing {
         writer,

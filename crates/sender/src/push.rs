@@ -19,7 +19,7 @@ use tokio::time::MissedTickBehavior;
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{Cipher, Finished, Open, Opened, Purpose, ToReceiver, ToSender, Version, Waiting};
+use zmove_wire::{Cipher, Finished, Open, Purpose, ToReceiver, ToSender, Version, Waiting};
 
 use self::job::Push;
 use self::pipeline::Pipeline;
@@ -31,10 +31,11 @@ use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::Link;
-use crate::control::{self, GOODBYE_TIMEOUT, Unsayable};
+use crate::control::{self, GOODBYE_TIMEOUT, Leave, Unsayable};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview;
+use crate::read::extras::Extras;
 use crate::send::in_flight::Unsettled;
 use crate::send::lane_set::end_unused;
 use crate::tune::path::PathReport;
@@ -57,9 +58,11 @@ impl Push {
             return preview::run(self, run, link, observer, stop).await;
         }
         let task = Task { compare: self.open.compare, mirror: self.mirror };
+        let keeping = self.open.keeping;
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
         let Link { cipher, version, control: (reader, writer), lanes, supply, .. } = link;
-        let (receipts, replies, outgoing) = Receipts::begin(observer, version, self.started);
+        let extras = Extras::new(keeping, self.config.owners.clone(), version);
+        let (receipts, replies, outgoing) = Receipts::begin(observer, (version, extras), self.started);
         let totals = &receipts.session.account.totals;
         totals.scan_errors.set(self.sources_missing);
         totals.doomed.set(run.earlier.doomed);
@@ -112,7 +115,9 @@ struct Running<'a> {
 impl Running<'_> {
     /// Runs until the receiver has said its last word.
     async fn drive(&mut self, reader: ControlReader) -> Result<Finished, SessionError> {
-        let (inbox, opened) = self.await_leave(reader).await?;
+        let (inbox, Leave { opened, kept }) = self.await_leave(reader).await?;
+        let Session { account, extras, .. } = &*self.pipeline.session;
+        account.not_kept(&extras.learn(kept));
         self.inbox = Some(inbox);
         self.heard = Heard::Leave;
         self.need_lanes()?;
@@ -194,10 +199,7 @@ impl Running<'_> {
 
     /// Waits for leave; meanwhile the first encrypted lanes carry what is guessed to be needed. A lane that breaks
     /// now says less than the refusal that is about to come.
-    async fn await_leave(
-        &mut self,
-        reader: ControlReader,
-    ) -> Result<(Inbox<ToSender>, Opened), SessionError> {
+    async fn await_leave(&mut self, reader: ControlReader) -> Result<(Inbox<ToSender>, Leave), SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let leave = control::leave(control::greeted(reader, self.version), self.run.patience, waits_in);
         tokio::pin!(leave);

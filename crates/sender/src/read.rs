@@ -1,6 +1,7 @@
 //! Reading: threads that take work from the plan, read it, hash it, and hand frames to the lanes.
 
 mod entries;
+pub(crate) mod extras;
 pub(crate) mod headcount;
 pub(crate) mod read_ahead;
 pub(crate) mod reader;

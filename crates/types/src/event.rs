@@ -61,6 +61,11 @@ pub enum Event {
         /// The side, the path, the operation and the cause in one line.
         message: String,
     },
+    /// An entry has not got all that was to be kept of it; only where that was asked for.
+    NotKept {
+        /// What, of which entry, and why, in one line.
+        message: String,
+    },
     /// Something that the user should know and that is no failure of its own.
     Warned {
         /// In one line.

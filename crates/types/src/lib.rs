@@ -15,6 +15,7 @@ mod digest;
 mod escaped;
 mod event;
 mod ids;
+mod kinds;
 mod metadata;
 mod rate_limit;
 mod rel_path;
@@ -26,7 +27,10 @@ pub use digest::{Cv, Root};
 pub use escaped::{Escaped, is_unprintable};
 pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};
 pub use ids::{FileId, ItemId, LaneId, TransferId};
-pub use metadata::{FileNumber, Metadata, Timestamp};
+pub use kinds::Kinds;
+pub use metadata::{
+    Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special, Timestamp, Xattr,
+};
 pub use rate_limit::{ParseRateError, RateLimit};
 pub use rel_path::{Name, PathError, RelPath};
 pub use stage::{Doing, StageClock, StageTimes, Stopwatch};

@@ -1,6 +1,9 @@
 //! What is kept of a file beside its bytes.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::kinds::Kinds;
 
 /// A moment to the nanosecond, before or after 1970, as `stat` gives it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -11,14 +14,83 @@ pub struct Timestamp {
     pub nanos: u32,
 }
 
-/// Mode and modification time of one entry.
+/// What is kept of one entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Metadata {
     /// Permission bits with setuid, setgid and sticky (`& 0o7777`).
     pub mode: u32,
     /// When the contents last changed.
     pub mtime: Timestamp,
+    /// What else is kept, if anything. Entries that have the same share it.
+    pub extra: Option<Arc<Extra>>,
 }
+
+/// What is kept of an entry beside mode and time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Extra {
+    /// Whom the entry belongs to, where that is kept.
+    pub owner: Option<Account>,
+    /// Which group it belongs to, where that is kept.
+    pub group: Option<Account>,
+    /// Extended attributes, access control lists among them, in the ascending order of their names.
+    pub xattrs: Vec<Xattr>,
+}
+
+/// A user or a group.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Account {
+    /// Its number; [`NO_ID`](Self::NO_ID) where only its name counts.
+    pub id: u32,
+    /// Its name, which counts where it is known; empty where it has none or numbers are to count.
+    pub name: Box<str>,
+}
+
+/// One extended attribute.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Xattr {
+    /// Its whole name, such as `user.comment`.
+    pub name: Box<[u8]>,
+    /// Its value, byte for byte.
+    pub value: Box<[u8]>,
+}
+
+/// The numbers of a file's owner and group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Ids {
+    /// The user.
+    pub user: u32,
+    /// The group.
+    pub group: u32,
+}
+
+/// An entry that holds nothing by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Special {
+    /// A named pipe.
+    Fifo,
+    /// The name of a socket.
+    Socket,
+    /// A character device of that number.
+    Character(u64),
+    /// A block device of that number.
+    Block(u64),
+}
+
+/// What names and numbers of users and groups mean on a host.
+pub trait Accounts: std::fmt::Debug + Send + Sync {
+    /// The name of a user.
+    fn user_name(&self, id: u32) -> Option<String>;
+    /// The name of a group.
+    fn group_name(&self, id: u32) -> Option<String>;
+    /// The number of a user.
+    fn user_id(&self, name: &str) -> Option<u32>;
+    /// The number of a group.
+    fn group_id(&self, name: &str) -> Option<u32>;
+}
+
+/// No names: numbers count.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoAccounts;
 
 /// Which file it is, of all that this host can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +99,90 @@ pub struct FileNumber {
     pub device: u64,
     /// Which one it is there.
     pub inode: u64,
+}
+
+impl Metadata {
+    /// Mode and time, and nothing else.
+    #[must_use]
+    pub const fn new(mode: u32, mtime: Timestamp) -> Self {
+        Self { mode, mtime, extra: None }
+    }
+
+    /// The extended attributes.
+    #[must_use]
+    pub fn xattrs(&self) -> &[Xattr] {
+        self.extra.as_ref().map_or(&[], |extra| &extra.xattrs)
+    }
+
+    /// About how much memory there is behind it.
+    #[must_use]
+    pub fn extra_bytes(&self) -> usize {
+        self.extra.as_ref().map_or(0, |extra| extra.bytes())
+    }
+}
+
+impl Extra {
+    /// About how much memory it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let names = [&self.owner, &self.group].into_iter().flatten().map(|account| account.name.len());
+        let xattrs = self.xattrs.iter().map(|xattr| size_of::<Xattr>() + xattr.bytes());
+        size_of::<Self>() + names.chain(xattrs).sum::<usize>()
+    }
+
+    /// Whether it says nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.owner.is_none() && self.group.is_none() && self.xattrs.is_empty()
+    }
+}
+
+impl Special {
+    /// Among which kinds it is kept.
+    #[must_use]
+    pub const fn kind(self) -> Kinds {
+        match self {
+            Self::Fifo | Self::Socket => Kinds::SPECIALS,
+            Self::Character(_) | Self::Block(_) => Kinds::DEVICES,
+        }
+    }
+}
+
+impl Account {
+    /// The number of no user and no group (that of `chown` for "leave it").
+    pub const NO_ID: u32 = u32::MAX;
+    /// The longest name, in bytes.
+    pub const NAME_BYTES_MAX: usize = 255;
+}
+
+impl Xattr {
+    /// The longest name that Linux takes, in bytes.
+    pub const NAME_BYTES_MAX: usize = 255;
+    /// The longest value that Linux takes, in bytes.
+    pub const VALUE_BYTES_MAX: usize = 64 << 10;
+    /// The most bytes of names and values that are carried of one entry.
+    pub const ENTRY_BYTES_MAX: usize = 1 << 20;
+
+    /// How many bytes name and value have.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.name.len() + self.value.len()
+    }
+}
+
+impl Accounts for NoAccounts {
+    fn user_name(&self, _id: u32) -> Option<String> {
+        None
+    }
+    fn group_name(&self, _id: u32) -> Option<String> {
+        None
+    }
+    fn user_id(&self, _name: &str) -> Option<u32> {
+        None
+    }
+    fn group_id(&self, _name: &str) -> Option<u32> {
+        None
+    }
 }
 
 impl Timestamp {

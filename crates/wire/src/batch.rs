@@ -1,16 +1,15 @@
 //! The head of a batch frame (many small entries, grouped by directory) and of a declare frame (one large file).
 //!
-//! Behind either may stand [`Extensions`], in a form that versions before them refuse. **Invariant:** a
-//! decoded [`Batch`] is consistent: its files' lengths add up to the frame's data, every path is a
-//! [`RelPath`], and counts are within the limits.
-
-use std::collections::BTreeMap;
+//! Behind either may stand [`Extensions`], in a form that versions before them refuse; they have what is carried of
+//! an entry beside its form. **Invariant:** a decoded [`Batch`] is consistent: its files' lengths add up to the frame's
+//! data, every path is a [`RelPath`], and counts are within the limits.
 
 use zmove_types::{Metadata, Name, RelPath, Root, Timestamp};
 
 use crate::codec::{Reader, put_metadata, put_name, put_path, put_timestamp};
 use crate::error::WireError;
 use crate::extensions::Extensions;
+use crate::extra::{ExtraReader, ExtraWriter, OF_ENTRIES};
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
 
 /// What a batch frame's head describes.
@@ -18,9 +17,6 @@ use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
 pub struct Batch {
     /// The entries by directory; the same directory may come again.
     pub groups: Vec<DirectoryGroup>,
-    /// What is said of an entry beside its form, by the entry's number, counted over all groups from 0. For a
-    /// peer that speaks [`Version::V4`](crate::Version) or later.
-    pub extensions: BTreeMap<u32, Extensions>,
 }
 
 /// Entries of one directory.
@@ -73,15 +69,11 @@ pub struct FileHead {
     pub ctime: Timestamp,
     /// The source's inode.
     pub inode: u64,
-    /// Further properties of the file, for a peer that speaks [`Version::V4`](crate::Version) or later.
-    pub extensions: Extensions,
 }
 
 impl Batch {
-    /// The extensions of an entry that are known here.
-    pub const ENTRY_EXTENSIONS: &'static [u16] = &[];
-
-    /// The head's bytes.
+    /// The head's bytes. What entries have beside mode and time is for a peer that speaks
+    /// [`Version::V4`](crate::Version) or later.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64 * self.entry_count() + 64);
@@ -91,9 +83,13 @@ impl Batch {
             out.extend(count(group.entries.len()).to_le_bytes());
             group.entries.iter().for_each(|entry| entry.encode(&mut out));
         }
-        for (entry, extensions) in self.extensions.iter().filter(|(_, extensions)| !extensions.is_empty()) {
-            out.extend(entry.to_le_bytes());
-            extensions.put(&mut out);
+        let mut extras = ExtraWriter::default();
+        for (number, entry) in (0_u32..).zip(self.groups.iter().flat_map(|group| &group.entries)) {
+            let extensions = extras.next(entry.metadata().extra.as_deref(), None);
+            if !extensions.is_empty() {
+                out.extend(number.to_le_bytes());
+                extensions.put(&mut out);
+            }
         }
         out
     }
@@ -104,10 +100,6 @@ impl Batch {
     /// [`WireError`] when it is malformed, over a limit, has a critical extension that is not known, or its
     /// lengths do not add up to `data_bytes`.
     pub fn decode(bytes: &[u8], data_bytes: u32) -> Result<Self, WireError> {
-        Self::decode_knowing(bytes, data_bytes, Self::ENTRY_EXTENSIONS)
-    }
-
-    fn decode_knowing(bytes: &[u8], data_bytes: u32, known: &[u16]) -> Result<Self, WireError> {
         let mut reader = Reader::new(bytes);
         let group_count = reader.bounded_u32("batch groups", BATCH_ENTRIES_MAX)?;
         let mut entries_left = BATCH_ENTRIES_MAX;
@@ -120,9 +112,9 @@ impl Batch {
                 (0..entry_count).map(|_| BatchEntry::decode(&mut reader)).collect::<Result<_, _>>()?;
             groups.push(DirectoryGroup { directory, entries });
         }
-        let extensions = extensions_of_entries(&mut reader, BATCH_ENTRIES_MAX - entries_left, known)?;
+        let mut batch = Self { groups };
+        batch.take_extensions(&mut reader)?;
         reader.finish()?;
-        let batch = Self { groups, extensions };
         batch.check_sum(data_bytes)?;
         Ok(batch)
     }
@@ -131,6 +123,21 @@ impl Batch {
     #[must_use]
     pub fn entry_count(&self) -> usize {
         self.groups.iter().map(|group| group.entries.len()).sum()
+    }
+
+    /// Takes what stands behind the entries: for some of them, in their order, the entry's number and its block.
+    fn take_extensions(&mut self, reader: &mut Reader<'_>) -> Result<(), WireError> {
+        let mut extras = ExtraReader::default();
+        let mut entries = (0_u32..).zip(self.groups.iter_mut().flat_map(|group| &mut group.entries));
+        while !reader.is_empty() {
+            let number = reader.u32()?;
+            let (_, entry) = entries
+                .find(|(other, _)| *other == number)
+                .ok_or(WireError::OutOfOrder { what: "an entry's extensions" })?;
+            let extensions = Extensions::take(reader)?.only(OF_ENTRIES, "a batch's entry")?;
+            entry.metadata_mut().extra = extras.next(&extensions)?;
+        }
+        Ok(())
     }
 
     fn check_sum(&self, data_bytes: u32) -> Result<(), WireError> {
@@ -148,6 +155,40 @@ impl Batch {
 }
 
 impl BatchEntry {
+    /// What the entry is to get.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        match self {
+            Self::Itself(metadata)
+            | Self::Directory(_, metadata)
+            | Self::Symlink(_, metadata, _)
+            | Self::Retouch(_, metadata)
+            | Self::File(FileEntry { metadata, .. }) => metadata,
+        }
+    }
+
+    /// Its name, unless it is the group's directory itself.
+    #[must_use]
+    pub fn name(&self) -> Option<&Name> {
+        match self {
+            Self::Itself(_) => None,
+            Self::Directory(name, _)
+            | Self::Symlink(name, _, _)
+            | Self::Retouch(name, _)
+            | Self::File(FileEntry { name, .. }) => Some(name),
+        }
+    }
+
+    fn metadata_mut(&mut self) -> &mut Metadata {
+        match self {
+            Self::Itself(metadata)
+            | Self::Directory(_, metadata)
+            | Self::Symlink(_, metadata, _)
+            | Self::Retouch(_, metadata)
+            | Self::File(FileEntry { metadata, .. }) => metadata,
+        }
+    }
+
     fn data_bytes(&self) -> u64 {
         match self {
             Self::File(file) => u64::from(file.bytes),
@@ -203,28 +244,6 @@ impl BatchEntry {
     }
 }
 
-/// What stands behind `entries` entries: for some of them, in their order, the entry's number and its block.
-fn extensions_of_entries(
-    reader: &mut Reader<'_>,
-    entries: usize,
-    known: &[u16],
-) -> Result<BTreeMap<u32, Extensions>, WireError> {
-    let mut all = BTreeMap::new();
-    let mut least = 0;
-    while !reader.is_empty() {
-        let entry = reader.u32()?;
-        if entry < least || usize::try_from(entry).is_ok_and(|entry| entry >= entries) {
-            return Err(WireError::OutOfOrder { what: "an entry's extensions" });
-        }
-        least = entry + 1;
-        let extensions = Extensions::take(reader)?.only(known, "a batch's entry")?;
-        if !extensions.is_empty() {
-            all.insert(entry, extensions);
-        }
-    }
-    Ok(all)
-}
-
 fn symlink_target(reader: &mut Reader<'_>) -> Result<Box<[u8]>, WireError> {
     let len = usize::from(reader.u16()?);
     if len == 0 || len > SYMLINK_BYTES_MAX {
@@ -235,10 +254,7 @@ fn symlink_target(reader: &mut Reader<'_>) -> Result<Box<[u8]>, WireError> {
 }
 
 impl FileHead {
-    /// The extensions of a large file that are known here.
-    pub const EXTENSIONS: &'static [u16] = &[];
-
-    /// The head's bytes.
+    /// The head's bytes; see [`Batch::encode`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(56 + self.path.as_bytes().len());
@@ -247,8 +263,9 @@ impl FileHead {
         out.extend(self.bytes.to_le_bytes());
         put_timestamp(&mut out, self.ctime);
         out.extend(self.inode.to_le_bytes());
-        if !self.extensions.is_empty() {
-            self.extensions.put(&mut out);
+        let extensions = ExtraWriter::default().next(self.metadata.extra.as_deref(), None);
+        if !extensions.is_empty() {
+            extensions.put(&mut out);
         }
         out
     }
@@ -258,20 +275,15 @@ impl FileHead {
     /// # Errors
     /// [`WireError`] when it is malformed, or has a critical extension that is not known.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        Self::decode_knowing(bytes, Self::EXTENSIONS)
-    }
-
-    fn decode_knowing(bytes: &[u8], known: &[u16]) -> Result<Self, WireError> {
         let mut reader = Reader::new(bytes);
-        let (path, metadata, bytes) = (reader.path()?, reader.metadata()?, reader.u64()?);
+        let (path, mut metadata, bytes) = (reader.path()?, reader.metadata()?, reader.u64()?);
         let (ctime, inode) = (reader.timestamp()?, reader.u64()?);
-        let extensions = if reader.is_empty() {
-            Extensions::default()
-        } else {
-            Extensions::take(&mut reader)?.only(known, "a large file")?
-        };
+        if !reader.is_empty() {
+            let extensions = Extensions::take(&mut reader)?.only(OF_ENTRIES, "a large file")?;
+            metadata.extra = ExtraReader::default().next(&extensions)?;
+        }
         reader.finish()?;
-        Ok(Self { path, metadata, bytes, ctime, inode, extensions })
+        Ok(Self { path, metadata, bytes, ctime, inode })
     }
 }
 
@@ -282,15 +294,17 @@ fn count(len: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::extensions::tests::{any_extensions, extension};
+    use crate::extra::tests::{any_extra, xattr};
     use proptest::prelude::{Strategy, any, prop_oneof, proptest};
+    use std::sync::Arc;
+    use zmove_types::Extra;
 
     fn name(bytes: &[u8]) -> Name {
         Name::from_bytes(bytes).unwrap()
     }
 
     fn metadata() -> Metadata {
-        Metadata { mode: 0o644, mtime: Timestamp { seconds: -2, nanos: 5 } }
+        Metadata::new(0o644, Timestamp { seconds: -2, nanos: 5 })
     }
 
     #[test]
@@ -303,7 +317,7 @@ mod tests {
                 BatchEntry::Symlink(name(b"l"), metadata(), b"t".as_slice().into()),
             ],
         };
-        let batch = Batch { groups: vec![group], ..Batch::default() };
+        let batch = Batch { groups: vec![group] };
         let meta = [&[0xA4, 1, 0, 0][..], &(-2_i64).to_le_bytes(), &[5, 0, 0, 0]].concat();
         let expected = [
             &[1, 0, 0, 0, 1, 0, b'd', 2, 0, 0, 0][..],
@@ -331,7 +345,7 @@ mod tests {
     fn any_entry() -> impl Strategy<Value = BatchEntry> {
         let any_name = "[a-z\u{e9}]{1,12}".prop_map(|text| name(text.as_bytes()));
         let any_metadata = (0..0o10000_u32, any::<i64>(), 0..1_000_000_000_u32)
-            .prop_map(|(mode, seconds, nanos)| Metadata { mode, mtime: Timestamp { seconds, nanos } });
+            .prop_map(|(mode, seconds, nanos)| Metadata::new(mode, Timestamp { seconds, nanos }));
         (any_name, any_metadata, any::<[u8; 32]>(), 0..1000_u32, 0..5_u8).prop_map(
             |(name, meta, root, bytes, kind)| match kind {
                 0 => BatchEntry::Itself(meta),
@@ -345,26 +359,33 @@ mod tests {
 
     #[test]
     fn a_declaration_s_bytes_are_pinned() {
-        let metadata = Metadata { mode: 0o644, mtime: Timestamp { seconds: -2, nanos: 3 } };
+        let metadata = Metadata::new(0o644, Timestamp { seconds: -2, nanos: 3 });
         let (path, ctime) = (RelPath::from_bytes(b"d/f").unwrap(), Timestamp { seconds: 4, nanos: 5 });
-        let extensions = Extensions::default();
-        let head = FileHead { path, metadata, bytes: 0x0102_0304_0506, ctime, inode: 7, extensions };
+        let head = FileHead { path, metadata, bytes: 0x0102_0304_0506, ctime, inode: 7 };
         let mut expected = vec![3, 0, b'd', b'/', b'f', 0xA4, 1, 0, 0, 0xFE];
         expected.extend([0xFF; 7]);
         expected.extend([3, 0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 7]);
         expected.extend([0; 7]);
         assert_eq!(head.encode(), expected);
         assert_eq!(FileHead::decode(&expected), Ok(head.clone()));
-        let extended =
-            FileHead { extensions: Extensions::default().with(extension(5, true, b"z")), ..head.clone() };
-        expected.extend([8, 0, 0, 0, 5, 0, 1, 1, 0, 0, 0, b'z']);
+        let extended = FileHead { metadata: noted(head.metadata.clone()), ..head.clone() };
+        expected.extend([&[19, 0, 0, 0][..], &NOTE].concat());
         assert_eq!(extended.encode(), expected);
-        assert_eq!(FileHead::decode_knowing(&expected, &[5]), Ok(extended));
-        let error = WireError::UnknownExtension { what: "a large file", number: 5 };
-        assert_eq!(FileHead::decode(&expected), Err(error));
-        let mark = expected.len() - 6;
-        expected[mark] = 0;
+        assert_eq!(FileHead::decode(&expected), Ok(extended));
+        let number = expected.len() - NOTE.len();
+        expected[number] = 9;
         assert_eq!(FileHead::decode(&expected), Ok(head), "what is not critical is passed over");
+        expected[number + 2] = 1;
+        let error = WireError::UnknownExtension { what: "a large file", number: 9 };
+        assert_eq!(FileHead::decode(&expected), Err(error));
+    }
+
+    /// An attribute, as an extension.
+    const NOTE: [u8; 19] = *b"\x02\0\0\x0C\0\0\0\x06user.n\x01\0\0\0z";
+
+    fn noted(metadata: Metadata) -> Metadata {
+        let extra = Extra { xattrs: vec![xattr("user.n", b"z")], ..Extra::default() };
+        Metadata { extra: Some(Arc::new(extra)), ..metadata }
     }
 
     /// Two directories of their own group each, so that numbers go on over groups.
@@ -373,25 +394,24 @@ mod tests {
             directory: RelPath::from_bytes(text).unwrap(),
             entries: vec![BatchEntry::Itself(metadata())],
         };
-        Batch { groups: vec![group(b"a"), group(b"b")], ..Batch::default() }
+        Batch { groups: vec![group(b"a"), group(b"b")] }
     }
 
     #[test]
     fn extensions_of_entries_are_pinned_and_cost_nothing_where_there_are_none() {
         let mut batch = two_entries();
         let mut expected = batch.encode();
-        batch.extensions.insert(0, Extensions::default());
-        assert_eq!(batch.encode(), expected, "an empty block is none");
-        batch.extensions.clear();
-        batch.extensions.insert(1, Extensions::default().with(extension(5, true, b"z")));
-        expected.extend([1, 0, 0, 0, 8, 0, 0, 0, 5, 0, 1, 1, 0, 0, 0, b'z']);
+        batch.groups[1].entries[0] = BatchEntry::Itself(noted(metadata()));
+        let before = expected.len();
+        expected.extend([&[1, 0, 0, 0, 19, 0, 0, 0][..], &NOTE].concat());
         assert_eq!(batch.encode(), expected);
-        assert_eq!(Batch::decode_knowing(&expected, 0, &[5]), Ok(batch));
-        let error = WireError::UnknownExtension { what: "a batch's entry", number: 5 };
-        assert_eq!(Batch::decode(&expected, 0), Err(error));
-        let mark = expected.len() - 6;
-        expected[mark] = 0;
+        assert_eq!(Batch::decode(&expected, 0), Ok(batch));
+        let number = before + 8;
+        expected[number] = 9;
         assert_eq!(Batch::decode(&expected, 0), Ok(two_entries()), "what is not critical is passed over");
+        expected[number + 2] = 1;
+        let error = WireError::UnknownExtension { what: "a batch's entry", number: 9 };
+        assert_eq!(Batch::decode(&expected, 0), Err(error));
     }
 
     #[test]
@@ -410,21 +430,20 @@ mod tests {
         fn batches_survive_the_wire(
             entries in proptest::collection::vec(any_entry(), 0..20),
             split in 0..20_usize,
-            extended in proptest::collection::btree_map(0..20_u32, any_extensions(), 0..4),
+            extras in proptest::collection::vec(any_extra(), 20),
         ) {
+            let mut entries = entries;
+            for (entry, extra) in entries.iter_mut().zip(extras) {
+                entry.metadata_mut().extra = extra.map(Arc::new);
+            }
             let at = split.min(entries.len());
             let groups = [&entries[..at], &entries[at..]].into_iter().map(|entries| DirectoryGroup {
                 directory: RelPath::from_bytes(b"some/where").unwrap(),
                 entries: entries.to_vec(),
             });
-            let is_there = |(entry, extensions): &(u32, Extensions)| {
-                usize::try_from(*entry).unwrap() < entries.len() && !extensions.is_empty()
-            };
-            let extensions = extended.into_iter().filter(is_there).collect();
-            let batch = Batch { groups: groups.collect(), extensions };
+            let batch = Batch { groups: groups.collect() };
             let data: u64 = entries.iter().map(BatchEntry::data_bytes).sum();
-            let known: Vec<_> = (0..=u16::MAX).collect();
-            let decoded = Batch::decode_knowing(&batch.encode(), u32::try_from(data).unwrap(), &known);
+            let decoded = Batch::decode(&batch.encode(), u32::try_from(data).unwrap());
             assert_eq!(decoded, Ok(batch));
         }
 

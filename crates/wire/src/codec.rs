@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn metadata(&mut self) -> Result<Metadata, WireError> {
         let mode = self.u32()? & 0o7777;
-        Ok(Metadata { mode, mtime: self.timestamp()? })
+        Ok(Metadata::new(mode, self.timestamp()?))
     }
 
     pub(crate) fn timestamp(&mut self) -> Result<Timestamp, WireError> {

@@ -15,6 +15,7 @@ mod batch;
 mod codec;
 mod error;
 mod extensions;
+mod extra;
 mod frame;
 pub mod limits;
 mod message;
@@ -24,13 +25,15 @@ mod version;
 pub use batch::{Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead};
 pub use error::WireError;
 pub use extensions::{Extension, Extensions};
+pub use extra::XattrDigest;
 pub use frame::{FrameHeader, FrameKind};
 pub use message::{
     Answer, Compare, Differences, Durability, EntryFault, Extra, ExtraName, Extraneous, Fault, FaultCode,
-    FileDone, Finding, Findings, Finished, Held, InquiredEntry, InquiredGroup, InquiredKind,
-    InquiredMetadata, Inquiry, Keep, KeptRange, ListedName, Moment, Offer, OfferedFile, OfferedGroup, Open,
-    Opened, Operation, Overwrite, PublishedItem, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Sampled,
-    SourceMark, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState,
-    ToReceiver, ToSender, TopName, Verdict, Waiting, decode_message, decode_message_within, encode_message,
+    FileDone, Finding, Findings, Finished, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind,
+    InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, ListedName, Missed, Moment, NotKept, Offer,
+    OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, PublishedItem, Purpose,
+    Refusal, RefusalCode, Remove, RemoveGroup, Sampled, SourceMark, StageReport, Stored, StoredItem,
+    SweepOrder, Swept, SweptSize, TargetShape, TargetState, ToReceiver, ToSender, TopName, Verdict, Waiting,
+    decode_message, decode_message_within, encode_message,
 };
 pub use version::{Cipher, Greeting, GreetingError, Role, Version};

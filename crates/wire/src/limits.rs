@@ -39,9 +39,11 @@ pub const UNPUBLISHED_ENTRIES_MAX: u64 = 262_144;
 pub const UNPUBLISHED_NAME_BYTES_MAX: u64 = 128 << 20;
 /// The most extensions of one opening, head or entry.
 pub const EXTENSIONS_MAX: usize = 32;
-/// The most bytes of all of them, as they travel: a batch that closes at [`BATCH_HEAD_BYTES_TARGET`] still
-/// has room for one entry's.
-pub const EXTENSIONS_BYTES_MAX: usize = 256 << 10;
+/// The most bytes of all of them, as they travel: what is carried of one entry's extended attributes
+/// ([`Xattr::ENTRY_BYTES_MAX`](zmove_types::Xattr)) with what stands between them.
+pub const EXTENSIONS_BYTES_MAX: usize = (1 << 20) + (256 << 10);
+/// The most entries that one message names as lacking something, and the most kinds and reasons.
+pub const MISSED_MAX: usize = 1024;
 /// The most large files that are declared and neither whole nor given up; each may keep a file open.
 pub const FILES_UNFINISHED_MAX: usize = 4096;
 /// The most large files that a sender has begun to send and of whose end it has not heard; it begins no other.

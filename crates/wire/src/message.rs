@@ -4,16 +4,18 @@
 //! names are parsed while decoding, so a message that exists holds none that is invalid.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use zmove_types::{Metadata, Name, RelPath, Timestamp};
+use zmove_types::{Kinds, Metadata, Name, RelPath, Timestamp};
 
 use crate::error::WireError;
 use crate::extensions::Extensions;
+use crate::extra::XattrDigest;
 use crate::limits::{MESSAGE_BYTES_MAX, within};
 use crate::version::Version;
 
 mod bytes;
 mod counted;
 mod fault;
+mod kept;
 mod list;
 mod metadata;
 mod mirror;
@@ -22,6 +24,7 @@ mod probe;
 
 use counted::Counted;
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
+pub use kept::{InquireWith, Keeping, Lack, Missed, NotKept, OfferWith};
 pub use mirror::{Extra, ExtraName, Extraneous, Keep, KeptRange, ListedName, Remove, RemoveGroup};
 pub use preview::{
     Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
@@ -71,6 +74,10 @@ pub enum ToReceiver {
     Sweep(SweepOrder),
     /// The first message from [`Version::V4`](crate::Version) on: where to and how, and what else is said of that.
     OpenWith(Open, Extensions),
+    /// The same as [`Offer`](Self::Offer), to a receiver that has said what it keeps.
+    OfferWith(OfferWith),
+    /// The same as [`Inquire`](Self::Inquire), to a receiver that has said what it keeps.
+    InquireWith(InquireWith),
 }
 
 /// From the receiver to the sender.
@@ -129,6 +136,22 @@ pub enum ToSender {
         /// How many, moved or not.
         files: u64,
     },
+    /// The transfer may begin, and this is what else the receiver says to an opening that had
+    /// [`Keeping`] among its extensions.
+    OpenedWith(Opened, Extensions),
+    /// What was not kept, by kind and reason. Told before the end, to a sender that has asked for something
+    /// to be kept.
+    NotKept {
+        /// How often.
+        #[serde(deserialize_with = "list::at_most::<{ crate::limits::MISSED_MAX }, _, _>")]
+        counts: Vec<NotKept>,
+    },
+    /// Entries that lack something, where the sender wants to know their names.
+    Missed {
+        /// The entries.
+        #[serde(deserialize_with = "list::at_most::<{ crate::limits::MISSED_MAX }, _, _>")]
+        entries: Vec<Missed>,
+    },
 }
 
 /// Why a transfer does not begin yet.
@@ -166,11 +189,15 @@ pub struct Open {
     pub extraneous: Extraneous,
     /// Whether regular files that are there are changed in their place, and not replaced.
     pub inplace: bool,
+    /// What is kept of entries beside their contents. It travels among the extensions of the opening; where
+    /// nothing is said only modes and times are kept.
+    #[serde(skip)]
+    pub keeping: Option<Keeping>,
 }
 
 impl Open {
     /// The extensions of an opening that are known here.
-    pub const EXTENSIONS: &'static [u16] = &[];
+    const EXTENSIONS: &'static [u16] = &[kept::KEPT];
 
     /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
     #[must_use]
@@ -186,6 +213,7 @@ impl Open {
             purpose: Purpose::Move,
             extraneous: Extraneous::Stays,
             inplace: false,
+            keeping: None,
         }
     }
 
@@ -193,10 +221,21 @@ impl Open {
     #[must_use]
     pub fn into_message(self, version: Version) -> ToReceiver {
         if version >= Version::V4 {
-            ToReceiver::OpenWith(self, Extensions::default())
+            let keeping = self.keeping.map(Keeping::extension);
+            let extensions = keeping.into_iter().fold(Extensions::default(), Extensions::with);
+            ToReceiver::OpenWith(self, extensions)
         } else {
             ToReceiver::Open(self)
         }
+    }
+
+    /// What an opening says with its extensions.
+    ///
+    /// # Errors
+    /// [`WireError`] when one that is critical is not known, or one makes no sense.
+    pub fn with(self, extensions: Extensions) -> Result<Self, WireError> {
+        let extensions = extensions.only(Self::EXTENSIONS, "the opening")?;
+        Ok(Self { keeping: Keeping::of_opening(&extensions)?, ..self })
     }
 }
 
@@ -280,6 +319,17 @@ pub struct Opened {
     pub single_name: Option<TopName>,
 }
 
+impl Opened {
+    /// The message that says it, in answer to an opening in which `keeping` was asked for.
+    #[must_use]
+    pub fn into_message(self, keeping: Option<Keeping>) -> ToSender {
+        match keeping {
+            Some(_) => ToSender::OpenedWith(self, Keeping::answer(Kinds::ALL)),
+            None => ToSender::Opened(self),
+        }
+    }
+}
+
 /// Whether files have to be offered before they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TargetState {
@@ -323,6 +373,9 @@ pub struct OfferedFile {
     pub metadata: Metadata,
     /// For a file of more than one group: what else tells it from all others at the source.
     pub source: Option<SourceMark>,
+    /// A digest of its extended attributes, if it has any; it travels with [`OfferWith`] only.
+    #[serde(skip)]
+    pub xattrs: Option<Box<XattrDigest>>,
 }
 
 /// With size and modification time: which file at the source, in which state. Nobody can set a change time.
@@ -359,6 +412,9 @@ pub enum Verdict {
     /// Another version is there: [`Held`] will tell of its groups, and those that are the same need not come.
     /// Nor need those that [`Held`] has told of before, as with [`Verdict::Resume`].
     Delta,
+    /// Its contents are right, and its metadata are not: only those are to be sent. To
+    /// [`OfferWith`] only.
+    Retouch,
 }
 
 /// Chaining values of consecutive groups of one offered file: of what came in an earlier transfer before the
@@ -533,6 +589,7 @@ mod tests {
             purpose: Purpose::Preview,
             extraneous: Extraneous::Goes,
             inplace: true,
+            keeping: None,
         });
         let bytes = encode_message(&open);
         assert_eq!(bytes[..14], [30, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);
@@ -650,8 +707,9 @@ mod tests {
         let file = OfferedFile {
             name,
             bytes: 1,
-            metadata: Metadata { mode: 2, mtime: Timestamp { seconds: 3, nanos: 4 } },
+            metadata: Metadata::new(2, Timestamp { seconds: 3, nanos: 4 }),
             source: Some(source),
+            xattrs: None,
         };
         assert_eq!(encode_message(&file)[4..], [1, b'f', 1, 2, 6, 4, 1, 5, 1, 6]);
         assert_eq!(encode_message(&Verdict::Resume)[4..], [3]);

@@ -30,8 +30,9 @@ fn offers_of_many_transfers_keep_no_more_threads_awake_than_there_are_cores() {
         .map(|number| OfferedFile {
             name: name(&format!("{number}")),
             bytes: 1,
-            metadata: zmove_types::Metadata { mode: 0o644, mtime: Timestamp { seconds: 1, nanos: 0 } },
+            metadata: zmove_types::Metadata::new(0o644, Timestamp { seconds: 1, nanos: 0 }),
             source: None,
+            xattrs: None,
         })
         .collect();
     let mut transfers: Vec<_> = (0..12).map(|_| greedy.open(&open())).collect();

@@ -40,6 +40,10 @@ pub(crate) struct GrantArgs {
     /// of the daemon's user
     #[arg(long, requires = "write")]
     pub(crate) set_ids: bool,
+    /// What the sender writes may get other owners, and setuid and setgid bits with them, and the sender may make
+    /// devices and set capabilities and 'trusted.*' attributes; as far as the daemon's user may
+    #[arg(long, requires = "write")]
+    pub(crate) set_owner: bool,
     /// What all transfers of the sender together may take per second, for example 10Gbit or 500MB [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub(crate) max_rate: Option<RateLimit>,

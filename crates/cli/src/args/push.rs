@@ -8,6 +8,7 @@ use zmove_engine::Timeout;
 use zmove_types::RateLimit;
 
 use super::dial::DialArgs;
+use super::keeping::KeepingArgs;
 use super::selection::SelectionArgs;
 use super::storage::StorageArgs;
 
@@ -74,6 +75,8 @@ pub(crate) struct PushArgs {
     /// Write how far each stage is, ten times a second, as JSON lines
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) keeping: KeepingArgs,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
     #[command(flatten)]

@@ -45,8 +45,14 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
 fn grant(args: GrantArgs) -> Result<Grant> {
     let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
     let roots = args.roots.into_iter().map(resolve).collect::<Result<_>>()?;
-    let GrantArgs { set_ids, max_rate, expires, .. } = args;
-    Ok(Grant { set_ids, max_rate, expires, ..Grant::new(args.fingerprint, &args.name, roots, access) })
+    let GrantArgs { set_ids, set_owner, max_rate, expires, .. } = args;
+    Ok(Grant {
+        set_ids,
+        set_owner,
+        max_rate,
+        expires,
+        ..Grant::new(args.fingerprint, &args.name, roots, access)
+    })
 }
 
 /// A link is resolved now, by who allows it: what a root means must not change later.
@@ -65,6 +71,9 @@ fn sentence(grant: &Grant) -> String {
     let mut text = format!("{} ({}) may {may} below {}", grant.name, grant.holder, roots.join(", "));
     if grant.set_ids {
         text += ", and set setuid and setgid bits";
+    }
+    if grant.set_owner {
+        text += ", and set owners, devices and capabilities";
     }
     if let Some(rate) = grant.max_rate {
         text += &format!(", at {rate}/s at most");
@@ -85,6 +94,7 @@ fn json_of(grant: &Grant) -> Value {
         "roots": roots,
         "write": grant.access == Access::ReadWrite,
         "set_ids": grant.set_ids,
+        "set_owner": grant.set_owner,
         "max_bytes_per_second": grant.max_rate.map(|rate| rate.bytes_per_second()),
         "expires": grant.expires.map(|expires| expires.to_string()),
         "expired": grant.expires.is_some_and(|expires| expires.has_come(SystemTime::now())),

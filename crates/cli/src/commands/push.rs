@@ -20,6 +20,7 @@ use crate::display::trace::{self, Trace};
 use crate::display::{summary, terminal};
 use crate::settings::{self, PushSettings, Role, Storage};
 use crate::signals::EndSignals;
+use crate::value::account::SystemAccounts;
 use crate::value::exit::Exit;
 
 /// Runs `zmove push`.
@@ -38,6 +39,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         direct: storage.direct,
         sample_interval,
         scan: settings.scan(),
+        owners: settings.owners(),
         rate_max: args.limit,
         ..SenderConfig::default()
     };
@@ -58,7 +60,8 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
     summary::print(&summary, args, transport, &shares);
-    Ok(match (summary.failed + summary.kept_by_change, summary.spared) {
+    let lacking = if args.keeping.strict_metadata { summary.not_kept.len() as u64 } else { 0 };
+    Ok(match (summary.failed + summary.kept_by_change + lacking, summary.spared) {
         (0, 0) => Exit::Done,
         (0, _) => Exit::MaxDelete,
         _ => Exit::Partial,
@@ -92,7 +95,8 @@ async fn push_there(
 async fn push_here(push: Push, run: &mut Run, display: &Display, storage: Storage) -> Result<Summary> {
     display.start();
     let journals = settings::home(Role::Client).ok().map(|home| settings::journals(&home));
-    let receiver = LocalReceiver { file_io: storage.file_io, direct: storage.direct, journals };
+    let accounts = Arc::new(SystemAccounts);
+    let receiver = LocalReceiver { file_io: storage.file_io, direct: storage.direct, journals, accounts };
     Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
 }
 

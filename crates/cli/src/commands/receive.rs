@@ -19,6 +19,7 @@ use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 use crate::display::terminal;
 use crate::settings::{self, Role};
 use crate::signals::EndSignals;
+use crate::value::account::SystemAccounts;
 use crate::value::exit::Exit;
 
 /// Runs `zmove receive`.
@@ -47,6 +48,7 @@ async fn receive(order: &Order, key: Fingerprint, mut input: BufReader<Stdin>) -
         journals: home.as_deref().map(settings::journals),
         ending: home.map(|home| EndingSessions::shared_in(settings::ending(&home))).unwrap_or_default(),
         allow_clear: order.allow_clear,
+        accounts: Arc::new(SystemAccounts),
         ..ReceiverConfig::default()
     };
     let begun = Arc::new(Notify::new());

@@ -33,6 +33,7 @@ use crate::args::{ServeArgs, StorageArgs};
 use crate::commands::journal;
 use crate::display::{log, terminal};
 use crate::signals::EndSignals;
+use crate::value::account::SystemAccounts;
 use crate::value::age::Age;
 use crate::value::exit::{Exit, usage_error};
 
@@ -135,6 +136,7 @@ fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
         file_io: storage.file_io,
         direct: storage.direct,
         allow_clear: config.allow_clear,
+        accounts: Arc::new(SystemAccounts),
         journals: Some(journals.to_owned()),
         ..ReceiverConfig::default()
     }

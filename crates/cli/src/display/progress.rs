@@ -286,6 +286,9 @@ impl Observer for Watcher {
             Event::Limited { by } => self.state().limit = by,
             Event::Failed { message } => self.tell("failed", message),
             Event::Listed { changes } => self.list(changes),
+            Event::NotKept { message } => {
+                self.say(&format!("not kept: {message}"), &json!({ "event": "not_kept", "message": message }))
+            }
             Event::Warned { message } => self.tell("warning", message),
             Event::Waiting { message } => self.wait(message),
             Event::Resent { what } if self.form == Form::Json => {

@@ -7,6 +7,7 @@ use serde_json::json;
 use zmove_sender::{Bottleneck, Limit, PathReport, Preview, Summary};
 use zmove_transport::Transport;
 use zmove_types::{ByteCount, ByteRate};
+use zmove_wire::NotKept;
 
 use crate::args::{DurabilityArg, PushArgs};
 use crate::ceiling::Shares;
@@ -122,11 +123,25 @@ fn extras(summary: &Summary, args: &PushArgs) -> String {
         told.chain(spared.map(|(bytes, what)| format!("{} {what}", ByteCount(bytes)))).collect();
     let told = if told.is_empty() { String::new() } else { format!("{}\n", told.join(", ")) };
     match summary.times_beyond_range {
-        0 => told,
+        0 => told + &not_kept(summary),
         files => format!(
-            "{told}{files} files keep another time than the source's: the target's file system cannot hold theirs\n"
+            "{told}{files} files keep another time than the source's: the target's file system cannot hold theirs\n{}",
+            not_kept(summary)
         ),
     }
+}
+
+/// What was to be kept of entries and is not, on one line.
+fn not_kept(summary: &Summary) -> String {
+    let counts = summary.not_kept.iter();
+    let told: Vec<_> =
+        counts.map(|lack| format!("{} of {} ({})", lack.kind(), lack.entries, lack.why)).collect();
+    if told.is_empty() { String::new() } else { format!("not kept: {}\n", told.join(", ")) }
+}
+
+fn not_kept_as_json(summary: &Summary) -> Vec<serde_json::Value> {
+    let lack = |lack: &NotKept| json!({ "what": lack.kind().to_string(), "why": lack.why.to_string(), "entries": lack.entries });
+    summary.not_kept.iter().map(lack).collect()
 }
 
 fn as_json(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> serde_json::Value {
@@ -145,6 +160,7 @@ fn as_json(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         "removed": summary.removed,
         "max_delete_kept": summary.spared,
         "source_changed_kept": summary.kept_by_change,
+        "not_kept": not_kept_as_json(summary),
         "failed": summary.failed,
         "vanished": summary.vanished,
         "times_beyond_range": summary.times_beyond_range,

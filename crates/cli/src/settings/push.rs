@@ -12,12 +12,12 @@ use zmove_engine::{
     Confirm, DialSettings, Listener, Location, Overlap, PathMemory, PushJob, Remote, Sources, Timeout,
 };
 use zmove_scan::{ScanConfig, Selection};
-use zmove_sender::{AfterErrors, Guard, Removals};
+use zmove_sender::{AfterErrors, Guard, Owners, Removals};
 use zmove_transport::TransportChoice;
 use zmove_types::FileNumber;
 use zmove_wire::{Cipher, Compare, Durability, Open, Overwrite, Purpose};
 
-use super::{Role, dial, home, journals};
+use super::{Role, dial, home, journals, keeping};
 use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
 use crate::value::exit::usage_error;
 
@@ -77,6 +77,11 @@ impl PushSettings {
         ScanConfig { selection: self.selection.clone(), file_systems, ..ScanConfig::default() }
     }
 
+    /// Whom entries are said to belong to.
+    pub(crate) fn owners(&self) -> Owners {
+        keeping::owners(&self.args.keeping)
+    }
+
     /// The job of one session. A list of paths is opened anew.
     ///
     /// # Errors
@@ -96,6 +101,7 @@ impl PushSettings {
             overwrite: overwrite(args),
             inplace: args.inplace,
             purpose: if args.dry_run { Purpose::Preview } else { Purpose::Move },
+            keeping: Some(keeping::keeping(&args.keeping)),
             ..job.open
         };
         let mirror = args.delete.then(|| removals(args, sources, &self.location));
@@ -221,7 +227,7 @@ mod tests {
         let Command::Push(args) = Args::try_parse_from(typed).unwrap().command else {
             panic!("no push: {words}");
         };
-        PushSettings::new(args, Arc::new(Prompt))
+        PushSettings::new(*args, Arc::new(Prompt))
     }
 
     #[test]

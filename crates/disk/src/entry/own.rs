@@ -40,6 +40,16 @@ fn open_forbidden(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     Ok(opened?.into())
 }
 
+/// Holds an entry of this kind that has just been made and has no other name: whatever gets its name from now on, what
+/// is done is done to it.
+///
+/// # Errors
+/// What the system says, `EACCES` for something of another kind, `EBUSY` for what has other names.
+pub fn hold_new(directory: BorrowedFd<'_>, name: &Name, kind: FileType) -> io::Result<OwnedFd> {
+    let Held { fd, .. } = Held::hold(directory, name, kind)?;
+    if rustix::fs::fstat(&fd)?.st_nlink == 1 { Ok(fd) } else { Err(Errno::BUSY.into()) }
+}
+
 impl Held {
     /// Holds what has a name, without following a link.
     ///

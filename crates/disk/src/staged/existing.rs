@@ -180,7 +180,7 @@ mod tests {
             assert_eq!(path.metadata().unwrap().len(), 4, "not what it will be");
             staged.write(|| staged.file().write_all_at(b"new", 0)).unwrap();
             staged.set_final_length().unwrap();
-            set_new_file_metadata(staged.file(), &Metadata { mode: 0o640, mtime: CHANGE.mtime }).unwrap();
+            set_new_file_metadata(staged.file(), &Metadata::new(0o640, CHANGE.mtime)).unwrap();
             staged.commit(&name("f"), Replace::Existing).unwrap();
             let stat = path.metadata().unwrap();
             assert_eq!((stat.ino(), stat.mode() & 0o7777), (inode, 0o640));

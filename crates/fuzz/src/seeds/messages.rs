@@ -1,17 +1,19 @@
 //! One control message of each kind, with something in each of its lists.
 
 use serde::Serialize;
-use zmove_types::{Metadata, Timestamp};
+use std::sync::Arc;
+use zmove_types::{Kinds, Metadata, Timestamp};
 use zmove_wire::{
     Answer, Compare, Differences, Durability, EntryFault, Extra, ExtraName, Extraneous, Fault, FaultCode,
-    FileDone, Finding, Findings, Finished, Held, InquiredEntry, InquiredGroup, InquiredKind,
-    InquiredMetadata, Inquiry, Keep, KeptRange, ListedName, Moment, Offer, OfferedFile, OfferedGroup, Open,
-    Opened, Operation, Overwrite, PublishedItem, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Role,
-    Sampled, SourceMark, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape,
-    TargetState, ToReceiver, ToSender, TopName, Verdict, encode_message,
+    FileDone, Finding, Findings, Finished, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind,
+    InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, ListedName, Missed, Moment, NotKept, Offer,
+    OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, PublishedItem, Purpose,
+    Refusal, RefusalCode, Remove, RemoveGroup, Role, Sampled, SourceMark, StageReport, Stored, StoredItem,
+    SweepOrder, Swept, SweptSize, TargetShape, TargetState, ToReceiver, ToSender, TopName, Verdict,
+    encode_message,
 };
 
-use super::{greeting_of, name, path, sample_extensions};
+use super::{greeting_of, name, path, sample_extensions, whole_metadata};
 
 pub(crate) fn to_receiver() -> Vec<Vec<u8>> {
     encoded(&requests(), 4)
@@ -51,6 +53,8 @@ fn requests() -> Vec<ToReceiver> {
         }),
         ToReceiver::Sample { sample: 1, when: Moment::Now },
         ToReceiver::Sample { sample: 300, when: Moment::Ended(21) },
+        ToReceiver::OfferWith(OfferWith(offer_with())),
+        ToReceiver::InquireWith(InquireWith(inquiry_with())),
         ToReceiver::Sweep(SweepOrder { bytes: 1 << 28, millis: 5_000 }),
     ]);
     requests
@@ -68,6 +72,7 @@ fn open(shape: TargetShape) -> Open {
         purpose: Purpose::Preview,
         extraneous: Extraneous::Goes,
         inplace: true,
+        keeping: None,
     }
 }
 
@@ -76,15 +81,16 @@ fn offer() -> Offer {
     let file = OfferedFile {
         name: name("f"),
         bytes: 9 << 20,
-        metadata: Metadata { mode: 0o644, mtime: Timestamp { seconds: 1_700_000_000, nanos: 5 } },
+        metadata: Metadata::new(0o644, Timestamp { seconds: 1_700_000_000, nanos: 5 }),
         source,
+        xattrs: None,
     };
     let small = OfferedFile { bytes: 1, source: None, ..file.clone() };
     Offer { offer: 1, groups: vec![OfferedGroup { directory: path("d"), files: vec![file, small] }] }
 }
 
 fn inquiry() -> Inquiry {
-    let metadata = InquiredMetadata(Metadata { mode: 0o755, mtime: Timestamp { seconds: -1, nanos: 3 } });
+    let metadata = InquiredMetadata(Metadata::new(0o755, Timestamp { seconds: -1, nanos: 3 }), None);
     let kinds = [
         InquiredKind::File { bytes: 5 },
         InquiredKind::Directory,
@@ -98,6 +104,23 @@ fn inquiry() -> Inquiry {
     }
 }
 
+/// The same, with owners and digests of attributes.
+fn offer_with() -> Offer {
+    let mut offer = offer();
+    for file in &mut offer.groups[0].files {
+        file.metadata = whole_metadata();
+        file.metadata.extra.as_mut().map(Arc::make_mut).expect("it has one").xattrs.clear();
+    }
+    offer.groups[0].files[0].xattrs = Some(Box::new([5; 32]));
+    offer
+}
+
+fn inquiry_with() -> Inquiry {
+    let mut inquiry = inquiry();
+    inquiry.groups[0].itself = Some(InquiredMetadata(Metadata::default(), Some(Box::new([6; 32]))));
+    inquiry
+}
+
 fn kept() -> KeptRange {
     let names = ["b", "c"].map(|text| ListedName(name(text))).into();
     KeptRange { directory: path("d"), after: Some(ListedName(name("a"))), names, open: true }
@@ -109,10 +132,21 @@ fn replies() -> Vec<ToSender> {
     let stage = StageReport { busy_us: 1, starved_us: 300, blocked_us: 70_000 };
     vec![
         ToSender::Opened(Opened { state: TargetState::Populated, lanes_max: 64, single_name }),
+        ToSender::OpenedWith(
+            Opened { state: TargetState::Empty, lanes_max: 8, single_name: None },
+            Keeping::answer(Kinds::ALL),
+        ),
+        ToSender::NotKept { counts: vec![NotKept::new(Kinds::ACLS, Lack::Os(5), 300)] },
+        ToSender::Missed {
+            entries: vec![Missed {
+                path: path("d/f"),
+                lacks: vec![NotKept::new(Kinds::OWNER, Lack::NoRoom, 1)],
+            }],
+        },
         ToSender::Refused(Refusal { code: RefusalCode::Denied, text: "no".into() }),
         ToSender::Answer(Answer {
             offer: 1,
-            verdicts: vec![Verdict::Skip, Verdict::Compare([7; 32]), Verdict::Delta],
+            verdicts: vec![Verdict::Skip, Verdict::Compare([7; 32]), Verdict::Delta, Verdict::Retouch],
         }),
         ToSender::Stored(stored()),
         ToSender::Published {

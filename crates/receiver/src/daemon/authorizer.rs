@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 use zmove_types::RateLimit;
 
-use crate::store::rules::SetIds;
+use crate::store::rules::{Owning, SetIds};
 use crate::store::target::WriteAccess;
 
 /// The keys that a daemon lets in.
@@ -26,6 +26,7 @@ pub(crate) struct Authorized {
     pub(crate) name: String,
     pub(crate) access: WriteAccess,
     pub(crate) set_ids: SetIds,
+    pub(crate) owning: Owning,
     /// Owner of the journals that its transfers go on with.
     pub(crate) owner: String,
     /// Bytes per second that all its lanes together may bring.
@@ -60,7 +61,9 @@ impl Authorized {
             zmove_transport::Access::ReadOnly => WriteAccess::ReadOnly,
         };
         let set_ids = if grant.set_ids { SetIds::Carried } else { SetIds::Dropped };
-        Self { name: grant.name.clone(), access, set_ids, owner: key.to_string(), max_rate: grant.max_rate }
+        let owning = if grant.set_owner { Owning::Allowed } else { Owning::Denied };
+        let (name, owner) = (grant.name.clone(), key.to_string());
+        Self { name, access, set_ids, owning, owner, max_rate: grant.max_rate }
     }
 
     /// The user of this process, whose other pushes to this host's directories are theirs as well.
@@ -69,6 +72,7 @@ impl Authorized {
             name: "the user".to_owned(),
             access: WriteAccess::Anywhere,
             set_ids: SetIds::Dropped,
+            owning: Owning::Allowed,
             owner: String::new(),
             max_rate: None,
         }

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
-use zmove_disk::{FileIdentity, KeptTimes, Task, Turn};
-use zmove_types::{Metadata, Name, RelPath, Timestamp};
+use zmove_disk::{Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn};
+use zmove_types::{Name, RelPath, Timestamp};
 use zmove_wire::{
     Compare, Differences, FaultCode, Finding, Findings, InquiredEntry, InquiredKind, InquiredMetadata,
     Inquiry, Operation, Overwrite,
@@ -16,7 +16,8 @@ use zmove_wire::{
 
 use crate::quota::Quota;
 use crate::store::rules::Rules;
-use crate::store::target::tree::contents_root;
+use crate::store::target::keeper::Keeper;
+use crate::store::target::tree::{Xattrs, contents_root};
 use crate::store::target::{Seen, renamed};
 
 /// What is held against an inquiry.
@@ -24,6 +25,7 @@ use crate::store::target::{Seen, renamed};
 pub(crate) struct Previewer {
     pub(crate) seen: Seen,
     pub(crate) rules: Rules,
+    pub(crate) keeper: Keeper,
     pub(crate) times: KeptTimes,
     pub(crate) quota: Quota,
     pub(crate) stopping: AtomicBool,
@@ -77,7 +79,10 @@ impl Previewer {
     fn look_at_itself(&self, path: &RelPath, place: &Place, wanted: &InquiredMetadata) -> Finding {
         match place {
             Place::There(directory) => match FileIdentity::of(directory) {
-                Ok(there) => changed(self.metadata_differs(directory, &there, &wanted.0)),
+                Ok(there) => {
+                    let itself = Descriptor::Open(directory.as_fd());
+                    changed(self.metadata_differs(directory, &there, wanted, itself))
+                }
                 Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
             },
             Place::Missing => match (path.parent().map(|parent| self.place(&parent)), path.file_name()) {
@@ -107,12 +112,15 @@ impl Previewer {
             Ok(there) => there,
             Err(error) => return Finding::Fails(Operation::Read, FaultCode::os(&error)),
         };
-        let wanted = &entry.metadata.0;
+        let InquiredMetadata(wanted, digest) = &entry.metadata;
         let in_the_way = |operation| Finding::Fails(operation, FaultCode::DirectoryInTheWay);
         match (&entry.kind, FileType::from_raw_mode(stat.st_mode)) {
-            (InquiredKind::Directory, FileType::Directory) => {
-                changed(self.metadata_differs(directory, &there, wanted))
-            }
+            (InquiredKind::Directory, FileType::Directory) => changed(self.metadata_differs(
+                directory,
+                &there,
+                &entry.metadata,
+                Named(directory.as_fd(), name),
+            )),
             (InquiredKind::Directory, _) if self.rules.overwrite == Overwrite::Nothing => {
                 Finding::Fails(Operation::MakeDirectory, FaultCode::os(&Errno::NOTDIR.into()))
             }
@@ -124,7 +132,8 @@ impl Previewer {
             (InquiredKind::File { .. }, FileType::Directory) => in_the_way(Operation::Rename),
             (InquiredKind::Symlink { .. }, FileType::Directory) => in_the_way(Operation::Symlink),
             (InquiredKind::File { bytes }, FileType::RegularFile) => {
-                self.look_at_file(turn, directory, name, &there, *bytes, &self.rules.set_ids.of_file(wanted))
+                let wanted = InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
+                self.look_at_file(turn, directory, name, &there, *bytes, &wanted)
             }
             (InquiredKind::Symlink { target }, FileType::Symlink) => {
                 self.look_at_link(directory, name, &there, target, wanted.mtime)
@@ -140,12 +149,12 @@ impl Previewer {
         name: &Name,
         there: &FileIdentity,
         bytes: u64,
-        wanted: &Metadata,
+        wanted: &InquiredMetadata,
     ) -> Finding {
-        if self.rules.spare(there, || self.times.kept(directory, wanted.mtime)) {
+        if self.rules.spare(there, || self.times.kept(directory, wanted.0.mtime)) {
             return Finding::Stays;
         }
-        let differences = self.metadata_differs(directory, there, wanted);
+        let differences = self.metadata_differs(directory, there, wanted, Named(directory.as_fd(), name));
         if there.bytes != bytes {
             return Finding::Differs(differences.and(Differences::SIZE));
         }
@@ -179,14 +188,23 @@ impl Previewer {
         }
     }
 
-    /// How an entry of a directory, or the directory itself, differs in mode and time.
-    fn metadata_differs(&self, directory: &OwnedFd, there: &FileIdentity, wanted: &Metadata) -> Differences {
-        let has_time = self.times.is_kept(directory, there.mtime, wanted.mtime);
-        Differences::default().and_if(Differences::TIME, &has_time, &true).and_if(
-            Differences::MODE,
-            &there.mode,
-            &wanted.mode,
-        )
+    /// How an entry of a directory, or the directory itself, differs in what is kept beside its contents.
+    fn metadata_differs(
+        &self,
+        directory: &OwnedFd,
+        there: &FileIdentity,
+        InquiredMetadata(metadata, digest): &InquiredMetadata,
+        entry: impl HasXattrs,
+    ) -> Differences {
+        let has_time = self.times.is_kept(directory, there.mtime, metadata.mtime);
+        let wanted = self.keeper.wanted(&self.rules, metadata, None);
+        let owned = wanted.is_met(there.ids, wanted.mode);
+        let has_xattrs = Xattrs::Digest(digest.as_deref()).are_those_of(entry, metadata, self.rules.kinds);
+        Differences::default()
+            .and_if(Differences::TIME, &has_time, &true)
+            .and_if(Differences::MODE, &there.mode, &metadata.mode)
+            .and_if(Differences::OWNER, &owned, &true)
+            .and_if(Differences::XATTRS, &has_xattrs, &true)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use zmove_disk::{Task, Tree, Turn, set_metadata, set_usual_mode};
+use zmove_disk::{Task, Tree, Turn, set_usual_mode};
 use zmove_types::RelPath;
 use zmove_wire::{Extraneous, Fault, FaultCode, FileDone, Operation};
 
@@ -17,6 +17,7 @@ use crate::store::large_files::LargeFile;
 use crate::store::publishing::publish_all;
 use crate::store::reports::Outcome;
 use crate::store::target::directories::Remembered;
+use crate::store::target::keeper::At;
 use crate::store::target::tree::TargetTree;
 use crate::store::transfer::Transfer;
 
@@ -92,7 +93,9 @@ fn finish_part(transfer: &Transfer, turn: &Turn<'_>, part: &[Remembered]) -> io:
         }
         turn.get_help();
         let opened = opener.open(remembered);
-        match opened.and_then(|opened| set_metadata(opened.as_fd(), &remembered.metadata).map(|()| opened)) {
+        let at = At(&remembered.path, remembered.name.as_ref());
+        let set = |opened: Arc<OwnedFd>| target.set_whole(&opened, &remembered.metadata, at).map(|()| opened);
+        match opened.and_then(set) {
             // it may be all that was put into its file system, and the only one to tell of its links and directories
             Ok(directory) => {
                 target.flush_if_each(&directory)?;

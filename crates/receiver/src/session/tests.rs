@@ -18,7 +18,7 @@ fn open() -> Open {
 fn batch() -> Frame {
     let entries = vec![BatchEntry::Directory(Name::from_bytes(b"d").unwrap(), Metadata::default())];
     let groups = vec![DirectoryGroup { directory: RelPath::root(), entries }];
-    let head = Batch { groups, ..Batch::default() }.encode();
+    let head = Batch { groups }.encode();
     let header = FrameHeader {
         kind: FrameKind::Batch,
         head_bytes: u32::try_from(head.len()).unwrap(),

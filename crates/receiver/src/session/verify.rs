@@ -3,6 +3,8 @@
 //! **Invariant:** a [`VerifiedBatch`] or [`VerifiedChunk`] is made here alone, after its bytes were hashed; the writers
 //! take nothing else.
 
+use std::sync::Arc;
+
 use zmove_chunk::{file_root, group_cv, seal};
 use zmove_transport::Frame;
 use zmove_types::{Buffer, Cv, FileId, GroupSpan, ItemId};
@@ -56,6 +58,7 @@ impl VerifiedBatch {
         let mut held = quota.hold_memory(head.len())?;
         let batch = Batch::decode(&head, header.data_bytes)?;
         held.grow(ELEMENT_BYTES * batch.groups.len() + UNPUBLISHED_BYTES * batch.entry_count())?;
+        held.grow(extra_bytes(&batch))?;
         let faults = damaged_files(&batch, &data);
         if faults.is_empty() {
             let guessed = header.kind == FrameKind::Guess;
@@ -73,6 +76,14 @@ impl VerifiedBatch {
     pub(crate) fn into_parts(self) -> (ItemId, Batch, Buffer, Held) {
         (self.item, self.batch, self.data, self.held)
     }
+}
+
+/// What there is in memory of what entries have beside mode and time; those that share it come one after the other.
+fn extra_bytes(batch: &Batch) -> usize {
+    let entries = batch.groups.iter().flat_map(|group| &group.entries);
+    let mut extras: Vec<_> = entries.filter_map(|entry| entry.metadata().extra.as_ref()).collect();
+    extras.dedup_by(|one, other| Arc::ptr_eq(one, other));
+    extras.iter().map(|extra| extra.bytes()).sum()
 }
 
 impl VerifiedChunk {
@@ -177,10 +188,8 @@ mod tests {
         let (metadata, root) = (Metadata::default(), file_root(contents));
         let file = FileEntry { name, metadata, bytes: 8, root };
         let directory = RelPath::from_bytes(b"d").unwrap();
-        let batch = Batch {
-            groups: vec![DirectoryGroup { directory, entries: vec![BatchEntry::File(file)] }],
-            ..Batch::default()
-        };
+        let batch =
+            Batch { groups: vec![DirectoryGroup { directory, entries: vec![BatchEntry::File(file)] }] };
         let mut head = batch.encode();
         let content = *blake3::hash(&head).as_bytes();
         let mut data = contents.to_vec();

@@ -19,7 +19,8 @@ use zmove_wire::{Compare, Held, Offer, OfferedFile, SourceMark, Verdict};
 use crate::resume::journal::SourceIdentity;
 use crate::sharing::Lock;
 use crate::store::large_files::delta::{Candidate, runs};
-use crate::store::target::tree::contents_root;
+use crate::store::target::keeper::At;
+use crate::store::target::tree::{Found, Xattrs, contents_root};
 use crate::store::transfer::Transfer;
 
 /// What is said of one offer.
@@ -172,8 +173,14 @@ fn judge(
             contents_root(opened.as_fd(), name, || turn.is_over()).map_or(Verdict::Need, Verdict::Compare)
         }
         Compare::Quick => {
-            let metadata = target.rules.set_ids.of_file(&file.metadata);
-            if target.keep(opened, name, &there, &metadata) { Verdict::Skip } else { Verdict::Need }
+            let metadata = target.rules.of_file(&file.metadata);
+            let wanted = (&*metadata, Xattrs::Digest(file.xattrs.as_deref()));
+            match target.hold_against((opened, name), &there, wanted, At(path, Some(name))) {
+                Found::Same => Verdict::Skip,
+                // what is not remembered could get the source's time with what somebody else has written since
+                Found::DiffersBeside if target.judged.remember(opened, name, &there) => Verdict::Retouch,
+                Found::DiffersBeside | Found::Differs => Verdict::Need,
+            }
         }
     }
 }

@@ -35,6 +35,7 @@ use zmove_wire::Operation;
 
 use crate::quota::Quota;
 use crate::store::failure::{Failure, failed_to};
+use crate::store::target::keeper::At;
 use crate::store::target::tree::{TargetTree, flush_now};
 
 impl TargetTree {
@@ -78,13 +79,14 @@ impl TargetTree {
         staged: Staged,
         name: &Name,
         metadata: &Metadata,
+        at: At<'_>,
     ) -> Result<(), Failure> {
         // it may be on a file system of its own, mounted in the place of a file
         self.file_systems.note(staged.file()).map_err(failed_to(Operation::Flush))?;
         flush_now(staged.file(), self.rules.flushes())?;
         let verify = failed_to(Operation::Verify);
         staged.set_final_length().map_err(verify)?;
-        self.set_metadata(staged.file(), metadata)?;
+        self.set_metadata(staged.file(), metadata, at)?;
         self.flush_if_each(staged.file()).map_err(failed_to(Operation::Flush))?;
         staged.commit(name, Replace::Existing).map_err(verify)
     }

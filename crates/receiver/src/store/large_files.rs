@@ -137,7 +137,9 @@ impl FileTable {
                     .into());
                 }
                 table.held.grow(SLOT_BYTES)?;
-                let held = self.quota.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len())?;
+                let held = self
+                    .quota
+                    .hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + head.metadata.extra_bytes())?;
                 let (base, given_up) = (base(&head), AtomicBool::new(false));
                 let file = LargeFile { id, head, base, given_up, state: Lock::default(), _held: held };
                 let file = Arc::new(file);
@@ -346,7 +348,7 @@ mod tests {
     fn head(bytes: u64) -> FileHead {
         let path = RelPath::from_bytes(b"f").unwrap();
         let (metadata, ctime) = (Metadata::default(), Timestamp::default());
-        FileHead { path, metadata, bytes, ctime, inode: 0, extensions: zmove_wire::Extensions::default() }
+        FileHead { path, metadata, bytes, ctime, inode: 0 }
     }
 
     fn no_base(_: &FileHead) -> Option<Base> {

@@ -29,8 +29,9 @@ use crate::store::placer::runs::{Entry, Run, Runs};
 use crate::store::publishing::publisher::{FillingGuard, HiddenFile, Known, PendingBatch, SmallFile};
 use crate::store::publishing::{make_room, publish_all};
 use crate::store::target::file_systems::Flush;
+use crate::store::target::keeper::At;
 use crate::store::target::open_directories::{OpenDirectories, Opened};
-use crate::store::target::tree::flush_now;
+use crate::store::target::tree::{Xattrs, flush_now};
 use crate::store::transfer::Transfer;
 
 /// One thread's hands: the transfer and the directories it has open.
@@ -116,7 +117,7 @@ impl<'a> Placer<'a> {
             return;
         }
         if let Some(staging) = self.staging(&path, run.files) {
-            entries = self.fill(turns, staging, batch, entries);
+            entries = self.fill(turns, (&path, staging), batch, entries);
         }
         if entries.is_empty() {
             return;
@@ -154,8 +155,13 @@ impl<'a> Placer<'a> {
     fn is_there(&self, opened: &io::Result<Opened>, path: &RelPath, file: &FileEntry) -> bool {
         let Ok(Opened { directory, .. }) = opened else { return false };
         let name = self.transfer.target.name(path, &file.name);
-        let metadata = self.transfer.target.rules.set_ids.of_file(&file.metadata);
-        self.transfer.target.is_kept(directory, name, u64::from(file.bytes), &metadata)
+        let metadata = self.transfer.target.rules.of_file(&file.metadata);
+        self.transfer.target.is_kept(
+            (directory, name),
+            u64::from(file.bytes),
+            (&metadata, Xattrs::Known),
+            At(path, Some(name)),
+        )
     }
 
     /// A directory of the target, made if need be.
@@ -262,7 +268,7 @@ impl<'a> Placer<'a> {
     fn fill<'d>(
         &self,
         turns: &Turns<'_>,
-        staging: FillingGuard<'_>,
+        (path, staging): (&RelPath, FillingGuard<'_>),
         batch: &Arc<PendingBatch>,
         entries: Vec<Entry<'d>>,
     ) -> Vec<Entry<'d>> {
@@ -280,8 +286,8 @@ impl<'a> Placer<'a> {
                 others.push(Entry { number, bytes, entry });
                 continue;
             };
-            match self.make_in((&staging.staging, flush), &file, bytes) {
-                Ok(()) => files.push(SmallFile { batch: Arc::clone(batch), entry: number, file }),
+            match self.make_in((&staging.staging, flush), path, &file, bytes) {
+                Ok(()) => files.push(SmallFile::new(batch, number, file)),
                 Err(Unmade::NotTaken) => others.push(Entry { number, bytes, entry: BatchEntry::File(file) }),
                 Err(Unmade::Failed((operation, error))) => batch.fault(number, failure(operation, &error)),
                 Err(Unmade::Left((operation, error))) => {
@@ -336,27 +342,31 @@ impl<'a> Placer<'a> {
             }
             BatchEntry::Symlink(name, metadata, target) => {
                 let name = transfer.target.name(path, name);
-                place_symlink(
+                let is_ours = place_symlink(
                     directory.as_fd(),
                     name,
                     (target, metadata.mtime),
                     transfer.target.rules.replaces(),
                 )
                 .map_err(failed_to(Operation::Symlink))?;
+                if is_ours {
+                    let owned = transfer.target.own_link(directory, name, metadata, At(path, Some(name)));
+                    owned.map_err(failed_to(Operation::SetMetadata))?;
+                }
                 let flushed = transfer.target.flush_if_each(directory);
                 flushed.map_err(failed_to(Operation::Flush))?;
             }
             BatchEntry::File(file) => {
                 let failed_flushes = transfer.publisher.failed_flushes();
                 let Some(hidden) = self.place_file(opened, path, file, bytes)? else { return Ok(()) };
-                let small = SmallFile { batch: Arc::clone(batch), entry: *number, file: file.clone() };
+                let small = SmallFile::new(batch, *number, file.clone());
                 let hidden = HiddenFile { directory: Arc::clone(path), hidden, small };
                 transfer.publisher.add_file(hidden, failed_flushes);
             }
             BatchEntry::Retouch(name, metadata) => {
                 let name = transfer.target.name(path, name);
-                let metadata = transfer.target.rules.set_ids.of_file(metadata);
-                transfer.target.retouch(directory, name, &metadata)?;
+                let metadata = transfer.target.rules.of_file(metadata);
+                transfer.target.retouch(directory, name, &metadata, At(path, Some(name)))?;
                 transfer.target.count_beyond_range(metadata.mtime, || FileIdentity::at(directory, name));
             }
         }
@@ -386,14 +396,17 @@ impl<'a> Placer<'a> {
     fn make_in(
         &self,
         (staging, flush): (&StagingDirectory, Flush),
+        path: &RelPath,
         file: &FileEntry,
         bytes: &[u8],
     ) -> Result<(), Unmade> {
-        let metadata = self.transfer.target.rules.set_ids.of_file(&file.metadata);
+        let metadata = self.transfer.target.rules.of_file(&file.metadata);
         // somebody may have removed the directory, or the file system may take two names for one: by itself
         // the file may succeed
-        let created = staging.create(&file.name, metadata.mode).map_err(|_error| Unmade::NotTaken)?;
-        let written = self.write_whole((staging, &metadata), &created, bytes);
+        let mode = self.transfer.target.first_mode(&metadata, (staging.new_files(), staging.directory()));
+        let created = staging.create(&file.name, mode).map_err(|_error| Unmade::NotTaken)?;
+        let at = At(path, Some(&file.name));
+        let written = self.write_whole((staging, &metadata), at, &created, bytes);
         let written = written.and_then(|()| flush_now(&created, self.flushes_each(flush)));
         let Err(why) = written else { return Ok(()) };
         if staging.discard(&file.name).is_err() {
@@ -406,13 +419,13 @@ impl<'a> Placer<'a> {
     fn write_whole(
         &self,
         (staging, metadata): (&StagingDirectory, &Metadata),
+        at: At<'_>,
         file: &File,
         bytes: &[u8],
     ) -> Result<(), Failure> {
         self.contents.write(file, bytes).map_err(failed_to(Operation::Write))?;
-        staging.new_files().set_metadata(file, metadata).map_err(failed_to(Operation::SetMetadata))?;
-        self.transfer.target.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
-        Ok(())
+        let made = (file, staging.new_files(), &**staging.directory());
+        self.transfer.target.set_new_metadata(made, metadata, at)
     }
 
     /// A whole file under a hidden name, which is returned; `None` where it was changed in its place.
@@ -425,7 +438,7 @@ impl<'a> Placer<'a> {
     ) -> Result<Option<Name>, Failure> {
         let transfer = self.transfer;
         let name = transfer.target.name(path, &file.name);
-        let metadata = transfer.target.rules.set_ids.of_file(&file.metadata);
+        let metadata = transfer.target.rules.of_file(&file.metadata);
         let directory = &opened.directory;
         let booked = (&transfer.quota, transfer.direct);
         let existing =
@@ -433,16 +446,16 @@ impl<'a> Placer<'a> {
         if let Some(staged) = existing {
             let written = staged.write(|| self.contents.write(staged.file(), bytes));
             written.map_err(failed_to(Operation::Write))?;
-            transfer.target.finish_in_place(staged, name, &metadata)?;
+            transfer.target.finish_in_place(staged, name, &metadata, At(path, Some(name)))?;
             transfer.meter.stored(1);
             return Ok(None);
         }
-        let staged = Staged::create_in(directory, &opened.new_files, metadata.mode)
-            .map_err(failed_to(Operation::Create))?;
+        let mode = transfer.target.first_mode(&metadata, (&opened.new_files, directory));
+        let staged =
+            Staged::create_in(directory, &opened.new_files, mode).map_err(failed_to(Operation::Create))?;
         self.contents.write(staged.file(), bytes).map_err(failed_to(Operation::Write))?;
-        let set = opened.new_files.set_metadata(staged.file(), &metadata);
-        set.map_err(failed_to(Operation::SetMetadata))?;
-        transfer.target.count_beyond_range(metadata.mtime, || FileIdentity::of(staged.file()));
+        let made = (staged.file(), &*opened.new_files, &**directory);
+        transfer.target.set_new_metadata(made, &metadata, At(path, Some(name)))?;
         flush_now(staged.file(), self.flushes_each(opened.flush))?;
         Ok(staged.into_hidden_name())
     }

@@ -35,8 +35,9 @@ use crate::store::publishing::publisher::{
 };
 use crate::store::reports::{Outcome, Reports};
 use crate::store::target::file_systems::{Flushing, Unflushed};
+use crate::store::target::keeper::At;
 use crate::store::target::open_directories::OpenDirectories;
-use crate::store::target::tree::TargetTree;
+use crate::store::target::tree::{TargetTree, Xattrs};
 use crate::store::transfer::Transfer;
 
 /// The thread that publishes, until it is [stopped](crate::store::publishing::publisher::Publisher::stop). It
@@ -435,9 +436,12 @@ fn publish_hidden(
 
 /// Whether what has a small file's name already stays.
 fn stays_there(target: &TargetTree, directory: &OwnedFd, name: &Name, small: &SmallFile) -> bool {
-    let metadata = target.rules.set_ids.of_file(&small.file.metadata);
+    let metadata = target.rules.of_file(&small.file.metadata);
     match small.batch.known {
-        Known::PerhapsThere => target.is_kept(directory, name, u64::from(small.file.bytes), &metadata),
+        Known::PerhapsThere => {
+            let (bytes, wanted) = (u64::from(small.file.bytes), (&*metadata, Xattrs::Forgotten));
+            target.is_kept((directory, name), bytes, wanted, At(&RelPath::root(), Some(name)))
+        }
         Known::Needed => target.may_not_be_replaced(directory, name, metadata.mtime),
     }
 }

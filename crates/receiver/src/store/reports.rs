@@ -3,12 +3,12 @@
 use tokio::sync::mpsc::Sender;
 use zmove_transport::LaneError;
 use zmove_types::ItemId;
-use zmove_wire::{Answer, EntryFault, Fault, FileDone, Held, StoredItem, ToSender, WireError};
+use zmove_wire::{Answer, EntryFault, Fault, FileDone, Held, Missed, StoredItem, ToSender, WireError};
 
 use crate::quota::{Held as Booked, Quota};
 
 /// The way by which the threads of a transfer tell its session.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Reports {
     pub(crate) outcomes: Sender<Told>,
     /// The quota in which reports are booked.
@@ -26,6 +26,8 @@ pub(crate) enum Outcome {
     Published(ItemId, Vec<EntryFault>),
     File(FileDone),
     Fault(Fault),
+    /// An entry lacks something.
+    Missed(Missed),
     /// What is held of an offer's files, its answer, and whether that ends it.
     Answer(Vec<Held>, Answer, bool),
     /// More of what is held, and whether that ends its offer.
@@ -75,6 +77,7 @@ impl Outcome {
                 size_of_val(&faults[..])
             }
             Self::Fault(fault) => fault.path.as_bytes().len(),
+            Self::Missed(missed) => missed.path.as_bytes().len() + size_of_val(&missed.lacks[..]),
             Self::Answer(held, answer, _) => {
                 let cvs: usize = held.iter().map(|held| size_of_val(held) + size_of_val(&held.cvs[..])).sum();
                 cvs + size_of_val(&answer.verdicts[..])

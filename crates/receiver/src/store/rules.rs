@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use zmove_disk::{FileIdentity, Replace};
-use zmove_types::{Metadata, Timestamp};
+use zmove_types::{Kinds, Metadata, Timestamp};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite};
 
 /// The rules of one transfer, or of one that is only previewed.
@@ -18,10 +18,13 @@ pub(crate) struct Rules {
     /// Whether files that are there are to be changed in their place.
     pub(crate) in_place: bool,
     pub(crate) set_ids: SetIds,
+    /// What is kept of entries beside their contents.
+    pub(crate) kinds: Kinds,
+    pub(crate) owning: Owning,
 }
 
 impl Rules {
-    pub(crate) fn of(open: &Open, set_ids: SetIds) -> Self {
+    pub(crate) fn of(open: &Open, set_ids: SetIds, owning: Owning) -> Self {
         Self {
             durability: open.durability,
             compare: open.compare,
@@ -30,7 +33,25 @@ impl Rules {
             delta: open.delta,
             in_place: open.inplace,
             set_ids,
+            kinds: open.keeping.map_or(Kinds::ALWAYS, |keeping| keeping.kinds),
+            owning,
         }
+    }
+
+    /// A regular file's metadata as they are to be here. Where it is to get its owner, setuid and setgid bits depend
+    /// on that.
+    pub(crate) fn of_file<'a>(&self, metadata: &'a Metadata) -> Cow<'a, Metadata> {
+        let has_owner = metadata.extra.as_ref().is_some_and(|extra| extra.owner.is_some());
+        if has_owner && self.kinds.has_any(Kinds::OWNER) && self.owning == Owning::Allowed {
+            return Cow::Borrowed(metadata);
+        }
+        self.set_ids.of_file(metadata)
+    }
+
+    /// The kinds of extended attributes that are set and removed.
+    pub(crate) fn xattr_kinds(&self) -> Kinds {
+        let kinds = self.kinds.common(Kinds::ANY_XATTR);
+        if self.owning == Owning::Allowed { kinds } else { kinds.without(Kinds::PRIVILEGED) }
     }
 
     /// Whether anything is flushed.
@@ -67,11 +88,20 @@ pub enum SetIds {
     Carried,
 }
 
+/// Whether entries may get owners, and what else takes rights: devices, and the attributes that lend them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Owning {
+    /// All belongs to the receiver's user.
+    #[default]
+    Denied,
+    /// As far as the receiver's user may.
+    Allowed,
+}
+
 const BITS: u32 = 0o6000;
 
 impl SetIds {
-    /// A regular file's metadata as they are to be here.
-    pub(crate) fn of_file(self, metadata: &Metadata) -> Cow<'_, Metadata> {
+    fn of_file(self, metadata: &Metadata) -> Cow<'_, Metadata> {
         if self == Self::Carried || metadata.mode & BITS == 0 {
             return Cow::Borrowed(metadata);
         }

@@ -9,6 +9,7 @@
 pub(crate) mod directories;
 pub(crate) mod file_systems;
 pub(crate) mod judged;
+pub(crate) mod keeper;
 pub(crate) mod open_directories;
 pub(crate) mod tree;
 

@@ -20,6 +20,7 @@ use crate::store::publishing::publisher::Publisher;
 use crate::store::reports::{Outcome, Reports, Told};
 use crate::store::rules::Rules;
 use crate::store::target::Target;
+use crate::store::target::keeper::Keeper;
 use crate::store::target::tree::TargetTree;
 
 /// See the module.
@@ -50,9 +51,12 @@ impl Transfer {
         outcomes: Sender<Told>,
     ) -> Self {
         let quota = config.quota.clone();
-        let rules = Rules::of(open, config.set_ids);
+        let rules = Rules::of(open, config.set_ids, config.owning);
+        let reports = Reports { outcomes, quota: quota.clone() };
+        let named = open.keeping.is_some_and(|keeping| keeping.named);
+        let keeper = Keeper::new(&config.accounts, named.then(|| reports.clone()));
         Self {
-            target: TargetTree::new(target, rules, id, &quota, config.writers),
+            target: TargetTree::new(target, (rules, keeper), id, &quota, config.writers),
             file_io: Arc::clone(&config.file_io),
             direct: config.direct,
             pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
@@ -61,7 +65,7 @@ impl Transfer {
             parts,
             bases: Bases::new(config.writers),
             publisher: Publisher::new(version < Version::V4 || open.durability == Durability::File),
-            reports: Reports { outcomes, quota: quota.clone() },
+            reports,
             quota,
             meter: Arc::clone(&config.meter),
             stopping: AtomicBool::new(false),

@@ -17,6 +17,7 @@ use crate::store::placer::Placer;
 use crate::store::publishing::publisher::{Known, PendingBatch, WholeFile};
 use crate::store::publishing::{end_large, make_room};
 use crate::store::reports::Outcome;
+use crate::store::target::keeper::At;
 use crate::store::target::tree::flush_now;
 use crate::store::transfer::Transfer;
 
@@ -214,16 +215,16 @@ pub(crate) fn finish_file(transfer: &Transfer, file: &LargeFile, Complete(staged
         return;
     }
     let path = transfer.target.final_path(&file.head);
-    let metadata = transfer.target.rules.set_ids.of_file(&file.head.metadata);
+    let metadata = transfer.target.rules.of_file(&file.head.metadata);
     if staged.is_in_place() {
-        let finished = transfer.target.finish_in_place(staged, &name_of(&path), &metadata);
+        let finished = transfer.target.finish_in_place(staged, &name_of(&path), &metadata, At(&path, None));
         transfer.meter.stored(usize::from(finished.is_ok()));
         let fault = finished.err().map(|(operation, error)| failure(operation, &error));
         return end_large(transfer, file.id, fault);
     }
     // a part that cannot become the file is of no use
     staged.discard();
-    let sealed = transfer.target.set_metadata(staged.file(), &metadata);
+    let sealed = transfer.target.set_metadata(staged.file(), &metadata, At(&path, None));
     let sealed = sealed.and_then(|()| flush_now(staged.file(), transfer.target.rules.flushes()));
     if let Err((operation, error)) = sealed {
         return end_large(transfer, file.id, Some(failure(operation, &error)));
@@ -246,14 +247,7 @@ mod tests {
         let path = RelPath::from_bytes(b"large").unwrap();
         let metadata = Metadata::default();
         let ctime = Timestamp::default();
-        let head = FileHead {
-            path,
-            metadata,
-            bytes,
-            ctime,
-            inode: 1,
-            extensions: zmove_wire::Extensions::default(),
-        };
+        let head = FileHead { path, metadata, bytes, ctime, inode: 1 };
         transfer.files.declare(FileId(1), head, |_| None, |_| None).unwrap();
         let file = transfer.files.find(FileId(1)).unwrap().unwrap();
         (home, transfer, file)

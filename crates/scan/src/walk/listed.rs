@@ -158,8 +158,9 @@ impl Worker<'_> {
             self.walk.open(&ground.root, parent).map_err(|errno| closed(ground, parent, errno))?;
         let raw = CString::new(name.as_bytes()).expect("a name holds no NUL");
         let path = directory.display_path(name);
-        let entry =
-            Entry::look_up(&directory, &raw).map_err(|error| Closed::Fault(fault_of(error, path.clone())))?;
+        let kinds = self.walk.config.xattrs;
+        let entry = Entry::look_up(&directory, &raw, kinds)
+            .map_err(|error| Closed::Fault(fault_of(error, path.clone())))?;
         if entry.kind != EntryKind::Directory {
             return Err(Closed::Fault(ListFault::NotDirectory(path)));
         }

@@ -27,7 +27,7 @@ impl Found {
         let mut found = Self::default();
         for item in stream {
             match item {
-                ScanItem::Root { directory, metadata } => {
+                ScanItem::Root { directory, metadata, .. } => {
                     found.roots.push((directory.target_path().as_bytes().to_vec(), metadata.mode));
                 }
                 ScanItem::Batch(batch) => found.add(&batch),

@@ -88,7 +88,7 @@ fn names_are_bytes_and_links_are_not_followed() {
     assert_eq!(kind("dangling"), EntryKind::Symlink("../\u{e9}".as_bytes().into()));
     assert_eq!(kind("loop"), EntryKind::Symlink((*b".").into()));
     assert_eq!(kind("out"), EntryKind::Symlink((*b"/").into()));
-    assert_eq!(kind("socket"), EntryKind::Special);
+    assert_eq!(kind("socket"), EntryKind::Special(zmove_types::Special::Socket));
 }
 
 #[test]

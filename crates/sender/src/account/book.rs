@@ -85,8 +85,8 @@ impl Book {
     pub(crate) fn leave_open(&mut self, work: &Sent) {
         if let Sent::Batch(batch) = work {
             for file in batch.stored_files() {
-                let sent = Unconfirmed { look: file.look, root: file.root };
-                self.remember(file.path.clone(), sent);
+                let Some(root) = file.root else { continue };
+                self.remember(file.path.clone(), Unconfirmed { look: file.look, root });
             }
         }
     }
@@ -128,7 +128,7 @@ mod tests {
     }
 
     fn sent(name: &str) -> Sent {
-        let file = SentFile { path: path(name), root: Root([7; 32]), look: look(5), retouched: false };
+        let file = SentFile { path: path(name), root: Some(Root([7; 32])), look: look(5), retouched: false };
         Sent::Batch(SentBatch { pack: Pack::of(Vec::new()), files: vec![file], faults: Vec::new() })
     }
 

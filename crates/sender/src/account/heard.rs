@@ -23,6 +23,8 @@ pub(crate) struct Given {
     directory_bytes: AtomicUsize,
     /// Messages about what it holds of offered files.
     held: Count,
+    /// Files that were offered.
+    offered: Count,
 }
 
 /// Counts of what the receiver has said.
@@ -32,6 +34,7 @@ pub(crate) struct Heard {
     faults_beside: u64,
     files: u64,
     held: u64,
+    missed: u64,
 }
 
 /// A directory may fail when its files get their names, and once more when it gets its mode.
@@ -52,6 +55,10 @@ impl Given {
 
     /// Notes an offer: the receiver may hold a value for each group of its files.
     pub(crate) fn offer(&self, offer: &Offer) {
+        for group in &offer.groups {
+            self.offered.add(group.files.len() as u64);
+            self.directory_bytes.fetch_max(group.directory.as_bytes().len(), Ordering::Relaxed);
+        }
         let files = offer.groups.iter().flat_map(|group| &group.files);
         // once by an earlier transfer and once in another version, and then the end
         files.for_each(|file| self.held.add(2 * u64::from(GroupSpan::count(file.bytes).unwrap_or(0)) + 2));
@@ -71,6 +78,18 @@ impl Heard {
         self.faults_beside += 1 + path_bytes as u64 / PATH_BYTES_PER_FAULT;
         let limit = if removals > 0 { FAULTS_OF_REMOVAL_MAX } else { FAULTS_BESIDE_MAX };
         within("faults", self.faults_beside, limit)
+    }
+
+    /// An entry that lacks something: it may be told for each time that it was sent or offered.
+    pub(crate) fn missed(&mut self, given: &Given, path: &RelPath) -> Result<(), WireError> {
+        self.missed += 1 + path.as_bytes().len() as u64 / PATH_BYTES_PER_FAULT;
+        let directory_bytes = given.directory_bytes.load(Ordering::Relaxed) as u64;
+        let weight = 1 + (directory_bytes + Name::BYTES_MAX as u64 + 1) / PATH_BYTES_PER_FAULT;
+        within(
+            "entries that lack something",
+            self.missed,
+            weight * (given.entries.get() + given.offered.get()),
+        )
     }
 
     /// Checks the number of faults of a batch.

@@ -22,6 +22,7 @@ use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
 use crate::plan::resend;
 use crate::push::session::Session;
+use crate::read::extras::Extras;
 use crate::send::sent::{Sent, SentBatch};
 
 /// What the receiver says about work in flight, and about what it was asked.
@@ -40,12 +41,12 @@ impl Receipts {
     /// are taken, and the messages on their way out.
     pub(crate) fn begin(
         observer: Arc<dyn Observer>,
-        version: Version,
+        (version, extras): (Version, Extras),
         started: Instant,
     ) -> (Self, Replies, UnboundedReceiver<ToReceiver>) {
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
         let (reply_sender, replies) = replies::channel();
-        let session = Arc::new(Session::new(observer, version, started, outgoing_in));
+        let session = Arc::new(Session::new(observer, (version, extras), started, outgoing_in));
         let paced = Duration::ZERO;
         let heard = Heard::default();
         let receipts = Self { session, reply_sender, paced, times_beyond_range: 0, heard };
@@ -77,7 +78,7 @@ impl Receipts {
                 self.session.account.fail(&FileError::Receiver(fault));
             }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
-            ToSender::Opened(_) | ToSender::Waiting(_) => {
+            ToSender::Opened(_) | ToSender::OpenedWith(..) | ToSender::Waiting(_) => {
                 return Err(WireError::OutOfOrder { what: "a second answer" }.into());
             }
             ToSender::Sampled(_) | ToSender::Swept(_) => {
@@ -85,6 +86,14 @@ impl Receipts {
             }
             ToSender::Paced { receive_us } => self.paced = Duration::from_micros(receive_us),
             ToSender::TimesBeyondRange { files } => self.times_beyond_range = files,
+            ToSender::NotKept { counts } => self.session.account.not_kept(&counts),
+            ToSender::Missed { entries } => {
+                not_empty(!entries.is_empty())?;
+                for missed in entries {
+                    self.heard.missed(&self.session.in_flight.given, &missed.path)?;
+                    self.session.account.name_missed(&missed);
+                }
+            }
             ToSender::Finished(finished) => return self.finish(finished).map(Some),
         }
         Ok(None)
@@ -184,10 +193,10 @@ impl Receipts {
                 Some(_) => {}
                 None if file.retouched => {
                     account.skipped(&file.path, file.look);
-                    account.book().confirm(&file.path, Some(&file.root));
+                    account.book().confirm(&file.path, file.root.as_ref());
                 }
                 None => {
-                    account.book().confirm(&file.path, Some(&file.root));
+                    account.book().confirm(&file.path, file.root.as_ref());
                     files += 1;
                     bytes += file.look.bytes;
                 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use zmove_wire::NotKept;
+
 use crate::account::bottleneck::Bottleneck;
 use crate::tune::path::{Finding, PathReport};
 
@@ -20,6 +22,8 @@ pub struct Summary {
     pub bytes_matched: u64,
     /// FIFOs, sockets and devices, which are not copied.
     pub specials: u64,
+    /// What was to be kept of entries and is not, by kind and reason.
+    pub not_kept: Vec<NotKept>,
     /// Files and directories that failed.
     pub failed: u64,
     /// Of these, how many vanished while the source was walked.

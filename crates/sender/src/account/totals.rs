@@ -1,6 +1,11 @@
 //! What a push has counted.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use zmove_types::Kinds;
+use zmove_wire::{Lack, NotKept};
 
 use crate::account::summary::Summary;
 
@@ -23,6 +28,8 @@ pub(crate) struct Totals {
     pub(crate) resumed: Count,
     pub(crate) matched: Count,
     pub(crate) specials: Count,
+    /// What was not kept, and why.
+    pub(crate) not_kept: Mutex<BTreeMap<(Kinds, Lack), u64>>,
     pub(crate) failed: Count,
     pub(crate) vanished: Count,
     pub(crate) resent: Count,
@@ -71,6 +78,7 @@ impl Totals {
             skipped: self.skipped.get(),
             bytes_matched: self.matched.get(),
             specials: self.specials.get(),
+            not_kept: self.not_kept(),
             failed: self.failed.get(),
             vanished: self.vanished.get(),
             removed: self.removed.get(),
@@ -80,6 +88,12 @@ impl Totals {
             repeated: self.repeated.get(),
             ..Summary::default()
         }
+    }
+
+    /// What was not kept, and why.
+    fn not_kept(&self) -> Vec<NotKept> {
+        let counts = self.not_kept.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.iter().map(|((kind, why), entries)| NotKept::new(*kind, *why, *entries)).collect()
     }
 
     /// How much of the source is not known.

@@ -27,6 +27,9 @@ pub struct Link {
 impl Link {
     /// Greets and asks for leave, in the words of the version.
     pub(crate) async fn ask(&mut self, open: Open) -> Result<(), SessionError> {
+        if self.version < Version::V4 && open.keeping.is_some_and(|keeping| keeping.asked) {
+            return Err(SessionError::OldReceiver);
+        }
         let mut opening = self.greeting().encode().to_vec();
         opening.extend(encode_message(&open.into_message(self.version)));
         Ok(self.control.1.send(&opening).await?)

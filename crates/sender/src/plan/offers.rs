@@ -8,6 +8,7 @@ use zmove_wire::limits::{OFFER_FILES_MAX, OFFER_NAME_BYTES_MAX, OFFERS_OUTSTANDI
 use zmove_wire::{Answer, Held, Offer, OfferedFile, OfferedGroup, SourceMark, Verdict};
 
 use crate::plan::gathered::{Gathered, MessageLoad};
+use crate::read::extras::Extras;
 use crate::read::source::SourceDirectory;
 
 /// Files that are being asked about.
@@ -45,6 +46,8 @@ pub(crate) enum Answered {
     Skip,
     /// The file is to be sent.
     Need,
+    /// The contents are at the target already, and what else is kept of the file is not.
+    Retouch,
     /// The file may be there already: this is the root hash of the file at the target.
     Compare([u8; 32]),
     /// Some of it is there: values of groups that came before, and of those of another version.
@@ -66,14 +69,14 @@ impl Offering {
     }
 
     /// An offer of what has been gathered, if something has and another may be outstanding.
-    pub(crate) fn next_offer(&mut self) -> Option<Offer> {
+    pub(crate) fn next_offer(&mut self, extras: &Extras) -> Option<Offer> {
         if self.open.is_empty() || !self.may_offer() {
             return None;
         }
         let (offer, files) = self.open.take();
         let groups = files.chunk_by(|(before, _), (directory, _)| before.is(directory)).map(|files| {
             let directory = files[0].0.target_path().clone();
-            OfferedGroup { directory, files: files.iter().map(|(_, entry)| offered(entry)).collect() }
+            OfferedGroup { directory, files: files.iter().map(|(_, entry)| offered(entry, extras)).collect() }
         });
         let groups = groups.collect();
         self.outstanding.insert(offer, Outstanding { files, held: HashMap::new() });
@@ -116,6 +119,7 @@ impl Offering {
                 Verdict::Resume | Verdict::Delta if entry.size <= GROUP_BYTES => Answered::Need,
                 Verdict::Skip => Answered::Skip,
                 Verdict::Need => Answered::Need,
+                Verdict::Retouch => Answered::Retouch,
                 Verdict::Compare(root) => Answered::Compare(root),
                 Verdict::Resume => {
                     Answered::GoOn { held: held.remove(&number).unwrap_or_default(), there: Vec::new() }
@@ -156,11 +160,13 @@ fn fill(groups: &mut GroupValues, held: &Held) {
     }
 }
 
-fn offered(entry: &Entry) -> OfferedFile {
+fn offered(entry: &Entry, extras: &Extras) -> OfferedFile {
+    let (metadata, xattrs) = extras.seen(&entry.metadata, &entry.beside);
     OfferedFile {
         name: entry.name.clone(),
         bytes: entry.size,
-        metadata: entry.metadata.clone(),
+        metadata,
+        xattrs,
         source: (entry.size > GROUP_BYTES).then_some(SourceMark { inode: entry.inode, ctime: entry.ctime }),
     }
 }

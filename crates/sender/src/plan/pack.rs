@@ -11,7 +11,7 @@
 use std::ops::Add;
 
 use crossbeam_channel::Sender;
-use zmove_scan::{Entry, EntryKind, Found};
+use zmove_scan::{Beside, Entry, EntryKind, Found};
 use zmove_types::{GROUP_BYTES, Metadata, RelPath, Root};
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 
@@ -57,20 +57,22 @@ pub(crate) struct PackGroup {
 #[derive(Clone, Debug)]
 pub(crate) enum PackEntry {
     /// The directory itself.
-    Itself(Metadata),
+    Itself(Metadata, Beside),
     /// An entry in the directory: a subdirectory, a link, or a file of one group or less.
     Within(Entry),
     /// A file of any size whose contents may be at the target already, with the root hash of the target's
     /// file.
     Compare(Entry, Root),
+    /// A file of any size whose contents are at the target already, and whose other metadata are not.
+    Retouch(Entry),
 }
 
 impl PackEntry {
     /// The entry, unless it is the directory itself.
     pub(crate) fn entry(&self) -> Option<&Entry> {
         match self {
-            Self::Itself(_) => None,
-            Self::Within(entry) | Self::Compare(entry, _) => Some(entry),
+            Self::Itself(..) => None,
+            Self::Within(entry) | Self::Compare(entry, _) | Self::Retouch(entry) => Some(entry),
         }
     }
 
@@ -80,6 +82,15 @@ impl PackEntry {
             Self::Within(entry) if entry.kind == EntryKind::File => entry.size,
             _ => 0,
         }
+    }
+
+    /// How many bytes its extended attributes have, by what the scan has seen.
+    fn xattr_bytes(&self) -> usize {
+        let (Self::Itself(_, beside)
+        | Self::Within(Entry { beside, .. })
+        | Self::Compare(Entry { beside, .. }, _)
+        | Self::Retouch(Entry { beside, .. })) = self;
+        beside.xattrs.as_ref().map_or(0, |mark| mark.bytes)
     }
 
     /// How many bytes the entry's name and link target have.
@@ -213,7 +224,8 @@ impl Packer {
 impl PackLoad {
     fn of(directory: &SourceDirectory, entry: &PackEntry) -> Self {
         // an upper bound of what it takes in a batch's head, should it be the first of its directory
-        let head_bytes = 2 * ENTRY_HEAD_BYTES + entry.text_bytes() + directory.target_path().as_bytes().len();
+        let path_bytes = directory.target_path().as_bytes().len();
+        let head_bytes = 2 * ENTRY_HEAD_BYTES + entry.text_bytes() + entry.xattr_bytes() + path_bytes;
         Self { entries: 1, data_bytes: entry.data_bytes(), head_bytes }
     }
 }

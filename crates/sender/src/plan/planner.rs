@@ -11,7 +11,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem};
 use zmove_types::{Cv, Event, GROUP_BYTES, RelPath, Root};
-use zmove_wire::{Compare, TargetState, ToReceiver};
+use zmove_wire::{Compare, OfferWith, TargetState, ToReceiver};
 
 use crate::control::replies::{QueuedReply, Replies, Reply};
 use crate::mirror::{self, Mirror};
@@ -171,8 +171,8 @@ impl Planner<'_> {
 
     fn take_item(&mut self, item: ScanItem) {
         match item {
-            ScanItem::Root { directory, metadata } => {
-                self.pack(&SourceDirectory::held_open(&directory), PackEntry::Itself(metadata));
+            ScanItem::Root { directory, metadata, beside } => {
+                self.pack(&SourceDirectory::held_open(&directory), PackEntry::Itself(metadata, beside));
             }
             ScanItem::Batch(batch) => self.take_batch(batch),
             ScanItem::Error(error) => self.session.account.fail_scan(error),
@@ -250,9 +250,15 @@ impl Planner<'_> {
     /// Offers what has been gathered, as far as offers may be outstanding.
     fn flush_offers(&mut self) {
         let Some(offering) = &mut self.offering else { return };
-        while let Some(offer) = offering.next_offer() {
-            self.session.in_flight.given.offer(&offer);
-            self.session.in_flight.tell(ToReceiver::Offer(offer));
+        let Session { in_flight, extras, .. } = self.session;
+        while let Some(offer) = offering.next_offer(extras) {
+            in_flight.given.offer(&offer);
+            let with = extras.speaks();
+            in_flight.tell(if with {
+                ToReceiver::OfferWith(OfferWith(offer))
+            } else {
+                ToReceiver::Offer(offer)
+            });
         }
     }
 
@@ -265,10 +271,13 @@ impl Planner<'_> {
         for (directory, entry, answered) in answered {
             match answered {
                 Answered::Need => self.need(&directory, entry),
+                Answered::Retouch => self.pack(&directory, PackEntry::Retouch(entry)),
                 Answered::Compare(root) => self.pack(&directory, PackEntry::Compare(entry, Root(root))),
                 Answered::GoOn { held, there } => self.go_on(&directory, entry, held, there),
                 Answered::Skip => {
                     let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
+                    let lacks = self.session.extras.lacks_of(&entry);
+                    self.session.account.lacking(&self.session.extras, &path, &lacks);
                     self.session.account.skipped(&path, Look::of(&entry));
                 }
             }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_chunk::read_root;
-use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem};
-use zmove_types::{Change, ChangeKind, EntryForm, Event, RelPath};
+use zmove_scan::{Beside, Entry, EntryBatch, EntryKind, Scan, ScanItem};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, Metadata, RelPath};
 use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX};
 use zmove_wire::{
-    Compare, Differences, Fault, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind,
+    Compare, Differences, Fault, Finding, Findings, InquireWith, InquiredEntry, InquiredGroup, InquiredKind,
     InquiredMetadata, Inquiry, ToReceiver,
 };
 
@@ -20,6 +20,7 @@ use crate::plan::gathered::{Gathered, MessageLoad};
 use crate::plan::pack::PackEntry;
 use crate::plan::planner::Task;
 use crate::push::session::Session;
+use crate::read::extras::Extras;
 use crate::read::source::{Look, SourceDirectory};
 
 /// A preview of one push.
@@ -92,9 +93,9 @@ impl Survey<'_> {
 
     fn take_item(&mut self, item: ScanItem) {
         match item {
-            ScanItem::Root { directory, metadata } => {
+            ScanItem::Root { directory, metadata, beside } => {
                 let directory = SourceDirectory::held_open(&directory).closed();
-                self.gather(Inquired { directory, what: PackEntry::Itself(metadata) });
+                self.gather(Inquired { directory, what: PackEntry::Itself(metadata, beside) });
             }
             ScanItem::Batch(batch) => self.take_batch(batch),
             ScanItem::Error(error) => self.session.account.fail_scan(error),
@@ -126,9 +127,14 @@ impl Survey<'_> {
     fn ask(&mut self) {
         while !self.gathered.is_empty() && self.may_ask() {
             let (inquiry, asked) = self.gathered.take();
-            let groups = groups(&asked);
-            self.outstanding.insert(inquiry, asked);
-            self.session.in_flight.tell(ToReceiver::Inquire(Inquiry { inquiry, groups }));
+            let Session { in_flight, extras, .. } = self.session;
+            let inquiry = Inquiry { inquiry, groups: groups(&asked, extras) };
+            self.outstanding.insert(inquiry.inquiry, asked);
+            in_flight.tell(if extras.speaks() {
+                ToReceiver::InquireWith(InquireWith(inquiry))
+            } else {
+                ToReceiver::Inquire(inquiry)
+            });
         }
     }
 
@@ -228,7 +234,7 @@ impl Inquired {
 }
 
 /// A group for each directory; one that is asked about itself begins it.
-fn groups(asked: &[Inquired]) -> Vec<InquiredGroup> {
+fn groups(asked: &[Inquired], extras: &Extras) -> Vec<InquiredGroup> {
     let one = |before: &Inquired, asked: &Inquired| {
         before.directory.is(&asked.directory) && asked.what.entry().is_some()
     };
@@ -237,9 +243,11 @@ fn groups(asked: &[Inquired]) -> Vec<InquiredGroup> {
         let mut group = InquiredGroup { directory, itself: None, entries: Vec::new() };
         for Inquired { what, .. } in asked {
             match what {
-                PackEntry::Itself(metadata) => group.itself = Some(InquiredMetadata(metadata.clone())),
-                PackEntry::Within(entry) | PackEntry::Compare(entry, _) => {
-                    group.entries.push(inquired_entry(entry))
+                PackEntry::Itself(metadata, beside) => {
+                    group.itself = Some(inquired_metadata(extras, metadata, beside));
+                }
+                PackEntry::Within(entry) | PackEntry::Compare(entry, _) | PackEntry::Retouch(entry) => {
+                    group.entries.push(inquired_entry(entry, extras))
                 }
             }
         }
@@ -248,11 +256,17 @@ fn groups(asked: &[Inquired]) -> Vec<InquiredGroup> {
     asked.chunk_by(one).map(group).collect()
 }
 
-fn inquired_entry(entry: &Entry) -> InquiredEntry {
+fn inquired_entry(entry: &Entry, extras: &Extras) -> InquiredEntry {
     let kind = match &entry.kind {
         EntryKind::Directory => InquiredKind::Directory,
         EntryKind::Symlink(target) => InquiredKind::Symlink { target: target.to_vec() },
-        EntryKind::File | EntryKind::Special => InquiredKind::File { bytes: entry.size },
+        EntryKind::File | EntryKind::Special(_) => InquiredKind::File { bytes: entry.size },
     };
-    InquiredEntry { name: entry.name.clone(), kind, metadata: InquiredMetadata(entry.metadata.clone()) }
+    let metadata = inquired_metadata(extras, &entry.metadata, &entry.beside);
+    InquiredEntry { name: entry.name.clone(), kind, metadata }
+}
+
+fn inquired_metadata(extras: &Extras, metadata: &Metadata, beside: &Beside) -> InquiredMetadata {
+    let (metadata, xattrs) = extras.seen(metadata, beside);
+    InquiredMetadata(metadata, xattrs)
 }

@@ -7,6 +7,8 @@ use zmove_disk::{Direct, FileIo, Threads};
 use zmove_scan::ScanConfig;
 use zmove_types::{GROUP_BYTES, RateLimit};
 
+use crate::read::extras::Owners;
+
 /// The settings of a sender.
 #[derive(Clone, Debug)]
 pub struct SenderConfig {
@@ -22,6 +24,8 @@ pub struct SenderConfig {
     pub batch_files_max: usize,
     /// How the sources are walked.
     pub scan: ScanConfig,
+    /// Whom entries are said to belong to, where owners are kept. Default: their numbers.
+    pub owners: Owners,
     /// How often [`Event::Sampled`](zmove_types::Event::Sampled) is told. Default: never. Shorter shows more and
     /// costs a system call for each lane each time. Not zero.
     pub sample_interval: Option<Duration>,
@@ -42,6 +46,7 @@ impl Default for SenderConfig {
             buffers_max: 24,
             batch_files_max: 1024,
             scan: ScanConfig::default(),
+            owners: Owners::default(),
             sample_interval: None,
             file_io: Arc::new(Threads),
             direct: Direct::default(),

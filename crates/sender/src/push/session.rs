@@ -11,6 +11,7 @@ use crate::account::Account;
 use crate::account::failure::FileError;
 use crate::account::timeline::Timeline;
 use crate::plan::queue::Queue;
+use crate::read::extras::Extras;
 use crate::read::read_ahead::ReadAhead;
 use crate::send::in_flight::InFlight;
 
@@ -21,6 +22,7 @@ pub(crate) struct Session {
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) queue: Queue,
     pub(crate) read_ahead: ReadAhead,
+    pub(crate) extras: Extras,
 }
 
 impl Session {
@@ -28,13 +30,14 @@ impl Session {
     /// the receiver go by `outgoing`.
     pub(crate) fn new(
         observer: Arc<dyn Observer>,
-        version: Version,
+        (version, extras): (Version, Extras),
         started: Instant,
         outgoing: UnboundedSender<ToReceiver>,
     ) -> Self {
         let in_flight = Arc::new(InFlight::new(version, Arc::clone(&observer), outgoing));
         Self {
             account: Account::new(observer),
+            extras,
             timeline: Timeline::new(started),
             queue: Queue::new(Arc::clone(&in_flight)),
             in_flight,

@@ -15,6 +15,7 @@ use zmove_wire::{BatchEntry, FileEntry};
 
 use crate::account::failure::FileError;
 use crate::plan::pack::{PackEntry, PackGroup};
+use crate::read::extras::{Extras, Lacks};
 use crate::read::source::{Look, SourceDirectory};
 use crate::send::in_flight::InFlight;
 use crate::send::sent::SentFile;
@@ -40,11 +41,14 @@ pub(super) struct ReadEntry {
     /// Where its contents begin in the buffer.
     pub(super) offset: usize,
     pub(super) bytes: usize,
+    /// What it lacks of what was to be kept.
+    pub(super) lacks: Lacks,
 }
 
 /// Reads entries.
 pub(super) struct EntryReader<'a> {
     pub(super) in_flight: &'a InFlight,
+    pub(super) extras: &'a Extras,
     pub(super) threads: &'a StorageThreads,
 }
 
@@ -106,18 +110,24 @@ impl EntryReader<'_> {
         room: &mut [u8],
     ) -> Result<EntryRead, FileError> {
         Ok(match entry {
-            PackEntry::Itself(metadata) => without_contents(BatchEntry::Itself(metadata.clone()), None),
+            PackEntry::Itself(metadata, beside) => {
+                let (metadata, lacks) = self.extras.of_itself(directory, metadata, beside);
+                without_contents(BatchEntry::Itself(metadata), lacks, None)
+            }
+            PackEntry::Retouch(entry) => return self.retouch(directory, entry),
             PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root),
             PackEntry::Within(entry) => match &entry.kind {
                 EntryKind::Directory => {
-                    without_contents(BatchEntry::Directory(entry.name.clone(), entry.metadata.clone()), None)
+                    let (metadata, lacks) = self.extras.of_entry(directory, entry);
+                    without_contents(BatchEntry::Directory(entry.name.clone(), metadata), lacks, None)
                 }
-                EntryKind::Symlink(target) => without_contents(
-                    BatchEntry::Symlink(entry.name.clone(), entry.metadata.clone(), target.clone()),
-                    None,
-                ),
-                EntryKind::File => return read_file(directory, entry, offset, room),
-                EntryKind::Special => EntryRead::Nothing,
+                EntryKind::Symlink(target) => {
+                    let (metadata, lacks) = self.extras.of_entry(directory, entry);
+                    let link = BatchEntry::Symlink(entry.name.clone(), metadata, target.clone());
+                    without_contents(link, lacks, None)
+                }
+                EntryKind::File => return read_file(self.extras, directory, entry, (offset, room)),
+                EntryKind::Special(_) => EntryRead::Nothing,
             },
         })
     }
@@ -141,8 +151,20 @@ impl EntryReader<'_> {
         if root != there {
             return Ok(EntryRead::NeededAfterAll);
         }
-        let file = SentFile { retouched: true, ..sent_file(directory, entry, root, &before) };
-        Ok(without_contents(BatchEntry::Retouch(entry.name.clone(), before.metadata()), Some(file)))
+        let (metadata, lacks) = self.extras.of_file(&file, &before, entry);
+        let file = SentFile { retouched: true, ..sent_file(directory, entry, Some(root), &before) };
+        Ok(without_contents(BatchEntry::Retouch(entry.name.clone(), metadata), lacks, Some(file)))
+    }
+
+    /// Reads all but the contents of a file, which are at the target, unless it has changed since the target was asked.
+    fn retouch(&self, directory: &SourceDirectory, entry: &Entry) -> Result<EntryRead, FileError> {
+        let (file, before) = directory.open_file(&entry.name)?;
+        if Look::of(entry) != (Look { bytes: before.bytes, mtime: before.mtime }) {
+            return Err(FileError::Changed { path: directory.display(&entry.name) });
+        }
+        let (metadata, lacks) = self.extras.of_file(&file, &before, entry);
+        let file = SentFile { retouched: true, ..sent_file(directory, entry, None, &before) };
+        Ok(without_contents(BatchEntry::Retouch(entry.name.clone(), metadata), lacks, Some(file)))
     }
 }
 
@@ -162,23 +184,24 @@ fn with_room<'a>(groups: &'a [PackGroup], mut room: &'a mut [u8]) -> Vec<Waiting
     all
 }
 
-fn without_contents(entry: BatchEntry, file: Option<SentFile>) -> EntryRead {
-    EntryRead::Done(Box::new(ReadEntry { entry, file, offset: 0, bytes: 0 }))
+fn without_contents(entry: BatchEntry, lacks: Lacks, file: Option<SentFile>) -> EntryRead {
+    EntryRead::Done(Box::new(ReadEntry { entry, file, offset: 0, bytes: 0, lacks }))
 }
 
 /// Reads a small file into its room, which begins at this offset in the buffer.
 pub(super) fn read_file(
+    extras: &Extras,
     directory: &SourceDirectory,
     entry: &Entry,
-    offset: usize,
-    room: &mut [u8],
+    (offset, room): (usize, &mut [u8]),
 ) -> Result<EntryRead, FileError> {
     let path = || directory.display(&entry.name);
     let (file, before) = directory.open_file(&entry.name)?;
     let wanted = usize::try_from(before.bytes).unwrap_or(usize::MAX);
     let Some(room) = room.get_mut(..wanted) else {
-        let FileIdentity { bytes: size, ctime, inode, .. } = before;
-        let grown = Entry { size, metadata: before.metadata(), ctime, inode, ..entry.clone() };
+        // its ctime stays what the scan has seen: what else it has by now is not known
+        let FileIdentity { bytes: size, inode, .. } = before;
+        let grown = Entry { size, metadata: before.metadata(), inode, ..entry.clone() };
         return Ok(EntryRead::Grown(grown));
     };
     match (&file).read_exact(room) {
@@ -190,13 +213,18 @@ pub(super) fn read_file(
     }
     let root = file_root(room);
     let bytes = u32::try_from(wanted).expect("it fits into a buffer");
-    let (name, metadata) = (entry.name.clone(), before.metadata());
-    let file = Some(sent_file(directory, entry, root, &before));
-    let entry = BatchEntry::File(FileEntry { name, metadata, bytes, root });
-    Ok(EntryRead::Done(Box::new(ReadEntry { entry, file, offset, bytes: wanted })))
+    let (metadata, lacks) = extras.of_file(&file, &before, entry);
+    let sent = Some(sent_file(directory, entry, Some(root), &before));
+    let entry = BatchEntry::File(FileEntry { name: entry.name.clone(), metadata, bytes, root });
+    Ok(EntryRead::Done(Box::new(ReadEntry { entry, file: sent, offset, bytes: wanted, lacks })))
 }
 
-fn sent_file(directory: &SourceDirectory, entry: &Entry, root: Root, read: &FileIdentity) -> SentFile {
+fn sent_file(
+    directory: &SourceDirectory,
+    entry: &Entry,
+    root: Option<Root>,
+    read: &FileIdentity,
+) -> SentFile {
     let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
     let look = Look { bytes: read.bytes, mtime: read.mtime };
     SentFile { path, root, look, retouched: false }

@@ -5,11 +5,12 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use zmove_types::Buffer;
+use zmove_types::{Buffer, RelPath};
 use zmove_wire::{Batch, DirectoryGroup};
 
 use crate::plan::pack::Pack;
 use crate::read::entries::ReadEntry;
+use crate::read::extras::Lacks;
 use crate::read::source::SourceDirectory;
 use crate::send::sent::SentFile;
 
@@ -20,6 +21,8 @@ pub(crate) struct Filling {
     pub(super) buffer: Buffer,
     pub(super) filled: usize,
     pub(super) files: Vec<SentFile>,
+    /// What entries lack, told when they are sent.
+    pub(super) lacks: Vec<(RelPath, Lacks)>,
 }
 
 impl Filling {
@@ -32,13 +35,18 @@ impl Filling {
     /// Adds an entry. Its contents are where those of the last one end, or further back where something between them
     /// does not travel.
     pub(super) fn add(&mut self, read: ReadEntry) {
-        let ReadEntry { entry, file, offset, bytes } = read;
+        let ReadEntry { entry, file, offset, bytes, lacks } = read;
         if offset > self.filled {
             self.buffer.room().copy_within(offset..offset + bytes, self.filled);
         }
         self.filled += bytes;
         self.files.extend(file);
-        self.batch.groups.last_mut().expect("a group was begun").entries.push(entry);
+        let group = self.batch.groups.last_mut().expect("a group was begun");
+        if !lacks.is_empty() {
+            let path = entry.name().and_then(|name| group.directory.join(name).ok());
+            self.lacks.push((path.unwrap_or_else(|| group.directory.clone()), lacks));
+        }
+        group.entries.push(entry);
     }
 
     /// The room that is left.

@@ -93,9 +93,11 @@ impl Reader<'_> {
     fn read_pack(&mut self, pack: Pack) {
         let Some(mut buffer) = self.buffer() else { return };
         let Pack { groups, unread, .. } = pack;
-        let entries = EntryReader { in_flight: &self.session.in_flight, threads: &self.context.threads };
+        let Session { in_flight, extras, .. } = self.session;
+        let entries = EntryReader { in_flight, extras, threads: &self.context.threads };
         let mut read = entries.read_all(&groups, buffer.room()).into_iter();
-        let mut filling = Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new() };
+        let mut filling =
+            Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new(), lacks: Vec::new() };
         let mut sent = Pack { groups: Vec::with_capacity(groups.len()), unread: None, ..pack };
         let mut grown = Vec::new();
         for mut group in groups {
@@ -158,7 +160,8 @@ impl Reader<'_> {
         unread: Option<&Sender<Unread>>,
         filling: &mut Filling,
     ) -> Option<PackGroup> {
-        let read = read_file(&directory, &entry, filling.filled, filling.rest());
+        let extras = &self.session.extras;
+        let read = read_file(extras, &directory, &entry, (filling.filled, filling.rest()));
         let entry = match (read.unwrap_or_else(EntryRead::Failed), unread) {
             (EntryRead::Done(read), _) => {
                 filling.begin_group(&directory);
@@ -200,7 +203,10 @@ impl Reader<'_> {
     }
 
     fn send_batch(&mut self, ReadPack { mut pack, filling }: ReadPack) {
-        let Filling { batch, mut buffer, filled, files } = filling;
+        let Filling { batch, mut buffer, filled, files, lacks } = filling;
+        for (path, lacks) in lacks {
+            self.session.account.lacking(&self.session.extras, &path, &lacks);
+        }
         buffer.set_len(filled);
         let head = batch.encode();
         let content = *blake3::hash(&head).as_bytes();
@@ -238,7 +244,11 @@ impl Reader<'_> {
         span: GroupSpan,
         again: Option<ItemId>,
     ) -> Result<(), FileError> {
-        let (opened, identity) = file.open(self.context.direct)?;
+        let (opened, identity) = file.open(self.context.direct, |opened, identity| {
+            let (metadata, lacks) = self.session.extras.of_file(opened, identity, &file.entry);
+            self.session.account.lacking(&self.session.extras, &file.target, &lacks);
+            metadata
+        })?;
         let Some(buffer) = self.buffer() else { return Ok(()) };
         let mut hasher = GroupHasher::new(span.index);
         let wanted = span.len as usize;

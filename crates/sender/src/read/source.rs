@@ -4,6 +4,7 @@ mod at_rest;
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use zmove_chunk::{Groups, merge_root};
 use zmove_disk::{DataFile, Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, SourceRoot};
-use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, Root, Timestamp};
+use zmove_types::{Cv, FileId, GroupSpan, Metadata, Name, RelPath, Root, Timestamp};
 
 use crate::account::failure::FileError;
 
@@ -63,6 +64,11 @@ impl SourceDirectory {
     pub(crate) fn opened(&self) -> Self {
         let again = || Directory::open(&self.root, &self.source_path).ok().map(Arc::new);
         Self { open: self.open.clone().or_else(again), ..self.clone() }
+    }
+
+    /// The directory, if it is open.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.open.as_ref().map(|directory| directory.fd())
     }
 
     /// Where the directory goes below the target.
@@ -121,6 +127,8 @@ struct LargeState {
     groups_unstored: u32,
     dead: bool,
     opened: Option<(Arc<DataFile>, FileIdentity)>,
+    /// What else is carried, as it was when the file was opened first.
+    metadata: Option<Metadata>,
     cvs: Vec<Option<Cv>>,
     /// Groups of another version at the target, which need not be sent where they are the same.
     there: Vec<Option<Cv>>,
@@ -184,7 +192,11 @@ impl LargeSource {
     }
 
     /// The open file; opened and held against what the scan saw at the first call.
-    pub(crate) fn open(&self, direct: Direct) -> Result<(Arc<DataFile>, FileIdentity), FileError> {
+    pub(crate) fn open(
+        &self,
+        direct: Direct,
+        carry: impl FnOnce(&File, &FileIdentity) -> Metadata,
+    ) -> Result<(Arc<DataFile>, FileIdentity), FileError> {
         let mut state = self.lock();
         if let Some((file, identity)) = &state.opened {
             return Ok((Arc::clone(file), *identity));
@@ -193,6 +205,9 @@ impl LargeSource {
         if identity.bytes != self.entry.size || (self.resumed && !self.is_as_scanned(&identity)) {
             return Err(FileError::Changed { path: self.display() });
         }
+        if state.metadata.is_none() {
+            state.metadata = Some(carry(&file, &identity));
+        }
         let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
         state.opened = Some((Arc::clone(&file), identity));
         // what has been hashed counts, also for a file that is opened again because a group was late
@@ -200,6 +215,11 @@ impl LargeSource {
             state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
         }
         Ok((file, identity))
+    }
+
+    /// What the file is to get, once it has been opened.
+    pub(crate) fn metadata(&self) -> Metadata {
+        self.lock().metadata.clone().unwrap_or_else(|| self.entry.metadata.clone())
     }
 
     fn is_as_scanned(&self, identity: &FileIdentity) -> bool {

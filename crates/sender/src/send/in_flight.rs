@@ -368,6 +368,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::push::session::Session;
+    use crate::read::extras::Extras;
     use crate::read::source::SourceDirectory;
 
     /// Nothing in flight, and the queue of what is said.
@@ -397,7 +398,12 @@ pub(crate) mod tests {
     #[test]
     fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
         let (outgoing, mut messages) = unbounded_channel();
-        let session = Session::new(Arc::new(NoObserver), Version::NEWEST, Instant::now(), outgoing);
+        let session = Session::new(
+            Arc::new(NoObserver),
+            (Version::NEWEST, Extras::default()),
+            Instant::now(),
+            outgoing,
+        );
         let files = vanished(FILES);
         files.iter().for_each(|file| session.in_flight.begin_file(Arc::clone(file), 3));
         let arrived = AtomicUsize::new(0);
@@ -407,7 +413,10 @@ pub(crate) mod tests {
                 while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
                     std::hint::spin_loop();
                 }
-                session.fail_large(file.id, &file.open(Direct::default()).unwrap_err());
+                session.fail_large(
+                    file.id,
+                    &file.open(Direct::default(), |_, read| read.metadata()).unwrap_err(),
+                );
             }
         };
         thread::scope(|scope| [scope.spawn(fail_all), scope.spawn(fail_all)].map(drop));

@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_disk::FileIdentity;
 use zmove_transport::{LaneError, LaneSink};
 use zmove_types::{Buffer, Doing, Event, Stopwatch};
-use zmove_wire::{Extensions, FileHead, FrameHeader, FrameKind};
+use zmove_wire::{FileHead, FrameHeader, FrameKind};
 
 use crate::push::session::Session;
 use crate::read::source::LargeSource;
@@ -96,9 +96,8 @@ fn declare(
 ) -> Result<(), LaneError> {
     let FileIdentity { bytes, ctime, inode, .. } = *identity;
     let path = file.target.clone();
-    let metadata = identity.metadata();
-    let extensions = Extensions::default();
-    let head = FileHead { path, metadata, bytes, ctime, inode, extensions }.encode();
+    let metadata = file.metadata();
+    let head = FileHead { path, metadata, bytes, ctime, inode }.encode();
     let content = *blake3::hash(&head).as_bytes();
     let header = FrameHeader { kind: FrameKind::Declare, file: file.id, ..FrameHeader::default() };
     sink.send(sealed(&content, header, head, Buffer::empty()), watch)
@@ -109,6 +108,7 @@ const DECLARED_MAX: usize = 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::read::extras::Extras;
 
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Instant;
@@ -153,7 +153,12 @@ mod tests {
 
     fn context(cargo: Receiver<Cargo>) -> LaneContext {
         let (outgoing, _messages) = unbounded_channel();
-        let session = Session::new(Arc::new(NoObserver), Version::NEWEST, Instant::now(), outgoing);
+        let session = Session::new(
+            Arc::new(NoObserver),
+            (Version::NEWEST, Extras::default()),
+            Instant::now(),
+            outgoing,
+        );
         LaneContext { session: Arc::new(session), cargo }
     }
 

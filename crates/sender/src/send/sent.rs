@@ -31,7 +31,8 @@ pub(crate) struct SentBatch {
 #[derive(Debug)]
 pub(crate) struct SentFile {
     pub(crate) path: RelPath,
-    pub(crate) root: Root,
+    /// The hash of its contents, where they were read.
+    pub(crate) root: Option<Root>,
     pub(crate) look: Look,
     /// The file was there already and only its metadata travels.
     pub(crate) retouched: bool,

@@ -139,7 +139,7 @@ fn finish(bench: &Bench<'_>, writing: Writing) -> Result<Option<(u64, u64)>, Swe
         return Ok(None);
     }
     let finished = staged.file().set_len(bytes).and_then(|()| {
-        set_new_file_metadata(staged.file(), &Metadata { mode: MODE, mtime: bench.mtime })?;
+        set_new_file_metadata(staged.file(), &Metadata::new(MODE, bench.mtime))?;
         staged.file().sync_data()?;
         staged.commit(&name_of(number), Replace::Existing)
     });

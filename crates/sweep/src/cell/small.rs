@@ -148,7 +148,7 @@ impl Writers<'_> {
     ) -> std::io::Result<()> {
         let file = staging.create(name, MODE)?;
         contents.write(&file, data)?;
-        staging.new_files().set_metadata(&file, &Metadata { mode: MODE, mtime: self.bench.mtime })
+        staging.new_files().set_metadata(&file, &Metadata::new(MODE, self.bench.mtime))
     }
 }
 

@@ -104,6 +104,10 @@ pub struct Grant {
     /// Whether files that it sends keep their setuid and setgid bits, with which whoever runs them has the
     /// rights of the receiver's user. Default: no.
     pub set_ids: bool,
+    /// Whether entries that it sends may get owners and groups, with setuid and setgid bits where they do, and
+    /// whether it may make devices and set attributes that take rights, as far as the receiver's user may.
+    /// Default: no.
+    pub set_owner: bool,
     /// What all its connections together may send. Default: as much as they can.
     pub max_rate: Option<RateLimit>,
     /// When it is not let in any more. Default: never.
@@ -115,7 +119,16 @@ impl Grant {
     #[must_use]
     pub fn new(fingerprint: Fingerprint, name: &str, roots: Vec<PathBuf>, access: Access) -> Self {
         let holder = Holder::Key(fingerprint);
-        Self { holder, name: name.into(), roots, access, set_ids: false, max_rate: None, expires: None }
+        Self {
+            holder,
+            name: name.into(),
+            roots,
+            access,
+            set_ids: false,
+            set_owner: false,
+            max_rate: None,
+            expires: None,
+        }
     }
 
     /// Its key, unless it is for whoever an authority vouches for.
@@ -369,8 +382,9 @@ fn union(old: Grant, new: Grant) -> Grant {
         }
     }
     let (access, max_rate) = (old.access.max(new.access), new.max_rate.or(old.max_rate));
-    let (set_ids, expires) = (old.set_ids || new.set_ids, new.expires.or(old.expires));
-    Grant { holder: new.holder, name: new.name, roots, access, set_ids, max_rate, expires }
+    let (set_ids, set_owner) = (old.set_ids || new.set_ids, old.set_owner || new.set_owner);
+    let expires = new.expires.or(old.expires);
+    Grant { holder: new.holder, name: new.name, roots, access, set_ids, set_owner, max_rate, expires }
 }
 
 fn render(lines: &[Line]) -> Vec<u8> {

@@ -5,13 +5,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zmove_types::{Metadata, Timestamp};
 
 pub(super) fn serialize<S: Serializer>(metadata: &Metadata, serializer: S) -> Result<S::Ok, S::Error> {
-    let Metadata { mode, mtime } = metadata;
+    let Metadata { mode, mtime, .. } = metadata;
     (mode, mtime.seconds, mtime.nanos).serialize(serializer)
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Metadata, D::Error> {
     let (mode, seconds, nanos) = <(u32, _, _)>::deserialize(deserializer)?;
-    Ok(Metadata { mode: mode & 0o7777, mtime: timestamp_of(seconds, nanos)? })
+    Ok(Metadata::new(mode & 0o7777, timestamp_of(seconds, nanos)?))
 }
 
 fn timestamp_of<E: Error>(seconds: i64, nanos: u32) -> Result<Timestamp, E> {

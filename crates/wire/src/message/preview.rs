@@ -7,6 +7,7 @@ use zmove_types::{Metadata, Name, RelPath};
 
 use super::fault::{FaultCode, Operation};
 use super::{bytes, list, metadata};
+use crate::extra::XattrDigest;
 
 /// Entries that a preview asks about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,9 +62,13 @@ pub enum InquiredKind {
     },
 }
 
-/// Metadata at the source.
+/// Metadata at the source, and a digest of the extended attributes, if there are any: that and what metadata has beside
+/// mode and time travels with [`InquireWith`](super::InquireWith) only.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InquiredMetadata(#[serde(with = "metadata")] pub Metadata);
+pub struct InquiredMetadata(
+    #[serde(with = "metadata")] pub Metadata,
+    #[serde(skip)] pub Option<Box<XattrDigest>>,
+);
 
 /// The answer to an inquiry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,7 +100,7 @@ pub enum Finding {
 
 /// In what an entry at the target differs from its source, as bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Differences(pub u8);
+pub struct Differences(pub u16);
 
 impl Differences {
     /// The number of bytes.
@@ -110,14 +115,20 @@ impl Differences {
     pub const TARGET: Self = Self(16);
     /// The kind of entry.
     pub const TYPE: Self = Self(32);
+    /// The owner or the group.
+    pub const OWNER: Self = Self(64);
+    /// Extended attributes, access control lists among them. With this a number takes two bytes.
+    pub const XATTRS: Self = Self(128);
 
-    const NAMED: [(Self, &'static str); 6] = [
+    const NAMED: [(Self, &'static str); 8] = [
         (Self::TYPE, "type"),
         (Self::SIZE, "size"),
         (Self::TIME, "time"),
         (Self::MODE, "mode"),
         (Self::CONTENTS, "contents"),
         (Self::TARGET, "target"),
+        (Self::OWNER, "owner"),
+        (Self::XATTRS, "xattr"),
     ];
 
     /// These and others.

@@ -31,6 +31,9 @@ const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
 /// This process's own descriptors and the boot's id; how many cores there are.
 const SYSTEM: [&str; 3] = ["/proc", "/sys/fs/cgroup", "/sys/devices/system/cpu"];
 
+/// What users and groups are called, where a grant says that entries may get owners.
+const ACCOUNTS: [&str; 1] = ["/etc"];
+
 /// Confines this process, and all threads that it starts, to what belongs to it and to the roots of `keys`.
 ///
 /// # Errors
@@ -113,7 +116,9 @@ fn read(own: &Belongings, keys: &AuthorizedKeys) -> Vec<PathBuf> {
             );
         }
     }
-    let system = SYSTEM.iter().map(PathBuf::from).filter(|path| path.exists());
+    let owns = keys.grants().iter().any(|grant| grant.set_owner);
+    let system = SYSTEM.iter().chain(if owns { &ACCOUNTS[..] } else { &[] });
+    let system = system.map(PathBuf::from).filter(|path| path.exists());
     let real = files.iter().filter_map(|file| file.canonicalize().ok());
     let around = real.filter_map(|file| file.parent().map(Path::to_owned));
     system.chain(around).chain([own.home.clone()]).collect()

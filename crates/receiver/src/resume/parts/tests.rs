@@ -26,16 +26,9 @@ impl World {
         std::fs::create_dir(home.path().join("target")).unwrap();
         let tree = Tree::open(&home.path().join("target")).unwrap();
         let path = RelPath::from_bytes(b"large").unwrap();
-        let metadata = Metadata { mode: 0o600, mtime: Timestamp { seconds: 5, nanos: 6 } };
+        let metadata = Metadata::new(0o600, Timestamp { seconds: 5, nanos: 6 });
         let ctime = Timestamp::default();
-        let head = FileHead {
-            path,
-            metadata,
-            bytes: BYTES,
-            ctime,
-            inode: 7,
-            extensions: zmove_wire::Extensions::default(),
-        };
+        let head = FileHead { path, metadata, bytes: BYTES, ctime, inode: 7 };
         let place = home.path().join("target");
         Self { home, place, tree, head }
     }

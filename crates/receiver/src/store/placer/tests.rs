@@ -47,7 +47,7 @@ fn path(text: &str) -> RelPath {
 }
 
 fn metadata(mode: u32) -> Metadata {
-    Metadata { mode, mtime: Timestamp { seconds: 9, nanos: 0 } }
+    Metadata::new(mode, Timestamp { seconds: 9, nanos: 0 })
 }
 
 /// Files of one byte each, with these names and numbers.
@@ -130,7 +130,6 @@ fn a_large_file_survives_that_its_directory_is_replaced() {
         bytes,
         ctime: Timestamp::default(),
         inode: 1,
-        extensions: zmove_wire::Extensions::default(),
     };
     second.files.declare(id, head, |_| None, |_| None).unwrap();
     let file = second.files.find(id).unwrap().unwrap();

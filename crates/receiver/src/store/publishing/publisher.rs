@@ -192,7 +192,7 @@ pub(crate) const WAIT_LATE_MAX: Duration = Duration::from_secs(5);
 /// What an entry of a batch takes from when it is decoded until it has its name, beside the bytes of its name
 /// and path: at most twice what stands for it in a list that grows, its two names, and what the allocator
 /// adds to these.
-pub(crate) const UNPUBLISHED_BYTES: usize = 3 * ELEMENT_BYTES;
+pub(crate) const UNPUBLISHED_BYTES: usize = 3 * ELEMENT_BYTES + ALLOCATION_BYTES;
 const HIDDEN_NAME_BYTES: usize = 80;
 const _: () =
     assert!(2 * size_of::<HiddenFile>() + HIDDEN_NAME_BYTES + 2 * ALLOCATION_BYTES <= UNPUBLISHED_BYTES);
@@ -215,6 +215,14 @@ const ENTRIES_EARLY: u64 = UNPUBLISHED_ENTRIES_MAX / 8;
 const ENTRIES_MAX: u64 = UNPUBLISHED_ENTRIES_MAX / 4;
 const ITEMS_EARLY: u64 = UNPUBLISHED_ITEMS_MAX / 8;
 const ITEMS_MAX: u64 = UNPUBLISHED_ITEMS_MAX / 4;
+
+impl SmallFile {
+    /// A file that has got its metadata: of those only mode and time are looked at again.
+    pub(crate) fn new(batch: &Arc<PendingBatch>, entry: u32, mut file: FileEntry) -> Self {
+        file.metadata.extra = None;
+        Self { batch: Arc::clone(batch), entry, file }
+    }
+}
 
 impl Publisher {
     pub(crate) fn new(promptly: bool) -> Self {

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use zmove_types::{Metadata, Name, RelPath};
+use zmove_types::{Extra, Metadata, Name, RelPath};
 use zmove_wire::WireError;
 
 use crate::quota::{Held, Quota};
@@ -26,6 +26,8 @@ pub(crate) struct Directories {
 #[derive(Debug)]
 struct State {
     directories: Vec<Remembered>,
+    /// What the last one that had anything beside mode and time had: others may share it.
+    last_extra: Option<Arc<Extra>>,
     held: Held,
 }
 
@@ -45,7 +47,8 @@ const OVERHEAD_BYTES: usize = 2 * size_of::<Remembered>();
 
 impl Directories {
     pub(crate) fn new(quota: &Quota) -> Self {
-        Self { state: Lock::new(State { directories: Vec::new(), held: quota.nothing() }) }
+        let state = State { directories: Vec::new(), last_extra: None, held: quota.nothing() };
+        Self { state: Lock::new(state) }
     }
 
     /// Remembers a directory, or the one of that name in it.
@@ -61,9 +64,18 @@ impl Directories {
         // a path that only its batch has so far is kept from now on
         let path_bytes = if Arc::strong_count(path) == 1 { path.as_bytes().len() } else { 0 };
         let name_bytes = name.map_or(0, |name| name.as_bytes().len());
-        let bytes = OVERHEAD_BYTES + path_bytes + name_bytes;
-        self.book(bytes)?;
-        let directories = &mut self.state.lock().directories;
+        let mut state = self.state.lock();
+        let shared = state
+            .last_extra
+            .as_ref()
+            .zip(metadata.extra.as_ref())
+            .is_some_and(|(one, other)| Arc::ptr_eq(one, other));
+        let extra_bytes = if shared { 0 } else { metadata.extra_bytes() };
+        state.held.grow(OVERHEAD_BYTES + path_bytes + name_bytes + extra_bytes)?;
+        if metadata.extra.is_some() {
+            state.last_extra.clone_from(&metadata.extra);
+        }
+        let directories = &mut state.directories;
         // a path of thousands of components may be named thousands of times
         let same = directories.last().filter(|last| Arc::ptr_eq(&last.path, path));
         let above = same.map_or_else(|| path.depth(), |last| last.depth - usize::from(last.name.is_some()));

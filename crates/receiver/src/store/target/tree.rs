@@ -10,15 +10,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_chunk::read_root;
+use zmove_chunk::{read_root, xattr_digest};
 use zmove_disk::{
-    FileIdentity, KeptTimes, LastingNames, Tree, is_beyond_range, is_held_everywhere, open_beneath, retouch,
-    set_new_file_metadata,
+    Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Named, NewFiles, Tree, Wanted,
+    hold_new, is_beyond_range, is_held_everywhere, open_beneath, retouch,
 };
-use zmove_types::{Metadata, Name, RelPath, Timestamp, TransferId};
-use zmove_wire::{FileHead, Operation, Overwrite, TargetState};
+use zmove_types::{Kinds, Metadata, Name, RelPath, Timestamp, TransferId};
+use zmove_wire::{FileHead, Operation, Overwrite, TargetState, XattrDigest};
 
 use crate::quota::Quota;
 use crate::store::failure::{Failure, failed_to};
@@ -26,6 +26,7 @@ use crate::store::rules::Rules;
 use crate::store::target::directories::Directories;
 use crate::store::target::file_systems::{FileSystems, Flush};
 use crate::store::target::judged::Judged;
+use crate::store::target::keeper::{At, Keeper};
 use crate::store::target::{Target, renamed};
 
 /// The opened target of one transfer, shared by its threads.
@@ -42,6 +43,7 @@ pub(crate) struct TargetTree {
     pub(crate) is_closed: bool,
     pub(crate) part_names: LastingNames,
     pub(crate) times: KeptTimes,
+    pub(crate) keeper: Keeper,
     /// What was judged by its contents.
     pub(crate) judged: Judged,
     /// How many files have another time than the source's, since their file system does not have that.
@@ -56,7 +58,7 @@ pub(crate) struct TargetTree {
 impl TargetTree {
     pub(crate) fn new(
         target: Target,
-        rules: Rules,
+        (rules, keeper): (Rules, Keeper),
         transfer: TransferId,
         quota: &Quota,
         writers: usize,
@@ -71,6 +73,7 @@ impl TargetTree {
             is_closed,
             part_names: LastingNames::new(tag),
             times: KeptTimes::default(),
+            keeper,
             judged: Judged::new(quota),
             times_beyond_range: AtomicU64::new(0),
             file_systems: FileSystems::default(),
@@ -91,10 +94,67 @@ impl TargetTree {
         parent.join(self.name(&parent, &name)).unwrap_or_else(|_| head.path.clone())
     }
 
-    /// What a new file gets before its name.
-    pub(crate) fn set_metadata(&self, file: &File, metadata: &Metadata) -> Result<(), Failure> {
-        set_new_file_metadata(file, metadata).map_err(failed_to(Operation::SetMetadata))?;
+    /// What a file gets before its name, or when it has been changed in its place.
+    pub(crate) fn set_metadata(&self, file: &File, metadata: &Metadata, at: At<'_>) -> Result<(), Failure> {
+        self.set_whole(file, metadata, at).map_err(failed_to(Operation::SetMetadata))?;
         self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
+        Ok(())
+    }
+
+    /// The same for a file that has just been made in a directory.
+    pub(crate) fn set_new_metadata(
+        &self,
+        (file, new_files, directory): (&File, &NewFiles, &OwnedFd),
+        metadata: &Metadata,
+        at: At<'_>,
+    ) -> Result<(), Failure> {
+        if metadata.extra.is_some() || self.gives_acl(new_files, directory) {
+            return self.set_metadata(file, metadata, at);
+        }
+        new_files.set_metadata(file, metadata).map_err(failed_to(Operation::SetMetadata))?;
+        self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
+        Ok(())
+    }
+
+    /// With which mode a file is made that will have these metadata: until it has its owner and its access control
+    /// list, its group is not the one that its mode speaks of.
+    pub(crate) fn first_mode(
+        &self,
+        metadata: &Metadata,
+        (new_files, directory): (&NewFiles, &OwnedFd),
+    ) -> u32 {
+        let is_alone = metadata.extra.is_some() || self.gives_acl(new_files, directory);
+        if is_alone { metadata.mode & 0o700 } else { metadata.mode }
+    }
+
+    /// Whether new files of a directory get an access control list from it, and are not to have it.
+    fn gives_acl(&self, new_files: &NewFiles, directory: &OwnedFd) -> bool {
+        self.rules.kinds.has_any(Kinds::ACLS) && new_files.gives_acl(directory.as_fd())
+    }
+
+    /// Sets all metadata of a file or directory; what it does not get is counted.
+    pub(crate) fn set_whole(&self, entry: impl AsFd, metadata: &Metadata, at: At<'_>) -> io::Result<()> {
+        let wanted = self.keeper.wanted(&self.rules, metadata, Some(metadata.mtime));
+        let misses = wanted.set(Descriptor::Open(entry.as_fd()))?;
+        self.keeper.note(&self.rules, &wanted, &misses, at);
+        Ok(())
+    }
+
+    /// Gives a link its owner; what it does not get is counted.
+    pub(crate) fn own_link(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        metadata: &Metadata,
+        at: At<'_>,
+    ) -> io::Result<()> {
+        if metadata.extra.is_none() {
+            return Ok(());
+        }
+        let wanted = self.keeper.wanted(&self.rules, metadata, None);
+        let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
+        let misses = Wanted { kinds: Kinds::NONE, ..wanted }.set(Descriptor::Held(link.as_fd()))?;
+        self.keeper.note(&self.rules, &wanted, &misses, at);
         Ok(())
     }
 
@@ -104,12 +164,14 @@ impl TargetTree {
         directory: &OwnedFd,
         name: &Name,
         metadata: &Metadata,
+        at: At<'_>,
     ) -> Result<(), Failure> {
         let cannot = failed_to(Operation::SetMetadata);
         let there = FileIdentity::at(directory, name).map_err(cannot)?;
         let is_as_judged = self.judged.is_as_judged(directory, name, &there);
         let set = if is_as_judged {
-            self.touch(directory, name, &there, (metadata.mode, Some(metadata.mtime)))
+            let wanted = self.keeper.wanted(&self.rules, metadata, Some(metadata.mtime));
+            self.touch((directory, name), &there, &wanted, at)
         } else {
             Err(Errno::BUSY.into())
         };
@@ -120,16 +182,17 @@ impl TargetTree {
         self.judged.is_done(directory, name).map_err(cannot)
     }
 
-    /// Sets the mode of a file that is there, and its time where one is given.
+    /// Sets the metadata of a file that is there.
     fn touch(
         &self,
-        directory: &OwnedFd,
-        name: &Name,
+        (directory, name): (&OwnedFd, &Name),
         judged: &FileIdentity,
-        wanted: (u32, Option<Timestamp>),
+        wanted: &Wanted<'_>,
+        at: At<'_>,
     ) -> io::Result<()> {
         self.file_systems.note(directory)?;
-        retouch(directory.as_fd(), name, judged, wanted)?;
+        let misses = retouch(directory.as_fd(), name, judged, wanted)?;
+        self.keeper.note(&self.rules, wanted, &misses, at);
         if self.flushes_each(directory)? {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             flush(rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?)?;
@@ -148,28 +211,46 @@ impl TargetTree {
     }
 
     /// Whether what is there stays, because it may not be replaced or is a file of that size and time.
-    pub(crate) fn is_kept(&self, directory: &OwnedFd, name: &Name, bytes: u64, metadata: &Metadata) -> bool {
+    pub(crate) fn is_kept(
+        &self,
+        place @ (directory, name): (&OwnedFd, &Name),
+        bytes: u64,
+        wanted: (&Metadata, Xattrs<'_>),
+        at: At<'_>,
+    ) -> bool {
         FileIdentity::at(directory, name).is_ok_and(|there| {
-            self.spares(directory, &there, metadata.mtime)
-                || there.regular && there.bytes == bytes && self.keep(directory, name, &there, metadata)
+            self.spares(directory, &there, wanted.0.mtime)
+                || there.regular
+                    && there.bytes == bytes
+                    && self.hold_against(place, &there, wanted, at) == Found::Same
         })
     }
 
-    /// Contents of that time stay; the mode is put right. Where that fails, sending the file again will say why.
-    pub(crate) fn keep(
+    /// Contents of that time stay, and what else differs is put right as far as it is known. Where that fails, sending
+    /// the file again will say why.
+    pub(crate) fn hold_against(
         &self,
-        directory: &OwnedFd,
-        name: &Name,
+        place @ (directory, name): (&OwnedFd, &Name),
         there: &FileIdentity,
-        metadata: &Metadata,
-    ) -> bool {
-        let kept = self.times.is_kept(directory, there.mtime, metadata.mtime)
-            && (there.mode == metadata.mode
-                || self.touch(directory, name, there, (metadata.mode, None)).is_ok());
-        if kept {
-            self.count_beyond_range(metadata.mtime, || Ok(*there));
+        (metadata, xattrs): (&Metadata, Xattrs<'_>),
+        at: At<'_>,
+    ) -> Found {
+        if !self.times.is_kept(directory, there.mtime, metadata.mtime) {
+            return Found::Differs;
         }
-        kept
+        let mut wanted = self.keeper.wanted(&self.rules, metadata, None);
+        let same_xattrs = xattrs.are_those_of(Named(directory.as_fd(), name), metadata, self.rules.kinds);
+        if same_xattrs {
+            wanted.kinds = Kinds::NONE;
+        } else if matches!(xattrs, Xattrs::Digest(Some(_))) {
+            return Found::DiffersBeside;
+        }
+        let is_met = same_xattrs && wanted.is_met(there.ids, there.mode);
+        if !is_met && self.touch(place, there, &wanted, at).is_err() {
+            return Found::Differs;
+        }
+        self.count_beyond_range(metadata.mtime, || Ok(*there));
+        Found::Same
     }
 
     /// Whether what is there may not be replaced by a file of that time at the source.
@@ -194,6 +275,44 @@ impl TargetTree {
             self.times_beyond_range.fetch_add(1, Ordering::Relaxed);
         }
     }
+}
+
+/// What is known of a source's extended attributes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Xattrs<'a> {
+    /// They are among the metadata.
+    Known,
+    /// Nothing any more: what there is stays.
+    Forgotten,
+    /// A digest, if there are any.
+    Digest(Option<&'a XattrDigest>),
+}
+
+impl Xattrs<'_> {
+    /// Whether an entry has the same.
+    pub(crate) fn are_those_of(self, entry: impl HasXattrs, metadata: &Metadata, kinds: Kinds) -> bool {
+        let kinds = kinds.common(Kinds::ANY_XATTR);
+        if kinds.is_empty() {
+            return true;
+        }
+        let Ok(FoundXattrs { list, .. }) = entry.xattrs(kinds) else { return false };
+        match self {
+            Self::Known => list == metadata.xattrs(),
+            Self::Forgotten => true,
+            Self::Digest(None) => list.is_empty(),
+            Self::Digest(Some(digest)) => xattr_digest(&list) == *digest,
+        }
+    }
+}
+
+/// What is found of a file that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// It is as it should be, or has become so.
+    Same,
+    /// Its contents are right, and the sender has to say what else it is to have.
+    DiffersBeside,
+    Differs,
 }
 
 fn flush(changed: impl AsFd) -> io::Result<()> {

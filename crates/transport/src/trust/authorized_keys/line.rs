@@ -85,6 +85,7 @@ pub(super) fn render(grant: &Grant) -> String {
     fields.extend(grant.roots.iter().map(|root| encoded("root", root)));
     fields.extend((grant.access == Access::ReadWrite).then(|| "write".to_owned()));
     fields.extend(grant.set_ids.then(|| "set-ids".to_owned()));
+    fields.extend(grant.set_owner.then(|| "set-owner".to_owned()));
     fields.extend(grant.max_rate.map(|rate| format!("max-rate={rate}")));
     fields.extend(grant.expires.map(|expires| format!("expires={expires}")));
     fields.join(" ")
@@ -144,6 +145,7 @@ struct Draft {
     roots: Vec<PathBuf>,
     writes: Option<()>,
     sets_ids: Option<()>,
+    sets_owner: Option<()>,
     max_rate: Option<RateLimit>,
     expires: Option<Expiry>,
 }
@@ -159,6 +161,7 @@ impl Draft {
             }
             ("write", None) => once(&mut self.writes, (), field)?,
             ("set-ids", None) => once(&mut self.sets_ids, (), field)?,
+            ("set-owner", None) => once(&mut self.sets_owner, (), field)?,
             ("max-rate", Some(value)) => {
                 let rate = value.parse().map_err(|_| GrantFault::Rate(field.into()))?;
                 once(&mut self.max_rate, rate, field)?;
@@ -195,6 +198,7 @@ impl Draft {
             roots: self.roots,
             access: if self.writes.is_some() { Access::ReadWrite } else { Access::ReadOnly },
             set_ids: self.sets_ids.is_some(),
+            set_owner: self.sets_owner.is_some(),
             max_rate: self.max_rate,
             expires: self.expires,
         };
@@ -372,13 +376,19 @@ mod tests {
         let rate =
             proptest::option::of((1000_u64..1 << 40).prop_map(|bytes| format!("{bytes}B").parse().unwrap()));
         let days = proptest::option::of(0_u64..2_000_000);
-        let access = (access, any::<bool>());
+        let access = (access, any::<bool>(), any::<bool>());
         (any::<[u8; 32]>(), name, proptest::collection::vec(any_root(), 1..4), access, rate, days).prop_map(
-            |(key, name, roots, (access, set_ids), max_rate, days)| {
+            |(key, name, roots, (access, set_ids, set_owner), max_rate, days)| {
                 let moment =
                     |days| Expiry::after(UNIX_EPOCH, Duration::from_secs(days * 86_400 + days % 86_400));
                 let expires = days.and_then(moment);
-                Grant { set_ids, max_rate, expires, ..Grant::new(Fingerprint(key), &name, roots, access) }
+                Grant {
+                    set_ids,
+                    set_owner,
+                    max_rate,
+                    expires,
+                    ..Grant::new(Fingerprint(key), &name, roots, access)
+                }
             },
         )
     }

@@ -68,15 +68,8 @@ impl World {
 
     fn head(&self) -> FileHead {
         let SourceIdentity { bytes, mtime, ctime, inode } = self.source;
-        let metadata = Metadata { mode: 0o600, mtime };
-        FileHead {
-            path: path(),
-            metadata,
-            bytes,
-            ctime,
-            inode,
-            extensions: zmove_wire::Extensions::default(),
-        }
+        let metadata = Metadata::new(0o600, mtime);
+        FileHead { path: path(), metadata, bytes, ctime, inode }
     }
 
     fn offer(&self) -> Offer {
@@ -84,7 +77,8 @@ impl World {
         let file = OfferedFile {
             name: path().file_name().unwrap(),
             bytes,
-            metadata: Metadata { mode: 0o600, mtime },
+            metadata: Metadata::new(0o600, mtime),
+            xattrs: None,
             source: Some(SourceMark { inode, ctime }),
         };
         Offer { offer: 9, groups: vec![OfferedGroup { directory: RelPath::root(), files: vec![file] }] }

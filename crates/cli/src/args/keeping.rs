@@ -1,0 +1,91 @@
+//! What can be typed about what is kept of entries beside their contents.
+
+use clap::ValueEnum;
+
+use crate::value::account::{AccountMap, NewOwner};
+
+#[derive(Clone, Debug, Default, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
+pub(crate) struct KeepingArgs {
+    /// Keep all of LIST below: beside what is kept anyway owners and groups, capabilities and 'trusted.*' attributes, as
+    /// far as the receiver's user may and the key's grant allows (--set-owner); costs some 15 bytes for each entry and
+    /// two system calls at the receiver
+    #[arg(short, long, help_heading = HEADING)]
+    pub(crate) archive: bool,
+    /// Keep these too [default: modes, times, links, xattr and acl, which costs a system call for each entry and two
+    /// more for each attribute]
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', help_heading = HEADING)]
+    pub(crate) preserve: Vec<KindArg>,
+    /// Do not keep these: attributes and access control lists at the target then stay as they are
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', help_heading = HEADING)]
+    pub(crate) no_preserve: Vec<KindArg>,
+    /// As rsync has it: keep access control lists (they are kept unless --no-A is given)
+    #[arg(short = 'A', long = "acls", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) acls: bool,
+    /// As rsync has it: keep extended attributes (those of users are kept unless --no-X is given)
+    #[arg(short = 'X', long = "xattrs", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) xattrs: bool,
+    /// As rsync has it: keep owners
+    #[arg(short = 'o', long = "owner", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) owner: bool,
+    /// As rsync has it: keep groups
+    #[arg(short = 'g', long = "group", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) group: bool,
+    /// As rsync has it: modes are kept anyway
+    #[arg(short = 'p', long = "perms", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) perms: bool,
+    /// As rsync has it: times are kept anyway
+    #[arg(short = 't', long = "times", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) times: bool,
+    /// As rsync has it: symbolic links are sent as links anyway
+    #[arg(short = 'l', long = "links", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) links: bool,
+    /// Do not keep access control lists
+    #[arg(long = "no-A", alias = "no-acls", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) no_acls: bool,
+    /// Do not keep extended attributes
+    #[arg(long = "no-X", alias = "no-xattrs", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) no_xattrs: bool,
+    /// Do not keep owners
+    #[arg(long = "no-o", alias = "no-owner", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) no_owner: bool,
+    /// Do not keep groups
+    #[arg(long = "no-g", alias = "no-group", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) no_group: bool,
+    /// Keep numbers of owners and groups, whatever their names are; otherwise names count where the receiver knows them
+    #[arg(long, help_heading = HEADING)]
+    pub(crate) numeric_ids: bool,
+    /// Have everything belong to this user and group at the target: USER, USER:GROUP or :GROUP, by name or number
+    #[arg(long, value_name = "USER:GROUP", conflicts_with_all = ["usermap", "groupmap"], help_heading = HEADING)]
+    pub(crate) chown: Option<NewOwner>,
+    /// Map users: FROM:TO,..., the first that applies; FROM is a name, a number, a range 1000-1999, '*' for all or
+    /// nothing for those without a name here
+    #[arg(long, value_name = "MAP", help_heading = HEADING)]
+    pub(crate) usermap: Option<AccountMap>,
+    /// Map groups, as --usermap does
+    #[arg(long, value_name = "MAP", help_heading = HEADING)]
+    pub(crate) groupmap: Option<AccountMap>,
+    /// End with exit code 23 when anything that was to be kept is not
+    #[arg(long, help_heading = HEADING)]
+    pub(crate) strict_metadata: bool,
+    /// Name each entry of which something is not kept
+    #[arg(short, long, conflicts_with = "quiet", help_heading = HEADING)]
+    pub(crate) verbose: bool,
+}
+
+const HEADING: &str = "What is kept of files beside their contents";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KindArg {
+    /// Owner and group
+    #[value(alias = "ownership")]
+    Owner,
+    /// Extended attributes: 'user.*', and with -a 'trusted.*' and capabilities
+    #[value(alias = "xattrs")]
+    Xattr,
+    /// Access control lists
+    #[value(alias = "acls")]
+    Acl,
+    /// All of these
+    All,
+}

@@ -1,0 +1,115 @@
+//! What a push keeps of entries beside their contents.
+
+use std::sync::Arc;
+
+use zmove_sender::{Mapped, Mapping, Owners};
+use zmove_types::{Account, Kinds, NoAccounts};
+use zmove_wire::Keeping;
+
+use crate::args::{KeepingArgs, KindArg};
+use crate::value::account::{AccountMap, SystemAccounts};
+
+/// What the receiver is asked to keep.
+pub(super) fn keeping(args: &KeepingArgs) -> Keeping {
+    let wanted = wanted(args);
+    let kinds = Kinds::USUAL.and(wanted).without(unwanted(args));
+    // what is kept anyway, as far as the receiver knows it, is not asked for
+    let asked = !wanted.common(kinds).is_empty() || args.archive;
+    Keeping { kinds, asked, named: args.verbose }
+}
+
+/// What is kept beside the usual, or was asked for by name.
+fn wanted(args: &KeepingArgs) -> Kinds {
+    let typed = args.preserve.iter().map(|kind| kinds(*kind)).fold(Kinds::NONE, Kinds::and);
+    let maps_users = args.usermap.is_some() || args.chown.as_ref().is_some_and(|chown| chown.user.is_some());
+    let maps_groups =
+        args.groupmap.is_some() || args.chown.as_ref().is_some_and(|chown| chown.group.is_some());
+    let all = [
+        (args.archive, KEPT),
+        (args.acls, Kinds::ACLS),
+        (args.xattrs, Kinds::XATTRS),
+        (args.owner || maps_users, Kinds::OWNER),
+        (args.group || maps_groups, Kinds::GROUP),
+    ];
+    of(&all).and(typed)
+}
+
+fn unwanted(args: &KeepingArgs) -> Kinds {
+    let typed = args.no_preserve.iter().map(|kind| kinds(*kind)).fold(Kinds::NONE, Kinds::and);
+    let all = [
+        (args.no_acls, Kinds::ACLS),
+        (args.no_xattrs, Kinds::XATTRS.and(Kinds::PRIVILEGED)),
+        (args.no_owner, Kinds::OWNER),
+        (args.no_group, Kinds::GROUP),
+    ];
+    // modes, times and links are always kept
+    of(&all).and(typed).without(Kinds::ALWAYS)
+}
+
+fn of(switches: &[(bool, Kinds)]) -> Kinds {
+    switches.iter().filter(|(on, _)| *on).map(|(_, kinds)| *kinds).fold(Kinds::NONE, Kinds::and)
+}
+
+/// What `-a` keeps.
+const KEPT: Kinds = Kinds::USUAL.and(Kinds::OWNERSHIP).and(Kinds::PRIVILEGED);
+
+fn kinds(kind: KindArg) -> Kinds {
+    match kind {
+        KindArg::Owner => Kinds::OWNERSHIP,
+        KindArg::Xattr => Kinds::XATTRS.and(Kinds::PRIVILEGED),
+        KindArg::Acl => Kinds::ACLS,
+        KindArg::All => KEPT,
+    }
+}
+
+/// Whom entries are said to belong to.
+pub(super) fn owners(args: &KeepingArgs) -> Owners {
+    let all = |account: &Account| Mapping { from: Mapped::All, to: account.clone() };
+    let new = |account: Option<&Account>| account.map(all).into_iter().collect();
+    let typed = |map: &Option<AccountMap>| map.as_ref().map_or_else(Vec::new, |map| map.0.clone());
+    let (users, groups) = match &args.chown {
+        Some(chown) => (new(chown.user.as_ref()), new(chown.group.as_ref())),
+        None => (typed(&args.usermap), typed(&args.groupmap)),
+    };
+    let accounts: Arc<dyn zmove_types::Accounts> =
+        if args.numeric_ids { Arc::new(NoAccounts) } else { Arc::new(SystemAccounts) };
+    Owners { accounts, users, groups }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    fn kept(words: &str) -> Keeping {
+        let typed = ["zmove", "push"].into_iter().chain(words.split_whitespace()).chain(["a", "b"]);
+        let Command::Push(args) = Args::try_parse_from(typed).unwrap().command else {
+            panic!("no push: {words}")
+        };
+        keeping(&args.keeping)
+    }
+
+    #[test]
+    fn options_add_up_and_what_is_not_wanted_wins() {
+        assert_eq!(kept(""), Keeping::default());
+        let usual = Kinds::USUAL;
+        for (words, kinds, asked) in [
+            ("-a", KEPT, true),
+            ("--preserve all", KEPT, true),
+            ("-ptl", usual, false),
+            ("-A", usual, true),
+            ("-og", usual.and(Kinds::OWNERSHIP), true),
+            ("--preserve owner,acl --no-o", usual.and(Kinds::GROUP), true),
+            ("-a --no-preserve owner,xattr", Kinds::ALWAYS.and(Kinds::ACLS), true),
+            ("--no-A --no-X", Kinds::ALWAYS, false),
+            ("--no-preserve all", Kinds::ALWAYS, false),
+            ("--chown ann:", usual.and(Kinds::OWNER), true),
+            ("--groupmap *:7", usual.and(Kinds::GROUP), true),
+        ] {
+            assert_eq!(kept(words), Keeping { kinds, asked, named: false }, "{words}");
+        }
+        assert!(kept("-v").named);
+    }
+}

@@ -1,0 +1,279 @@
+//! Extended attributes, access control lists among them: read whole, and made what they are to be.
+//!
+//! What an attribute holds is opaque here, but for two things that a mode needs to know of a POSIX access
+//! control list (acl(5)): who has one shows its mask in the mode where others show what their group may.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+use zmove_types::{Kinds, Name, Xattr};
+
+/// An entry by a descriptor.
+#[derive(Clone, Copy, Debug)]
+pub enum Descriptor<'a> {
+    /// What is open.
+    Open(BorrowedFd<'a>),
+    /// What is held by a descriptor that can do nothing else (`O_PATH`).
+    Held(BorrowedFd<'a>),
+}
+
+/// An entry by its name in a directory; a link is not followed.
+#[derive(Clone, Copy, Debug)]
+pub struct Named<'a>(pub BorrowedFd<'a>, pub &'a Name);
+
+/// What an entry has.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct FoundXattrs {
+    /// In the ascending order of their names.
+    pub list: Vec<Xattr>,
+    /// The kinds of those that are left out: there is [more](Xattr::ENTRY_BYTES_MAX) than is carried.
+    pub too_much: Kinds,
+    /// The kinds of those that this user may not read.
+    pub unread: Kinds,
+}
+
+/// The access control list of a file.
+const ACCESS: &[u8] = b"system.posix_acl_access";
+/// What new entries of a directory get.
+const DEFAULT: &[u8] = b"system.posix_acl_default";
+
+/// What extended attributes can be read of.
+pub trait HasXattrs: Copy {
+    /// Writes all names, each with a NUL behind it.
+    ///
+    /// # Errors
+    /// What the system says, `ERANGE` where the buffer is too short.
+    fn list_into(self, buffer: &mut [u8]) -> rustix::io::Result<usize>;
+
+    /// Writes what an attribute holds.
+    ///
+    /// # Errors
+    /// What the system says, `ERANGE` where the buffer is too short.
+    fn get_into(self, name: &CStr, buffer: &mut [u8]) -> rustix::io::Result<usize>;
+
+    /// Reads the attributes of these kinds; none where the file system has none.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn xattrs(self, kinds: Kinds) -> io::Result<FoundXattrs> {
+        let mut found = FoundXattrs::default();
+        let mut bytes = 0;
+        for (name, kind) in names(self, kinds)? {
+            let value = match get(self, &name) {
+                Ok(value) => value,
+                Err(Errno::NODATA) => continue,
+                Err(_may_not) => {
+                    found.unread = found.unread.and(kind);
+                    continue;
+                }
+            };
+            let xattr = Xattr { name: name.into_bytes().into(), value: value.into() };
+            if bytes + xattr.bytes() > Xattr::ENTRY_BYTES_MAX {
+                found.too_much = found.too_much.and(kind);
+                continue;
+            }
+            bytes += xattr.bytes();
+            found.list.push(xattr);
+        }
+        Ok(found)
+    }
+}
+
+/// The names of those of these kinds, in ascending order.
+fn names(of: impl HasXattrs, kinds: Kinds) -> io::Result<Vec<(CString, Kinds)>> {
+    let list = list(of)?;
+    let kind = |name: &[u8]| Kinds::of_xattr(name).filter(|kind| kinds.has_any(*kind));
+    let named = |name: &[u8]| Some((CString::new(name).expect("it was split at its end"), kind(name)?));
+    let mut names: Vec<_> = list.split(|byte| *byte == 0).filter_map(named).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+fn list(of: impl HasXattrs) -> io::Result<Vec<u8>> {
+    let mut few = [0; FEW_NAMES_BYTES];
+    match of.list_into(&mut few) {
+        Ok(0) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(Vec::new()),
+        Ok(length) => Ok(few[..length].to_vec()),
+        Err(Errno::RANGE) => {
+            let mut many = vec![0; NAMES_BYTES_MAX];
+            let length = of.list_into(&mut many)?;
+            many.truncate(length);
+            Ok(many)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn get(of: impl HasXattrs, name: &CStr) -> rustix::io::Result<Vec<u8>> {
+    let mut short = [0; SHORT_VALUE_BYTES];
+    match of.get_into(name, &mut short) {
+        Ok(length) => Ok(short[..length].to_vec()),
+        Err(Errno::RANGE) => {
+            let mut long = vec![0; Xattr::VALUE_BYTES_MAX];
+            let length = of.get_into(name, &mut long)?;
+            long.truncate(length);
+            Ok(long)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+impl HasXattrs for Named<'_> {
+    fn list_into(self, buffer: &mut [u8]) -> rustix::io::Result<usize> {
+        rustix::fs::llistxattr(self.path(), buffer)
+    }
+
+    fn get_into(self, name: &CStr, buffer: &mut [u8]) -> rustix::io::Result<usize> {
+        rustix::fs::lgetxattr(self.path(), name, buffer)
+    }
+}
+
+impl Named<'_> {
+    fn path(self) -> Vec<u8> {
+        let mut path = by_descriptor(self.0).into_bytes();
+        path.push(b'/');
+        path.extend_from_slice(self.1.as_os_str().as_bytes());
+        path
+    }
+}
+
+impl HasXattrs for Descriptor<'_> {
+    fn list_into(self, buffer: &mut [u8]) -> rustix::io::Result<usize> {
+        match self {
+            Self::Open(file) => rustix::fs::flistxattr(file, buffer),
+            Self::Held(file) => rustix::fs::listxattr(by_descriptor(file), buffer),
+        }
+    }
+
+    fn get_into(self, name: &CStr, buffer: &mut [u8]) -> rustix::io::Result<usize> {
+        match self {
+            Self::Open(file) => rustix::fs::fgetxattr(file, name, buffer),
+            Self::Held(file) => rustix::fs::getxattr(by_descriptor(file), name, buffer),
+        }
+    }
+}
+
+impl Descriptor<'_> {
+    pub(super) fn set_xattr(self, name: &[u8], value: &[u8]) -> rustix::io::Result<()> {
+        let flags = XattrFlags::empty();
+        match self {
+            Self::Open(file) => rustix::fs::fsetxattr(file, name, value, flags),
+            Self::Held(file) => rustix::fs::setxattr(by_descriptor(file), name, value, flags),
+        }
+    }
+
+    pub(super) fn remove_xattr(self, name: &[u8]) -> rustix::io::Result<()> {
+        let removed = match self {
+            Self::Open(file) => rustix::fs::fremovexattr(file, name),
+            Self::Held(file) => rustix::fs::removexattr(by_descriptor(file), name),
+        };
+        // it has gone meanwhile
+        if removed == Err(Errno::NODATA) { Ok(()) } else { removed }
+    }
+}
+
+/// Whether what is made in a directory gets an access control list from it.
+pub(crate) fn gives_acl(directory: BorrowedFd<'_>) -> bool {
+    rustix::fs::fgetxattr_query(directory, DEFAULT).is_ok_and(|bytes| bytes > 0)
+}
+
+/// The mode with which an entry that has these attributes, and shows `mode`, gives nobody more than they do where
+/// its access control list is not kept: what is said of its group stands in the place of the mask.
+#[must_use]
+pub fn mode_without_acl(mode: u32, xattrs: &[Xattr]) -> u32 {
+    let Some(acl) = xattrs.iter().find(|xattr| *xattr.name == *ACCESS) else { return mode };
+    // what cannot be read gives the group nothing
+    let group = group_of(&acl.value).unwrap_or(0);
+    mode & !GROUP_BITS | mode & group << 3
+}
+
+const GROUP_BITS: u32 = 0o070;
+
+/// What an access control list gives the owning group: its header has 4 bytes and each entry 8, a tag, what may
+/// be done, and a number.
+fn group_of(acl: &[u8]) -> Option<u32> {
+    const GROUP_OBJ: u16 = 4;
+    let entries = acl.get(4..)?.chunks_exact(8);
+    let field = |entry: &[u8], at: usize| u16::from_le_bytes([entry[at], entry[at + 1]]);
+    let of_group = entries.into_iter().find(|entry| field(entry, 0) == GROUP_OBJ)?;
+    Some(u32::from(field(of_group, 2)) & 0o7)
+}
+
+pub(super) fn by_descriptor(file: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Room for the names that most entries have.
+const FEW_NAMES_BYTES: usize = 512;
+/// The most that Linux lists.
+const NAMES_BYTES_MAX: usize = 64 << 10;
+const SHORT_VALUE_BYTES: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    fn acl(entries: &[(u16, u16)]) -> Xattr {
+        let mut value = 2_u32.to_le_bytes().to_vec();
+        for (tag, may) in entries {
+            value.extend([tag.to_le_bytes(), may.to_le_bytes()].concat());
+            value.extend(u32::MAX.to_le_bytes());
+        }
+        Xattr { name: ACCESS.into(), value: value.into() }
+    }
+
+    #[test]
+    fn a_mask_is_not_taken_for_what_the_group_may() {
+        let masked = acl(&[(1, 7), (2, 6), (4, 4), (0x10, 6), (0x20, 0)]);
+        assert_eq!(mode_without_acl(0o760, &[masked]), 0o740);
+        assert_eq!(mode_without_acl(0o710, &[acl(&[(4, 5)])]), 0o710, "nor more than the mask");
+        assert_eq!(mode_without_acl(0o664, &[]), 0o664);
+        for broken in [vec![], vec![2, 0, 0, 0], vec![0; 11]] {
+            let xattr = Xattr { name: ACCESS.into(), value: broken.into() };
+            assert_eq!(mode_without_acl(0o2664, &[xattr]), 0o2604);
+        }
+    }
+
+    /// By descriptor, by name, and as what is only held.
+    #[test]
+    fn attributes_are_read_whole_in_the_order_of_their_names() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = File::open(home.path()).unwrap();
+        let path = home.path().join("f");
+        std::fs::write(&path, "").unwrap();
+        let file = File::open(&path).unwrap();
+        let subject = Descriptor::Open(file.as_fd());
+        let long = vec![7; 3000];
+        let name = format!("user.{}", "n".repeat(250));
+        if subject.set_xattr(name.as_bytes(), b"").is_err() {
+            return eprintln!("skipped: no extended attributes at {}", home.path().display());
+        }
+        subject.set_xattr(b"user.long", &long).unwrap();
+        subject.set_xattr(b"user.a", b"x").unwrap();
+        let entry = Name::from_bytes(b"f").unwrap();
+        let held =
+            rustix::fs::openat(&directory, "f", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let named = Named(directory.as_fd(), &entry).xattrs(Kinds::XATTRS).unwrap();
+        for found in [
+            subject.xattrs(Kinds::XATTRS).unwrap(),
+            Descriptor::Held(held.as_fd()).xattrs(Kinds::XATTRS).unwrap(),
+            named,
+        ] {
+            let read: Vec<_> = found.list.iter().map(|xattr| (&*xattr.name, &*xattr.value)).collect();
+            assert_eq!(read, [(&b"user.a"[..], &b"x"[..]), (b"user.long", &long), (name.as_bytes(), b"")]);
+            assert!(found.too_much.is_empty() && found.unread.is_empty());
+        }
+        assert!(subject.xattrs(Kinds::ACLS).unwrap().list.is_empty());
+        subject.remove_xattr(b"user.a").unwrap();
+        subject.remove_xattr(b"user.a").unwrap();
+        assert_eq!(subject.xattrs(Kinds::ALL).unwrap().list.len(), 2);
+        let nothing = Name::from_bytes(b"nothing").unwrap();
+        assert!(Named(directory.as_fd(), &nothing).xattrs(Kinds::ALL).is_err());
+    }
+}

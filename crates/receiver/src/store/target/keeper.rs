@@ -1,0 +1,237 @@
+//! What a transfer keeps of entries beside contents, mode and time: what names of users mean on this host, what the key
+//! may set, and a count of what was asked for and could not be kept.
+//!
+//! The sender is told the counts at the end, by kind and reason, and each entry by itself where it wants to know.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zmove_disk::{Miss, Wanted};
+use zmove_types::{Account, Accounts, Kinds, Metadata, Name, RelPath, Timestamp};
+use zmove_wire::limits::MISSED_MAX;
+use zmove_wire::{Lack, Missed, NotKept};
+
+use crate::sharing::Lock;
+use crate::store::reports::{Outcome, Reports};
+use crate::store::rules::{Owning, Rules, SetIds};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    accounts: Arc<dyn Accounts>,
+    /// Numbers of the names that have come, or none where this host does not know them.
+    users: Lock<HashMap<Box<str>, Option<u32>>>,
+    groups: Lock<HashMap<Box<str>, Option<u32>>>,
+    lacks: Lock<BTreeMap<(Kinds, Lack), u64>>,
+    /// Where entries that lack something are named, if the sender wants that.
+    named: Option<Reports>,
+}
+
+/// How many names are remembered of each kind; others are asked for each time.
+const NAMES_MAX: usize = 4096;
+
+impl Keeper {
+    pub(crate) fn new(accounts: &Arc<dyn Accounts>, named: Option<Reports>) -> Self {
+        Self {
+            accounts: Arc::clone(accounts),
+            users: Lock::default(),
+            groups: Lock::default(),
+            lacks: Lock::default(),
+            named,
+        }
+    }
+
+    /// What an entry is to get, and its time where that is set too.
+    pub(crate) fn wanted<'a>(
+        &self,
+        rules: &Rules,
+        metadata: &'a Metadata,
+        mtime: Option<Timestamp>,
+    ) -> Wanted<'a> {
+        let extra = metadata.extra.as_deref();
+        let owner =
+            extra.and_then(|extra| extra.owner.as_ref()).filter(|_| rules.kinds.has_any(Kinds::OWNER));
+        let group =
+            extra.and_then(|extra| extra.group.as_ref()).filter(|_| rules.kinds.has_any(Kinds::GROUP));
+        Wanted {
+            mode: metadata.mode,
+            mtime,
+            owner: owner.map(|user| number(&self.users, user, |name| self.accounts.user_id(name))),
+            group: group.map(|group| number(&self.groups, group, |name| self.accounts.group_id(name))),
+            xattrs: metadata.xattrs(),
+            kinds: rules.xattr_kinds(),
+            may_own: rules.owning == Owning::Allowed,
+            set_ids_with_owner: rules.set_ids == SetIds::Dropped,
+        }
+    }
+
+    /// Counts what an entry of a directory, or the directory itself, did not get.
+    pub(crate) fn note(&self, rules: &Rules, wanted: &Wanted<'_>, misses: &[Miss], at: At<'_>) {
+        let denied = rules.owning == Owning::Denied;
+        let rights = Kinds::OWNERSHIP.and(Kinds::PRIVILEGED).and(Kinds::DEVICES);
+        let why = |miss: &Miss| match miss.error {
+            _ if denied && rights.has_any(miss.kind) => Lack::NotGranted,
+            Errno::PERM | Errno::ACCESS => Lack::NotPermitted,
+            Errno::OPNOTSUPP | Errno::NOSYS => Lack::Unsupported,
+            Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE => Lack::NoRoom,
+            Errno::INVAL => Lack::Invalid,
+            error => Lack::Os(error.raw_os_error()),
+        };
+        let mut lacks: Vec<_> = misses.iter().map(|miss| (miss.kind, why(miss))).collect();
+        let kind = |xattr: &zmove_types::Xattr| Kinds::of_xattr(&xattr.name);
+        if denied
+            && rules.kinds.has_any(Kinds::PRIVILEGED)
+            && wanted.xattrs.iter().filter_map(kind).any(|kind| kind == Kinds::PRIVILEGED)
+        {
+            lacks.push((Kinds::PRIVILEGED, Lack::NotGranted));
+        }
+        if lacks.is_empty() {
+            return;
+        }
+        let mut counts = self.lacks.lock();
+        for lack in &lacks {
+            *counts.entry(*lack).or_default() += 1;
+        }
+        drop(counts);
+        if let Some(reports) = &self.named {
+            let lacks = lacks.into_iter().map(|(kind, why)| NotKept::new(kind, why, 1)).collect();
+            reports.tell(Outcome::Missed(Missed { path: at.path(), lacks }));
+        }
+    }
+
+    /// What was not kept, and why.
+    pub(crate) fn counts(&self) -> Vec<NotKept> {
+        let counts = self.lacks.lock();
+        counts
+            .iter()
+            .take(MISSED_MAX)
+            .map(|((kind, why), entries)| NotKept::new(*kind, *why, *entries))
+            .collect()
+    }
+}
+
+/// The number of a user or group here: that of its name if the name is known, else the one that came.
+fn number(
+    known: &Lock<HashMap<Box<str>, Option<u32>>>,
+    account: &Account,
+    find: impl Fn(&str) -> Option<u32>,
+) -> u32 {
+    if account.name.is_empty() {
+        return account.id;
+    }
+    if let Some(found) = known.lock().get(&account.name) {
+        return found.unwrap_or(account.id);
+    }
+    let found = find(&account.name);
+    let mut known = known.lock();
+    if known.len() < NAMES_MAX {
+        known.insert(account.name.clone(), found);
+    }
+    found.unwrap_or(account.id)
+}
+
+/// An entry of a directory, or the directory itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At<'a>(pub(crate) &'a RelPath, pub(crate) Option<&'a Name>);
+
+impl At<'_> {
+    fn path(self) -> RelPath {
+        let Self(directory, name) = self;
+        name.and_then(|name| directory.join(name).ok()).unwrap_or_else(|| directory.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_types::Extra;
+    use zmove_wire::{Keeping, Open};
+
+    #[derive(Debug)]
+    struct Known;
+
+    impl Accounts for Known {
+        fn user_name(&self, _id: u32) -> Option<String> {
+            None
+        }
+        fn group_name(&self, _id: u32) -> Option<String> {
+            None
+        }
+        fn user_id(&self, name: &str) -> Option<u32> {
+            (name == "ann").then_some(7)
+        }
+        fn group_id(&self, name: &str) -> Option<u32> {
+            (name == "staff").then_some(8)
+        }
+    }
+
+    fn rules(kinds: Kinds, owning: Owning) -> Rules {
+        let keeping = Some(Keeping { kinds, ..Keeping::default() });
+        Rules::of(&Open { keeping, ..Open::new(Vec::new(), [0; 16]) }, SetIds::Dropped, owning)
+    }
+
+    fn owned(owner: &str, group: &str) -> Metadata {
+        let account = |name: &str, id| Some(Account { id, name: name.into() });
+        let extra = Extra { owner: account(owner, 1000), group: account(group, 100), ..Extra::default() };
+        Metadata { extra: Some(Arc::new(extra)), ..Metadata::new(0o4755, Timestamp::default()) }
+    }
+
+    fn keeper() -> Keeper {
+        let accounts: Arc<dyn Accounts> = Arc::new(Known);
+        Keeper::new(&accounts, None)
+    }
+
+    #[test]
+    fn a_name_counts_where_it_is_known_and_else_the_number() {
+        let (keeper, rules) = (keeper(), rules(Kinds::ALL, Owning::Allowed));
+        let ids = |owner, group| {
+            let metadata = owned(owner, group);
+            let wanted = keeper.wanted(&rules, &metadata, None);
+            (wanted.owner, wanted.group)
+        };
+        for _ in 0..2 {
+            assert_eq!(ids("ann", "staff"), (Some(7), Some(8)));
+            assert_eq!(ids("bob", "bobs"), (Some(1000), Some(100)));
+            assert_eq!(ids("", ""), (Some(1000), Some(100)));
+        }
+    }
+
+    #[test]
+    fn what_was_not_asked_for_is_not_set() {
+        let metadata = owned("ann", "staff");
+        let keeper = keeper();
+        let usual = rules(Kinds::USUAL, Owning::Allowed);
+        let wanted = keeper.wanted(&usual, &metadata, None);
+        assert_eq!((wanted.owner, wanted.group, wanted.kinds), (None, None, Kinds::XATTRS.and(Kinds::ACLS)));
+        assert_eq!(usual.of_file(&metadata).mode, 0o755, "no owner, no rights of one");
+        assert_eq!(rules(Kinds::ALL, Owning::Denied).of_file(&metadata).mode, 0o755);
+        assert_eq!(rules(Kinds::ALL, Owning::Allowed).of_file(&metadata).mode, 0o4755);
+    }
+
+    #[test]
+    fn what_is_lacking_is_counted_by_kind_and_reason() {
+        let keeper = keeper();
+        let note = |owning, kind, error| {
+            let wanted = Wanted::default();
+            keeper.note(
+                &rules(Kinds::ALL, owning),
+                &wanted,
+                &[Miss { kind, error }],
+                At(&RelPath::root(), None),
+            );
+        };
+        note(Owning::Denied, Kinds::OWNER, Errno::PERM);
+        note(Owning::Denied, Kinds::ACLS, Errno::PERM);
+        note(Owning::Allowed, Kinds::OWNER, Errno::PERM);
+        note(Owning::Allowed, Kinds::OWNER, Errno::PERM);
+        note(Owning::Allowed, Kinds::XATTRS, Errno::NOSPC);
+        let counts = [
+            NotKept::new(Kinds::OWNER, Lack::NotPermitted, 2),
+            NotKept::new(Kinds::OWNER, Lack::NotGranted, 1),
+            NotKept::new(Kinds::XATTRS, Lack::NoRoom, 1),
+            NotKept::new(Kinds::ACLS, Lack::NotPermitted, 1),
+        ];
+        assert_eq!(keeper.counts(), counts);
+    }
+}

@@ -1,0 +1,359 @@
+//! What is carried of entries beside contents, mode and time: who they belong to, and their extended attributes.
+//!
+//! What a receiver keeps is known when it has given leave; until then it is taken to keep all that it was asked
+//! for, and entries that were sent by then are counted if it does not.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zmove_disk::{Descriptor, FileIdentity, FoundXattrs, HasXattrs, Named, mode_without_acl};
+use zmove_scan::{Beside, Entry};
+use zmove_types::{Account, Accounts, Extra, Ids, Kinds, Metadata, NoAccounts, Xattr};
+use zmove_wire::{Keeping, Lack, NotKept, Version};
+
+use crate::read::source::SourceDirectory;
+
+/// Whom entries are said to belong to.
+#[derive(Clone, Debug)]
+pub struct Owners {
+    /// The names that users and groups have here. Default: none, so that numbers count.
+    pub accounts: Arc<dyn Accounts>,
+    /// What users are at the target, the first that applies. Default: what they are here.
+    pub users: Vec<Mapping>,
+    /// What groups are at the target, the first that applies. Default: what they are here.
+    pub groups: Vec<Mapping>,
+}
+
+/// What some users or groups of this host are at the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Which ones.
+    pub from: Mapped,
+    /// What they are there.
+    pub to: Account,
+}
+
+/// Some users or groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mapped {
+    /// All of them.
+    All,
+    /// Those that have no name here.
+    Nameless,
+    /// The one of this name.
+    Name(String),
+    /// Those whose numbers lie between two, these among them.
+    Ids(u32, u32),
+}
+
+impl Default for Owners {
+    fn default() -> Self {
+        Self { accounts: Arc::new(NoAccounts), users: Vec::new(), groups: Vec::new() }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Extras {
+    /// What was asked for.
+    asked: Keeping,
+    /// The bits of what the receiver keeps of that.
+    kept: AtomicU32,
+    owners: Owners,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    users: HashMap<u32, Account>,
+    groups: HashMap<u32, Account>,
+    /// What entries share that have owners and nothing else.
+    shared: HashMap<Ids, Arc<Extra>>,
+    /// Of how many entries what was sent before the receiver had given leave.
+    early: BTreeMap<Kinds, u64>,
+}
+
+/// How many users, groups and pairs of them are remembered.
+const KNOWN_MAX: usize = 4096;
+/// What is not told by a receiver that has not given leave.
+const UNTOLD: u32 = u32::MAX;
+
+/// What an entry lacks where it travels.
+pub(crate) type Lacks = Vec<(Kinds, Lack)>;
+
+impl Extras {
+    /// What was asked for of a receiver that speaks `version`.
+    pub(crate) fn new(asked: Option<Keeping>, owners: Owners, version: Version) -> Self {
+        let kept = if version >= Version::V4 { UNTOLD } else { Kinds::ALWAYS.bits() };
+        let nothing = Keeping { kinds: Kinds::ALWAYS, ..Keeping::default() };
+        Self { asked: asked.unwrap_or(nothing), kept: AtomicU32::new(kept), owners, known: Mutex::default() }
+    }
+
+    /// The receiver has said what it keeps; returns what entries lack that were sent before.
+    pub(crate) fn learn(&self, kept: Kinds) -> Vec<NotKept> {
+        self.kept.store(kept.bits(), Ordering::Relaxed);
+        let early = std::mem::take(&mut self.lock().early);
+        let lost = early.into_iter().filter(|(kind, _)| !kept.has_any(*kind));
+        lost.map(|(kind, entries)| NotKept::new(kind, Lack::OldReceiver, entries)).collect()
+    }
+
+    /// What travels, as far as that is known.
+    pub(crate) fn kinds(&self) -> Kinds {
+        let kept = self.kept.load(Ordering::Relaxed);
+        if kept == UNTOLD { self.asked.kinds } else { self.asked.kinds.common(Kinds::from_bits(kept)) }
+    }
+
+    /// Whether entries that lack something are named.
+    pub(crate) fn is_named(&self) -> bool {
+        self.asked.named
+    }
+
+    /// Whether the receiver is told of what files have beside mode and time.
+    pub(crate) fn speaks(&self) -> bool {
+        !self.kinds().without(Kinds::ALWAYS).is_empty()
+    }
+
+    /// The metadata of a file that has been opened, and looked at since; without what it lacks.
+    pub(crate) fn of_file(&self, file: impl AsFd, read: &FileIdentity, entry: &Entry) -> (Metadata, Lacks) {
+        let is_as_seen = read.ctime == entry.ctime && read.inode == entry.inode;
+        let has_any = entry.beside.xattrs.is_some() || !is_as_seen;
+        let descriptor = Descriptor::Open(file.as_fd());
+        self.with_extra(read.metadata(), read.ids, has_any.then_some(descriptor))
+    }
+
+    /// The metadata of an entry that is not opened.
+    pub(crate) fn of_entry(&self, directory: &SourceDirectory, entry: &Entry) -> (Metadata, Lacks) {
+        let Beside { ids, xattrs } = &entry.beside;
+        let opened = directory.opened();
+        let named = opened.fd().map(|directory| Named(directory, &entry.name)).filter(|_| xattrs.is_some());
+        self.with_extra(entry.metadata.clone(), *ids, named)
+    }
+
+    /// The metadata of a directory itself.
+    pub(crate) fn of_itself(
+        &self,
+        directory: &SourceDirectory,
+        metadata: &Metadata,
+        Beside { ids, xattrs }: &Beside,
+    ) -> (Metadata, Lacks) {
+        let opened = directory.opened();
+        let itself = opened.fd().map(Descriptor::Open).filter(|_| xattrs.is_some());
+        self.with_extra(metadata.clone(), *ids, itself)
+    }
+
+    /// What is said of an entry by what the scan has seen, and the digest of its attributes.
+    pub(crate) fn seen(&self, metadata: &Metadata, beside: &Beside) -> (Metadata, Option<Box<[u8; 32]>>) {
+        let kinds = self.kinds();
+        let metadata = Metadata { extra: self.extra(beside.ids, Vec::new()), ..metadata.clone() };
+        match &beside.xattrs {
+            Some(mark) if kinds.has_any(Kinds::ANY_XATTR) => (metadata, mark.digest.map(Box::new)),
+            Some(mark) => (Metadata { mode: mark.mode_without_acl, ..metadata }, None),
+            None => (metadata, None),
+        }
+    }
+
+    /// What an entry lacks, by what the scan has seen, where it stays as it is at the target.
+    pub(crate) fn lacks_of(&self, entry: &Entry) -> Lacks {
+        let kinds = self.kinds();
+        let seen = entry.beside.xattrs.as_ref().map_or(Kinds::NONE, |mark| mark.kinds);
+        seen.without(kinds).each().map(|kind| (kind, Lack::OldReceiver)).collect()
+    }
+
+    fn with_extra(&self, metadata: Metadata, ids: Ids, of: Option<impl HasXattrs>) -> (Metadata, Lacks) {
+        let asked = self.asked.kinds.common(Kinds::ANY_XATTR);
+        let kinds = self.kinds();
+        let mut lacks = Lacks::new();
+        let mut mode = metadata.mode;
+        let mut xattrs = Vec::new();
+        if let Some(of) = of {
+            let found = of.xattrs(asked.and(Kinds::ACLS));
+            let unread = FoundXattrs { unread: asked, ..FoundXattrs::default() };
+            let FoundXattrs { list, too_much, unread } = found.unwrap_or(unread);
+            lacks.extend(too_much.each().map(|kind| (kind, Lack::TooMuch)));
+            lacks.extend(unread.common(asked).each().map(|kind| (kind, Lack::Unread)));
+            if !kinds.has_any(Kinds::ACLS) {
+                mode = mode_without_acl(mode, &list);
+            }
+            xattrs = list;
+        }
+        let kind = |xattr: &Xattr| Kinds::of_xattr(&xattr.name).unwrap_or_default();
+        let has = xattrs.iter().map(kind).fold(Kinds::NONE, Kinds::and).common(asked);
+        lacks.extend(has.without(kinds).each().map(|kind| (kind, Lack::OldReceiver)));
+        xattrs.retain(|xattr| kinds.has_any(kind(xattr)));
+        self.count_early(has);
+        (Metadata { mode, extra: self.extra(ids, xattrs), ..metadata }, lacks)
+    }
+
+    /// What a receiver that does not know these kinds passes over without a word.
+    fn count_early(&self, has: Kinds) {
+        if !has.is_empty() && self.kept.load(Ordering::Relaxed) == UNTOLD {
+            let mut known = self.lock();
+            for kind in has.each() {
+                *known.early.entry(kind).or_default() += 1;
+            }
+        }
+    }
+
+    fn extra(&self, ids: Ids, xattrs: Vec<Xattr>) -> Option<Arc<Extra>> {
+        let kinds = self.kinds();
+        if !kinds.has_any(Kinds::OWNERSHIP) {
+            return (!xattrs.is_empty()).then(|| Arc::new(Extra { xattrs, ..Extra::default() }));
+        }
+        let mut known = self.lock();
+        if xattrs.is_empty()
+            && let Some(shared) = known.shared.get(&ids)
+        {
+            return Some(Arc::clone(shared));
+        }
+        let Owners { accounts, users, groups } = &self.owners;
+        let Known { users: known_users, groups: known_groups, .. } = &mut *known;
+        let user = || mapped(users, ids.user, accounts.user_name(ids.user));
+        let group = || mapped(groups, ids.group, accounts.group_name(ids.group));
+        let owner = kinds.has_any(Kinds::OWNER).then(|| remembered(known_users, ids.user, user));
+        let group = kinds.has_any(Kinds::GROUP).then(|| remembered(known_groups, ids.group, group));
+        let alone = xattrs.is_empty();
+        let extra = Arc::new(Extra { owner, group, xattrs });
+        if alone && known.shared.len() < KNOWN_MAX {
+            known.shared.insert(ids, Arc::clone(&extra));
+        }
+        Some(extra)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn remembered<K: Copy + Eq + Hash>(
+    known: &mut HashMap<K, Account>,
+    id: K,
+    find: impl FnOnce() -> Account,
+) -> Account {
+    if let Some(account) = known.get(&id) {
+        return account.clone();
+    }
+    let account = find();
+    if known.len() < KNOWN_MAX {
+        known.insert(id, account.clone());
+    }
+    account
+}
+
+/// What a user or group of this host is at the target.
+fn mapped(mappings: &[Mapping], id: u32, name: Option<String>) -> Account {
+    let applies = |mapping: &&Mapping| match &mapping.from {
+        Mapped::All => true,
+        Mapped::Nameless => name.is_none(),
+        Mapped::Name(wanted) => name.as_ref() == Some(wanted),
+        Mapped::Ids(first, last) => (*first..=*last).contains(&id),
+    };
+    if let Some(mapping) = mappings.iter().find(applies) {
+        return mapping.to.clone();
+    }
+    let name = name.filter(|name| name.len() <= Account::NAME_BYTES_MAX).unwrap_or_default();
+    Account { id, name: name.into() }
+}
+
+#[cfg(test)]
+impl Default for Extras {
+    fn default() -> Self {
+        Self::new(None, Owners::default(), Version::NEWEST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Ann;
+
+    impl Accounts for Ann {
+        fn user_name(&self, id: u32) -> Option<String> {
+            (id == 7).then(|| "ann".to_owned())
+        }
+        fn group_name(&self, _id: u32) -> Option<String> {
+            None
+        }
+        fn user_id(&self, _name: &str) -> Option<u32> {
+            None
+        }
+        fn group_id(&self, _name: &str) -> Option<u32> {
+            None
+        }
+    }
+
+    fn account(id: u32, name: &str) -> Account {
+        Account { id, name: name.into() }
+    }
+
+    fn extras(kinds: Kinds, users: Vec<Mapping>) -> Extras {
+        let owners = Owners { accounts: Arc::new(Ann), users, groups: Vec::new() };
+        Extras::new(Some(Keeping { kinds, ..Keeping::default() }), owners, Version::V4)
+    }
+
+    #[test]
+    fn owners_go_by_name_where_they_have_one_and_are_shared() {
+        let extras = extras(Kinds::ALL, Vec::new());
+        let extra = |user| extras.extra(Ids { user, group: 5 }, Vec::new()).unwrap();
+        assert_eq!(
+            (extra(7).owner.clone(), extra(7).group.clone()),
+            (Some(account(7, "ann")), Some(account(5, "")))
+        );
+        assert_eq!(extra(8).owner, Some(account(8, "")));
+        assert!(Arc::ptr_eq(&extra(7), &extra(7)));
+        let group = Extras::new(
+            Some(Keeping { kinds: Kinds::GROUP, ..Keeping::default() }),
+            Owners::default(),
+            Version::V4,
+        );
+        let extra = group.extra(Ids { user: 7, group: 5 }, Vec::new()).unwrap();
+        assert_eq!((&extra.owner, &extra.group), (&None, &Some(account(5, ""))));
+    }
+
+    #[test]
+    fn the_first_mapping_that_applies_counts() {
+        let to = |from, id| Mapping { from, to: account(id, "") };
+        let mappings = [
+            to(Mapped::Name("ann".into()), 1),
+            to(Mapped::Ids(100, 199), 2),
+            to(Mapped::Nameless, 3),
+            to(Mapped::All, 4),
+        ];
+        let map = |id, name: Option<&str>| mapped(&mappings, id, name.map(str::to_owned)).id;
+        assert_eq!(
+            [map(7, Some("ann")), map(199, Some("bob")), map(200, None), map(200, Some("bob"))],
+            [1, 2, 3, 4]
+        );
+    }
+
+    #[test]
+    fn what_an_old_receiver_does_not_keep_is_counted() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("f");
+        std::fs::write(&path, "").unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        if rustix::fs::fsetxattr(&file, "user.a", b"x", rustix::fs::XattrFlags::empty()).is_err() {
+            return eprintln!("skipped: no extended attributes at {}", path.display());
+        }
+        let metadata = Metadata::new(0o644, zmove_types::Timestamp::default());
+        let read = |extras: &Extras| {
+            let descriptor = Descriptor::Open(file.as_fd());
+            extras.with_extra(metadata.clone(), Ids::default(), Some(descriptor))
+        };
+        let old = Extras::new(Some(Keeping::default()), Owners::default(), Version::V3);
+        assert_eq!(read(&old), (metadata.clone(), vec![(Kinds::XATTRS, Lack::OldReceiver)]));
+        assert!(!old.speaks());
+        let early = extras(Kinds::USUAL, Vec::new());
+        let (with, lacks) = read(&early);
+        assert_eq!((with.xattrs().len(), lacks.len()), (1, 0));
+        assert_eq!(early.learn(Kinds::ALWAYS), [NotKept::new(Kinds::XATTRS, Lack::OldReceiver, 1)]);
+        assert_eq!(read(&early).1.len(), 1);
+        let new = extras(Kinds::USUAL, Vec::new());
+        read(&new);
+        assert_eq!(new.learn(Kinds::ALL), []);
+    }
+}

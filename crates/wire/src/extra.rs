@@ -1,0 +1,281 @@
+//! What is carried of an entry beside mode and time, as extensions of entries, large files and offered files.
+//!
+//! | number | of | what it says |
+//! |---|---|---|
+//! | 1 | all three | owner and group; nothing at all: those of the last entry before it that had any |
+//! | 2 | entries, large files | extended attributes, access control lists among them |
+//! | 3 | offered files | a digest of these |
+//!
+//! None is critical: what the receiver of a transfer keeps is agreed in its [opening](crate::Open). **Invariant:** the
+//! names of attributes ascend, are of a [kind](Kinds::of_xattr), and what there is of them is within
+//! [`Xattr::ENTRY_BYTES_MAX`].
+
+use std::sync::Arc;
+
+use zmove_types::{Account, Extra, Kinds, Xattr};
+
+use crate::codec::Reader;
+use crate::error::WireError;
+use crate::extensions::{Extension, Extensions};
+use crate::limits::within;
+
+/// A digest of extended attributes, by which two files are compared.
+pub type XattrDigest = [u8; 32];
+
+const OWNERSHIP: u16 = 1;
+const XATTRS: u16 = 2;
+const DIGEST: u16 = 3;
+
+/// Which are known of entries and large files.
+pub(crate) const OF_ENTRIES: &[u16] = &[OWNERSHIP, XATTRS];
+/// Which are known of offered files.
+pub(crate) const OF_OFFERED: &[u16] = &[OWNERSHIP, DIGEST];
+
+type Ownership = (Option<Account>, Option<Account>);
+
+/// Writes the extensions of entries one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct ExtraWriter {
+    last: Option<Ownership>,
+}
+
+impl ExtraWriter {
+    /// The extensions of the next entry; none where there is nothing to say.
+    pub(crate) fn next(&mut self, extra: Option<&Extra>, digest: Option<&XattrDigest>) -> Extensions {
+        let mut extensions = Extensions::default();
+        let say = |number, bytes: Vec<u8>| Extension { number, critical: false, bytes: bytes.into() };
+        if let Some(extra) = extra {
+            if extra.owner.is_some() || extra.group.is_some() {
+                extensions = extensions.with(say(OWNERSHIP, self.ownership(extra)));
+            }
+            if !extra.xattrs.is_empty() {
+                extensions = extensions.with(say(XATTRS, xattrs(&extra.xattrs)));
+            }
+        }
+        match digest {
+            Some(digest) => extensions.with(say(DIGEST, digest.to_vec())),
+            None => extensions,
+        }
+    }
+
+    fn ownership(&mut self, extra: &Extra) -> Vec<u8> {
+        let is_last =
+            self.last.as_ref().is_some_and(|(owner, group)| *owner == extra.owner && *group == extra.group);
+        if is_last {
+            return Vec::new();
+        }
+        self.last = Some((extra.owner.clone(), extra.group.clone()));
+        let mut out = vec![u8::from(extra.owner.is_some()) | u8::from(extra.group.is_some()) << 1];
+        for account in [&extra.owner, &extra.group].into_iter().flatten() {
+            out.extend(account.id.to_le_bytes());
+            out.push(u8::try_from(account.name.len()).expect("a name has at most NAME_BYTES_MAX bytes"));
+            out.extend_from_slice(account.name.as_bytes());
+        }
+        out
+    }
+}
+
+fn xattrs(xattrs: &[Xattr]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for Xattr { name, value } in xattrs {
+        out.push(u8::try_from(name.len()).expect("a name has at most NAME_BYTES_MAX bytes"));
+        out.extend_from_slice(name);
+        out.extend(
+            u32::try_from(value.len()).expect("a value has at most VALUE_BYTES_MAX bytes").to_le_bytes(),
+        );
+        out.extend_from_slice(value);
+    }
+    out
+}
+
+/// Reads the extensions of entries one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct ExtraReader {
+    last: Option<Ownership>,
+    /// The last that has ownership alone: entries that have the same share it.
+    shared: Option<Arc<Extra>>,
+}
+
+impl ExtraReader {
+    /// What the extensions of the next entry say of it.
+    pub(crate) fn next(&mut self, extensions: &Extensions) -> Result<Option<Arc<Extra>>, WireError> {
+        let mut extra = Extra::default();
+        if let Some(xattrs) = extensions.get(XATTRS) {
+            extra.xattrs = read_xattrs(&mut Reader::new(xattrs))?;
+        }
+        match extensions.get(OWNERSHIP) {
+            None => {}
+            Some([]) if extra.xattrs.is_empty() && self.shared.is_some() => return Ok(self.shared.clone()),
+            Some([]) => {
+                let nobody = WireError::OutOfOrder { what: "the owner of the entry before the first" };
+                (extra.owner, extra.group) = self.last.clone().ok_or(nobody)?;
+            }
+            Some(ownership) => {
+                self.last = Some(read_ownership(ownership)?);
+                self.shared = None;
+                (extra.owner, extra.group) = self.last.clone().expect("set just above");
+            }
+        }
+        if extra.is_empty() {
+            return Ok(None);
+        }
+        let alone = extra.xattrs.is_empty();
+        let extra = Arc::new(extra);
+        if alone {
+            self.shared = Some(Arc::clone(&extra));
+        }
+        Ok(Some(extra))
+    }
+}
+
+/// What the extensions of an offered file say of its attributes.
+pub(crate) fn read_digest(extensions: &Extensions) -> Result<Option<Box<XattrDigest>>, WireError> {
+    let read = |bytes: &[u8]| {
+        let mut reader = Reader::new(bytes);
+        let digest = reader.array()?;
+        reader.finish()?;
+        Ok(Box::new(digest))
+    };
+    extensions.get(DIGEST).map(read).transpose()
+}
+
+fn read_ownership(bytes: &[u8]) -> Result<Ownership, WireError> {
+    let mut reader = Reader::new(bytes);
+    let which = reader.u8()?;
+    if !(1..=3).contains(&which) {
+        return Err(WireError::UnknownTag { what: "ownership", tag: which });
+    }
+    let owner = (which & 1 != 0).then(|| read_account(&mut reader)).transpose()?;
+    let group = (which & 2 != 0).then(|| read_account(&mut reader)).transpose()?;
+    reader.finish()?;
+    Ok((owner, group))
+}
+
+fn read_account(reader: &mut Reader<'_>) -> Result<Account, WireError> {
+    let id = reader.u32()?;
+    let len = usize::from(reader.u8()?);
+    let name = std::str::from_utf8(reader.bytes(len)?).ok().filter(|name| !name.contains('\0'));
+    let name = name.ok_or(WireError::OutOfOrder { what: "the name of a user" })?;
+    Ok(Account { id, name: name.into() })
+}
+
+fn read_xattrs(reader: &mut Reader<'_>) -> Result<Vec<Xattr>, WireError> {
+    let mut xattrs = Vec::<Xattr>::new();
+    let mut bytes = 0;
+    while !reader.is_empty() {
+        let len = usize::from(reader.u8()?);
+        let name = reader.bytes(len)?;
+        if name.contains(&0) || Kinds::of_xattr(name).is_none() {
+            return Err(WireError::OutOfOrder { what: "the name of an extended attribute" });
+        }
+        if xattrs.last().is_some_and(|before| *before.name >= *name) {
+            return Err(WireError::OutOfOrder { what: "an extended attribute" });
+        }
+        let len = reader.bounded_u32("extended attribute", Xattr::VALUE_BYTES_MAX)?;
+        let xattr = Xattr { name: name.into(), value: reader.bytes(len)?.into() };
+        bytes += xattr.bytes();
+        within("extended attributes", bytes, Xattr::ENTRY_BYTES_MAX)?;
+        xattrs.push(xattr);
+    }
+    Ok(xattrs)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::extensions::tests::extension;
+    use proptest::prelude::{Strategy, any, proptest};
+
+    fn account(id: u32, name: &str) -> Option<Account> {
+        Some(Account { id, name: name.into() })
+    }
+
+    pub(crate) fn xattr(name: &str, value: &[u8]) -> Xattr {
+        Xattr { name: name.as_bytes().into(), value: value.into() }
+    }
+
+    fn owned(owner: Option<Account>, group: Option<Account>, xattrs: &[Xattr]) -> Extra {
+        Extra { owner, group, xattrs: xattrs.to_vec() }
+    }
+
+    #[test]
+    fn the_bytes_are_pinned_and_an_owner_is_said_once() {
+        let mut writer = ExtraWriter::default();
+        let mut reader = ExtraReader::default();
+        let first = owned(account(1000, "ann"), account(100, ""), &[xattr("user.a", b"xy")]);
+        let said = writer.next(Some(&first), None);
+        assert_eq!(said.get(1), Some(&[3, 0xE8, 3, 0, 0, 3, b'a', b'n', b'n', 100, 0, 0, 0, 0][..]));
+        assert_eq!(said.get(2), Some(&[&[6][..], b"user.a", &[2, 0, 0, 0], b"xy"].concat()[..]));
+        assert_eq!(reader.next(&said), Ok(Some(Arc::new(first.clone()))));
+        let second = owned(first.owner.clone(), first.group.clone(), &[]);
+        let said = writer.next(Some(&second), Some(&[7; 32]));
+        assert_eq!((said.get(1), said.get(2), said.get(3)), (Some(&[][..]), None, Some(&[7; 32][..])));
+        assert_eq!(read_digest(&said), Ok(Some(Box::new([7; 32]))));
+        let one = reader.next(&said).unwrap().unwrap();
+        assert_eq!(*one, second);
+        assert!(Arc::ptr_eq(&one, &reader.next(&said).unwrap().unwrap()), "it is shared");
+        let group = owned(None, account(5, "x"), &[]);
+        let said = writer.next(Some(&group), None);
+        assert_eq!(said.get(1), Some(&[2, 5, 0, 0, 0, 1, b'x'][..]));
+        assert_eq!(reader.next(&said), Ok(Some(Arc::new(group))));
+        assert_eq!(writer.next(None, None), Extensions::default());
+        assert_eq!(reader.next(&Extensions::default()), Ok(None));
+    }
+
+    fn read(number: u16, bytes: &[u8]) -> Result<Option<Arc<Extra>>, WireError> {
+        ExtraReader::default().next(&Extensions::default().with(extension(number, false, bytes)))
+    }
+
+    #[test]
+    fn what_no_sender_says_is_refused() {
+        let entry = |name: &str, value: &[u8]| xattrs(&[xattr(name, value)]);
+        assert!(read(2, &entry("user.a", b"")).is_ok());
+        for name in ["", "user.a\0b", "security.selinux", "system.posix_acl", "nonsense"] {
+            let error = WireError::OutOfOrder { what: "the name of an extended attribute" };
+            assert_eq!(read(2, &entry(name, b"")), Err(error), "{name:?}");
+        }
+        let twice = [entry("user.b", b""), entry("user.a", b"")];
+        assert_eq!(read(2, &twice.concat()), Err(WireError::OutOfOrder { what: "an extended attribute" }));
+        assert!(read(2, &entry("user.a", &vec![0; Xattr::VALUE_BYTES_MAX + 1])).is_err());
+        let many: Vec<_> = (10..27).flat_map(|n| entry(&format!("user.{n}"), &vec![0; 64 << 10])).collect();
+        assert!(matches!(read(2, &many), Err(WireError::OverLimit { what: "extended attributes", .. })));
+        for bytes in
+            [&[][..], &[0], &[4], &[1, 0, 0], &[1, 0, 0, 0, 0, 1, 0], &[1, 0, 0, 0, 0, 1, 0xFF], &[1; 9]]
+        {
+            assert!(read(1, bytes).is_err(), "{bytes:?}");
+        }
+        assert!(read_digest(&Extensions::default().with(extension(3, false, &[0; 31]))).is_err());
+    }
+
+    pub(crate) fn any_extra() -> impl Strategy<Value = Option<Extra>> {
+        let account = || proptest::option::of((any::<u32>(), "[a-z\u{e9}]{0,6}"));
+        let xattrs = proptest::collection::btree_map(
+            "user\\.[a-z]{1,5}",
+            proptest::collection::vec(any::<u8>(), 0..9),
+            0..4,
+        );
+        (account(), account(), xattrs).prop_map(|(owner, group, xattrs)| {
+            let account =
+                |found: Option<(u32, String)>| found.map(|(id, name)| Account { id, name: name.into() });
+            let xattrs = xattrs.iter().map(|(name, value)| xattr(name, value)).collect();
+            let extra = Extra { owner: account(owner), group: account(group), xattrs };
+            (!extra.is_empty()).then_some(extra)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn entries_survive_the_wire(entries in proptest::collection::vec(any_extra(), 0..9)) {
+            let (mut writer, mut reader) = (ExtraWriter::default(), ExtraReader::default());
+            for extra in entries {
+                let read = reader.next(&writer.next(extra.as_ref(), None)).unwrap();
+                assert_eq!(read.as_deref(), extra.as_ref());
+            }
+        }
+
+        #[test]
+        fn any_bytes_decode_or_fail(number in 1..3_u16, bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let _outcome = read(number, &bytes);
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! What is kept of entries beside their contents: extended attributes, access control lists, owners.
+//!
+//! rsync is the judge where it is there: `rsync -naHAX --numeric-ids -i --checksum --delete` must have nothing to do.
+
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, CWD, Gid, Uid, XattrFlags, chownat};
+use serde_json::Value;
+use zmove_types::{Account, Extra, Kinds, Metadata, Xattr};
+use zmove_wire::{BatchEntry, FileEntry, Keeping, Lack, NotKept, ToSender};
+
+use crate::harness::{Site, both_ways, has_program, is_root, skip};
+use crate::intruder::{Intruder, batch, metadata, name};
+use crate::tree::{paint, set_mode};
+
+fn set_xattr(path: &Path, name: &str, value: &[u8]) {
+    rustix::fs::setxattr(path, name, value, XattrFlags::empty()).unwrap();
+}
+
+fn xattr(path: &Path, name: &str) -> Option<Vec<u8>> {
+    let mut value = vec![0; 4096];
+    let length = rustix::fs::getxattr(path, name, &mut value[..]).ok()?;
+    value.truncate(length);
+    Some(value)
+}
+
+fn set_acl(path: &Path, entries: &str) {
+    let mut setfacl = Command::new("setfacl");
+    assert!(setfacl.args(["-m", entries]).arg(path).status().unwrap().success());
+}
+
+/// What there is to set and to compare is there, and the file system takes it.
+fn can_compare(site: &Site) -> bool {
+    if !["setfacl", "rsync"].into_iter().all(has_program) {
+        skip("setfacl or rsync is missing: nothing to compare with");
+        return false;
+    }
+    let probe = File::create(site.path("probe")).unwrap();
+    let can = rustix::fs::fsetxattr(&probe, "user.a", b"", XattrFlags::empty()).is_ok();
+    if !can {
+        skip("no extended attributes on this file system");
+    }
+    can
+}
+
+/// What rsync would still do.
+#[track_caller]
+fn assert_rsync_is_content(site: &Site) {
+    let options = ["-naHAX", "--numeric-ids", "-i", "--checksum", "--delete"];
+    let mut rsync = Command::new("rsync");
+    let left = rsync.args(options).arg(site.source().join("")).arg(site.target().join("")).output().unwrap();
+    assert!(left.status.success(), "{}", String::from_utf8_lossy(&left.stderr));
+    assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+}
+
+/// Files and directories, of which some have something, in an empty source.
+fn dress(source: &Path) {
+    let at = |name: &str| source.join(name);
+    for directory in ["plain", "dressed", "dressed/deep", "many"] {
+        std::fs::create_dir(at(directory)).unwrap();
+    }
+    for number in 0..40 {
+        paint(at(&format!("many/f{number}")), 10 + number);
+    }
+    for (name, bytes) in
+        [("plain/f", 10), ("attribute", 10), ("list", 20), ("both", 30), ("large", 9 << 20), ("closed", 5)]
+    {
+        paint(at(name), bytes);
+    }
+    set_xattr(&at("attribute"), "user.comment", b"one");
+    set_xattr(&at("attribute"), &format!("user.{}", "n".repeat(250)), &[7; 1000]);
+    set_xattr(&at("both"), "user.comment", b"");
+    set_xattr(&at("closed"), "user.comment", b"closed");
+    set_xattr(&at("large"), "user.comment", b"large");
+    set_xattr(&at("many/f7"), "user.comment", b"seven");
+    set_xattr(&at("dressed"), "user.comment", b"directory");
+    // the mask lets more through than the group may
+    set_acl(&at("list"), "u:7:rw,g::r,m::rw");
+    set_acl(&at("both"), "u:8:rx,g:9:w");
+    set_acl(&at("large"), "u:7:rw");
+    set_acl(&at("many/f8"), "u:7:rw");
+    set_acl(&at("dressed/deep"), "u:7:rwx,d:u:8:rw,d:g::rx");
+    set_acl(&at("dressed"), "d:u:9:rwx");
+    paint(at("dressed/late"), 12);
+    set_mode(at("closed"), 0o400);
+    symlink("attribute", at("link")).unwrap();
+}
+
+fn push(site: &Site, options: &[&str]) -> Value {
+    let outcome = site.push(&[options, &["--json"]].concat(), site.contents(), "");
+    outcome.done().summary()
+}
+
+fn moved(summary: &Value) -> (u64, &Value) {
+    (summary["files"].as_u64().unwrap(), &summary["not_kept"])
+}
+
+both_ways!(
+    attributes_and_lists_are_kept,
+    what_changes_alone_is_put_right_without_data,
+    in_place_and_by_contents_they_are_kept_too,
+    a_list_that_the_target_gives_widens_nothing,
+    what_is_not_to_be_kept_stays_as_it_is,
+);
+
+fn attributes_and_lists_are_kept(site: &Site) {
+    if !can_compare(site) {
+        return;
+    }
+    dress(&site.source());
+    let first = push(site, &[]);
+    assert_eq!(moved(&first), (47, &Value::Array(Vec::new())));
+    assert_rsync_is_content(site);
+    let again = push(site, &[]);
+    assert_eq!(moved(&again), (0, &Value::Array(Vec::new())));
+    assert_rsync_is_content(site);
+}
+
+fn what_changes_alone_is_put_right_without_data(site: &Site) {
+    if !can_compare(site) {
+        return;
+    }
+    dress(&site.source());
+    push(site, &[]);
+    let at = |name: &str| site.source().join(name);
+    set_xattr(&at("attribute"), "user.comment", b"two");
+    set_xattr(&at("plain/f"), "user.new", b"new");
+    rustix::fs::removexattr(at("closed"), "user.comment").unwrap();
+    set_acl(&at("list"), "u:7:r");
+    set_acl(&at("large"), "u:11:r");
+    set_acl(&at("dressed"), "u:11:r");
+    rustix::fs::removexattr(at("both"), "system.posix_acl_access").unwrap();
+    let listed = site.push(&["--dry-run"], site.contents(), "").done().stdout;
+    for line in [
+        "~ attribute (xattr)",
+        "~ plain/f (xattr)",
+        "~ closed (xattr)",
+        "~ large (xattr)",
+        "~ dressed/ (xattr)",
+    ] {
+        assert!(listed.contains(line), "{line}: {listed}");
+    }
+    let second = push(site, &[]);
+    assert_eq!((moved(&second).0, second["bytes"].as_u64()), (0, Some(0)));
+    assert_rsync_is_content(site);
+    // what the target has alone goes, too
+    set_xattr(&site.target().join("many/f1"), "user.alone", b"x");
+    set_xattr(&site.target().join("plain"), "user.alone", b"x");
+    assert_eq!(moved(&push(site, &[])).0, 0);
+    assert_rsync_is_content(site);
+}
+
+fn in_place_and_by_contents_they_are_kept_too(site: &Site) {
+    if !can_compare(site) {
+        return;
+    }
+    dress(&site.source());
+    push(site, &[]);
+    let at = |name: &str| site.source().join(name);
+    for name in ["list", "large", "attribute"] {
+        paint(at(name), 6 << 20);
+        set_xattr(&at(name), "user.comment", b"changed");
+    }
+    push(site, &["--inplace"]);
+    assert_rsync_is_content(site);
+    set_xattr(&at("many/f7"), "user.comment", b"eight");
+    set_acl(&at("large"), "u:12:r");
+    assert_eq!(moved(&push(site, &["--checksum"])).0, 0);
+    assert_rsync_is_content(site);
+}
+
+/// Files that are made alone, files of a new directory, large ones and directories.
+fn a_list_that_the_target_gives_widens_nothing(site: &Site) {
+    if !can_compare(site) {
+        return;
+    }
+    let source = site.source();
+    std::fs::create_dir(source.join("new")).unwrap();
+    for number in 0..20 {
+        paint(source.join(format!("new/f{number}")), 10);
+    }
+    paint(source.join("large"), 9 << 20);
+    paint(source.join("alone"), 10);
+    for name in ["large", "alone", "new/f3"] {
+        set_mode(source.join(name), 0o640);
+    }
+    set_acl(&site.target(), "d:u:7:rwx,d:g::rwx,d:o::rx,d:m::rwx");
+    push(site, &[]);
+    assert_rsync_is_content(site);
+    for name in ["large", "alone", "new/f3", "new"] {
+        assert_eq!(xattr(&site.target().join(name), "system.posix_acl_access"), None, "{name}");
+    }
+}
+
+fn what_is_not_to_be_kept_stays_as_it_is(site: &Site) {
+    if !can_compare(site) {
+        return;
+    }
+    let (source, target) = (site.source(), site.target());
+    paint(source.join("f"), 10);
+    set_xattr(&source.join("f"), "user.comment", b"x");
+    set_acl(&source.join("f"), "u:7:rw,g::r,m::rw");
+    push(site, &["--no-preserve", "all"]);
+    assert_eq!(xattr(&target.join("f"), "user.comment"), None);
+    let mode = target.join("f").metadata().unwrap().mode() & 0o777;
+    assert_eq!(mode & 0o070, 0o040, "without its list a file gives its group what that does: {mode:o}");
+    set_xattr(&target.join("f"), "user.own", b"own");
+    let again = push(site, &["--no-preserve", "all"]);
+    assert_eq!((moved(&again).0, xattr(&target.join("f"), "user.own")), (0, Some(b"own".to_vec())));
+    push(site, &["--no-X"]);
+    assert_eq!(xattr(&target.join("f"), "user.own"), Some(b"own".to_vec()));
+    assert!(xattr(&target.join("f"), "system.posix_acl_access").is_some());
+}
+
+/// Twenty owners, a setuid program of one, a link of another.
+fn give_away(source: &Path) {
+    for number in 0..20_u32 {
+        let path = source.join(format!("f{number}"));
+        paint(&path, 10 + u64::from(number));
+        std::os::unix::fs::chown(&path, Some(2000 + number), Some(3000 + number)).unwrap();
+    }
+    set_mode(source.join("f3"), 0o6755);
+    std::fs::create_dir(source.join("d")).unwrap();
+    paint(source.join("d/large"), 9 << 20);
+    symlink("f3", source.join("given")).unwrap();
+    for (name, id) in [("d", 2100), ("d/large", 2101), ("given", 2102)] {
+        let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
+        chownat(CWD, source.join(name), Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW).unwrap();
+    }
+}
+
+fn grant_owners(site: &Site) {
+    if site.is_remote() {
+        let path = site.path("server/authorized_keys");
+        let line = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, format!("{} set-owner\n", line.trim_end())).unwrap();
+    }
+}
+
+mod owners {
+    use super::*;
+
+    both_ways!(owners_are_kept_with_archive, owners_are_put_right_without_data, owners_are_mapped,);
+
+    fn owners_are_kept_with_archive(site: &Site) {
+        if !is_root() || !can_compare(site) {
+            return skip("only root can give files away");
+        }
+        give_away(&site.source());
+        grant_owners(site);
+        let first = push(site, &["-a"]);
+        assert_eq!(moved(&first), (21, &Value::Array(Vec::new())));
+        assert_rsync_is_content(site);
+        assert_eq!(site.target().join("f3").metadata().unwrap().mode() & 0o7777, 0o6755);
+        assert_eq!(moved(&push(site, &["-a"])), (0, &Value::Array(Vec::new())));
+        assert_rsync_is_content(site);
+    }
+
+    fn owners_are_put_right_without_data(site: &Site) {
+        if !is_root() || !can_compare(site) {
+            return skip("only root can give files away");
+        }
+        give_away(&site.source());
+        grant_owners(site);
+        push(site, &[]);
+        let target = site.target().join("f3").metadata().unwrap();
+        assert_eq!(
+            (target.uid(), target.mode() & 0o7777),
+            (0, 0o755),
+            "an owner is not kept without being asked for"
+        );
+        let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
+        assert!(listed.contains("~ f4 (owner)"), "{listed}");
+        assert_eq!(moved(&push(site, &["-a"])), (0, &Value::Array(Vec::new())));
+        assert_rsync_is_content(site);
+    }
+
+    fn owners_are_mapped(site: &Site) {
+        if !is_root() {
+            return skip("only root can give files away");
+        }
+        give_away(&site.source());
+        grant_owners(site);
+        let ids = |name: &str| {
+            let stat = site.target().join(name).symlink_metadata().unwrap();
+            (stat.uid(), stat.gid())
+        };
+        push(site, &["--chown", "77:78"]);
+        assert_eq!([ids("f1"), ids("d/large"), ids("given")], [(77, 78); 3]);
+        push(site, &["-a", "--usermap", "2000-2005:5,*:6", "--groupmap", "3001:root"]);
+        assert_eq!([ids("f1"), ids("f2"), ids("f9")], [(5, 0), (5, 3002), (6, 3009)]);
+        let unknown = push(site, &["--chown", "no-such-user"]);
+        assert_eq!(unknown["not_kept"][0]["what"], "owner");
+    }
+}
+
+/// Nothing that would take a right is set, and all of it is counted.
+#[test]
+fn without_the_grant_owners_are_counted_and_not_set() {
+    let site = Site::daemon();
+    if !is_root() {
+        return skip("only root can give files away");
+    }
+    give_away(&site.source());
+    let privileged = site.source().join("f5");
+    set_xattr(&privileged, "trusted.secret", b"x");
+    let first = push(&site, &["-a"]);
+    let counts = first["not_kept"].as_array().unwrap();
+    let count = |what: &str| {
+        let found = counts.iter().find(|lack| lack["what"] == what);
+        found.map(|lack| (lack["entries"].as_u64().unwrap(), lack["why"].as_str().unwrap().to_owned()))
+    };
+    let why = "the key's grant does not allow it".to_owned();
+    assert_eq!((count("owner"), count("group")), (Some((23, why.clone())), Some((23, why.clone()))));
+    assert_eq!(count("privileged xattr"), Some((1, why)));
+    let stat = site.target().join("f3").metadata().unwrap();
+    assert_eq!((stat.uid(), stat.gid(), stat.mode() & 0o7777), (0, 0, 0o755));
+    assert_eq!(xattr(&site.target().join("f5"), "trusted.secret"), None);
+    let named = site.push(&["-a", "-v", "--strict-metadata"], site.contents(), "");
+    let named = named.expect(23).says(&["not kept: owner of 'f3' (the key's grant does not allow it)"]);
+    assert!(named.stdout.contains("not kept: owner of 23 (the key's grant"), "{}", named.stdout);
+}
+
+/// Metadata with a setuid bit, another owner and these attributes.
+fn claimed(mode: u32, xattrs: &[(&str, &[u8])]) -> Metadata {
+    let account = |id| Some(Account { id, name: "".into() });
+    let xattr =
+        |(name, value): &(&str, &[u8])| Xattr { name: name.as_bytes().into(), value: (*value).into() };
+    let xattrs = xattrs.iter().map(xattr).collect();
+    let extra = Some(Arc::new(Extra { owner: account(7), group: account(8), xattrs }));
+    Metadata { extra, ..metadata(mode) }
+}
+
+fn intrude(root: &Path, entries: Vec<BatchEntry>) -> Vec<NotKept> {
+    let mut intruder = Intruder::new(root);
+    intruder.open.keeping = Some(Keeping { kinds: Kinds::ALL, ..Keeping::default() });
+    let intruded = intruder.does(vec![batch(0, "", entries)]);
+    assert!(intruded.ended.is_ok() && intruded.faults() == 0, "{:?}", intruded.ended);
+    let counts = intruded.answers.into_iter().filter_map(|answer| match answer {
+        ToSender::NotKept { counts } => Some(counts),
+        _ => None,
+    });
+    counts.flatten().collect()
+}
+
+fn file_with(text: &str, metadata: Metadata) -> BatchEntry {
+    let root = zmove_chunk::file_root(b"x");
+    BatchEntry::File(FileEntry { name: name(text), metadata, bytes: 1, root })
+}
+
+/// `cap_net_raw+ep`.
+const CAPABILITY: &[u8] = b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+#[test]
+fn a_sender_that_claims_rights_without_the_grant_gets_none() {
+    if !is_root() {
+        return skip("only root could set them");
+    }
+    let home = tempfile::tempdir().unwrap();
+    let rights: &[(&str, &[u8])] =
+        &[("security.capability", CAPABILITY), ("trusted.a", b"x"), ("user.a", b"y")];
+    let entries = vec![
+        file_with("f", claimed(0o6755, rights)),
+        BatchEntry::Directory(name("d"), claimed(0o755, &rights[1..])),
+        BatchEntry::Symlink(name("l"), claimed(0o777, &[]), b"f".as_slice().into()),
+    ];
+    let why = Lack::NotGranted;
+    let counts = [(Kinds::OWNER, 3), (Kinds::GROUP, 3), (Kinds::PRIVILEGED, 2)];
+    assert_eq!(intrude(home.path(), entries), counts.map(|(kind, entries)| NotKept::new(kind, why, entries)));
+    for text in ["f", "d", "l"] {
+        let stat = home.path().join(text).symlink_metadata().unwrap();
+        assert_eq!((stat.uid(), stat.gid(), stat.mode() & 0o6000), (0, 0, 0), "{text}");
+    }
+    for text in ["f", "d"] {
+        let has = |attribute: &str| xattr(&home.path().join(text), attribute);
+        assert_eq!([has("security.capability"), has("trusted.a")], [None, None], "{text}");
+        assert_eq!(has("user.a").as_deref(), Some(&b"y"[..]), "{text}");
+    }
+}
+
+/// A list that is none, more attributes than there is room for (ext4: a block), a kind of list that is not known.
+#[test]
+fn what_a_file_system_does_not_take_is_counted() {
+    let site = Site::local();
+    if !can_compare(&site) {
+        return;
+    }
+    let broken: &[(&str, &[u8])] = &[("system.posix_acl_access", b"\x02\0\0\0nonsense")];
+    let foreign: &[(&str, &[u8])] = &[("system.nfs4_acl", b"x")];
+    let plain = |mode, xattrs| {
+        let mut metadata = claimed(mode, xattrs);
+        let extra = metadata.extra.as_mut().map(Arc::make_mut).unwrap();
+        (extra.owner, extra.group) = (None, None);
+        metadata
+    };
+    let entries =
+        vec![file_with("broken", plain(0o664, broken)), file_with("foreign", plain(0o664, foreign))];
+    let counts = intrude(&site.target(), entries);
+    let expected =
+        [NotKept::new(Kinds::ACLS, Lack::Unsupported, 1), NotKept::new(Kinds::ACLS, Lack::Invalid, 1)];
+    assert_eq!(counts, expected);
+    let mode = |text: &str| site.target().join(text).metadata().unwrap().mode() & 0o777;
+    assert_eq!((mode("broken"), mode("foreign")), (0o604, 0o664));
+    let long = vec![7; 60_000];
+    let names: Vec<_> = (10..26).map(|number| format!("user.{number}")).collect();
+    let many: Vec<_> = names.iter().map(|name| (name.as_str(), &long[..])).collect();
+    let counts = intrude(&site.target(), vec![file_with("many", plain(0o600, &many))]);
+    let taken = xattr_names(&site.target().join("many"));
+    assert!(
+        counts == [NotKept::new(Kinds::XATTRS, Lack::NoRoom, 1)] || taken == names.len(),
+        "{counts:?}, {taken}"
+    );
+}
+
+fn xattr_names(path: &Path) -> usize {
+    let mut list = vec![0; 64 << 10];
+    let length = rustix::fs::listxattr(path, &mut list[..]).unwrap();
+    list[..length].split(|byte| *byte == 0).filter(|name| name.starts_with(b"user.")).count()
+}
+
+/// What they may keep is kept, and nothing fails.
+#[test]
+fn an_ordinary_user_keeps_what_they_may() {
+    let Some(site) = Site::unprivileged() else { return };
+    if !is_root() || !can_compare(&site) {
+        return skip("only root can give files away");
+    }
+    dress(&site.source());
+    for name in ["attribute", "list", "both", "large", "closed"] {
+        set_mode(site.source().join(name), 0o644);
+    }
+    give_away(&site.source());
+    set_mode(site.source().join("f3"), 0o755);
+    let outcome = site.push(&["-a", "--json"], site.contents(), "");
+    let summary = outcome.done().summary();
+    assert_eq!(summary["failed"], 0);
+    let comment = xattr(&site.target().join("attribute"), "user.comment");
+    assert_eq!(comment, Some(b"one".to_vec()));
+    let owners = summary["not_kept"].as_array().unwrap();
+    assert!(owners.iter().any(|lack| lack["what"] == "owner"), "{owners:?}");
+}
