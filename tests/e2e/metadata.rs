@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, CWD, Gid, Uid, XattrFlags, chownat};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid, XattrFlags, chownat};
 use serde_json::Value;
 use zmove_types::{Account, Extra, Kinds, Metadata, Xattr};
 use zmove_wire::{BatchEntry, FileEntry, Keeping, Lack, NotKept, ToSender};
@@ -420,6 +420,91 @@ fn xattr_names(path: &Path) -> usize {
     let mut list = vec![0; 64 << 10];
     let length = rustix::fs::listxattr(path, &mut list[..]).unwrap();
     list[..length].split(|byte| *byte == 0).filter(|name| name.starts_with(b"user.")).count()
+}
+
+/// One of each kind that a user and root can make.
+fn make_specials(source: &Path) {
+    let make = |name: &str, form, device| {
+        let path = source.join(name);
+        rustix::fs::mknodat(CWD, &path, form, Mode::from_raw_mode(0o640), device).unwrap();
+    };
+    make("fifo", FileType::Fifo, 0);
+    make("socket", FileType::Socket, 0);
+    make("null", FileType::CharacterDevice, rustix::fs::makedev(1, 3));
+    make("disk", FileType::BlockDevice, rustix::fs::makedev(7, 250));
+    std::os::unix::fs::chown(source.join("fifo"), Some(2000), Some(3000)).unwrap();
+}
+
+mod specials {
+    use super::*;
+
+    both_ways!(special_files_are_kept_with_archive);
+
+    fn special_files_are_kept_with_archive(site: &Site) {
+        if !is_root() || !can_compare(site) {
+            return skip("only root can make devices");
+        }
+        make_specials(&site.source());
+        grant_owners(site);
+        let none = push(site, &[]);
+        assert_eq!((&none["specials"], none["not_kept"].as_array().unwrap().len()), (&4.into(), 0));
+        std::fs::write(site.target().join("socket"), "in the way").unwrap();
+        let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
+        assert!(listed.contains("+ fifo") && listed.contains("~ socket (type)"), "{listed}");
+        let first = push(site, &["-a"]);
+        assert_eq!((&first["specials"], moved(&first).1), (&0.into(), &Value::Array(Vec::new())));
+        assert_rsync_is_content(site);
+        let inode = site.target().join("fifo").metadata().unwrap().ino();
+        set_mode(site.source().join("fifo"), 0o600);
+        push(site, &["-a"]);
+        assert_rsync_is_content(site);
+        assert_eq!(site.target().join("fifo").metadata().unwrap().ino(), inode);
+        let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
+        assert!(listed.contains("0 to add, 0 to change"), "{listed}");
+    }
+}
+
+#[test]
+fn devices_need_the_grant_and_other_special_files_do_not() {
+    if !is_root() {
+        return skip("only root can make devices");
+    }
+    let site = Site::daemon();
+    make_specials(&site.source());
+    let summary = push(&site, &["-a", "--no-preserve", "owner"]);
+    let counts = summary["not_kept"].as_array().unwrap();
+    let why = "the key's grant does not allow it";
+    assert_eq!(counts.len(), 1);
+    assert_eq!(
+        (&counts[0]["what"], &counts[0]["why"], &counts[0]["entries"]),
+        (&"device".into(), &why.into(), &2.into())
+    );
+    assert_eq!(crate::tree::names(&site.target()), ["fifo", "socket"]);
+}
+
+#[test]
+fn devices_are_not_made_where_they_would_do_nothing() {
+    if !is_root() {
+        return skip("only root can make devices");
+    }
+    let home = tempfile::tempdir().unwrap();
+    let mount =
+        |words: &[&str]| Command::new("mount").args(words).arg(home.path()).status().unwrap().success();
+    if !mount(&["-t", "tmpfs", "-o", "nodev", "none"]) {
+        return skip("nothing can be mounted here");
+    }
+    let site = Site::local();
+    make_specials(&site.source());
+    let mut command = site.zmove(&["push", "-a", "--json"]);
+    command.0.arg(site.contents()).arg(home.path());
+    let summary = command.outcome().done().summary();
+    let names = crate::tree::names(home.path());
+    assert!(Command::new("umount").arg(home.path()).status().unwrap().success());
+    assert_eq!(
+        (names, &summary["not_kept"][0]["what"]),
+        (vec!["fifo".to_owned(), "socket".to_owned()], &"device".into())
+    );
+    assert_eq!(summary["not_kept"][0]["why"], "not supported there");
 }
 
 /// What they may keep is kept, and nothing fails.

@@ -5,7 +5,8 @@ mod messages;
 use std::sync::Arc;
 
 use zmove_types::{
-    Account, Extra, FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Timestamp, TransferId, Xattr,
+    Account, Extra, FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Special, Timestamp, TransferId,
+    Xattr,
 };
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FileEntry, FileHead, FrameHeader, FrameKind,
@@ -64,6 +65,7 @@ fn sample_batch() -> Batch {
         BatchEntry::Symlink(name("l"), metadata(), b"t".as_slice().into()),
         BatchEntry::File(file),
         BatchEntry::Retouch(name("r"), metadata()),
+        BatchEntry::Special(name("s"), metadata(), Special::Character(0x0103)),
     ];
     Batch { groups: vec![DirectoryGroup { directory: path("run/7"), entries }] }
 }

@@ -95,9 +95,10 @@ impl Account {
     }
 
     /// Whether an entry can be at the target; what cannot is counted, or has failed.
-    pub(crate) fn can_carry(&self, directory: &SourceDirectory, entry: &Entry) -> bool {
+    pub(crate) fn can_carry(&self, extras: &Extras, directory: &SourceDirectory, entry: &Entry) -> bool {
         let path = || directory.display(&entry.name);
         match &entry.kind {
+            EntryKind::Special(special) if extras.kinds().has_any(special.kind()) => return true,
             EntryKind::Special(_) => self.totals.specials.add(1),
             EntryKind::Symlink(target) if target.is_empty() || target.len() > SYMLINK_BYTES_MAX => {
                 self.fail(&FileError::LinkTarget { path: path() });

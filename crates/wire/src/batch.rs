@@ -4,7 +4,7 @@
 //! an entry beside its form. **Invariant:** a decoded [`Batch`] is consistent: its files' lengths add up to the frame's
 //! data, every path is a [`RelPath`], and counts are within the limits.
 
-use zmove_types::{Metadata, Name, RelPath, Root, Timestamp};
+use zmove_types::{Metadata, Name, RelPath, Root, Special, Timestamp};
 
 use crate::codec::{Reader, put_metadata, put_name, put_path, put_timestamp};
 use crate::error::WireError;
@@ -41,6 +41,8 @@ pub enum BatchEntry {
     File(FileEntry),
     /// A file whose contents are right already: only metadata.
     Retouch(Name, Metadata),
+    /// A FIFO, socket or device; to a receiver that keeps such.
+    Special(Name, Metadata, Special),
 }
 
 /// A small file.
@@ -163,6 +165,7 @@ impl BatchEntry {
             | Self::Directory(_, metadata)
             | Self::Symlink(_, metadata, _)
             | Self::Retouch(_, metadata)
+            | Self::Special(_, metadata, _)
             | Self::File(FileEntry { metadata, .. }) => metadata,
         }
     }
@@ -175,6 +178,7 @@ impl BatchEntry {
             Self::Directory(name, _)
             | Self::Symlink(name, _, _)
             | Self::Retouch(name, _)
+            | Self::Special(name, _, _)
             | Self::File(FileEntry { name, .. }) => Some(name),
         }
     }
@@ -185,6 +189,7 @@ impl BatchEntry {
             | Self::Directory(_, metadata)
             | Self::Symlink(_, metadata, _)
             | Self::Retouch(_, metadata)
+            | Self::Special(_, metadata, _)
             | Self::File(FileEntry { metadata, .. }) => metadata,
         }
     }
@@ -215,6 +220,12 @@ impl BatchEntry {
                 out.extend_from_slice(&file.root.0);
             }
             Self::Retouch(name, metadata) => Self::encode_named(out, 5, name, metadata),
+            Self::Special(name, metadata, special) => {
+                Self::encode_named(out, 6, name, metadata);
+                let (tag, device) = special_parts(*special);
+                out.push(tag);
+                out.extend(device.to_le_bytes());
+            }
         }
     }
 
@@ -239,8 +250,32 @@ impl BatchEntry {
                 Ok(Self::File(FileEntry { name, metadata, bytes, root: Root(reader.array()?) }))
             }
             5 => Ok(Self::Retouch(name, metadata)),
+            6 => {
+                let (tag, device) = (reader.u8()?, reader.u64()?);
+                Ok(Self::Special(name, metadata, special_of(tag, device)?))
+            }
             _ => Err(WireError::UnknownTag { what: "batch entry", tag }),
         }
+    }
+}
+
+/// The tag of a special entry, and the number of its device.
+pub(crate) fn special_parts(special: Special) -> (u8, u64) {
+    match special {
+        Special::Fifo => (1, 0),
+        Special::Socket => (2, 0),
+        Special::Character(device) => (3, device),
+        Special::Block(device) => (4, device),
+    }
+}
+
+pub(crate) fn special_of(tag: u8, device: u64) -> Result<Special, WireError> {
+    match (tag, device) {
+        (1, 0) => Ok(Special::Fifo),
+        (2, 0) => Ok(Special::Socket),
+        (3, device) => Ok(Special::Character(device)),
+        (4, device) => Ok(Special::Block(device)),
+        _ => Err(WireError::UnknownTag { what: "special entry", tag }),
     }
 }
 
@@ -342,16 +377,36 @@ mod tests {
         assert_eq!(Batch::decode(&bytes, 0), Err(WireError::Path(zmove_types::PathError::Dots)));
     }
 
+    #[test]
+    fn special_entries_are_pinned() {
+        let entry = |special| {
+            let entries = vec![BatchEntry::Special(name(b"s"), metadata(), special)];
+            let batch = Batch { groups: vec![DirectoryGroup { directory: RelPath::root(), entries }] };
+            let bytes = batch.encode();
+            assert_eq!(Batch::decode(&bytes, 0), Ok(batch));
+            bytes[bytes.len() - 9..].to_vec()
+        };
+        assert_eq!(entry(Special::Fifo), [1, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(entry(Special::Socket), [2, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(entry(Special::Character(0x0103)), [3, 3, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(entry(Special::Block(1 << 56)), [4, 0, 0, 0, 0, 0, 0, 0, 1]);
+        for (tag, device) in [(0, 0), (5, 0), (1, 7)] {
+            assert_eq!(special_of(tag, device), Err(WireError::UnknownTag { what: "special entry", tag }));
+        }
+    }
+
     fn any_entry() -> impl Strategy<Value = BatchEntry> {
         let any_name = "[a-z\u{e9}]{1,12}".prop_map(|text| name(text.as_bytes()));
         let any_metadata = (0..0o10000_u32, any::<i64>(), 0..1_000_000_000_u32)
             .prop_map(|(mode, seconds, nanos)| Metadata::new(mode, Timestamp { seconds, nanos }));
-        (any_name, any_metadata, any::<[u8; 32]>(), 0..1000_u32, 0..5_u8).prop_map(
+        (any_name, any_metadata, any::<[u8; 32]>(), 0..1000_u32, 0..7_u8).prop_map(
             |(name, meta, root, bytes, kind)| match kind {
                 0 => BatchEntry::Itself(meta),
                 1 => BatchEntry::Directory(name, meta),
                 2 => BatchEntry::Symlink(name, meta, root.as_slice().into()),
                 3 => BatchEntry::Retouch(name, meta),
+                4 => BatchEntry::Special(name, meta, Special::Character(u64::from(bytes))),
+                5 => BatchEntry::Special(name, meta, Special::Fifo),
                 _ => BatchEntry::File(FileEntry { name, metadata: meta, bytes, root: Root(root) }),
             },
         )

@@ -7,9 +7,9 @@ use crate::value::account::{AccountMap, NewOwner};
 #[derive(Clone, Debug, Default, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct KeepingArgs {
-    /// Keep all of LIST below: beside what is kept anyway owners and groups, capabilities and 'trusted.*' attributes, as
-    /// far as the receiver's user may and the key's grant allows (--set-owner); costs some 15 bytes for each entry and
-    /// two system calls at the receiver
+    /// Keep all of LIST below: beside what is kept anyway owners and groups, capabilities and 'trusted.*' attributes,
+    /// FIFOs, sockets and devices, as far as the receiver's user may and the key's grant allows (--set-owner); costs
+    /// some 15 bytes for each entry and two system calls at the receiver
     #[arg(short, long, help_heading = HEADING)]
     pub(crate) archive: bool,
     /// Keep these too [default: modes, times, links, xattr and acl, which costs a system call for each entry and two
@@ -31,6 +31,12 @@ pub(crate) struct KeepingArgs {
     /// As rsync has it: keep groups
     #[arg(short = 'g', long = "group", help_heading = HEADING, hide_short_help = true)]
     pub(crate) group: bool,
+    /// As rsync has it: keep FIFOs, sockets and devices
+    #[arg(short = 'D', help_heading = HEADING, hide_short_help = true)]
+    pub(crate) special_files: bool,
+    /// Do not keep FIFOs, sockets and devices
+    #[arg(long = "no-D", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) no_special_files: bool,
     /// As rsync has it: modes are kept anyway
     #[arg(short = 'p', long = "perms", help_heading = HEADING, hide_short_help = true)]
     pub(crate) perms: bool,
@@ -86,6 +92,10 @@ pub(crate) enum KindArg {
     /// Access control lists
     #[value(alias = "acls")]
     Acl,
+    /// FIFOs and sockets
+    Specials,
+    /// Device files
+    Devices,
     /// All of these
     All,
 }

@@ -30,6 +30,7 @@ fn wanted(args: &KeepingArgs) -> Kinds {
         (args.xattrs, Kinds::XATTRS),
         (args.owner || maps_users, Kinds::OWNER),
         (args.group || maps_groups, Kinds::GROUP),
+        (args.special_files, Kinds::SPECIALS.and(Kinds::DEVICES)),
     ];
     of(&all).and(typed)
 }
@@ -41,6 +42,7 @@ fn unwanted(args: &KeepingArgs) -> Kinds {
         (args.no_xattrs, Kinds::XATTRS.and(Kinds::PRIVILEGED)),
         (args.no_owner, Kinds::OWNER),
         (args.no_group, Kinds::GROUP),
+        (args.no_special_files, Kinds::SPECIALS.and(Kinds::DEVICES)),
     ];
     // modes, times and links are always kept
     of(&all).and(typed).without(Kinds::ALWAYS)
@@ -51,13 +53,15 @@ fn of(switches: &[(bool, Kinds)]) -> Kinds {
 }
 
 /// What `-a` keeps.
-const KEPT: Kinds = Kinds::USUAL.and(Kinds::OWNERSHIP).and(Kinds::PRIVILEGED);
+const KEPT: Kinds = Kinds::ALL;
 
 fn kinds(kind: KindArg) -> Kinds {
     match kind {
         KindArg::Owner => Kinds::OWNERSHIP,
         KindArg::Xattr => Kinds::XATTRS.and(Kinds::PRIVILEGED),
         KindArg::Acl => Kinds::ACLS,
+        KindArg::Specials => Kinds::SPECIALS,
+        KindArg::Devices => Kinds::DEVICES,
         KindArg::All => KEPT,
     }
 }
@@ -102,7 +106,8 @@ mod tests {
             ("-A", usual, true),
             ("-og", usual.and(Kinds::OWNERSHIP), true),
             ("--preserve owner,acl --no-o", usual.and(Kinds::GROUP), true),
-            ("-a --no-preserve owner,xattr", Kinds::ALWAYS.and(Kinds::ACLS), true),
+            ("-a --no-preserve owner,xattr --no-D", Kinds::ALWAYS.and(Kinds::ACLS), true),
+            ("-D --no-preserve devices", usual.and(Kinds::SPECIALS), true),
             ("--no-A --no-X", Kinds::ALWAYS, false),
             ("--no-preserve all", Kinds::ALWAYS, false),
             ("--chown ann:", usual.and(Kinds::OWNER), true),

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
-use zmove_disk::{Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn};
+use zmove_disk::{Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn, is_special_at};
 use zmove_types::{Name, RelPath, Timestamp};
 use zmove_wire::{
     Compare, Differences, FaultCode, Finding, Findings, InquiredEntry, InquiredKind, InquiredMetadata,
@@ -124,12 +124,17 @@ impl Previewer {
             (InquiredKind::Directory, _) if self.rules.overwrite == Overwrite::Nothing => {
                 Finding::Fails(Operation::MakeDirectory, FaultCode::os(&Errno::NOTDIR.into()))
             }
-            (InquiredKind::File { .. } | InquiredKind::Symlink { .. }, _)
+            (InquiredKind::File { .. } | InquiredKind::Symlink { .. } | InquiredKind::Special(_), _)
                 if self.rules.overwrite == Overwrite::Nothing =>
             {
                 Finding::Stays
             }
             (InquiredKind::File { .. }, FileType::Directory) => in_the_way(Operation::Rename),
+            (InquiredKind::Special(_), FileType::Directory) => in_the_way(Operation::Create),
+            (InquiredKind::Special(special), _) if is_special_at(directory.as_fd(), name, *special) => {
+                let wanted = InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
+                changed(self.metadata_differs(directory, &there, &wanted, Named(directory.as_fd(), name)))
+            }
             (InquiredKind::Symlink { .. }, FileType::Directory) => in_the_way(Operation::Symlink),
             (InquiredKind::File { bytes }, FileType::RegularFile) => {
                 let wanted = InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());

@@ -356,6 +356,18 @@ impl<'a> Placer<'a> {
                 let flushed = transfer.target.flush_if_each(directory);
                 flushed.map_err(failed_to(Operation::Flush))?;
             }
+            BatchEntry::Special(name, metadata, special) => {
+                let name = transfer.target.name(path, name);
+                let placed = transfer.target.place_special(
+                    directory,
+                    name,
+                    (metadata, *special),
+                    At(path, Some(name)),
+                );
+                placed.map_err(failed_to(Operation::Create))?;
+                let flushed = transfer.target.flush_if_each(directory);
+                flushed.map_err(failed_to(Operation::Flush))?;
+            }
             BatchEntry::File(file) => {
                 let failed_flushes = transfer.publisher.failed_flushes();
                 let Some(hidden) = self.place_file(opened, path, file, bytes)? else { return Ok(()) };

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use zmove_disk::{FileIdentity, Replace};
-use zmove_types::{Kinds, Metadata, Timestamp};
+use zmove_types::{Kinds, Metadata, Special, Timestamp};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite};
 
 /// The rules of one transfer, or of one that is only previewed.
@@ -52,6 +52,12 @@ impl Rules {
     pub(crate) fn xattr_kinds(&self) -> Kinds {
         let kinds = self.kinds.common(Kinds::ANY_XATTR);
         if self.owning == Owning::Allowed { kinds } else { kinds.without(Kinds::PRIVILEGED) }
+    }
+
+    /// Whether an entry of this kind may be made.
+    pub(crate) fn may_make(&self, special: Special) -> bool {
+        let kind = special.kind();
+        self.kinds.has_any(kind) && (kind == Kinds::SPECIALS || self.owning == Owning::Allowed)
     }
 
     /// Whether anything is flushed.

@@ -62,6 +62,11 @@ impl Guess {
         }
     }
 
+    /// Keeps an entry until the receiver is known, and what follows it as well.
+    pub(super) fn hold(&mut self, directory: &SourceDirectory, entry: Entry) {
+        self.held.push((directory.closed(), entry));
+    }
+
     pub(super) fn admit(
         &mut self,
         basis: Option<Basis>,
@@ -69,7 +74,7 @@ impl Guess {
         entry: Entry,
     ) -> Option<Entry> {
         let Some(basis) = basis else {
-            self.held.push((directory.closed(), entry));
+            self.hold(directory, entry);
             return None;
         };
         self.basis = basis;

@@ -105,7 +105,7 @@ impl Survey<'_> {
     fn take_batch(&mut self, batch: EntryBatch) {
         let directory = SourceDirectory::held_open(&batch.directory).closed();
         for entry in batch.entries {
-            if !self.session.account.can_carry(&directory, &entry) {
+            if !self.session.account.can_carry(&self.session.extras, &directory, &entry) {
                 continue;
             }
             if entry.kind == EntryKind::File {
@@ -223,7 +223,7 @@ impl Inquired {
     fn form(&self) -> EntryForm {
         match self.what.entry().map(|entry| &entry.kind) {
             Some(EntryKind::Symlink(target)) => EntryForm::Symlink(target.clone()),
-            Some(EntryKind::File) => EntryForm::File,
+            Some(EntryKind::File | EntryKind::Special(_)) => EntryForm::File,
             _ => EntryForm::Directory,
         }
     }
@@ -260,7 +260,8 @@ fn inquired_entry(entry: &Entry, extras: &Extras) -> InquiredEntry {
     let kind = match &entry.kind {
         EntryKind::Directory => InquiredKind::Directory,
         EntryKind::Symlink(target) => InquiredKind::Symlink { target: target.to_vec() },
-        EntryKind::File | EntryKind::Special(_) => InquiredKind::File { bytes: entry.size },
+        EntryKind::File => InquiredKind::File { bytes: entry.size },
+        EntryKind::Special(special) => InquiredKind::Special(*special),
     };
     let metadata = inquired_metadata(extras, &entry.metadata, &entry.beside);
     InquiredEntry { name: entry.name.clone(), kind, metadata }

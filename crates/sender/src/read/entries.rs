@@ -127,7 +127,10 @@ impl EntryReader<'_> {
                     without_contents(link, lacks, None)
                 }
                 EntryKind::File => return read_file(self.extras, directory, entry, (offset, room)),
-                EntryKind::Special(_) => EntryRead::Nothing,
+                EntryKind::Special(special) => {
+                    let (metadata, lacks) = self.extras.of_entry(directory, entry);
+                    without_contents(BatchEntry::Special(entry.name.clone(), metadata, *special), lacks, None)
+                }
             },
         })
     }

@@ -42,3 +42,26 @@ macro_rules! parsed {
 
 parsed!(name, Name);
 parsed!(path, RelPath);
+
+/// A special entry: its tag and the number of its device, as in a batch.
+pub(super) mod special {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use zmove_types::Special;
+
+    use crate::batch::{special_of, special_parts};
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        special: &Special,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        special_parts(*special).serialize(serializer)
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Special, D::Error> {
+        let (tag, device) = Deserialize::deserialize(deserializer)?;
+        special_of(tag, device).map_err(D::Error::custom)
+    }
+}

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use zmove_types::{Metadata, Name, RelPath};
+use zmove_types::{Metadata, Name, RelPath, Special};
 
 use super::fault::{FaultCode, Operation};
 use super::{bytes, list, metadata};
@@ -60,6 +60,8 @@ pub enum InquiredKind {
         #[serde(with = "bytes")]
         target: Vec<u8>,
     },
+    /// A FIFO, socket or device; with [`InquireWith`](super::InquireWith) only.
+    Special(#[serde(with = "bytes::special")] Special),
 }
 
 /// Metadata at the source, and a digest of the extended attributes, if there are any: that and what metadata has beside

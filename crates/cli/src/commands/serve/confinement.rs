@@ -23,10 +23,13 @@ use crate::display::log;
 const NEEDED: &str = "confine this process, which takes Landlock, in Linux 6.2 or later (--confine)";
 /// The first that rules over truncation, in Linux 6.2.
 const LEAST: ABI = ABI::V3;
-/// What a receiver does: it makes no devices, sockets or FIFOs, and runs nothing.
+/// What a receiver does below its roots: it makes no devices, and runs nothing.
 const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
-    ReadFile | ReadDir | WriteFile | Truncate | RemoveFile | RemoveDir | MakeDir | MakeReg | MakeSym | Refer
+    ReadFile | ReadDir | WriteFile | Truncate | RemoveFile | RemoveDir | MakeDir | MakeReg | MakeSym | MakeFifo
+        | MakeSock | Refer
 });
+/// What it does there for a key that may set owners.
+const OWN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeChar | MakeBlock});
 const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
 /// This process's own descriptors and the boot's id; how many cores there are.
 const SYSTEM: [&str; 3] = ["/proc", "/sys/fs/cgroup", "/sys/devices/system/cpu"];
@@ -80,10 +83,13 @@ fn enforce(own: &Belongings, keys: &AuthorizedKeys) -> Result<(), RulesetError> 
     for directory in read(own, keys) {
         rules = allow(rules, &directory, PathFd::new(&directory), READ)?;
     }
-    for root in keys.grants().iter().flat_map(|grant| &grant.roots) {
+    for (grant, root) in
+        keys.grants().iter().flat_map(|grant| grant.roots.iter().map(move |root| (grant, root)))
+    {
+        let access = if grant.set_owner { WRITE | OWN } else { WRITE };
         // as a push opens it
         let opened = Tree::open_guarded(root);
-        rules = allow(rules, root, opened.as_ref().map(Tree::fd), WRITE)?;
+        rules = allow(rules, root, opened.as_ref().map(Tree::fd), access)?;
     }
     rules.restrict_self().map(drop)
 }

@@ -14,10 +14,10 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::{read_root, xattr_digest};
 use zmove_disk::{
-    Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Named, NewFiles, Tree, Wanted,
-    hold_new, is_beyond_range, is_held_everywhere, open_beneath, retouch,
+    Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Miss, Named, NewFiles, Tree,
+    Wanted, hold_new, is_beyond_range, is_held_everywhere, open_beneath, place_special, retouch,
 };
-use zmove_types::{Kinds, Metadata, Name, RelPath, Timestamp, TransferId};
+use zmove_types::{Kinds, Metadata, Name, RelPath, Special, Timestamp, TransferId};
 use zmove_wire::{FileHead, Operation, Overwrite, TargetState, XattrDigest};
 
 use crate::quota::Quota;
@@ -136,6 +136,25 @@ impl TargetTree {
     pub(crate) fn set_whole(&self, entry: impl AsFd, metadata: &Metadata, at: At<'_>) -> io::Result<()> {
         let wanted = self.keeper.wanted(&self.rules, metadata, Some(metadata.mtime));
         let misses = wanted.set(Descriptor::Open(entry.as_fd()))?;
+        self.keeper.note(&self.rules, &wanted, &misses, at);
+        Ok(())
+    }
+
+    /// Makes a FIFO, socket or device, or leaves the one that is there; what cannot be kept of it is counted.
+    pub(crate) fn place_special(
+        &self,
+        directory: &OwnedFd,
+        name: &Name,
+        (metadata, special): (&Metadata, Special),
+        at: At<'_>,
+    ) -> io::Result<()> {
+        let metadata = self.rules.of_file(metadata);
+        let wanted = self.keeper.wanted(&self.rules, &metadata, Some(metadata.mtime));
+        let misses = if self.rules.may_make(special) {
+            place_special(directory, name, (special, &wanted), self.rules.replaces())?
+        } else {
+            vec![Miss { kind: special.kind(), error: Errno::PERM }]
+        };
         self.keeper.note(&self.rules, &wanted, &misses, at);
         Ok(())
     }
