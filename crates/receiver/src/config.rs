@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use zmove_disk::{Direct, FileIo, Threads};
-use zmove_types::{Accounts, GROUP_BYTES, NoAccounts};
+use zmove_types::{Accounts, GROUP_BYTES, NoAccounts, RateLimit};
 
 use crate::meters::TransferMeter;
 use crate::quota::Quota;
@@ -39,6 +39,8 @@ pub struct ReceiverConfig {
     pub owning: Owning,
     /// What names of users and groups mean here. Default: nothing, so that numbers count.
     pub accounts: Arc<dyn Accounts>,
+    /// The rate that the peer's lanes are held to: senders that can keep it by themselves are told. Default: none.
+    pub rate_max: Option<RateLimit>,
     /// For whose end a session waits. Default: nobody's; clones of one configuration share it.
     pub ending: EndingSessions,
     /// What its transfer holds is booked on. Default: one of its own, by the usual limits.
@@ -62,6 +64,7 @@ impl Default for ReceiverConfig {
             set_ids: SetIds::default(),
             owning: Owning::default(),
             accounts: Arc::new(NoAccounts),
+            rate_max: None,
             ending: EndingSessions::default(),
             quota: Quota::default(),
             meter: Arc::default(),

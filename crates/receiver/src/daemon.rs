@@ -401,7 +401,7 @@ impl Shared {
         control: (ControlReader, ControlWriter),
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
         seat: &Seat,
-        Authorized { name, access, set_ids, owning, owner, .. }: Authorized,
+        Authorized { name, access, set_ids, owning, owner, max_rate: rate_max, .. }: Authorized,
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
         let who = Who { name, address, key: seat.key() };
@@ -415,6 +415,7 @@ impl Shared {
             memory_max: buffers,
             set_ids,
             owning,
+            rate_max,
             file_io: quota.file_io(&self.config.file_io),
             quota,
             meter: Arc::clone(&metered.meter),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zmove_types::{Kinds, Metadata, Name, RelPath, Timestamp};
 
 use crate::error::WireError;
-use crate::extensions::Extensions;
+use crate::extensions::{Extension, Extensions};
 use crate::extra::XattrDigest;
 use crate::limits::{MESSAGE_BYTES_MAX, within};
 use crate::version::Version;
@@ -152,6 +152,12 @@ pub enum ToSender {
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::MISSED_MAX }, _, _>")]
         entries: Vec<Missed>,
     },
+    /// The rate that the receiver holds the sender's key to, in bytes per second, so that the sender may keep it by
+    /// itself. Sent before [`Opened`](Self::Opened), to a sender whose opening has [`Open::KEEPS_RATE`](Open).
+    RateMax {
+        /// The limit of all data connections of the key together.
+        bytes_per_second: u64,
+    },
 }
 
 /// Why a transfer does not begin yet.
@@ -196,8 +202,10 @@ pub struct Open {
 }
 
 impl Open {
+    /// The extension by which a sender says that it understands [`ToSender::RateMax`], in no bytes.
+    pub const KEEPS_RATE: u16 = 2;
     /// The extensions of an opening that are known here.
-    const EXTENSIONS: &'static [u16] = &[kept::KEPT];
+    const EXTENSIONS: &'static [u16] = &[kept::KEPT, Self::KEEPS_RATE];
 
     /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
     #[must_use]
@@ -220,13 +228,16 @@ impl Open {
     /// The message that says it to a receiver which speaks `version`.
     #[must_use]
     pub fn into_message(self, version: Version) -> ToReceiver {
-        if version >= Version::V4 {
-            let keeping = self.keeping.map(Keeping::extension);
-            let extensions = keeping.into_iter().fold(Extensions::default(), Extensions::with);
-            ToReceiver::OpenWith(self, extensions)
-        } else {
-            ToReceiver::Open(self)
+        if version < Version::V4 {
+            return ToReceiver::Open(self);
         }
+        let keeping = self.keeping.map(Keeping::extension);
+        let mut extensions = keeping.into_iter().fold(Extensions::default(), Extensions::with);
+        if self.purpose == Purpose::Move {
+            let bytes = Box::default();
+            extensions = extensions.with(Extension { number: Self::KEEPS_RATE, critical: false, bytes });
+        }
+        ToReceiver::OpenWith(self, extensions)
     }
 
     /// What an opening says with its extensions.
@@ -639,6 +650,23 @@ mod tests {
         assert_eq!(tag(&ToSender::Published { items: vec![] }), 13);
         assert_eq!(tag(&ToSender::Waiting(Waiting { ahead: 0, text: String::new() })), 14);
         assert_eq!(tag(&ToSender::TimesBeyondRange { files: 0 }), 15);
+        assert_eq!(tag(&ToSender::RateMax { bytes_per_second: 0 }), 19);
+    }
+
+    #[test]
+    fn a_push_says_that_it_keeps_a_rate_and_a_rate_is_pinned() {
+        let said = |purpose| {
+            let open = Open { purpose, ..Open::new(b"/d".to_vec(), [7; 16]) };
+            let ToReceiver::OpenWith(_, extensions) = open.into_message(Version::V4) else { unreachable!() };
+            extensions
+        };
+        let keeps = Extensions::default().with(extension(1, false, b""));
+        let nothing = Extensions::default();
+        let purposes = [Purpose::Move, Purpose::Preview, Purpose::Probe];
+        assert_eq!(purposes.map(said), [keeps, nothing.clone(), nothing]);
+        let rate = ToSender::RateMax { bytes_per_second: 300 };
+        assert_eq!(encode_message(&rate), [3, 0, 0, 0, 16, 0xAC, 2]);
+        assert_eq!(decode_message(&[16, 0xAC, 2]), Ok(rate));
     }
 
     #[test]

@@ -78,7 +78,10 @@ impl Receipts {
                 self.session.account.fail(&FileError::Receiver(fault));
             }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
-            ToSender::Opened(_) | ToSender::OpenedWith(..) | ToSender::Waiting(_) => {
+            ToSender::Opened(_)
+            | ToSender::OpenedWith(..)
+            | ToSender::Waiting(_)
+            | ToSender::RateMax { .. } => {
                 return Err(WireError::OutOfOrder { what: "a second answer" }.into());
             }
             ToSender::Sampled(_) | ToSender::Swept(_) => {

@@ -14,6 +14,7 @@ use crate::plan::queue::Queue;
 use crate::read::extras::Extras;
 use crate::read::read_ahead::ReadAhead;
 use crate::send::in_flight::InFlight;
+use crate::send::push_rate::PushRate;
 
 /// What all stages of one session share.
 pub(crate) struct Session {
@@ -23,6 +24,7 @@ pub(crate) struct Session {
     pub(crate) queue: Queue,
     pub(crate) read_ahead: ReadAhead,
     pub(crate) extras: Extras,
+    pub(crate) rate: PushRate,
 }
 
 impl Session {
@@ -42,6 +44,7 @@ impl Session {
             queue: Queue::new(Arc::clone(&in_flight)),
             in_flight,
             read_ahead: ReadAhead::new(),
+            rate: PushRate::default(),
         }
     }
 
