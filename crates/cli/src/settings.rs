@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Builder;
-use zmove_disk::{Direct, FileIo, RingConfig, Threads, Unavailable, Uring};
+use zmove_disk::{Auto, Direct, FileIo, RingConfig, Threads, Unavailable, Uring};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
 
@@ -96,8 +96,8 @@ fn storage_with(
         DirectArg::Off => Direct::Off,
     };
     let file_io: Arc<dyn FileIo> = match args.io_engine {
-        // io_uring was not faster where it was measured: docs/PERFORMANCE.md
-        EngineArg::Auto | EngineArg::Threads => Arc::new(Threads),
+        EngineArg::Auto => Arc::new(Auto::default()),
+        EngineArg::Threads => Arc::new(Threads),
         EngineArg::Uring => match start_uring() {
             Ok(uring) => Arc::new(uring),
             Err(error) => {

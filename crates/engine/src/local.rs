@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use zmove_disk::{Direct, FileIo, Threads};
+use zmove_disk::{Auto, Direct, FileIo};
 use zmove_receiver::{ReceiverConfig, Session, Turns, WriteAccess, run_session};
 use zmove_sender::{Link, Push, Run, SessionError, Summary};
 use zmove_transport::{memory_control, memory_lane};
@@ -22,7 +22,7 @@ pub use overlap::Overlap;
 /// The receiving half of a push within this process.
 #[derive(Clone, Debug)]
 pub struct LocalReceiver {
-    /// The storage engine of the target. Default: plain system calls.
+    /// The storage engine of the target. Default: [`Auto`].
     pub file_io: Arc<dyn FileIo>,
     /// Whether large files are written past the page cache. Default: where it pays.
     pub direct: Direct,
@@ -32,7 +32,7 @@ pub struct LocalReceiver {
 
 impl Default for LocalReceiver {
     fn default() -> Self {
-        Self { file_io: Arc::new(Threads), direct: Direct::default(), journals: None }
+        Self { file_io: Arc::new(Auto::default()), direct: Direct::default(), journals: None }
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct StorageArgs {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineArg {
-    /// What measurement shows to be faster: threads
+    /// What measurement shows to be faster: threads, and io_uring for large files on FUSE
     #[default]
     Auto,
     /// Plain system calls
