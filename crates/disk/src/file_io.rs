@@ -51,9 +51,9 @@ pub type Slices<'a> = &'a mut dyn FnMut(&[u8]);
 pub(crate) enum Way<'a> {
     /// Through the page cache.
     Cached(&'a Arc<File>),
-    /// Past it: what moves is aligned.
+    /// Past the page cache: what moves is aligned.
     Direct(&'a Arc<File>),
-    /// Past it as well, where the kernel begins a synchronous write to a file when the one before has been answered.
+    /// Past the page cache, on a file system where the kernel takes the synchronous writes to a file one at a time.
     DirectInTurns(&'a Arc<File>),
 }
 

@@ -55,7 +55,7 @@ struct DirectFile {
     align: usize,
     /// Whether a range that is in the page cache is read from there.
     prefer_cache: bool,
-    /// Whether its synchronous writes wait for each other.
+    /// Whether the kernel takes the synchronous writes to this file one at a time.
     writes_in_turns: bool,
     refused: AtomicBool,
 }
@@ -228,10 +228,10 @@ fn is_written_in_place(file: &File) -> bool {
     kind_of(file).is_ok_and(|kind| IN_PLACE.contains(&kind))
 }
 
-/// What direct requests must be aligned to: what the file system says, a page at least, so that no page is reached both
-/// ways. `None` where there is no point in them: in memory, or across a network whose client caches
-/// and keeps several requests of one file in flight. FUSE does not: buffered writes to one file go one at a time, and it
-/// reads 128 KiB ahead.
+/// The alignment of direct requests: what the file system asks for, a page at least, so that no page is reached both
+/// ways. `None` where direct requests gain nothing: in memory, or across a network whose client caches and keeps
+/// several requests of one file in flight. FUSE does not: it takes buffered writes to a file one at a time, and reads
+/// 128 KiB ahead.
 fn alignment(file: &File) -> Option<usize> {
     let kind = kind_of(file).ok()?;
     if IN_MEMORY.contains(&kind) || (REMOTE.contains(&kind) && kind != FUSE) {
