@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes per second that is not to be passed.
+/// A rate that must not be exceeded, in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit(u64);
 
@@ -20,13 +20,13 @@ impl RateLimit {
     pub const BYTES_MIN: u64 = 1000;
     const BYTES_MAX: f64 = 1e15;
 
-    /// The whole of it, in bytes per second.
+    /// The limit of all lanes together, in bytes per second.
     #[must_use]
     pub const fn bytes_per_second(self) -> u64 {
         self.0
     }
 
-    /// What each of `lanes` may send, in bytes per second.
+    /// The share of each of `lanes`, in bytes per second.
     #[must_use]
     pub fn share(self, lanes: u16) -> u64 {
         self.0 / u64::from(lanes.max(1))
@@ -73,7 +73,7 @@ fn power(prefix: &str) -> Option<i32> {
 }
 
 impl fmt::Display for RateLimit {
-    /// In bits, by the largest unit that leaves a whole number, so that it can be read back.
+    /// Writes the limit in bits, by the largest unit that leaves a whole number, so that it can be read back.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bits = self.0 * 8;
         let units =
