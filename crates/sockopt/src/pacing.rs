@@ -1,12 +1,12 @@
-//! How fast a connection may send.
+//! A cap on the rate at which a connection sends.
 
 use std::io;
 use std::os::fd::AsFd;
 
 use crate::sys;
 
-/// Lets the kernel send no more than so many bytes per second on a connection, evenly and not in bursts. It needs no
-/// queueing discipline: where `fq` is not there, TCP paces itself.
+/// Caps the rate at which the kernel sends on a connection, evenly and not in bursts. No queueing discipline is needed:
+/// where `fq` is missing, TCP paces itself.
 ///
 /// # Errors
 /// The kernel refuses the option, or the connection is gone.
@@ -27,7 +27,7 @@ mod tests {
         set_pacing_rate_max(&socket, 12_500_000).unwrap();
         let kept = sys::integer(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE).unwrap();
         assert_eq!(kept, 12_500_000);
-        // 80 Gbit/s, more than a C int holds
+        // 80 Gbit/s, more than a C int holds.
         set_pacing_rate_max(&socket, 10_000_000_000).unwrap();
     }
 }
