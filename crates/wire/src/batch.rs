@@ -1,8 +1,8 @@
 //! The head of a batch frame (many small entries, grouped by directory) and of a declare frame (one large file).
 //!
-//! Behind either may stand [`Extensions`], in a form that versions before them refuse. **Invariant:** a
-//! decoded [`Batch`] is consistent: its files' lengths add up to the frame's data, every path is a
-//! [`RelPath`], and counts are within the limits.
+//! Either may be followed by [`Extensions`], in a form that earlier versions refuse. **Invariant:** a decoded [`Batch`]
+//! is consistent: its files' lengths add up to the frame's data, every path is a [`RelPath`], and counts are within the
+//! limits.
 
 use std::collections::BTreeMap;
 
@@ -13,22 +13,22 @@ use crate::error::WireError;
 use crate::extensions::Extensions;
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
 
-/// What a batch frame's head describes.
+/// The decoded head of a batch frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// The entries by directory; the same directory may come again.
     pub groups: Vec<DirectoryGroup>,
-    /// What is said of an entry beside its form, by the entry's number, counted over all groups from 0. For a
-    /// peer that speaks [`Version::V4`](crate::Version) or later.
+    /// Further properties of an entry, by the entry's number, counted over all groups from 0. For a peer that speaks
+    /// [`Version::V4`](crate::Version) or later.
     pub extensions: BTreeMap<u32, Extensions>,
 }
 
 /// Entries of one directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectoryGroup {
-    /// The directory, from the target root.
+    /// The directory's path from the target root.
     pub directory: RelPath,
-    /// What is in it.
+    /// The entries in that directory.
     pub entries: Vec<BatchEntry>,
 }
 
@@ -43,7 +43,7 @@ pub enum BatchEntry {
     Symlink(Name, Metadata, Box<[u8]>),
     /// A regular file whose bytes are in the frame's data.
     File(FileEntry),
-    /// A file whose contents are right already: only metadata.
+    /// A file whose contents are right already: only its metadata is set.
     Retouch(Name, Metadata),
 }
 
@@ -54,7 +54,7 @@ pub struct FileEntry {
     pub name: Name,
     /// Mode and time.
     pub metadata: Metadata,
-    /// How many bytes of the frame's data are its contents.
+    /// The length of the file's contents, which lie in the frame's data.
     pub bytes: u32,
     /// The root hash of the contents.
     pub root: Root,
@@ -71,14 +71,14 @@ pub struct FileHead {
     pub bytes: u64,
     /// The change time of the source file.
     pub ctime: Timestamp,
-    /// The source's inode.
+    /// The inode of the source file.
     pub inode: u64,
     /// Further properties of the file, for a peer that speaks [`Version::V4`](crate::Version) or later.
     pub extensions: Extensions,
 }
 
 impl Batch {
-    /// The extensions of an entry that are known here.
+    /// The numbers of the entry extensions that this release knows.
     pub const ENTRY_EXTENSIONS: &'static [u16] = &[];
 
     /// The head's bytes.
@@ -127,7 +127,7 @@ impl Batch {
         Ok(batch)
     }
 
-    /// How many entries there are in all.
+    /// The number of entries in all groups.
     #[must_use]
     pub fn entry_count(&self) -> usize {
         self.groups.iter().map(|group| group.entries.len()).sum()
@@ -203,7 +203,7 @@ impl BatchEntry {
     }
 }
 
-/// What stands behind `entries` entries: for some of them, in their order, the entry's number and its block.
+/// Reads the extensions behind `entries` entries: for some of them, in their order, the entry's number and its block.
 fn extensions_of_entries(
     reader: &mut Reader<'_>,
     entries: usize,
@@ -235,7 +235,7 @@ fn symlink_target(reader: &mut Reader<'_>) -> Result<Box<[u8]>, WireError> {
 }
 
 impl FileHead {
-    /// The extensions of a large file that are known here.
+    /// The numbers of the large-file extensions that this release knows.
     pub const EXTENSIONS: &'static [u16] = &[];
 
     /// The head's bytes.
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(FileHead::decode(&expected), Ok(head), "what is not critical is passed over");
     }
 
-    /// Two directories of their own group each, so that numbers go on over groups.
+    /// Two directories with a group each, so that numbers go on over groups.
     fn two_entries() -> Batch {
         let group = |text: &[u8]| DirectoryGroup {
             directory: RelPath::from_bytes(text).unwrap(),
