@@ -36,13 +36,13 @@ impl Default for LocalReceiver {
     }
 }
 
-/// Pushes to a target on this host, until all is done or `stop` resolves. It must be called within a runtime.
+/// Pushes to a target on this host, until all is done or `stop` resolves.
 ///
 /// # Errors
 /// One of the roles broke off. Files that failed are no such error: the summary counts them.
 ///
 /// # Panics
-/// There is no runtime of tokio around it.
+/// When it is called outside of a tokio runtime.
 pub async fn push_locally(
     push: Push,
     run: &mut Run,
@@ -87,7 +87,7 @@ pub async fn push_locally(
     let pushed = push.run(run, link, observer, stop).await;
     let received = receiving.await.map_err(LocalError::Role)?;
     match (pushed, received) {
-        // a lost connection within one process is only the echo of what the other role says
+        // A lost connection within one process is only the echo of the other role's error.
         (Err(SessionError::Control(_) | SessionError::Lane(_)), Err(error)) => {
             Err(LocalError::Receiver(error))
         }
@@ -95,5 +95,5 @@ pub async fn push_locally(
     }
 }
 
-/// Lanes within one process: one for each core that can fill it.
+/// The number of lanes within one process, on hosts of any number of cores.
 const LANES: u16 = 2;
