@@ -1,4 +1,4 @@
-//! What can be typed about storage on this host.
+//! The options for storage on this host.
 
 use clap::ValueEnum;
 
