@@ -1,4 +1,4 @@
-//! What all pictures have in common: an SVG narrow enough for a phone and dark enough for print.
+//! The common parts of all pictures: an SVG narrow enough for a phone and dark enough for print.
 //!
 //! The colours are those of Okabe and Ito, some of them darker, which colour-blind people can tell apart; dashes and
 //! marks tell the curves apart in a print without colours.

@@ -32,7 +32,7 @@ pub struct Connector<'a> {
     pub remote: &'a Remote,
     /// The settings of its connections.
     pub settings: &'a DialSettings,
-    /// The listener for news of pinned keys and of a memory of paths that is of no use.
+    /// The listener for notices about pinned keys and about a memory of paths that is of no use.
     pub listener: &'a dyn Listener,
 }
 

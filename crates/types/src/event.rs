@@ -71,7 +71,7 @@ pub enum Event {
         /// The reason, in one line.
         message: String,
     },
-    /// What limits the rate right now, as far as the sender can tell.
+    /// The current limit of the rate, as far as the sender knows it.
     Limited {
         /// The stage's name.
         by: &'static str,

@@ -1,4 +1,4 @@
-//! How the stages of the pipeline account for their time.
+//! Accounting for the time of the stages of the pipeline.
 //!
 //! A thread of a stage is *busy* (working), *starved* (waiting for its upstream), *blocked* (waiting for its
 //! downstream) or *paced* (waiting so as not to pass a rate). Each thread adds to its stage's totals; nobody

@@ -52,7 +52,7 @@ pub struct Greeting {
     pub version_max: u16,
     /// The purpose of the connection.
     pub role: Role,
-    /// How lanes go on: on a lane that lane, on control all of them.
+    /// The protection of this lane after the greeting; on control, that of all lanes.
     pub cipher: Cipher,
     /// The transfer that the connection belongs to.
     pub transfer: TransferId,
