@@ -187,7 +187,7 @@ pub enum SshError {
         /// The exit status of the program.
         status: ExitStatus,
     },
-    /// Another program than a receiver answers.
+    /// The output of the remote program is not that of a receiver.
     #[error("what {remote} says over ssh is not what '{zmove} receive' says")]
     Nonsense {
         /// The host.

@@ -37,7 +37,7 @@ impl Storage {
         Self { path: path.to_string_lossy().into_owned(), kind, source, id }
     }
 
-    /// Whether another path is on the same file system.
+    /// Whether both are the same file system.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.kind, &self.source, &self.id) == (&other.kind, &other.source, &other.id)

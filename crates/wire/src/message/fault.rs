@@ -57,7 +57,7 @@ pub enum Operation {
 /// The cause of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum FaultCode {
-    /// The operating system failed it, with this `errno` of Linux.
+    /// The error of the operating system, as an `errno` of Linux.
     #[error("{}", io::Error::from_raw_os_error(*.0))]
     Os(i32),
     /// A directory stands where a file or link has to go.

@@ -78,7 +78,7 @@ pub enum Receipt<'a, W> {
     Unpublished(&'a mut W),
 }
 
-/// The reaction to data that did not arrive.
+/// The next step for an item that did not arrive as it was sent.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Resend<W> {
