@@ -4,6 +4,7 @@
 //! Each case speaks the protocol by hand as a key of its own, to a daemon in a process of its own, whose
 //! memory is then looked at.
 
+mod lost;
 mod turns;
 
 use std::io::Write as _;
