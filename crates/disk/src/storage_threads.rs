@@ -499,6 +499,24 @@ mod tests {
     }
 
     #[test]
+    fn nobody_passes_who_waits_although_there_is_room() {
+        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        threads.lock().waiting.push_back((u64::MAX, thread::current()));
+        thread::scope(|scope| {
+            let (threads, stopping) = (&threads, &stopping);
+            let last = scope.spawn(move || threads.turn(Task::Look, stopping).is_over());
+            // it looks for room before anybody sees it wait
+            while threads.lock().next == 0 {
+                thread::yield_now();
+            }
+            let has_passed = threads.lock().waiting.front().is_none_or(|(first, _)| *first != u64::MAX);
+            threads.lock().waiting.retain(|(number, _)| *number != u64::MAX);
+            threads.lock().wake_first();
+            assert!(!last.join().unwrap() && !has_passed);
+        });
+    }
+
+    #[test]
     fn a_thread_that_does_not_come_back_leaves_its_place_to_others() {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
         let all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &stopping)).collect();
