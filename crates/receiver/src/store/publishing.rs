@@ -305,7 +305,10 @@ struct EndedFile {
 /// What has not come to its final place, with all below it, because a staging directory could not become its directory:
 /// by the path of that, and by the path below. Whole paths of what was in one would take gigabytes.
 #[derive(Debug, Default)]
-struct Lost(HashMap<RelPath, HashMap<RelPath, (Operation, FaultCode)>>);
+struct Lost(HashMap<RelPath, LostBelow>);
+
+/// The losses of one staging directory, by the path below it.
+type LostBelow = HashMap<RelPath, (Operation, FaultCode)>;
 
 impl Lost {
     /// Why a file is not where it should be; one that is lost by itself is taken out.
@@ -316,14 +319,14 @@ impl Lost {
 
     /// Why a directory is not where it should be, and so nothing in it.
     fn with(&mut self, directory: &RelPath) -> Option<(Operation, FaultCode)> {
-        let why = |(rest, lost): (RelPath, &mut HashMap<RelPath, _>)| {
+        let why = |(rest, lost): (RelPath, &mut LostBelow)| {
             rest.lineage().find_map(|above| lost.get(above).copied())
         };
         self.around(directory).into_iter().find_map(why)
     }
 
-    /// What is lost of the staging directories that cover a path, and the rest of the path below each.
-    fn around(&mut self, path: &RelPath) -> Vec<(RelPath, &mut HashMap<RelPath, (Operation, FaultCode)>)> {
+    /// The losses of the staging directories that cover a path, each with the rest of the path below it.
+    fn around(&mut self, path: &RelPath) -> Vec<(RelPath, &mut LostBelow)> {
         let covering = self.0.iter_mut().filter(|(staged, _)| covers(staged, path));
         covering.map(|(staged, lost)| (below(path, staged), lost)).collect()
     }
