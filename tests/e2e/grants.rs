@@ -175,6 +175,25 @@ fn a_key_keeps_its_rate_over_all_lanes() {
     }
 }
 
+/// Else all of it lies in sockets at once, and chunks that are read late count as late and go again.
+#[test]
+fn a_sender_keeps_the_rate_of_its_key_by_itself() {
+    for site in [Site::daemon(), Site::clear(), Site::quic()] {
+        paint(site.source().join("f"), u64::from(BYTES));
+        rewrite(&site, |line| format!("{line} {LIMIT}"));
+        let trace = site.path("trace");
+        let options = ["--streams", "16", "--json", "--trace", trace.to_str().unwrap()];
+        let summary = site.push(&options, site.contents(), "").done().summary();
+        assert_eq!((&summary["limited_by"], &summary["repeated"]), (&"allowed_rate".into(), &0.into()));
+        for line in std::fs::read_to_string(&trace).unwrap().lines() {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let at = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("{key} in {line}"));
+            let rate = at("bytes_handed_over") / at("seconds");
+            assert!(TOLERANCE * rate <= BYTES_PER_SECOND, "{line}");
+        }
+    }
+}
+
 #[test]
 fn transfers_of_one_key_share_its_rate_and_those_of_another_do_not() {
     let site = Site::daemon();

@@ -28,6 +28,26 @@ fn a_limit_is_kept_over_all_lanes() {
     }
 }
 
+/// 16 lanes with a share of the rate each took 33 s for this, and one chunk went twice.
+#[test]
+fn two_chunks_take_no_longer_over_many_lanes() {
+    const FEW_BYTES: u32 = 5 << 20;
+    for site in [Site::daemon(), Site::clear(), Site::quic()] {
+        paint(site.source().join("f"), u64::from(FEW_BYTES));
+        let started = Instant::now();
+        let options = ["--limit", "2MB", "--streams", "16", "--json"];
+        let summary = site.push(&options, site.contents(), "").done().summary();
+        let (seconds, ideal) = (started.elapsed().as_secs_f64(), f64::from(FEW_BYTES) / 2e6);
+        assert!((TOLERANCE * ideal..3.0 * ideal).contains(&seconds), "{seconds} s in the place of {ideal}");
+        assert_eq!(
+            (&summary["limited_by"], &summary["repeated"]),
+            (&"own_rate".into(), &0.into()),
+            "{summary}"
+        );
+        assert_same(&site.source(), &site.target());
+    }
+}
+
 #[test]
 fn a_limit_that_cannot_be_meant_is_a_usage_error() {
     let site = Site::local();

@@ -26,7 +26,8 @@ pub struct DialSettings {
     pub reach: Reach,
     /// Encryption of the lanes. Default: TLS. Without it names and contents go in clear, still authenticated.
     pub cipher: Cipher,
-    /// The rate of all lanes together. Default: none. The number of lanes then stays as it was at first.
+    /// The rate that the sender will keep, over all lanes together. Default: none. The number of lanes then stays as
+    /// it was at first.
     pub limit: Option<RateLimit>,
     /// The settings by which ssh starts a receiver, where the location has a login.
     pub ssh: SshSettings,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use zmove_disk::{Auto, Direct, FileIo};
-use zmove_types::GROUP_BYTES;
+use zmove_types::{GROUP_BYTES, RateLimit};
 
 use crate::meters::TransferMeter;
 use crate::quota::Quota;
@@ -35,6 +35,8 @@ pub struct ReceiverConfig {
     pub direct: Direct,
     /// Whether files keep their setuid and setgid bits. Default: no.
     pub set_ids: SetIds,
+    /// The rate that the peer's lanes are held to: senders that can keep it by themselves are told. Default: none.
+    pub rate_max: Option<RateLimit>,
     /// For whose end a session waits. Default: nobody's; clones of one configuration share it.
     pub ending: EndingSessions,
     /// What its transfer holds is booked on. Default: one of its own, by the usual limits.
@@ -56,6 +58,7 @@ impl Default for ReceiverConfig {
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
             set_ids: SetIds::default(),
+            rate_max: None,
             ending: EndingSessions::default(),
             quota: Quota::default(),
             meter: Arc::default(),

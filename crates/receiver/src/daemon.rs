@@ -401,7 +401,7 @@ impl Shared {
         control: (ControlReader, ControlWriter),
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
         seat: &Seat,
-        Authorized { name, access, set_ids, owner, .. }: Authorized,
+        Authorized { name, access, set_ids, owner, max_rate: rate_max, .. }: Authorized,
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
         let who = Who { name, address, key: seat.key() };
@@ -414,6 +414,7 @@ impl Shared {
             buffers_max: self.config.buffers_max.min(buffers),
             memory_max: buffers,
             set_ids,
+            rate_max,
             file_io: quota.file_io(&self.config.file_io),
             quota,
             meter: Arc::clone(&metered.meter),

@@ -82,13 +82,13 @@ pub async fn run_session(
     session: Session,
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
-    let Session { transfer, version, control: (reader, mut writer), lanes, owner, access, turns, config } =
-        session;
+    let Session { transfer, version, control, lanes, owner, access, turns, config } = session;
+    let (reader, mut writer) = control;
     writer.greet(&Greeting::new(Role::Control, transfer)).await?;
     let mut ways = Ways { writer, inbox: messages(reader, config.quota.clone()), lanes };
     // what the opening takes counts until it is done with
-    let (open, held) = match opening(&mut ways.inbox).await {
-        Ok(open) => open,
+    let (Opening { open, keeps_rate }, held) = match opening(&mut ways.inbox).await {
+        Ok(opening) => opening,
         // a newer sender may ask for what this receiver does not know
         Err(error @ SessionError::PeerMisbehaved(_)) => {
             let _peer_gone = ways.refuse(refusal_of(&error)).await;
@@ -96,6 +96,9 @@ pub async fn run_session(
         }
         Err(error) => return Err(error),
     };
+    if let Some(limit) = config.rate_max.filter(|_| keeps_rate) {
+        ways.send(&ToSender::RateMax { bytes_per_second: limit.bytes_per_second() }).await?;
+    }
     config.meter.opened(&open.target);
     let turn = turns.take(open.run).await;
     if open.purpose == Purpose::Probe {
@@ -151,15 +154,23 @@ pub async fn run_session(
     running.close(ended).await
 }
 
-/// What the peer wants.
-async fn opening(inbox: &mut Messages) -> Result<(Open, Held), SessionError> {
+/// What the peer wants, and whether it keeps a rate that it is told.
+struct Opening {
+    open: Open,
+    keeps_rate: bool,
+}
+
+async fn opening(inbox: &mut Messages) -> Result<(Opening, Held), SessionError> {
     let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
     match first.map_err(|_| SessionError::Silent)? {
-        Some(Ok(Booked { message: ToReceiver::Open(open), held })) => Ok((open, held)),
+        Some(Ok(Booked { message: ToReceiver::Open(open), held })) => {
+            Ok((Opening { open, keeps_rate: false }, held))
+        }
         Some(Ok(Booked { message: ToReceiver::OpenWith(open, extensions), held })) => {
-            // one that is marked critical and not known refuses the transfer; there is none yet to be obeyed
-            extensions.only(Open::EXTENSIONS, "the opening")?;
-            Ok((open, held))
+            // one that is marked critical and not known refuses the transfer
+            let extensions = extensions.only(Open::EXTENSIONS, "the opening")?;
+            let keeps_rate = extensions.get(Open::KEEPS_RATE).is_some();
+            Ok((Opening { open, keeps_rate }, held))
         }
         Some(Ok(_)) => Err(WireError::OutOfOrder { what: "the first message" }.into()),
         Some(Err(ControlError::Wire(error))) => Err(error.into()),

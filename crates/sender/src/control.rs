@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox};
-use zmove_types::{Event, Observer};
+use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
     Opened, Refusal, RefusalCode, ToReceiver, ToSender, Version, Waiting, WireError, decode_message,
     encode_message,
@@ -33,11 +33,12 @@ pub(crate) fn inbox(reader: ControlReader) -> Inbox<ToSender> {
 }
 
 /// Waits until the receiver, once it has `greeted`, opens the transfer. Where the transfer has to stand in line, it
-/// waits for `patience` and tells `waits`.
+/// waits for `patience` and tells `waits`; `told_rate` hears the rate of the key, if it has one.
 pub(crate) async fn leave(
     greeted: impl Future<Output = Result<Inbox<ToSender>, SessionError>>,
     patience: Duration,
     waits: mpsc::UnboundedSender<Waiting>,
+    told_rate: impl Fn(RateLimit),
 ) -> Result<(Inbox<ToSender>, Opened), SessionError> {
     let first = async {
         let mut inbox = greeted.await?;
@@ -60,6 +61,11 @@ pub(crate) async fn leave(
                 let _over = waits.send(waiting);
                 let next = timeout_at(due.into(), receive(&mut inbox)).await;
                 next.unwrap_or(Err(SessionError::StillInLine { reason, waited: patience }))?
+            }
+            ToSender::RateMax { bytes_per_second } => {
+                told_rate(RateLimit::nearest(bytes_per_second));
+                let next = timeout(LEAVE_TIMEOUT, receive(&mut inbox)).await;
+                next.unwrap_or(Err(SessionError::Silent))?
             }
             _ => return Err(WireError::OutOfOrder { what: "the first answer" }.into()),
         }

@@ -113,5 +113,5 @@ async fn leave(
         }
     };
     // the waits end when leave has come, or will not
-    tokio::join!(control::leave(greeted, patience, waits_in), waiting).0
+    tokio::join!(control::leave(greeted, patience, waits_in, |_none_to_keep| ()), waiting).0
 }

@@ -104,7 +104,8 @@ async fn run(
         Ok(inbox(reader))
     };
     // a later turn is not waited for: what would be measured then is not what there is now
-    let (inbox, opened) = leave(greeted, Duration::ZERO, mpsc::unbounded_channel().0).await?;
+    let (inbox, opened) =
+        leave(greeted, Duration::ZERO, mpsc::unbounded_channel().0, |_none_to_keep| ()).await?;
     let (broken_in, broken) = mpsc::unbounded_channel();
     let mut probing = Probing {
         writer,

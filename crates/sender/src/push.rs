@@ -27,6 +27,7 @@ use self::reading::{LIMIT_INTERVAL, Reading};
 use self::run::{Earlier, Heard, Run};
 use self::session::Session;
 use self::threads::Broken;
+use crate::account::limit::Limit;
 use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
@@ -199,7 +200,10 @@ impl Running<'_> {
         reader: ControlReader,
     ) -> Result<(Inbox<ToSender>, Opened), SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
-        let leave = control::leave(control::greeted(reader, self.version), self.run.patience, waits_in);
+        let session = Arc::clone(&self.pipeline.session);
+        let told_rate = move |limit| session.rate.lower(limit, Limit::AllowedRate);
+        let greeted = control::greeted(reader, self.version);
+        let leave = control::leave(greeted, self.run.patience, waits_in, told_rate);
         tokio::pin!(leave);
         let mut in_line = false;
         loop {

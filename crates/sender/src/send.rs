@@ -4,4 +4,5 @@ pub(crate) mod cargo;
 pub(crate) mod in_flight;
 pub(crate) mod lane;
 pub(crate) mod lane_set;
+pub(crate) mod push_rate;
 pub(crate) mod sent;

@@ -11,12 +11,10 @@
 //! ```
 
 mod info;
-mod pacing;
 mod route;
 mod sys;
 mod window;
 
 pub use info::{TcpInfo, tcp_info};
-pub use pacing::set_pacing_rate_max;
 pub use route::path_mtu;
 pub use window::open_receive_window;

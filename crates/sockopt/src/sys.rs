@@ -6,8 +6,6 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// The length of a C `int`.
 const INT_BYTES: libc::socklen_t = 4;
-/// The length of a `u64`.
-const LONG_BYTES: libc::socklen_t = 8;
 
 /// Sets an option whose value is a C `int`.
 pub(crate) fn set_integer(socket: BorrowedFd<'_>, level: i32, option: i32, value: i32) -> io::Result<()> {
@@ -15,16 +13,6 @@ pub(crate) fn set_integer(socket: BorrowedFd<'_>, level: i32, option: i32, value
     // which the kernel only reads.
     let outcome = unsafe {
         libc::setsockopt(socket.as_raw_fd(), level, option, std::ptr::from_ref(&value).cast(), INT_BYTES)
-    };
-    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Sets an option whose value is 64 bits long.
-pub(crate) fn set_long(socket: BorrowedFd<'_>, level: i32, option: i32, value: u64) -> io::Result<()> {
-    // SAFETY: the descriptor is borrowed, so open, for the whole call; the pointer and the length are those of `value`,
-    // which the kernel only reads.
-    let outcome = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), level, option, std::ptr::from_ref(&value).cast(), LONG_BYTES)
     };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

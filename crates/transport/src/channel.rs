@@ -21,7 +21,7 @@ use crate::lane::rate::SharedRate;
 use crate::lane::tls::TlsLane;
 use crate::lane::{LaneError, LaneSink, LaneSource};
 use crate::path::{PathProbe, Transport};
-use crate::quic::{QuicConnection, QuicLane, Sending};
+use crate::quic::{QuicConnection, QuicLane};
 use crate::tcp_tls::Connection;
 use crate::trust::Fingerprint;
 
@@ -46,9 +46,8 @@ pub struct Claim {
 #[derive(Debug)]
 pub struct Channel {
     established: Established,
-    bytes_per_second: Option<u64>,
     /// What it is held to when it receives as a lane.
-    receive_rate: Option<SharedRate>,
+    receive_rate: SharedRate,
 }
 
 #[derive(Debug)]
@@ -67,7 +66,7 @@ impl Channel {
     }
 
     fn by(established: Established) -> Self {
-        Self { established, bytes_per_second: None, receive_rate: None }
+        Self { established, receive_rate: SharedRate::default() }
     }
 
     /// What carries it.
@@ -164,21 +163,9 @@ impl Channel {
         }
     }
 
-    /// Sends no more than so many bytes per second: over TCP evenly from now on, over QUIC once it is a lane.
-    ///
-    /// # Errors
-    /// The socket refuses the option.
-    pub fn set_rate_max(&mut self, bytes_per_second: u64) -> io::Result<()> {
-        if let Established::Tcp(connection) = &self.established {
-            connection.set_rate_max(bytes_per_second)?;
-        }
-        self.bytes_per_second = Some(bytes_per_second);
-        Ok(())
-    }
-
     /// Once it is a lane, receives no faster than `rate`, together with all others that keep it.
     pub fn set_receive_rate(&mut self, rate: SharedRate) {
-        self.receive_rate = Some(rate);
+        self.receive_rate = rate;
     }
 
     /// Goes on as the sending end of one of `lanes` lanes, after a greeting that has been flushed.
@@ -186,11 +173,10 @@ impl Channel {
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or cannot go on in this way.
     pub fn into_sink(self, cipher: Cipher, lanes: u16) -> Result<Box<dyn LaneSink>, LaneError> {
-        let sending = Sending { lanes, bytes_per_second: self.bytes_per_second };
         Ok(match (self.established, cipher) {
             (Established::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?),
             (Established::Tcp(connection), Cipher::None) => Box::new(ClearLane::new(*connection)?),
-            (Established::Quic(connection), Cipher::Tls) => Box::new(QuicLane::sink(*connection, sending)),
+            (Established::Quic(connection), Cipher::Tls) => Box::new(QuicLane::sink(*connection, lanes)),
             (Established::Quic(_), Cipher::None) => return Err(never_clear()),
         })
     }

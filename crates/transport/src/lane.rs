@@ -12,6 +12,7 @@ use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
 use zmove_wire::{FrameHeader, WireError};
 
 use crate::control::{is_close, is_loss};
+use crate::lane::rate::SharedRate;
 use crate::path::PathProbe;
 use crate::record::RecordError;
 
@@ -91,6 +92,10 @@ pub trait LaneSink: Send {
     /// # Errors
     /// [`LaneError`] when the lane is gone; the frame may or may not have arrived.
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError>;
+
+    /// Sends no faster than `rate` from now on, together with all others that keep it, and books the wait for that as
+    /// paced. By default a lane keeps none.
+    fn hold_to(&mut self, _rate: SharedRate) {}
 
     /// Says that no frame follows.
     ///

@@ -46,7 +46,7 @@ mod tolerant;
 
 pub(crate) use acceptor::{QuicAcceptor, ask_back, bind, handshake};
 pub(crate) use dialler::QuicDialler;
-pub(crate) use lane::{QuicLane, Sending};
+pub(crate) use lane::QuicLane;
 pub use settings::{QuicCongestion, UnknownCongestion};
 
 use keeper::Keeper;

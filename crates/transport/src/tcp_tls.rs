@@ -113,15 +113,6 @@ impl Connection {
         socket2::SockRef::from(self).set_tcp_user_timeout(Some(longest))
     }
 
-    /// Sends no more than so many bytes per second, evenly.
-    ///
-    /// # Errors
-    ///
-    /// The socket refuses the option.
-    pub fn set_rate_max(&self, bytes_per_second: u64) -> io::Result<()> {
-        zmove_sockopt::set_pacing_rate_max(self, bytes_per_second)
-    }
-
     /// What asks about the connection while others use it.
     pub(crate) fn probe(&self) -> PathProbe {
         let socket = self.as_fd().try_clone_to_owned().map(std::net::TcpStream::from);

@@ -1,11 +1,12 @@
 //! A rate that a push must not pass, as it is typed.
 //!
 //! Bits and bytes are a factor of eight apart and both are usual, so the unit must say which is meant.
-//! **Invariant:** a limit is no lower than [`RateLimit::BYTES_MIN`] per second, which keeps every share of it
-//! above zero.
+//! **Invariant:** a limit is no lower than [`RateLimit::BYTES_MIN`] per second.
 
 use std::fmt;
 use std::str::FromStr;
+
+use crate::units::ByteCount;
 
 /// A rate that must not be exceeded, in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub struct ParseRateError(String);
 impl RateLimit {
     /// The lowest limit, in bytes per second.
     pub const BYTES_MIN: u64 = 1000;
-    const BYTES_MAX: f64 = 1e15;
+    const BYTES_MAX: u64 = 1_000_000_000_000_000;
 
     /// The limit of all lanes together, in bytes per second.
     #[must_use]
@@ -26,10 +27,10 @@ impl RateLimit {
         self.0
     }
 
-    /// The share of each of `lanes`, in bytes per second.
+    /// The limit of so many bytes per second, or the nearest one that is allowed.
     #[must_use]
-    pub fn share(self, lanes: u16) -> u64 {
-        self.0 / u64::from(lanes.max(1))
+    pub fn nearest(bytes_per_second: u64) -> Self {
+        Self(bytes_per_second.clamp(Self::BYTES_MIN, Self::BYTES_MAX))
     }
 }
 
@@ -46,9 +47,9 @@ fn read(text: &str) -> Option<u64> {
     let rate = text.strip_suffix("/s").unwrap_or(text);
     let (number, unit) = rate.split_at(rate.find(|c: char| !c.is_ascii_digit() && c != '.')?);
     let bytes = number.parse::<f64>().ok()? * unit_bytes(unit.trim_start())?;
-    let lowest = f64::from(u16::try_from(RateLimit::BYTES_MIN).expect("it is small"));
+    let limits = ByteCount(RateLimit::BYTES_MIN).as_f64()..=ByteCount(RateLimit::BYTES_MAX).as_f64();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
-    (lowest..=RateLimit::BYTES_MAX).contains(&bytes).then_some(bytes as u64)
+    limits.contains(&bytes).then_some(bytes as u64)
 }
 
 fn unit_bytes(unit: &str) -> Option<f64> {
@@ -142,8 +143,8 @@ mod tests {
     }
 
     #[test]
-    fn shares_add_up_to_no_more_than_the_limit() {
-        let limit: RateLimit = "1001B".parse().unwrap();
-        assert_eq!((limit.share(1), limit.share(8), limit.share(64)), (1001, 125, 15));
+    fn what_is_no_limit_becomes_the_nearest() {
+        let nearest = [0, 1001, u64::MAX].map(|bytes| RateLimit::nearest(bytes).bytes_per_second());
+        assert_eq!(nearest, [1000, 1001, 1_000_000_000_000_000]);
     }
 }

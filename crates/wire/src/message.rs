@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zmove_types::{Metadata, Name, RelPath, Timestamp};
 
 use crate::error::WireError;
-use crate::extensions::Extensions;
+use crate::extensions::{Extension, Extensions};
 use crate::limits::{MESSAGE_BYTES_MAX, within};
 use crate::version::Version;
 
@@ -128,6 +128,13 @@ pub enum ToSender {
         /// The number of such files, moved or not.
         files: u64,
     },
+    /// The rate that the receiver holds the sender's key to, in bytes per second, so that the sender may keep
+    /// it by itself. Told before [`Opened`](Self::Opened), to a sender that has said
+    /// [`Open::KEEPS_RATE`](Open).
+    RateMax {
+        /// What all data connections of the key together may bring.
+        bytes_per_second: u64,
+    },
 }
 
 /// The place of a transfer in the queue, and the reason for it.
@@ -169,8 +176,10 @@ pub struct Open {
 }
 
 impl Open {
+    /// The extension by which a sender says that it understands [`ToSender::RateMax`]; its value is empty.
+    pub const KEEPS_RATE: u16 = 1;
     /// The numbers of the opening's extensions that this release knows.
-    pub const EXTENSIONS: &'static [u16] = &[];
+    pub const EXTENSIONS: &'static [u16] = &[Self::KEEPS_RATE];
 
     /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
     #[must_use]
@@ -192,11 +201,15 @@ impl Open {
     /// The message for a receiver that speaks `version`.
     #[must_use]
     pub fn into_message(self, version: Version) -> ToReceiver {
-        if version >= Version::V4 {
-            ToReceiver::OpenWith(self, Extensions::default())
-        } else {
-            ToReceiver::Open(self)
+        if version < Version::V4 {
+            return ToReceiver::Open(self);
         }
+        let mut extensions = Extensions::default();
+        if self.purpose == Purpose::Move {
+            let bytes = Box::default();
+            extensions = extensions.with(Extension { number: Self::KEEPS_RATE, critical: false, bytes });
+        }
+        ToReceiver::OpenWith(self, extensions)
     }
 }
 
@@ -582,6 +595,23 @@ mod tests {
         assert_eq!(tag(&ToSender::Published { items: vec![] }), 13);
         assert_eq!(tag(&ToSender::Waiting(Waiting { ahead: 0, text: String::new() })), 14);
         assert_eq!(tag(&ToSender::TimesBeyondRange { files: 0 }), 15);
+        assert_eq!(tag(&ToSender::RateMax { bytes_per_second: 0 }), 16);
+    }
+
+    #[test]
+    fn a_push_says_that_it_keeps_a_rate_and_a_rate_is_pinned() {
+        let said = |purpose| {
+            let open = Open { purpose, ..Open::new(b"/d".to_vec(), [7; 16]) };
+            let ToReceiver::OpenWith(_, extensions) = open.into_message(Version::V4) else { unreachable!() };
+            extensions
+        };
+        let keeps = Extensions::default().with(extension(1, false, b""));
+        let nothing = Extensions::default();
+        let purposes = [Purpose::Move, Purpose::Preview, Purpose::Probe];
+        assert_eq!(purposes.map(said), [keeps, nothing.clone(), nothing]);
+        let rate = ToSender::RateMax { bytes_per_second: 300 };
+        assert_eq!(encode_message(&rate), [3, 0, 0, 0, 16, 0xAC, 2]);
+        assert_eq!(decode_message(&[16, 0xAC, 2]), Ok(rate));
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! Control and lanes, dialled at the same time, so that no round trip is waited for twice.
 //!
-//! With `--limit` each lane is paced at its share, over TCP by the kernel (`SO_MAX_PACING_RATE`). The share
-//! is set once the number of lanes is known, which then stays. Fewer lanes than were planned stay below the
-//! limit. Control is not paced.
+//! With `--limit` the number of lanes stays as it was at first.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -11,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
 use zmove_sender::{LaneNumber, LaneSupply, Link, LossAnswer};
 use zmove_transport::{Channel, ChannelDialler, DialError, LaneError, LaneSink, Transport, control_pair};
-use zmove_types::{LaneId, RateLimit};
+use zmove_types::LaneId;
 use zmove_wire::{Greeting, Role};
 
 use super::machine::{lanes_for, quic_lanes};
@@ -33,7 +31,7 @@ pub(super) async fn dial_all(
     let cipher = settings.cipher;
     let lane = |number| {
         let greeting = Greeting { cipher, ..Greeting::new(Role::Lane(LaneId(number)), transfer) };
-        Lane { number, greeting, limit: settings.limit, one_of: None }
+        Lane { number, greeting, one_of: None }
     };
     let (lanes_in, lanes) = mpsc::channel(usize::from(zmove_wire::limits::LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
@@ -114,9 +112,7 @@ type LanesIn = mpsc::Sender<Result<Box<dyn LaneSink>, LaneError>>;
 struct Lane {
     number: u16,
     greeting: Greeting,
-    /// The rate limit of all lanes together.
-    limit: Option<RateLimit>,
-    /// The number of lanes that share the limit, where this lane is dialled after them.
+    /// The number of lanes that were dialled before, where this lane is dialled after them.
     one_of: Option<u16>,
 }
 
@@ -161,13 +157,10 @@ fn lane_error(error: DialError) -> LaneError {
 /// Sends the greeting on a connection, which becomes one of `count` lanes.
 async fn make_lane(
     mut channel: Channel,
-    Lane { greeting, limit, one_of, .. }: Lane,
+    Lane { greeting, one_of, .. }: Lane,
     count: u16,
 ) -> Result<Box<dyn LaneSink>, LaneError> {
     let count = one_of.unwrap_or(count);
-    if let Some(limit) = limit {
-        channel.set_rate_max(limit.share(count))?;
-    }
     channel.write_all(&greeting.encode()).await?;
     channel.flush().await?;
     channel.into_sink(greeting.cipher, count)

@@ -131,6 +131,7 @@ fn replies() -> Vec<ToSender> {
         ToSender::Removed { remove: 1, entries: 300 },
         ToSender::Paced { receive_us: 70_000 },
         ToSender::TimesBeyondRange { files: 300 },
+        ToSender::RateMax { bytes_per_second: 1 << 30 },
         ToSender::Sampled(Sampled { sample: 1, clock_us: 300, first_us: Some(4), bytes: 1 << 40, cpu_us: 5 }),
         ToSender::Swept(Swept {
             sizes: vec![SweptSize { file_bytes: 1024, write: Some(70_000), read: None }],

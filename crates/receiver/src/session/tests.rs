@@ -35,7 +35,7 @@ async fn said(version: Version, opening: ToReceiver, frames: Vec<Frame>) -> Vec<
     let home = tempfile::tempdir().unwrap();
     let ((mut reader, mut writer), control) = memory_control();
     let (lanes_in, lanes) = mpsc::channel(1);
-    let config = ReceiverConfig::default();
+    let config = ReceiverConfig { rate_max: Some("1MB".parse().unwrap()), ..ReceiverConfig::default() };
     config.meter.receive.add(Doing::Paced, Duration::from_millis(3));
     let (access, turns) = (WriteAccess::Beneath(vec![home.path().to_owned()]), Turns::default());
     let (transfer, owner) = (TransferId([1; 16]), String::new());
@@ -76,6 +76,16 @@ async fn an_older_sender_is_not_told_of_rates() {
     assert!(matches!(said[..], [ToSender::Finished(_)]), "{said:?}");
     let said = last_words(Version::V3).await;
     assert!(matches!(said[..], [ToSender::Paced { receive_us: 3000 }, ToSender::Finished(_)]), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sender_that_can_keep_a_rate_is_told_it_before_it_may_begin() {
+    let told = said(Version::V4, open().into_message(Version::V4), Vec::new()).await;
+    let rate = ToSender::RateMax { bytes_per_second: 1_000_000 };
+    assert!(told[0] == rate && matches!(told[1], ToSender::Opened(_)), "{told:?}");
+    let plain = ToReceiver::OpenWith(open(), Extensions::default());
+    let said = said(Version::V4, plain, Vec::new()).await;
+    assert!(!said.contains(&rate), "{said:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

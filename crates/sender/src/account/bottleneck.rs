@@ -8,8 +8,8 @@
 //! the pipeline by the moments that the sender knows:
 //!
 //! - From the start to the first data on a lane: start-up.
-//! - To the last data handed to a lane. Lanes busy: the sender's CPU. Lanes blocked: downstream. Lanes
-//!   starved: as the readers spent their time. Readers busy: source reads. Readers starved: the scan if it
+//! - To the last data handed to a lane. Lanes busy: the sender's CPU. Lanes paced: the rate that is set here,
+//!   or the allowed one where that is lower. Lanes blocked: downstream. Lanes starved: as the readers spent their time. Readers busy: source reads. Readers starved: the scan if it
 //!   was busy, else replies. Readers blocked, without a buffer or with too much that has no receipt:
 //!   downstream.
 //! - To the last data on the wire (`TCP_INFO`): downstream.
@@ -18,9 +18,7 @@
 //!
 //! *Downstream* is target writes where all writers are busy for most of the time. Else it is shared out as
 //! the receiving lanes spent theirs: blocked is target writes, busy the receiver's CPU, paced the rate that
-//! the receiver allows the key, and starved the path, as far as there was something to wait for. The path's
-//! share is that of `--limit` where the lanes have brought most of that rate, since the kernel, which paces
-//! lanes over TCP, does not book such waits.
+//! the receiver allows the key, and starved the path, as far as there was something to wait for.
 //!
 //! The writers' account goes to the end of the transfer: time that none of them has booked by then was
 //! waiting, and while directories get their metadata and storage is flushed the stage counts as busy.
@@ -79,8 +77,8 @@ pub(crate) struct Times {
     pub(crate) lanes: usize,
     /// What the stages' threads did.
     pub(crate) stages: Stages,
-    /// What was sent came to the rate that lanes are held to on this side.
-    pub(crate) at_own_rate: bool,
+    /// Whose rate it is that lanes on this side have waited for.
+    pub(crate) rate_limit: Limit,
 }
 
 impl Stages {
@@ -125,7 +123,7 @@ impl Times {
             Limit::SourceReads => "source reads",
             Limit::SenderCpu => "sender CPU",
             Limit::StartUp if !self.stages.lane.total().is_zero() => "waiting for replies",
-            _ if self.at_own_rate => "rate limit",
+            Limit::OwnRate | Limit::AllowedRate => "rate limit",
             _ => match path {
                 None => "path or target",
                 Some(path) if path.receive_window_limited * 2 >= path.busy => "target",
@@ -158,6 +156,7 @@ impl Times {
             return (streaming, 0.0);
         }
         seconds.add(Limit::SenderCpu, streaming * lane.share(lane.busy));
+        seconds.add(self.rate_limit, streaming * lane.share(lane.paced));
         let starved = streaming * lane.share(lane.starved);
         if read.total().is_zero() {
             seconds.add(Limit::StartUp, starved);
@@ -182,15 +181,14 @@ impl Times {
         let each = |time| self.per_lane(time).as_secs_f64();
         let (busy, blocked, paced) = (each(receive.busy), each(receive.blocked), each(receive.paced));
         let starved = (each(receive.starved) - no_fault).max(0.0);
-        let path = if self.at_own_rate { Limit::OwnRate } else { Limit::Path };
         let whole = busy + blocked + paced + starved;
         if whole <= 0.0 {
-            return seconds.add(path, downstream);
+            return seconds.add(Limit::Path, downstream);
         }
         seconds.add(Limit::ReceiverCpu, downstream * busy / whole);
         seconds.add(Limit::TargetWrites, downstream * blocked / whole);
         seconds.add(Limit::AllowedRate, downstream * paced / whole);
-        seconds.add(path, downstream * starved / whole);
+        seconds.add(Limit::Path, downstream * starved / whole);
     }
 
     /// After the last data was on the wire only the receiver works, but for the one round trip until its receipt is

@@ -77,7 +77,7 @@ impl Receipts {
                 self.session.account.fail(&FileError::Receiver(fault));
             }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
-            ToSender::Opened(_) | ToSender::Waiting(_) => {
+            ToSender::Opened(_) | ToSender::Waiting(_) | ToSender::RateMax { .. } => {
                 return Err(WireError::OutOfOrder { what: "a second answer" }.into());
             }
             ToSender::Sampled(_) | ToSender::Swept(_) => {

@@ -29,7 +29,7 @@ pub struct SenderConfig {
     pub file_io: Arc<dyn FileIo>,
     /// Whether large files pass by the page cache. Default: where it pays.
     pub direct: Direct,
-    /// The rate that the lanes it is given are held to, so that it is not taken for that of the path. Default: none.
+    /// What all lanes together may carry, with the headers of the packets. Default: as much as there is.
     pub rate_max: Option<RateLimit>,
 }
 

@@ -8,6 +8,7 @@ use zmove_scan::Scan;
 use zmove_transport::LaneSink;
 use zmove_types::BufferPool;
 
+use crate::account::limit::Limit;
 use crate::account::receipts::Receipts;
 use crate::control::replies::Replies;
 use crate::error::SessionError;
@@ -43,6 +44,9 @@ impl Pipeline {
         task: Task,
     ) -> Result<Self, SessionError> {
         let session = Arc::clone(&receipts.session);
+        if let Some(limit) = config.rate_max {
+            session.rate.lower(limit, Limit::OwnRate);
+        }
         let (cargo_in, cargo) = crossbeam_channel::bounded(config.readers);
         let (broken_in, broken) = mpsc::unbounded_channel();
         let pool = BufferPool::new(BUFFER_BYTES, config.buffers_max);

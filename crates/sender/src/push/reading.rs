@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use zmove_types::{ByteCount, RateLimit};
 use zmove_wire::Finished;
 
 use crate::account::bottleneck::{Stages, Times};
+use crate::account::limit::Limit;
 use crate::push::pipeline::Pipeline;
 use crate::push::session::Session;
 use crate::tune::path::PathReport;
@@ -17,24 +17,21 @@ pub(super) struct Reading {
     pub(super) path: Option<PathReport>,
     first_byte: Option<Duration>,
     handed_over: Option<Duration>,
-    /// What the lanes have been given, in bytes.
-    bytes_handed_over: u64,
-    /// The rate that they are held to.
-    rate_max: Option<RateLimit>,
+    /// Whose rate it is that lanes have waited for.
+    rate_limit: Limit,
 }
 
 impl Reading {
     /// How this side's stages have spent their time, and what the path did.
     pub(super) fn take(pipeline: &Pipeline) -> Self {
-        let Pipeline { config, session, lane_set, .. } = pipeline;
-        let Session { account, timeline, .. } = &**session;
+        let Pipeline { session, lane_set, .. } = pipeline;
+        let Session { rate, timeline, .. } = &**session;
         Self {
             stages: Stages { scan: pipeline.scan.times(), ..timeline.spent() },
             path: PathReport::gather(lane_set.probes()),
             first_byte: timeline.first_byte(),
             handed_over: timeline.handed_over(),
-            bytes_handed_over: account.totals.bytes_handed_over.get(),
-            rate_max: config.rate_max,
+            rate_limit: rate.limit(),
         }
     }
 
@@ -42,8 +39,6 @@ impl Reading {
     pub(super) fn times(&self, wall: Duration, lanes: usize, finished: &Finished, paced: Duration) -> Times {
         let path = self.path.as_ref();
         let on_the_wire = path.and_then(|path| path.since_data_sent).map(|ago| wall.saturating_sub(ago));
-        let sent = on_the_wire.max(self.handed_over).unwrap_or(wall);
-        let sending = sent.saturating_sub(self.first_byte.unwrap_or_default());
         let mut stages = self.stages.with_report(finished);
         stages.receive.paced = paced;
         Times {
@@ -55,7 +50,7 @@ impl Reading {
             flush: Duration::from_micros(finished.flush_us),
             lanes,
             stages,
-            at_own_rate: self.is_at_own_rate(self.bytes_handed_over, sending),
+            rate_limit: self.rate_limit,
         }
     }
 
@@ -65,35 +60,11 @@ impl Reading {
         let first_byte = self.first_byte.map(|_| Duration::ZERO);
         let path =
             self.path.as_ref().map(|path| before.path.as_ref().map_or(path.clone(), |b| path.since(b)));
-        let at_own_rate =
-            self.is_at_own_rate(self.bytes_handed_over - before.bytes_handed_over, LIMIT_INTERVAL);
-        let times = Times { wall: LIMIT_INTERVAL, first_byte, stages, at_own_rate, ..Times::default() };
+        let rate_limit = self.rate_limit;
+        let times = Times { wall: LIMIT_INTERVAL, first_byte, stages, rate_limit, ..Times::default() };
         times.live_limit(path.as_ref())
     }
-
-    /// Whether `bytes` in `time` come to the rate that the lanes are held to.
-    fn is_at_own_rate(&self, bytes: u64, time: Duration) -> bool {
-        let enough = |max: RateLimit| ByteCount(max.bytes_per_second()).as_f64() * AT_RATE_SHARE;
-        self.rate_max.is_some_and(|max| ByteCount(bytes).as_f64() >= enough(max) * time.as_secs_f64())
-    }
 }
 
-/// Lanes that bring so much of the rate that they are held to are held up by that, and not by the path: they share it
-/// evenly, so that those whose work is done leave theirs.
-const AT_RATE_SHARE: f64 = 0.8;
 /// How often the user is told what limits the rate.
 pub(super) const LIMIT_INTERVAL: Duration = Duration::from_secs(1);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lanes_at_four_fifths_of_their_rate_are_held_up_by_it() {
-        let held = Reading { rate_max: Some("80MB".parse().unwrap()), ..Reading::default() };
-        let second = Duration::from_secs(1);
-        let at = |reading: &Reading, bytes| reading.is_at_own_rate(bytes, second);
-        assert_eq!([63_000_000, 64_000_000, 80_000_000].map(|bytes| at(&held, bytes)), [false, true, true]);
-        assert!(!at(&Reading::default(), u64::MAX));
-    }
-}

@@ -13,6 +13,7 @@ use crate::account::timeline::Timeline;
 use crate::plan::queue::Queue;
 use crate::read::read_ahead::ReadAhead;
 use crate::send::in_flight::InFlight;
+use crate::send::push_rate::PushRate;
 
 /// What all stages of one session share.
 pub(crate) struct Session {
@@ -21,6 +22,7 @@ pub(crate) struct Session {
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) queue: Queue,
     pub(crate) read_ahead: ReadAhead,
+    pub(crate) rate: PushRate,
 }
 
 impl Session {
@@ -39,6 +41,7 @@ impl Session {
             queue: Queue::new(Arc::clone(&in_flight)),
             in_flight,
             read_ahead: ReadAhead::new(),
+            rate: PushRate::default(),
         }
     }
 

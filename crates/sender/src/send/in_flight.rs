@@ -218,6 +218,11 @@ impl InFlight {
         self.lock().record.lose_lane(lane)
     }
 
+    /// Lanes send what they have as fast as they may.
+    pub(crate) fn note_progress(&self, now: Instant) {
+        self.lock().record.note_progress(now);
+    }
+
     /// A lane of which what it has sent may not have come as a whole, since nothing has been settled for long.
     pub(crate) fn doubtful_lane(&self, now: Instant) -> Option<usize> {
         self.lock().record.doubtful(now)

@@ -5,6 +5,8 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_disk::FileIdentity;
@@ -38,6 +40,7 @@ pub(crate) fn run_lane(
         sink.await_room()?;
         // where nothing waits, nothing waited for the path
         watch.lap(if queue.is_empty() { Doing::Starved } else { Doing::Blocked });
+        await_turn(context, let_go, &mut watch);
         let Some(cargo) = in_flight.while_idle(|| next(queue, let_go)) else { break };
         let Cargo { frame, chunk } = cargo;
         let bytes = u64::from(frame.header.data_bytes);
@@ -78,8 +81,30 @@ pub(crate) fn run_lane(
     sink.finish()
 }
 
+/// Where there is a rate and other lanes use all of it, leaves to them what is in the queue.
+fn await_turn(
+    LaneContext { session, cargo }: &LaneContext,
+    let_go: &Receiver<()>,
+    watch: &mut Stopwatch<'_>,
+) {
+    let is_needed = || !cargo.is_empty() && !is_let_go(let_go) && !session.in_flight.is_stopping();
+    while is_needed()
+        && let Some(wait) = session.rate.shared.wait_to_begin(Instant::now())
+    {
+        thread::sleep(wait.min(LOOK_EVERY));
+        watch.lap(Doing::Paced);
+    }
+}
+
+fn is_let_go(let_go: &Receiver<()>) -> bool {
+    matches!(let_go.try_recv(), Err(TryRecvError::Disconnected))
+}
+
+/// How soon a lane that waits for its turn sees that it is not needed.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
 fn next(queue: &Receiver<Cargo>, let_go: &Receiver<()>) -> Option<Cargo> {
-    if matches!(let_go.try_recv(), Err(TryRecvError::Disconnected)) {
+    if is_let_go(let_go) {
         return None;
     }
     select! {
@@ -111,14 +136,14 @@ mod tests {
     use super::*;
 
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Instant;
 
     use crossbeam_channel::{Sender, bounded};
     use tokio::sync::mpsc::unbounded_channel;
     use zmove_transport::{Frame, LaneBreaker};
-    use zmove_types::NoObserver;
+    use zmove_types::{NoObserver, RateLimit, StageClock};
     use zmove_wire::Version;
 
+    use crate::account::limit::Limit;
     use crate::send::in_flight::tests::vanished;
 
     /// Tells whether it has ended in order; nothing is to be sent.
@@ -197,8 +222,31 @@ mod tests {
         let sink = Box::new(Unused { finished: Arc::default(), room: None });
         let context = context(queue);
         run_lane(&context, 0, sink, &let_go).unwrap();
-        let much_later = Instant::now() + std::time::Duration::from_secs(3600);
+        let much_later = Instant::now() + Duration::from_secs(3600);
         assert_eq!(context.session.in_flight.doubtful_lane(much_later), None);
+    }
+
+    #[test]
+    fn a_lane_leaves_what_waits_to_those_that_use_all_of_the_rate() {
+        let (cargo_in, queue) = bounded(1);
+        cargo_in.send(cargo()).unwrap();
+        let context = context(queue);
+        let rate = &context.session.rate;
+        rate.lower(RateLimit::nearest(1000), Limit::OwnRate);
+        let (hold, let_go) = bounded(0);
+        let clock = StageClock::default();
+        await_turn(&context, &let_go, &mut clock.start());
+        assert_eq!(clock.times().paced, Duration::ZERO, "nobody uses it");
+        let waiting = thread::scope(|scope| {
+            let waiting = scope.spawn(|| await_turn(&context, &let_go, &mut clock.start()));
+            while clock.times().paced.is_zero() {
+                thread::yield_now();
+            }
+            drop(hold);
+            waiting.join()
+        });
+        waiting.unwrap();
+        assert_eq!(context.cargo.len(), 1);
     }
 
     #[test]
@@ -210,7 +258,7 @@ mod tests {
         let finished = Arc::new(AtomicBool::new(false));
         let sink = Box::new(Unused { finished: Arc::clone(&finished), room: Some((asked, awaited)) });
         let (_hold, let_go) = bounded(0);
-        let lane = std::thread::spawn({
+        let lane = thread::spawn({
             let queue = queue.clone();
             move || run_lane(&context(queue), 0, sink, &let_go)
         });

@@ -174,7 +174,8 @@ impl LaneSet {
     }
 
     /// Starts a lane. One that cannot be started ends in order, and is as one that did not come up.
-    pub(crate) fn add(&mut self, sink: Box<dyn LaneSink>, threads: &mut Threads) {
+    pub(crate) fn add(&mut self, mut sink: Box<dyn LaneSink>, threads: &mut Threads) {
+        sink.hold_to(self.context.session.rate.shared.clone());
         let (hold, let_go) = crossbeam_channel::bounded(0);
         let ended = Arc::new(AtomicBool::new(false));
         let lane = Lane {

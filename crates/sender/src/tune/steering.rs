@@ -169,9 +169,15 @@ impl Steering {
     /// Looks, decides, and does it.
     pub(crate) fn step(&mut self, pipeline: &mut Pipeline) -> Result<(), SessionError> {
         let Pipeline { session, lane_set, .. } = pipeline;
-        resend::send_late(session, |lane| lane_set.is_stuck(lane));
-        if let Some(lane) = session.in_flight.doubtful_lane(Instant::now()) {
-            lane_set.give_up_lane(lane);
+        let now = Instant::now();
+        if session.rate.shared.is_spent(now) {
+            // what waits for the rate is neither late nor lost
+            session.in_flight.note_progress(now);
+        } else {
+            resend::send_late(session, |lane| lane_set.is_stuck(lane));
+            if let Some(lane) = session.in_flight.doubtful_lane(now) {
+                lane_set.give_up_lane(lane);
+            }
         }
         pipeline.tidy();
         let (now, tick) = self.look(pipeline);

@@ -34,7 +34,7 @@ pub struct ClearLane {
     sealing: Row,
     checking: Row,
     ended: bool,
-    /// Paid for what is received.
+    /// Paid for what is received, or sent.
     toll: Toll,
 }
 
@@ -78,7 +78,7 @@ impl ClearLane {
     }
 
     /// The same lane, which receives no faster than `rate`.
-    pub(crate) fn held_to(self, rate: Option<SharedRate>) -> Self {
+    pub(crate) fn held_to(self, rate: SharedRate) -> Self {
         Self { toll: Toll::new(rate), ..self }
     }
 
@@ -104,8 +104,7 @@ impl ClearLane {
     /// Fills `out`, what is long straight from the socket; the end of the connection is no end of the lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         watch.lap(Doing::Busy);
-        let piece_bytes = self.toll.rate.as_ref().map_or(usize::MAX, |_| PIECE_BYTES_MAX);
-        for piece in out.chunks_mut(piece_bytes) {
+        for piece in out.chunks_mut(self.toll.piece_bytes()) {
             self.incoming.read_exact(piece)?;
             watch.lap(Doing::Starved);
             self.toll.pay(piece.len(), watch);
@@ -159,8 +158,6 @@ const SEQUENCE_BYTES: usize = size_of::<u64>();
 const END: [u8; FrameHeader::BYTES] = [0; FrameHeader::BYTES];
 /// Headers and heads are taken from here; data goes straight to where it belongs, except for so many last bytes.
 const ARRIVED_BYTES_MAX: usize = 16 << 10;
-/// What is read at once where there is a rate to keep.
-const PIECE_BYTES_MAX: usize = 256 << 10;
 
 impl LaneSink for ClearLane {
     fn await_room(&mut self) -> Result<(), LaneError> {
@@ -172,7 +169,15 @@ impl LaneSink for ClearLane {
         let mac = self.sealing.next(&header);
         let parts = [&header[..], mac.as_bytes(), &frame.head, &frame.data];
         watch.lap(Doing::Busy);
-        self.write_all(&mut parts.map(IoSlice::new))?;
+        let piece_bytes = self.toll.piece_bytes();
+        if self.toll.rate.is_set() {
+            for piece in parts.iter().flat_map(|part| part.chunks(piece_bytes)) {
+                self.toll.pay_all(piece.len(), watch);
+                self.write_all(&mut [IoSlice::new(piece)])?;
+            }
+        } else {
+            self.write_all(&mut parts.map(IoSlice::new))?;
+        }
         watch.lap(Doing::Blocked);
         Ok(())
     }
@@ -187,8 +192,12 @@ impl LaneSink for ClearLane {
         PathProbe::new(Arc::clone(self.socket()))
     }
 
+    fn hold_to(&mut self, rate: SharedRate) {
+        self.toll = Toll::new(rate);
+    }
+
     fn breaker(&self) -> LaneBreaker {
-        tcp_breaker(self.socket())
+        LaneSource::breaker(self)
     }
 }
 

@@ -24,7 +24,7 @@ pub struct TlsLane {
     room: Room,
     sealer: Sealer,
     opener: Opener,
-    /// Paid for what is received.
+    /// Paid for what is received, or sent.
     toll: Toll,
 }
 
@@ -41,7 +41,7 @@ impl TlsLane {
     }
 
     /// The same lane, which receives no faster than `rate`.
-    pub(crate) fn held_to(self, rate: Option<SharedRate>) -> Self {
+    pub(crate) fn held_to(self, rate: SharedRate) -> Self {
         Self { toll: Toll::new(rate), ..self }
     }
 
@@ -58,15 +58,12 @@ impl TlsLane {
 
     fn flush(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         watch.lap(Doing::Busy);
-        self.send_waiting()?;
-        watch.lap(Doing::Blocked);
-        Ok(())
-    }
-
-    fn send_waiting(&mut self) -> Result<(), LaneError> {
-        let waiting = self.sealer.waiting();
-        (&*self.socket).write_all(waiting)?;
-        self.room.given(&self.socket, waiting.len());
+        for piece in self.sealer.waiting().chunks(self.toll.piece_bytes()) {
+            self.toll.pay_all(piece.len(), watch);
+            (&*self.socket).write_all(piece)?;
+            self.room.given(&self.socket, piece.len());
+            watch.lap(Doing::Blocked);
+        }
         self.sealer.clear();
         Ok(())
     }
@@ -112,12 +109,17 @@ impl LaneSink for TlsLane {
 
     fn finish(&mut self) -> Result<(), LaneError> {
         self.sealer.close();
-        self.send_waiting()?;
+        (&*self.socket).write_all(self.sealer.waiting())?;
+        self.sealer.clear();
         Ok(self.socket.shutdown(Shutdown::Write)?)
     }
 
+    fn hold_to(&mut self, rate: SharedRate) {
+        self.toll = Toll::new(rate);
+    }
+
     fn breaker(&self) -> LaneBreaker {
-        tcp_breaker(&self.socket)
+        LaneSource::breaker(self)
     }
 
     fn path(&self) -> PathProbe {

@@ -36,34 +36,18 @@ pub(crate) struct QuicLane {
     ended: bool,
     /// What may be outstanding when the next frame is given to the connection.
     outstanding_max: u64,
-    pace: Option<Pace>,
-    /// Paid for what is received.
+    /// Paid for what is received, or sent.
     toll: Toll,
-}
-
-/// A share of a rate, kept by giving the connection small pieces at their time.
-struct Pace {
-    bytes_per_second: u64,
-    due: Instant,
-}
-
-/// How a lane sends.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sending {
-    /// How many lanes the transfer has.
-    pub(crate) lanes: u16,
-    /// The most bytes per second, if there is a limit.
-    pub(crate) bytes_per_second: Option<u64>,
+    /// What was paid for of what is sent.
+    paid: u64,
 }
 
 impl QuicLane {
-    /// The sending end, on a connection whose greeting has passed.
-    pub(crate) fn sink(connection: QuicConnection, sending: Sending) -> Self {
-        let each = OUTSTANDING_BYTES_MAX / u64::from(sending.lanes.max(1));
+    /// The sending end of one of `lanes` lanes, on a connection whose greeting has passed.
+    pub(crate) fn sink(connection: QuicConnection, lanes: u16) -> Self {
+        let each = OUTSTANDING_BYTES_MAX / u64::from(lanes.max(1));
         let outstanding_max = each.clamp(OUTSTANDING_BYTES_MIN, LANE_OUTSTANDING_BYTES_MAX);
-        let pace =
-            sending.bytes_per_second.map(|rate| Pace { bytes_per_second: rate.max(1), due: Instant::now() });
-        Self { outstanding_max, pace, ..Self::source(connection) }
+        Self { outstanding_max, ..Self::source(connection) }
     }
 
     /// The receiving end, which gets little before its window is opened.
@@ -74,13 +58,13 @@ impl QuicLane {
             room: vec![Bytes::new(); CHUNKS_AT_ONCE],
             ended: false,
             outstanding_max: OUTSTANDING_BYTES_MIN,
-            pace: None,
             toll: Toll::default(),
+            paid: 0,
         }
     }
 
     /// The same lane, which receives no faster than `rate`.
-    pub(crate) fn held_to(self, rate: Option<SharedRate>) -> Self {
+    pub(crate) fn held_to(self, rate: SharedRate) -> Self {
         Self { toll: Toll::new(rate), ..self }
     }
 
@@ -95,12 +79,26 @@ impl QuicLane {
         Ok(written.map_err(|error| lost_if(error.into()))?)
     }
 
-    fn write_at_pace(&mut self, mut bytes: Bytes) -> Result<(), LaneError> {
-        while let (Some(pace), false) = (&mut self.pace, bytes.is_empty()) {
-            let piece = pace.next(&mut bytes);
+    /// What is to be paid before `bytes` more are given to the connection: them, and what it has sent beside all that
+    /// was given to it. That is its handshake, its search for the path's MTU, heads of packets, what was lost.
+    fn owed(&mut self, bytes: usize) -> usize {
+        let sent = self.connection.connection.stats().udp_tx.bytes;
+        let owed = bytes as u64 + sent.saturating_sub(self.paid);
+        self.paid += owed;
+        usize::try_from(owed).unwrap_or(usize::MAX)
+    }
+
+    fn write_at_pace(&mut self, mut bytes: Bytes, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(self.toll.piece_bytes().min(bytes.len()));
+            if self.toll.rate.is_set() {
+                let owed = self.owed(piece.len());
+                self.toll.pay_all(owed, watch);
+            }
             self.write(piece)?;
+            watch.lap(Doing::Blocked);
         }
-        if bytes.is_empty() { Ok(()) } else { self.write(bytes) }
+        Ok(())
     }
 
     /// Fills `out`; returns how much of it was filled before the peer's orderly end.
@@ -152,23 +150,6 @@ const CHUNKS_AT_ONCE: usize = 64;
 /// Data of so much is not copied: it fills most of its buffer.
 const UNCOPIED_BYTES_MIN: usize = 2 << 20;
 
-impl Pace {
-    /// Takes the next piece off `bytes` and waits for its time.
-    fn next(&mut self, bytes: &mut Bytes) -> Bytes {
-        let at_most = usize::try_from(self.bytes_per_second / PIECES_PER_SECOND).unwrap_or(usize::MAX);
-        let piece = bytes.split_to(at_most.clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX).min(bytes.len()));
-        let now = Instant::now();
-        thread::sleep(self.due.saturating_duration_since(now));
-        let nanoseconds = (piece.len() as u64).saturating_mul(1_000_000_000) / self.bytes_per_second;
-        self.due = self.due.max(now) + Duration::from_nanos(nanoseconds);
-        piece
-    }
-}
-
-const PIECES_PER_SECOND: u64 = 50;
-const PIECE_BYTES_MIN: usize = 1 << 10;
-const PIECE_BYTES_MAX: usize = 256 << 10;
-
 impl LaneSink for QuicLane {
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         let copied = frame.data.len() < UNCOPIED_BYTES_MIN;
@@ -179,14 +160,22 @@ impl LaneSink for QuicLane {
         front.extend_from_slice(data_copied);
         watch.lap(Doing::Busy);
         self.connection.lane_bytes.wait(self.outstanding_max).map_err(|_| LaneError::Closed)?;
+        watch.lap(Doing::Blocked);
         let front = self.connection.lane_bytes.add(front);
-        self.write_at_pace(front)?;
+        self.write_at_pace(front, watch)?;
         if !copied {
             let data = self.connection.lane_bytes.add(frame.data);
-            self.write_at_pace(data)?;
+            self.write_at_pace(data, watch)?;
         }
-        watch.lap(Doing::Blocked);
         Ok(())
+    }
+
+    fn hold_to(&mut self, rate: SharedRate) {
+        self.toll = Toll::new(rate);
+        if self.toll.rate.is_set() {
+            let owed = self.owed(0);
+            self.toll.book(owed);
+        }
     }
 
     fn finish(&mut self) -> Result<(), LaneError> {

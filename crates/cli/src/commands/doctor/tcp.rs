@@ -95,7 +95,7 @@ fn judge_queueing(root: &Root, usual: &str) -> Finding {
         None => Finding::unknown_sysctl("queueing", QUEUEING),
         Some("fq") => Finding::ok("queueing", "fq"),
         Some(other) => {
-            let who = if usual == LOSS_TOLERANT { "lanes" } else { "lanes with bbr or a limit" };
+            let who = if usual == LOSS_TOLERANT { "lanes" } else { "lanes with bbr" };
             let text = format!(
                 "{other}: {who} are paced by TCP's own timers, at more CPU than by fq (which counts for links that come \
                  up after the change)"

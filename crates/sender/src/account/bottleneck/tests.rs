@@ -103,8 +103,11 @@ fn after_the_last_data_the_receiver_is_the_limit() {
 
 #[test]
 fn a_rate_that_was_set_is_not_the_path() {
-    let path = long(AHEAD, FED, FED, IDLE, IDLE);
-    assert_limit("--limit", &Times { at_own_rate: true, ..path }, Limit::OwnRate, 60);
+    let mut held = long(AHEAD, FED, (0.05, 0.0, 0.1), IDLE, IDLE);
+    held.stages.lane.paced = stage(8.0, 98.0, (0.85, 0.0, 0.0)).busy;
+    for rate_limit in [Limit::OwnRate, Limit::AllowedRate] {
+        assert_limit("the lower rate", &Times { rate_limit, ..held }, rate_limit, 60);
+    }
     let mut allowed = long(AHEAD, FED, FED, (0.05, 0.15, 0.0), IDLE);
     allowed.stages.receive.paced = stage(8.0, 99.0, (0.8, 0.0, 0.0)).busy;
     assert_limit("--max-rate", &allowed, Limit::AllowedRate, 60);
@@ -158,8 +161,9 @@ fn while_it_runs_the_sender_says_what_it_can() {
     assert_eq!(second(FED, FED).live_limit(None), "path or target");
     assert_eq!(second(FED, FED).live_limit(Some(&window(1))), "path");
     assert_eq!(second(FED, FED).live_limit(Some(&window(7))), "target");
-    let at_own_rate = Times { at_own_rate: true, ..second(FED, FED) };
-    assert_eq!(at_own_rate.live_limit(Some(&window(1))), "rate limit");
+    let mut held = Times { rate_limit: Limit::OwnRate, ..second(FED, (0.1, 0.0, 0.0)) };
+    held.stages.lane.paced = Duration::from_secs(7);
+    assert_eq!(held.live_limit(Some(&window(1))), "rate limit");
     // everything has been sent and no stage books any time
     let quiet = second((0.0, 0.0, 0.0), (0.0, 0.0, 0.0));
     assert_eq!(quiet.live_limit(Some(&PathReport::default())), "target");

@@ -24,7 +24,7 @@ pub(super) struct Record<W> {
     pub(super) transfer: SenderTransfer<Item<W>>,
     /// How many items any lane has.
     on_lanes: usize,
-    /// When an item was last taken where no lane had any, settled, or doubted.
+    /// When an item was last taken where no lane had any, settled, or doubted, or lanes were held up by a rate.
     last: Option<Instant>,
     /// How long the last chunks took, to their receipt.
     times: VecDeque<Duration>,
@@ -156,6 +156,11 @@ impl<W> Record<W> {
             self.times.push_back(now - first.taken);
         }
         item.lost
+    }
+
+    /// Lanes send what they have as fast as they may.
+    pub(super) fn note_progress(&mut self, now: Instant) {
+        self.last = Some(now);
     }
 
     /// The lane that has had its item longest, if nothing has been settled for so long that what it sent may not have
@@ -371,6 +376,18 @@ mod tests {
         assert_eq!(record.doubtful(at(142)), None, "one after the other");
         record.lose_lane(1);
         assert_eq!(record.doubtful(at(171)), Some(2));
+    }
+
+    /// At 100 kB per second a chunk takes 42 s.
+    #[test]
+    fn a_lane_that_waits_for_a_rate_is_not_doubted() {
+        let mut record = issued(1);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        record.taken(ItemId(0), 0, start);
+        record.note_progress(at(20));
+        assert_eq!(record.doubtful(at(49)), None);
+        assert_eq!(record.doubtful(at(50)), Some(0));
     }
 
     #[test]
