@@ -9,9 +9,9 @@
 //!
 //! - From the start to the first data on a lane: start-up.
 //! - To the last data handed to a lane. Lanes busy: the sender's CPU. Lanes paced: the rate that is set here,
-//!   or the allowed one where that is lower. Lanes blocked: downstream. Lanes starved: as the readers spent their time. Readers busy: source reads. Readers starved: the scan if it
-//!   was busy, else replies. Readers blocked, without a buffer or with too much that has no receipt:
-//!   downstream.
+//!   or the allowed one where that is lower. Lanes blocked: downstream. Lanes starved: as the readers spent
+//!   their time. Readers busy: source reads. Readers starved: the scan if it was busy, else replies. Readers
+//!   blocked, without a buffer or with too much that has no receipt: downstream.
 //! - To the last data on the wire (`TCP_INFO`): downstream.
 //! - To the receiver's last word. Its flush: target writes. One round trip: replies. The rest, as its lanes
 //!   and writers were busy or paced: the receiver's CPU, target writes, or the allowed rate.
