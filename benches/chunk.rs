@@ -47,7 +47,7 @@ fn root_by_groups(data: &[u8]) -> Root {
     merge_root(data.len() as u64, &cvs)
 }
 
-/// As a reader does: slice by slice, while the bytes are in cache.
+/// The chaining value of a group, hashed as a reader does it: slice by slice, while the bytes are in cache.
 fn cv_by_slices(index: u32, bytes: &[u8]) -> Cv {
     let mut hasher = GroupHasher::new(index);
     bytes.chunks(SLICE_BYTES).for_each(|slice| hasher.update(slice));

@@ -9,7 +9,7 @@ use zmove_wire::{
     ToReceiver, decode_message, encode_message,
 };
 
-/// As many as a batch has at most.
+/// The files of a batch, as many as a sender packs into one.
 const FILES: u32 = 1024;
 const FILE_BYTES: u32 = 1024;
 

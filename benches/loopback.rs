@@ -43,7 +43,7 @@ struct Way {
     flush: Flush,
 }
 
-/// Who flushes the target before the clock stops.
+/// The program that flushes the target before the clock stops.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flush {
     /// The tool itself.

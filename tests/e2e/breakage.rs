@@ -229,7 +229,7 @@ fn end_by(client: Child, signal: Signal) -> Outcome {
 pub(crate) struct Appearance {
     watch: rustix::fd::OwnedFd,
     name: &'static str,
-    /// It may go on.
+    /// Whether `name` is only the beginning of the name.
     begins: bool,
 }
 

@@ -140,7 +140,7 @@ fn the_line_is_bounded() {
     finish(second).expect(0).says(&[BUSY, "limits.queued_per_identity = 1"]).lines(1);
 }
 
-/// Its place is free for the next, before any turn comes.
+/// The place of a sender that is gone is free for the next, before any turn comes.
 #[test]
 fn who_goes_gives_up_the_place() {
     let site = site("transfers_per_identity = 1\nqueued_per_identity = 1");
@@ -253,7 +253,7 @@ fn an_older_sender_does_not_wait_for_ever() {
     long.end();
 }
 
-/// It was refused for ten seconds, and had the seat that came meanwhile for as long.
+/// The older sender was refused for ten seconds, and held the seat that came meanwhile for as long.
 #[test]
 fn an_older_sender_that_has_waited_too_long_and_stays_keeps_no_seat() {
     let Some(old) = crate::versions::old_binary() else { return };

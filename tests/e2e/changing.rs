@@ -154,7 +154,7 @@ fn a_file_that_becomes_a_link_after_the_scan_is_not_followed() {
     }
 }
 
-/// It is a large file by now and goes as one.
+/// The file is a large one by now and goes as one.
 #[test]
 fn a_small_file_that_outgrows_its_batch_after_the_scan() {
     let site = Site::local();
@@ -165,7 +165,7 @@ fn a_small_file_that_outgrows_its_batch_after_the_scan() {
     assert_same(&site.source(), &site.target());
 }
 
-/// It was to be read before it is known what is there: it is asked about like any other.
+/// The file was to be sent before the receiver has answered what is there: it is offered like any other.
 #[test]
 fn a_file_that_is_to_stay_stays_also_when_its_source_outgrows_a_batch() {
     for overwrite in [Overwrite::Nothing, Overwrite::Differing] {

@@ -16,7 +16,7 @@ pub(crate) const ZMOVE: &str = env!("CARGO_BIN_EXE_zmove");
 /// Whom tests become that must not be root.
 pub(crate) const NOBODY: u32 = 65_534;
 
-/// As whom, and where, programs run.
+/// The user, the network namespace and the binary by which programs run.
 #[derive(Clone, Default)]
 pub(crate) struct Runner {
     pub(crate) user: User,

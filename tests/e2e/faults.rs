@@ -168,10 +168,10 @@ const FAILING_AT_THE_TARGET: [Failing; 8] = [
 ];
 const FAILING_AT_THE_SOURCE: [Failing; 2] =
     [("pread64", "EIO", "Input/output error"), ("getdents64", "EIO", "Input/output error")];
-/// Those in which a process may end.
+/// The calls in which a process may be killed.
 const LAST_CALLS: [&str; 8] =
     ["mkdirat", "write", "pwrite64", "ftruncate", "renameat", "utimensat", "fdatasync", "syncfs"];
-/// Of each thread; more are only more of the same.
+/// The calls of each thread that fail, one in each run; more would only be more of the same.
 const CALLS_MAX: usize = 4;
 
 #[test]

@@ -4,6 +4,7 @@
 //! Each case speaks the protocol by hand as a key of its own, to a daemon in a process of its own, whose
 //! memory is then looked at.
 
+mod lost;
 mod turns;
 
 use std::io::Write as _;
@@ -448,8 +449,8 @@ fn offer_of(file: &str, offer: u64) -> ToReceiver {
     ToReceiver::Offer(Offer { offer, groups })
 }
 
-/// As many offers as may be under way in as many transfers as a key may have, more than the daemon has
-/// threads for others' work.
+/// A key has as many offers in flight, in as many transfers, as it may: more than the daemon has threads for the work
+/// of other keys.
 #[test]
 fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
     let site = site();
@@ -472,8 +473,8 @@ fn files_that_take_hours_to_hash_are_in_nobody_elses_way() {
     wait_for_few_threads(&site);
 }
 
-/// As many lists of directories as may be under way in as many transfers as a key may have: 150 bytes each, and 80,000
-/// entries to look at, of which none is told.
+/// A key has as many lists of directories in flight, in as many transfers, as it may: of 150 bytes each, with 80,000
+/// entries to look at, none of which is reported.
 #[test]
 fn directories_that_take_long_to_list_are_in_nobody_elses_way() {
     let site = site();

@@ -219,7 +219,7 @@ fn a_daemon_that_stores_and_publishes_nothing_has_moved_nothing() {
     deceived.is_broken_off("the end before everything");
 }
 
-/// It never says more than that.
+/// An older daemon never sends more than that.
 #[test]
 fn what_an_older_daemon_has_stored_has_its_name() {
     let receipts = |frame: &Frame| vec![stored(frame.header.item.0)];
@@ -228,7 +228,7 @@ fn what_an_older_daemon_has_stored_has_its_name() {
     assert_eq!(deceived.ended.unwrap().files, 2);
 }
 
-/// It is told once, also where both words name it.
+/// The failure is reported once, also where both messages name the file.
 #[test]
 fn what_gets_no_name_has_failed() {
     let receipts = |frame: &Frame| {

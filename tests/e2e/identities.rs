@@ -55,7 +55,7 @@ async fn open(site: &Site, identity: &Identity, transport: TransportChoice) -> C
     control
 }
 
-/// It knows the transfer's id and a lane's number, and has a key that is let in.
+/// The other client knows the transfer's id and a lane's number, and has a key that is let in.
 #[test]
 fn a_lane_presented_by_another_identity_finds_no_transfer() {
     for transport in TRANSPORTS {

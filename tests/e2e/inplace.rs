@@ -345,7 +345,7 @@ fn a_file_that_is_replaced_meanwhile_is_told() {
     assert_same(&half_way.site.source(), &half_way.site.target());
 }
 
-/// It writes where something has come already, and cuts off what has not.
+/// The other program writes where something has come already, and cuts off what has not.
 #[test]
 fn what_another_program_does_to_the_file_meanwhile_is_told() {
     type Change = fn(&std::fs::File);

@@ -27,9 +27,9 @@ pub(crate) enum Deed {
     Frame(Frame),
     /// The bytes of a message, right or wrong.
     Message(Vec<u8>),
-    /// It waits for the next answer about names that stay or go.
+    /// Waits for the next answer about names that stay or go.
     Wait,
-    /// It waits until so many items are settled, and then this happens on the receiver's host.
+    /// Waits until so many items are settled, and then runs the function on the receiver's host.
     Meanwhile(usize, Box<dyn FnOnce() + Send>),
 }
 

@@ -176,7 +176,7 @@ fn rsync_agrees(site: &Site) {
     }
 }
 
-/// It was needed when the receiver was asked, and has come before the first byte does.
+/// The file was missing when the receiver was asked, and has come before the first byte does.
 #[test]
 fn what_comes_to_the_target_meanwhile_stays_also_where_files_are_changed_in_place() {
     for overwrite in [Overwrite::Nothing, Overwrite::Older] {

@@ -68,7 +68,7 @@ fn a_peer_of_another_version() {
     outcome.says(&["zmove: ", "versions 7 to 9", "this zmove 1 to 4", "install the same release"]).lines(1);
 }
 
-/// It is not asked for what it does not know.
+/// An older receiver is not asked what it does not know.
 #[test]
 fn an_older_receiver_cannot_be_probed() {
     let site = site();

@@ -241,8 +241,8 @@ fn take_and_break(mut source: Box<dyn LaneSource>) {
     source.breaker().trip();
 }
 
-/// As one to a daemon that has been killed, while control has reached its successor: the lane's thread has
-/// handed over all that there was, and hears of nothing.
+/// A connection to a daemon that was killed is lost so, while control has reached the next one: the lane's thread has
+/// handed over all that there was, and learns of nothing.
 #[test]
 fn what_a_lane_had_that_is_lost_while_it_is_idle_goes_by_another() {
     let site = Site::local();

@@ -9,7 +9,7 @@ use crate::command::ZMOVE;
 use crate::harness::{Site, skip};
 use crate::tree::{assert_same, paint};
 
-/// Who is of the release before.
+/// The side that is of the release before.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Older {
     Client,
@@ -88,7 +88,7 @@ fn an_older_daemon_over_quic() {
     mixed(Older::Daemon, "quic");
 }
 
-/// It is asked for what it knows, and says which versions that is.
+/// The older daemon is asked what it knows, and answers with its versions.
 #[test]
 fn an_older_daemon_is_examined() {
     let Some(old) = old_binary() else { return };

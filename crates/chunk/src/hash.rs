@@ -82,10 +82,10 @@ pub fn group_cv(index: u32, bytes: &[u8]) -> Cv {
     hasher.finish()
 }
 
-/// The root of everything that `reader` yields; `None` when `stop` said so before the end.
+/// The root of everything that `reader` yields; `None` when `stop` has returned `true` before the end.
 ///
 /// # Errors
-/// What reading fails with.
+/// The error of the read that failed.
 pub fn read_root(mut reader: impl Read, stop: impl Fn() -> bool) -> io::Result<Option<Root>> {
     let mut room = vec![0; READ_BYTES];
     let mut hasher = FileHasher::default();
@@ -100,10 +100,10 @@ pub fn read_root(mut reader: impl Read, stop: impl Fn() -> bool) -> io::Result<O
     Ok(None)
 }
 
-/// One read: small enough to be hashed out of the second-level cache.
+/// The bytes of one read: few enough to be hashed out of the second-level cache.
 const READ_BYTES: usize = 256 << 10;
 
-/// The root of a file that is held whole.
+/// The root of a file whose bytes are all in memory.
 #[must_use]
 pub fn file_root(bytes: &[u8]) -> Root {
     Root(blake3::hash(bytes).into())
@@ -144,7 +144,7 @@ mod tests {
 
     #[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
     const GROUP: usize = GROUP_BYTES as usize;
-    /// Around one group, two, a lopsided tree, a full tree and one past it.
+    /// Sizes around one group, two, a lopsided tree, a full tree and one past it.
     const INTERESTING_SIZES: [usize; 9] = [
         GROUP + 1,
         2 * GROUP - 1,

@@ -1,4 +1,4 @@
-//! From a file list to work: which groups there are, in what order they go, and how their hashes make a root.
+//! From a file list to work: the groups there are, the order in which they go, and how their hashes make a root.
 //!
 //! The sender takes work from a [`Plan`]; both sides hash with [`GroupHasher`]; [`merge_root`] turns a full list
 //! of chaining values into the file's ordinary BLAKE3.

@@ -2,7 +2,7 @@
 //!
 //! Small files wait in packs, large files in a heap, largest first; a large file is handed out group by group, so
 //! every reader can work on it at once. Nothing is dealt out in advance. **Invariant:** each group of a file and each
-//! pack is handed out exactly once; what must go again is pushed again.
+//! pack is handed out exactly once; work that must be done again is pushed again.
 
 use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use zmove_types::GroupSpan;
 
-/// Work waiting to be read. `P` is a pack of small files, `F` what identifies a large file.
+/// Work waiting to be read. `P` is a pack of small files, `F` identifies a large file.
 pub struct Plan<P, F> {
     state: Mutex<State<P, F>>,
     changed: Condvar,
@@ -53,17 +53,17 @@ struct Active<F> {
     file: F,
 }
 
-/// Which groups of a large file are to be read; those that are taken go.
+/// The groups of a large file that are still to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Groups {
-    /// All from this one on.
+    /// All groups from this one on.
     From(u32),
-    /// These, in this order.
+    /// These groups, in this order.
     Only(VecDeque<u32>),
 }
 
 impl Groups {
-    /// How many there are in a file of `bytes`.
+    /// How many of a file's groups are still to be read; the file has `bytes` bytes.
     #[must_use]
     pub fn count(&self, bytes: u64) -> u32 {
         match self {
@@ -89,8 +89,8 @@ impl Groups {
 const FILES_ACTIVE_MAX: usize = 2;
 
 impl<P, F: Clone> Plan<P, F> {
-    /// A plan that takes packs while it holds less than `entries` small entries, and `files` large files; who adds more
-    /// waits.
+    /// A plan that takes packs while it holds less than `entries` small entries, and large files while fewer than
+    /// `files` wait. A caller with more work is blocked.
     #[must_use]
     pub fn new(entries: usize, files: usize) -> Self {
         let state = State {
@@ -134,7 +134,7 @@ impl<P, F: Clone> Plan<P, F> {
         Ok(())
     }
 
-    /// Takes back the packs of which `which` says so, as far as they have not been handed out.
+    /// Takes back the packs for which `which` holds and that have not been handed out.
     pub fn take_back(&self, which: impl Fn(&P) -> bool) -> Vec<P> {
         let mut state = self.lock();
         let (taken, left): (VecDeque<_>, _) = state.packs.drain(..).partition(|(_entries, pack)| which(pack));
@@ -144,7 +144,7 @@ impl<P, F: Clone> Plan<P, F> {
         taken.into_iter().map(|(_entries, pack)| pack).collect()
     }
 
-    /// Adds work that must go again, ahead of everything, without waiting, even after the end.
+    /// Adds work that must be done again, ahead of everything, without waiting, even after the end.
     pub fn push_again(&self, work: Work<P, F>) {
         self.lock().urgent.push_back(work);
         self.changed.notify_all();
@@ -156,13 +156,13 @@ impl<P, F: Clone> Plan<P, F> {
         self.changed.notify_all();
     }
 
-    /// No more will be added (but what comes [again](Self::push_again)).
+    /// Ends the plan: nothing more will be added, but for work that must be [done again](Self::push_again).
     pub fn end(&self) {
         self.lock().ended = true;
         self.changed.notify_all();
     }
 
-    /// Throws away what waits, so that readers and pushers stop soon.
+    /// Drops all waiting work, so that readers and pushers stop soon.
     pub fn abandon(&self) {
         let mut state = self.lock();
         state.packs.clear();
@@ -183,7 +183,8 @@ impl<P, F: Clone> Plan<P, F> {
         work
     }
 
-    /// The next work; waits for some until `stop` says so (checked whenever the plan changes).
+    /// The next work; waits for some until `stop`, which is given whether the plan has ended, returns `true`. It is
+    /// called whenever the plan changes.
     pub fn take(&self, stop: impl Fn(bool) -> bool) -> Option<Work<P, F>> {
         let mut state = self.lock();
         loop {
@@ -203,7 +204,8 @@ impl<P, F: Clone> Plan<P, F> {
         self.lock().packs.len()
     }
 
-    /// Whether nothing waits but fewer than `packs`, and nothing will be added: the last work is being done.
+    /// Whether readers are at the last work: fewer than `packs` packs wait, nothing else does, and nothing will be
+    /// added.
     pub fn is_nearly_done(&self, packs: usize) -> bool {
         let state = self.lock();
         let files = !state.waiting.is_empty() || !state.active.is_empty();
@@ -222,7 +224,7 @@ impl<P, F: Clone> Plan<P, F> {
 }
 
 impl<P, F: Clone> State<P, F> {
-    /// What must go again first; then packs and groups in turn, so that creates and bytes overlap.
+    /// The next work: first what must be done again, then packs and groups in turn, so that creates and bytes overlap.
     fn next(&mut self) -> Option<Work<P, F>> {
         if let Some(work) = self.urgent.pop_front() {
             return Some(work);

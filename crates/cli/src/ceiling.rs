@@ -1,6 +1,7 @@
-//! What is known of this host's storage from earlier sweeps, and what a push or a tree is beside it.
+//! The limits of this host's storage by earlier sweeps, and how near to them a push or a tree comes.
 //!
-//! **Invariant:** it is advice: without a sweep, or where the storage cannot be told, there is none, and nothing fails.
+//! **Invariant:** this is advice: without a sweep, or where the storage cannot be identified, there is none, and
+//! nothing fails.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -12,15 +13,15 @@ use zmove_transport::Expiry;
 
 use crate::settings::{self, Role};
 
-/// The sweeps in the home of whoever runs this.
+/// The sweeps that are kept in the home directory of the user.
 pub(crate) fn kept() -> Option<Kept> {
     settings::home(Role::Client).ok().map(|home| Kept { directory: home.join("sweeps") })
 }
 
-/// What the storage of these paths gives, if they are all on one that has been swept. What is not there yet
-/// is looked for in the directory above.
+/// The sweep of the storage of these paths, if they are all on one that has been swept. For a path that does not exist
+/// yet the directory above counts.
 pub(crate) fn known<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Option<Sweep> {
-    // most have never swept anything: then their storage is not looked at either
+    // Most users have never swept anything: then their storage is not looked at either.
     let kept = kept().filter(|kept| !kept.is_empty())?;
     let mut storages = paths.into_iter().map(storage);
     let first = storages.next()??;
@@ -39,10 +40,10 @@ pub(crate) fn date(sweep: &Sweep) -> String {
     moment.map_or_else(String::new, |moment| moment.to_string().chars().take(DATE_LETTERS).collect())
 }
 
-/// `2026-11-20`
+/// The letters of a date like `2026-11-20`.
 const DATE_LETTERS: usize = 10;
 
-/// How much of which size a push has moved.
+/// The files and bytes that a push has moved, by size.
 #[derive(Debug, Default)]
 pub(crate) struct Moved(Mutex<Counts>);
 
@@ -50,12 +51,12 @@ pub(crate) struct Moved(Mutex<Counts>);
 struct Counts {
     /// Files and bytes of batches, by powers of two of their mean size.
     small: Vec<(u64, u64)>,
-    /// Files that went by groups, and the bytes of these.
+    /// Files that were sent in groups, and the bytes of these.
     large: (u64, u64),
 }
 
 impl Moved {
-    /// What the receiver has stored at once: a batch of whole files, a group of a large one, or the end of that.
+    /// Adds one report of the receiver: a batch of whole files, a group of a large one, or the end of a large one.
     pub(crate) fn add(&self, files: u64, bytes: u64) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match (files, bytes) {
@@ -72,7 +73,7 @@ impl Moved {
         }
     }
 
-    /// The least time for it.
+    /// The least time that moving them takes.
     fn seconds(&self, ceiling: &Ceiling) -> f64 {
         let Counts { small, large: (files, bytes) } =
             self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -81,7 +82,7 @@ impl Moved {
     }
 }
 
-/// What a push has reached of what its storage gave.
+/// The shares of its storage's speed that a push has reached.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Shares {
     reads: Option<Share>,
@@ -91,12 +92,12 @@ pub(crate) struct Shares {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Share {
     share: f64,
-    /// The day of the sweep that it is of.
+    /// The day of the sweep that the share is measured against, in UTC.
     sweep: String,
 }
 
 impl Shares {
-    /// Of a push from `source` to `target`, as far as both have been swept.
+    /// The shares of a push from `source` to `target`, as far as both have been swept.
     pub(crate) fn of(moved: &Moved, took: Duration, source: Option<&Sweep>, target: Option<&Sweep>) -> Self {
         let share = |sweep: &Sweep, direction| {
             let seconds = moved.seconds(&Ceiling::of(sweep, direction)?);
@@ -109,7 +110,7 @@ impl Shares {
         }
     }
 
-    /// A line for the summary, or nothing.
+    /// A line for the summary, or an empty text.
     pub(crate) fn line(&self) -> String {
         let told = |what, share: &Option<Share>, whose| {
             let Share { share, sweep } = share.as_ref()?;

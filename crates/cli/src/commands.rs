@@ -1,4 +1,4 @@
-//! The commands, one module each: from what was typed to an exit code.
+//! The commands, one module each: from the arguments to an exit code.
 
 pub(crate) mod allow;
 pub(crate) mod doctor;

@@ -1,4 +1,4 @@
-//! What the user sees: lines on the terminal, the bar, the summary, the trace and the daemon's log.
+//! The output for the user: lines on the terminal, the bar, the summary, the trace and the daemon's log.
 
 pub(crate) mod figures;
 pub(crate) mod listing;

@@ -1,6 +1,7 @@
-//! What `crates/fuzz` runs of this crate: each function takes any bytes and panics when a decoder breaks a promise.
+//! The fuzz targets of this crate, which `crates/fuzz` runs: each function takes any bytes and panics when a decoder
+//! breaks a promise.
 //!
-//! Only with the feature `fuzzing`, which the program is not built with.
+//! The program is built without the feature `fuzzing`, which they need.
 
 use zmove_types::{RateLimit, parse_size};
 
@@ -10,10 +11,10 @@ pub use crate::args::selection::fuzzing::filters;
 pub use crate::commands::serve::config::fuzzing::config;
 pub use crate::commands::trace::fuzzing::trace;
 
-/// Words of the command line: sizes, rates and spans of time.
+/// Reads words of the command line: sizes, rates and spans of time.
 ///
 /// # Panics
-/// When one is read that cannot be shown.
+/// When a value that was read cannot be shown.
 pub fn quantities(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     drop(parse_size(text).map(|size| size.to_string()).map_err(|error| error.to_string()));

@@ -1,4 +1,4 @@
-//! The command line of zmove: what was typed (`args`), what will run (`settings`), and what the user sees (`display`).
+//! The command line of zmove: arguments (`args`), the settings that follow (`settings`), and output (`display`).
 //!
 //! Only here are there exit codes, prompts and bars; the libraries report events and errors.
 
@@ -23,7 +23,7 @@ use commands::{allow, doctor, journal, key, probe, push, receive, scan, serve, s
 use display::terminal;
 use value::exit::{self, Exit};
 
-/// Runs the command line and says how it went.
+/// Runs the command line and returns the exit code.
 pub fn main() -> ExitCode {
     let started = Instant::now();
     let args = match Args::try_parse() {

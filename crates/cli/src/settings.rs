@@ -1,4 +1,4 @@
-//! What will run: where keys are, how storage and other hosts are reached, and the process's own limits.
+//! The settings that will run: where keys are, how storage and other hosts are reached, and the process's own limits.
 
 mod dial;
 mod keeping;
@@ -11,19 +11,19 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Builder;
-use zmove_disk::{Direct, FileIo, RingConfig, Threads, Unavailable, Uring};
+use zmove_disk::{Auto, Direct, FileIo, RingConfig, Threads, Unavailable, Uring};
 
 use crate::args::{DirectArg, EngineArg, StorageArgs};
 
 pub(crate) use probe::probe;
 pub(crate) use push::PushSettings;
 
-/// Whose keys are meant.
+/// The owner of the keys that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The user's.
+    /// The user.
     Client,
-    /// The receiver's: those of the host when it runs as root.
+    /// The receiver, whose keys are those of the host when it runs as root.
     Daemon,
 }
 
@@ -39,33 +39,34 @@ pub(crate) fn home(role: Role) -> Result<PathBuf> {
     Ok(home.join(".config/zmove"))
 }
 
-/// Where a receiver keeps the journals of what is unfinished.
+/// The directory in which a receiver keeps the journals of unfinished transfers.
 pub(crate) fn journals(home: &Path) -> PathBuf {
     home.join("journal")
 }
 
-/// Where receivers that ssh has started tell each other which of their sessions are ending.
+/// The directory in which receivers that ssh has started show each other which of their sessions are ending.
 pub(crate) fn ending(home: &Path) -> PathBuf {
     home.join("ending")
 }
 
-/// Where a daemon keeps its journals: where the service manager says, else in its home.
+/// The directory of a daemon's journals: below the service manager's state directory, else in the daemon's home.
 pub(crate) fn daemon_journals(home: &Path) -> PathBuf {
     let given = std::env::var_os("STATE_DIRECTORY").filter(|given| !given.is_empty());
     journals(given.as_deref().map_or(home, Path::new))
 }
 
-/// Where a daemon that is run as a service keeps them by `docs/systemd/zmove.service`.
+/// The directory of journals of a daemon that runs by `docs/systemd/zmove.service`.
 pub(crate) const SERVICE_JOURNALS: &str = "/var/lib/zmove/journal";
 
 /// Raises the limit of open files as far as it goes: descriptors are held for directories, files and lanes.
 pub(crate) fn prepare_process() {
     let limit = getrlimit(Resource::Nofile);
-    // a refusal leaves the limit as it was, which is handled where descriptors run out
+    // A refusal leaves the limit as it was, which is handled where descriptors run out.
     let _refused = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// Runs what waits for few connections, on so many threads. What blocks a thread then is not waited for.
+/// Runs work that waits for few connections, on so many threads. Tasks that block a thread are not waited for at the
+/// end.
 pub(crate) fn block_on<T>(threads: usize, work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build();
     let runtime = runtime.context("start the runtime")?;
@@ -74,14 +75,14 @@ pub(crate) fn block_on<T>(threads: usize, work: impl Future<Output = Result<T>>)
     done
 }
 
-/// How storage is reached.
+/// The way in which storage is reached.
 #[derive(Debug)]
 pub(crate) struct Storage {
     pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
 }
 
-/// The storage that was asked for, or what there is; in that case the user is told.
+/// The storage engine that was asked for, or the one that works here; `tell` gets the reason then.
 pub(crate) fn storage(args: StorageArgs, tell: impl Fn(&str)) -> Storage {
     storage_with(args, tell, || Uring::start(RingConfig::default()))
 }
@@ -97,8 +98,8 @@ fn storage_with(
         DirectArg::Off => Direct::Off,
     };
     let file_io: Arc<dyn FileIo> = match args.io_engine {
-        // io_uring was not faster where it was measured: docs/PERFORMANCE.md
-        EngineArg::Auto | EngineArg::Threads => Arc::new(Threads),
+        EngineArg::Auto => Arc::new(Auto::default()),
+        EngineArg::Threads => Arc::new(Threads),
         EngineArg::Uring => match start_uring() {
             Ok(uring) => Arc::new(uring),
             Err(error) => {

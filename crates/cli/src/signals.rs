@@ -1,10 +1,10 @@
-//! The signals that ask a program to end, and one that must not.
+//! SIGINT and SIGTERM, which ask a program to end, and SIGXFSZ, which must not end it.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGINT and SIGTERM, which no longer end the process by themselves.
+/// Listeners for SIGINT and SIGTERM, which then no longer end the process by themselves.
 #[derive(Debug)]
 pub(crate) struct EndSignals {
     interrupt: Signal,
@@ -12,12 +12,13 @@ pub(crate) struct EndSignals {
 }
 
 impl EndSignals {
-    /// Listens from now on.
+    /// Listens for the signals from now on.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn listen() -> io::Result<Self> {
-        // a file beyond the limit for files (setrlimit) fails by itself; who listens once is never ended by it again
+        // With a handler, once set, SIGXFSZ no longer ends the process: a write beyond the limit for files fails
+        // instead.
         drop(signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?);
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }

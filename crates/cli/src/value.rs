@@ -1,4 +1,4 @@
-//! Leaf types of the command line: what is read from a word and shown as one, and how a command ends.
+//! Leaf types of the command line: values that are read from a word and shown as one, and how a command ends.
 
 pub(crate) mod account;
 pub(crate) mod age;

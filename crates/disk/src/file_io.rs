@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use zmove_types::Buffer;
 use zmove_uring::Span;
 
+pub(crate) mod auto;
 pub(crate) mod contents;
 pub(crate) mod data_file;
 pub(crate) mod fault;
@@ -50,8 +51,10 @@ pub type Slices<'a> = &'a mut dyn FnMut(&[u8]);
 pub(crate) enum Way<'a> {
     /// Through the page cache.
     Cached(&'a Arc<File>),
-    /// Past it: what moves is aligned.
+    /// Past the page cache: what moves is aligned.
     Direct(&'a Arc<File>),
+    /// Past the page cache, on a file system where the kernel takes the synchronous writes to a file one at a time.
+    DirectInTurns(&'a Arc<File>),
 }
 
 /// What an engine is: bytes moved between a span of a buffer and a file, one way.
@@ -71,7 +74,7 @@ pub(crate) trait Engine {
 
 impl<'a> Way<'a> {
     pub(crate) fn file(self) -> &'a Arc<File> {
-        let (Self::Cached(file) | Self::Direct(file)) = self;
+        let (Self::Cached(file) | Self::Direct(file) | Self::DirectInTurns(file)) = self;
         file
     }
 }
@@ -87,7 +90,7 @@ impl<E: Engine + Send + Sync + fmt::Debug> FileIo for E {
     ) -> Moved<()> {
         assert!(len <= buffer.capacity(), "{len} bytes into a buffer of {}", buffer.capacity());
         let mut filled = 0;
-        if let Some((direct, padded)) = file.direct_read(offset, len, &mut buffer) {
+        if let Some((way, padded)) = file.direct_read(offset, len, &mut buffer) {
             // beyond `len` lies what a growing file holds by now: not asked for, not shown
             let mut shown = 0;
             let show = &mut |slice: &[u8]| {
@@ -97,8 +100,7 @@ impl<E: Engine + Send + Sync + fmt::Debug> FileIo for E {
                 }
                 shown += wanted;
             };
-            let (outcome, back) =
-                self.read_some(Way::Direct(direct), Span::new(offset, 0..padded), buffer, show);
+            let (outcome, back) = self.read_some(way, Span::new(offset, 0..padded), buffer, show);
             buffer = back;
             match outcome {
                 Ok(_) => filled = shown,
@@ -127,8 +129,8 @@ impl<E: Engine + Send + Sync + fmt::Debug> FileIo for E {
     fn write(&self, file: &DataFile, offset: u64, mut buffer: Buffer) -> Moved<()> {
         let len = buffer.len();
         let mut written = 0;
-        if let Some((direct, body)) = file.direct_write(offset, &mut buffer) {
-            let (outcome, back) = self.write_some(Way::Direct(direct), Span::new(offset, 0..body), buffer);
+        if let Some((way, body)) = file.direct_write(offset, &mut buffer) {
+            let (outcome, back) = self.write_some(way, Span::new(offset, 0..body), buffer);
             buffer = back;
             match outcome {
                 Ok(bytes) => written = bytes,

@@ -37,6 +37,7 @@ pub use entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, Named, mode_without_
 pub use entry::{
     FileIdentity, is_same_file, number_at, number_of, retouch, set_metadata, set_new_file_metadata,
 };
+pub use file_io::auto::Auto;
 pub use file_io::contents::ContentsWriter;
 pub use file_io::data_file::{DataFile, Direct};
 pub use file_io::fault::{Fault, FaultAt, Faulty, Request};

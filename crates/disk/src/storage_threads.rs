@@ -51,9 +51,16 @@ struct State {
     crowds: [Crowd; 2],
     /// The threads at work: what each does, and when it last asked.
     at_work: HashMap<u64, (Task, Instant)>,
-    /// The threads that wait, in order. The first is woken when there may be room for it.
-    waiting: VecDeque<(u64, Thread)>,
+    /// The threads that wait, in order. The first of each task is woken when there may be room for it.
+    waiting: VecDeque<Waiting>,
     next: u64,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    task: Task,
+    thread: Thread,
 }
 
 /// The threads that do one task.
@@ -166,16 +173,15 @@ impl StorageThreads {
         let mut state = self.lock();
         let number = state.next;
         state.next += 1;
-        state.waiting.push_back((number, thread::current()));
+        state.waiting.push_back(Waiting { number, task, thread: thread::current() });
         loop {
             if stopping.load(Ordering::Relaxed) {
-                state.waiting.retain(|(other, _)| *other != number);
+                state.waiting.retain(|other| other.number != number);
                 state.wake_first();
                 return None;
             }
-            let is_first = state.waiting.front().is_some_and(|(first, _)| *first == number);
-            if is_first && state.has_room(task, self.places) {
-                state.waiting.pop_front();
+            if state.may_enter(number, task, self.places) {
+                state.waiting.retain(|other| other.number != number);
                 state.at_work.insert(number, (task, Instant::now()));
                 state.crowd(task).enter();
                 state.wake_first();
@@ -259,9 +265,24 @@ fn cores() -> usize {
 
 impl State {
     fn wake_first(&self) {
-        if let Some((_, first)) = self.waiting.front() {
-            first.unpark();
+        for task in [Task::Look, Task::Write] {
+            if let Some(first) = self.first(task) {
+                first.thread.unpark();
+            }
         }
+    }
+
+    fn first(&self, task: Task) -> Option<&Waiting> {
+        self.waiting.iter().find(|waiting| waiting.task == task)
+    }
+
+    /// Whether it is a waiting thread's turn. The first of all gets what there is whatever the storage; the first of its
+    /// task need not wait behind the other for what its own is worth.
+    fn may_enter(&self, number: u64, task: Task, places: usize) -> bool {
+        let crowd = &self.crowds[task as usize];
+        let is_first = |first: Option<&Waiting>| first.is_some_and(|first| first.number == number);
+        is_first(self.waiting.front()) && self.has_room(task, places)
+            || is_first(self.first(task)) && crowd.at_work < crowd.width.threads()
     }
 
     /// Whether one more thread may do a task, where so many threads may be at work whatever the storage. How many the
@@ -282,7 +303,7 @@ impl State {
 
     fn is_spare(&self, task: Task) -> bool {
         let crowd = &self.crowds[task as usize];
-        self.waiting.is_empty() && crowd.at_work + crowd.starting < crowd.width.threads()
+        self.first(task).is_none() && crowd.at_work + crowd.starting < crowd.width.threads()
     }
 
     fn crowd(&mut self, task: Task) -> &mut Crowd {
@@ -499,6 +520,25 @@ mod tests {
     }
 
     #[test]
+    fn nobody_passes_who_waits_although_there_is_room() {
+        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        let other = Waiting { number: u64::MAX, task: Task::Look, thread: thread::current() };
+        threads.lock().waiting.push_back(other);
+        thread::scope(|scope| {
+            let (threads, stopping) = (&threads, &stopping);
+            let last = scope.spawn(move || threads.turn(Task::Look, stopping).is_over());
+            // it looks for room before anybody sees it wait
+            while threads.lock().next == 0 {
+                thread::yield_now();
+            }
+            let has_passed = threads.lock().waiting.front().is_none_or(|first| first.number != u64::MAX);
+            threads.lock().waiting.retain(|waiting| waiting.number != u64::MAX);
+            threads.lock().wake_first();
+            assert!(!last.join().unwrap() && !has_passed);
+        });
+    }
+
+    #[test]
     fn a_thread_that_does_not_come_back_leaves_its_place_to_others() {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
         let all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &stopping)).collect();
@@ -508,6 +548,25 @@ mod tests {
             *asked -= LEASE;
         }
         assert!(threads.lock().has_room(Task::Look, threads.places));
+    }
+
+    #[test]
+    fn a_task_does_not_wait_behind_the_other_for_what_it_is_worth() {
+        let (threads, stopping, ending) =
+            (StorageThreads::in_turns(), AtomicBool::new(false), AtomicBool::new(false));
+        let all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &stopping)).collect();
+        assert!(all.iter().all(|turn| !turn.is_over()));
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| threads.turn(Task::Look, &ending).is_over());
+            while threads.lock().waiting.is_empty() {
+                thread::yield_now();
+            }
+            let writes = threads.turn(Task::Write, &stopping);
+            assert!(!writes.is_over());
+            assert_eq!(threads.lock().waiting.len(), 1, "who looks waits on");
+            ending.store(true, Ordering::Relaxed);
+            assert!(waiting.join().unwrap());
+        });
     }
 
     #[test]
@@ -563,13 +622,14 @@ mod tests {
     #[test]
     fn what_one_task_was_worth_on_late_storage_gives_the_other_no_places() {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
-        let left = AtomicUsize::new(2_000);
+        let left = AtomicUsize::new(50_000);
         threads.side_by_side(
             (Task::Write, "help"),
             &stopping,
             || Some(()),
             |turn| {
-                while !turn.is_over()
+                while !threads.is_late(Task::Write)
+                    && !turn.is_over()
                     && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok()
                 {
                     answer_late();

@@ -5,19 +5,19 @@ use svg::node::element::{Group, Rectangle};
 use super::picture::{LEFT, LETTER_WIDTH, PLOT_WIDTH, rounded, words};
 use super::scale::{power_label, powers_apart};
 
-/// From one power of two to another; what lies between two classes is `lead` before their border.
+/// A horizontal axis of file sizes, by their powers of two.
 #[derive(Clone, Copy, Debug)]
 pub struct SizeAxis {
     /// The least power shown.
     pub first: f64,
     /// The greatest power shown.
     pub last: f64,
-    /// By how much a class begins before its first power.
+    /// How far before its first power the band of a class begins, in powers.
     pub lead: f64,
 }
 
 impl SizeAxis {
-    /// Where a power lies.
+    /// The x coordinate of a power.
     pub fn place(&self, power: f64) -> f64 {
         rounded(LEFT + PLOT_WIDTH * (power - self.first) / (self.last - self.first))
     }
@@ -27,7 +27,7 @@ impl SizeAxis {
         PLOT_WIDTH / (self.last - self.first)
     }
 
-    /// The classes behind a plot, with their names above it where there is room.
+    /// The bands of the classes behind a plot, with the classes' names above it where there is room.
     pub fn bands(&self, top: f64, height: f64) -> Group {
         let mut group = Group::new();
         for (name, from, to, colour) in CLASSES {
@@ -46,14 +46,14 @@ impl SizeAxis {
         group
     }
 
-    /// Sizes below a plot.
+    /// The labels of the sizes, below a plot.
     pub fn labels(&self, bottom: f64) -> Group {
         let mut group = Group::new().set("text-anchor", "middle");
         let apart = powers_apart(self.step());
         for power in (0..64).step_by(apart as usize) {
             let place = f64::from(power);
             if (self.first..=self.last).contains(&place) {
-                // half of the longest label has room beside the plot
+                // Half of the longest label must have room at either end of the axis.
                 let x = self.place(place).clamp(LEFT + 4.0, LEFT + PLOT_WIDTH - 12.0);
                 group = group.add(words(&power_label(power), x, bottom + 17.0));
             }
@@ -62,8 +62,8 @@ impl SizeAxis {
     }
 }
 
-/// The classes of "When to use rsync", between powers of two.
+/// The size classes of "When to use rsync": name, first and last power of two, colour.
 const CLASSES: [(&str, f64, f64, &str); 3] =
     [("LOSF", -2.0, 20.0, "#f3f3f3"), ("medium", 20.0, 30.0, "#e9e9e9"), ("large", 30.0, 64.0, "#dedede")];
-/// The height of the strip with the names.
+/// The height of the strip above a plot that holds the classes' names.
 pub const NAMES: f64 = 18.0;

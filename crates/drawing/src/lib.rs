@@ -1,10 +1,10 @@
-//! What all pictures have in common: an SVG narrow enough for a phone and dark enough for print.
+//! The common parts of all pictures: an SVG narrow enough for a phone and dark enough for print.
 //!
-//! The colours are those of Okabe and Ito, some of them darker, which people who do not see all colours tell
-//! apart; dashes and marks tell the curves apart in print without any.
+//! The colours are those of Okabe and Ito, some of them darker, which colour-blind people can tell apart; dashes and
+//! marks tell the curves apart in a print without colours.
 //!
-//! Diagrams are laid out here and written as SVG by the crate `svg`. A plotting library would add little: all
-//! but a few lines of this are needed for `zmove trace` and `zmove scan` alone.
+//! Diagrams are laid out here and written as SVG by the crate `svg`. A plotting library would save little: `zmove
+//! trace` and `zmove scan` alone need all but a few lines of this crate.
 
 pub mod classes;
 mod picture;

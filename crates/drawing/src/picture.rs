@@ -1,4 +1,4 @@
-//! The paper, its heading, lines and words.
+//! The parts of a picture: paper, heading, legend, lines and text.
 
 use svg::Document;
 use svg::node::element::{Description, Group, Line as Stroke, Polyline, Rectangle, Text, Title};
@@ -12,18 +12,18 @@ pub struct Heading {
     pub below: String,
 }
 
-/// How a line looks.
+/// The look of a line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pen {
     /// The colour, as `#rrggbb`.
     pub colour: &'static str,
-    /// Lengths of dashes and gaps; none for a whole line.
+    /// The lengths of dashes and gaps, as `stroke-dasharray` takes them; `None` for a solid line.
     pub dashes: Option<&'static str>,
-    /// In units of the picture, which is [`WIDTH`] wide.
+    /// The width in units of the picture, which is [`WIDTH`] wide.
     pub width: f64,
 }
 
-/// A picture of that height whose diagrams begin at [`TOP`].
+/// A picture of the given height as SVG; its diagrams begin at [`TOP`].
 pub fn document(heading: &Heading, described: &str, height: f64, body: Group) -> String {
     let title = bold(&heading.title, LEFT, 26.0).set("font-size", 18);
     let document = Document::new()
@@ -41,7 +41,7 @@ pub fn document(heading: &Heading, described: &str, height: f64, body: Group) ->
     format!("{document}\n")
 }
 
-/// Samples of the lines with their names, in one row.
+/// A legend in one row: a sample of each line, with the line's name.
 pub fn legend<'a>(curves: impl Iterator<Item = (&'a str, Pen)>, y: f64) -> Group {
     let mut group = Group::new();
     let mut x = LEFT;
@@ -77,12 +77,12 @@ pub fn polyline(points: impl Iterator<Item = (f64, f64)>) -> Polyline {
     Polyline::new().set("points", points.join(" "))
 }
 
-/// The lines of a grid.
+/// An empty group for the lines of a grid.
 pub fn grid() -> Group {
     Group::new().set("stroke", GRID).set("stroke-width", 1)
 }
 
-/// Adds a line across the plot to a grid for each height, and beside the grid the label of each.
+/// Adds a line across the plot for each height; returns the grid, and the labels at its left.
 pub fn grid_with_labels(grid: Group, ticks: impl Iterator<Item = (f64, String)>) -> [Group; 2] {
     ticks.fold([grid, Group::new().set("text-anchor", "end")], |[grid, labels], (y, label)| {
         let line = stroke((LEFT, y), (LEFT + PLOT_WIDTH, y));
@@ -100,7 +100,7 @@ pub fn bold(content: &str, x: f64, y: f64) -> Text {
     words(content, x, y).set("font-weight", "bold")
 }
 
-/// As much of the end of a text as fits into so many letters.
+/// The end of a text, cut to so many letters; an ellipsis stands for what is left out.
 pub fn fitted(text: &str, letters_max: usize) -> String {
     let letters = text.chars().count();
     if letters <= letters_max {
@@ -110,22 +110,22 @@ pub fn fitted(text: &str, letters_max: usize) -> String {
     std::iter::once('…').chain(end).collect()
 }
 
-/// A tenth of a unit is less than a screen shows.
+/// A coordinate to a tenth of a unit, which is less than a screen shows.
 pub fn rounded(place: f64) -> f64 {
     (place * 10.0).round() / 10.0
 }
 
-/// How many letters a title holds in a wide font.
+/// The number of letters in a wide font that fit into the title of a picture.
 pub const TITLE_LETTERS: usize = 36;
 /// The width of every picture, in its own units.
 pub const WIDTH: f64 = 480.0;
-/// Where plots begin,
+/// The x coordinate at which plots begin.
 pub const LEFT: f64 = 48.0;
-/// and how wide they are.
+/// The width of a plot.
 pub const PLOT_WIDTH: f64 = WIDTH - LEFT - 16.0;
-/// Where the first diagram begins.
+/// The y coordinate at which the first diagram begins.
 pub const TOP: f64 = 66.0;
-/// Between two diagrams.
+/// The space between two diagrams.
 pub const GAP: f64 = 24.0;
 const SAMPLE_WIDTH: f64 = 20.0;
 /// The width of a letter of a wide font, at the size of the text.

@@ -1,16 +1,16 @@
 //! Axes: units that keep numbers short, ticks at 1, 2 or 5 times a power of ten or at the powers, and file sizes by
 //! powers of two.
 
-/// A unit and how many of the smallest one it has.
+/// A unit of a quantity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Unit {
-    /// As it is written behind a number.
+    /// The unit's name, as it is written behind a number.
     pub name: &'static str,
-    /// Of the smallest unit.
+    /// The unit's size, as a multiple of the quantity's basic unit.
     pub size: f64,
 }
 
-/// The largest unit of which `most` has one; the first if there is none.
+/// The largest unit that `most` has at least one of; the first if there is none.
 pub fn unit(units: &[Unit], most: f64) -> Unit {
     units.iter().rev().find(|unit| most >= unit.size).copied().unwrap_or(units[0])
 }
@@ -24,7 +24,7 @@ pub const BYTES: [Unit; 5] = [
     Unit { name: "TiB", size: 1_099_511_627_776.0 },
 ];
 
-/// Units of bits per second, as so many bytes per second.
+/// Units of bit rates, with their sizes in bytes per second.
 pub const RATES: [Unit; 4] = [
     Unit { name: "bit/s", size: 0.125 },
     Unit { name: "kbit/s", size: 125.0 },
@@ -36,12 +36,12 @@ pub const RATES: [Unit; 4] = [
 pub const TIMES: [Unit; 3] =
     [Unit { name: "s", size: 1.0 }, Unit { name: "min", size: 60.0 }, Unit { name: "h", size: 3_600.0 }];
 
-/// One axis, from zero.
+/// A linear axis that begins at zero.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
-    /// Its end.
+    /// The value at which the axis ends.
     pub most: f64,
-    /// Values that get a line and a label.
+    /// The values that get a line and a label.
     pub ticks: Vec<f64>,
     decimals: usize,
 }
@@ -69,22 +69,22 @@ impl Axis {
         Self { most, ticks: ticks(step, (most / step + 1e-9).floor()), decimals: decimals(step) }
     }
 
-    /// How a tick is labelled.
+    /// The label of a tick.
     pub fn label(&self, tick: f64) -> String {
         format!("{tick:.*}", self.decimals)
     }
 }
 
-/// One axis of powers of ten.
+/// A logarithmic axis, from one power of ten to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogAxis {
-    /// The exponents at its ends.
+    /// The exponents at the two ends.
     least: i32,
     most: i32,
 }
 
 impl LogAxis {
-    /// An axis on which all values above zero lie.
+    /// The shortest axis that holds all values above zero.
     pub fn around(values: impl Iterator<Item = f64>) -> Self {
         let logs = values.filter(|value| *value > 0.0).map(f64::log10);
         let ends = logs
@@ -94,17 +94,17 @@ impl LogAxis {
         Self { least, most: most.max(least + 1) }
     }
 
-    /// Where a value lies, from 0 at the beginning to 1 at the end.
+    /// The place of a value on the axis, from 0 at the beginning to 1 at the end.
     pub fn place(self, value: f64) -> f64 {
         (value.log10() - f64::from(self.least)) / f64::from(self.most - self.least)
     }
 
-    /// Values that get a line and a label.
+    /// The values that get a line and a label.
     pub fn ticks(self) -> impl Iterator<Item = f64> {
         (self.least..=self.most).map(|power| 10f64.powi(power))
     }
 
-    /// How a tick is labelled.
+    /// The label of a tick.
     pub fn label(tick: f64) -> String {
         match tick {
             _ if tick >= 999_999.0 => format!("{:.0}M", tick / 1e6),
@@ -120,7 +120,7 @@ fn exponent(log: f64) -> i32 {
     log.clamp(-9.0, 18.0) as i32
 }
 
-/// A size that is a power of two, or as it is counted.
+/// A size as text: exact if it is a power of two, else as [`ByteCount`](zmove_types::ByteCount) prints it.
 pub fn size_label(bytes: u64) -> String {
     match bytes.checked_ilog2() {
         Some(power) if bytes.is_power_of_two() => power_label(power),
@@ -128,18 +128,18 @@ pub fn size_label(bytes: u64) -> String {
     }
 }
 
-/// Two to a power, in bytes.
+/// Two to a power, as a size with its unit.
 pub fn power_label(power: u32) -> String {
     let unit = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][(power / 10).min(6) as usize];
     format!("{} {unit}", 1_u64 << (power - (power / 10).min(6) * 10))
 }
 
-/// Every how many powers of two there is room for a label, where each has a place of that width.
+/// How many powers of two apart labels stand, where one power is `width` wide.
 pub fn powers_apart(width: f64) -> u32 {
     [1, 2, 5].into_iter().find(|step| f64::from(*step) * width >= LABEL_WIDTH).unwrap_or(10)
 }
 
-/// What the longest label of a size needs.
+/// The room that the longest label of a size needs.
 const LABEL_WIDTH: f64 = 52.0;
 
 /// Multiples of `step` from zero; always two at least.
@@ -151,7 +151,7 @@ fn ticks(step: f64, steps: f64) -> Vec<f64> {
     ticks
 }
 
-/// As many as a step needs to be told from the next.
+/// The number of decimals that tell one step from the next.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few, and not below zero")]
 fn decimals(step: f64) -> usize {
     (-step.log10() - 1e-9).ceil().clamp(0.0, 9.0) as usize

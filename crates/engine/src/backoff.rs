@@ -1,22 +1,22 @@
 //! Back-off: how long a push goes on without connections, and how it spends that time. Pure, without a clock.
 //!
 //! A wait is short at first and doubles each time up to a bound; chance takes off up to half of it. An outage
-//! lasts from the loss to the first thing that the receiver says about what it was given: a daemon that lets
-//! one in and fails at once does not end it.
-//!
-//! **Invariant:** no wait goes beyond the end of the timeout, and there is an end unless something moves in
-//! between.
+//! lasts from the loss to the first answer of the receiver to anything it was sent: a daemon that accepts a
+//! connection and fails at once does not end it.
+//! |
+//! **Invariant:** no wait goes beyond the end of the timeout, and the timeout ends the push unless something
+//! moves in between.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// How long a push goes on without connections; zero: not at all.
+/// The longest time that a push goes on without connections; zero: not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeout(pub Duration);
 
 impl Timeout {
-    /// The push ends with its connections.
+    /// No time at all: the push ends with its connections.
     pub const NONE: Self = Self(Duration::ZERO);
 }
 
@@ -25,16 +25,16 @@ impl Timeout {
 #[error("'{0}' is no time: write for example 90s, 5min or 1h, or 0")]
 pub struct ParseTimeoutError(String);
 
-/// One outage after another, each from the loss of connections to the first sign that something moves again.
+/// The outages of a push, each from the loss of connections to the first sign that something moves again.
 #[derive(Debug)]
 pub(crate) struct Outages {
     timeout: Timeout,
-    /// How long the next wait is at most.
+    /// The upper bound of the next wait.
     wait: Duration,
     since: Option<Instant>,
 }
 
-/// What to do about a loss.
+/// The action that follows a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// The outage has lasted too long.
@@ -48,7 +48,7 @@ pub(crate) enum Next {
     },
 }
 
-/// Whether an outage is news.
+/// Whether an outage has just begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outage {
     Begins,
@@ -60,13 +60,13 @@ impl Outages {
         Self { timeout, wait: WAIT_MIN, since: None }
     }
 
-    /// Something moves again.
+    /// Ends the outage: something moves again.
     pub(crate) fn end(&mut self) {
         self.since = None;
         self.wait = WAIT_MIN;
     }
 
-    /// Connections were lost, or did not come about; `chance` is any number, another one each time.
+    /// The action after connections were lost, or did not come about; `chance` is any number, a fresh one each time.
     pub(crate) fn lost(&mut self, now: Instant, chance: u32) -> Next {
         let outage = if self.since.is_none() { Outage::Begins } else { Outage::GoesOn };
         let until = *self.since.get_or_insert(now) + self.timeout.0;
@@ -76,8 +76,8 @@ impl Outages {
         Next::Retry { at: (now + self.next_wait(chance)).min(until), until, outage }
     }
 
-    /// Waits double, each of them shortened by chance, so that many who lost the same host do not come back at once:
-    /// between half of it and all of it.
+    /// The next wait. Waits double, and chance shortens each to between half of it and all of it, so that many senders
+    /// that lost the same host do not come back at once.
     fn next_wait(&mut self, chance: u32) -> Duration {
         let longest = self.wait;
         self.wait = (longest * 2).min(WAIT_MAX);
@@ -109,7 +109,7 @@ fn read(text: &str) -> Option<Duration> {
     (seconds <= SECONDS_MAX).then(|| Duration::from_secs_f64(seconds))
 }
 
-/// A month: more is a mistake.
+/// The longest timeout, a month: more is a mistake.
 const SECONDS_MAX: f64 = 31.0 * 86_400.0;
 
 impl fmt::Display for Timeout {

@@ -1,4 +1,4 @@
-//! From a host to a [`Link`]: its key, ssh where no daemon runs, control, and lanes.
+//! The way from a host to a [`Link`]: the host's key, ssh where no daemon runs, control, and lanes.
 
 mod host_key;
 mod lanes;
@@ -24,30 +24,30 @@ use crate::ssh::{self, SshReceiver, SshSession};
 
 pub use machine::{LANES_AT_ONCE, LOCAL_RTT, LOSS_TOLERANT, RATE_TARGET, lanes_for_machine};
 
-/// A receiver to be reached.
+/// All that it takes to reach a receiver.
 pub struct Connector<'a> {
     /// The directory with this side's key, the pinned keys, and the memory of paths.
     pub home: &'a Path,
     /// The receiver.
     pub remote: &'a Remote,
-    /// How it is to be reached.
+    /// The settings of its connections.
     pub settings: &'a DialSettings,
-    /// Whoever wants to know of pinned keys and of a memory of paths that is of no use.
+    /// The listener for notices about pinned keys and about a memory of paths that is of no use.
     pub listener: &'a dyn Listener,
 }
 
 /// A receiver that has been reached.
 #[derive(Debug)]
 pub struct Reached {
-    /// Control and lanes; lanes go on coming up.
+    /// The control connection and the lanes; lanes go on coming up.
     pub link: Link,
     /// The transport that carries them.
     pub transport: Transport,
-    /// The end of all connections: it is to be closed when the session is over.
+    /// The endpoint of all connections: to be closed when the session is over.
     pub dialler: ChannelDialler,
     /// The path that was taken.
     pub route: Route,
-    /// The ssh that has started the receiver, unless a daemon was running: to be ended after the dialler.
+    /// The ssh that has started the receiver, `None` with a daemon: to be ended after the dialler.
     pub ssh: Option<SshSession>,
 }
 
@@ -60,7 +60,8 @@ pub struct Route {
 }
 
 impl Connector<'_> {
-    /// Dials control and lanes; lanes go on coming up after this returns. `need` is what a push can use of them.
+    /// Dials control and lanes; lanes go on coming up after this returns. `need` is the number of lanes that a push can
+    /// use.
     ///
     /// # Errors
     /// The receiver cannot be reached, is not the one that was meant, or this side's own keys cannot be used.
@@ -114,7 +115,7 @@ impl fmt::Debug for Connector<'_> {
 }
 
 impl Route {
-    /// Keeps what a push over TCP has learnt.
+    /// Remembers what a push over TCP has learnt.
     pub fn learn(&self, summary: &Summary, listener: &dyn Listener) {
         if self.transport == Transport::Quic {
             return;

@@ -1,7 +1,7 @@
-//! Why something did not come about: one enum for each public operation.
+//! The errors of this library: one enum for each public operation.
 //!
-//! Messages are fragments for the user. **Invariant:** an error that holds others tells them by its chain of sources,
-//! but for [`PushError::GivenUp`] and [`PushError::StillBusy`], whose messages hold all of it.
+//! Messages are fragments for the user. **Invariant:** an error that wraps another has it in its chain of sources, but
+//! for [`PushError::GivenUp`] and [`PushError::StillBusy`], whose messages hold all causes.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -23,7 +23,7 @@ use crate::backoff::Timeout;
 /// Any error of the program that uses this library.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Why a text is no place of a tree. Each variant holds the part of the text that it is about, as it can be shown.
+/// The reason why a text is no location. Each variant holds the part of the text at fault, escaped to be shown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocationError {
@@ -51,12 +51,12 @@ pub enum LocationError {
     /// A user is named where a daemon is meant.
     #[error("'{0}': a daemon knows users by their keys; write the host without 'USER@'")]
     UserAtDaemon(String),
-    /// The host has no name, or one that nothing is called.
+    /// The host has no name, or one that no host can have.
     #[error("'{0}' is no host name")]
     Host(String),
 }
 
-/// Why the sources cannot be pushed.
+/// The reason why the sources cannot be pushed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourcesError {
@@ -84,7 +84,7 @@ pub enum SourcesError {
         first: PathBuf,
         /// The source that was named later.
         second: PathBuf,
-        /// The name.
+        /// The name that both would get.
         name: OsString,
     },
     /// A directory could not be listed to its end.
@@ -92,7 +92,7 @@ pub enum SourcesError {
     List(#[from] io::Error),
 }
 
-/// Why a push within this host would write into its own sources.
+/// The reason why a push within this host would write into its own sources.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OverlapError {
@@ -105,24 +105,24 @@ pub enum OverlapError {
     /// A part of a source is mounted where another part of it would be written.
     #[error("'{}' is part of the source '{}', mounted there", point.display(), source_path.display())]
     MountedInside {
-        /// The place below the target.
+        /// The mount point below the target.
         point: PathBuf,
         /// The source.
         source_path: PathBuf,
     },
 }
 
-/// Why what is said over ssh's pipes is not understood.
+/// An error in the conversation over ssh's pipes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WordsError {
-    /// An order makes no sense.
+    /// An order cannot be parsed.
     #[error("read what is to be done from standard input")]
     Order(#[source] serde_json::Error),
-    /// An answer makes no sense.
+    /// An answer cannot be parsed.
     #[error("read what the receiver says over ssh")]
     Answer(#[source] serde_json::Error),
-    /// The other side is of another time.
+    /// The other side speaks another version.
     #[error("the other side speaks version {theirs} over ssh, this one {ours}")]
     Version {
         /// The version of the other side.
@@ -132,7 +132,7 @@ pub enum WordsError {
     },
 }
 
-/// Why ssh has started no receiver.
+/// The reason why ssh has started no receiver.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SshError {
@@ -144,19 +144,19 @@ pub enum SshError {
     Start {
         /// The program.
         program: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The words make no sense.
+    /// The answer over ssh's pipe cannot be understood.
     #[error(transparent)]
     Words(#[from] WordsError),
-    /// The pipe broke.
+    /// The pipe from ssh broke.
     #[error("read what the receiver says over ssh")]
     Read(#[source] io::Error),
     /// The end of the program could not be waited for.
     #[error(transparent)]
     Wait(io::Error),
-    /// The receiver's key is none.
+    /// The receiver's key cannot be parsed.
     #[error("read the key of the receiver that ssh has started")]
     Key(#[source] ParseFingerprintError),
     /// ssh could not reach the host, or was not let in.
@@ -164,10 +164,10 @@ pub enum SshError {
     NotReached {
         /// The host.
         remote: String,
-        /// How ssh ended.
+        /// The exit status of ssh.
         status: ExitStatus,
     },
-    /// The host has no such program.
+    /// The host has no zmove that ssh could start.
     #[error(
         "{remote} has no '{zmove}' that ssh could start: install it there, or say where it is with --remote-zmove"
     )]
@@ -184,10 +184,10 @@ pub enum SshError {
         remote: String,
         /// The program that was started there.
         zmove: String,
-        /// How the program ended.
+        /// The exit status of the program.
         status: ExitStatus,
     },
-    /// Something else than a receiver answers.
+    /// The output of the remote program is not that of a receiver.
     #[error("what {remote} says over ssh is not what '{zmove} receive' says")]
     Nonsense {
         /// The host.
@@ -197,7 +197,7 @@ pub enum SshError {
     },
 }
 
-/// Why a receiver was not reached.
+/// The reason why a receiver was not reached.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -216,18 +216,18 @@ pub enum ConnectError {
     /// ssh has started no receiver.
     #[error(transparent)]
     Ssh(#[from] SshError),
-    /// Whoever was asked about the host's key has not said yes.
+    /// The host's key was not confirmed.
     #[error(transparent)]
     Unconfirmed(BoxError),
-    /// ssh has started a receiver, to which no connection came about.
+    /// ssh has started a receiver, but no connection to it came about.
     #[error(
         "reach the receiver that ssh has started on {host} \
          (a firewall may need a range of ports, which --ssh-ports names)"
     )]
     BehindSsh {
-        /// Where the receiver listens.
+        /// The host on which the receiver listens.
         host: String,
-        /// Why there is no connection.
+        /// The error of the connection.
         source: Box<Self>,
     },
     /// No number for the transfer could be drawn.
@@ -238,7 +238,7 @@ pub enum ConnectError {
     Control(#[source] io::Error),
 }
 
-/// Why a push to another host ended early.
+/// The reason why a push to another host ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PushError {
@@ -248,7 +248,7 @@ pub enum PushError {
     /// The session broke off.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// There is no job for another session.
+    /// The job of another session could not be made.
     #[error(transparent)]
     Job(BoxError),
     /// No number for the back-off could be drawn.
@@ -259,22 +259,22 @@ pub enum PushError {
     GivenUp {
         /// The receiver.
         remote: String,
-        /// How long it was waited for.
+        /// How long the connection was dialled again.
         timeout: Timeout,
         /// The last error.
         cause: Box<Self>,
     },
-    /// The receiver has had no room in time.
+    /// The receiver was busy until the timeout.
     #[error("{}; the receiver was busy for {timeout}", Causes(cause.as_ref()))]
     StillBusy {
-        /// How long it was waited for.
+        /// How long the receiver was waited for.
         timeout: Timeout,
         /// The last error.
         cause: Box<Self>,
     },
 }
 
-/// Why a push within this process ended early.
+/// The reason why a push within this process ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalError {
@@ -293,7 +293,7 @@ pub enum LocalError {
 }
 
 impl ConnectError {
-    /// The error of the connection itself, if that is what is wrong.
+    /// The error of dialling the receiver, if that is what failed.
     #[must_use]
     pub fn dial(&self) -> Option<&DialError> {
         match self {
@@ -303,11 +303,11 @@ impl ConnectError {
         }
     }
 
-    /// Whether dialling again may help, where that has helped before.
+    /// Whether dialling again may help, if the receiver has been reached before.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         if let Some(error) = self.dial() {
-            // a network that is gone takes its name server along
+            // A network outage takes name resolution down as well.
             return error.retryable() || matches!(error, DialError::Resolve { .. });
         }
         matches!(self, Self::Ssh(SshError::NotReached { .. }))
@@ -335,7 +335,7 @@ impl PushError {
     #[must_use]
     pub fn is_closed_early(&self) -> bool {
         match self {
-            // this side may think that the handshake is over when the other one does not
+            // This side may take the handshake for complete when the other one does not.
             Self::Session(error) => matches!(error, SessionError::Control(ControlError::Closed)),
             Self::Connect(error) => matches!(error.dial(), Some(DialError::Closed { .. })),
             _ => false,
@@ -343,7 +343,7 @@ impl PushError {
     }
 }
 
-/// An error with its causes in one line, each told once: some tell their cause themselves.
+/// An error with its causes in one line, each once: some messages already hold their cause.
 #[derive(Debug)]
 pub struct Causes<'a>(pub &'a (dyn Error + 'static));
 

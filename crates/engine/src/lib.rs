@@ -1,8 +1,9 @@
-//! Pushes within this host and to others: whatever stands between what a program wants moved and the two roles that
-//! move it. It dials, plans lanes, comes back after connections are lost, remembers paths, and has ssh start receivers.
+//! Pushes within this host and to others: all that stands between what a program wants moved and the two roles that
+//! move it. The engine dials, plans lanes, comes back after connections are lost, remembers paths, and has ssh start
+//! receivers.
 //!
-//! It prints nothing and reads no command line: what happens in a session is told to an
-//! [`Observer`](zmove_types::Observer), what happens around it to a [`Listener`], and errors are enums.
+//! The engine prints nothing and reads no command line: events of a session go to an
+//! [`Observer`](zmove_types::Observer), notices from around it to a [`Listener`], and errors are enums.
 //!
 //! A directory is pushed to another one of this host:
 //!
@@ -20,7 +21,7 @@
 //! std::fs::create_dir(&source)?;
 //! std::fs::write(source.join("file"), "contents")?;
 //!
-//! // with a slash behind it, what is in the directory is meant, and not the directory
+//! // A trailing slash stands for the contents of a directory instead of the directory itself.
 //! let sources = Sources::look_at(&[source.join("").into()], None, &NoListener)?;
 //! let job = sources.job(target.as_os_str().as_encoded_bytes());
 //! let now = Instant::now();
@@ -38,8 +39,8 @@
 //! ```
 //!
 //! A push to another host differs in its last step: [`RemotePush::push`] takes the [`Remote`] that [`Location::parse`]
-//! reads, and [`DialSettings`]. **Invariant:** no setting is taken from the environment, and no place of a key is
-//! guessed: whoever pushes says where its home is.
+//! reads, and [`DialSettings`]. **Invariant:** no setting is taken from the environment, and no key's place is guessed:
+//! the caller names the home directory.
 
 mod backoff;
 mod dial;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use zmove_disk::{Direct, FileIo, Threads};
+use zmove_disk::{Auto, Direct, FileIo};
 use zmove_receiver::{Owning, ReceiverConfig, Session, Turns, WriteAccess, run_session};
 use zmove_sender::{Link, Push, Run, SessionError, Summary};
 use zmove_transport::{memory_control, memory_lane};
@@ -22,7 +22,7 @@ pub use overlap::Overlap;
 /// The receiving half of a push within this process.
 #[derive(Clone, Debug)]
 pub struct LocalReceiver {
-    /// The storage engine of the target. Default: plain system calls.
+    /// The storage engine of the target. Default: [`Auto`].
     pub file_io: Arc<dyn FileIo>,
     /// Whether large files are written past the page cache. Default: where it pays.
     pub direct: Direct,
@@ -35,7 +35,7 @@ pub struct LocalReceiver {
 impl Default for LocalReceiver {
     fn default() -> Self {
         Self {
-            file_io: Arc::new(Threads),
+            file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
             journals: None,
             accounts: Arc::new(NoAccounts),
@@ -43,13 +43,13 @@ impl Default for LocalReceiver {
     }
 }
 
-/// Pushes to a target on this host, until all is done or `stop` resolves. It must be called within a runtime.
+/// Pushes to a target on this host, until all is done or `stop` resolves.
 ///
 /// # Errors
 /// One of the roles broke off. Files that failed are no such error: the summary counts them.
 ///
 /// # Panics
-/// There is no runtime of tokio around it.
+/// When it is called outside of a tokio runtime.
 pub async fn push_locally(
     push: Push,
     run: &mut Run,
@@ -103,7 +103,7 @@ pub async fn push_locally(
     let pushed = push.run(run, link, observer, stop).await;
     let received = receiving.await.map_err(LocalError::Role)?;
     match (pushed, received) {
-        // a lost connection within one process is only the echo of what the other role says
+        // A lost connection within one process is only the echo of the other role's error.
         (Err(SessionError::Control(_) | SessionError::Lane(_)), Err(error)) => {
             Err(LocalError::Receiver(error))
         }
@@ -111,5 +111,5 @@ pub async fn push_locally(
     }
 }
 
-/// Lanes within one process: one for each core that can fill it.
+/// The number of lanes within one process, on hosts of any number of cores.
 const LANES: u16 = 2;

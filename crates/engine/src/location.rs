@@ -1,5 +1,5 @@
-//! Where a target is: `HOST:PATH`, `HOST:PORT:PATH`, `zmove://HOST:PORT/PATH`, or a path on this host. A user before
-//! the host (`USER@HOST:PATH`) means that ssh is to start a receiver there; a port is then that of ssh.
+//! The location of a target: `HOST:PATH`, `HOST:PORT:PATH`, `zmove://HOST:PORT/PATH`, or a path on this host. A user
+//! before the host (`USER@HOST:PATH`) means that ssh is to start a receiver there; a port is then that of ssh.
 //!
 //! As with rsync and scp, a colon before the first slash makes a host; `./a:b` is a local file. Digits between two
 //! colons are a port, so a relative path that begins with such digits is written `HOST:./2024:x`.
@@ -16,7 +16,7 @@ use crate::error::LocationError;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
-/// The port of a receiver that names none.
+/// The port of a receiver whose location names none.
 pub const DEFAULT_PORT: u16 = 5870;
 
 /// A target.
@@ -41,27 +41,27 @@ pub struct Remote {
     pub login: Option<Login>,
 }
 
-/// What ssh has to know besides the host.
+/// The user and port for ssh, besides the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Login {
-    /// The user there. None: the one that ssh takes.
+    /// The user's name on the host. `None`: the one that ssh takes.
     pub user: Option<String>,
-    /// The port of ssh there. None: the one that ssh takes.
+    /// The port of the ssh server. `None`: the one that ssh takes.
     pub port: Option<u16>,
 }
 
-/// What a receiver on another host is started by where no user is named.
+/// The way to a receiver on another host where no user is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
     /// A daemon that runs already.
     #[default]
     Daemon,
-    /// ssh, as where a user is named.
+    /// A receiver that ssh starts, as where a user is named.
     OverSsh,
 }
 
 impl fmt::Display for Remote {
-    /// The host and port, as they are shown to the user.
+    /// Writes the receiver for the user: host and port of a daemon, over ssh `USER@HOST` or the host alone.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port, login, .. } = self;
         if let Some(login) = login {
@@ -86,7 +86,7 @@ impl Remote {
         Self::at_daemon(text.as_bytes(), b"")
     }
 
-    /// A path at `HOST`, `HOST:PORT`, `[IPv6]` or `[IPv6]:PORT`.
+    /// Parses `HOST`, `HOST:PORT`, `[IPv6]` or `[IPv6]:PORT`, and adds `path`.
     fn at_daemon(endpoint: &[u8], path: &[u8]) -> Result<Self, LocationError> {
         let position = |bytes: &[u8], sought| bytes.iter().position(|&byte| byte == sought);
         let (host, port) = match endpoint.strip_prefix(b"[") {
@@ -109,7 +109,7 @@ impl Location {
     /// Reads a target.
     ///
     /// # Errors
-    /// The text makes no sense.
+    /// The text is no location.
     pub fn parse(text: &OsStr, start: Start) -> Result<Self, LocationError> {
         let bytes = text.as_bytes();
         if let Some(rest) = bytes.strip_prefix(b"zmove://") {
@@ -131,12 +131,12 @@ impl Location {
     }
 }
 
-/// A path as a shell would understand it where a login begins: in the user's home.
+/// The path relative to the login's home directory: a leading `~` or `~/` is removed, as a shell would expand it.
 fn from_home(path: &[u8]) -> &[u8] {
     if path == b"~" { b"" } else { path.strip_prefix(b"~/").unwrap_or(path) }
 }
 
-/// Whether a program takes this for one word that is no option.
+/// Whether a program takes the text for one word that is no option.
 fn is_word(text: &str) -> bool {
     !text.is_empty()
         && !text.starts_with('-')
@@ -147,11 +147,11 @@ fn is_word(text: &str) -> bool {
 struct AtHost<'a> {
     /// The host, perhaps with a user.
     host: &'a [u8],
-    /// All behind the colon.
+    /// Everything behind the colon.
     rest: &'a [u8],
 }
 
-/// The host, perhaps with a user, before the first colon and what is behind it; `None` for a local path.
+/// Splits a target into the host, perhaps with a user, before the first colon, and the rest; `None` for a local path.
 fn split_host(bytes: &[u8]) -> Result<Option<AtHost<'_>>, LocationError> {
     let slash = bytes.iter().position(|&byte| byte == b'/').unwrap_or(bytes.len());
     let colon = bytes[..slash].iter().position(|&byte| byte == b':');
@@ -168,7 +168,7 @@ fn split_host(bytes: &[u8]) -> Result<Option<AtHost<'_>>, LocationError> {
     Ok(colon.filter(|&colon| colon > 0).map(split))
 }
 
-/// The user before the last `@`, as ssh reads it, and the host without brackets.
+/// Splits off the user before the last `@`, as ssh does, and removes the host's brackets.
 fn split_user(bytes: &[u8]) -> Result<(Option<String>, &[u8]), LocationError> {
     let bare =
         |host| <[u8]>::strip_prefix(host, b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host);
@@ -179,7 +179,7 @@ fn split_user(bytes: &[u8]) -> Result<(Option<String>, &[u8]), LocationError> {
     }
 }
 
-/// Digits before another colon are a port.
+/// Splits off the port: digits before another colon.
 fn split_port(rest: &[u8]) -> Result<(Option<u16>, &[u8]), LocationError> {
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     if digits == 0 || rest.get(digits) != Some(&b':') {
@@ -206,7 +206,7 @@ fn host_name(bytes: &[u8]) -> Result<String, LocationError> {
         return Err(LocationError::UserAtDaemon(show(bytes)));
     }
     match std::str::from_utf8(bytes) {
-        // with a bracket or a slash, what is shown of it would mean something else when typed
+        // Once shown, a name with a bracket or a slash would mean something else when it is typed.
         Ok(name) if is_word(name) && !name.contains(['[', ']', '/']) => Ok(name.to_owned()),
         _ => Err(LocationError::Host(show(bytes))),
     }

@@ -1,4 +1,4 @@
-//! What the engine tells beside the [`Event`](zmove_types::Event)s of a session.
+//! The notices of the engine, beside the [`Event`](zmove_types::Event)s of a session.
 
 use std::fmt::{self, Display};
 use std::io;
@@ -11,43 +11,43 @@ use crate::backoff::Timeout;
 use crate::error::{Causes, PushError};
 use crate::location::Remote;
 
-/// One thing that whoever pushes may want to know.
+/// One notice to the caller of a push.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Notice<'a> {
-    /// A session begins: no more questions come, and events count from nothing.
+    /// A session begins: no more questions are asked, and events count from zero.
     SessionBegins,
-    /// The connection is gone and is dialled again.
+    /// The connection is lost and is dialled again.
     ConnectionLost {
         /// The receiver.
         remote: &'a Remote,
         /// The reason.
         cause: &'a PushError,
-        /// How long it is dialled for.
+        /// For how long the receiver is dialled again.
         timeout: Timeout,
     },
-    /// The receiver has no room now and is waited for; told with each attempt.
+    /// The receiver has no room now and is waited for; reported with each attempt.
     ReceiverBusy {
         /// The reason.
         cause: &'a PushError,
     },
-    /// The key of a host that was not known is remembered.
+    /// The key of an unknown host has been pinned.
     KeyPinned {
         /// The host.
         remote: &'a Remote,
-        /// Its key.
+        /// The host's key.
         key: Fingerprint,
     },
     /// The memory of paths cannot be read or understood, and is not used.
     PathsUnread {
-        /// Its file.
+        /// The memory's file.
         file: &'a Path,
         /// The reason.
         source: io::Error,
     },
     /// The memory of paths cannot be written.
     PathsUnwritten {
-        /// Its file.
+        /// The memory's file.
         file: &'a Path,
         /// The reason.
         source: io::Error,
@@ -61,13 +61,13 @@ pub enum Notice<'a> {
     },
 }
 
-/// Anything that wants to know.
+/// A consumer of notices.
 pub trait Listener: Sync {
     /// Takes one notice; must not block for long.
     fn hear(&self, notice: &Notice<'_>);
 }
 
-/// Ignores everything.
+/// A listener that ignores everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoListener;
 
@@ -76,7 +76,7 @@ impl Listener for NoListener {
 }
 
 impl Display for Notice<'_> {
-    /// One line for the user.
+    /// Writes the notice as one line for the user.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SessionBegins => f.write_str("a session begins"),

@@ -1,5 +1,4 @@
-//! Remembers what earlier pushes learnt of the network paths from this host, in the file `paths` beside the
-//! keys.
+//! Memory of what earlier pushes learnt of the network paths from this host, in the file `paths` beside the keys.
 //!
 //! The next push to the same host and port dials the remembered number of lanes at once, and sets the
 //! remembered congestion control before a lane's first data, if the round trip is of similar size. A
@@ -26,22 +25,22 @@ use crate::notice::{Listener, Notice};
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
-/// What is known of a path.
+/// The knowledge of a path that one push has gained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// The number of lanes that was right.
+    /// The number of lanes that suited the path.
     pub lanes: u16,
-    /// Whether a congestion control that takes no notice of loss was right.
+    /// Whether a congestion control that ignores loss suited the path.
     pub loss_tolerant: bool,
-    /// The round trip then; a very different one is another path.
+    /// The round trip at that time; a very different one means another path.
     pub round_trip: Duration,
-    /// The rate of that push.
+    /// The rate of that push, in bytes per second.
     pub bytes_per_second: u64,
-    /// The day of that push, from 1970 on.
+    /// The day of that push, counted from 1970.
     day: u64,
 }
 
-/// The file, and the path in it that is meant.
+/// The memory of one path: the file, and the path's name in it.
 #[derive(Debug)]
 pub struct PathMemory {
     file: PathBuf,
@@ -49,7 +48,7 @@ pub struct PathMemory {
 }
 
 impl Known {
-    /// What a push has learnt of a path today.
+    /// The knowledge that a push has gained of a path today.
     #[must_use]
     pub fn new(lanes: u16, loss_tolerant: bool, round_trip: Duration, bytes_per_second: u64) -> Self {
         Self { lanes, loss_tolerant, round_trip, bytes_per_second, day: today() }
@@ -64,14 +63,14 @@ impl Known {
 }
 
 impl PathMemory {
-    /// What is known of the path to `remote`, in this home.
+    /// The memory of the path to `remote`, in this home.
     #[must_use]
     pub fn of(home: &Path, remote: &Remote) -> Self {
         let host = remote.host.to_ascii_lowercase();
         Self { file: home.join(FILE), endpoint: format!("{host}:{}", remote.port) }
     }
 
-    /// What the last push has learnt, unless that is long ago.
+    /// The knowledge that the last push has gained, unless it is too old.
     pub fn recall(&self, listener: &dyn Listener) -> Option<Known> {
         let lines = self.read().unwrap_or_else(|source| {
             listener.hear(&Notice::PathsUnread { file: &self.file, source });
@@ -80,18 +79,18 @@ impl PathMemory {
         self.find(&lines)
     }
 
-    /// The rate that was last seen, if any was, without a word about a file that cannot be read.
+    /// The rate of the last push, if one is remembered; a file that cannot be read is not reported.
     #[must_use]
     pub fn last_rate(&self) -> Option<u64> {
         Some(self.find(&self.read().ok()?)?.bytes_per_second)
     }
 
-    /// Keeps what this push has learnt.
+    /// Stores what this push has learnt.
     pub fn keep(&self, known: Known, listener: &dyn Listener) {
-        // what is of no use has been told when it was read first
+        // A file that cannot be used was reported when it was read first.
         let lines = self.read().unwrap_or_default();
         let day = match self.find(&lines) {
-            // it was used without a look at the other
+            // The loss-tolerant control was remembered and used without a try of the other one, so its age stays.
             Some(before) if before.loss_tolerant && known.loss_tolerant => before.day,
             _ => known.day,
         };
@@ -101,7 +100,7 @@ impl PathMemory {
         }
     }
 
-    /// What is still of use of what was learnt.
+    /// The knowledge of the path in these lines that is not too old.
     fn find(&self, lines: &[String]) -> Option<Known> {
         let known = find(lines, &self.endpoint)?;
         let days = today().saturating_sub(known.day);
@@ -109,7 +108,7 @@ impl PathMemory {
         (days <= DAYS_MAX).then_some(Known { loss_tolerant, ..known })
     }
 
-    /// The lines that hold paths.
+    /// Reads the lines of the file that hold paths.
     fn read(&self) -> io::Result<Vec<String>> {
         match fs::read_to_string(&self.file) {
             Ok(text) => parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into()),
@@ -119,7 +118,7 @@ impl PathMemory {
     }
 }
 
-/// All lines but the first, each of them understood.
+/// All lines but the first; `None` unless each of them can be parsed.
 fn parse(text: &str) -> Option<Vec<String>> {
     let mut lines = text.lines();
     if text.is_empty() {
@@ -139,7 +138,7 @@ fn find(lines: &[String], endpoint: &str) -> Option<Known> {
     lines.iter().filter_map(|line| split(line)).find(|(name, _)| *name == endpoint).map(|(_, known)| known)
 }
 
-/// The whole file with this path at its end, without the oldest where it would get too long.
+/// The whole file with this path at its end, without the oldest paths where there would be too many.
 fn with(lines: &[String], endpoint: &str, known: Known) -> String {
     let others = lines.iter().filter(|line| split(line).is_none_or(|(name, _)| name != endpoint));
     let others: Vec<_> = others.cloned().collect();
@@ -202,7 +201,7 @@ const DAYS_MAX: u64 = 30;
 /// How many days a loss-tolerant congestion control is remembered: on a full path it cannot be seen that the
 /// path is no longer lossy, so the control is chosen anew from time to time.
 const LOSS_TOLERANT_DAYS_MAX: u64 = 7;
-/// What a busy host adds to a round trip.
+/// The time that a busy host may add to a round trip.
 const ROUND_TRIP_NOISE: Duration = Duration::from_millis(1);
 
 #[cfg(test)]

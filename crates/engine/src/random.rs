@@ -1,11 +1,11 @@
-//! Numbers that nobody can foresee.
+//! Numbers that nobody can predict.
 
 use std::io;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use zmove_types::TransferId;
 
-/// A transfer id that nobody else has.
+/// A transfer id that no other transfer has.
 ///
 /// # Errors
 /// The system has no randomness.
@@ -13,7 +13,7 @@ pub fn fresh_transfer() -> io::Result<TransferId> {
     random().map(TransferId)
 }
 
-/// Any bytes.
+/// Random bytes from the kernel.
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let filled = getrandom(&mut bytes[..], GetRandomFlags::empty())?;

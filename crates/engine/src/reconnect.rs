@@ -1,11 +1,10 @@
-//! A push to another host in as many sessions as it takes: a session that breaks off because connections are
-//! lost is followed by another. The loop dials, walks the sources again, and the receiver's answers say what
-//! is there.
+//! A push to another host in as many sessions as it takes: a session that breaks off because connections are lost is
+//! followed by another, which dials, walks the sources again, and learns from the receiver's answers what is there.
 //!
-//! **Invariant:** only what has been up is dialled again, so a wrong name, key or target is told at once; and
-//! only a loss of connections is a reason to, so that no error is hidden by trying. There are two exceptions:
-//! a receiver that is busy is waited for from the first, and a host that closes connections before it has
-//! proved its key is dialled again a few times, since it may do so with some of many that come at once.
+//! **Invariant:** only a receiver that has been up is dialled again, so a wrong name, key or target is reported at
+//! once; and only after a loss of connections, so that no error is hidden by retries. There are two exceptions: a
+//! receiver that is busy is waited for from the first, and a host that closes connections before it has proved its key
+//! is dialled again a few times, since it may do so with some of many that come at once.
 
 use std::fmt;
 use std::future::{Future, pending};
@@ -26,24 +25,24 @@ use crate::random::random;
 
 /// All that each session of a push to another host needs.
 pub struct RemotePush<'a> {
-    /// The receiver, and whoever wants to know what happens between sessions.
+    /// The receiver, and the listener for what happens between sessions.
     pub connector: Connector<'a>,
-    /// Makes the job of each later session; it is the same as the first session's.
+    /// Makes the job of each later session, equal to the first session's.
     pub job: &'a (dyn Fn() -> Result<PushJob, BoxError> + Sync),
     /// The settings of the sender.
     pub config: SenderConfig,
     /// How long the receiver is dialled again once connections are lost; zero: not at all.
     pub timeout: Timeout,
-    /// How long a busy receiver is waited for where that needs no other session.
+    /// How long one session waits in the queue of a busy receiver.
     pub busy_timeout: Timeout,
-    /// Whoever wants to know what happens in a session.
+    /// The observer of what happens in a session.
     pub observer: Arc<dyn Observer>,
 }
 
 /// A push that has come to its end.
 #[derive(Clone, Debug)]
 pub struct Pushed {
-    /// What the push has moved.
+    /// The account of what the push has moved.
     pub summary: Summary,
     /// The transport of the last session.
     pub transport: Transport,
@@ -57,8 +56,8 @@ impl fmt::Debug for RemotePush<'_> {
 }
 
 impl RemotePush<'_> {
-    /// Pushes until all is done, `stop` resolves, or there has been no connection for too long. `first` walks the
-    /// sources already.
+    /// Pushes until all is done, `stop` resolves, or there has been no connection for too long. `first` has already
+    /// begun to walk the sources.
     ///
     /// # Errors
     /// The receiver cannot be reached, refuses the push, or connections were lost for too long. Files that failed are
@@ -114,7 +113,7 @@ impl RemotePush<'_> {
         }
     }
 
-    /// One session; without a `push` the sources are walked from when the receiver has been reached.
+    /// Runs one session; without a `push` the walk of the sources begins when the receiver has been reached.
     async fn session(
         &self,
         push: Option<Push>,
@@ -146,7 +145,7 @@ impl RemotePush<'_> {
         Ok(Push::start(job, self.config.clone(), run, Instant::now()))
     }
 
-    /// Whether it is known that the host is what it was taken for, or nothing is to be tried again.
+    /// Whether a host that closes early is not dialled again: it has been up before, or there are to be no retries.
     fn is_settled(&self, run: &Run) -> bool {
         self.timeout.0.is_zero() || run.was_up()
     }
@@ -165,7 +164,7 @@ impl RemotePush<'_> {
     }
 }
 
-/// How often a host is dialled again that closes connections before it has proved its key: it may do so with some of
+/// How often a host that closes connections before it has proved its key is dialled again: it may do so with some of
 /// many that come at once.
 const CLOSED_MAX: u32 = 6;
 

@@ -1,4 +1,4 @@
-//! How a receiver is to be reached.
+//! The settings by which a receiver is reached.
 
 use std::fmt::Debug;
 use std::ops::RangeInclusive;
@@ -14,13 +14,13 @@ use zmove_wire::Cipher;
 use crate::error::BoxError;
 use crate::location::Remote;
 
-/// How a receiver is to be reached.
+/// The settings by which a receiver is reached.
 #[derive(Clone, Debug, Default)]
 pub struct DialSettings {
     /// The answer to a host whose key is not known. Default: it is refused.
     pub unknown_host: UnknownHost,
-    /// How many lanes, 1 to 64. Default: by round trip and cores, then as many as help. A number that is set is kept,
-    /// and neither what is remembered of the path nor its losses change it.
+    /// The number of lanes, 1 to 64. Default: by round trip and cores, then as many as help. A number that is set is
+    /// kept: neither what is remembered of the path nor its losses change it.
     pub streams: Option<u16>,
     /// Transport, socket options and congestion control. Default: TCP, and QUIC where TCP cannot be connected.
     pub reach: Reach,
@@ -29,13 +29,13 @@ pub struct DialSettings {
     /// The rate that the sender will keep, over all lanes together. Default: none. The number of lanes then stays as
     /// it was at first.
     pub limit: Option<RateLimit>,
-    /// How ssh starts a receiver, where the location has a login.
+    /// The settings by which ssh starts a receiver, where the location has a login.
     pub ssh: SshSettings,
     /// The kind of lanes that are dialled later. Default: more of the same.
     pub more: MoreLanes,
 }
 
-/// How ssh starts a receiver.
+/// The settings by which ssh starts a receiver.
 #[derive(Clone, Debug)]
 pub struct SshSettings {
     /// The program, never empty. Default: `ssh`, found by `PATH`.
@@ -44,7 +44,7 @@ pub struct SshSettings {
     pub arguments: Vec<String>,
     /// The zmove to start on that host, as its shell understands it. Default: `zmove`.
     pub remote_zmove: String,
-    /// Where that receiver may listen, for firewalls. Default: any free port.
+    /// The ports at which that receiver may listen, for firewalls. Default: any free port.
     pub ports: Option<PortRange>,
 }
 
@@ -60,23 +60,23 @@ pub enum MoreLanes {
     /// More of the same, as a push wants them.
     #[default]
     Others,
-    /// Each time a set of its own, as if they were the first: the rounds of a probe.
+    /// A new set each time, numbered from the first lane on: the rounds of a probe.
     Sets,
 }
 
-/// What becomes of a host whose key is not known, and for which no authority vouches.
+/// The treatment of a host whose key is not known, and for which no authority vouches.
 #[derive(Clone, Debug, Default)]
 pub enum UnknownHost {
-    /// It is an error.
+    /// The host is refused.
     #[default]
     Refuse,
-    /// Its key is remembered once the host has proved it.
+    /// The host's key is remembered once the host has proved it.
     Pin,
-    /// Somebody is asked, and the key is remembered if that is the answer.
+    /// Somebody is asked, and the key is remembered after a yes.
     Ask(Arc<dyn Confirm>),
 }
 
-/// Somebody who can say whether a key is that of a host.
+/// A way to ask somebody whether a key is that of a host.
 pub trait Confirm: Debug + Send + Sync {
     /// Waits for the answer, on a thread that may block.
     ///
@@ -94,7 +94,7 @@ pub struct PortRange {
 }
 
 impl PortRange {
-    /// Its ports, one after the other.
+    /// The ports of the range, one after the other.
     #[must_use]
     pub fn ports(self) -> RangeInclusive<u16> {
         self.first..=self.last

@@ -1,4 +1,4 @@
-//! The sources of a push: what is there of what was named, and what it becomes at the target.
+//! The sources of a push: which of the named ones exist, and what each becomes at the target.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -23,7 +23,7 @@ pub struct Sources {
     pub missing: u64,
 }
 
-/// One source and the name it gets at the target; without a name its contents are meant.
+/// One source and its name at the target; without a name its contents are meant.
 #[derive(Debug)]
 struct Source {
     path: PathBuf,
@@ -32,10 +32,10 @@ struct Source {
 }
 
 impl Sources {
-    /// Finds what is there; each missing source is named, and only when none is there that is the end.
+    /// Finds the sources that exist. Each missing one is reported; that none exists is an error.
     ///
     /// # Errors
-    /// None is there, one is on another host, or two would get one name at the target.
+    /// None exists, one is on another host, or two would get one name at the target.
     pub fn look_at(
         paths: &[OsString],
         selection: Option<&Selection>,
@@ -71,7 +71,7 @@ impl Sources {
         Self::look_at(&[Path::new(path).join("").into()], None, listener)
     }
 
-    /// The sources that are there.
+    /// The paths of the sources that exist.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.present.iter().map(|source| source.path.as_path())
     }
@@ -92,7 +92,7 @@ impl Sources {
         }
     }
 
-    /// What two sources bring under one name would be a matter of luck at the target.
+    /// Refuses two sources that bring entries under one name: luck would decide which of them the target gets.
     fn refuse_same_names(&self, selection: Option<&Selection>) -> Result<(), SourcesError> {
         if self.present.len() < 2 {
             return Ok(());
@@ -112,14 +112,14 @@ impl Sources {
         Ok(())
     }
 
-    /// The sources as a scan takes them.
+    /// The sources as roots of a scan.
     #[must_use]
     pub fn roots(&self) -> Vec<ScanRoot> {
         let root = |source: &Source| ScanRoot { source: source.path.clone(), prefix: source.prefix() };
         self.present.iter().map(root).collect()
     }
 
-    /// The target that they make.
+    /// The shape that these sources give the target.
     fn shape(&self) -> TargetShape {
         if let [Source { top: Some(name), directory: false, .. }] = self.present.as_slice() {
             return TargetShape::Single { name: name.clone() };
@@ -144,7 +144,7 @@ impl Source {
         Ok(Self { path: path.to_owned(), top: name.transpose().map_err(io::Error::other)?, directory })
     }
 
-    /// The names that it will have at the top of the target.
+    /// The names that the source will have at the top of the target.
     fn tops(&self, selection: Option<&Selection>) -> io::Result<Vec<OsString>> {
         let wanted = |name: &OsStr, kind| {
             let path = RelPath::from_bytes(name.as_bytes());
@@ -156,7 +156,7 @@ impl Source {
             let tops = wanted(top, kind_of(self.directory)).then(|| top.to_owned());
             return Ok(tops.into_iter().collect());
         }
-        // a directory that cannot be listed brings nothing, and the scan says so
+        // A directory that cannot be listed brings no names; the scan reports it.
         let Ok(listed) = std::fs::read_dir(&self.path) else { return Ok(Vec::new()) };
         let mut tops = Vec::new();
         for entry in listed {

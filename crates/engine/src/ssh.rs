@@ -1,12 +1,12 @@
-//! A receiver on a host without a daemon: ssh starts `zmove receive` there, as the user. That is the daemon's
-//! own code with one key to let in and the rights of its user.
+//! A receiver on a host without a daemon: ssh starts `zmove receive` there, as the user. It is the daemon's own code
+//! with one key to let in and the rights of its user.
 //!
-//! An [`Order`] and the answer [`Ready`], with which both find and trust each other, go over ssh's standard
-//! input and output: fingerprints and a port, nothing secret, and nothing in an argument. Data takes lanes of
-//! its own beside ssh, which would carry it on one TCP connection with a window of 2 MiB.
+//! An [`Order`] and the answer [`Ready`], with which both sides find and trust each other, go over ssh's standard input
+//! and output: fingerprints and a port, nothing secret, and nothing in an argument. Data takes lanes of its own beside
+//! ssh, which would carry it on one TCP connection with a window of 2 MiB.
 //!
-//! Each session of a push that reconnects has an ssh of its own. It finds what an earlier one left
-//! unfinished, because such a receiver and local pushes have the same owner in the journals, the user.
+//! Each session of a push that reconnects has an ssh of its own. The new receiver finds what an earlier one left
+//! unfinished, because such receivers and local pushes have the same owner in the journals, the user.
 //!
 //! **Invariant:** both keys are made for this one session and stay in the memory of their processes.
 
@@ -29,11 +29,11 @@ mod order;
 pub(crate) use order::fuzzing as order_fuzzing;
 pub use order::{ORDER_BYTES_MAX, Order, Ready};
 
-/// A receiver that ssh has started; it ends with this.
+/// A receiver that ssh has started, and that ends when this is dropped.
 pub(crate) struct SshReceiver {
     /// This side's key.
     pub(crate) identity: Identity,
-    /// The receiver's.
+    /// The receiver's key.
     pub(crate) key: Fingerprint,
     pub(crate) host: String,
     pub(crate) port: u16,
@@ -44,14 +44,14 @@ pub(crate) struct SshReceiver {
 #[derive(Debug)]
 pub struct SshSession {
     child: Child,
-    /// With it the receiver ends.
+    /// The pipe to ssh; the receiver ends when it is closed.
     input: ChildStdin,
 }
 
-/// Has ssh start a receiver. What ssh itself has to say or to ask goes to the terminal.
+/// Has ssh start a receiver. The messages and questions of ssh itself go to the terminal.
 ///
 /// # Errors
-/// ssh cannot be started or does not get there ([`SshError::NotReached`]), or there is no such zmove.
+/// ssh cannot be started or does not reach the host ([`SshError::NotReached`]), or there is no such zmove.
 pub(crate) async fn start(
     remote: &Remote,
     login: &Login,
@@ -68,12 +68,12 @@ pub(crate) async fn start(
     let output = child.stdout.take().expect("a pipe was asked for");
     let allow_clear = settings.cipher == Cipher::None;
     let order = Order::new(identity.fingerprint(), settings.reach.transport, settings.ssh.ports, allow_clear);
-    // one that ends before it has read that says why
+    // An ssh that ends before it has read the order gives its reason by its exit status.
     let _unheard = input.write_all(order.line().as_bytes()).await;
     let (answer, name) = tokio::join!(answer(output), host_name(&settings.ssh, remote, login));
     let Some(Ready { key, port, address, .. }) = answer? else {
         drop(input);
-        // who goes on saying something else is not waited for
+        // A program that goes on writing something else is not waited for.
         let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
         let ended = ended.ok().transpose().map_err(SshError::Wait)?;
         return Err(no_answer(remote, &settings.ssh, ended));
@@ -88,7 +88,7 @@ impl SshSession {
     pub async fn end(self) {
         let Self { mut child, input } = self;
         drop(input);
-        // later it is killed
+        // An ssh that takes longer is killed when it is dropped.
         let _in_time = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
     }
 }
@@ -108,7 +108,7 @@ fn remote_name(remote: &Remote, login: &Login) -> String {
     login.user.as_ref().map_or_else(|| remote.host.clone(), |user| format!("{user}@{}", remote.host))
 }
 
-/// The answer in what the remote shell says; `None` when it ends without one.
+/// The answer in the output of the remote shell; `None` when the output ends without one.
 async fn answer(output: ChildStdout) -> Result<Option<Ready>, SshError> {
     let mut lines = BufReader::new(output).take(SHELL_BYTES_MAX).split(b'\n');
     while let Some(line) = lines.next_segment().await.map_err(SshError::Read)? {
@@ -130,7 +130,7 @@ fn no_answer(remote: &Remote, settings: &SshSettings, ended: Option<ExitStatus>)
     }
 }
 
-/// The name that ssh goes to, which its configuration may have changed.
+/// The host name that ssh connects to, which its configuration may have changed.
 async fn host_name(settings: &SshSettings, remote: &Remote, login: &Login) -> Option<String> {
     let mut asked = ssh(settings, remote, login);
     asked.args(["-G", &remote_name(remote, login)]).stdin(Stdio::null()).stderr(Stdio::null());
@@ -139,8 +139,9 @@ async fn host_name(settings: &SshSettings, remote: &Remote, login: &Login) -> Op
     told.lines().find_map(|line| line.strip_prefix("hostname ")).map(str::to_owned)
 }
 
-/// Where data goes: of the addresses of the name the one that ssh has come to, for a name may have several hosts. An
-/// address that is none of them is only known behind a gateway, unless the name has none here.
+/// The address for data: of the addresses of the name the one that ssh has reached, for a name may have several hosts.
+/// An address that is none of them is only known behind a gateway, so the name is used then, unless it has no address
+/// here.
 async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
     let Some(reached) = reached else { return name.to_owned() };
     let found = tokio::net::lookup_host((name, 0)).await;
@@ -152,5 +153,5 @@ async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long ssh may take to read its configuration.
 const NAME_TIMEOUT: Duration = Duration::from_secs(5);
-/// What a remote shell may say before the receiver does.
+/// The most bytes that a remote shell may write before the receiver answers.
 const SHELL_BYTES_MAX: u64 = 64 << 10;

@@ -137,7 +137,7 @@ pub(crate) fn frames() -> Vec<Vec<u8>> {
     frames
 }
 
-/// As `zmove_receiver::fuzzing::sealed_frame` reads them.
+/// Inputs for `zmove_receiver::fuzzing::sealed_frame`.
 pub(crate) fn sealed_frame() -> Vec<Vec<u8>> {
     let (batch, file) = (sample_batch().encode(), sample_file().encode());
     let frame = |kind, head: &[u8], data: &[u8], file_bytes: u64| {
@@ -154,7 +154,7 @@ pub(crate) fn sealed_frame() -> Vec<Vec<u8>> {
     ]
 }
 
-/// As `zmove_transport::fuzzing::records` reads them: one step of each kind.
+/// Inputs for `zmove_transport::fuzzing::records`: one step of each kind.
 pub(crate) fn records() -> Vec<Vec<u8>> {
     let steps: [&[u8]; 8] = [
         &[0, 3, 1, 2, 3],
@@ -169,7 +169,7 @@ pub(crate) fn records() -> Vec<Vec<u8>> {
     vec![[&[1, 2], steps.concat().as_slice()].concat(), [&[255, 0], steps[..5].concat().as_slice()].concat()]
 }
 
-/// As `zmove_receiver::fuzzing::journal_records` reads them.
+/// Inputs for `zmove_receiver::fuzzing::journal_records`.
 pub(crate) fn journal_records() -> Vec<Vec<u8>> {
     let records: [(u8, Vec<u8>); 8] = [
         (1, journal_begin()),

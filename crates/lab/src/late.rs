@@ -101,7 +101,7 @@ impl Drop for Late {
     }
 }
 
-/// Mounts, runs the command, and prints how many operations of each kind came.
+/// Mounts, runs the command, and prints how many operations of each kind came, and how many at once.
 pub(crate) fn late(arguments: &LateArgs) -> Result<ExitCode> {
     let session = Session::open()?;
     let volume = match arguments.over {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use zmove_disk::{Direct, FileIo, Threads};
+use zmove_disk::{Auto, Direct, FileIo};
 use zmove_types::{Accounts, GROUP_BYTES, NoAccounts, RateLimit};
 
 use crate::meters::TransferMeter;
@@ -59,7 +59,7 @@ impl Default for ReceiverConfig {
             lanes_max: zmove_wire::limits::LANES_MAX,
             allow_clear: false,
             journals: None,
-            file_io: Arc::new(Threads),
+            file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
             set_ids: SetIds::default(),
             owning: Owning::default(),

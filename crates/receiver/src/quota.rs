@@ -215,8 +215,7 @@ impl Quota {
     }
 
     fn leaves_most_descriptors(&self) -> bool {
-        let [used, max] = [&self.0.files.used, &self.0.files.max].map(|count| count.load(Ordering::Relaxed));
-        used <= max / 4
+        self.0.files.used.load(Ordering::Relaxed) <= self.0.files.most() / 4
     }
 
     /// What the key's journals may take.
@@ -307,6 +306,14 @@ impl Gauge {
             (part <= max.saturating_sub(others) / 2).then_some(with_it)
         };
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// How much there may be now, beside what other parts have.
+    fn most(&self) -> usize {
+        let [used, max] = [&self.used, &self.max].map(|count| count.load(Ordering::Relaxed));
+        let Some(whole) = &self.whole else { return max };
+        let others = whole.used.load(Ordering::Relaxed).saturating_sub(used);
+        max.min(whole.max.load(Ordering::Relaxed).saturating_sub(others) / 2)
     }
 
     fn release(&self, amount: usize) {
@@ -431,6 +438,22 @@ mod tests {
         assert!(!staged.is_empty() && files.len() >= 5, "{} {}", staged.len(), files.len());
         drop(files);
         assert!(quota.hold_staging().is_some(), "a directory that has to be staged is");
+    }
+
+    #[test]
+    fn large_files_find_most_descriptors_also_beside_other_keys() {
+        let most = 32 * DESCRIPTORS_PER_FILE;
+        let files = Arc::new(Gauge { max: AtomicUsize::new(most), ..Gauge::default() });
+        let quotas = Quotas { files, ..Quotas::default() };
+        let limits = Limits { files_per_identity: most / 2, ..Limits::default() };
+        let [one, other, last] = [1, 2, 3].map(|byte| quotas.of(Fingerprint([byte; 32]), &limits));
+        let _theirs: Vec<_> = [one, other]
+            .iter()
+            .flat_map(|quota| std::iter::from_fn(|| quota.hold_file().ok()).collect::<Vec<_>>())
+            .collect();
+        let staged: Vec<_> = std::iter::from_fn(|| last.hold_spare_staging()).collect();
+        let files = std::iter::from_fn(|| last.hold_file().ok()).collect::<Vec<_>>().len();
+        assert!(!staged.is_empty() && files >= 2, "{} {files}", staged.len());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What to walk and with how much of the machine.
+//! The roots of a scan, and how much of the machine it may use.
 //!
 //! Values are taken as they are; a zero counts as one.
 
@@ -27,7 +27,7 @@ pub struct ScanRoot {
     pub prefix: RelPath,
 }
 
-/// How much of the machine a scan may use, and what of the trees is wanted.
+/// The resources that a scan may use, and the entries that are wanted.
 #[derive(Clone, Debug)]
 pub struct ScanConfig {
     /// Threads that list and stat. Default: four times the cores, from 8 to 32, because metadata waits for disks and
@@ -41,9 +41,9 @@ pub struct ScanConfig {
     /// consumer's pauses; each waiting batch holds one open directory. Worst memory of the queue:
     /// `queue_batches_max` × `batch_entries_max` × (about 100 bytes + the name).
     pub queue_batches_max: usize,
-    /// What is wanted. Default: everything, which costs nothing.
+    /// The selection of wanted entries. Default: everything, which costs nothing.
     pub selection: Option<Arc<Selection>>,
-    /// Where the walk goes. Default: everywhere. To stay costs a system call for each directory.
+    /// Whether the walk enters other file systems. Default: yes. Not to costs a system call for each directory.
     pub file_systems: FileSystems,
     /// Which kinds of extended attributes are kept. Default: none is looked for. To look costs a system call for each
     /// entry, and two more for each attribute.
@@ -51,8 +51,8 @@ pub struct ScanConfig {
     /// Which names of a directory are passed over in trees and lists. Default: none. For those of what the
     /// program itself has not finished.
     pub apart: Option<fn(BorrowedFd<'_>, &[u8]) -> bool>,
-    /// Where is noted by what a later walk of the same roots knows that they are the same. Default: nowhere. To note it
-    /// costs a system call for each directory, and an open descriptor for each root.
+    /// The record by which a later walk of the same roots knows that they are the same. Default: none. A record costs a
+    /// system call for each directory, and an open descriptor for each root.
     pub identity: Option<Arc<SourceIdentity>>,
 }
 
@@ -78,7 +78,7 @@ impl Default for ScanConfig {
 }
 
 impl ScanRoot {
-    /// How it is opened if it is a directory; `None` for anything else.
+    /// The flags to open the root with if it is a directory; `None` for anything else.
     pub(crate) fn directory_flags(&self) -> Result<Option<OFlags>, Errno> {
         if self.names_directory() {
             return Ok(Some(OFlags::empty()));

@@ -1,6 +1,6 @@
 //! Opened directories: the roots of a scan and the directories its entries lie in.
 //!
-//! **Invariant:** a [`Directory`]'s descriptor and paths speak of the same place, beneath its root; entries
+//! **Invariant:** a [`Directory`]'s descriptor and paths name the same place, beneath its root; entries
 //! are to be opened relative to the descriptor, and paths are for messages and for the target.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,14 +13,14 @@ use rustix::io::Result;
 use zmove_disk::open_beneath;
 use zmove_types::{FileNumber, Name, PathError, RelPath, Timestamp};
 
-/// The opened top of what one [`ScanRoot`](crate::ScanRoot) named.
+/// The opened directory that one [`ScanRoot`](crate::ScanRoot) has named, or that holds the entry it has named.
 #[derive(Debug)]
 pub struct SourceRoot {
     path: PathBuf,
     prefix: RelPath,
-    /// How much of it was asked for.
+    /// How much below this directory was asked for.
     pub(crate) extent: Extent,
-    /// Which directory it is.
+    /// The identity of the directory.
     pub(crate) number: FileNumber,
     fd: OwnedFd,
 }
@@ -34,13 +34,13 @@ pub(crate) enum Extent {
     SingleEntry,
 }
 
-/// Which file systems below a root are walked.
+/// The file systems below a root that are walked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FileSystems {
-    /// All that are mounted there.
+    /// All file systems that are mounted there.
     #[default]
     All,
-    /// That of the root: a directory with another device number is found, and not looked into.
+    /// The root's file system: a directory with another device number is emitted, but not listed.
     OfRoot,
 }
 
@@ -54,21 +54,21 @@ pub struct Directory {
     entries_found: AtomicU64,
 }
 
-/// What tells a directory from others, and from what it was.
+/// The identity and the last changes of a directory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Status {
     pub(crate) number: FileNumber,
-    /// Whether a file system, or a part of one, is mounted on it. Kernels before 5.8 do not say.
+    /// Whether a file system, or a part of one, is mounted on the directory; `None` from kernels before 5.8.
     pub(crate) is_mount: Option<bool>,
-    /// When its names last changed, or what somebody has set in place of that.
+    /// The modification time: that of the last change of its names, unless somebody has set it.
     pub(crate) mtime: Timestamp,
-    /// When anything of it last changed.
+    /// The change time: that of the last change of anything about it.
     pub(crate) ctime: Timestamp,
 }
 
 impl Status {
-    /// What is mounted on a directory below `root`, if so; from an old kernel only the file system that it is
-    /// in, if that is not the root's.
+    /// The root of the mount on this directory below `root`, if it is one. Where the kernel does not report mounts: the
+    /// file system that the directory is in, if that is not the root's.
     pub(crate) fn mount(&self, root: &SourceRoot) -> Option<FileNumber> {
         match self.is_mount {
             Some(is_mount) => is_mount.then_some(self.number),
@@ -79,7 +79,7 @@ impl Status {
 }
 
 impl SourceRoot {
-    /// Opens the directory at `path`; links in `path` itself are followed as `flags` say.
+    /// Opens the directory at `path`; `flags` decide whether links in `path` itself are followed.
     pub(crate) fn open(path: &Path, prefix: &RelPath, extent: Extent, flags: OFlags) -> Result<Self> {
         let flags = flags | OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = open(path, flags, Mode::empty())?;
@@ -105,18 +105,18 @@ impl SourceRoot {
         self.fd.as_fd()
     }
 
-    /// Opens the regular file at `path` below this root for reading, through no symbolic link. For callers
-    /// that put off a file and do not want to hold its [`Directory`] open meanwhile. The file may have been
-    /// replaced since the scan: compare device and inode.
+    /// Opens the regular file at `path` below this root for reading, through no symbolic link. For callers that put off
+    /// a file and do not want to hold its [`Directory`] open meanwhile. The file may have been replaced since the scan:
+    /// the caller must compare device and inode.
     ///
     /// # Errors
-    /// What the kernel says; `ELOOP` or `ENOTDIR` where a link lies on the way.
+    /// The kernel's error; `ELOOP` or `ENOTDIR` where a link lies on the way.
     pub fn open_file(&self, path: &RelPath) -> std::io::Result<OwnedFd> {
         // Non-blocking, lest a FIFO that took the file's place hold the caller up; no effect on regular files.
         Ok(open_beneath(self.fd(), path, OFlags::RDONLY | OFlags::NONBLOCK)?)
     }
 
-    /// The target path of what lies at `path` below this root.
+    /// The target path of the directory at `path` below this root.
     fn target_of(&self, path: &RelPath) -> std::result::Result<RelPath, PathError> {
         match (self.extent, path.is_root()) {
             (Extent::SingleEntry, _) => Ok(self.prefix.parent().unwrap_or_else(RelPath::root)),
@@ -130,14 +130,14 @@ impl SourceRoot {
 }
 
 impl Directory {
-    /// Opens the directory at `source_path` below `root`: to be listed, or only to be looked into when the
-    /// root is a single entry (its directory need not be readable).
+    /// Opens the directory at `source_path` below `root`: to be listed, or, when the root is a single entry, only for
+    /// look-ups, so that it need not be readable.
     ///
     /// # Errors
-    /// What the kernel says, as for [`SourceRoot::open_file`].
+    /// The kernel's error, as for [`SourceRoot::open_file`].
     ///
     /// # Panics
-    /// The path is none of a directory that the scan emitted.
+    /// When the path is none of a directory that the scan emitted.
     pub fn open(root: &Arc<SourceRoot>, source_path: &RelPath) -> Result<Self> {
         let access = match root.extent {
             Extent::Tree => OFlags::RDONLY,
@@ -149,12 +149,12 @@ impl Directory {
         Ok(Self { root, source_path, target_path, fd, entries_found: AtomicU64::new(0) })
     }
 
-    /// Whether a walk of these file systems looks into it.
+    /// Whether a walk of these file systems lists this directory.
     pub(crate) fn is_within(&self, file_systems: FileSystems) -> Result<bool> {
         Ok(file_systems == FileSystems::All || fstat(&self.fd)?.st_dev == self.root.number.device)
     }
 
-    /// What it is at this moment.
+    /// The directory's identity and times at this moment.
     pub(crate) fn status(&self) -> Result<Status> {
         let asked = StatxFlags::INO | StatxFlags::MTIME | StatxFlags::CTIME;
         let stat = statx(&self.fd, c"", AtFlags::EMPTY_PATH, asked)?;
@@ -194,8 +194,8 @@ impl Directory {
         self.fd.as_fd()
     }
 
-    /// Where the entry `name` goes below the target. Only a root that is a single entry may have another last
-    /// name there than at the source.
+    /// The target path of the entry `name`. Only for a root that is a single entry may it end in another name than at
+    /// the source.
     ///
     /// # Errors
     /// [`PathError::PathTooLong`]; never for an entry that the scan emitted.
@@ -206,7 +206,7 @@ impl Directory {
         }
     }
 
-    /// Writes what [`target_of`](Self::target_of) gives for a name, in place of what is in `path`.
+    /// Writes the target path of a name, as [`target_of`](Self::target_of) gives it, over the contents of `path`.
     pub(crate) fn write_target_of(&self, name: &[u8], path: &mut Vec<u8>) {
         path.clear();
         if self.root.extent == Extent::SingleEntry {

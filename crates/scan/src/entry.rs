@@ -1,4 +1,4 @@
-//! What a scan emits: entries of one directory in batches, and soft errors beside them.
+//! The items that a scan emits: entries of one directory in batches, and soft errors beside them.
 //!
 //! **Invariant:** a directory is emitted, as a root or as an entry of its parent, before anything in it.
 
@@ -16,14 +16,14 @@ use zmove_types::{Ids, Kinds, Metadata, Name, Special, Timestamp};
 use crate::directory::Directory;
 use crate::error::{Operation, ScanError};
 
-/// One thing that the walk found.
+/// One item that the walk emits.
 #[derive(Debug)]
 pub enum ScanItem {
     /// A root that is a directory: its entries follow.
     Root {
         /// The directory; its target path is the root's prefix.
         directory: Arc<Directory>,
-        /// Its own mode and time.
+        /// The directory's own mode and time.
         metadata: Metadata,
         /// What else was seen of it.
         beside: Beside,
@@ -37,8 +37,8 @@ pub enum ScanItem {
 /// Entries of one directory, at least one and at most `batch_entries_max`; a large directory gives several.
 #[derive(Debug)]
 pub struct EntryBatch {
-    /// The directory they lie in. It stays open while this lives: a caller that puts entries off keeps its root
-    /// and its path instead.
+    /// The directory that holds these entries. It stays open while this lives: a caller that puts entries off keeps its
+    /// root and its path instead.
     pub directory: Arc<Directory>,
     /// The entries.
     pub entries: Vec<Entry>,
@@ -47,17 +47,17 @@ pub struct EntryBatch {
 /// One directory entry as it was when the walk passed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its name at the source; its path at the target is [`Directory::target_of`] this name.
+    /// The entry's name at the source; [`Directory::target_of`] gives the path at the target.
     pub name: Name,
-    /// What it is.
+    /// The kind of entry.
     pub kind: EntryKind,
-    /// Its length in bytes; of use for files only.
+    /// The file's length in bytes; of use for files only.
     pub size: u64,
     /// Permission bits and modification time.
     pub metadata: Metadata,
-    /// The inode number, which tells replaced files.
+    /// The inode number, which shows that a file was replaced.
     pub inode: u64,
-    /// When anything of it last changed, which nobody can set.
+    /// The change time, which nobody can set.
     pub ctime: Timestamp,
     /// What else was seen of it.
     pub beside: Beside,
@@ -85,7 +85,7 @@ pub struct XattrMark {
     pub mode_without_acl: u32,
 }
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     /// A regular file.
@@ -195,8 +195,8 @@ fn raw_path(directory: &Directory, name: &CStr) -> PathBuf {
     directory.full_path().join(OsStr::from_bytes(name.to_bytes()))
 }
 
-/// What is asked of the file system. Sizes are synchronised as `stat` does it (no `AT_STATX_DONT_SYNC`): a size
-/// from a stale cache would fail the file's transfer later.
+/// The attributes that are asked for. Sizes are synchronised as `stat` does it (no `AT_STATX_DONT_SYNC`): a size from a
+/// stale cache would fail the file's transfer later.
 pub(crate) const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::MODE)
     .union(StatxFlags::INO)

@@ -1,4 +1,4 @@
-//! What can go wrong with one entry; the walk of the others goes on.
+//! The errors about single entries, after which the walk of the others goes on.
 //!
 //! **Invariant:** every error names the path in full, as the user can type it.
 
@@ -11,24 +11,24 @@ use rustix::io::Errno;
 use thiserror::Error;
 use zmove_types::{Escaped, PathError};
 
-/// A soft error: what it names is missing from the scan, with all that is below it.
+/// A soft error: the entry that it names is missing from the scan, with all that is below it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ScanError {
     /// A system call failed.
     #[error("{operation} '{}': {source}", Escaped::path(path))]
     Io {
-        /// What could not be read.
+        /// The path that could not be read.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         operation: Operation,
-        /// Why it failed.
+        /// The system's error.
         source: io::Error,
     },
     /// The entry was listed and then removed or renamed by somebody else.
     #[error("find '{}' again after it was listed", Escaped::path(path))]
     Vanished {
-        /// Where it was.
+        /// The path at which the entry was listed.
         path: PathBuf,
     },
     /// The name or the path cannot be carried to the target.
@@ -36,23 +36,23 @@ pub enum ScanError {
     Path {
         /// The path at the source.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason why it cannot be carried.
         source: PathError,
     },
-    /// What the list of paths asked for cannot be given.
+    /// A path of the list cannot be sent.
     #[error("take '{}' from the list of paths: {fault}", Escaped::path(path))]
     Listed {
         /// The path as it is in the list.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         fault: ListFault,
     },
     /// The list of paths could not be read to its end: what came after is missing.
     #[error("read the list of paths '{}': {source}", Escaped::path(path))]
     List {
-        /// Where it is.
+        /// The path of the list.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// A root is another directory than at the first walk.
@@ -61,21 +61,21 @@ pub enum ScanError {
         /// The root, as the user typed it.
         path: PathBuf,
     },
-    /// What the first walk found mounted below a root is not there any more.
+    /// A mount that the first walk found below a root is gone.
     #[error("list directory '{}': what was mounted there at the beginning is gone", Escaped::path(path))]
     Unmounted {
-        /// Where it was mounted.
+        /// The path at which it was mounted.
         path: PathBuf,
     },
     /// The threads of the walk could not be started: nothing was walked.
     #[error("start the threads of the scan: {source}")]
     Threads {
-        /// Why.
+        /// The error of starting them.
         source: io::Error,
     },
 }
 
-/// What is wrong with one path of a list.
+/// The reason why one path of a list cannot be sent.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum ListFault {
@@ -99,12 +99,12 @@ pub enum ListFault {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: Arc<io::Error>,
     },
 }
 
-/// What was tried when an error arose.
+/// An operation that an error names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
@@ -114,12 +114,12 @@ pub enum Operation {
     List,
     /// Reading an entry's size, mode and times.
     Stat,
-    /// Reading where a symbolic link points.
+    /// Reading the path that a symbolic link points to.
     ReadLink,
 }
 
 impl ScanError {
-    /// The path it is about, if it is about one.
+    /// The path that the error is about, if it is about one.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
@@ -134,7 +134,7 @@ impl ScanError {
         }
     }
 
-    /// The error of something that a listing named: not to find it means that it vanished.
+    /// The error about an entry that a listing named: if it is not found, it has vanished.
     pub(crate) fn listed(path: PathBuf, operation: Operation, errno: Errno) -> Self {
         match errno {
             Errno::NOENT => Self::Vanished { path },

@@ -1,4 +1,4 @@
-//! How many files of which size a tree holds: the picture to look at before choosing how to move it.
+//! A histogram of the file sizes in a tree: the picture to look at before choosing how to move it.
 //!
 //! Fed by a scan, printed by `zmove scan` as a [`Table`] or as JSON. **Invariant:** the buckets, the size classes
 //! and the totals count the same files, so each sums to the same number.
@@ -32,13 +32,13 @@ pub struct Histogram {
     pub symlinks: u64,
     /// FIFOs, sockets and devices.
     pub specials: u64,
-    /// Entries that could not be read, without those that vanished.
+    /// Entries that could not be read; those that vanished are not among them.
     pub errors: u64,
-    /// Entries that were listed and then gone.
+    /// Entries that were listed and were gone when they were looked up.
     pub vanished: u64,
     /// The largest file, in bytes.
     pub largest_file: Option<Extreme>,
-    /// The entry the furthest below its root, in path components.
+    /// The entry that is furthest below its root, in path components.
     pub deepest_path: Option<Extreme>,
     /// The directory with the most entries.
     pub largest_directory: Option<Extreme>,
@@ -47,21 +47,21 @@ pub struct Histogram {
     buckets: Vec<Share>,
 }
 
-/// A part of the files.
+/// A part of the files: how many there are and their size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Share {
-    /// How many.
+    /// The number of files.
     pub files: u64,
-    /// Their sizes together.
+    /// The sum of their sizes, in bytes.
     pub bytes: u64,
 }
 
-/// The entry that has the most of something.
+/// The entry with the largest value of some kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Extreme {
-    /// How much; the unit is its field's.
+    /// The value, in the unit that the field of [`Histogram`] names.
     pub value: u64,
-    /// Its path at the source; bytes that are not UTF-8 are replaced.
+    /// The entry's path at the source; bytes that are not UTF-8 are replaced.
     pub path: String,
 }
 
@@ -78,7 +78,7 @@ pub fn histogram(scan: Scan, mut on_error: impl FnMut(ScanError)) -> Histogram {
 }
 
 impl Histogram {
-    /// Counts what a scan emitted.
+    /// Counts one item of a scan.
     pub fn add(&mut self, item: &ScanItem) {
         match item {
             ScanItem::Root { directory, .. } => self.add_root(directory),
@@ -111,8 +111,8 @@ impl Histogram {
         }
     }
 
-    /// The occupied range of buckets: the least size in each, and what it holds. Bucket `0` is the empty files,
-    /// bucket `n` those from `n` to below `2 × n` bytes.
+    /// The buckets from the first occupied one on: the least size in each, and its files. Bucket `0` is the empty
+    /// files, bucket `n` the files from `n` to below `2 × n` bytes.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, Share)> {
         let shares = self.buckets.iter().enumerate().skip_while(|(_, share)| share.files == 0);
         shares.map(|(index, share)| (bucket_start(index), *share))
@@ -179,7 +179,7 @@ fn bucket_start(index: usize) -> u64 {
     index.checked_sub(1).map_or(0, |power| 1 << power)
 }
 
-/// Replaces an extreme that is passed; the path is made only then.
+/// Replaces an extreme that `value` exceeds; the path is made only then.
 fn raise(extreme: &mut Option<Extreme>, value: u64, path: impl FnOnce() -> String) {
     if extreme.as_ref().is_none_or(|extreme| value > extreme.value) {
         *extreme = Some(Extreme { value, path: path() });

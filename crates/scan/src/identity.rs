@@ -1,24 +1,23 @@
-//! By what a later walk of the same roots is known to find what the first one found: the roots themselves,
-//! what is mounted below them, and the moment the first walk began. The walks of a mirror share one, over all
-//! sessions of a run, since each opens the sources by their paths and may come to something else.
+//! The record by which a later walk of the same roots is known to find what the first one found: the roots themselves,
+//! the mounts below them, and the moment at which the first walk began. The walks of a mirror share one record, over
+//! all sessions of a run, since each opens the sources by their paths and may reach something else.
 //!
-//! Known are the roots, and device and inode of each directory that is the root of a mount
-//! (`STATX_ATTR_MOUNT_ROOT`; before Linux 5.8 of each whose device is not the root's). That costs a `statx`
-//! for each directory.
+//! The record holds the roots, and device and inode of each directory that is the root of a mount
+//! (`STATX_ATTR_MOUNT_ROOT`; before Linux 5.8 of each whose device is not the root's). That costs a `statx` for each
+//! directory.
 //!
-//! Names are not kept. A rename gives both directories a new ctime, so a directory has lost or got names
-//! where its ctime is later than the beginning. A ctime that is later with an mtime that is not comes from a
-//! rename of the directory itself, from a new mode, or from a program that sets times back. All below such a
-//! directory counts as changed too, since a directory that takes the place of another brings directories that
-//! are as old as ever.
+//! Names are not kept. A rename gives both directories a new ctime, so a directory has lost or got names where its
+//! ctime is later than the beginning. A later ctime without a later mtime comes from a rename of the directory itself,
+//! from a new mode, or from a program that sets times back. Everything below such a directory counts as changed too,
+//! since a directory that takes the place of another brings directories that are as old as ever.
 //!
-//! The beginning is read from the clock, and the walk begins in the clock's next tick: file systems stamp no
-//! finer than by ticks, and so a change just before the beginning is told from one just after it. Journals
-//! that a push within one host writes into a source do not count as changes. Neither does a manifest, which
-//! is made before the beginning and gets its name after the end.
+//! The beginning is read from the clock, and the walk begins in the clock's next tick: file systems stamp no finer than
+//! by ticks, so a change just before the beginning differs from one just after it. Journals that a push within one host
+//! writes into a source do not count as changes. Neither does a manifest, which is made before the beginning and gets
+//! its name after the end.
 //!
 //! **Invariant:** a root that is known stays open as long as this lives, so that no other directory gets its
-//! number; and what is known of it is never replaced.
+//! number; and the record of it is never replaced.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -31,7 +30,7 @@ use zmove_types::{FileNumber, Timestamp};
 
 use crate::directory::{Directory, SourceRoot, Status};
 
-/// What the first walk of some roots has found, for the walks that follow it.
+/// The record of the first walk of some roots, for the walks that follow it.
 #[derive(Debug)]
 pub struct SourceIdentity {
     began: Timestamp,
@@ -41,23 +40,23 @@ pub struct SourceIdentity {
     mounts: Mutex<Mounts>,
 }
 
-/// What is mounted below the roots, and where.
+/// The mounts below the roots, with their paths.
 pub(crate) type Mounts = HashMap<FileNumber, PathBuf>;
 
-/// What may have happened to a directory since the first walk began.
+/// The possible changes of a directory since the first walk began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Nothing,
     /// Names may have come and gone.
     Names,
-    /// It may have been put into the place of another, with all that is below it.
+    /// The directory may have been put into the place of another, with all that is below it.
     Place,
 }
 
 impl SourceIdentity {
-    /// The identity of what a walk is about to find. Returns in the next tick of the clock, when every change
-    /// that comes gives a directory of this host a later time than each change before. What changes in the
-    /// directories `own` does not count.
+    /// A record for a walk that is about to begin. Returns in the next tick of the clock, so that every later change
+    /// gives a directory of this host a later time than each earlier one. Changes in the directories `own` do not
+    /// count.
     #[must_use]
     pub fn begin(own: Vec<FileNumber>) -> Self {
         let began = now(ClockId::Realtime);
@@ -68,31 +67,32 @@ impl SourceIdentity {
         Self { began, own, roots: Mutex::default(), mounts: Mutex::default() }
     }
 
-    /// A walk has opened a root that is a directory.
+    /// Records a root that a walk has opened as a directory, unless an earlier walk has.
     pub(crate) fn note_root(&self, root: &Arc<SourceRoot>) {
         lock(&self.roots).entry(root.path().to_owned()).or_insert_with(|| Arc::clone(root));
     }
 
-    /// A walk has opened a directory below a root.
+    /// Records the mount on a directory that a walk has opened below a root, if there is one.
     pub(crate) fn note_mount(&self, directory: &Directory, status: &Status) {
         if let Some(mount) = status.mount(directory.root()) {
             lock(&self.mounts).entry(mount).or_insert_with(|| directory.full_path());
         }
     }
 
-    /// Whether an earlier walk has opened another directory at this path; `None` stands for what is no directory.
+    /// Whether an earlier walk has opened another directory at this path; `root` is `None` where it is no directory
+    /// now.
     pub(crate) fn is_other(&self, path: &Path, root: Option<&SourceRoot>) -> bool {
         let roots = lock(&self.roots);
         roots.get(path).is_some_and(|known| Some(known.number) != root.map(|root| root.number))
     }
 
-    /// What has been met that is mounted below the roots.
+    /// The mounts below the roots that have been met.
     pub(crate) fn mounts(&self) -> Mounts {
         lock(&self.mounts).clone()
     }
 
-    /// Goes by the time of the last change, which nobody can set. Where that of the names is no later, the
-    /// directory has been renamed, or its mode has changed, or somebody has set that time back.
+    /// The change that a directory's times show. The ctime decides, which nobody can set. If the mtime is no later, the
+    /// directory has been renamed, or its mode has changed, or somebody has set the mtime back.
     pub(crate) fn change(&self, status: &Status) -> Change {
         if !self.is_later(status.ctime) || self.own.contains(&status.number) {
             Change::Nothing
@@ -104,7 +104,7 @@ impl SourceIdentity {
     }
 
     fn is_later(&self, time: Timestamp) -> bool {
-        // as file systems that keep seconds only have it
+        // A time without nanoseconds may come from a file system that keeps seconds only.
         let has_seconds_only = time.nanos == 0;
         if has_seconds_only { time.seconds >= self.began.seconds - 1 } else { time > self.began }
     }
@@ -119,7 +119,7 @@ fn now(clock: ClockId) -> Timestamp {
     Timestamp { seconds: now.tv_sec, nanos: u32::try_from(now.tv_nsec).unwrap_or(0) }
 }
 
-/// Longer than a tick; a clock that has been set back is not waited for.
+/// The longest wait for the next tick, longer than a tick: a clock that has been set back is not waited for.
 const TICK_MAX: Duration = Duration::from_millis(60);
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -141,9 +141,9 @@ mod tests {
         assert_eq!([at(7, 5), at(6, 9)].map(|time| change(time, time)), [Change::Nothing; 2]);
         assert_eq!([at(7, 6), at(9, 1)].map(|time| change(time, time)), [Change::Names; 2]);
         assert_eq!([at(7, 5), at(3, 0)].map(|names| change(at(7, 6), names)), [Change::Place; 2]);
-        // the modification time can be set to any value
+        // The modification time can be set to any value.
         assert_eq!(change(at(7, 5), at(99, 9)), Change::Nothing);
-        // a file system that stores times in steps of two seconds
+        // A file system that stores times in steps of two seconds.
         assert_eq!(
             [5, 6, 7].map(|seconds| change(at(seconds, 0), at(1, 1))),
             [Change::Nothing, Change::Place, Change::Place]

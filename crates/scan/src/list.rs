@@ -1,4 +1,4 @@
-//! The paths that are asked for by name, read as they are needed.
+//! Lists of paths to send (`--files-from`), read as they are needed.
 //!
 //! **Invariant:** no more of the list is in memory than one stretch, and no path of it leads out of the root.
 
@@ -16,16 +16,16 @@ use crate::error::{ListFault, ScanError};
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
-/// Paths relative to one directory, one after the other from a reader.
+/// A reader of paths that are relative to one directory, one after the other.
 pub struct PathList {
-    /// The directory that they are relative to.
+    /// The directory that the paths are relative to.
     pub(crate) root: ScanRoot,
     name: PathBuf,
     separator: Separator,
     reader: BufReader<Box<dyn Read + Send>>,
 }
 
-/// What stands between two paths of a list.
+/// The separator between two paths of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Separator {
     /// A line feed, perhaps after a carriage return. Empty lines are skipped.
@@ -34,11 +34,11 @@ pub enum Separator {
     Nul,
 }
 
-/// One path of a list, or what is wrong with it.
+/// One path of a list, or the reason why it cannot be sent.
 pub(crate) type Listed = Result<RelPath, ScanError>;
 
 impl PathList {
-    /// The list that `reader` gives, of paths below the directory `root`; `name` is for messages.
+    /// The list that `reader` yields, of paths below the directory `root`; `name` is for messages.
     #[must_use]
     pub fn new(
         root: ScanRoot,
@@ -50,7 +50,7 @@ impl PathList {
         Self { root, name, separator, reader: BufReader::with_capacity(BUFFER_BYTES, reader) }
     }
 
-    /// The next paths: as many as have been read at once, lest paths wait for others that come late. None at the end.
+    /// The next paths, as many as one read has brought, lest paths wait for others that come late; `None` at the end.
     pub(crate) fn next_stretch(&mut self) -> Option<Vec<Listed>> {
         let mut stretch = Vec::new();
         let mut text = Vec::new();
@@ -60,7 +60,7 @@ impl PathList {
                 Ok(None) => break,
                 Err(source) => {
                     stretch.push(Err(ScanError::List { path: self.name.clone(), source }));
-                    // what is behind a failed read is not known
+                    // The list behind a failed read is not known.
                     self.reader = BufReader::new(Box::new(io::empty()));
                     break;
                 }
@@ -69,14 +69,14 @@ impl PathList {
         (!stretch.is_empty()).then_some(stretch)
     }
 
-    /// Reads up to the next separator or the end; of what is too long only the beginning is kept.
+    /// Reads up to the next separator or the end; of a text that is too long only the beginning is kept.
     fn read_text(&mut self, text: &mut Vec<u8>) -> io::Result<Option<Length>> {
         text.clear();
         let separator = match self.separator {
             Separator::Newline => b'\n',
             Separator::Nul => 0,
         };
-        // one byte more: the separator
+        // The limit is one byte more than the text: the separator.
         let read = (&mut self.reader).take(TEXT_BYTES_MAX as u64 + 1).read_until(separator, text)?;
         text.pop_if(|last| *last == separator);
         if text.len() <= TEXT_BYTES_MAX {
@@ -105,14 +105,14 @@ impl PathList {
     }
 }
 
-/// Whether a text was kept as it is.
+/// Whether a text of the list was kept whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Length {
     Whole,
     TooLong,
 }
 
-/// The path without what changes nothing: `.`, doubled slashes and one at the end.
+/// Parses a path, without `.`, doubled slashes and a slash at the end, which change nothing.
 fn parse(text: &[u8]) -> Result<RelPath, ListFault> {
     match text.first() {
         None => return Err(ListFault::Path(PathError::Empty)),
@@ -132,11 +132,11 @@ impl fmt::Debug for PathList {
     }
 }
 
-/// What is read at once; more finds more paths of one directory together.
+/// The bytes of one read; more of them find more paths of one directory together.
 const BUFFER_BYTES: usize = 512 * 1024;
-/// Room for the longest path and some dots.
+/// The longest text of a path: room for the longest path and some dots.
 const TEXT_BYTES_MAX: usize = 2 * RelPath::BYTES_MAX;
-/// What is shown of a path that cannot be one.
+/// The most bytes that a message shows of a text that is no path.
 const SHOWN_BYTES_MAX: usize = 4096;
 
 #[cfg(test)]

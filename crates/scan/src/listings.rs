@@ -1,10 +1,9 @@
-//! The names of source trees, directory by directory and whole: what a mirror keeps.
+//! The names of source trees, directory by directory and complete: those that a mirror keeps.
 //!
-//! **Invariant:** a [`Listing`] has every name of its directory, also those that a selection leaves out, or
-//! there is none: one that was not read to its end is an error. A root that is another directory than at the
-//! first walk is an error, and so is the end of the listings where something mounted was not met again. As in
-//! the walk, nothing below a root is opened through a symbolic link, and no directory that the selection
-//! leaves out.
+//! **Invariant:** a [`Listing`] has every name of its directory, also those that a selection leaves out; a directory
+//! that was not read to its end gives an error instead. A root that is another directory than at the first walk is an
+//! error, and so is the end of the listings where a mount was not met again. As in the walk, nothing below a root is
+//! opened through a symbolic link, and no directory that the selection leaves out.
 
 use std::ffi::CStr;
 use std::io;
@@ -26,19 +25,19 @@ pub struct Listing {
     pub directory: RelPath,
     /// The names, in the order of their bytes.
     pub names: Vec<Name>,
-    /// Whether the source's names may be others than those that the first walk has seen.
+    /// Whether the source's names may differ from those that the first walk has seen.
     pub changed: bool,
 }
 
-/// The listings of all directories that some roots name, each after the one above it. Only the names of one
-/// directory and the paths of those that wait are held.
+/// The listings of all directories below some roots, each after the one above it. Only the names of one directory and
+/// the paths of those that wait are held.
 #[derive(Debug)]
 pub struct Listings {
     waiting: Vec<Result<Waiting, ScanError>>,
     selection: Option<Arc<Selection>>,
     file_systems: FileSystems,
     identity: Arc<SourceIdentity>,
-    /// What the first walk has met and this one has not.
+    /// The mounts that the first walk has met and this one has not yet.
     unmet: Mounts,
     buffer: Vec<u8>,
 }
@@ -46,17 +45,17 @@ pub struct Listings {
 /// A directory of the target that has no listing yet.
 #[derive(Debug)]
 struct Waiting {
-    /// The roots that bring it: one, but for the target itself.
+    /// The roots that bring the directory: one, but for the target itself.
     roots: Vec<Arc<SourceRoot>>,
-    /// Where it is below them.
+    /// The directory's path below these roots.
     path: RelPath,
-    /// What other roots bring into it.
+    /// The names that other roots bring into the directory.
     brought: Vec<Name>,
-    /// Whether it may have been moved here since the first walk, with a directory above it.
+    /// Whether the directory may have been moved here since the first walk, with a directory above it.
     moved: bool,
 }
 
-/// What one directory holds.
+/// The contents of one directory.
 #[derive(Default)]
 struct Found {
     names: Vec<Name>,
@@ -67,9 +66,9 @@ struct Found {
 }
 
 impl Listings {
-    /// The listings of what these roots name, except for directories that the selection leaves out or that
-    /// lie in other file systems. A root that is no directory has no listing of its own. `identity` is that
-    /// of the first walk, which has ended.
+    /// The listings of these roots, except for directories that the selection leaves out or that lie in other file
+    /// systems. A root that is no directory has no listing of its own. `identity` is the record of the first walk,
+    /// which has ended.
     #[must_use]
     pub fn of(
         roots: &[ScanRoot],
@@ -104,7 +103,7 @@ impl Listings {
         Self { waiting, selection, file_systems, identity, unmet, buffer }
     }
 
-    /// None of a directory in another file system.
+    /// Lists one directory; `None` for one in another file system.
     fn list(&mut self, waiting: Waiting) -> Result<Option<Listing>, ScanError> {
         let Waiting { roots, path, brought, moved } = waiting;
         let mut listing = None;
@@ -138,14 +137,14 @@ impl Listings {
         let directory = Directory::open(root, path).map_err(failed)?;
         let within = directory.is_within(self.file_systems).map_err(failed)?;
         let mut found = if within { self.read_names(&directory)? } else { Found::default() };
-        // a change after this look is not in the names
+        // The times are read after the names: a later change is not in the names.
         let status = directory.status().map_err(failed)?;
         if let Some(mount) = status.mount(root) {
             self.unmet.remove(&mount);
         }
         let change = self.identity.change(&status);
         found.changed = change != Change::Nothing;
-        // a root is known by its number
+        // A root cannot have been moved here unnoticed: its number was compared.
         found.moved = change == Change::Place && !path.is_root();
         Ok(within.then(|| (directory.target_path().clone(), found)))
     }
@@ -163,7 +162,7 @@ impl Listings {
 }
 
 impl Waiting {
-    /// What roots name: the contents of some, with what others `brought` beside that.
+    /// The top of what some roots bring: their contents, with the names that other roots have `brought` beside them.
     fn top(roots: Vec<Arc<SourceRoot>>, brought: Vec<Name>) -> Self {
         Self { roots, path: RelPath::root(), brought, moved: false }
     }
@@ -218,12 +217,12 @@ impl Iterator for Listings {
     }
 }
 
-/// Whether a directory is looked into.
+/// Whether the selection lets a directory be listed.
 fn admits(selection: Option<&Selection>, directory: &RelPath) -> bool {
     selection.is_none_or(|selection| selection.admits(directory, PathKind::Directory))
 }
 
-/// `None` for what is no directory.
+/// Opens a root; `None` where it is no directory.
 fn open_root(root: &ScanRoot) -> io::Result<Option<SourceRoot>> {
     let Some(flags) = root.directory_flags()? else { return Ok(None) };
     Ok(Some(SourceRoot::open(&root.source, &root.prefix, Extent::Tree, flags)?))

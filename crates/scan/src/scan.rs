@@ -16,8 +16,8 @@ use crate::error::ScanError;
 use crate::list::PathList;
 use crate::walk::{Tally, Walk, Worker};
 
-/// The stream of what a walk finds. Clones share one stream, each item going to one of them; the walk stops when
-/// the last of them and of their receivers is dropped.
+/// The stream of the items that a walk finds. Clones share one stream, each item going to one of them; the walk stops
+/// when the last of them and of their receivers is dropped.
 #[derive(Clone, Debug)]
 pub struct Scan {
     receiver: Receiver<ScanItem>,
@@ -38,8 +38,8 @@ pub fn scan(roots: Vec<ScanRoot>, config: &ScanConfig) -> Scan {
     })
 }
 
-/// Starts to visit what `list` names, and nothing else, and returns at once. The directories on the way are emitted;
-/// what is in a directory of the list is not.
+/// Starts to visit the paths of `list`, and nothing else, and returns at once. The directories above them are emitted;
+/// the contents of a listed directory are not.
 #[must_use]
 pub fn scan_list(list: PathList, config: &ScanConfig) -> Scan {
     start(config, |pool, walk| pool.spawn(move || Worker::run(&walk, |worker| worker.visit_list(list))))
@@ -70,7 +70,7 @@ impl Scan {
         &self.receiver
     }
 
-    /// What has been found so far, whether or not anybody has taken it.
+    /// The counts of what has been found so far, whether or not anybody has taken it.
     #[must_use]
     pub fn tally(&self) -> Arc<Tally> {
         Arc::clone(&self.tally)

@@ -1,13 +1,13 @@
-//! What of a tree is wanted: rules for names in gitignore syntax, and bounds for the sizes of files.
+//! The selection of wanted entries: rules for names in gitignore syntax, and bounds for the sizes of files.
 //!
-//! The walk asks it for each name before it looks the name up, so that what is left out costs no system call,
-//! and a directory that is left out is not opened. Only where the answer depends on the kind (a rule that
-//! ends in `/`) or on the size does it come after the look. All rules are compiled into one set, which
-//! `globset` matches at once; the last rule that matches decides. Without rules nothing is asked. Entries
-//! that are left out are counted, a directory once.
+//! The walk consults it for each name before it looks the name up, so that what is left out costs no system call, and a
+//! directory that is left out is not opened. Only where the answer depends on the kind (a rule that ends in `/`) or on
+//! the size does it come after the look-up. All rules are compiled into one set, which `globset` matches at once; the
+//! last rule that matches decides. Without rules nothing is consulted. Entries that are left out are counted, a
+//! directory once.
 //!
-//! A mirror asks too, about names that are only at the target. Sizes are another question: a file that is
-//! left out for its size is at the source all the same.
+//! A mirror consults it too, about names that are only at the target. Sizes do not matter there: a file that is left
+//! out for its size is at the source all the same.
 //!
 //! **Invariant:** the answer by name depends on the target path, the kind and the rules alone, so that both
 //! sides of a transfer come to the same one.
@@ -25,8 +25,9 @@ use pattern::AppliesTo;
 pub(crate) use gate::Gate;
 pub use pattern::{Effect, PatternError, Rule};
 
-/// What is wanted. The last rule that matches a path decides, and a path that none matches is wanted. Rules see paths
-/// below the target, so `/x` is `x` at its top; nothing below a directory that is left out is ever looked at.
+/// The selection of wanted entries. The last rule that matches a path decides, and a path that none matches is wanted.
+/// Rules see paths below the target, so `/x` is `x` at its top; nothing below a directory that is left out is ever
+/// looked at.
 #[derive(Clone, Debug)]
 pub struct Selection {
     set: GlobSet,
@@ -34,16 +35,16 @@ pub struct Selection {
     sizes: RangeInclusive<u64>,
 }
 
-/// What a path names, as far as rules care.
+/// The kind of entry at a path, as far as rules distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
-    /// A directory, which rules with a `/` at their end mean too.
+    /// A directory, to which rules with a `/` at their end apply too.
     Directory,
     /// Anything else.
     Other,
 }
 
-/// What the rules say of a path, for either kind that it may turn out to be.
+/// The answer of the rules about a path, for either kind that it may turn out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Answer {
     directory: Effect,
@@ -51,7 +52,7 @@ struct Answer {
 }
 
 impl Selection {
-    /// The selection by `rules`, first to last, and of regular files only those of these `sizes` in bytes.
+    /// The selection by `rules`, first to last, and by size: only regular files of these `sizes` in bytes.
     ///
     /// # Errors
     /// [`PatternError::Compile`] when the patterns together are too large.
@@ -65,7 +66,7 @@ impl Selection {
     }
 
     /// Whether this path below the target is wanted by its name: neither it nor a directory above it is left out. Sizes
-    /// are another matter: see [`admits_size`](Self::admits_size).
+    /// do not count here: see [`admits_size`](Self::admits_size).
     #[must_use]
     pub fn admits(&self, path: &RelPath, kind: PathKind) -> bool {
         let bytes = path.as_bytes();
@@ -82,13 +83,13 @@ impl Selection {
         self.sizes.contains(&bytes)
     }
 
-    /// Whether names are asked about at all.
+    /// Whether there are any rules for names.
     #[must_use]
     pub fn has_rules(&self) -> bool {
         !self.rules.is_empty()
     }
 
-    /// What the last rule that matches says of the path itself.
+    /// The effect of the last rule that matches the path itself.
     fn answer(&self, path: &[u8], matches: &mut Vec<usize>) -> Answer {
         self.set.matches_candidate_into(&Candidate::from_bytes(path), matches);
         let mut directory = None;

@@ -1,7 +1,7 @@
 //! The jobs of a walk: visit a root, list a directory, look up a stretch of names.
 //!
-//! Each job runs on the walk's own rayon pool, newest first, so a thread goes deep before it goes wide and what
-//! is pending stays small. **Invariant:** a pending directory is a path, not a descriptor; open descriptors are
+//! Each job runs on the walk's own rayon pool, newest first, so a thread goes deep before it goes wide and few
+//! directories are pending. **Invariant:** a pending directory is a path, not a descriptor; open descriptors are
 //! bounded by the threads, the stretches waiting to be looked up and the batches not yet dropped.
 
 use std::ffi::{CStr, CString};
@@ -30,7 +30,7 @@ use names::NameList;
 use patience::Patience;
 pub use tally::{Found, Tally};
 
-/// What all jobs of one walk share. The stream ends when the last job lets go of it.
+/// The state that all jobs of one walk share. The stream ends when the last job lets go of it.
 #[derive(Debug)]
 pub(crate) struct Walk {
     output: Sender<ScanItem>,
@@ -42,14 +42,14 @@ pub(crate) struct Walk {
     scratch: Mutex<Vec<Scratch>>,
 }
 
-/// One job at work.
+/// The execution of one job.
 #[derive(Debug)]
 pub(crate) struct Worker<'walk> {
     walk: &'walk Arc<Walk>,
     stopwatch: Stopwatch<'walk>,
 }
 
-/// What listing a directory needs; kept for the next one.
+/// The buffers for listing a directory, kept for the next one.
 #[derive(Debug)]
 struct Scratch {
     listing: Vec<u8>,
@@ -83,7 +83,7 @@ impl Walk {
     }
 
     fn is_apart(&self, directory: &Directory, name: &CStr) -> bool {
-        // what a root names is wanted
+        // An entry that a root itself names is wanted.
         let below = directory.root().extent == Extent::Tree;
         below && self.config.apart.is_some_and(|is_apart| is_apart(directory.fd(), name.to_bytes()))
     }
@@ -118,7 +118,7 @@ impl<'walk> Worker<'walk> {
         }
     }
 
-    /// Emits what a root names: a directory and all below it, or one entry.
+    /// Visits a root and emits it: a directory and all below it, or one entry.
     pub(crate) fn visit_root(&mut self, root: &ScanRoot) {
         let visited = match root.directory_flags() {
             Ok(Some(flags)) => self.visit_tree(root, flags),
@@ -130,7 +130,7 @@ impl<'walk> Worker<'walk> {
         }
     }
 
-    /// Tells that a root cannot be visited at all.
+    /// Reports that a root cannot be visited at all.
     fn report_root(&mut self, root: &ScanRoot, operation: Operation, errno: Errno) {
         let (path, source) = (root.source.clone(), errno.into());
         self.report(ScanError::Io { path, operation, source });
@@ -165,7 +165,8 @@ impl<'walk> Worker<'walk> {
         let name = root.parent_and_name().and_then(|(_, name)| CString::new(name.as_bytes()).ok());
         let mut names = NameList::default();
         names.push(&name.ok_or((Operation::Stat, Errno::INVAL))?);
-        // Should it have become a directory just now, its listing fails aloud: it is opened with O_PATH only.
+        // The root may have become a directory just now. Listing it then fails loudly, since it is opened with O_PATH
+        // only.
         self.look_up(&directory, &names);
         Ok(())
     }
@@ -252,7 +253,7 @@ impl<'walk> Worker<'walk> {
         }
     }
 
-    /// The wanted entries of these names; what fails is told by `report`. None when the walk is stopped.
+    /// The wanted entries of these names; failures go to `report`. Empty when the walk is stopped.
     fn gather(
         &mut self,
         directory: &Directory,

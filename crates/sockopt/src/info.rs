@@ -1,6 +1,6 @@
-//! What the kernel tells of a connection: `TCP_INFO`, see tcp(7) and `struct tcp_info` in `linux/tcp.h`.
+//! The kernel's report on a connection: `TCP_INFO`, see tcp(7) and `struct tcp_info` in `linux/tcp.h`.
 //!
-//! Read field by field from the bytes that the kernel filled, since the structure has grown with it.
+//! The fields are read one by one from the bytes that the kernel filled, since the structure has grown with it.
 //! **Invariant:** a field that an older kernel did not fill is `None`, never a zero that means nothing.
 
 use std::io;
@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use crate::sys;
 
-/// The state of a connection, as far as this kernel tells it.
+/// The state of a connection, as far as this kernel reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
     /// Whether both ends are connected and neither has closed.
     pub established: Option<bool>,
     /// The smoothed round trip.
     pub round_trip: Option<Duration>,
-    /// The shortest round trip of late.
+    /// The shortest recent round trip, over the window `net.ipv4.tcp_min_rtt_wlen`.
     pub round_trip_min: Option<Duration>,
-    /// What a segment holds at most, in bytes.
+    /// The most bytes of data that a segment holds.
     pub segment_bytes: Option<u32>,
-    /// Segments the congestion window holds.
+    /// The congestion window, in segments.
     pub congestion_window_segments: Option<u32>,
     /// How long ago data was last put on the wire, to the millisecond.
     pub since_data_sent: Option<Duration>,
@@ -38,9 +38,9 @@ pub struct TcpInfo {
     pub bytes_unsent: Option<u32>,
     /// The rate at which data last arrived, in bytes per second.
     pub delivery_rate: Option<u64>,
-    /// Whether that rate was low because the program wrote too little.
+    /// Whether `delivery_rate` was low because the program wrote too little.
     pub delivery_rate_app_limited: Option<bool>,
-    /// How long there was data to send or to be acknowledged; the two limited times are part of it.
+    /// How long there was data to send or to be acknowledged, both times below included.
     pub busy: Option<Duration>,
     /// How long the peer's window kept data back.
     pub receive_window_limited: Option<Duration>,
@@ -48,7 +48,7 @@ pub struct TcpInfo {
     pub send_buffer_limited: Option<Duration>,
 }
 
-/// Asks the kernel about a connection.
+/// Asks the kernel for the state of a connection.
 ///
 /// # Errors
 /// The socket is no TCP socket.
@@ -62,7 +62,7 @@ impl TcpInfo {
     fn parse(bytes: &[u8]) -> Self {
         let micros_32 = |at| word(bytes, at).map(|micros| Duration::from_micros(u64::from(micros)));
         let micros_64 = |at| long(bytes, at).map(Duration::from_micros);
-        // a bit that was padding before there was a rate
+        // Kernels without `delivery_rate` had padding in the place of this bit.
         let flags = long(bytes, DELIVERY_RATE).and_then(|_| bytes.get(FLAGS));
         Self {
             established: bytes.first().map(|state| *state == ESTABLISHED),
@@ -98,11 +98,10 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..)?.first_chunk().map(|long| u64::from_ne_bytes(*long))
 }
 
-/// More than any kernel fills so far.
+/// The room for the structure: more than any kernel fills so far.
 const ROOM_BYTES: usize = 512;
 
-/// Where the fields lie; the kernel only ever appends.
-/// `TCP_ESTABLISHED`, in the first byte.
+/// The state `TCP_ESTABLISHED`, in the first byte. The numbers below are offsets; the kernel only ever appends fields.
 const ESTABLISHED: u8 = 1;
 const FLAGS: usize = 7;
 const SEGMENT_BYTES: usize = 16;
@@ -135,7 +134,7 @@ mod tests {
         let (mut far, _) = listener.accept().unwrap();
         near.write_all(&[7; 1000]).unwrap();
         far.read_exact(&mut [0; 1000]).unwrap();
-        // an answer carries the acknowledgement with it
+        // An answer carries the acknowledgement with it.
         far.write_all(&[1]).unwrap();
         near.read_exact(&mut [0]).unwrap();
         let info = tcp_info(&near).unwrap();

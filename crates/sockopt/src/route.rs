@@ -1,4 +1,4 @@
-//! What is known of the way to a peer.
+//! The path to a peer, as far as the kernel knows it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 
 use crate::sys;
 
-/// The largest IP packet that the way of a socket carries, as far as the kernel knows: that of its first
-/// link, or what it has learnt since. The socket must be connected to `peer`.
+/// The path MTU of a socket: the largest IP packet that the path carries, as far as the kernel knows. It is that of the
+/// first link, until the kernel learns better. The socket must be connected to `peer`.
 ///
 /// # Errors
 /// The socket is not connected.

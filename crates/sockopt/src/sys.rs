@@ -17,11 +17,11 @@ pub(crate) fn set_integer(socket: BorrowedFd<'_>, level: i32, option: i32, value
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// An option whose value is a structure; returns how much of `room` the kernel filled.
+/// Reads an option whose value is a structure; returns how much of `room` the kernel filled.
 pub(crate) fn bytes(socket: BorrowedFd<'_>, level: i32, option: i32, room: &mut [u8]) -> io::Result<usize> {
     let mut length = libc::socklen_t::try_from(room.len()).unwrap_or(libc::socklen_t::MAX);
-    // SAFETY: as above; the kernel writes at most `length` bytes to `room`, which is no shorter and outlives
-    // the call, and any bytes are valid there.
+    // SAFETY: the descriptor is borrowed, so open, for the whole call; the kernel writes at most `length` bytes to
+    // `room`, which is no shorter and outlives the call, and any bytes are valid there.
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -34,12 +34,13 @@ pub(crate) fn bytes(socket: BorrowedFd<'_>, level: i32, option: i32, room: &mut 
     if outcome == 0 { Ok(room.len().min(length as usize)) } else { Err(io::Error::last_os_error()) }
 }
 
-/// An option whose value is a C `int`.
+/// Reads an option whose value is a C `int`.
 #[cfg(test)]
 pub(crate) fn integer(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<i32> {
     let mut value = 0;
     let mut length = INT_BYTES;
-    // SAFETY: as above; the kernel writes at most `length` bytes to `value`, which outlives the call.
+    // SAFETY: the descriptor is borrowed, so open, for the whole call; the kernel writes at most `length` bytes to
+    // `value`, which outlives the call.
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

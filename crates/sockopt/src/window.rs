@@ -7,14 +7,13 @@ use crate::sys;
 
 /// Lets an established connection's receive buffer hold `bytes` at once, instead of what the kernel starts with
 /// (`net.ipv4.tcp_rmem`, second figure, mostly 128 KiB), and leaves autotuning on: the buffer still grows past `bytes`.
-/// It is bounded by half of the third figure of `tcp_rmem`. No memory is taken until data arrives.
+/// The kernel caps it at half of the third figure of `tcp_rmem`. No memory is taken until data arrives.
 ///
-/// Autotuning alone opens the window only when more than the initial window was read within one round trip.
-/// With jumbo frames it may never be: of a window of 61,440 bytes a sender with segments of 8,948 bytes uses
-/// six, 53,688 bytes, and the connection stays at that, at 90 ms some 5 Mbit/s. `SO_RCVBUF` would turn
-/// autotuning off for good.
+/// Autotuning alone opens the window only when more than the initial window was read within one round trip. With jumbo
+/// frames that may never happen: of a window of 61,440 bytes a sender with segments of 8,948 bytes uses six, 53,688
+/// bytes, and the window stays as it is: some 5 Mbit/s at 90 ms. `SO_RCVBUF` would turn autotuning off for good.
 ///
-/// The kernel makes room for what `SO_RCVLOWAT` asks for; the mark itself goes back to one byte at once.
+/// The kernel enlarges the buffer for what `SO_RCVLOWAT` asks for, and keeps it when the mark goes back to one byte.
 ///
 /// # Errors
 /// The kernel refuses the option, or the connection is gone.

@@ -1,5 +1,5 @@
-//! How long files would take at least, by what a sweep has found: between two sizes the time for a file goes
-//! from one to the other in equal proportions.
+//! The least time that files would take, by the results of a sweep: between two sizes the time for a file goes from one
+//! to the other in equal proportions.
 //!
 //! **Invariant:** the sizes are in order and every time is above zero.
 
@@ -7,10 +7,10 @@ use zmove_types::ByteCount;
 
 use crate::result::{Direction, Sweep};
 
-/// What a storage gives in one direction.
+/// The fastest that a storage can be in one direction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ceiling {
-    /// Sizes, and the seconds that a file of each takes, as logarithms.
+    /// The sizes, and the seconds that a file of each takes, as logarithms.
     times: Vec<(f64, f64)>,
 }
 
@@ -23,8 +23,8 @@ impl Ceiling {
         Self::of_rates(sweep.sizes.iter().filter_map(rate))
     }
 
-    /// The ceiling of sizes in ascending order with what they have shown, in bytes per second; sizes and
-    /// rates that cannot be are passed over. `None` without any.
+    /// The ceiling by sizes in ascending order and their rates, in bytes per second; impossible sizes and rates are
+    /// ignored. `None` without any.
     #[must_use]
     pub fn of_rates(rates: impl IntoIterator<Item = (u64, f64)>) -> Option<Self> {
         let mut times: Vec<(f64, f64)> = Vec::new();
@@ -48,7 +48,8 @@ impl Ceiling {
         files * self.file_seconds(ByteCount(bytes).as_f64() / files)
     }
 
-    /// A file smaller than the smallest takes as long as that, of a larger one than the largest each byte does.
+    /// The seconds that one file takes. Below the smallest size they stay the same, above the largest they grow with
+    /// the bytes.
     fn file_seconds(&self, bytes: f64) -> f64 {
         let size = bytes.max(1.0).ln();
         let above = self.times.partition_point(|(edge, _)| *edge < size);
@@ -88,7 +89,7 @@ mod tests {
     #[test]
     fn others_take_what_their_neighbours_say() {
         let reads = Ceiling::of(&of(&[(1 << 10, 1024e3), (1 << 20, 1048.576e6)]), Direction::Read).unwrap();
-        // both take a thousandth of a second a file, and so does what is between them, or smaller
+        // Files of both sizes take a thousandth of a second each, and so do files in between, or smaller ones.
         about(reads.seconds(1000, 1000 << 14), 1.0);
         about(reads.seconds(1000, 0), 1.0);
         about(reads.seconds(1, 1 << 30), 1.024);

@@ -1,5 +1,5 @@
-//! One size: written, dropped from the page cache, read. Its files stay until the end: where many were just
-//! removed, file systems are slower to make new ones.
+//! The measurement of one size: files are written, dropped from the page cache, and read. They stay until the end:
+//! where many were just removed, file systems are slower to make new ones.
 
 mod groups;
 mod large;
@@ -26,10 +26,10 @@ use large::LargeFiles;
 use pace::Pace;
 use small::SmallFiles;
 
-/// What is needed to measure a cell.
+/// All that is needed to measure a cell.
 pub(crate) struct Bench<'a> {
     pub(crate) cell: Cell,
-    /// Which one it is.
+    /// The number of the cell in the sweep.
     pub(crate) number: usize,
     pub(crate) place: &'a Place,
     pub(crate) file_io: &'a Arc<dyn FileIo>,
@@ -56,7 +56,7 @@ impl Bench<'_> {
         let directory = RelPath::root().join(&name).expect("one name is no long path");
         let made = self.place.tree.ensure_directory(&directory);
         let directory = made.map_err(self.cannot("make a directory in"))?;
-        // what others have written is not to be flushed in this one's time
+        // Data that others have written must not be flushed in the time of this cell.
         rustix::fs::syncfs(self.place.tree.fd()).map_err(self.cannot("flush"))?;
         let mut measured = Measured::nothing(&self.cell);
         begin(Direction::Write);
@@ -77,7 +77,7 @@ impl Bench<'_> {
             let root = self.place.tree.fd();
             let pace = &pace;
             scope.spawn(move || pace.flush_over_and_over(root, |error| self.cannot("flush")(error)));
-            // a push has files of one group in batches, and larger ones by groups
+            // A push has files of one group in batches, and larger ones by groups.
             let written = if self.cell.file_bytes <= GROUP_BYTES {
                 Files::Small(SmallFiles::write(self, directory, pace))
             } else {
@@ -114,7 +114,7 @@ impl Bench<'_> {
         Ok(Moved::new(self.cell.file_bytes, counted, took, way))
     }
 
-    /// Runs `work` on every thread; what one of them cannot do ends all.
+    /// Runs `work` on every thread; the first error of one ends all.
     fn on_threads(&self, pace: &Pace<'_>, work: impl Fn(usize) -> Result<(), SweepError> + Sync) {
         std::thread::scope(|scope| {
             for thread in 0..self.threads {
@@ -128,12 +128,12 @@ impl Bench<'_> {
         });
     }
 
-    /// Another for each thread of each cell.
+    /// The seed of a thread's noise, another for each thread of each cell.
     fn seed(&self, thread: usize) -> u64 {
         (self.number as u64) << 32 | thread as u64
     }
 
-    /// Has the page cache let go of a file.
+    /// Drops a file from the page cache.
     fn drop_cached(&self, file: &File) -> Result<(), SweepError> {
         rustix::fs::fadvise(file, 0, None, Advice::DontNeed).map_err(self.cannot("drop the cache of"))
     }
@@ -145,7 +145,7 @@ impl Bench<'_> {
         opened.map(File::from).map_err(self.cannot("open a file in"))
     }
 
-    /// Reads `len` bytes of a file, and fails if the file has become shorter; gives the buffer back.
+    /// Reads `len` bytes of a file, and fails if the file has become shorter; returns the buffer.
     fn read_whole(
         &self,
         file: &DataFile,
@@ -159,13 +159,13 @@ impl Bench<'_> {
         Ok(buffer)
     }
 
-    /// For `map_err`.
+    /// The error of an operation in the sweep's directory, to be given to `map_err`.
     fn cannot<E: Into<io::Error>>(&self, operation: &'static str) -> impl FnOnce(E) -> SweepError {
         SweepError::io(operation, &self.place.path)
     }
 }
 
-/// Whether the page cache holds most of a file; where the kernel does not tell, it has let go of it.
+/// Whether the page cache holds most of a file; `false` where the kernel does not report it.
 fn is_cached(file: &File, bytes: u64) -> bool {
     zmove_disk::cached_bytes(file.as_fd(), 0..bytes).is_ok_and(|cached| cached > bytes / 2)
 }
@@ -175,13 +175,13 @@ fn name_of(number: u64) -> Name {
     Name::from_bytes(number.to_string().as_bytes()).expect("digits")
 }
 
-/// Of every file.
+/// The mode of every file.
 const MODE: u32 = 0o600;
-/// Of a slice; the last flush and reading have the rest.
+/// The share of a slice for writing; the last flush and reading have the rest.
 const WRITE_SHARE: f64 = 0.5;
-/// Of what is left then; dropping the page cache has the rest.
+/// The share for reading of the time that is left then; dropping the page cache has the rest.
 const READ_SHARE: f64 = 0.8;
-/// Where writing has taken all the time.
+/// The time for reading where writing has taken all of the slice.
 const READ_MIN: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

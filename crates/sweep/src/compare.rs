@@ -1,26 +1,25 @@
 //! The postulation of "When to use rsync" (Chin Fang, R. "Les" A. Cottrell, Ezra Kissel), section "A precaution and a
-//! postulation": what another site's transfer rate lets one expect here at best, `U_b = F_s × F_c × E_1`.
+//! postulation": the best that the transfer rate of another site lets one expect here, `U_b = F_s × F_c × E_1`.
 //!
 //! There `F_s` is the attainable storage throughput here over that of the reference, `F_c` the same for the
-//! computational power of the processor, whose clock the paper's appendix compares, and `E_1` the transfer
-//! rate that the reference has reached. A transfer reads and writes, so the lesser of both ratios is the
-//! `F_s` of a size.
+//! computational power of the processor, whose clock the paper's appendix compares, and `E_1` the transfer rate that
+//! the reference has reached. A transfer reads and writes, so the lesser of both ratios is the `F_s` of a size.
 
 use crate::result::{Direction, Measured, Sweep};
 
-/// This site beside a reference.
+/// The comparison of this site with a reference.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// The sizes that both have measured.
+    /// The sizes that both sweeps have measured.
     pub sizes: Vec<Compared>,
-    /// `F_c`: the speed of a core here divided by that of the reference's.
+    /// `F_c`: the speed of a core here divided by that of a core of the reference.
     pub cpu: f64,
 }
 
-/// The results for one file size, those from here divided by those of the reference.
+/// The results for one file size, divided by those of the reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Compared {
-    /// The size.
+    /// The size of each file, in bytes.
     pub file_bytes: u64,
     /// The ratio for writing, if both sweeps have measured that.
     pub write: Option<f64>,
@@ -29,8 +28,8 @@ pub struct Compared {
 }
 
 impl Comparison {
-    /// Compares what was measured `here` with a reference; `None` where they share no size, or a core's speed
-    /// is not known.
+    /// Compares the sweep from `here` with a reference; `None` where they share no size, or a core's speed is not
+    /// known.
     #[must_use]
     pub fn new(here: &Sweep, reference: &Sweep) -> Option<Self> {
         let speed = |sweep: &Sweep| sweep.host.core_operations_per_second;
@@ -43,7 +42,7 @@ impl Comparison {
 }
 
 impl Compared {
-    /// `F_s`: the lesser of both.
+    /// `F_s`: the lesser of both ratios.
     #[must_use]
     pub fn storage(&self) -> f64 {
         self.write.into_iter().chain(self.read).fold(f64::INFINITY, f64::min)

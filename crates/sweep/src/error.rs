@@ -1,22 +1,22 @@
-//! Why a sweep did not come to its end.
+//! The reasons why a sweep did not come to its end.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use zmove_types::ByteCount;
 
-/// Why there is no sweep.
+/// The reason why there is no sweep.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SweepError {
-    /// Something could not be done with the storage.
+    /// An operation on the storage failed.
     #[error("{operation} '{}': {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
         /// The file or directory concerned.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// Less space is free than the sweep may write and others need.
@@ -26,7 +26,7 @@ pub enum SweepError {
         path: PathBuf,
         /// The space that is free there.
         free: ByteCount,
-        /// What the sweep may write.
+        /// The most bytes that the sweep would write.
         budget: ByteCount,
         /// The space that the sweep leaves for others.
         reserve: ByteCount,
@@ -37,24 +37,24 @@ pub enum SweepError {
     /// Another sweep runs in the same directory on this host.
     #[error("another sweep is running in '{}': both would measure each other", path.display())]
     Running {
-        /// Its directory.
+        /// The directory of that sweep.
         path: PathBuf,
     },
-    /// It was asked to stop.
+    /// The sweep was asked to stop.
     #[error("interrupted; what it had written has been removed")]
     Interrupted,
-    /// What it has written could not be removed.
+    /// The files of the sweep could not be removed.
     #[error("'{}' could not be removed, and may be by hand: {source}", path.display())]
     Left {
-        /// What is left.
+        /// The sweep's directory, which is left.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl SweepError {
-    /// For `map_err`: what was tried, and with what.
+    /// The error of an operation on a path, to be given to `map_err`.
     pub(crate) fn io<E: Into<io::Error>>(operation: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { operation, path, source: source.into() }

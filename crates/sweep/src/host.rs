@@ -1,4 +1,4 @@
-//! The host that measures: its name, its processor, and how fast a core of it is.
+//! The host that measures: its name, its processor, and the speed of one core.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -6,27 +6,28 @@ use std::time::Instant;
 use crate::result::Host;
 
 impl Host {
-    /// This host. Takes some hundredths of a second, all of them work.
+    /// Describes this host. Takes some hundredths of a second of CPU time.
     pub(crate) fn this() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let core_operations_per_second = (0..RUNS).map(|_| operations_per_second()).fold(0.0, f64::max);
         Self { name: Self::own_name(), cpu: cpu(), cores, core_operations_per_second }
     }
 
-    /// What this host calls itself.
+    /// The name of this host, by `uname`.
     pub(crate) fn own_name() -> String {
         rustix::system::uname().nodename().to_string_lossy().into_owned()
     }
 }
 
-/// As `/proc/cpuinfo` names it.
+/// The processor's name in `/proc/cpuinfo`.
 fn cpu() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     model.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, model)| model.trim().to_owned())
 }
 
-/// One chain in which each operation waits for the one before, so that nothing but the clock makes it faster.
+/// The rate of one chain in which each operation waits for the one before, so that nothing but the clock makes it
+/// faster.
 fn operations_per_second() -> f64 {
     let started = Instant::now();
     let mut number = black_box(1_u64);
@@ -37,7 +38,7 @@ fn operations_per_second() -> f64 {
     f64::from(OPERATIONS) / started.elapsed().as_secs_f64().max(1e-9)
 }
 
-/// About 5 ms at 3 GHz.
+/// The operations of one run, about 5 ms at 3 GHz.
 const OPERATIONS: u32 = 4_000_000;
-/// The fastest counts: others may have the core meanwhile.
+/// The number of runs, of which the fastest counts: others may have the core meanwhile.
 const RUNS: u32 = 5;

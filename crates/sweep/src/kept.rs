@@ -1,6 +1,6 @@
 //! The sweeps that are remembered: one file for each storage of each host, in a directory beside the keys.
 //!
-//! **Invariant:** they are advice. A file that cannot be read or understood is as good as none.
+//! **Invariant:** kept sweeps are advice. A file that cannot be read or parsed counts as none.
 
 use std::fs;
 use std::io::{self, Read};
@@ -12,22 +12,23 @@ use crate::storage::plain_name;
 /// The directory of kept sweeps.
 #[derive(Clone, Debug)]
 pub struct Kept {
-    /// Where they lie; it need not be there.
+    /// The path of the directory, which need not exist.
     pub directory: PathBuf,
 }
 
 impl Kept {
-    /// Keeps a sweep in the place of an earlier one of the same storage, and no more than a few of others.
+    /// Keeps a sweep in the place of an earlier one of the same storage, and removes the oldest where there are too
+    /// many.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn keep(&self, sweep: &Sweep) -> io::Result<()> {
         fs::create_dir_all(&self.directory)?;
         zmove_disk::replace_file(&self.file(&sweep.host.name, &sweep.storage), &sweep.to_json())?;
         self.forget_oldest()
     }
 
-    /// Whether there are none.
+    /// Whether no sweep is kept.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         fs::read_dir(&self.directory).map_or(true, |mut entries| entries.next().is_none())
@@ -64,7 +65,7 @@ impl Kept {
     }
 }
 
-/// FNV-1a: names files, and nobody gains by two that are the same.
+/// FNV-1a: it only names files, and nobody gains by two equal names.
 fn hashed(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,5 +1,5 @@
-//! What a storage gives: files of one size after the other, written and read as a transfer would, within a
-//! budget of bytes and time.
+//! The speed of a storage: files of one size after the other, written and read as a transfer would, within a budget of
+//! bytes and time.
 //!
 //! The sizes are those of elbencho's storage sweep, in the classes of "When to use rsync" (Fang, Cottrell,
 //! Kissel): LOSF from 1 KiB, medium from 1 MiB, large from 1 GiB.

@@ -1,9 +1,9 @@
 //! The one directory in which a sweep works.
 //!
-//! It is hidden, named `.zmove-sweep-HOST-NUMBER`, open to its owner alone, and locked while the sweep lives.
-//! **Invariant:** nothing outside it is changed but what a sweep of this user on this host has left: a
-//! directory of such a name that nobody holds the lock of and whose mark names this very directory, not one
-//! that a copy of it was made from.
+//! The directory is hidden, named `.zmove-sweep-HOST-NUMBER`, open to its owner alone, and locked while the sweep
+//! lives. **Invariant:** nothing outside it is changed but leftovers of a sweep of this user on this host: a directory
+//! of such a name that nobody holds the lock of and whose mark names this very directory, not one that it was copied
+//! from.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -19,32 +19,33 @@ use crate::error::SweepError;
 use crate::result::Host;
 use crate::storage::plain_name;
 
-/// The directory of a sweep that runs.
+/// The directory of a running sweep.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// Where it lies.
+    /// The directory that holds it.
     parent: Tree,
     name: Name,
-    /// Where it is, for messages.
+    /// The path of the directory, for messages.
     pub(crate) path: PathBuf,
-    /// Its contents.
+    /// The directory itself, opened.
     pub(crate) tree: Tree,
     removed: bool,
 }
 
-/// What was found beside it.
+/// The finding about another directory that is named as a sweep's.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// It was left by a sweep that died, and has been removed.
+    /// The directory was left by a sweep that died, and has been removed.
     Removed,
-    /// It is in use by a sweep on this host.
+    /// The directory is in use by a sweep on this host.
     InUse,
-    /// It is not this user's or host's, or cannot be told to be: it stays.
+    /// The directory stays: it is another user's or host's, or it is not certain to be ours, or it could not be
+    /// removed.
     NotOurs,
 }
 
 impl Place {
-    /// Makes one in a directory that is called `path`, and looks at what others have left there.
+    /// Makes a directory in `parent`, which is called `path`, and looks at those that other sweeps have left there.
     pub(crate) fn make_in(
         parent: Tree,
         path: &Path,
@@ -75,7 +76,7 @@ impl Place {
             let _best_effort = rustix::fs::unlinkat(parent.fd(), name.as_os_str(), AtFlags::REMOVEDIR);
         })?;
         let place = Self { parent, name, path: path.to_owned(), tree: Tree::at(opened), removed: false };
-        // where there are no locks the next sweep only names what is left
+        // Where there are no locks, the next sweep only reports a directory that is left.
         let _no_locks = rustix::fs::flock(place.tree.fd(), FlockOperation::NonBlockingLockExclusive);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(place.tree.fd(), MARK, flags, Mode::RUSR | Mode::WUSR)?;
@@ -83,7 +84,7 @@ impl Place {
         Ok(place)
     }
 
-    /// Removes a directory in it, by several threads: how long that takes counts in the time of a sweep.
+    /// Empties and removes a directory of the sweep by several threads, since that takes part of the sweep's time.
     fn empty(&self, directory: &Name, threads: usize) -> Result<(), SweepError> {
         let path = beneath(directory);
         let shown = self.path.join(directory.as_os_str());
@@ -93,20 +94,20 @@ impl Place {
         std::thread::scope(|scope| {
             for part in all.chunks(all.len().div_ceil(threads.max(1)).max(1)) {
                 let path = &path;
-                // what stays is told by the removal of the directory
+                // An entry that stays makes the removal of the directory fail, which is reported.
                 scope.spawn(move || remove_entries(&self.tree, path, part.iter(), |_, _| {}));
             }
         });
         self.remove_from(&self.tree, directory)
     }
 
-    /// Removes it with all that is in it.
+    /// Removes the sweep's directory with all that is in it.
     pub(crate) fn remove(mut self, threads: usize) -> Result<(), SweepError> {
         self.removed = true;
         let directories =
             names(self.tree.fd(), |name| name.as_bytes() != MARK.as_bytes()).unwrap_or_default();
         for directory in directories {
-            // what stays is met again, and told
+            // A directory that stays is met again below, where the error is reported.
             let _best_effort = self.empty(&directory, threads);
         }
         self.remove_from(&self.parent, &self.name)
@@ -124,13 +125,13 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if !self.removed {
-            // the error that led here is told
+            // The error that led here is reported already.
             let _best_effort = self.remove_from(&self.parent, &self.name);
         }
     }
 }
 
-/// What another directory of such a name is; `None` if it has gone.
+/// Looks at another directory of such a name, and removes it if it was left; `None` if it has gone.
 fn look(parent: &Tree, name: &Name, host: &str) -> Option<Found> {
     let directory = match parent.open_directory(&beneath(name)) {
         Ok(directory) => directory,
@@ -162,12 +163,12 @@ fn is_marked(directory: &OwnedFd) -> bool {
     read.is_ok() && mark(directory.as_fd()).is_ok_and(|mark| mark == text)
 }
 
-/// What tells a directory from all others.
+/// The text that identifies a directory among all others.
 fn mark(directory: BorrowedFd<'_>) -> io::Result<String> {
     let asked = StatxFlags::INO | StatxFlags::BTIME;
     let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked)?;
     let birth = stat.stx_btime;
-    // two hosts may have the same name
+    // Two hosts may have the same name.
     let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let machine = machine.trim();
     Ok(format!("zmove sweep {:x} {:x}.{:x} {machine}\n", stat.stx_ino, birth.tv_sec, birth.tv_nsec))
@@ -202,7 +203,7 @@ fn beneath(name: &Name) -> RelPath {
 }
 
 const PREFIX: &str = ".zmove-sweep-";
-/// Of the number at the end.
+/// The number of hexadecimal digits at the end of the name.
 const NUMBER_DIGITS: usize = 16;
 const MARK: &str = "mark";
 const MARK_BYTES_MAX: u64 = 128;

@@ -1,6 +1,6 @@
-//! Which sizes are measured, and with how many files: all of a budget of bytes, and what fits into the time.
+//! The plan of a sweep: the sizes to measure, and the number of files for each, within a budget of bytes and the time.
 //!
-//! **Invariant:** what all cells write, in whole pages, is within the budget, whatever that is.
+//! **Invariant:** the files of all cells, in whole pages, are within the budget, whatever that is.
 
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ pub(crate) fn cells_within(budget: ByteCount, time: Duration, files_max: u64) ->
     in_steps_of(4, budget, files_max)
 }
 
-/// Large files get two fifths, medium ones two thirds of what is left then, and small ones the rest; what the larger
-/// cannot use is the smaller's.
+/// The cells for sizes in such steps. Large files get two fifths of the budget, medium ones two thirds of what is left
+/// then, and small ones the rest; what the larger ones cannot use goes to the smaller ones.
 fn in_steps_of(step: u64, ByteCount(budget): ByteCount, files_max: u64) -> Vec<Cell> {
     let large = class_cells(budget / 5 * 2, sizes(LARGE..=LARGEST, 4), files_max);
     let left = budget - written(&large);
@@ -45,7 +45,8 @@ fn sizes(range: std::ops::RangeInclusive<u64>, step: u64) -> impl Iterator<Item 
     std::iter::successors(Some(*range.start()), next).take_while(move |size| range.contains(size))
 }
 
-/// As many of the sizes, from the smallest on, as get one file at least of an equal share each.
+/// The cells of one class: as many of the sizes, from the smallest on, as get at least one file each from an equal
+/// share.
 fn class_cells(share: u64, sizes: impl Iterator<Item = u64>, files_max: u64) -> Vec<Cell> {
     let sizes: Vec<_> = sizes.collect();
     let fits = |count: &usize| share / *count as u64 >= on_disk(sizes[*count - 1]);
@@ -55,12 +56,12 @@ fn class_cells(share: u64, sizes: impl Iterator<Item = u64>, files_max: u64) -> 
     sizes[..count].iter().map(cell).collect()
 }
 
-/// What cells write in all, in whole pages.
+/// The bytes that cells write in all, in whole pages.
 fn written(cells: &[Cell]) -> u64 {
     cells.iter().map(|cell| cell.files * on_disk(cell.file_bytes)).sum()
 }
 
-/// What a file takes at least: whole pages.
+/// The bytes that a file takes at least: whole pages.
 fn on_disk(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE_BYTES as u64)
 }
@@ -68,9 +69,9 @@ fn on_disk(bytes: u64) -> u64 {
 const SMALLEST: u64 = 1 << 10;
 const MEDIUM: u64 = 1 << 20;
 const LARGE: u64 = 1 << 30;
-/// Where the paper's sweep ends.
+/// The largest size, at which the paper's sweep ends.
 const LARGEST: u64 = 1 << 40;
-/// A size needs so much, for a fine sweep to be worth it.
+/// The time that each size needs for a fine sweep to be worth it.
 const FINE_CELL_TIME: Duration = Duration::from_secs(8);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a sweep has found, as it is kept and written for programs: JSON of one version.
+//! The results of a sweep, as they are kept and written for programs: JSON of one version.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use zmove_types::{ByteCount, SizeClass};
 
 use crate::plan::Cell;
 
-/// The version of what is written.
+/// The version of the JSON format.
 pub(crate) const FORMAT: u64 = 1;
 
 /// One sweep of one storage.
@@ -19,83 +19,83 @@ pub struct Sweep {
     pub zmove: String,
     /// When the sweep began, in seconds since 1970.
     pub unix_seconds: u64,
-    /// What was measured.
+    /// The storage that was measured.
     pub storage: Storage,
     /// The host that has measured.
     pub host: Host,
-    /// Threads that wrote and read.
+    /// The number of threads that wrote and read.
     pub threads: usize,
-    /// The most that was to be written.
+    /// The most bytes that were to be written.
     pub budget_bytes: u64,
-    /// The time that it was given.
+    /// The time that the sweep was given.
     pub time_seconds: f64,
-    /// The time that it took.
+    /// The time that the sweep took.
     pub seconds: f64,
     /// Whether everything that was planned has been measured, if only in part.
     pub complete: bool,
-    /// From the smallest files to the largest.
+    /// The results by file size, from the smallest to the largest.
     pub sizes: Vec<Measured>,
 }
 
-/// Which file system.
+/// The identity of a file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Storage {
     /// The directory that was named.
     pub path: String,
     /// The kind of file system, as `mount` names it.
     pub kind: String,
-    /// What is mounted: a device, or a host and what it exports.
+    /// The source of the mount: a device, or a host and its export.
     pub source: String,
-    /// What the file system says that it is, in hex.
+    /// The file system's id (`f_fsid` of `statvfs`), in hex.
     pub id: String,
 }
 
 /// The host that has measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Host {
-    /// Its name.
+    /// The host's name.
     pub name: String,
-    /// Its processor.
+    /// The processor's name.
     pub cpu: String,
-    /// How many cores the process could use.
+    /// The number of cores that the process could use.
     pub cores: usize,
-    /// How fast one core runs a fixed chain of integer operations: it follows the clock under load.
+    /// The rate at which one core runs a fixed chain of integer operations: it follows the clock under load.
     pub core_operations_per_second: f64,
 }
 
-/// What was measured with files of one size.
+/// The results for files of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// The size.
+    /// The size of each file, in bytes.
     pub file_bytes: u64,
-    /// `losf`, `medium` or `large`.
+    /// The size class: `losf`, `medium` or `large`.
     pub class: String,
-    /// How many files there would have been with time enough.
+    /// The number of files that there would have been with time enough.
     pub files_planned: u64,
     /// The result of writing the files, with the flush.
     pub write: Option<Moved>,
-    /// The result of reading the files, not from the page cache unless [`Moved::way`] says so.
+    /// The result of reading the files, not from the page cache unless [`Moved::way`] is [`CacheUse::Cached`].
     pub read: Option<Moved>,
 }
 
-/// What was moved in a time.
+/// The files and bytes that were moved, and their rates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Moved {
-    /// Whole files.
+    /// The number of whole files.
     pub files: u64,
-    /// All bytes, those of files that were cut short too.
+    /// All bytes, including those of files that were cut short.
     pub bytes: u64,
-    /// How long it took.
+    /// The time that moving them took.
     pub seconds: f64,
-    /// The rate.
+    /// The rate in bytes.
     pub bytes_per_second: f64,
     /// The rate in files of this size.
     pub files_per_second: f64,
-    /// Which way the bytes went.
+    /// The way of the bytes between memory and storage.
     pub way: CacheUse,
 }
 
-/// How much was moved.
+/// The number of files and bytes that were moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counted {
     pub(crate) files: u64,
@@ -108,13 +108,13 @@ pub(crate) struct Counted {
 pub enum CacheUse {
     /// Past the page cache (`O_DIRECT`).
     Direct,
-    /// Through the page cache: written and flushed, or read after what it held was dropped.
+    /// Through the page cache: written and flushed, or read after the cache was dropped.
     Buffered,
-    /// From the page cache, which would not let go of it: no figure of the storage, unless that is memory.
+    /// From the page cache, which kept the file: no figure of the storage, unless that is memory.
     Cached,
 }
 
-/// One of the two directions.
+/// The direction of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From storage.
@@ -123,26 +123,26 @@ pub enum Direction {
     Write,
 }
 
-/// Why a file holds no sweep.
+/// The reason why a file holds no sweep.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// It is of another version.
+    /// The sweep is of another version of the format.
     #[error("its format is {found}, and this zmove reads {known}", known = FORMAT)]
     Format {
-        /// What it says.
+        /// The version in the file.
         found: u64,
     },
-    /// It is something else.
+    /// The file is no JSON of a sweep.
     #[error("it is no sweep: {0}")]
     Json(#[from] serde_json::Error),
-    /// A figure in it cannot be.
+    /// A figure in the sweep is impossible.
     #[error("it says what cannot be: {0}")]
     Impossible(&'static str),
 }
 
 impl Sweep {
-    /// Reads what [`to_json`](Self::to_json) has written.
+    /// Parses a sweep that [`to_json`](Self::to_json) has written.
     ///
     /// # Errors
     /// [`ReadError`] for anything else, another version too.
@@ -160,10 +160,10 @@ impl Sweep {
         Ok(sweep)
     }
 
-    /// As JSON, for people too.
+    /// The sweep as JSON, indented for people.
     ///
     /// # Panics
-    /// Never: all of it can be written so.
+    /// Never: plain fields can always be written.
     #[must_use]
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("plain fields") + "\n"
@@ -174,7 +174,7 @@ impl Sweep {
         self.sizes.iter().filter(move |size| SizeClass::of(size.file_bytes) == class)
     }
 
-    /// What is relied on when figures are divided by each other.
+    /// Checks the figures that others divide by.
     fn check(&self) -> Result<(), ReadError> {
         let moved = self.sizes.iter().flat_map(|size| [size.write, size.read]).flatten();
         if moved.into_iter().any(|moved| moved.seconds <= 0.0 || moved.bytes_per_second <= 0.0) {
@@ -191,13 +191,13 @@ impl Sweep {
 }
 
 impl Measured {
-    /// A size of which nothing has been measured yet.
+    /// The results of a size that has not been measured yet.
     pub(crate) fn nothing(cell: &Cell) -> Self {
         let class = class_key(SizeClass::of(cell.file_bytes)).to_owned();
         Self { file_bytes: cell.file_bytes, class, files_planned: cell.files, write: None, read: None }
     }
 
-    /// What was measured in a direction.
+    /// The result in one direction.
     #[must_use]
     pub fn moved(&self, direction: Direction) -> Option<&Moved> {
         match direction {
@@ -208,7 +208,7 @@ impl Measured {
 }
 
 impl Moved {
-    /// What so many files of a size came to; `None` if nothing was moved.
+    /// The result of moving the counted files in this time; `None` if nothing was moved.
     pub(crate) fn new(
         file_bytes: u64,
         Counted { files, bytes }: Counted,
@@ -225,7 +225,7 @@ impl Moved {
     }
 }
 
-/// A class in JSON.
+/// The name of a class in JSON.
 fn class_key(class: SizeClass) -> &'static str {
     match class {
         SizeClass::Losf => "losf",

@@ -1,4 +1,4 @@
-//! A whole sweep: room, plan, one cell after the other, and nothing left.
+//! A whole sweep: the check for room, the plan, one cell after the other, and the removal of everything.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub struct SweepConfig {
     /// The directory at `path`, if it has been opened already: `path` is then used for messages alone.
     /// Default: the directory is opened by `path`.
     pub opened: Option<Tree>,
-    /// The most that is written in all, in bytes. Default: 10 GiB. More gives larger files and steadier
+    /// The most that is written in all, in bytes. Default: 10 GiB. A larger budget gives larger files and steadier
     /// figures.
     pub budget: ByteCount,
     /// How long the sweep may take. Default: two minutes. More time gives steadier figures and, from some
@@ -37,23 +37,23 @@ pub struct SweepConfig {
     pub direct: Direct,
 }
 
-/// What it tells while it runs.
+/// An event of a running sweep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SweepEvent {
-    /// What an earlier sweep had left has been removed.
+    /// A directory that an earlier sweep had left has been removed.
     Removed(PathBuf),
-    /// This looks like what a sweep has left, and stays: it is another user's or host's, or cannot be told to be left.
+    /// A directory that looks like a sweep's stays: it is another user's or host's, or it is not certain to be one.
     Stays(PathBuf),
     /// One size is being measured.
     Measuring {
-        /// Which one, from 0.
+        /// The number of the size, from 0.
         number: usize,
-        /// How many there are.
+        /// The number of sizes in all.
         of: usize,
-        /// The size.
+        /// The size of each file, in bytes.
         file_bytes: u64,
-        /// Which way.
+        /// Whether files are written or read.
         direction: Direction,
     },
     /// Everything that was written is being removed.
@@ -61,7 +61,7 @@ pub enum SweepEvent {
 }
 
 impl SweepConfig {
-    /// The defaults, below this path.
+    /// The default settings, below this path.
     #[must_use]
     pub fn at(path: impl Into<PathBuf>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
@@ -77,10 +77,10 @@ impl SweepConfig {
     }
 }
 
-/// Measures what the storage at a path gives, until it is through, out of time, or told to `stop`.
+/// Measures the storage at a path, until all sizes are through, time is over, or `stop` is set.
 ///
 /// # Errors
-/// [`SweepError`]; what was written has been removed then too, unless the error says otherwise.
+/// [`SweepError`]; the written files have been removed then too, unless the error says otherwise.
 pub fn sweep(
     config: &SweepConfig,
     stop: &AtomicBool,
@@ -161,7 +161,7 @@ fn measure(
     Ok(sizes)
 }
 
-/// Refuses where others would be left without room; returns how many files there may be.
+/// Refuses a sweep that would leave others without room; returns the most files that one size may have.
 fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepError> {
     let SweepConfig { path, budget, .. } = config;
     let stat = rustix::fs::fstatvfs(directory).map_err(SweepError::io("open", path))?;
@@ -171,7 +171,7 @@ fn room(directory: BorrowedFd<'_>, config: &SweepConfig) -> Result<u64, SweepErr
         let (path, free, reserve) = (path.clone(), ByteCount(free), ByteCount(reserve));
         return Err(SweepError::NoRoom { path, free, budget: *budget, reserve });
     }
-    // a file system that counts none has no bound
+    // A file system that counts no inodes has no bound.
     let files = if stat.f_files == 0 { u64::MAX } else { stat.f_favail / 2 / SIZES_MAX };
     Ok(files.min(FILES_MAX))
 }
@@ -180,14 +180,15 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// What others are left: a twentieth of the file system, or so much.
+/// The space that is left to others: this part of the file system, at most `RESERVE_BYTES_MAX`.
 const RESERVE_PART: u64 = 20;
 const RESERVE_BYTES_MAX: u64 = 10 << 30;
-/// Of the time; removing everything has the rest: small files can take longer to remove than to make.
+/// The share of the time for measuring. Removing everything has the rest: small files can take longer to remove than to
+/// make.
 const MEASURE_SHARE: f64 = 0.65;
-/// All LOSF and medium sizes, and some large ones.
+/// The most sizes of a sweep: all LOSF and medium ones, and some large ones.
 const SIZES_MAX: u64 = 32;
-/// Of one size.
+/// The most files of one size.
 const FILES_MAX: u64 = 1 << 15;
-/// In less nothing can be measured.
+/// The shortest slice in which a size can be measured.
 const SLICE_MIN: Duration = Duration::from_millis(5);

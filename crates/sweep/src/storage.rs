@@ -1,4 +1,4 @@
-//! Identifies the file system that a path lies on, so that an earlier sweep of it is found again.
+//! The identity of the file system that a path lies on, by which an earlier sweep of it is found again.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -11,17 +11,17 @@ use zmove_disk::Mount;
 use crate::result::Storage;
 
 impl Storage {
-    /// The storage at a path that is there.
+    /// The storage at a path that exists.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn at(path: &Path) -> io::Result<Self> {
         let path = path.canonicalize()?;
         let asked = rustix::fs::statx(CWD, &path, AtFlags::empty(), StatxFlags::MNT_ID);
         Ok(Self::found(rustix::fs::statvfs(&path)?.f_fsid, asked, path))
     }
 
-    /// The storage of an open directory, which `path` leads to if that can be said.
+    /// The storage of an open directory; `path`, which should lead to it, is for people.
     pub(crate) fn of(directory: BorrowedFd<'_>, path: &Path) -> io::Result<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let asked = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID);
@@ -37,20 +37,20 @@ impl Storage {
         Self { path: path.to_string_lossy().into_owned(), kind, source, id }
     }
 
-    /// Whether another path is on the same file system.
+    /// Whether both are the same file system.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.kind, &self.source, &self.id) == (&other.kind, &other.source, &other.id)
     }
 }
 
-/// The mount with that number; where the kernel does not tell it, the innermost that the path lies in.
+/// The mount with that number; where the kernel does not report it, the innermost one that the path lies in.
 fn find(mounts: &[u8], id: Option<u64>, path: &Path) -> Option<Mount> {
     let numbered = id.and_then(|id| Mount::all(mounts).find(|mount| mount.id == id));
     numbered.or_else(|| Mount::around(mounts, path))
 }
 
-/// Letters that may stand in a file's name, for any text.
+/// The text with only such letters as may stand in a file's name.
 pub(crate) fn plain_name(text: &str) -> String {
     let letter = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let plain = text.as_bytes().iter().map(|byte| if letter(byte) { char::from(*byte) } else { '_' });

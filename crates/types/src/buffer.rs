@@ -1,8 +1,8 @@
 //! Owned payload buffers and the bounded pool they come from.
 //!
-//! A buffer moves disk → queue → lane and returns to its pool when dropped, so the pool's size is the bound
-//! on payload memory. **Invariant:** a pool never hands out more than its `buffers_max` at once, which only
-//! grows when that is asked for, and each begins at a page, as reads and writes past the page cache demand.
+//! A buffer moves disk → queue → lane and returns to its pool when dropped, so the pool's size is the bound on payload
+//! memory. **Invariant:** a pool never has more than `buffers_max` buffers out at once, and only [`BufferPool::raise`]
+//! changes that number. Each buffer begins at a page, as reads and writes past the page cache demand.
 
 use std::fmt;
 use std::ops::Deref;
@@ -15,12 +15,12 @@ pub struct Buffer {
     pool: Option<Arc<Shared>>,
 }
 
-/// Says whether two buffers are the same memory, also when one of them is long gone. It keeps no memory from being
-/// freed.
+/// The identity of a buffer's memory: tells whether two buffers are the same memory, also when one of them is long
+/// gone. It keeps no memory from being freed.
 #[derive(Clone, Debug)]
 pub struct MemoryId(Weak<()>);
 
-/// Where buffers begin in memory, in bytes.
+/// The alignment of buffers in memory, in bytes.
 pub const PAGE_BYTES: usize = 4096;
 
 /// A piece of memory that is never moved or resized. It begins at a page.
@@ -57,7 +57,7 @@ impl BufferPool {
         Self(Arc::new(Shared { buffer_bytes, state, returned: Condvar::new() }))
     }
 
-    /// Lets there be up to `buffers_max` buffers from now on, if that is more than before.
+    /// Raises the number of buffers that there may be to `buffers_max`, if that is more than before.
     pub fn raise(&self, buffers_max: usize) {
         let mut state = self.0.lock();
         state.buffers_max = state.buffers_max.max(buffers_max);
@@ -81,7 +81,7 @@ impl BufferPool {
         }
     }
 
-    /// Wakes and refuses everybody who waits for a buffer, now and later.
+    /// Ends the pool: every [`take`](Self::take), waiting or later, gets no buffer.
     pub fn close(&self) {
         self.0.lock().closed = true;
         self.0.returned.notify_all();
@@ -95,7 +95,7 @@ impl Shared {
 }
 
 impl State {
-    /// A free buffer, or leave (`Some(None)`) to make one, or `None` when all are out.
+    /// A free buffer; `Some(None)` where the caller may make one; `None` when all are out.
     fn take_or_make(&mut self) -> Option<Option<Memory>> {
         if let Some(memory) = self.free.pop() {
             return Some(Some(memory));
@@ -110,7 +110,7 @@ impl State {
 impl Memory {
     fn new(room_bytes: usize) -> Self {
         let bytes = vec![0; room_bytes + PAGE_BYTES];
-        // where the page cannot be told, the memory serves as it is: nothing relies on it but speed
+        // `align_offset` may find no page; the memory then serves as it is, since nothing relies on pages but speed.
         let start = Some(bytes.as_ptr().align_offset(PAGE_BYTES)).filter(|&start| start < PAGE_BYTES);
         Self { bytes, start: start.unwrap_or(0), room_bytes, id: Some(Arc::default()) }
     }
@@ -137,7 +137,7 @@ impl Buffer {
         self.memory.room_bytes
     }
 
-    /// Which memory this is.
+    /// The identity of this buffer's memory.
     #[must_use]
     pub fn memory_id(&self) -> MemoryId {
         MemoryId(self.memory.id.as_ref().map_or_else(Weak::new, Arc::downgrade))

@@ -1,6 +1,6 @@
 //! BLAKE3 values: the root of a whole file and the chaining value of one group.
 //!
-//! They are two types because a chaining value is not a hash of anything a user can check:
+//! The two are separate types because a chaining value is not a hash of anything a user can check:
 //! only the merge in `zmove-chunk` turns a full list of them into a [`Root`].
 
 use std::fmt;

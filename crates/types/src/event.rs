@@ -1,7 +1,7 @@
-//! What a transfer tells the outside while it runs.
+//! The events that a transfer reports to the outside while it runs.
 //!
-//! Bars, JSON lines and tests are all [`Observer`]s of the same [`Event`]s. Bytes are told per batch or
-//! chunk, never per write, so an observer may be slow without being in the way.
+//! Bars, JSON lines and tests are all [`Observer`]s of the same [`Event`]s. Bytes are reported per batch or chunk,
+//! never per write, so an observer may be slow without being in the way.
 
 use std::fmt;
 use std::time::Duration;
@@ -23,37 +23,37 @@ pub enum Side {
 pub enum Event {
     /// The scan found files that may have to move.
     Found {
-        /// How many regular files.
+        /// The number of regular files.
         files: u64,
-        /// Their sizes together.
+        /// The sum of the files' sizes.
         bytes: u64,
     },
-    /// The scan has ended: what was [`Found`](Self::Found) is all there is.
+    /// The scan has ended: no more files will be [`Found`](Self::Found).
     ScanEnded,
     /// The first data byte was handed to a lane, this long after the start.
     FirstByte(Duration),
     /// A data lane is up.
     LaneUp {
-        /// How many are up now.
+        /// The number of lanes that are up now.
         lanes: usize,
     },
     /// The receiver has verified and stored data.
     Stored {
-        /// How many files became whole.
+        /// The number of files that became whole.
         files: u64,
-        /// How many bytes.
+        /// The number of bytes stored.
         bytes: u64,
     },
     /// Files were found equal at the target and did not move.
     Skipped {
-        /// How many files.
+        /// The number of files.
         files: u64,
-        /// Their sizes together.
+        /// The sum of the files' sizes.
         bytes: u64,
     },
     /// Data arrived damaged and will be sent again.
     Resent {
-        /// Which file or batch.
+        /// The file or batch that arrived damaged.
         what: String,
     },
     /// One file or directory failed; the transfer goes on.
@@ -68,44 +68,44 @@ pub enum Event {
     },
     /// Something that the user should know and that is no failure of its own.
     Warned {
-        /// In one line.
+        /// The warning, in one line.
         message: String,
     },
     /// The receiver is busy, and the push waits for its turn.
     Waiting {
-        /// Why, in one line.
+        /// The reason, in one line.
         message: String,
     },
-    /// What limits the rate right now, as far as the sender can tell.
+    /// The current limit of the rate, as far as the sender knows it.
     Limited {
-        /// The stage.
+        /// The stage's name.
         by: &'static str,
     },
-    /// How far each stage is; only where samples were asked for.
+    /// The progress of each stage; only where samples were asked for.
     Sampled(Sample),
-    /// What a push would do with some entries; only where that was asked for.
+    /// The changes that a push would make to some entries; only where a preview was asked for.
     Listed {
-        /// One for each entry.
+        /// The changes, one for each entry.
         changes: Vec<Change>,
     },
     /// Everything has been sent; the receiver is flushing and closing.
     Flushing,
-    /// The receiver has answered to what it was given in this session.
+    /// The receiver has answered everything that it was sent in this session.
     Answered,
 }
 
-/// What a push would do with one entry of the target.
+/// The change that a push would make to one entry of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// What.
+    /// The kind of change.
     pub kind: ChangeKind,
-    /// Where, below the target.
+    /// The entry's path below the target.
     pub path: RelPath,
-    /// What the entry is, or will be.
+    /// The kind of entry that it is, or will be.
     pub form: EntryForm,
 }
 
-/// What becomes of an entry.
+/// A kind of change to an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
     /// The entry is made.
@@ -116,49 +116,50 @@ pub enum ChangeKind {
     Removed,
 }
 
-/// What an entry is.
+/// A kind of entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryForm {
     /// A file.
     File,
     /// A directory.
     Directory,
-    /// A link, and where it points.
+    /// A symbolic link, and the path it points to.
     Symlink(Box<[u8]>),
 }
 
-/// How far the stages of a push are at one moment. Bytes are of payload and count from the start.
+/// The progress of a push's stages at one moment. Bytes are of payload and count from the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Since the start.
+    /// The time since the start.
     pub elapsed: Duration,
-    /// Read and hashed.
+    /// Bytes that were read and hashed.
     pub bytes_read: u64,
-    /// Handed to lanes.
+    /// Bytes that were handed to lanes.
     pub bytes_handed_over: u64,
-    /// Acknowledged by the receiver's kernel, with everything that lanes add; where the sender's kernel tells.
+    /// Bytes acknowledged by the receiver's kernel, lanes' overhead included; `None` where the sender's kernel does not
+    /// report them.
     pub bytes_acked: Option<u64>,
-    /// Stored and verified.
+    /// Bytes that were verified and stored.
     pub bytes_stored: u64,
     /// Batches that wait to be read.
     pub packs_waiting: usize,
     /// Frames that wait for a lane.
     pub frames_waiting: usize,
-    /// Batches and groups on their way, without a receipt.
+    /// Batches and groups that were sent and have no receipt yet.
     pub items_outstanding: usize,
-    /// How many lanes are up.
+    /// The number of lanes that are up.
     pub lanes: usize,
-    /// Segments sent again; where the sender's kernel tells.
+    /// Segments sent again; `None` where the sender's kernel does not report them.
     pub segments_retransmitted: Option<u64>,
 }
 
-/// Anything that wants to know. Called from many threads.
+/// A consumer of events, called from many threads.
 pub trait Observer: Send + Sync {
     /// Takes one event; must not block for long.
     fn on(&self, event: &Event);
 }
 
-/// Ignores everything.
+/// An observer that ignores everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoObserver;
 

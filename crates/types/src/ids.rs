@@ -24,8 +24,8 @@ impl fmt::Debug for TransferId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u16);
 
-/// One unit of work that is acknowledged as a whole: a batch of small files or one chunk.
-/// A resend is a new item.
+/// One unit of work that is acknowledged as a whole: a batch of small files or one chunk. What is damaged or lost goes
+/// again as a new item, a late chunk under its own id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ItemId(pub u64);
 

@@ -1,4 +1,4 @@
-//! What is kept of a file beside its bytes.
+//! A file's properties beside its bytes: mode, times, identity.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -95,9 +95,9 @@ pub struct NoAccounts;
 /// Which file it is, of all that this host can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileNumber {
-    /// The number of the device it is stored on.
+    /// The number of the device that the file is stored on.
     pub device: u64,
-    /// Which one it is there.
+    /// The file's inode number on that device.
     pub inode: u64,
 }
 

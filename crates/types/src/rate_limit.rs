@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use crate::units::ByteCount;
 
-/// A number of bytes per second that is not to be passed.
+/// A rate that must not be exceeded, in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit(u64);
 
@@ -21,13 +21,13 @@ impl RateLimit {
     pub const BYTES_MIN: u64 = 1000;
     const BYTES_MAX: u64 = 1_000_000_000_000_000;
 
-    /// The whole of it, in bytes per second.
+    /// The limit of all lanes together, in bytes per second.
     #[must_use]
     pub const fn bytes_per_second(self) -> u64 {
         self.0
     }
 
-    /// So many bytes per second, or the nearest that is a limit.
+    /// The limit of so many bytes per second, or the nearest one that is allowed.
     #[must_use]
     pub fn nearest(bytes_per_second: u64) -> Self {
         Self(bytes_per_second.clamp(Self::BYTES_MIN, Self::BYTES_MAX))
@@ -74,7 +74,7 @@ fn power(prefix: &str) -> Option<i32> {
 }
 
 impl fmt::Display for RateLimit {
-    /// In bits, by the largest unit that leaves a whole number, so that it can be read back.
+    /// Writes the limit in bits, by the largest unit that leaves a whole number, so that it can be read back.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bits = self.0 * 8;
         let units =

@@ -21,7 +21,7 @@ pub struct Name(Box<[u8]>);
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RelPath(Box<[u8]>);
 
-/// Why some bytes are not a [`Name`] or [`RelPath`].
+/// The reason why some bytes are not a [`Name`] or [`RelPath`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PathError {
@@ -124,7 +124,7 @@ impl RelPath {
         Some(Self(self.0[..end].into()))
     }
 
-    /// The path and all that it is below, from itself up to the root, as the bytes of each.
+    /// The path itself and each directory above it, from the path up to the root, as bytes.
     pub fn lineage(&self) -> impl Iterator<Item = &[u8]> {
         let ends = self.0.iter().enumerate().rev().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         let above = (!self.is_root()).then_some(0);
@@ -142,7 +142,7 @@ impl RelPath {
         self.components().count()
     }
 
-    /// Whether this is the directory itself.
+    /// Whether the path has no components.
     #[must_use]
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
@@ -171,14 +171,14 @@ fn check_component(component: &[u8]) -> Result<(), PathError> {
     }
 }
 
-/// Paths are equal, in the same order and hashed as their bytes.
+/// A path equals, sorts and hashes as its bytes, which `Borrow` demands.
 impl Borrow<[u8]> for RelPath {
     fn borrow(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// For people: [`Escaped`].
+/// Writes the path for people, [`Escaped`].
 impl fmt::Display for RelPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_root() { f.write_str(".") } else { Escaped(&self.0).fmt(f) }
@@ -191,7 +191,7 @@ impl fmt::Debug for RelPath {
     }
 }
 
-/// For people: [`Escaped`].
+/// Writes the name for people, [`Escaped`].
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Escaped(&self.0).fmt(f)

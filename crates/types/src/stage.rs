@@ -1,4 +1,4 @@
-//! How the stages of the pipeline account for their time.
+//! Accounting for the time of the stages of the pipeline.
 //!
 //! A thread of a stage is *busy* (working), *starved* (waiting for its upstream), *blocked* (waiting for its
 //! downstream) or *paced* (waiting so as not to pass a rate). Each thread adds to its stage's totals; nobody
@@ -7,16 +7,16 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a thread did with a stretch of time.
+/// The ways in which a thread spends its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
-    /// Working.
+    /// Working on data.
     Busy,
     /// Waiting for something to do.
     Starved,
-    /// Waiting to hand on what is done.
+    /// Waiting for the next stage to take what is done.
     Blocked,
-    /// Waiting so as not to pass the rate that it is held to.
+    /// Waiting so as not to exceed a rate limit.
     Paced,
 }
 
@@ -88,7 +88,7 @@ impl Stopwatch<'_> {
         self.since = now;
     }
 
-    /// Books the time since the last call (or the start) on nothing: the stage had no part in what went on.
+    /// Books the time since the last call (or the start) on nothing, since the stage had no part in what went on.
     pub fn skip(&mut self) {
         self.since = Instant::now();
     }
@@ -101,7 +101,7 @@ impl StageTimes {
         self.busy + self.starved + self.blocked + self.paced
     }
 
-    /// What was booked after `before`.
+    /// The times that were booked after `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {

@@ -27,7 +27,7 @@ pub enum SizeClass {
     Large,
 }
 
-/// One group of a file: where it starts and how long it is.
+/// One group of a file: its number and its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupSpan {
     /// The group's number in its file, from 0.

@@ -1,4 +1,4 @@
-//! How much of a file lies in the page cache: `cachestat(2)`, for which there is no safe wrapper.
+//! The part of a file that lies in the page cache: `cachestat(2)`, for which there is no safe wrapper.
 #![expect(unsafe_code, reason = "a raw system call")]
 
 use std::io;
@@ -26,11 +26,11 @@ struct Cachestat {
 /// How many bytes of the file's pages in `range` are in the page cache, in whole pages.
 ///
 /// # Errors
-/// What the system says: the call is new (6.5), not every file system answers, and a file that the caller could not
-/// write may be refused.
+/// The system call's error. The call is new (Linux 6.5), not every file system supports it, and it may be refused for a
+/// file that the caller could not write.
 pub fn cached_bytes(file: impl AsFd, range: Range<u64>) -> io::Result<u64> {
     if range.is_empty() {
-        // a length of zero would mean all the rest of the file
+        // A length of zero would mean all the rest of the file.
         return Ok(0);
     }
     let asked = CachestatRange { offset: range.start, len: range.end - range.start };

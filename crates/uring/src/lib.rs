@@ -1,8 +1,8 @@
 //! Positional reads and writes of owned buffers through io_uring, behind a safe interface.
 //!
-//! All unsafe code of the mover is here. A [`Ring`] is a thread with a ring of its own; callers hand it a
-//! buffer and wait until it comes back. **Invariant:** memory and descriptor that the kernel was told of
-//! belong to the slot of that request until its completion has been seen, whatever becomes of the caller.
+//! All unsafe code of the mover but that of socket options is here. A [`Ring`] is a thread with a ring of its own;
+//! callers hand it a buffer and wait until it comes back. **Invariant:** memory and descriptor that the kernel was
+//! given belong to the slot of that request until its completion has been seen, whatever becomes of the caller.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -18,7 +18,7 @@ use crossbeam_channel::Sender;
 use io_uring::{opcode, squeue, types::Fd};
 use zmove_types::{Buffer, MemoryId};
 
-/// Which bytes of a buffer move, and from or to where in the file.
+/// The bytes of a buffer that are moved, and their place in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     offset: u64,
@@ -120,16 +120,18 @@ pub(crate) struct Landed {
     op: Arc<Op>,
 }
 
-/// What follows a completion.
+/// The step that follows a completion.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// The kernel did less than it was asked to: the rest is asked for.
+    /// The kernel moved less than it was asked to: the rest must be requested.
     Again(Part),
-    /// The part is on its way back.
+    /// The part has been sent back to the caller.
     Told,
 }
 
 impl Op {
+    /// A request to move the span in parts of `part_bytes`.
+    ///
     /// # Panics
     /// When the span is outside the buffer's room, or a part is empty or too long for one request.
     pub(crate) fn new(
@@ -159,12 +161,12 @@ impl Op {
         self.span.len().div_ceil(self.part_bytes)
     }
 
-    /// How many bytes a part should move.
+    /// The number of bytes that a part should move.
     pub(crate) fn part_len(&self, index: usize) -> usize {
         self.part_bytes.min(self.span.len() - index * self.part_bytes)
     }
 
-    /// Where a part begins in the buffer's room.
+    /// The start of a part in the buffer's room.
     fn part_start(&self, index: usize) -> usize {
         self.span.room.start + index * self.part_bytes
     }
@@ -186,7 +188,7 @@ impl Op {
         (self.buffer.memory_id(), libc::iovec { iov_base: self.base.cast(), iov_len: self.room_bytes })
     }
 
-    /// The buffer, when all parts have come back.
+    /// Takes the buffer out of the operation, when all parts have come back.
     pub(crate) fn into_buffer(self: Arc<Self>) -> Buffer {
         Arc::into_inner(self).expect("every part has come back and let go").buffer
     }
@@ -197,12 +199,12 @@ impl Request {
         Self { op, next: 0, landed }
     }
 
-    /// Whether all parts have been given.
+    /// Whether all parts have been handed out.
     pub(crate) fn is_spent(&self) -> bool {
         self.next >= self.op.parts()
     }
 
-    /// The next part, or `None` when all have been given.
+    /// The next part, or `None` when all have been handed out.
     pub(crate) fn part(&mut self) -> Option<Part> {
         let index = self.next;
         (index < self.op.parts()).then(|| {
@@ -217,8 +219,8 @@ impl Part {
         &self.op
     }
 
-    /// The request for what has not been moved yet; the buffer's index if it is registered. What it points to lives as
-    /// long as this part.
+    /// The kernel's request for what has not been moved yet; `registered` is the buffer's index, if it is registered.
+    /// The memory and the descriptor that it points to live as long as this part.
     pub(crate) fn entry(&self, registered: Option<u16>) -> squeue::Entry {
         let op = &*self.op;
         let fd = Fd(op.file.as_raw_fd());
@@ -237,8 +239,8 @@ impl Part {
         }
     }
 
-    /// Takes a completion's result. A part that moved something before it failed counts as short: whoever asks for the
-    /// rest is told why.
+    /// Takes a completion's result. A part that moved something before it failed counts as short: a caller that asks
+    /// for the rest meets the error then.
     pub(crate) fn complete(mut self, result: i32) -> Next {
         let outcome = match usize::try_from(result) {
             Ok(bytes) => {
@@ -252,13 +254,13 @@ impl Part {
             Err(_) if self.moved > 0 => Ok(self.moved),
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
         };
-        // nobody listens when the caller has unwound; then this was the last hold on the operation
+        // The caller has unwound when this fails; the operation is freed with this last hold on it.
         let _unwound = self.landed.send(Landed { index: self.index, outcome, op: self.op });
         Next::Told
     }
 }
 
-/// One request moves at most this much; the kernel's own limit is a page less than 2 GiB.
+/// The most that one request moves; the kernel's own limit is a page less than 2 GiB.
 const PART_BYTES_MAX: usize = 1 << 30;
 
 #[cfg(test)]

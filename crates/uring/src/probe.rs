@@ -1,4 +1,5 @@
-//! Whether io_uring works here: it is off in many containers and on some distributions, and old kernels lack parts.
+//! A check whether io_uring works here: it is off in many containers and on some distributions, and old kernels lack
+//! parts.
 //!
 //! Every refusal is a value with its reason; the caller has another engine.
 #![expect(unsafe_code, reason = "a request holds an address")]
@@ -11,43 +12,43 @@ use io_uring::{IoUring, Probe, opcode, squeue, types::Fd};
 use rustix::fs::MemfdFlags;
 use thiserror::Error;
 
-/// Why io_uring cannot be used.
+/// The reason why io_uring cannot be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Unavailable {
     /// No ring can be made: the kernel has none, a sysctl or a seccomp filter forbids it, or memory is short.
     #[error("io_uring_setup is refused")]
     Setup {
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The kernel does not tell what its ring can do.
+    /// The kernel does not list the operations that its ring knows.
     #[error("io_uring_register is refused")]
     Register {
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// The kernel is too old.
     #[error("this kernel's io_uring cannot {operation}")]
     Operation {
-        /// What is missing.
+        /// The operation that is missing.
         operation: &'static str,
     },
     /// A request that does nothing, or a first read, did not come back as it should.
     #[error("io_uring fails at its first {request}")]
     First {
-        /// Which request.
+        /// The request that failed.
         request: &'static str,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// The ring's thread or the descriptor that wakes it cannot be made.
     #[error("no thread for io_uring")]
     Thread {
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -67,7 +68,8 @@ pub fn probe() -> Result<(), Unavailable> {
     first_read(&mut ring)
 }
 
-/// A ring for the calling thread alone, with its completions run when it asks for them, where the kernel has that.
+/// A ring for the calling thread alone, whose completions run when that thread asks for them, where the kernel has
+/// that.
 pub(crate) fn open_ring(entries: u32) -> io::Result<IoUring> {
     let deferred = IoUring::builder()
         .setup_single_issuer()
@@ -92,7 +94,7 @@ fn check_operations(ring: &IoUring) -> Result<(), Unavailable> {
     missing.map_or(Ok(()), |&(_, operation)| Err(Unavailable::Operation { operation }))
 }
 
-/// Reads a page of a file in memory and looks at what came.
+/// Reads a page of a file in memory and compares it.
 fn first_read(ring: &mut IoUring) -> Result<(), Unavailable> {
     let failed = |source| Unavailable::First { request: "read", source };
     let file = painted_page().map_err(failed)?;
@@ -115,8 +117,8 @@ fn expect(as_it_should: bool, request: &'static str) -> Result<(), Unavailable> 
     if as_it_should { Ok(()) } else { Err(Unavailable::First { request, source: wrong() }) }
 }
 
-/// Puts one request through the ring. What it points to must live until this returns, which it does not before the
-/// kernel is done with it.
+/// Puts one request through the ring. The memory and the descriptor that the entry points to must live until this
+/// returns, which is not before the kernel is done with them.
 fn first(ring: &mut IoUring, entry: &squeue::Entry) -> io::Result<i32> {
     // SAFETY: file and memory of the entry are the caller's locals, and this function waits for the completion.
     let pushed = unsafe { ring.submission().push(entry) };
@@ -124,7 +126,7 @@ fn first(ring: &mut IoUring, entry: &squeue::Entry) -> io::Result<i32> {
     loop {
         match ring.submit_and_wait(1) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // nothing was submitted: the kernel does not know of the entry
+            // Nothing was submitted, so the kernel does not know of the entry.
             Err(error) => return Err(error),
             Ok(_) => {}
         }
@@ -136,7 +138,7 @@ fn first(ring: &mut IoUring, entry: &squeue::Entry) -> io::Result<i32> {
 }
 
 const PROBE_ENTRIES: u32 = 4;
-/// What the ring is asked for.
+/// The operations that the ring must know.
 const OPERATIONS: [(u8, &str); 7] = [
     (opcode::Nop::CODE, "do nothing"),
     (opcode::Read::CODE, "read"),

@@ -1,8 +1,8 @@
-//! Which buffers the kernel keeps pinned for a ring, so that it need not pin them for each request.
+//! The buffers that the kernel keeps pinned for a ring, so that it need not pin them for each request.
 //!
 //! Pinned memory is charged to `RLIMIT_MEMLOCK`: what fits is registered, the rest moves unregistered. **Invariant:** a
-//! registered index is used only for the very memory that was registered; memory that has been freed since is told by
-//! its [`MemoryId`], though a new buffer may have its address, and let go.
+//! registered index is used only for the very memory that was registered. Memory that has been freed since is
+//! recognised by its [`MemoryId`], though a new buffer may have its address, and is unregistered.
 #![expect(unsafe_code, reason = "buffers are registered by address")]
 
 use io_uring::Submitter;
@@ -19,7 +19,7 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// A registry of up to `buffers_max` buffers; of none where the kernel takes none.
+    /// A registry of up to `buffers_max` buffers; of none where the kernel refuses to register any.
     pub(crate) fn new(submitter: &Submitter<'_>, buffers_max: u16) -> Self {
         raise_memlock();
         let refused = buffers_max == 0 || submitter.register_buffers_sparse(u32::from(buffers_max)).is_err();
@@ -27,7 +27,7 @@ impl Registry {
         Self { entries: vec![None; entries], full: refused }
     }
 
-    /// The index of the op's memory, which is registered now if there is room.
+    /// The index of the op's memory, which is registered now if it was not and there is room.
     pub(crate) fn index(&mut self, submitter: &Submitter<'_>, op: &Op) -> Option<u16> {
         if self.entries.is_empty() {
             return None;
@@ -82,6 +82,6 @@ impl Registry {
 /// Raises the soft limit of locked memory as far as it goes.
 fn raise_memlock() {
     let limit = getrlimit(Resource::Memlock);
-    // a refusal leaves the limit as it was: less is registered then
+    // A refusal leaves the limit as it was: fewer buffers are registered then.
     let _refused = setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }

@@ -1,7 +1,7 @@
 //! A thread with a ring: takes operations from a bounded queue, keeps their parts in flight, sends them back.
 //!
-//! **Invariant:** the thread ends only when nothing is in flight. Who drops a [`Ring`] waits for that; what
-//! callers left behind is cancelled, which means: the kernel is asked to, and its completion is waited for.
+//! **Invariant:** the thread ends only when nothing is in flight, and dropping a [`Ring`] waits for that. What callers
+//! have left behind is cancelled: the kernel is asked to cancel it, and the completion is waited for.
 #![expect(unsafe_code, reason = "requests hold addresses")]
 
 use std::fs::File;
@@ -26,8 +26,8 @@ use crate::slot::{CANCEL, Slots, WAKE};
 pub struct RingConfig {
     /// Requests in flight. Default: 64. More help storage that needs depth; each adds nothing in memory.
     pub depth: u16,
-    /// Bytes of one request, a multiple of 4096. Default: 512 KiB. Smaller ones overlap sooner with what is done to the
-    /// first of them, larger ones cost fewer completions.
+    /// Bytes of one request, a multiple of 4096. Default: 512 KiB. Smaller requests let the caller work on the first
+    /// ones sooner, larger ones cost fewer completions.
     pub part_bytes: usize,
     /// The most buffers that are registered. Default: 32. Each stays pinned while it lives, within `RLIMIT_MEMLOCK`.
     pub registered_max: u16,
@@ -52,7 +52,7 @@ impl Ring {
     /// Probes io_uring and starts a thread with a ring of its own.
     ///
     /// # Errors
-    /// Why io_uring cannot be used.
+    /// The reason why io_uring cannot be used.
     pub fn start(config: RingConfig) -> Result<Self, Unavailable> {
         probe()?;
         let thread_failed = |source| Unavailable::Thread { source };
@@ -62,7 +62,7 @@ impl Ring {
         let (requests_in, requests) = bounded(usize::from(config.depth));
         let (opened_in, opened) = bounded(1);
         let woken = Arc::clone(&wake);
-        // a ring for one thread alone is made by that thread
+        // A ring for one thread alone has to be made by that thread.
         let run = move || match Driver::new(config, requests, woken) {
             Ok(driver) => {
                 let _started = opened_in.send(Ok(()));
@@ -79,9 +79,9 @@ impl Ring {
         Ok(Self { requests: Some(requests_in), wake, thread: Some(thread), part_bytes: config.part_bytes })
     }
 
-    /// Reads up to the span's length, several parts at once, and shows each slice to `seen` in order, once.
-    /// The count is what was shown: less than asked for at the end of the file, or where a later part failed.
-    /// The buffer's length is as it was.
+    /// Reads up to the span's length, several parts at once, and shows each slice to `seen` in order, once. The count
+    /// is what was shown: less than asked for at the end of the file, or where a later part failed. The buffer's length
+    /// is left as it was.
     ///
     /// # Panics
     /// When the span is outside the buffer's room.
@@ -108,14 +108,14 @@ impl Ring {
         let parts = op.parts();
         let op = Arc::new(op);
         if parts == 0 {
-            // the ring would hold on to the operation for a moment, and nothing would come back to be waited for
+            // The ring would hold on to the operation for a moment, and no part would come back to be waited for.
             return (Ok(0), op.into_buffer());
         }
         let (landed_in, landed) = bounded(parts);
         self.submit(Request::new(Arc::clone(&op), landed_in));
         let mut waiting: Vec<_> = std::iter::repeat_with(|| None).take(parts).collect();
         let mut moved = Ok(0);
-        // the first part that has not been looked at; none is looked at behind a short one
+        // The first part that has not been looked at; `None` behind a short one, where no part is looked at any more.
         let mut next = Some(0);
         for _ in 0..parts {
             let part = landed.recv().expect("the ring gives back every part");
@@ -149,7 +149,7 @@ impl Ring {
     }
 
     fn wake(&self) {
-        // any count wakes, also one that is full already
+        // The write fails only where the counter is full, and a full counter wakes the ring as well.
         let _already_full = rustix::io::write(self.wake.as_fd(), &[1; 8]);
     }
 }
@@ -164,7 +164,8 @@ impl Drop for Ring {
     }
 }
 
-/// What the thread has. The ring is closed before the slots go: their memory must outlive what the kernel knows.
+/// The state of the ring's thread. The ring is closed before the slots go: their memory must outlive what the kernel
+/// knows.
 struct Driver {
     ring: IoUring,
     slots: Slots,
@@ -177,7 +178,7 @@ struct Driver {
 
 impl Driver {
     fn new(config: RingConfig, requests: Receiver<Request>, wake: Arc<File>) -> io::Result<Self> {
-        // besides the slots there are the requests that wake and cancel
+        // Two more entries than slots: the requests that wake and cancel.
         let ring = open_ring((u32::from(config.depth) + 2).next_power_of_two())?;
         let registry = Registry::new(&ring.submitter(), config.registered_max);
         let slots = Slots::new(config.depth);
@@ -198,12 +199,12 @@ impl Driver {
         }
     }
 
-    /// The next part of what was asked for; closes when nobody can ask any more.
+    /// The next part to launch; closes the driver when no caller can ask for any more.
     fn next_part(&mut self) -> Option<Part> {
         loop {
             let part = self.backlog.as_mut().and_then(Request::part);
-            // given out: the request must not hold its operation any longer than its parts do, also while no
-            // slot is free
+            // A request whose parts are all given out must not hold its operation any longer than they do, also while
+            // no slot is free.
             self.backlog.take_if(|request| request.is_spent());
             if part.is_some() {
                 return part;
@@ -229,7 +230,7 @@ impl Driver {
         self.push(&entry.user_data(number));
     }
 
-    /// Waits for the descriptor that callers write to.
+    /// Polls the descriptor by which callers wake this thread.
     fn arm(&mut self) {
         let events = u32::from(rustix::event::PollFlags::IN.bits());
         let poll = opcode::PollAdd::new(Fd(self.wake.as_raw_fd()), events).build();
@@ -255,7 +256,7 @@ impl Driver {
         match waited.map_err(|error| error.raw_os_error()) {
             Ok(_) | Err(Some(libc::EINTR)) => {}
             Err(Some(libc::ETIME)) => self.registry.let_go(&submitter),
-            // the kernel is short of memory or has completions to give first
+            // The kernel is short of memory, or has completions to deliver first.
             Err(Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM)) => std::thread::yield_now(),
             Err(error) => panic!("io_uring_enter: error {error:?}"),
         }
@@ -279,15 +280,15 @@ impl Driver {
     }
 
     fn woken(&mut self) {
-        // empty when a wake-up was for nothing
+        // The counter is empty when a wake-up was for nothing.
         let _count = rustix::io::read(self.wake.as_fd(), &mut [0u8; 8]);
         self.arm();
     }
 }
 
 impl Drop for Driver {
-    /// A thread that panics with requests in flight would free memory that the kernel writes to, since closing a ring
-    /// does not wait for them.
+    /// Aborts when a thread panics with requests in flight: it would free memory that the kernel writes to, since
+    /// closing a ring does not wait for them.
     fn drop(&mut self) {
         if !self.slots.are_empty() {
             std::process::abort();
@@ -295,5 +296,5 @@ impl Drop for Driver {
     }
 }
 
-/// How long freed memory may stay pinned while nothing is asked for.
+/// How long freed memory may stay pinned while no request comes.
 const UNPIN_SECONDS: u64 = 1;

@@ -1,11 +1,11 @@
-//! What is in flight, and the numbers that the kernel gives back for it.
+//! The requests in flight, and the numbers by which the kernel names them in its completions.
 //!
 //! **Invariant:** a number names one occupant of one slot: the slot's index and how often it has been used, so that a
 //! completion that comes twice, or late, finds nobody.
 
 use crate::op::Part;
 
-/// The places for requests in flight.
+/// The slots for requests in flight.
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
@@ -46,7 +46,7 @@ impl Slots {
         u64::from(slot.generation) << 32 | u64::from(index)
     }
 
-    /// Gives back what was kept under a number, once.
+    /// Gives back the part that was kept under a number, once.
     pub(crate) fn release(&mut self, number: u64) -> Option<Part> {
         let (generation, index) = (number >> 32, u32::try_from(number & 0xffff_ffff).ok()?);
         let slot = self.slots.get_mut(index as usize)?;

@@ -12,7 +12,7 @@ use crate::extensions::Extensions;
 use crate::extra::{ExtraReader, ExtraWriter, OF_ENTRIES};
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
 
-/// What a batch frame's head describes.
+/// The decoded head of a batch frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// The entries by directory; the same directory may come again.
@@ -22,9 +22,9 @@ pub struct Batch {
 /// Entries of one directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectoryGroup {
-    /// The directory, from the target root.
+    /// The directory's path from the target root.
     pub directory: RelPath,
-    /// What is in it.
+    /// The entries in that directory.
     pub entries: Vec<BatchEntry>,
 }
 
@@ -39,7 +39,7 @@ pub enum BatchEntry {
     Symlink(Name, Metadata, Box<[u8]>),
     /// A regular file whose bytes are in the frame's data.
     File(FileEntry),
-    /// A file whose contents are right already: only metadata.
+    /// A file whose contents are right already: only its metadata is set.
     Retouch(Name, Metadata),
     /// A FIFO, socket or device; to a receiver that keeps such.
     Special(Name, Metadata, Special),
@@ -52,7 +52,7 @@ pub struct FileEntry {
     pub name: Name,
     /// Mode and time.
     pub metadata: Metadata,
-    /// How many bytes of the frame's data are its contents.
+    /// The length of the file's contents, which lie in the frame's data.
     pub bytes: u32,
     /// The root hash of the contents.
     pub root: Root,
@@ -69,7 +69,7 @@ pub struct FileHead {
     pub bytes: u64,
     /// The change time of the source file.
     pub ctime: Timestamp,
-    /// The source's inode.
+    /// The inode of the source file.
     pub inode: u64,
 }
 
@@ -121,7 +121,7 @@ impl Batch {
         Ok(batch)
     }
 
-    /// How many entries there are in all.
+    /// The number of entries in all groups.
     #[must_use]
     pub fn entry_count(&self) -> usize {
         self.groups.iter().map(|group| group.entries.len()).sum()
@@ -443,7 +443,7 @@ mod tests {
         Metadata { extra: Some(Arc::new(extra)), ..metadata }
     }
 
-    /// Two directories of their own group each, so that numbers go on over groups.
+    /// Two directories with a group each, so that numbers go on over groups.
     fn two_entries() -> Batch {
         let group = |text: &[u8]| DirectoryGroup {
             directory: RelPath::from_bytes(text).unwrap(),

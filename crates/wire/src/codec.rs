@@ -1,4 +1,4 @@
-//! Little-endian reading and writing with bounds.
+//! Little-endian decoding and encoding with bounds checks.
 //!
 //! **Invariant:** a [`Reader`] never looks past its bytes; what does not fit is a [`WireError`], not a panic.
 
@@ -81,7 +81,7 @@ impl<'a> Reader<'a> {
         self.0.is_empty()
     }
 
-    /// The value must have taken everything.
+    /// Fails unless everything has been taken.
     pub(crate) fn finish(self) -> Result<(), WireError> {
         if self.is_empty() { Ok(()) } else { Err(WireError::Trailing { left: self.0.len() }) }
     }

@@ -1,4 +1,4 @@
-//! What can be wrong with bytes from a peer.
+//! The errors of decoding bytes from a peer.
 
 use thiserror::Error;
 use zmove_types::PathError;
@@ -10,19 +10,19 @@ pub enum WireError {
     /// The bytes end before the value does.
     #[error("decode: {wanted} more bytes wanted where the message ends")]
     Truncated {
-        /// How many were missing.
+        /// The number of missing bytes.
         wanted: usize,
     },
     /// Bytes are left over after the value.
     #[error("decode: {left} bytes too many")]
     Trailing {
-        /// How many are left.
+        /// The number of bytes left over.
         left: usize,
     },
     /// A tag with no meaning.
     #[error("decode: unknown {what} tag {tag}")]
     UnknownTag {
-        /// Of what.
+        /// The kind of value that the tag should select.
         what: &'static str,
         /// The tag.
         tag: u8,
@@ -30,11 +30,11 @@ pub enum WireError {
     /// A length or count beyond its limit.
     #[error("decode: {what} of {value} is over the limit of {limit}")]
     OverLimit {
-        /// Of what.
+        /// The length or count.
         what: &'static str,
-        /// What was claimed.
+        /// The value that the peer claimed.
         value: u64,
-        /// What is allowed.
+        /// The largest value that is allowed.
         limit: u64,
     },
     /// A path that names something outside its directory, or nothing.
@@ -43,18 +43,18 @@ pub enum WireError {
     /// A control message that does not decode.
     #[error("decode a control message")]
     Message,
-    /// An extension without which what it extends would be misunderstood.
+    /// A critical extension that is not known here: ignoring it would misinterpret the message.
     #[error("decode: extension {number} of {what} is not known here: install the same release on both hosts")]
     UnknownExtension {
-        /// Of what.
+        /// The value that the extension belongs to.
         what: &'static str,
-        /// Its number.
+        /// The extension's number.
         number: u16,
     },
     /// A message that is not allowed at this point.
     #[error("{what} is out of order")]
     OutOfOrder {
-        /// Which message.
+        /// The message or value that came at the wrong point.
         what: &'static str,
     },
 }

@@ -1,9 +1,9 @@
-//! Numbered extensions: what a later release says of an opening, a large file or an entry, without another form of it.
+//! Numbered extensions: properties that a later release adds to an opening, a large file or an entry, whose own form
+//! stays.
 //!
-//! A block of them travels behind its own length, and only to a peer that speaks
-//! [`Version::V4`](crate::Version) or later. Who does not know a number passes it over, unless its sender has
-//! marked it as critical. **Invariant:** the numbers of a block ascend, so each is there once and a block has
-//! one form.
+//! A block of them travels behind its own length, and only to a peer that speaks [`Version::V4`](crate::Version) or
+//! later. A receiver ignores an extension whose number it does not know, unless the sender has marked it as critical.
+//! **Invariant:** the numbers of a block ascend, so each occurs once and a block has one form.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -19,19 +19,19 @@ pub struct Extensions(Vec<Extension>);
 /// One extension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extension {
-    /// Which, of those of its kind of block. A number is never used again.
+    /// The extension's number within its kind of block. A number is never used again.
     pub number: u16,
-    /// Whether a peer that does not know it has to refuse what it extends.
+    /// Whether a peer that does not know the extension has to refuse what it belongs to.
     pub critical: bool,
-    /// What it says.
+    /// The extension's value.
     pub bytes: Box<[u8]>,
 }
 
 impl Extensions {
-    /// Adds an extension, in the place of one with its number.
+    /// Adds an extension, which replaces one with the same number.
     ///
     /// # Panics
-    /// When the block would pass its limits, which is its maker's to see to.
+    /// When the block would exceed its limits; the caller has to stay within them.
     #[must_use]
     pub fn with(mut self, extension: Extension) -> Self {
         match self.0.binary_search_by_key(&extension.number, |other| other.number) {
@@ -42,23 +42,23 @@ impl Extensions {
         self
     }
 
-    /// What the extension of this number says.
+    /// The value of the extension with this number.
     #[must_use]
     pub fn get(&self, number: u16) -> Option<&[u8]> {
         let at = self.0.binary_search_by_key(&number, |extension| extension.number).ok()?;
         Some(&self.0[at].bytes)
     }
 
-    /// Whether there are none.
+    /// Whether the block has no extension.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Those among `known`; the others are passed over. `what` they extend is for the error.
+    /// Keeps the extensions in `known` and drops the others; the error names `what` they belong to.
     ///
     /// # Errors
-    /// [`WireError::UnknownExtension`] when another one is critical.
+    /// [`WireError::UnknownExtension`] when one of the others is critical.
     pub fn only(mut self, known: &[u16], what: &'static str) -> Result<Self, WireError> {
         let is_known = |extension: &Extension| known.contains(&extension.number);
         if let Some(unknown) = self.0.iter().find(|extension| extension.critical && !is_known(extension)) {
@@ -68,14 +68,14 @@ impl Extensions {
         Ok(self)
     }
 
-    /// Appends the block, with its length before it.
+    /// Appends the length of the block and the block.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         let length = u32::try_from(self.block_bytes()).expect("a block is within EXTENSIONS_BYTES_MAX");
         out.extend(length.to_le_bytes());
         self.put_block(out);
     }
 
-    /// Takes a block that stands behind its length.
+    /// Reads the length of a block and the block.
     pub(crate) fn take(reader: &mut Reader<'_>) -> Result<Self, WireError> {
         let length = reader.bounded_u32("extensions", EXTENSIONS_BYTES_MAX)?;
         Self::of_block(reader.bytes(length)?)
@@ -118,10 +118,10 @@ impl Extensions {
     }
 }
 
-/// Number, mark and length.
+/// The bytes before an extension's value: number, mark and length.
 const EXTENSION_HEAD_BYTES: usize = 7;
 
-/// In messages the block is a byte string.
+/// In messages a block is a byte string.
 impl Serialize for Extensions {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut block = Vec::with_capacity(self.block_bytes());
@@ -196,7 +196,7 @@ pub(crate) mod tests {
         let mut reader = Reader::new(&[0xFF; 4]);
         assert!(Extensions::take(&mut reader).is_err());
         assert!(Extensions::of_block(&vec![0; EXTENSIONS_BYTES_MAX + 1]).is_err());
-        // a length that promises what does not come
+        // The length announces bytes that do not come.
         assert_eq!(Extensions::of_block(&[1, 0, 0, 9, 0, 0, 0]), Err(WireError::Truncated { wanted: 9 }));
     }
 
@@ -217,7 +217,7 @@ pub(crate) mod tests {
             assert_eq!(Extensions::take(&mut Reader::new(&out)), Ok(extensions));
         }
 
-        /// A block has one form, so nothing is said twice in different words.
+        /// A block has one form, so no two blocks mean the same.
         #[test]
         fn any_block_decodes_to_itself_or_fails(block in prop_oneof![
             proptest::collection::vec(any::<u8>(), 0..60),

@@ -18,7 +18,7 @@ use crate::codec::Reader;
 use crate::error::WireError;
 use crate::limits::{FILLER_BYTES_MAX, FRAME_DATA_BYTES_MAX, FRAME_HEAD_BYTES_MAX, within};
 
-/// What a frame carries, with its number on the wire.
+/// The kind of a frame, with its number on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FrameKind {
     /// Many small entries: a head that describes them, then their data end to end.
@@ -28,10 +28,10 @@ pub enum FrameKind {
     Declare = 2,
     /// One group of a large file.
     Chunk = 3,
-    /// A batch from before the sender knew the target: files that are there already are left as they are.
+    /// A batch that was sent before the sender knew the target: files that are there already are left as they are.
     Guess = 4,
-    /// One group of a large file that equals the one the receiver has reported of the file's old version: no
-    /// head, no data.
+    /// One group of a large file that equals the one that the receiver has reported of the file's old version: no head,
+    /// no data.
     Same = 5,
     /// Bytes of a probe, to be counted and thrown away: no head, [`FILLER_BYTES_MAX`] of data at most.
     Filler = 6,
@@ -40,20 +40,20 @@ pub enum FrameKind {
 /// The header of one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// What follows.
+    /// The kind of content that follows.
     pub kind: FrameKind,
     /// Length of the head in bytes.
     pub head_bytes: u32,
     /// Length of the data in bytes.
     pub data_bytes: u32,
-    /// Which group of the file, for a chunk or one that is the same.
+    /// The group's index in its file (chunk, same).
     pub group: u32,
-    /// What a receipt will name.
+    /// The item that a receipt will name (batch, chunk, guess, same).
     pub item: ItemId,
-    /// Which large file.
+    /// The large file (declare, chunk, same).
     pub file: FileId,
-    /// The seal over the [`prefix`](Self::prefix) and the hash of the head (batch, declare) or of the data (chunk,
-    /// filler).
+    /// The seal over the [`prefix`](Self::prefix) and the hash of what follows: of the head (batch, guess, declare) or
+    /// of the data (chunk, filler); see `zmove_chunk::seal`.
     pub digest: [u8; 32],
 }
 
@@ -75,7 +75,7 @@ impl FrameHeader {
     /// The header's length on the wire.
     pub const BYTES: usize = 72;
 
-    /// Everything but the digest, as it is sealed.
+    /// The header without the digest: the bytes that the seal covers.
     #[must_use]
     pub fn prefix(&self) -> [u8; 40] {
         let bytes = self.encode();
@@ -97,7 +97,7 @@ impl FrameHeader {
         bytes
     }
 
-    /// Reads a header and holds its lengths against the limits.
+    /// Reads a header and checks its lengths against the limits.
     ///
     /// # Errors
     /// [`WireError`] when the kind is unknown or a length is over its limit.

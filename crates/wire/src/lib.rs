@@ -1,4 +1,4 @@
-//! The protocol of zmove, without I/O and without a clock: bytes ↔ messages, and what may follow what.
+//! The protocol of zmove, without I/O and without a clock: bytes ↔ messages, and the order that messages must keep.
 //!
 //! Control messages travel on one connection in both directions, data in [`FrameHeader`]ed frames on lanes, from
 //! sender to receiver only. `docs/PROTOCOL.md` has the byte tables. **Invariant:** nothing a peer sends is used

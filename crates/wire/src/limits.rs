@@ -6,9 +6,9 @@ use crate::error::WireError;
 
 /// The longest control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
-/// The most strings in one control message, over all its lists: with two for each range what a
-/// [`Keep`](crate::Keep) may have, which has most. A receiver may need some 128 bytes for each beside its
-/// own: 33 MiB for a message.
+/// The most strings in one control message, over all its lists: the names and two more for each range of a
+/// [`Keep`](crate::Keep), which has the most. A receiver may need some 128 bytes for each besides the string's own: 33
+/// MiB for a message.
 pub const MESSAGE_STRINGS_MAX: usize = KEEP_NAMES_MAX + 2 * KEEP_RANGES_MAX;
 /// The most entries in one batch frame.
 pub const BATCH_ENTRIES_MAX: usize = 2048;
@@ -17,7 +17,7 @@ pub const BATCH_ENTRIES_MAX: usize = 2048;
 pub const FRAME_DATA_BYTES_MAX: usize = GROUP_BYTES as usize;
 /// The longest head (everything between a frame's header and its data), in bytes.
 pub const FRAME_HEAD_BYTES_MAX: usize = 2 << 20;
-/// The most head bytes after which a sender closes a batch; one more entry still fits the maximum.
+/// The head bytes at which a sender closes a batch; one more entry still fits the maximum.
 pub const BATCH_HEAD_BYTES_TARGET: usize = 1 << 20;
 /// The longest target of a symbolic link, in bytes (Linux `PATH_MAX`).
 pub const SYMLINK_BYTES_MAX: usize = 4096;
@@ -25,17 +25,17 @@ pub const SYMLINK_BYTES_MAX: usize = 4096;
 pub const OFFER_FILES_MAX: usize = 4096;
 /// The most bytes of paths and names in one offer; one more entry still fits the longest message.
 pub const OFFER_NAME_BYTES_MAX: usize = 4 << 20;
-/// The most items that one message settles; each has at most [`BATCH_ENTRIES_MAX`] faults of a few bytes.
+/// The most items that one message acknowledges; each has at most [`BATCH_ENTRIES_MAX`] faults of a few bytes.
 pub const STORED_ITEMS_MAX: usize = 128;
-/// The most items on their way that the receiver has not settled; a sender reads no further.
+/// The most items in flight, which the receiver has not acknowledged; a sender reads no further.
 pub const ITEMS_OUTSTANDING_MAX: usize = 256;
-/// The most items that a sender has on their way or stored without a name, where
-/// [`Published`](crate::ToSender::Published) is told; it reads no further. A receiver publishes before it
-/// holds half of that, and, after a while, whatever it holds.
+/// The most items in flight or stored without a name, where the receiver reports
+/// [`Published`](crate::ToSender::Published); a sender reads no further. A receiver publishes before it holds half of
+/// that, and, after a while, whatever it holds.
 pub const UNPUBLISHED_ITEMS_MAX: u64 = 65_536;
-/// The most entries of these items; of this too a receiver holds no more than half.
+/// The most entries of the items counted by [`UNPUBLISHED_ITEMS_MAX`]; a receiver holds no more than half of them.
 pub const UNPUBLISHED_ENTRIES_MAX: u64 = 262_144;
-/// The most bytes that a sender keeps of their names, with what it keeps beside each.
+/// The most bytes that a sender keeps of the names of these entries, with what it keeps beside each.
 pub const UNPUBLISHED_NAME_BYTES_MAX: u64 = 128 << 20;
 /// The most extensions of one opening, head or entry.
 pub const EXTENSIONS_MAX: usize = 32;
@@ -46,13 +46,13 @@ pub const EXTENSIONS_BYTES_MAX: usize = (1 << 20) + (256 << 10);
 pub const MISSED_MAX: usize = 1024;
 /// The most large files that are declared and neither whole nor given up; each may keep a file open.
 pub const FILES_UNFINISHED_MAX: usize = 4096;
-/// The most large files that a sender has begun to send and of whose end it has not heard; it begins no other.
+/// The most large files that a sender has begun and for which it has no final report; it begins no other.
 pub const FILES_BEGUN_MAX: u64 = 2048;
-/// The most names that a transfer says it will write at the top of its target.
+/// The most names that a transfer may announce for the top of its target.
 pub const TOPS_MAX: usize = 262_144;
 /// The most offers that wait for an answer.
 pub const OFFERS_OUTSTANDING_MAX: usize = 32;
-/// The most chaining values in one message: 2 MiB.
+/// The most chaining values in one message; together they take 2 MiB.
 pub const HELD_GROUPS_MAX: usize = 65_536;
 /// The most entries in one inquiry.
 pub const INQUIRED_ENTRIES_MAX: usize = 4096;
@@ -62,35 +62,35 @@ pub const INQUIRED_NAME_BYTES_MAX: usize = 4 << 20;
 pub const INQUIRIES_OUTSTANDING_MAX: usize = 32;
 /// The most names that one message keeps, over all its directories.
 pub const KEEP_NAMES_MAX: usize = 262_144;
-/// The most directories of which one message keeps names.
+/// The most directories whose names one message keeps.
 pub const KEEP_RANGES_MAX: usize = 4096;
-/// The most bytes of paths and names in one such message; one more of each still fits the longest message.
+/// The most bytes of paths and names in one [`Keep`](crate::Keep); one more of each still fits the longest message.
 pub const KEEP_NAME_BYTES_MAX: usize = 4 << 20;
-/// The most such messages that wait for an answer.
+/// The most [`Keep`](crate::Keep)s that wait for an answer.
 pub const KEEPS_OUTSTANDING_MAX: usize = 8;
-/// The most names in one answer.
+/// The most names in one [`Extra`](crate::Extra).
 pub const EXTRA_NAMES_MAX: usize = 65_536;
-/// The most bytes of names in one answer; one more name still fits.
+/// The most bytes of names in one [`Extra`](crate::Extra); one more name still fits.
 pub const EXTRA_NAME_BYTES_MAX: usize = 4 << 20;
 /// The most names that one message removes.
 pub const REMOVE_NAMES_MAX: usize = 1024;
-/// The most bytes of paths and names in one such message; one more of each still fits the longest message.
+/// The most bytes of paths and names in one [`Remove`](crate::Remove); one more of each still fits the longest message.
 pub const REMOVE_NAME_BYTES_MAX: usize = 4 << 20;
-/// The most such messages that wait for an answer.
+/// The most [`Remove`](crate::Remove)s that wait for an answer.
 pub const REMOVES_OUTSTANDING_MAX: usize = 8;
 /// The most lanes of one transfer.
 pub const LANES_MAX: u16 = 64;
-/// The most lanes that a sender uses before the receiver has said how many it takes; every receiver takes so many.
+/// The most lanes that a sender uses before the receiver has announced its own limit; every receiver takes so many.
 pub const LANES_UNASKED_MAX: u16 = 8;
-/// The most entries and the most file bytes that a sender sends before it knows whether they are at the target.
+/// The most entries that a sender sends before it knows whether they are at the target.
 pub const GUESSED_ENTRIES_MAX: usize = 1024;
-/// See [`GUESSED_ENTRIES_MAX`].
+/// The most file bytes that a sender sends before it knows whether the files are at the target.
 pub const GUESSED_BYTES_MAX: u64 = 1 << 20;
 /// How often the same data is sent again before its file is given up.
 pub const RESENDS_MAX: u8 = 3;
 /// How long a probe may take, in seconds.
 pub const PROBE_SECONDS_MAX: u64 = 300;
-/// The most bytes that may come in one probe: what 100 Gbit/s carry in 80 s.
+/// The most bytes that may come in one probe: what 100 Gbit/s carry in 88 s.
 pub const PROBE_BYTES_MAX: u64 = 1 << 40;
 /// The most data in one frame of filler, in bytes.
 pub const FILLER_BYTES_MAX: usize = 256 << 10;
@@ -98,15 +98,15 @@ pub const FILLER_BYTES_MAX: usize = 256 << 10;
 pub const SAMPLES_OUTSTANDING_MAX: usize = 8;
 /// The most that one probe writes to the target's storage, in bytes.
 pub const SWEEP_BYTES_MAX: u64 = 256 << 20;
-/// The longest that it does so, in milliseconds.
+/// The longest time for which one probe writes to the target's storage, in milliseconds.
 pub const SWEEP_MILLIS_MAX: u64 = 10_000;
-/// The most sizes of files in the answer.
+/// The most file sizes in the answer to a sweep.
 pub const SWEEP_SIZES_MAX: usize = 64;
 
-/// Holds a length or a count against its limit.
+/// Checks a length or a count against its limit.
 ///
 /// # Errors
-/// [`WireError::OverLimit`] when it is over that.
+/// [`WireError::OverLimit`] when the value exceeds the limit.
 pub fn within<N: TryInto<u64>>(what: &'static str, value: N, limit: N) -> Result<(), WireError> {
     let [value, limit] = [value, limit].map(|number| number.try_into().unwrap_or(u64::MAX));
     if value <= limit { Ok(()) } else { Err(WireError::OverLimit { what, value, limit }) }

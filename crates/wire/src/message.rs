@@ -31,48 +31,49 @@ pub use preview::{
 };
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
 
-/// From the sender to the receiver.
+/// A message from the sender to the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToReceiver {
-    /// The first message: where to and how.
+    /// The first message: the target and how to write it.
     Open(Open),
     /// Files that may be there already.
     Offer(Offer),
-    /// This large file changed or vanished while it was read: throw away what came of it.
+    /// This large file changed or vanished while it was read: its groups that have come are to be thrown away.
     Abandon {
-        /// Its file id.
+        /// The large file's id.
         file: u64,
     },
-    /// Everything has been sent: so many items, with so many mismatches answered. Repeated when that changes.
+    /// Everything has been sent: so many items, with so many mismatches answered. Sent again when either number
+    /// changes.
     Announce {
-        /// How many items were issued in all.
+        /// The number of items that were issued in all.
         items: u64,
-        /// How many mismatch reports have been dealt with.
+        /// The number of mismatch reports that have been dealt with.
         mismatches: u64,
     },
-    /// A lane's connection is gone. What of its items has not come is to be reported as a mismatch.
+    /// A lane's connection is lost. Items of the lane that have not come are to be reported as mismatches.
     LaneLost {
-        /// The items that it had and that have no receipt, at most
+        /// The items that were sent on the lane and have no receipt, at most
         /// [`ITEMS_OUTSTANDING_MAX`](crate::limits::ITEMS_OUTSTANDING_MAX).
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::ITEMS_OUTSTANDING_MAX }, _, _>")]
         items: Vec<u64>,
     },
-    /// What would happen with some entries: previews only.
+    /// A question what a transfer would do with some entries: previews only.
     Inquire(Inquiry),
-    /// Names that stay: what else is in their directories is asked for.
+    /// Names that stay, and the question what else is in their directories.
     Keep(Keep),
-    /// Names that go.
+    /// Names that are to be removed.
     Remove(Remove),
-    /// How far it is: probes only.
+    /// A question how far the probe is: probes only.
     Sample {
         /// The number of the question, for its answer.
         sample: u64,
-        /// When to look.
+        /// The moment at which the receiver takes the sample.
         when: Moment,
     },
-    /// What the storage at the target gives: probes only.
+    /// An order to measure the target's storage: probes only.
     Sweep(SweepOrder),
-    /// The first message from [`Version::V4`](crate::Version) on: where to and how, and what else is said of that.
+    /// The first message from [`Version::V4`](crate::Version) on: the target, how to write it, and extensions of that.
     OpenWith(Open, Extensions),
     /// The same as [`Offer`](Self::Offer), to a receiver that has said what it keeps.
     OfferWith(OfferWith),
@@ -80,60 +81,58 @@ pub enum ToReceiver {
     InquireWith(InquireWith),
 }
 
-/// From the receiver to the sender.
+/// A message from the receiver to the sender.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToSender {
     /// The transfer may begin.
     Opened(Opened),
-    /// It may not.
+    /// The transfer may not begin.
     Refused(Refusal),
-    /// Which of the offered files are needed.
+    /// The verdicts on offered files.
     Answer(Answer),
-    /// Data that is verified and given to the kernel, or not. Before [`Version::V4`](crate::Version): that
-    /// has its place, too.
+    /// Receipts for items: the data is verified and written to the kernel, or it failed. Before
+    /// [`Version::V4`](crate::Version) a receipt means that the files have their names, too.
     Stored(Stored),
     /// Something failed that belongs to no item (a directory's metadata, a commit).
     Fault(Fault),
-    /// All is committed and flushed as asked: the end.
+    /// Everything is committed and flushed as asked; the transfer has ended.
     Finished(Finished),
-    /// What the target holds of one offered file.
+    /// Groups of one offered file that the target holds.
     Held(Held),
-    /// What would happen with the entries of an inquiry.
+    /// Findings on the entries of an inquiry: what a transfer would do with them.
     Findings(Findings),
-    /// What else is where names stay.
+    /// Entries that are in the directories of names that stay, beside those names.
     Extra(Extra),
-    /// What was to go has gone, but for what faults have told.
+    /// The names of a [`Remove`] are gone, but for those that faults have named.
     Removed {
         /// The number of the message that this answers.
         remove: u64,
-        /// How many entries there were, with all that was below them.
+        /// The number of removed entries, with all that was below them.
         entries: u64,
     },
-    /// How far a probe is.
+    /// A sample of a probe.
     Sampled(Sampled),
-    /// What the storage at the target gives.
+    /// The result of measuring the target's storage.
     Swept(Swept),
-    /// The receiving lanes were held to a rate, and waited for it: for how long, in microseconds over all
-    /// lanes. Told before the end. From [`Version::V3`](crate::Version) on.
+    /// A rate limit held the receiving lanes back. Sent before the end. From [`Version::V3`](crate::Version) on.
     Paced {
-        /// How long.
+        /// The time that lanes waited for the limit, in microseconds over all lanes.
         receive_us: u64,
     },
-    /// The files of these batches have their final names, but for those in `faults`, and what was asked for
-    /// is flushed. From [`Version::V4`](crate::Version) on, once for each batch that was stored.
+    /// The files of these batches have their final names, but for those in `faults`, and are flushed as asked. From
+    /// [`Version::V4`](crate::Version) on, once for each batch that was stored.
     Published {
         /// The batches.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::STORED_ITEMS_MAX }, _, _>")]
         items: Vec<PublishedItem>,
     },
-    /// The transfer is in line, and begins when its turn comes; lanes are to be dialled after
-    /// [`Opened`](Self::Opened), and those that have come are closed. From [`Version::V4`](crate::Version)
-    /// on.
+    /// The transfer is in a queue, and begins when its turn comes; lanes are to be dialled after
+    /// [`Opened`](Self::Opened), and those that have come are closed. From [`Version::V4`](crate::Version) on.
     Waiting(Waiting),
-    /// Files have another time than the source's, since the target's file system does not have theirs. Told
-    /// before the end. From [`Version::V4`](crate::Version) on.
+    /// Files have another time than the source's, since the target's file system cannot represent theirs. Sent before
+    /// the end. From [`Version::V4`](crate::Version) on.
     TimesBeyondRange {
-        /// How many, moved or not.
+        /// The number of such files, moved or not.
         files: u64,
     },
     /// The transfer may begin, and this is what else the receiver says to an opening that had
@@ -160,40 +159,41 @@ pub enum ToSender {
     },
 }
 
-/// Why a transfer does not begin yet.
+/// The place of a transfer in the queue, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
-    /// How many transfers of the same key are before it.
+    /// The number of transfers of the same key that are before it.
     pub ahead: u32,
-    /// What it waits for in words, one line.
+    /// The reason in words, one line.
     #[serde(deserialize_with = "bytes::reason")]
     pub text: String,
 }
 
-/// What the sender wants.
+/// The order for a transfer: the target and how to write it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Open {
     /// The target as the user wrote it: absolute, or relative to the identity's first root. At most 4096 bytes.
     #[serde(with = "bytes")]
     pub target: Vec<u8>,
-    /// The shape of what is going to be put at the target.
+    /// The shape that the target will have.
     pub shape: TargetShape,
     /// How existing files are compared.
     pub compare: Compare,
     /// When data must be on stable storage.
     pub durability: Durability,
-    /// Whether large files that have changed are sent group by group against what is there ([`Verdict::Delta`]).
+    /// Whether large files that have changed are sent as the groups that differ from the old version
+    /// ([`Verdict::Delta`]).
     pub delta: bool,
-    /// Which run it belongs to: the id of the run's first transfer. An earlier transfer of the same run and
-    /// key ends first.
+    /// The run that the transfer belongs to: the id of the run's first transfer. An earlier transfer of the same run
+    /// and key ends first.
     pub run: [u8; 16],
-    /// What becomes of what is there under the same name.
+    /// Whether existing entries of the same name are replaced.
     pub overwrite: Overwrite,
-    /// Whether anything is to happen at all.
+    /// The purpose of the conversation: a push, a preview or a probe.
     pub purpose: Purpose,
-    /// What becomes of what is at the target alone.
+    /// Whether entries that are only at the target may be removed.
     pub extraneous: Extraneous,
-    /// Whether regular files that are there are changed in their place, and not replaced.
+    /// Whether regular files that exist are changed in place instead of replaced.
     pub inplace: bool,
     /// What is kept of entries beside their contents. It travels among the extensions of the opening; where
     /// nothing is said only modes and times are kept.
@@ -225,7 +225,7 @@ impl Open {
         }
     }
 
-    /// The message that says it to a receiver which speaks `version`.
+    /// The message for a receiver that speaks `version`.
     #[must_use]
     pub fn into_message(self, version: Version) -> ToReceiver {
         if version < Version::V4 {
@@ -250,17 +250,17 @@ impl Open {
     }
 }
 
-/// What the target will become.
+/// The shape that the target will have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TargetShape {
     /// A directory that receives entries.
     Directory {
-        /// The names at its top that will be written, at most [`TOPS_MAX`](crate::limits::TOPS_MAX); none
-        /// when anything may be.
+        /// The names at its top that will be written, at most [`TOPS_MAX`](crate::limits::TOPS_MAX); an empty list
+        /// stands for any name.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::TOPS_MAX }, _, _>")]
         tops: Vec<TopName>,
     },
-    /// One entry: put into the target when that is a directory, else it gets the target's name.
+    /// One entry: put into the target when that is a directory, else named as the target.
     Single {
         /// The entry's name at the source.
         #[serde(with = "bytes::name")]
@@ -272,23 +272,23 @@ pub enum TargetShape {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopName(#[serde(with = "bytes::name")] pub Name);
 
-/// How a file at the target is held against its source.
+/// The way in which a file at the target is compared with its source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Compare {
-    /// Size and modification time.
+    /// Compares size and modification time.
     #[default]
     Quick,
-    /// Contents.
+    /// Compares contents.
     Checksum,
 }
 
-/// What a conversation is for.
+/// The purpose of a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
     /// To move files.
     #[default]
     Move,
-    /// To find out what that would do; nothing at the target is changed.
+    /// To find out what a move would do; nothing at the target is changed.
     Preview,
     /// To measure the path, and perhaps the storage; nothing stays at the target. From
     /// [`Version::V2`](crate::Version) on.
@@ -307,7 +307,7 @@ pub enum Overwrite {
     Nothing,
 }
 
-/// What a zero exit code promises of the target's storage.
+/// The promise that a zero exit code makes about the target's storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Durability {
     /// Nothing is flushed.
@@ -319,14 +319,14 @@ pub enum Durability {
     File,
 }
 
-/// What the receiver found at the target.
+/// The receiver's findings at the target, and its limit for lanes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
-    /// Whether anything is there.
+    /// Whether the target holds anything.
     pub state: TargetState,
     /// The most lanes that the receiver will take.
     pub lanes_max: u16,
-    /// The name that a single entry gets, when it is not its own.
+    /// The name that a single entry gets, where that is another than its own.
     pub single_name: Option<TopName>,
 }
 
@@ -344,9 +344,9 @@ impl Opened {
 /// Whether files have to be offered before they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TargetState {
-    /// Nothing is there: everything is needed.
+    /// Nothing is there: every file is needed.
     Empty,
-    /// Something is there: offer first.
+    /// Something is there: files must be offered first.
     Populated,
 }
 
@@ -363,10 +363,10 @@ pub struct Offer {
 /// Offered files of one directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferedGroup {
-    /// The directory, from the target root.
+    /// The directory's path from the target root.
     #[serde(with = "bytes::path")]
     pub directory: RelPath,
-    /// Its files.
+    /// The files in that directory.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::OFFER_FILES_MAX }, _, _>")]
     pub files: Vec<OfferedFile>,
 }
@@ -374,27 +374,27 @@ pub struct OfferedGroup {
 /// One offered file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferedFile {
-    /// Its name.
+    /// The file's name.
     #[serde(with = "bytes::name")]
     pub name: Name,
-    /// Its size in bytes.
+    /// The file's size in bytes.
     pub bytes: u64,
-    /// Its permission bits and modification time.
+    /// The file's permission bits and modification time.
     #[serde(with = "metadata")]
     pub metadata: Metadata,
-    /// For a file of more than one group: what else tells it from all others at the source.
+    /// The identity and state of the source file; only for a file of more than one group.
     pub source: Option<SourceMark>,
     /// A digest of its extended attributes, if it has any; it travels with [`OfferWith`] only.
     #[serde(skip)]
     pub xattrs: Option<Box<XattrDigest>>,
 }
 
-/// With size and modification time: which file at the source, in which state. Nobody can set a change time.
+/// With size and modification time, this identifies a source file and its state: nobody can set a change time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceMark {
-    /// Its inode.
+    /// The source file's inode.
     pub inode: u64,
-    /// Its change time.
+    /// The source file's change time.
     #[serde(with = "metadata::timestamp")]
     pub ctime: Timestamp,
 }
@@ -402,50 +402,50 @@ pub struct SourceMark {
 /// The answer to an offer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Which offer.
+    /// The number of the offer that this answers.
     pub offer: u64,
     /// One verdict per offered file, in the offer's order.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::OFFER_FILES_MAX }, _, _>")]
     pub verdicts: Vec<Verdict>,
 }
 
-/// What is to happen with one offered file.
+/// The decision about one offered file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
-    /// It is there already.
+    /// The target has the file already: do not send it.
     Skip,
-    /// Send it.
+    /// The target needs the file: send it.
     Need,
-    /// A file of that size with this root is there: send only what differs in.
+    /// A file of that size with this root exists: send only what differs.
     Compare([u8; 32]),
-    /// Groups of this very file came in an earlier transfer, as [`Held`] has told before: send the others.
+    /// Groups of this very file came in an earlier transfer, as [`Held`] has reported before: send the others.
     Resume,
-    /// Another version is there: [`Held`] will tell of its groups, and those that are the same need not come.
-    /// Nor need those that [`Held`] has told of before, as with [`Verdict::Resume`].
+    /// Another version of the file exists: [`Held`] will report its groups, and those that are the same need not be
+    /// sent. Nor need the groups that [`Held`] has reported before, as with [`Verdict::Resume`].
     Delta,
     /// Its contents are right, and its metadata are not: only those are to be sent. To
     /// [`OfferWith`] only.
     Retouch,
 }
 
-/// Chaining values of consecutive groups of one offered file: of what came in an earlier transfer before the
-/// answer to its offer, of another version after it, for [`Verdict::Delta`].
+/// Chaining values of consecutive groups of one offered file, as they are at the target: before the answer to its offer
+/// those of a part from an earlier transfer, after it those of the old version, for [`Verdict::Delta`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// Which offer.
+    /// The number of the offer.
     pub offer: u64,
     /// The file's number in the offer, over all its groups of files, from 0.
     pub file: u32,
-    /// The first group.
+    /// The index of the first group.
     pub first: u32,
     /// The values, at most [`HELD_GROUPS_MAX`](crate::limits::HELD_GROUPS_MAX).
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::HELD_GROUPS_MAX }, _, _>")]
     pub cvs: Vec<[u8; 32]>,
-    /// Whether this is all that is told of the file.
+    /// Whether this is the last message about the file.
     pub end: bool,
 }
 
-/// What became of some items.
+/// Receipts for some items, and the results of large files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stored {
     /// The items.
@@ -456,57 +456,57 @@ pub struct Stored {
     pub files: Vec<FileDone>,
 }
 
-/// What became of one item.
+/// The receipt for one item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredItem {
-    /// Its item id.
+    /// The item's id.
     pub item: u64,
-    /// It did not arrive as it was sent, in whole or in part: the sender has to answer for it.
+    /// Whether the item, or a part of it, did not arrive as it was sent: the sender has to answer for it.
     pub mismatch: bool,
-    /// The entries that did not get their place, or, with a mismatch, those that arrived damaged.
+    /// The entries that failed, or, with a mismatch, those that arrived damaged.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::BATCH_ENTRIES_MAX }, _, _>")]
     pub faults: Vec<EntryFault>,
 }
 
-/// What became of the names of one batch.
+/// The result of giving the files of one batch their names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedItem {
-    /// Its item id.
+    /// The batch's item id.
     pub item: u64,
-    /// The entries that did not get their names; those that [`Stored`] has told of may be left out.
+    /// The entries that did not get their names; those that [`Stored`] has reported may be left out.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::BATCH_ENTRIES_MAX }, _, _>")]
     pub faults: Vec<EntryFault>,
 }
 
-/// What became of one entry of a batch. Its path is not repeated: the sender knows it.
+/// The failure of one entry of a batch. Its path is not repeated: the sender knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryFault {
     /// The entry's number in its batch, counted over all groups from 0.
     pub entry: u32,
-    /// What was tried.
+    /// The operation that failed.
     pub operation: Operation,
-    /// Why it failed.
+    /// The cause of the failure.
     pub code: FaultCode,
 }
 
-/// The end of one large file.
+/// The result of one large file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileDone {
-    /// Its file id.
+    /// The large file's id.
     pub file: u64,
-    /// What was tried and why it failed, if it did.
+    /// The operation that failed and the cause, if one did.
     pub fault: Option<(Operation, FaultCode)>,
 }
 
-/// The receiver's account at the end.
+/// The receiver's figures at the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finished {
-    /// Receiving lanes: waiting for the path is starved, waiting for the writers is blocked.
+    /// The times of the receiving lanes: waiting for the path is starved, waiting for the writers is blocked.
     pub receive: StageReport,
-    /// Writers: waiting for lanes is starved, to the end. What finishes the target, the last flush included,
-    /// is busy for all.
+    /// The times of the writers: waiting for lanes is starved, to the end. The work that finishes the target, the last
+    /// flush included, counts as busy for all of them.
     pub store: StageReport,
-    /// How long the last flush took, in microseconds.
+    /// The duration of the last flush, in microseconds.
     pub flush_us: u64,
     /// The receiver's CPU time for the whole process since the transfer began, in microseconds.
     pub cpu_us: u64,
@@ -515,11 +515,11 @@ pub struct Finished {
 /// A stage's time over all its threads, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageReport {
-    /// Working.
+    /// Time spent working.
     pub busy_us: u64,
-    /// Waiting for upstream.
+    /// Time spent waiting for upstream.
     pub starved_us: u64,
-    /// Waiting for downstream.
+    /// Time spent waiting for downstream.
     pub blocked_us: u64,
 }
 
@@ -543,11 +543,11 @@ pub fn decode_message<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError>
     decode_message_within(bytes, |_strings| Ok(()))
 }
 
-/// Decodes one message, but only as far as `room` has room for the number of further names and paths that it
-/// is asked for. Besides these and the message's bytes, decoding takes no memory that grows with the message.
+/// Decodes one message, in which `room` must grant the names and paths: it is asked for a number of further ones before
+/// they are decoded. Besides these and the message's bytes, decoding takes no memory that grows with the message.
 ///
 /// # Errors
-/// As for [`decode_message`], and any error of `room`.
+/// The errors of [`decode_message`], and any error of `room`.
 pub fn decode_message_within<M: DeserializeOwned>(
     bytes: &[u8],
     room: impl FnMut(usize) -> Result<(), WireError>,
@@ -660,13 +660,13 @@ mod tests {
             let ToReceiver::OpenWith(_, extensions) = open.into_message(Version::V4) else { unreachable!() };
             extensions
         };
-        let keeps = Extensions::default().with(extension(1, false, b""));
+        let keeps = Extensions::default().with(extension(Open::KEEPS_RATE, false, b""));
         let nothing = Extensions::default();
         let purposes = [Purpose::Move, Purpose::Preview, Purpose::Probe];
         assert_eq!(purposes.map(said), [keeps, nothing.clone(), nothing]);
         let rate = ToSender::RateMax { bytes_per_second: 300 };
-        assert_eq!(encode_message(&rate), [3, 0, 0, 0, 16, 0xAC, 2]);
-        assert_eq!(decode_message(&[16, 0xAC, 2]), Ok(rate));
+        assert_eq!(encode_message(&rate), [3, 0, 0, 0, 19, 0xAC, 2]);
+        assert_eq!(decode_message(&[19, 0xAC, 2]), Ok(rate));
     }
 
     #[test]
@@ -756,7 +756,7 @@ mod tests {
         let decode = |bytes: Vec<u8>| decode_message::<ToReceiver>(&bytes[4..]);
         assert!(decode(lost(ITEMS_OUTSTANDING_MAX)).is_ok());
         assert_eq!(decode(lost(ITEMS_OUTSTANDING_MAX + 1)), Err(WireError::Message));
-        // a list of 2^63 elements of which none has come
+        // A list of 2^63 elements of which none has come.
         assert_eq!(decode([&[0; 4][..], &[4], &[0xFF; 8], &[0x7F]].concat()), Err(WireError::Message));
     }
 

@@ -1,4 +1,4 @@
-//! The protocol's memory on either side, without I/O: what is on its way, what is settled, when it is over.
+//! The protocol's state on either side, without I/O: what is in flight, what is settled, and when the transfer is over.
 //!
 //! [`SenderTransfer`] and [`ReceiverTransfer`] are fed events and drained of actions; the tests at the foot of
 //! `session/tests.rs` run the pair in virtual time over a path that delays, reorders and damages.

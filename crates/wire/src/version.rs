@@ -1,7 +1,7 @@
 //! The greeting that opens every connection, and the versions of the protocol.
 //!
-//! It is 40 bytes and will keep its place and meaning in all versions, so that two programs that cannot talk can at
-//! least say so: magic, version range, role, transfer id, lane number, and how the lanes go on.
+//! The greeting is 40 bytes long and keeps its place and meaning in all versions, so that two programs that cannot talk
+//! can at least report why: magic, version range, role, transfer id, lane number, and how the lanes go on.
 
 use thiserror::Error;
 use zmove_types::{LaneId, TransferId};
@@ -24,7 +24,7 @@ pub enum Version {
     V4 = 4,
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Control messages, both ways.
@@ -33,10 +33,10 @@ pub enum Role {
     Lane(LaneId),
 }
 
-/// How a transfer's lanes go on after their greetings. Control stays in TLS whatever this says.
+/// The protection of a transfer's lanes after their greetings. Control always stays in TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cipher {
-    /// As they began: encrypted.
+    /// Encrypted: lanes stay in TLS.
     #[default]
     Tls,
     /// In clear, each frame under a keyed hash: readable on the path, but not to be changed there.
@@ -50,15 +50,15 @@ pub struct Greeting {
     pub version_min: u16,
     /// The newest version that is spoken.
     pub version_max: u16,
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub role: Role,
-    /// How lanes go on: on a lane itself, on control all of them.
+    /// The protection of this lane after the greeting; on control, that of all lanes.
     pub cipher: Cipher,
-    /// The transfer that it belongs to.
+    /// The transfer that the connection belongs to.
     pub transfer: TransferId,
 }
 
-/// Why a greeting is not accepted.
+/// The reason why a greeting is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum GreetingError {
@@ -71,13 +71,13 @@ pub enum GreetingError {
          install the same release on both hosts"
     )]
     Incompatible {
-        /// The peer's oldest.
+        /// The peer's oldest version.
         theirs_min: u16,
-        /// The peer's newest.
+        /// The peer's newest version.
         theirs_max: u16,
-        /// Our oldest.
+        /// This program's oldest version.
         ours_min: u16,
-        /// Our newest.
+        /// This program's newest version.
         ours_max: u16,
     },
 }
@@ -85,11 +85,11 @@ pub enum GreetingError {
 impl Version {
     const ALL: [Self; 4] = [Self::V1, Self::V2, Self::V3, Self::V4];
     const OLDEST: u16 = Self::V1 as u16;
-    /// The newest that this program speaks.
+    /// The newest version that this program speaks.
     pub const NEWEST: Self = Self::V4;
 
-    /// The names by which TLS agrees on a version (ALPN), the most wanted first. The last is that of all
-    /// versions before they had names of their own: which of them is spoken, only the greetings say.
+    /// The names by which TLS agrees on a version (ALPN), the most wanted first. The last name covers all versions
+    /// before they had names of their own; which of them is spoken is decided by the greetings.
     pub const PROTOCOLS: [(&'static [u8], Self); 2] = [(b"zmove/4", Self::V4), (b"zmove", Self::UNNAMED)];
     const UNNAMED: Self = Self::V3;
 

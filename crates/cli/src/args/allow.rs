@@ -1,4 +1,4 @@
-//! What can be typed about the senders that are let in.
+//! The arguments of `zmove allow`: the senders that are let in.
 
 use std::path::PathBuf;
 use std::time::SystemTime;

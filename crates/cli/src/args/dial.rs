@@ -1,4 +1,4 @@
-//! What can be typed about the way to another host.
+//! The options for reaching another host.
 
 use clap::ValueEnum;
 use zmove_engine::PortRange;

@@ -1,4 +1,4 @@
-//! What can be typed about the health of hosts and paths.
+//! The arguments of `zmove doctor`.
 
 use std::path::PathBuf;
 

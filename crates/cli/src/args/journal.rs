@@ -1,4 +1,4 @@
-//! What can be typed after `zmove journal`.
+//! The arguments of `zmove journal`.
 
 use clap::Subcommand;
 
@@ -19,7 +19,7 @@ pub(crate) enum JournalCommand {
 #[derive(Debug, clap::Args)]
 #[command(after_help = JOURNAL_CLEAN_HELP)]
 pub(crate) struct JournalCleanArgs {
-    /// Those that were last written so long ago: 90s, 30min, 12h, 7d, 2w
+    /// Transfers that were last written so long ago: 90s, 30min, 12h, 7d, 2w
     #[arg(long, value_name = "AGE", default_value = "7d")]
     pub(crate) older_than: Age,
     /// All that are not in use, of any age, also those whose target cannot be reached now

@@ -1,4 +1,4 @@
-//! What can be typed after `zmove probe`.
+//! The arguments of `zmove probe`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -48,7 +48,8 @@ receiver lets in whoever may write there, and holds the key to its rate. With a 
 256 MiB below it for 5 s, in a hidden directory that is removed. A prediction is the time of the
 slowest of source storage, path and target storage for each class of sizes, as far as they are known.";
 
-/// Rounds are short: what limits a path shows in seconds, and a receiver waits no longer than minutes.
+/// Reads the time of a round, which is short: the limit of a path shows in seconds, and a receiver waits no longer than
+/// minutes.
 fn parse_round(text: &str) -> Result<Duration, String> {
     let time = parse_time(text)?;
     if time > ROUND_MAX { Err("a round is measured for 20 s at most".to_owned()) } else { Ok(time) }

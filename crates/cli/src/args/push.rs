@@ -1,4 +1,4 @@
-//! What can be typed after `zmove push`.
+//! The arguments of `zmove push`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Which files are meant: the options of `push` and `scan` that choose among what the sources hold.
+//! The selection of files: the options of `push` and `scan` that choose among the entries of the sources.
 //!
 //! **Invariant:** rules keep the order of the command line, those of a file standing where its option stands.
 
@@ -21,7 +21,7 @@ use crate::value::exit::usage_error;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
-/// What was typed.
+/// The options that select files.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SelectionArgs {
     #[command(flatten)]
@@ -55,7 +55,7 @@ enum RuleArg {
     File(PathBuf),
 }
 
-/// The same as clap knows them: by option.
+/// The same rules in the form that clap parses: by option.
 #[derive(Debug, clap::Args)]
 struct RulesByOption {
     /// Leave out what matches this line of a .gitignore file; '/x' is x at the top of the target
@@ -75,7 +75,7 @@ fn pattern(effect: Effect) -> impl TypedValueParser<Value = RuleArg> {
 }
 
 impl SelectionArgs {
-    /// What the rules and sizes select; none where they were not given.
+    /// The selection by rules and sizes; `None` where none were given.
     pub(crate) fn selection(&self) -> Result<Option<Arc<Selection>>> {
         let (min, max) =
             (self.min_size.map_or(0, |size| size.0), self.max_size.map_or(u64::MAX, |size| size.0));
@@ -99,7 +99,7 @@ impl SelectionArgs {
         Ok(Some(Arc::new(selection)))
     }
 
-    /// Which file systems are walked.
+    /// The file systems that are walked.
     pub(crate) fn file_systems(&self) -> FileSystems {
         if self.one_file_system { FileSystems::OfRoot } else { FileSystems::All }
     }
@@ -112,7 +112,7 @@ impl SelectionArgs {
         Ok(Some(PathList::new(root(), reader, path.clone(), separator)))
     }
 
-    /// Whether the same can be selected once more: what has come from a pipe is gone.
+    /// Whether the same files can be selected once more: a list from a pipe is gone.
     pub(crate) fn can_be_read_again(&self) -> bool {
         self.files_from.as_deref().is_none_or(|path| !is_stdin(path) && path.is_file())
     }

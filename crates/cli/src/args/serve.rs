@@ -1,4 +1,4 @@
-//! What can be typed after `zmove serve`.
+//! The arguments of `zmove serve`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ pub(crate) struct ServeArgs {
     pub(crate) check: bool,
 }
 
-/// How log lines look.
+/// The form of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
     /// A sentence a line
@@ -77,7 +77,7 @@ pub(crate) enum ListenArg {
 }
 
 impl ListenArg {
-    /// As a listener takes it.
+    /// The transports to listen on.
     pub(crate) fn choice(self) -> TransportChoice {
         match self {
             Self::Both => TransportChoice::Auto,
@@ -92,14 +92,14 @@ impl ListenArg {
 pub(crate) enum ConfineArg {
     /// Where the kernel can (Landlock, in Linux 6.2 or later)
     Auto,
-    /// Or do not start
+    /// Always: without it the daemon does not start
     On,
     /// Never
     #[default]
     Off,
 }
 
-/// Where `/metrics` is served, if it is.
+/// The address at which `/metrics` is served, if it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MetricsListen(pub(crate) Option<SocketAddr>);
 

@@ -1,4 +1,4 @@
-//! What can be typed about storage on this host.
+//! The options for storage on this host.
 
 use clap::ValueEnum;
 
@@ -15,7 +15,7 @@ pub(crate) struct StorageArgs {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineArg {
-    /// What measurement shows to be faster: threads
+    /// What measurement shows to be faster: threads, and io_uring for large files on FUSE
     #[default]
     Auto,
     /// Plain system calls

@@ -1,4 +1,4 @@
-//! What can be typed after `zmove sweep`.
+//! The arguments of `zmove sweep`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -48,10 +48,10 @@ needs room for the budget and a reserve for others. Every write is flushed, and 
 the page cache where that can be helped; the table says which way. The result is kept in
 ZMOVE_HOME/sweeps, and later pushes from or to that storage say their share of it.";
 
-/// A rate of the reference, `E_1`.
+/// A transfer rate that the reference has reached, `E_1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReferenceRate {
-    /// For files of this size; none: for any other.
+    /// The size of the files that the rate is for; `None`: any other size.
     pub(crate) file_bytes: Option<u64>,
     pub(crate) rate: RateLimit,
 }
@@ -70,7 +70,7 @@ impl FromStr for ReferenceRate {
     }
 }
 
-/// As ages are typed, and `2m` for two minutes.
+/// Reads a span of time as [`Age`] does, and `2m` for two minutes.
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let minutes = text.strip_suffix('m').map(|number| format!("{number}min"));
     let Age(time) = minutes.as_deref().unwrap_or(text).parse()?;

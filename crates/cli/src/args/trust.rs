@@ -1,4 +1,4 @@
-//! What can be typed about the keys of hosts.
+//! The arguments of `zmove trust`: the keys of hosts.
 
 use zmove_engine::Remote;
 use zmove_transport::Fingerprint;

@@ -1,4 +1,4 @@
-//! `zmove allow`: whose keys are let in here, and what they may do.
+//! `zmove allow`: the keys that are let in here, and their rights.
 
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -55,7 +55,7 @@ fn grant(args: GrantArgs) -> Result<Grant> {
     })
 }
 
-/// A link is resolved now, by who allows it: what a root means must not change later.
+/// Resolves the links of a root now, for the user who allows it: what a root means must not change later.
 fn resolve(root: PathBuf) -> Result<PathBuf> {
     let root = std::path::absolute(&root).with_context(|| format!("find '{}'", root.display()))?;
     let root = root.canonicalize().with_context(|| format!("receiver: open root '{}'", root.display()))?;

@@ -1,7 +1,8 @@
-//! `zmove doctor`: what would slow a transfer down or break it, on this host and on the path to a receiver.
+//! `zmove doctor`: a search for what would slow a transfer down or break it, on this host and on the path to a
+//! receiver.
 //!
-//! Facts of the kernel come from [`Root`], for which a test has a tree of its own. **Invariant:** nothing is
-//! changed, on either host; what cannot be found out is told as unknown.
+//! Facts of the kernel come from [`Root`], for which a test has a tree of its own. **Invariant:** nothing is changed,
+//! on either host; a fact that cannot be found out is reported as unknown.
 
 mod finding;
 mod link;
@@ -30,12 +31,12 @@ use report::{Colour, Report};
 use root::Root;
 use windows::Paths;
 
-/// Which part this host has in a transfer.
+/// The part that this host has in a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// It may send and receive.
+    /// The host may send and receive.
     Either,
-    /// It sends to the receiver that was named.
+    /// The host sends to the receiver that was named.
     Sender,
 }
 

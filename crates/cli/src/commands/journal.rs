@@ -1,4 +1,4 @@
-//! `zmove journal`: what broken transfers have left at this receiver, and its removal, also by a daemon.
+//! `zmove journal`: lists what broken transfers have left at this receiver, and removes it, also for a daemon.
 
 mod clean;
 mod list;
@@ -36,7 +36,7 @@ pub(crate) fn run(command: &JournalCommand) -> Result<Exit> {
     }
 }
 
-/// Where daemons and local pushes of this user keep their journals.
+/// The directories in which daemons and local pushes of this user keep their journals.
 fn directories() -> Result<Vec<PathBuf>> {
     let mut directories = Vec::new();
     for role in [Role::Daemon, Role::Client] {
@@ -53,18 +53,18 @@ fn directories() -> Result<Vec<PathBuf>> {
     Ok(directories)
 }
 
-/// How a journal is called: by its transfer, with which its file's name begins.
+/// The name of a journal: its transfer's id, with which the file's name begins.
 fn name(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     stem.split('-').next().unwrap_or_default().to_owned()
 }
 
-/// How long ago a moment was; none if it is still to come.
+/// The time since a moment; zero if it is still to come.
 fn age(moment: SystemTime) -> Age {
     Age(SystemTime::now().duration_since(moment).unwrap_or_default())
 }
 
-/// How long ago a moment in seconds since 1970 was.
+/// The time since a moment in seconds since 1970.
 fn age_of_seconds(seconds: u64) -> Age {
     UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).map_or(Age(Duration::ZERO), age)
 }

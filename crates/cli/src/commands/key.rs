@@ -1,4 +1,4 @@
-//! `zmove key`: this identity.
+//! `zmove key`: the key of this identity.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `zmove probe`: what the path to a receiver carries, what both storages give, and how long a push would take.
+//! `zmove probe`: measures the path to a receiver and both storages, and predicts how long a push would take.
 //!
 //! **Invariant:** a probe leaves nothing at the receiver, and on this side only a newly pinned key. Every
 //! figure is measured on the thing that it describes; anything not measured is reported as unknown.
@@ -110,7 +110,7 @@ async fn converse(
     Ok((reached.transport, report))
 }
 
-/// This side's storage: swept now, or as it was found earlier.
+/// This side's storage: swept now, or as an earlier sweep found it.
 fn source(args: &ProbeArgs) -> Result<Option<Storage>> {
     let Some(directory) = &args.source else {
         let kept = args.tree.as_deref().and_then(|tree| ceiling::known([tree]));
@@ -136,7 +136,7 @@ fn predicted(
 ) -> Option<Prediction> {
     let reads = source.and_then(Storage::reads);
     let writes = target.and_then(Storage::writes);
-    // a push neither waits for the receiver's greeting nor for its leave before it sends
+    // A push begins to send without waiting for the receiver's greeting and permission.
     let start = report.first_byte.saturating_sub(report.round_trips.min * 2);
     let way = Way {
         source: reads.as_ref(),
@@ -159,5 +159,5 @@ fn show(bar: &ProgressBar, event: &ProbeEvent) {
     }
 }
 
-/// How long each side's storage is swept.
+/// How long each side's storage is swept, in milliseconds.
 const SWEEP_MILLIS: u64 = 5_000;

@@ -1,4 +1,4 @@
-//! `zmove push`: from what was typed to a summary.
+//! `zmove push`: from the arguments to a summary.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -68,7 +68,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     })
 }
 
-/// Runs the sending role, and connects anew where connections are lost.
+/// Runs the sending role, and reconnects when connections are lost.
 async fn push_there(
     remote: &Remote,
     settings: &PushSettings,
@@ -100,7 +100,8 @@ async fn push_here(push: Push, run: &mut Run, display: &Display, storage: Storag
     Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
 }
 
-/// What the push has reached of what its storage gave, as far as that has been swept; of the target where it is local.
+/// The shares of its storage's speed that the push has reached, as far as that has been swept; for the target only
+/// where it is local.
 fn shares(moved: &Moved, summary: &Summary, sources: &Sources, location: &Location) -> Shares {
     let source = ceiling::known(sources.paths());
     let target = match location {
@@ -120,7 +121,7 @@ fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {
 async fn interrupted() {
     match EndSignals::listen() {
         Ok(mut signals) => signals.next().await,
-        // without a handler a signal ends the process by itself
+        // Without a handler a signal ends the process by itself.
         Err(_) => std::future::pending().await,
     }
 }

@@ -1,8 +1,8 @@
 //! `zmove receive`: the receiver of one push, started over ssh by `push` elsewhere.
 //!
-//! It reads its order from standard input, says on standard output where it listens, and lets one key in,
-//! which may do what this user may. **Invariant:** it ends when its transfer has, when standard input does,
-//! or when nobody comes.
+//! The program reads its order from standard input, writes to standard output where it listens, and lets one key in,
+//! which may do what this user may. **Invariant:** it ends when its transfer ends, when standard input does, or when
+//! nobody comes.
 
 use std::io::{BufRead, BufReader, Read, Stdin};
 use std::mem::ManuallyDrop;
@@ -30,8 +30,7 @@ pub(crate) fn run() -> Result<Exit> {
     let order = Order::read(&line)?;
     let key = order.key.parse().context("read the sender's key")?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
-    // the runtime is never shut down: a store that is stuck then keeps later pushes waiting until the process
-    // ends
+    // The runtime is never shut down: a store that is stuck then keeps later pushes waiting until the process ends.
     let runtime = ManuallyDrop::new(runtime);
     runtime.block_on(receive(&order, key, input))?;
     Ok(Exit::Done)
@@ -60,10 +59,10 @@ async fn receive(order: &Order, key: Fingerprint, mut input: BufReader<Stdin>) -
         DaemonEvent::Received { .. } | DaemonEvent::Probed { .. } | DaemonEvent::Broken { .. } => {
             told.notify_one()
         }
-        // the sender tells what concerns it, and others are none of its user's business
+        // The sender reports what concerns this push; other connections are not its user's business.
         _ => {}
     });
-    // it resolves when there is no more input, or none to be had: whoever has started this is gone
+    // This resolves at the end of input, or when it cannot be read: whoever has started this is gone.
     let closed = tokio::task::spawn_blocking(move || std::io::copy(&mut input, &mut std::io::sink()));
     terminal::print(Ready::new(identity.fingerprint(), port, reached).line());
     let stop = async {
@@ -78,7 +77,7 @@ async fn receive(order: &Order, key: Fingerprint, mut input: BufReader<Stdin>) -
     Ok(())
 }
 
-/// Listens at a port of the range on all addresses, of the family that ssh has come by.
+/// Listens at a port of the range, on all addresses of the family by which ssh has come.
 async fn bind(order: &Order, identity: &Identity, reached: Option<IpAddr>) -> Result<Listener> {
     let choice = order.carriers;
     let any = match reached {
@@ -99,11 +98,11 @@ async fn bind(order: &Order, identity: &Identity, reached: Option<IpAddr>) -> Re
     Err(refused.context("--ssh-ports is empty")?).context("no port of --ssh-ports is free")
 }
 
-/// The address of this host that ssh has come to.
+/// The address of this host that ssh has reached.
 fn reached() -> Option<IpAddr> {
     let connection = std::env::var("SSH_CONNECTION").ok()?;
     connection.split(' ').nth(2)?.parse().ok()
 }
 
-/// How long to wait for the transfer.
+/// How long to wait for the transfer to begin.
 const COME_TIMEOUT: Duration = Duration::from_secs(120);

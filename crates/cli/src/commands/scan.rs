@@ -1,4 +1,4 @@
-//! `zmove scan`: the histogram of a tree, and what follows from it.
+//! `zmove scan`: the histogram of a tree, and the advice that follows from it.
 
 mod advice;
 mod picture;
@@ -57,7 +57,7 @@ pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
     Ok(ScanRoot { source: path.to_owned(), prefix })
 }
 
-/// What `--json` prints.
+/// The JSON object that `--json` prints.
 #[derive(Serialize)]
 struct Said<'a> {
     #[serde(flatten)]

@@ -1,11 +1,11 @@
-//! `zmove serve`: the receiver in the foreground, by hand or as a service. It joins settings, sockets,
-//! signals and the service manager with the [`Daemon`].
+//! `zmove serve`: the receiver in the foreground, started by hand or as a service. It joins settings, sockets, signals
+//! and the service manager with the [`Daemon`].
 //!
-//! All that the process may do is settled before it starts a second thread. First its sockets are bound, with
-//! the rights of the user who started it; then it becomes `--user`; only then keys are read; and last
-//! `--confine` closes the rest, from which nothing is exempt.
+//! The rights of the process are settled before it starts a second thread. First its sockets are bound, with the rights
+//! of the user who started it; then it becomes `--user`; only then keys are read; and last `--confine` closes the rest,
+//! from which nothing is exempt.
 //!
-//! SIGTERM first closes the door for new transfers, and ends the others when they are through or out of time.
+//! SIGTERM first refuses new transfers, and ends the others when they are done or out of time.
 
 mod check;
 pub(crate) mod config;
@@ -37,13 +37,13 @@ use crate::value::account::SystemAccounts;
 use crate::value::age::Age;
 use crate::value::exit::{Exit, usage_error};
 
-/// With less, a receiver that has to wait for a core loses packets.
+/// The UDP buffer below which a receiver that has to wait for a core loses packets.
 const UDP_BUFFER_BYTES_WANTED: usize = 4 << 20;
 
-/// How often it is looked for journals that nobody has come back for.
+/// How often journals that nobody has come back for are looked for.
 const JOURNALS_EVERY: Duration = Duration::from_secs(60 * 60);
 
-/// Runs `zmove serve` until it is told to stop.
+/// Runs `zmove serve` until a signal ends it.
 pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     let home = crate::settings::home(crate::settings::Role::Daemon)?;
     if args.check {
@@ -142,7 +142,7 @@ fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
     }
 }
 
-/// Limits that the process has no descriptors for are lowered.
+/// Sets the limits, lowered where the process has no descriptors for them.
 fn set_limits(daemon: &Daemon, limits: Limits) {
     let (limits, lowered) = limits.within_process();
     daemon.set_limits(limits);
@@ -156,7 +156,7 @@ fn set_limits(daemon: &Daemon, limits: Limits) {
     }
 }
 
-/// The sockets that the service manager has, else those that the settings say.
+/// The sockets that the service manager hands over, else new ones by the settings.
 fn bind(config: &Config) -> Result<Inherited> {
     match service::sockets().context("take the sockets of the service manager")? {
         Some(sockets) => Ok(sockets),
@@ -180,7 +180,7 @@ fn bind_metrics(listen: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// A port that is taken is no reason not to receive.
+/// Serves the metrics; a port that is taken is no reason not to receive.
 fn serve_metrics(bound: io::Result<TcpListener>, page: Page) {
     match bound.and_then(tokio::net::TcpListener::from_std) {
         Ok(listener) => {
@@ -193,7 +193,7 @@ fn serve_metrics(bound: io::Result<TcpListener>, page: Page) {
     }
 }
 
-/// Resolves when transfers are to be cut off: after a first signal they have `drain` to end by themselves.
+/// Resolves when transfers are to be cut off: after the first signal they have `drain` to end by themselves.
 async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration) {
     signals.next().await;
     service::stopping();
@@ -243,7 +243,7 @@ async fn expire_journals(directory: PathBuf, age: Age) {
     loop {
         let directory = Arc::clone(&directory);
         let expire = move || journal::expire(&directory, age, |line| log::note(line));
-        // a panic has been told, and the next hour may have more luck
+        // A panic has been reported, and the next hour may have more luck.
         let _told = tokio::task::spawn_blocking(expire).await;
         tokio::time::sleep(JOURNALS_EVERY).await;
     }

@@ -1,4 +1,4 @@
-//! `zmove sweep`: measures a storage, shows what it gives, and keeps that for later.
+//! `zmove sweep`: measures a storage, shows the result, and keeps it for later.
 
 mod comparing;
 mod picture;
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Sweeps on a thread, which is told to stop when a signal asks for the end: it then removes what it has written.
+/// Sweeps on a thread, which is stopped when a signal asks for the end: it then removes the files it has written.
 pub(crate) fn measure(config: SweepConfig, storage: StorageArgs) -> Result<Sweep> {
     let Storage { file_io, direct } = settings::storage(storage, |notice| terminal::warn(notice));
     let config = SweepConfig { file_io, direct, ..config };
@@ -64,7 +64,7 @@ pub(crate) fn measure(config: SweepConfig, storage: StorageArgs) -> Result<Sweep
     })
 }
 
-/// With its exit code.
+/// The error with its exit code.
 fn told(error: SweepError) -> anyhow::Error {
     match error {
         SweepError::Interrupted => failure(Exit::Interrupted, error.to_string()),
@@ -73,7 +73,7 @@ fn told(error: SweepError) -> anyhow::Error {
     }
 }
 
-/// Keeps it for later pushes. Where that cannot be, nothing else is lost.
+/// Keeps the sweep for later pushes. If that fails, nothing else is lost.
 fn keep(measured: &Sweep) {
     let kept = ceiling::kept().map(|kept| kept.keep(measured));
     if let Some(Err(error)) = kept {

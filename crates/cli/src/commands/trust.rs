@@ -67,7 +67,7 @@ async fn learn(args: &TrustHostArgs, identity: &Identity, mut known_hosts: Known
     if args.fingerprint.is_none() && !args.accept_new {
         let otherwise = "run again with --fingerprint and that line's key, or with --accept-new";
         let host = host.clone();
-        // on a thread of its own, so that an interrupt is heard meanwhile
+        // The question has a thread of its own, so that an interrupt is noticed meanwhile.
         let asked = tokio::task::spawn_blocking(move || ask(&host, key, otherwise)).await;
         asked.context("read the answer")??;
     }

@@ -12,7 +12,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// A number of things, one or several.
+/// A number of things, in singular or plural.
 pub(crate) fn counted(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }

@@ -23,7 +23,7 @@ pub(crate) fn lines(changes: &[Change]) -> String {
     changes.iter().map(line).collect()
 }
 
-/// The same for a program.
+/// The JSON object for an entry.
 pub(crate) fn as_json(change: &Change) -> Value {
     let (what, why) = match &change.kind {
         ChangeKind::Removed => ("removed", None),

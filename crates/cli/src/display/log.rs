@@ -1,6 +1,6 @@
 //! The daemon's log: a line for each event on standard error, as text or as JSON.
 //!
-//! **Invariant:** control characters that a peer has said are escaped, and nothing secret is ever an event.
+//! **Invariant:** control characters from a peer are escaped, and nothing secret is ever an event.
 
 mod quiet;
 
@@ -23,7 +23,7 @@ use crate::display::terminal::Printable;
 
 pub(crate) use quiet::Quiet;
 
-/// Has all events of this program go to standard error from now on.
+/// Sends all events of this program to standard error from now on.
 pub(crate) fn start(format: LogFormat) {
     let own = Targets::new().with_target("zmove_cli", LevelFilter::INFO);
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
@@ -38,17 +38,17 @@ pub(crate) fn start(format: LogFormat) {
     begun.expect("the log is started once");
 }
 
-/// Something that an operator should look at.
+/// Logs a text that an operator should look at.
 pub(crate) fn warning(text: impl Display) {
     warn!(event = "warning", "{text}");
 }
 
-/// Something that an operator may want to know.
+/// Logs a text that an operator may want to know.
 pub(crate) fn note(text: impl Display) {
     info!(event = "note", "{text}");
 }
 
-/// What a daemon tells.
+/// Writes one daemon event to the log.
 fn tell(event: &DaemonEvent) {
     match event {
         DaemonEvent::Rejected { kind, address, .. } => {
@@ -94,14 +94,14 @@ fn seconds(moved: &Moved) -> f64 {
     (moved.elapsed.as_secs_f64() * 1e3).round() / 1e3
 }
 
-/// Whether standard error is the journal's: systemd says which socket that is.
+/// Whether standard error is the socket of systemd's journal, which `JOURNAL_STREAM` names by device and inode.
 fn is_journal() -> bool {
     let Some(said) = std::env::var("JOURNAL_STREAM").ok() else { return false };
     let Ok(own) = std::fs::metadata("/proc/self/fd/2") else { return false };
     said == format!("{}:{}", own.st_dev(), own.st_ino())
 }
 
-/// One sentence a line. The journal has time and name of its own and gets the priority instead.
+/// The log format of one sentence a line. The journal has time and name of its own and gets the priority instead.
 struct Sentences {
     journal: bool,
 }

@@ -1,4 +1,4 @@
-//! What the user sees while a push runs: a bar on a terminal, JSON lines, or nothing but failures.
+//! The display while a push runs: a bar on a terminal, JSON lines, or nothing but failures.
 //!
 //! Workers only bump atomics; one ticker thread draws, so that the display never slows the transfer.
 
@@ -31,24 +31,24 @@ struct Ticker {
     thread: JoinHandle<()>,
 }
 
-/// Where events go.
+/// The observer that events go to.
 struct Watcher {
     totals: Totals,
-    /// Not set back when a push goes on after its connections were lost.
+    /// The files and bytes moved, which are not reset when a push goes on after its connections were lost.
     moved: Arc<Moved>,
-    /// It also estimates the rate, where it is not drawn too.
+    /// The bar, which also estimates the rate where it is not drawn.
     bar: ProgressBar,
     form: Form,
     trace: Option<Trace>,
     state: Mutex<State>,
 }
 
-/// How events are shown.
+/// The form in which events are shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Bar,
     Json,
-    /// What is no terminal gets lines, and no bar.
+    /// Lines without a bar, where standard error is no terminal.
     Lines,
     Failures,
 }
@@ -74,12 +74,12 @@ impl Totals {
     }
 }
 
-/// What the push is doing beside moving files.
+/// The state of the push, beside the counts.
 struct State {
     limit: &'static str,
-    /// The user knows that the receiver is busy.
+    /// Whether the user has been told that the receiver is busy.
     told_busy: bool,
-    /// Since when there has been no connection.
+    /// The moment since which there has been no connection.
     lost: Option<Instant>,
 }
 
@@ -88,7 +88,7 @@ const JSON_INTERVAL: Duration = Duration::from_secs(1);
 const BAR: &str = "{bar:24} {percent:>3}% {msg}, ETA {eta_precise}";
 
 impl Display {
-    /// A display that shows nothing before it is [started](Self::start): there may be a question to ask first.
+    /// A display that shows nothing before it is [started](Self::start): a question may have to be asked first.
     pub(crate) fn new(args: &PushArgs, trace: Option<Trace>) -> Self {
         let form = match args {
             PushArgs { json: true, .. } => Form::Json,
@@ -107,7 +107,7 @@ impl Display {
         Self { watcher, ticker: OnceLock::new() }
     }
 
-    /// Starts to show what the observer is told; again, it counts from the beginning.
+    /// Starts to show the observer's events; called again, it counts from the beginning.
     pub(crate) fn start(&self) {
         if self.ticker.get().is_some() {
             return self.watcher.totals.reset();
@@ -127,12 +127,12 @@ impl Display {
         });
     }
 
-    /// What the push reports to.
+    /// The observer that the push reports to.
     pub(crate) fn observer(&self) -> Arc<dyn Observer> {
         Arc::clone(&self.watcher) as Arc<dyn Observer>
     }
 
-    /// How much of which size has been stored, as far as it has been told.
+    /// The files and bytes that the receiver has reported as stored, by size.
     pub(crate) fn moved(&self) -> Arc<Moved> {
         Arc::clone(&self.watcher.moved)
     }
@@ -141,7 +141,7 @@ impl Display {
     pub(crate) fn end(self) {
         if let Some(Ticker { end, thread }) = self.ticker.into_inner() {
             drop(end);
-            // a display that failed is no failure of the transfer
+            // A display that failed is no failure of the transfer.
             let _display_failed = thread.join();
         }
         self.watcher.bar.finish_and_clear();
@@ -225,7 +225,7 @@ impl Watcher {
         }
     }
 
-    /// Says it if the connection was lost.
+    /// Reports that the connection is back, if it was lost.
     fn come_back(&self) {
         let lost = self.state().lost.take();
         if let Some(lost) = lost {
@@ -235,12 +235,12 @@ impl Watcher {
         }
     }
 
-    /// One line for the user, and an event with it.
+    /// Writes a line for the user, and an event with the same message.
     fn tell(&self, event: &str, message: &str) {
         self.say(message, &json!({ "event": event, "message": message }));
     }
 
-    /// One line for the user, and an event.
+    /// Writes a line for the user, and an event.
     fn say(&self, message: &str, event: &Value) {
         if self.form == Form::Json {
             print_json(event);
@@ -256,7 +256,7 @@ impl Watcher {
         }
     }
 
-    /// A line on standard error, above the bar.
+    /// Writes a line on standard error, above the bar.
     fn warn(&self, text: &str) {
         self.bar.suspend(|| terminal::warn(text));
     }
@@ -302,7 +302,7 @@ impl Observer for Watcher {
     }
 }
 
-/// One event, one line.
+/// Prints one event as one line.
 pub(crate) fn print_json(value: &Value) {
     terminal::print(format_args!("{value}\n"));
 }

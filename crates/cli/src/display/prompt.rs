@@ -8,7 +8,7 @@ use zmove_transport::Fingerprint;
 
 use crate::value::exit::{Exit, failure};
 
-/// Whoever sits at the terminal, asked before a push or a probe.
+/// A prompt at the terminal, for a push or a probe.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prompt;
 
@@ -18,7 +18,7 @@ impl Confirm for Prompt {
     }
 }
 
-/// Returns when the user has said yes. `otherwise` is what helps where there is no terminal.
+/// Returns when the user has answered yes. `otherwise` is the advice where there is no terminal.
 pub(crate) fn ask(remote: &Remote, fingerprint: Fingerprint, otherwise: &str) -> Result<()> {
     if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
         let text = format!(

@@ -1,4 +1,4 @@
-//! The last word of a push: what was moved, how fast, and what limited it.
+//! The summary of a push: what was moved, how fast, and what limited it.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use crate::ceiling::Shares;
 use crate::display::progress::print_json;
 use crate::display::terminal;
 
-/// Prints the summary in the form that was asked for; within one process nothing has carried the lanes, and there was
-/// nothing to encrypt.
+/// Prints the summary in the form that was asked for. `transport` is `None` within one process, where there was nothing
+/// to encrypt.
 pub(crate) fn print(summary: &Summary, args: &PushArgs, transport: Option<Transport>, shares: &Shares) {
     if summary.manifest_left_out > 0 {
         terminal::warn(format_args!(
@@ -83,7 +83,7 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
     text
 }
 
-/// What the run waited for, and what would help, if that is known.
+/// The main limit of the run, and a remedy, if one is known.
 fn limit(summary: &Summary) -> String {
     let Bottleneck { limit, percent, .. } = summary.bottleneck;
     let idle = summary.path_idle().filter(|idle| limit != Limit::Path && *idle >= IDLE_WORTH_SAYING);
@@ -92,10 +92,10 @@ fn limit(summary: &Summary) -> String {
     format!("limited by: {limit}, {percent} % of the time{idle}\n{advice}")
 }
 
-/// A path that is idle for less is nearly used up.
+/// The share of idle time that is worth a word: below it the path is nearly used up.
 const IDLE_WORTH_SAYING: f64 = 0.1;
 
-/// What else there is to say, if anything: counts on one line, times that could not be kept on another.
+/// Further facts, if there are any: counts on one line, times that could not be kept on another.
 fn extras(summary: &Summary, args: &PushArgs) -> String {
     let there = if args.update || args.ignore_existing {
         "stay at the target"
@@ -184,13 +184,13 @@ fn as_json(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
     })
 }
 
-/// The wall clock by what it went to.
+/// The shares of the wall clock, by limit.
 fn shares(bottleneck: &Bottleneck) -> serde_json::Value {
     let keys = Limit::ALL.into_iter().map(limit_key);
     keys.map(str::to_owned).zip(bottleneck.shares.map(serde_json::Value::from)).collect()
 }
 
-/// What the kernel tells of the lanes' connections; a share without a unit is of 1.
+/// The kernel's figures of the lanes' connections; shares are from 0 to 1.
 fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
     let started =
         if summary.reconnects > 0 { Duration::ZERO } else { summary.first_byte.unwrap_or_default() };
@@ -214,7 +214,7 @@ fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
     })
 }
 
-/// As it is typed.
+/// The cipher, as it is typed.
 fn cipher_key(args: &PushArgs) -> String {
     args.cipher.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }

@@ -1,6 +1,6 @@
 //! Lines for the user. A terminal or pipe that is gone is no reason to fail, and names from elsewhere never reach the
-//! terminal as commands to it: what [cannot be shown](is_unprintable) is escaped, also where a text holds a name that
-//! is not.
+//! terminal as commands to it: characters that [cannot be shown](is_unprintable) are escaped, also where a text holds a
+//! name that was not escaped before.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::{IsTerminal as _, Write as _};
@@ -12,25 +12,25 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zmove_engine::{Causes, Listener, Notice};
 use zmove_types::{Escaped, is_unprintable};
 
-/// One line on standard error.
+/// Writes one line on standard error.
 pub(crate) fn warn(text: impl Display) {
-    // standard error is not buffered, and a line is one write
+    // Standard error is not buffered, and a line is one write.
     let line = format!("zmove: {}\n", Printable(text));
     let _nobody_reads = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Text on standard output, as it is.
+/// Writes text on standard output, as it is.
 pub(crate) fn print(text: impl Display) {
     let mut stdout = std::io::stdout();
     let _nobody_reads = write!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
-/// One line on standard output.
+/// Writes one line on standard output.
 pub(crate) fn say(text: impl Display) {
     print(format_args!("{}\n", Printable(text)));
 }
 
-/// An error with its causes, each told once.
+/// An error with its causes, each once.
 pub(crate) fn causes(error: &anyhow::Error) -> impl Display {
     Causes(error.as_ref())
 }
@@ -56,7 +56,7 @@ pub(crate) fn save(file: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(file, text).with_context(|| format!("write '{}'", Escaped::path(&file)))
 }
 
-/// All that the engine tells while there is no bar: lines on standard error.
+/// A listener for times without a bar: each notice is a line on standard error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Notices;
 
@@ -68,13 +68,13 @@ impl Listener for Notices {
     }
 }
 
-/// A path as one word of a line that a shell takes.
+/// A path quoted as one word for a shell.
 pub(crate) fn quoted(path: &Path) -> String {
     let path = path.to_string_lossy();
     shlex::try_quote(&path).map_or_else(|_| path.to_string(), Into::into)
 }
 
-/// Text in which what would command the terminal is escaped.
+/// Text in which characters that would command the terminal are escaped.
 pub(crate) struct Printable<T>(pub(crate) T);
 
 impl<T: Display> Display for Printable<T> {

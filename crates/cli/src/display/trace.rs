@@ -1,11 +1,11 @@
-//! What `push --trace FILE` writes: one JSON object a line, ten times a second from the receiver's leave on,
-//! and one at the end. `zmove trace` reads it again.
+//! The trace of `push --trace FILE`: one JSON object a line, ten times a second from when the receiver lets the
+//! transfer begin, and one at the end. `zmove trace` reads it again.
 //!
 //! - `seconds`: since the command started.
 //! - `bytes_read`, `bytes_handed_over`, `bytes_stored`: payload from the start that was read and hashed;
 //!   given to lanes; stored and verified, as far as receipts are here.
-//! - `bytes_acked`, `segments_retransmitted`: what the kernel tells of all lanes, with TLS and heads; null
-//!   within one process.
+//! - `bytes_acked`, `segments_retransmitted`: the kernel's counts over all lanes, with TLS and heads; null within one
+//!   process.
 //! - `packs_waiting`, `frames_waiting`, `items_outstanding`: batches before the readers, frames before the
 //!   lanes, batches and groups without a receipt.
 //! - `lanes`: lanes that are up.
@@ -24,12 +24,12 @@ use zmove_types::{Escaped, Sample};
 
 use crate::display::terminal;
 
-/// How often a line is written.
+/// The time between two lines.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
 
 /// A file of samples.
 pub(crate) struct Trace {
-    /// None once a write has failed.
+    /// The open file; `None` once a write has failed.
     file: Mutex<Option<File>>,
 }
 
@@ -57,7 +57,7 @@ fn write_line(file: &mut File, sample: &Sample) -> io::Result<()> {
     file.write_all(&text)
 }
 
-/// How far each stage is at one moment. The keys are described in docs/ARCHITECTURE.md, §5.
+/// The progress of each stage at one moment. The keys are described at the head of this module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Line {
     pub(crate) seconds: f64,

@@ -1,4 +1,4 @@
-//! How another host is reached: the options of `push` and `probe` as the engine takes them.
+//! The settings for reaching another host: the options of `push` and `probe` as the engine takes them.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use zmove_transport::{QuicCongestion, Reach, SocketConfig, TransportChoice, Unkn
 use crate::args::{DialArgs, TransportArg};
 use crate::value::exit::usage_error;
 
-/// What starts the receiver at a location without a login.
+/// The way to start the receiver at a location without a login.
 pub(super) fn start(args: &DialArgs) -> Start {
     if args.ssh { Start::OverSsh } else { Start::Daemon }
 }
 
-/// The settings that follow from what was typed; `ask` is asked about a host that is not known.
+/// The settings that follow from the options; `ask` confirms the key of a host that is not known.
 ///
 /// # Errors
-/// An option makes no sense.
+/// An option has an impossible value.
 pub(super) fn settings(args: &DialArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
-    // clap lets only one of the options through
+    // At most one of the two options passes clap.
     let unknown_host = match (args.accept_new, args.strict) {
         (true, _) => UnknownHost::Pin,
         (false, true) => UnknownHost::Refuse,
@@ -28,7 +28,7 @@ pub(super) fn settings(args: &DialArgs, remote: &Remote, ask: Arc<dyn Confirm>) 
     Ok(DialSettings { unknown_host, reach: reach(args)?, ssh: ssh(args, remote)?, ..DialSettings::default() })
 }
 
-/// Transport and socket options.
+/// The transport and the socket options.
 fn reach(args: &DialArgs) -> Result<Reach> {
     let transport = match args.transport {
         TransportArg::Auto => TransportChoice::Auto,
@@ -36,7 +36,7 @@ fn reach(args: &DialArgs) -> Result<Reach> {
         TransportArg::Quic => TransportChoice::Quic,
     };
     let quic_congestion = match &args.congestion {
-        // what only the kernel has is for TCP
+        // A congestion control that only the kernel has is for TCP.
         Some(name) if transport == TransportChoice::Quic => name
             .parse()
             .map_err(|error: UnknownCongestion| usage_error(format!("--congestion {name}: {error}")))?,
@@ -47,7 +47,7 @@ fn reach(args: &DialArgs) -> Result<Reach> {
     Ok(Reach { transport, socket, quic_congestion })
 }
 
-/// The ssh that starts a receiver at `remote`; without a login there, none will.
+/// The ssh that starts a receiver at `remote`; without a login there none will be started.
 fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
     let mut words = shlex::split(&args.ssh_command).unwrap_or_default();
     if words.is_empty() && remote.login.is_some() {

@@ -1,4 +1,4 @@
-//! What a probe will do.
+//! The settings of a probe.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,10 +12,10 @@ use super::dial;
 use crate::args::ProbeArgs;
 use crate::value::exit::usage_error;
 
-/// The receiver that a probe is of, and how it is reached; `ask` is asked about a host that is not known.
+/// The receiver of a probe, and how it is reached; `ask` confirms the key of a host that is not known.
 ///
 /// # Errors
-/// An option makes no sense.
+/// An option has an impossible value.
 pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, DialSettings)> {
     let remote = receiver(&args.host, dial::start(&args.dial))?;
     if args.streams.len() > ROUNDS_MAX {
@@ -25,7 +25,7 @@ pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, 
         return Err(usage_error(format!("--for '{}': there is no such tree", Escaped::path(&tree))));
     }
     let dial = DialSettings {
-        // the one that brings the first byte; each round has lanes of its own
+        // One lane brings the first byte; each round has lanes of its own.
         streams: Some(1),
         more: MoreLanes::Sets,
         ..dial::settings(&args.dial, &remote, ask)?
@@ -33,7 +33,7 @@ pub(crate) fn probe(args: &ProbeArgs, ask: Arc<dyn Confirm>) -> Result<(Remote, 
     Ok((remote, dial))
 }
 
-/// A receiver as `push` reads it, and without a path.
+/// Reads a receiver as `push` does, or one without a path.
 fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
     let location = match Location::parse(text, start)? {
         Location::Local(host) if !host.as_bytes().contains(&b'/') => {
@@ -57,7 +57,7 @@ fn receiver(text: &OsStr, start: Start) -> Result<Remote> {
     Ok(remote)
 }
 
-/// The receiver waits for so many rounds and no more.
+/// The most rounds that a receiver waits for.
 const ROUNDS_MAX: usize = 8;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What a push will do: the one conversion of its options, and the one place where it is told which of them contradict
-//! each other, but for those pairs that clap refuses by itself.
+//! The settings of a push: the one conversion of its options, and the one place that reports contradictions between
+//! them, but for those pairs that clap refuses by itself.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
@@ -21,23 +21,23 @@ use super::{Role, dial, home, journals, keeping};
 use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
 use crate::value::exit::usage_error;
 
-/// What a push will do.
+/// The settings of a push.
 #[derive(Debug)]
 pub(crate) struct PushSettings {
     pub(crate) location: Location,
-    /// How the receiver is reached. None: the target is on this host.
+    /// The settings for reaching the receiver; `None`: the target is on this host.
     pub(crate) dial: Option<DialSettings>,
-    /// Which entries of the sources are meant; none: all of them.
+    /// The selection of entries of the sources; `None`: all of them.
     pub(crate) selection: Option<Arc<Selection>>,
-    /// What was typed.
+    /// The options as they were typed.
     pub(crate) args: PushArgs,
 }
 
 impl PushSettings {
-    /// The settings that follow from what was typed; `ask` is asked about a host that is not known.
+    /// The settings that follow from the options; `ask` confirms the key of a host that is not known.
     ///
     /// # Errors
-    /// Options contradict each other, or one makes no sense.
+    /// Options contradict each other, or one has an impossible value.
     pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
         let (target, sources) = args.paths.split_last().expect("clap demands two");
         let location = Location::parse(target, dial::start(&args.dial))?;
@@ -50,10 +50,10 @@ impl PushSettings {
         Ok(Self { location, dial, selection, args })
     }
 
-    /// Looks at the sources, and holds them against the target where that is on this host.
+    /// Examines the sources, and compares them with the target where that is on this host.
     ///
     /// # Errors
-    /// No source is there, or the push would write into its own sources or remove them.
+    /// No source exists, or the push would write into its own sources or remove them.
     pub(crate) fn look_at_sources(&self, listener: &dyn Listener) -> Result<Sources> {
         let Self { args, .. } = self;
         let sources = if args.selection.files_from.is_some() {
@@ -71,7 +71,7 @@ impl PushSettings {
         Ok(sources)
     }
 
-    /// How the sources are walked.
+    /// The settings of the walk of the sources.
     pub(crate) fn scan(&self) -> ScanConfig {
         let file_systems = self.args.selection.file_systems();
         ScanConfig { selection: self.selection.clone(), file_systems, ..ScanConfig::default() }
@@ -111,14 +111,15 @@ impl PushSettings {
     /// How long the push goes on by itself when its connections are lost.
     pub(crate) fn timeout(&self) -> Timeout {
         let Self { args, .. } = self;
-        // what a killed receiver has changed in part is newer than the source: it would stay, and all would seem well
+        // A file that a killed receiver has changed in part is newer than the source: it would stay, and all would seem
+        // well.
         let would_keep_broken = args.inplace && args.update;
         let can_begin_again = args.selection.can_be_read_again() && !would_keep_broken;
         if can_begin_again { args.timeout } else { Timeout::NONE }
     }
 }
 
-/// Refuses what cannot be meant together.
+/// Refuses options that contradict each other.
 fn refuse_contradictions(args: &PushArgs, location: &Location, sources: &[OsString]) -> Result<()> {
     let is_local = matches!(location, Location::Local(_));
     let has_list = args.selection.files_from.is_some();
@@ -146,7 +147,7 @@ fn dial_settings(args: &PushArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Res
     let mut dial = DialSettings { streams: args.streams, limit: args.limit, ..dial };
     if args.cipher == CipherArg::None {
         dial.cipher = Cipher::None;
-        // QUIC, where it was asked for, has been refused
+        // QUIC, where it was asked for, has been refused before.
         dial.reach.transport = TransportChoice::Tcp;
     }
     Ok(dial)
@@ -169,7 +170,7 @@ fn removals(args: &PushArgs, sources: &Sources, location: &Location) -> Removals
     }
 }
 
-/// Where this process keeps journals while it is the receiver too: they may lie in a source.
+/// The directories in which this process keeps journals while it is the receiver too: they may lie in a source.
 fn own_directories(location: &Location) -> Vec<FileNumber> {
     let journals = match location {
         Location::Local(_) => home(Role::Client).ok().map(|home| journals(&home)),
@@ -183,7 +184,7 @@ fn own_directories(location: &Location) -> Vec<FileNumber> {
 fn pays_delta(args: &PushArgs, location: &Location) -> bool {
     match (args.delta, location) {
         (DeltaArg::Always, _) => true,
-        // in-place writing leaves unchanged groups untouched
+        // Writing in place leaves unchanged groups untouched.
         (DeltaArg::Auto, _) if args.inplace => true,
         (DeltaArg::Never, _) | (DeltaArg::Auto, Location::Local(_)) => false,
         (DeltaArg::Auto, Location::Remote(remote)) => {

@@ -1,4 +1,4 @@
-//! Spans of time as they are typed and shown.
+//! Spans of time in their typed and shown form.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,10 +29,10 @@ impl FromStr for Age {
 }
 
 impl fmt::Display for Age {
-    /// Roughly: two units of the largest would be more than anybody asks.
+    /// Writes the span roughly, in its largest unit alone.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0.as_secs();
-        // weeks are typed, but nobody counts in them
+        // Weeks can be typed, but nobody counts in them.
         let units = UNITS[1..].iter();
         let (name, unit) =
             units.copied().find(|(_, unit)| seconds >= *unit).unwrap_or(UNITS[UNITS.len() - 1]);

@@ -9,12 +9,12 @@ use zmove_sender::SessionError;
 use zmove_transport::{ControlError, DialError, LaneError};
 use zmove_wire::RefusalCode;
 
-/// How a command ended, as its exit code.
+/// The end of a command, as its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// All done; for a push: verified, named and flushed.
     Done = 0,
-    /// The command line makes no sense.
+    /// The command line cannot be parsed, or its options contradict each other.
     Usage = 1,
     /// The two sides have no protocol version in common.
     Incompatible = 2,
@@ -26,15 +26,15 @@ pub(crate) enum Exit {
     Authentication = 5,
     /// No connection came about.
     Connection = 10,
-    /// Something on this host could not be read or written.
+    /// A file on this host could not be read or written.
     File = 11,
     /// The connection was lost, or the peer broke the protocol.
     Broken = 12,
-    /// The user stopped it.
+    /// The user stopped the command.
     Interrupted = 20,
     /// Some files failed; the others are done.
     Partial = 23,
-    /// More would have been removed than may be; all else is done.
+    /// More entries would have been removed than may be; all else is done.
     MaxDelete = 25,
 }
 
@@ -152,14 +152,14 @@ pub(crate) fn failure(exit: Exit, text: impl Into<String>) -> anyhow::Error {
     Failure(exit, text.into()).into()
 }
 
-/// An error of what was typed.
+/// An error in the arguments.
 pub(crate) fn usage_error(text: impl Into<String>) -> anyhow::Error {
     failure(Exit::Usage, text)
 }
 
-/// Prints what clap has to say: help is no error, the rest is a usage error.
+/// Prints clap's message: help is no error, the rest is a usage error.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
-    // nothing can be done about a terminal that is gone
+    // A terminal that is gone is no reason to fail.
     let _terminal_gone = error.print();
     if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() }
 }

@@ -3,8 +3,8 @@
 //! A buffer begins at a page and groups are whole multiples of one, so a large file can be read and written
 //! by `O_DIRECT` without a copy. Whether it is, is a property of the file, and the same for both engines.
 //! Such a file has a second descriptor of the same inode, where the file system says what that needs
-//! (`statx`; an older kernel does not say, and a page is tried), and none in memory or on a network file
-//! system.
+//! (`statx`; an older kernel, and FUSE, does not say, and a page is tried), and none in memory or on a network
+//! file system with a client in the kernel.
 //!
 //! By default large files are read so, and files of some size are written so: smaller ones on ext4 and XFS,
 //! which write in place, than elsewhere. A range that is mostly in the page cache (`cachestat`), or of which
@@ -26,6 +26,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use zmove_types::{Buffer, PAGE_BYTES};
+
+use crate::file_io::Way;
 
 /// Whether the contents of large files pass by the page cache (`O_DIRECT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +55,8 @@ struct DirectFile {
     align: usize,
     /// Whether a range that is in the page cache is read from there.
     prefer_cache: bool,
+    /// Whether the kernel takes the synchronous writes to this file one at a time.
+    writes_in_turns: bool,
     refused: AtomicBool,
 }
 
@@ -132,14 +136,14 @@ impl DataFile {
         &self.cached
     }
 
-    /// The descriptor to read a range past the page cache, and the length to ask for: the end of a file need not be
+    /// The way to read a range past the page cache, and the length to ask for: the end of a file need not be
     /// aligned, the request for it must be.
     pub(crate) fn direct_read(
         &self,
         offset: u64,
         len: usize,
         buffer: &mut Buffer,
-    ) -> Option<(&Arc<File>, usize)> {
+    ) -> Option<(Way<'_>, usize)> {
         let direct = self.direct.as_ref()?;
         let padded = len.next_multiple_of(direct.align);
         if !direct.takes(offset, buffer) || padded > buffer.capacity() {
@@ -148,14 +152,16 @@ impl DataFile {
         if direct.prefer_cache && is_mostly_cached(&self.cached, offset, len) {
             return None;
         }
-        Some((&direct.file, padded))
+        Some((Way::Direct(&direct.file), padded))
     }
 
-    /// The descriptor to write a buffer past the page cache, and how much of it: what is left is less than a page.
-    pub(crate) fn direct_write(&self, offset: u64, buffer: &mut Buffer) -> Option<(&Arc<File>, usize)> {
+    /// The way to write a buffer past the page cache, and how much of it: what is left is less than a page.
+    pub(crate) fn direct_write(&self, offset: u64, buffer: &mut Buffer) -> Option<(Way<'_>, usize)> {
         let direct = self.direct.as_ref()?;
         let body = buffer.len() - buffer.len() % direct.align;
-        (body > 0 && direct.takes(offset, buffer)).then_some((&direct.file, body))
+        let way =
+            if direct.writes_in_turns { Way::DirectInTurns(&direct.file) } else { Way::Direct(&direct.file) };
+        (body > 0 && direct.takes(offset, buffer)).then_some((way, body))
     }
 
     /// Has what was on the storage when the file was opened read from there: after a write-back that failed
@@ -185,8 +191,15 @@ impl DirectFile {
         // a name could lead elsewhere by now, and a file without a name has none
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let flags = access | OFlags::DIRECT | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(path, flags, Mode::empty()).ok()?;
-        Some(Self { file: Arc::new(opened.into()), align, prefer_cache, refused: AtomicBool::new(false) })
+        let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
+        let writes_in_turns = kind_of(&file).is_ok_and(|kind| kind == FUSE);
+        Some(Self {
+            file: Arc::new(file),
+            align,
+            prefer_cache,
+            writes_in_turns,
+            refused: AtomicBool::new(false),
+        })
     }
 
     fn takes(&self, offset: u64, buffer: &mut Buffer) -> bool {
@@ -215,11 +228,13 @@ fn is_written_in_place(file: &File) -> bool {
     kind_of(file).is_ok_and(|kind| IN_PLACE.contains(&kind))
 }
 
-/// What direct requests must be aligned to: what the file system says, a page at least, so that no page is reached both
-/// ways. `None` where there is no point in them: in memory, or across a network whose client caches.
+/// The alignment of direct requests: what the file system asks for, a page at least, so that no page is reached both
+/// ways. `None` where direct requests gain nothing: in memory, or across a network whose client caches and keeps
+/// several requests of one file in flight. FUSE does not: it takes buffered writes to a file one at a time, and reads
+/// 128 KiB ahead.
 fn alignment(file: &File) -> Option<usize> {
     let kind = kind_of(file).ok()?;
-    if IN_MEMORY.contains(&kind) || REMOTE.contains(&kind) {
+    if IN_MEMORY.contains(&kind) || (REMOTE.contains(&kind) && kind != FUSE) {
         return None;
     }
     let asked = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
@@ -269,7 +284,8 @@ const IN_PLACE: [u64; 2] = [0xef53, 0x5846_5342];
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// `f_type` of NFS, SMB (two), CIFS, FUSE, 9P, Ceph and AFS.
 const REMOTE: [u64; 8] =
-    [0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x6573_5546, 0x0102_1997, 0x00c3_6400, 0x5346_414f];
+    [0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, FUSE, 0x0102_1997, 0x00c3_6400, 0x5346_414f];
+const FUSE: u64 = 0x6573_5546;
 
 #[cfg(test)]
 mod tests {
@@ -305,10 +321,10 @@ mod tests {
         file.sync_all().unwrap();
         let data = DataFile::for_writing(file, Direct::On).unwrap();
         let mut buffer = BufferPool::new(100_000, 1).take().unwrap();
-        let Some((direct, _padded)) = data.direct_read(0, 90_000, &mut buffer) else {
+        let Some((way, _padded)) = data.direct_read(0, 90_000, &mut buffer) else {
             return eprintln!("skipped: no O_DIRECT in the directory for temporary files");
         };
-        assert!(rustix::fs::fcntl_getfl(direct).unwrap().contains(OFlags::RDWR));
+        assert!(rustix::fs::fcntl_getfl(way.file()).unwrap().contains(OFlags::RDWR));
     }
 
     #[test]

@@ -21,7 +21,7 @@ impl Engine for Threads {
         let slice_bytes = match way {
             Way::Cached(_) => SLICE_BYTES,
             // the device waits for each request: one for everything
-            Way::Direct(_) => span.len(),
+            Way::Direct(_) | Way::DirectInTurns(_) => span.len(),
         };
         let mut moved = 0;
         while moved < span.len() {

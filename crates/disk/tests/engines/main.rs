@@ -7,7 +7,7 @@ mod suite;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use suite::{small_ring, threads, uring};
+use suite::{auto, small_ring, threads, uring};
 use zmove_disk::{DataFile, Direct};
 
 /// Makes a test of each of the suite's cases for one engine.
@@ -28,6 +28,7 @@ macro_rules! engine {
     };
 }
 
+engine!(with_auto, crate::auto());
 engine!(with_threads, crate::threads());
 engine!(with_uring, crate::uring());
 engine!(with_a_small_ring, crate::small_ring());

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use zmove_disk::{DataFile, Direct, FileIo, RingConfig, Threads, Uring};
+use zmove_disk::{Auto, DataFile, Direct, FileIo, RingConfig, Threads, Uring};
 use zmove_types::{BufferPool, GROUP_BYTES};
 
 /// Sizes at which something changes, each with its neighbours.
@@ -31,6 +31,10 @@ const GROUP: usize = 4 << 20;
 const _: () = assert!(GROUP as u64 == GROUP_BYTES);
 
 pub(crate) type Engine = Option<Box<dyn FileIo>>;
+
+pub(crate) fn auto() -> Engine {
+    Some(Box::new(Auto::default()))
+}
 
 pub(crate) fn threads() -> Engine {
     Some(Box::new(Threads))

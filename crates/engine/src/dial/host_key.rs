@@ -1,4 +1,4 @@
-//! Which key is taken from a host.
+//! The policy for the key of a host.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use crate::error::ConnectError;
 use crate::location::Remote;
 use crate::settings::{Confirm, DIAL_TIMEOUT, DialSettings, UnknownHost};
 
-/// Which key a push takes from a host: the pinned one, that of a host for which the site's authority vouches, or else
-/// what the settings say, as with ssh.
+/// The policy by which a push takes a host's key: the pinned key, a key for which the site's authority vouches, or else
+/// as the settings for unknown hosts demand, as with ssh.
 pub(super) async fn host_policy(
     remote: &Remote,
     identity: &Identity,
@@ -47,7 +47,7 @@ pub(super) async fn host_policy(
     Ok(HostPolicy::Pinned(fingerprint))
 }
 
-/// Asks on a thread of its own, so that an interrupt is heard meanwhile.
+/// Asks on a thread of its own, so that an interrupt is noticed meanwhile.
 async fn ask(confirm: Arc<dyn Confirm>, remote: &Remote, key: Fingerprint) -> Result<(), ConnectError> {
     let remote = remote.clone();
     let asked = tokio::task::spawn_blocking(move || confirm.confirm(&remote, key)).await;

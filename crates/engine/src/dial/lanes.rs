@@ -20,7 +20,7 @@ use crate::path_memory::PathMemory;
 use crate::random::fresh_transfer;
 use crate::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
 
-/// Dials control and the first lanes at the same time; the path that is taken goes with what `paths` tells of it.
+/// Dials control and the first lanes at the same time; the route that was taken gets `paths`, to keep what is learnt.
 pub(super) async fn dial_all(
     dialler: ChannelDialler,
     settings: &DialSettings,
@@ -58,7 +58,8 @@ pub(super) async fn dial_all(
     wanted_in.send_replace(Some(count));
     spawn(early..count);
     channel.set_unacknowledged_max(CONTROL_SILENCE_MAX).map_err(ConnectError::Control)?;
-    // QUIC's congestion control bears loss, and its windows are shared out over the lanes that there are
+    // Over QUIC nothing is tuned: its congestion control bears loss, and its windows are shared out over the first
+    // lanes.
     let tuned =
         plan.fixed.is_none() && few.is_none() && settings.limit.is_none() && transport == Transport::Tcp;
     let (number, congestion) = if tuned {
@@ -79,7 +80,7 @@ pub(super) async fn dial_all(
     Ok(Reached { link, transport, dialler, route, ssh: None })
 }
 
-/// Dials lanes for as long as somebody may want more; `first` is the first of them, or of each set.
+/// Dials lanes for as long as more may be wanted; `first` is the first of them, or of each set.
 async fn dial_more(
     dialler: ChannelDialler,
     kind: MoreLanes,
@@ -111,7 +112,7 @@ type LanesIn = mpsc::Sender<Result<Box<dyn LaneSink>, LaneError>>;
 struct Lane {
     number: u16,
     greeting: Greeting,
-    /// Of how many, where it is dialled later than they.
+    /// The number of lanes that were dialled before, where this lane is dialled after them.
     one_of: Option<u16>,
 }
 
@@ -135,7 +136,7 @@ fn spawn_lane(
     tokio::spawn(async move {
         let dialled = dialler.dial(DIAL_TIMEOUT).await;
         let count = wanted.wait_for(Option::is_some).await.map(|count| *count);
-        // the control connection did not come up: its error says why
+        // The control connection did not come up: its error has the reason.
         let Ok(Some(count)) = count else { return };
         if lane.number >= count {
             return;
@@ -153,7 +154,7 @@ fn lane_error(error: DialError) -> LaneError {
     LaneError::Io { source: std::io::Error::new(kind, error) }
 }
 
-/// Greets on a lane, one of `count`.
+/// Sends the greeting on a connection, which becomes one of `count` lanes.
 async fn make_lane(
     mut channel: Channel,
     Lane { greeting, one_of, .. }: Lane,
@@ -165,5 +166,5 @@ async fn make_lane(
     channel.into_sink(greeting.cipher, count)
 }
 
-/// A control connection whose peer acknowledges nothing for so long is lost.
+/// How long the peer of a control connection may acknowledge nothing before the connection counts as lost.
 const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);

@@ -1,4 +1,5 @@
-//! What this host's kernel and cores mean for lanes: how many suit a path, and how they may answer to loss.
+//! The number of lanes that suit a path, by this host's kernel and cores, and the congestion controls that they may
+//! use.
 //!
 //! On a short path windows do not matter and each lane costs CPU, so there are as many lanes as cores, within
 //! bounds. On a longer one there are as many as make the kernel's largest send windows fill the target rate
@@ -7,20 +8,20 @@
 
 use std::time::Duration;
 
-/// Lanes that are dialled before the round trip time is known.
+/// The number of lanes that are dialled before the round trip time is known.
 pub const LANES_AT_ONCE: u16 = 12;
 /// The rate that the lanes' windows together should be able to fill, in bytes per second: 10 Gbit/s.
 pub const RATE_TARGET: f64 = 1.25e9;
-/// Below this the path is local: windows are no matter, and each lane costs CPU.
+/// The round trip below which a path is local: windows do not matter there, and each lane costs CPU.
 pub const LOCAL_RTT: Duration = Duration::from_millis(2);
 
-/// How many lanes suit a path: enough for the kernel's send windows to fill it, few where they are no limit.
+/// The number of lanes that suit a path: enough for the kernel's send windows to fill it, few where they are no limit.
 pub(super) fn lanes_for(rtt: Duration) -> u16 {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     lanes_for_machine(rtt, cores, send_window_max())
 }
 
-/// The same, where a connection may have so much in flight.
+/// The number of lanes that suit a path where each connection may have `window_bytes` in flight.
 pub fn lanes_for_machine(rtt: Duration, cores: usize, window_bytes: f64) -> u16 {
     let by_cores = u16::try_from(cores.clamp(2, 16)).expect("clamped");
     if rtt < LOCAL_RTT {
@@ -32,20 +33,20 @@ pub fn lanes_for_machine(rtt: Duration, cores: usize, window_bytes: f64) -> u16 
     by_window.max(by_cores).max(LANES_AT_ONCE)
 }
 
-/// How many connections suit QUIC: each has a thread here, and no window of the kernel's bounds it.
+/// The number of connections that suit QUIC: each has a thread here, and no window of the kernel's bounds it.
 pub(super) fn quic_lanes() -> u16 {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     u16::try_from((2 * cores).clamp(4, 8)).expect("clamped")
 }
 
-/// What the kernel's autotuning lets one connection have in flight, in bytes.
+/// The most that the kernel's autotuning lets one connection have in flight, in bytes.
 fn send_window_max() -> f64 {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap_or_default();
     let bytes = text.split_whitespace().nth(2).and_then(|max| max.parse().ok());
     bytes.unwrap_or(4_194_304.0)
 }
 
-/// The congestion control that takes loss for no sign of a full path.
+/// The congestion control that does not take loss for a sign of a full path.
 pub const LOSS_TOLERANT: &str = "bbr";
 
 /// The TCP congestion controls that this host's kernel lets users choose.
@@ -57,8 +58,8 @@ pub(super) struct Controls {
     pub(super) tolerant: bool,
 }
 
-/// The congestion controls of this host, if the kernel tells. A control that the administrator has not
-/// allowed to users is not used, not even by root, and no kernel module is loaded.
+/// The congestion controls of this host, if the kernel reports them. A control that the administrator has not allowed
+/// to users is not used, not even by root, and no kernel module is loaded.
 pub(super) fn congestion_controls() -> Option<Controls> {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
     let usual = read("tcp_congestion_control")?.trim().to_owned();

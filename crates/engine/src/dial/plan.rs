@@ -15,28 +15,27 @@ use super::machine::{Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls
 use crate::path_memory::Known;
 use crate::settings::DialSettings;
 
-/// What lanes are dialled with, before anything is known of the path but what was remembered.
+/// The plan of lanes, before anything is known of the path but what was remembered.
 pub(super) struct LanePlan {
-    /// The number that was asked for. None: the number is for the controller.
+    /// The number that was asked for; `None` where the tuner chooses it.
     pub(super) fixed: Option<u16>,
     known: Option<Known>,
-    /// Without what is known.
+    /// The lanes' answer to loss if nothing is remembered of the path.
     answer: LossAnswer,
-    /// What the push can use, where it may be less than the path could.
+    /// The number of lanes that the push can use, where that may be less than the path could.
     need: Option<Need>,
 }
 
 impl LanePlan {
     pub(super) fn new(settings: &DialSettings, known: Option<Known>, need: Option<Need>) -> Self {
-        // with a rate limit or a fixed number of lanes, what is known of the path does not change their
-        // number
+        // With a rate limit or a fixed number of lanes, what is remembered of the path does not change their number.
         let known = known.filter(|_| settings.streams.is_none() && settings.limit.is_none());
         let need = need.filter(|_| settings.streams.is_none());
         Self { fixed: settings.streams, known, answer: loss_answer(settings), need }
     }
 
-    /// How many of the first lanes are dialled beside control, which is being dialled: as many as there are without
-    /// waiting for a round trip, but few where it shows at once that few are enough.
+    /// The number of first lanes to dial beside control, which is being dialled: as many as are known without waiting
+    /// for a round trip, but few where it shows at once that few are enough.
     pub(super) async fn early(&self, dialler: &ChannelDialler, transport: TransportChoice) -> u16 {
         let usual = self.at_once(transport);
         let until = tokio::time::Instant::now() + SHOWS_AT_ONCE;
@@ -52,12 +51,12 @@ impl LanePlan {
         usual
     }
 
-    /// What the push can use, if that is known to be less than `usual`.
+    /// The number of lanes that the push can use, if that is known to be less than `usual`.
     pub(super) fn few(&self, usual: u16) -> Option<u16> {
         self.need.as_ref().and_then(Need::lanes).filter(|lanes| *lanes < usual)
     }
 
-    /// How many are dialled before it is known what carries them and how long a round trip takes.
+    /// The number of lanes to dial before transport and round trip are known.
     fn at_once(&self, transport: TransportChoice) -> u16 {
         let known = match transport {
             TransportChoice::Quic => Some(quic_lanes()),
@@ -66,20 +65,20 @@ impl LanePlan {
         self.fixed.or(known).unwrap_or(LANES_AT_ONCE)
     }
 
-    /// How many there shall be at first, where `least` suit the round trip.
+    /// The number of lanes at first, where `least` suit the round trip.
     pub(super) fn count(&self, round_trip: Duration, least: u16) -> u16 {
         let known = self.known_of(round_trip).map_or(least, |known| known.lanes);
         self.fixed.unwrap_or(known.max(least))
     }
 
-    /// How lanes answer to loss at first.
+    /// The lanes' answer to loss at first.
     pub(super) fn answer(self, round_trip: Duration) -> LossAnswer {
         let was_right = self.known_of(round_trip).is_some_and(|known| known.loss_tolerant);
         let LossAnswer { tolerant, choice } = self.answer;
         LossAnswer { tolerant: tolerant || was_right && choice.is_some(), choice }
     }
 
-    /// What is known, if it is of a path with this round trip.
+    /// The remembered path, if it has a round trip like this one.
     fn known_of(&self, round_trip: Duration) -> Option<Known> {
         self.known.filter(|known| known.suits(round_trip))
     }
@@ -96,7 +95,7 @@ fn loss_answer(settings: &DialSettings) -> LossAnswer {
     LossAnswer { tolerant, choice }
 }
 
-/// How long most lanes are held back for what shows at once: that the scan has ended, or a short path.
+/// How long most lanes are held back, lest the scan end or the path prove short just after they were dialled.
 const SHOWS_AT_ONCE: Duration = Duration::from_millis(5);
 
 #[cfg(test)]

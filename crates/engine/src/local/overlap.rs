@@ -1,11 +1,11 @@
-//! Whether a push on this host would write into its own sources, or remove them. It is asked before the push
+//! A check whether a push on this host would write into its own sources, or remove them. It runs before the push
 //! begins, and again when all is sent and nothing has been removed yet.
 //!
-//! Directories are compared by what they are and not by what they are called: by device and inode of each and
-//! of all above it, and by their place in their file system (`/proc/self/mountinfo`), so that a bind mount of
-//! a source, of part of it, or of what it lies in is no other directory.
+//! Directories are compared by identity and not by name: by device and inode of each and of all above it, and by their
+//! place in their file system (`/proc/self/mountinfo`). So a bind mount of a source, of a part of it, or of a directory
+//! around it counts as the same directory.
 //!
-//! **Invariant:** where the kernel does not tell what is mounted, paths without links are compared.
+//! **Invariant:** where the kernel does not report mounts, paths without links are compared.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -18,7 +18,7 @@ use zmove_sender::Guard;
 
 use crate::error::OverlapError;
 
-/// What a push is between.
+/// The sources and the target of a push, to be compared.
 #[derive(Debug)]
 pub struct Overlap {
     sources: Vec<ScanRoot>,
@@ -26,33 +26,33 @@ pub struct Overlap {
     file_systems: FileSystems,
 }
 
-/// A directory or file, and what is mounted below it.
+/// A directory or file, and the mounts below it.
 #[derive(Debug)]
 struct Ground {
     path: PathBuf,
-    /// Device and inode, from the thing itself up to the root directory.
+    /// Device and inode of the path and of each directory above it, up to the root directory.
     ancestors: Vec<(u64, u64)>,
-    /// Its own place in a file system comes first.
+    /// The parts of file systems that lie here; the path's own part comes first.
     regions: Vec<Region>,
 }
 
-/// All of a file system that lies at and below a path in it.
+/// The part of a file system at and below a path in it.
 #[derive(Debug, PartialEq, Eq)]
 struct Region {
     device: String,
     root: PathBuf,
-    /// Where that is, from the ground's top.
+    /// The place where the region is mounted, relative to the ground's path.
     below: PathBuf,
 }
 
 impl Overlap {
-    /// The sources of a push, its target, and the file systems that are walked.
+    /// A check of the sources of a push against its target; `file_systems` are those that are walked.
     #[must_use]
     pub const fn new(sources: Vec<ScanRoot>, target: PathBuf, file_systems: FileSystems) -> Self {
         Self { sources, target, file_systems }
     }
 
-    /// A tree copied into itself would never end.
+    /// Refuses a target inside a source: a tree copied into itself would never end.
     ///
     /// # Errors
     /// The target lies inside a source, or a part of a source is mounted inside the target.
@@ -62,7 +62,7 @@ impl Overlap {
             return Ok(());
         };
         for (source, ground) in self.grounds(&mounts) {
-            // a tree may go beside itself, into the directory that holds it
+            // A tree may go beside itself, into the directory that holds it.
             let inside = target.lies_in(&ground, self.file_systems)
                 || ground.regions.iter().any(|region| target.regions[0].position_in(region).is_some());
             if is_directory(source) && inside {
@@ -72,7 +72,8 @@ impl Overlap {
         self.refuse_mounted_inside(&mounts)
     }
 
-    /// What is mounted below the target may be part of a source that something else of it would be written into.
+    /// Refuses a mount below the target that is part of a source and that other parts of the sources would be written
+    /// into.
     fn refuse_mounted_inside(&self, mounts: &[u8]) -> Result<(), OverlapError> {
         let grounds = self.grounds(mounts);
         for (source, ground) in &grounds {
@@ -96,12 +97,12 @@ impl Overlap {
         Ok(())
     }
 
-    /// Where a source goes, if that is there.
+    /// The place that a source is pushed to, if it exists.
     fn place_of(&self, source: &ScanRoot, mounts: &[u8]) -> Option<Ground> {
         Ground::of(&self.target.join(source.prefix.as_path()).canonicalize().ok()?, mounts)
     }
 
-    /// The sources that are there.
+    /// The sources that exist, with their grounds.
     fn grounds(&self, mounts: &[u8]) -> Vec<(&ScanRoot, Ground)> {
         let ground = |source: &ScanRoot| {
             let mut ground = Ground::of(&source.source.canonicalize().ok()?, mounts)?;
@@ -116,7 +117,7 @@ impl Overlap {
 }
 
 impl Guard for Overlap {
-    /// A source that lies in what becomes a mirror of another place would be removed.
+    /// Objects to a source that lies in a directory that becomes a mirror of something else: it would be removed.
     fn objection(&self) -> Option<String> {
         let mounts = mounts();
         let grounds = self.grounds(&mounts);
@@ -143,7 +144,7 @@ impl Guard for Overlap {
 }
 
 impl Ground {
-    /// Of a path without links.
+    /// The ground of a path without links.
     fn of(path: &Path, mounts: &[u8]) -> Option<Self> {
         let identity = |path: &Path| fs::symlink_metadata(path).map(|there| (there.dev(), there.ino())).ok();
         let ancestors: Vec<_> = path.ancestors().map_while(identity).collect();
@@ -160,7 +161,7 @@ impl Ground {
         (!ancestors.is_empty()).then(|| Self { path: path.to_owned(), ancestors, regions })
     }
 
-    /// Whether one of the directories above it, or itself, is the other's top.
+    /// Whether this ground's path, or a directory above it, is the other ground's path.
     fn lies_in(&self, other: &Self, file_systems: FileSystems) -> bool {
         let near = |(device, _): &&(u64, u64)| {
             file_systems == FileSystems::All || Some(*device) == self.ancestors.first().map(|own| own.0)
@@ -171,13 +172,13 @@ impl Ground {
 }
 
 impl Region {
-    /// Where it is in another that holds it.
+    /// The position of this region in another one that holds it.
     fn position_in(&self, other: &Self) -> Option<&Path> {
         let same = self.device == other.device;
         self.root.strip_prefix(&other.root).ok().filter(|_| same)
     }
 
-    /// Where the smaller of two that overlap is, from the top of this one's ground, and from that of the other's.
+    /// The place where two regions overlap, from the top of this one's ground and from the top of the other's.
     fn meets(&self, other: &Self) -> Option<(PathBuf, PathBuf)> {
         if let Some(position) = self.position_in(other) {
             return Some((self.below.clone(), other.below.join(position)));
@@ -195,7 +196,7 @@ fn mount_of(path: &Path, mounts: &[u8]) -> Option<Mount> {
     numbered.or_else(|| Mount::around(mounts, path))
 }
 
-/// A link is none, unless there is a slash behind it.
+/// Whether a source is a directory. A link to one is not, unless its path ends with a slash.
 fn is_directory(source: &ScanRoot) -> bool {
     source.source.symlink_metadata().is_ok_and(|there| there.is_dir())
 }

@@ -1,4 +1,4 @@
-//! Fuzz targets for the parsing of locations, run by `crates/fuzz`.
+//! The fuzz target for locations; `crates/fuzz` runs it.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,7 @@ use super::{Location, Start};
 /// must get no argument that is an option.
 ///
 /// # Panics
-/// When that is not so.
+/// When it means another one, or ssh would get such an argument.
 pub fn location(bytes: &[u8]) {
     [Start::Daemon, Start::OverSsh].into_iter().for_each(|start| check(OsStr::from_bytes(bytes), start));
 }

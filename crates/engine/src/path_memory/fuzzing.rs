@@ -1,13 +1,13 @@
-//! The file `paths` for `crates/fuzz`.
+//! The fuzz target for the file `paths`; `crates/fuzz` runs it.
 
 use std::time::Duration;
 
 use super::{Known, find, parse, split, with};
 
-/// A whole file: what is known of a path is still known when another one has been added.
+/// Reads a whole file and adds a path, which must be found again beside the others.
 ///
 /// # Panics
-/// When it is not.
+/// When it is not, or one of the others is lost.
 pub fn paths(bytes: &[u8]) {
     let Some(lines) = std::str::from_utf8(bytes).ok().and_then(parse) else { return };
     let known = Known {
@@ -21,7 +21,7 @@ pub fn paths(bytes: &[u8]) {
     assert_eq!(find(&again, NEW), Some(known));
     let others = lines.iter().filter_map(|line| split(line)).filter(|(endpoint, _)| *endpoint != NEW);
     let others: Vec<_> = others.collect();
-    // the oldest give way where there are too many
+    // The oldest paths are dropped where there are too many.
     let kept = &others[others.len() + 1 - again.len()..];
     let kept_again: Vec<_> = again.iter().filter_map(|line| split(line)).take(kept.len()).collect();
     assert_eq!(kept_again, kept);

@@ -1,4 +1,4 @@
-//! What is said over ssh's pipes: one line of JSON each way.
+//! The messages over ssh's pipes: one line of JSON each way.
 
 use std::net::IpAddr;
 
@@ -11,8 +11,8 @@ use crate::settings::PortRange;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 
-/// The transports that a receiver listens for, in the words of an order: a sender that may take either of
-/// them needs both, at the same port.
+/// The transports that a receiver listens for, as an order names them: a sender that may take either of them needs
+/// both, at the same port.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "TransportChoice", rename_all = "lowercase")]
 enum Transports {
@@ -22,22 +22,22 @@ enum Transports {
     Quic,
 }
 
-/// What the receiver is to do.
+/// The order to a receiver that ssh starts.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     version: u32,
-    /// The only key that it lets in.
+    /// The only key that the receiver lets in.
     pub key: String,
     /// The transports on which the receiver listens.
     #[serde(with = "Transports")]
     pub carriers: TransportChoice,
-    /// Where it may listen.
+    /// The ports at which the receiver may listen; `None` for any.
     pub ports: Option<PortRange>,
-    /// Whether lanes in clear are taken.
+    /// Whether the receiver takes lanes in clear.
     pub allow_clear: bool,
 }
 
-/// That the receiver listens.
+/// The answer of a receiver that listens.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
     version: u32,
@@ -45,12 +45,12 @@ pub struct Ready {
     pub key: String,
     /// The port at which it listens.
     pub port: u16,
-    /// The address at which ssh has come to that host.
+    /// The address at which ssh has reached that host.
     pub address: Option<IpAddr>,
 }
 
 impl Order {
-    /// An order in this version's words.
+    /// An order of this protocol version.
     #[must_use]
     pub fn new(
         key: Fingerprint,
@@ -61,16 +61,16 @@ impl Order {
         Self { version: VERSION, key: key.to_string(), carriers, ports, allow_clear }
     }
 
-    /// As it is said.
+    /// The order as a line of text.
     #[must_use]
     pub fn line(&self) -> String {
         in_words(self) + "\n"
     }
 
-    /// Reads one.
+    /// Parses an order.
     ///
     /// # Errors
-    /// It makes no sense, or is of another version.
+    /// The line cannot be parsed, or is of another version.
     pub fn read(line: &str) -> Result<Self, WordsError> {
         let order: Self = serde_json::from_str(line).map_err(WordsError::Order)?;
         check(order.version)?;
@@ -79,23 +79,23 @@ impl Order {
 }
 
 impl Ready {
-    /// An answer in this version's words.
+    /// An answer of this protocol version.
     #[must_use]
     pub fn new(key: Fingerprint, port: u16, address: Option<IpAddr>) -> Self {
         Self { version: VERSION, key: key.to_string(), port, address }
     }
 
-    /// As it is said.
+    /// The answer as a line of text, with a line break before it.
     #[must_use]
     pub fn line(&self) -> String {
-        // a shell may have said something without ending its line
+        // A shell may have written something without ending its line.
         format!("\n{MARK}{}\n", in_words(self))
     }
 
-    /// Reads a line; `None` is something else that the remote shell has to say.
+    /// Parses a line; `None` is other output of the remote shell.
     ///
     /// # Errors
-    /// It makes no sense, or is of another version.
+    /// The line is an answer that cannot be parsed, or is of another version.
     pub fn read(line: &[u8]) -> Result<Option<Self>, WordsError> {
         let Some(json) = line.strip_prefix(MARK.as_bytes()) else { return Ok(None) };
         let ready: Self = serde_json::from_slice(json).map_err(WordsError::Answer)?;

@@ -1,24 +1,58 @@
-//! How many operations of each kind storage has been asked for.
+//! How many operations of each kind storage has been asked for, and how many at once.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Counts by name of the operation.
 #[derive(Debug, Default)]
-pub(super) struct Operations(Mutex<BTreeMap<&'static str, u64>>);
+pub(super) struct Operations(Mutex<BTreeMap<&'static str, Count>>);
+
+#[derive(Debug, Default)]
+struct Count {
+    all: u64,
+    under_way: u64,
+    at_once: u64,
+}
+
+/// An operation that is under way until this is dropped.
+#[derive(Debug)]
+pub(super) struct UnderWay<'a> {
+    operations: &'a Operations,
+    name: &'static str,
+}
 
 impl Operations {
-    pub(super) fn count(&self, name: &'static str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
+    pub(super) fn begin(&self, name: &'static str) -> UnderWay<'_> {
+        let mut counts = self.lock();
+        let count = counts.entry(name).or_default();
+        count.all += 1;
+        count.under_way += 1;
+        count.at_once = count.at_once.max(count.under_way);
+        UnderWay { operations: self, name }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Count>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if let Some(count) = self.operations.lock().get_mut(self.name) {
+            count.under_way -= 1;
+        }
     }
 }
 
 impl fmt::Display for Operations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: u64 = counts.values().sum();
+        let counts = self.lock();
+        let all: u64 = counts.values().map(|count| count.all).sum();
         write!(f, "{all} operations:")?;
-        counts.iter().try_for_each(|(name, count)| write!(f, " {name} {count}"))
+        counts.iter().try_for_each(|(name, count)| match count.at_once {
+            1 => write!(f, " {name} {}", count.all),
+            at_once => write!(f, " {name} {} ({at_once} at once)", count.all),
+        })
     }
 }

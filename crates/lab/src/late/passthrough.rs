@@ -87,13 +87,13 @@ impl Passthrough {
 
     /// Books a metadata operation and lets the time pass that it takes.
     fn metadata(&self, name: &'static str) {
-        self.operations.count(name);
+        let _under_way = self.operations.begin(name);
         sleep(self.delays.delay.0);
     }
 
     /// Books a read or a write and lets the time pass that it takes: its turn at the rate and its delay.
     fn data(&self, name: &'static str, bytes: usize) {
-        self.operations.count(name);
+        let _under_way = self.operations.begin(name);
         let turn = self.pace.as_ref().map_or(Duration::ZERO, |pace| pace.wait_for(bytes, Instant::now()));
         sleep(turn + self.delays.data_delay.0);
     }

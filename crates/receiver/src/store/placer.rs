@@ -253,14 +253,16 @@ impl<'a> Placer<'a> {
             return None;
         };
         let parent_directory = self.directory(&parent).ok()?.directory;
-        publisher.begin(path, || {
+        let begun = publisher.begin(path, || {
             let held = self.transfer.quota.hold_spare_staging()?;
             if !publisher.take_fresh(path) && !Tree::make_new(parent_directory.as_fd(), &name).ok()? {
                 return None;
             }
             let staging = StagingDirectory::begin(&parent_directory, &name).ok()?;
             Some((staging, held))
-        })
+        });
+        // Another thread may have been first.
+        begun.or_else(|| publisher.join(path))
     }
 
     /// Makes the files among these entries in a staging directory; returns the others, and the files that it

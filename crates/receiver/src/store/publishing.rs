@@ -31,7 +31,8 @@ use crate::config::BUFFER_BYTES;
 use crate::sharing::{Lock, by_several};
 use crate::store::failure::{ALREADY_THERE, failure};
 use crate::store::publishing::publisher::{
-    Filling, Generation, HiddenFile, Known, PendingBatch, SmallFile, WAIT_LATE_MAX, WAIT_MAX, Wake, WholeFile,
+    Filling, Generation, HiddenFile, Known, PendingBatch, SmallFile, WAIT_LATE_MAX, WAIT_MAX, Wake,
+    WholeFile, below, covers,
 };
 use crate::store::reports::{Outcome, Reports};
 use crate::store::target::file_systems::{Flushing, Unflushed};
@@ -302,29 +303,43 @@ struct EndedFile {
     fault: Option<(Operation, FaultCode)>,
 }
 
-/// What has not come to its final place, with all below it, because a staging directory could not become its directory.
+/// What has not come to its final place, with all below it, because a staging directory could not become its directory:
+/// by the path of that, and by the path below. Whole paths of what was in one would take gigabytes.
 #[derive(Debug, Default)]
-struct Lost(HashMap<RelPath, (Operation, FaultCode)>);
+struct Lost(HashMap<RelPath, LostBelow>);
+
+/// The losses of one staging directory, by the path below it.
+type LostBelow = HashMap<RelPath, (Operation, FaultCode)>;
 
 impl Lost {
     /// Why a file is not where it should be; one that is lost by itself is taken out.
     fn take(&mut self, path: &RelPath) -> Option<(Operation, FaultCode)> {
-        self.0.remove(path).or_else(|| self.with(&path.parent()?))
+        let itself = self.around(path).into_iter().find_map(|(rest, lost)| lost.remove(&rest));
+        itself.or_else(|| self.with(&path.parent()?))
     }
 
     /// Why a directory is not where it should be, and so nothing in it.
-    fn with(&self, directory: &RelPath) -> Option<(Operation, FaultCode)> {
-        if self.0.is_empty() {
-            return None;
-        }
-        directory.lineage().find_map(|above| self.0.get(above).copied())
+    fn with(&mut self, directory: &RelPath) -> Option<(Operation, FaultCode)> {
+        let why = |(rest, lost): (RelPath, &mut LostBelow)| {
+            rest.lineage().find_map(|above| lost.get(above).copied())
+        };
+        self.around(directory).into_iter().find_map(why)
+    }
+
+    /// The losses of the staging directories that cover a path, each with the rest of the path below it.
+    fn around(&mut self, path: &RelPath) -> Vec<(RelPath, &mut LostBelow)> {
+        let covering = self.0.iter_mut().filter(|(staged, _)| covers(staged, path));
+        covering.map(|(staged, lost)| (below(path, staged), lost)).collect()
     }
 
     /// Of the directories, and of links.
     fn tell_rest(self, reports: &Reports) {
-        for (path, (operation, code)) in self.0 {
-            if code != FaultCode::AlreadyThere {
-                reports.tell(Outcome::Fault(Fault { path, operation, code }));
+        for (staged, lost) in self.0 {
+            for (below, (operation, code)) in lost {
+                if code != FaultCode::AlreadyThere {
+                    let path = beneath(&staged, &below);
+                    reports.tell(Outcome::Fault(Fault { path, operation, code }));
+                }
             }
         }
     }
@@ -362,10 +377,10 @@ fn settle<'a>(
     files: impl Iterator<Item = &'a SmallFile>,
 ) {
     let with_directory = lost.with(directory);
-    let path = |small: &SmallFile| directory.join(transfer.target.name(directory, &small.file.name)).ok();
+    let mut around = lost.around(directory);
     for small in files {
-        let by_itself =
-            if lost.0.is_empty() { None } else { path(small).and_then(|path| lost.0.remove(&path)) };
+        let name = transfer.target.name(directory, &small.file.name);
+        let by_itself = around.iter_mut().find_map(|(rest, lost)| lost.remove(&rest.join(name).ok()?));
         match by_itself.or(with_directory) {
             Some(fault) => small.fail(fault),
             None => transfer.meter.stored(1),
@@ -519,7 +534,8 @@ fn publish_staging(
         }),
     };
     if let Err(error) = merged {
-        lost.0.insert(path.clone(), failure(Operation::Rename, &error));
+        let lost = lost.0.entry(path.clone()).or_default();
+        lost.insert(RelPath::root(), failure(Operation::Rename, &error));
     }
     filled
 }
@@ -561,7 +577,7 @@ fn merge(
         (below, failure(Operation::Rename, &Errno::NOENT.into()))
     });
     let all = stayed.into_iter().chain(failed).chain(gone);
-    lost.0.extend(all.map(|(below, code)| (beneath(path, &below), code)));
+    lost.0.entry(path.clone()).or_default().extend(all);
 }
 
 fn beneath(path: &RelPath, below: &RelPath) -> RelPath {

@@ -1,7 +1,7 @@
 //! The histogram as text: one line per power of two with bars for counts and for bytes.
 //!
-//! **Invariant:** no line but those that show a path is wider than the columns it was given (from 66), and every
-//! bucket that holds something has a bar.
+//! **Invariant:** no line but those that show a path is wider than the given columns (from 66), and every bucket that
+//! holds something has a bar.
 
 use std::fmt;
 
@@ -95,7 +95,7 @@ fn power(bytes: u64) -> String {
     format!("{} {unit}", bytes >> (10 * thousands))
 }
 
-/// At least one block for anything above zero.
+/// A bar of blocks, at least one for any value above zero.
 fn bar(value: u64, most: Option<u64>, columns: usize) -> String {
     let most = u128::from(most.unwrap_or(0).max(1));
     let blocks = (u128::from(value) * columns as u128).div_ceil(most);
@@ -107,7 +107,7 @@ fn percent(part: u64, whole: u64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-/// What a bucket's line needs beside its two bars.
+/// The columns of a bucket's line beside its two bars.
 const FIXED_COLUMNS: usize = 34;
 const BAR_COLUMNS_MIN: usize = 8;
 

@@ -1,4 +1,4 @@
-//! Lists of paths for `crates/fuzz`.
+//! The fuzz target for lists of paths; `crates/fuzz` runs it.
 
 use std::io::Cursor;
 
@@ -6,16 +6,16 @@ use zmove_types::RelPath;
 
 use super::{PathList, ScanRoot, Separator};
 
-/// A whole list with either separator: a path that is taken is taken again as the same.
+/// Reads a whole list with either separator; the paths that are taken must be read again as the same.
 ///
 /// # Panics
-/// When it is not, or the list does not end.
+/// When they are not, or there are more paths than texts.
 pub fn path_list(bytes: &[u8]) {
     for (separator, end) in [(Separator::Newline, b'\n'), (Separator::Nul, 0)] {
         let texts = bytes.iter().filter(|&&byte| byte == end).count() + 1;
         let paths = read(bytes, separator);
         assert!(paths.len() <= texts);
-        // neither kind of text can hold a NUL byte, and nothing at all is no path
+        // No path holds a NUL byte, and the root is left out, since an empty text is no path.
         let named: Vec<_> = paths.into_iter().filter(|path| !path.is_root()).collect();
         let text: Vec<u8> = named.iter().flat_map(|path| [path.as_bytes(), &[0]].concat()).collect();
         assert_eq!(read(&text, Separator::Nul), named);

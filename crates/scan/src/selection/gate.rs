@@ -1,4 +1,4 @@
-//! The selection as the walk asks it: for one name after the other of one directory.
+//! The selection as the walk consults it: for one name after the other of one directory.
 //!
 //! **Invariant:** without a selection nothing is copied, matched or counted.
 
@@ -13,12 +13,12 @@ use crate::selection::{Answer, Effect, PathKind, Selection};
 pub(crate) struct Gate<'a> {
     selection: Option<&'a Selection>,
     directory: &'a Directory,
-    /// Reused from name to name.
+    /// A buffer for the target path of a name, reused from name to name.
     path: Vec<u8>,
     matches: Vec<usize>,
-    /// What the rules say of the name that was asked for last.
+    /// The answer of the rules about the name that was asked for last.
     answer: Answer,
-    /// How many entries did not pass.
+    /// The number of entries that did not pass.
     pub(crate) left_out: u64,
 }
 
@@ -28,7 +28,7 @@ impl<'a> Gate<'a> {
         Self { selection, directory, path: Vec::new(), matches: Vec::new(), answer, left_out: 0 }
     }
 
-    /// Whether `name` is worth a look: with some kind it would be wanted.
+    /// Whether `name` is worth a look-up: as some kind of entry it would be wanted.
     pub(crate) fn may_admit(&mut self, name: &CStr) -> bool {
         let Some(selection) = self.selection.filter(|selection| selection.has_rules()) else { return true };
         self.directory.write_target_of(name.to_bytes(), &mut self.path);

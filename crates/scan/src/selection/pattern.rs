@@ -1,16 +1,14 @@
-//! Patterns as gitignore writes them, handed to `globset` in its own syntax. A test holds them against git
-//! itself.
+//! Patterns in gitignore's syntax, translated to `globset`'s. A test compares them with git itself.
 //!
-//! What `globset` reads otherwise than git is rewritten: braces stand for themselves, classes never match a
-//! `/`, and `**` is special between slashes only. Patterns that git takes and then never matches (`a//b`,
-//! `[z-a]`, an open `[`) are refused. One difference is left: where letters stand before a `**` (`/d**`), git
-//! matches across slashes against its own manual, and zmove does not. Both match bytes, so that names need
-//! not be UTF-8.
+//! Where `globset` differs from git the pattern is rewritten: braces stand for themselves, classes never match a `/`,
+//! and `**` is special between slashes only. Patterns that git accepts and then never matches (`a//b`, `[z-a]`, an open
+//! `[`) are refused. One difference is left: where letters stand before a `**` (`/d**`), git matches across slashes
+//! against its own manual, and zmove does not. Both match bytes, so that names need not be UTF-8.
 //!
-//! The crate `ignore` reads such lines too, and would be less code. But it gives them to `globset` nearly as
-//! they are, so that braces are alternatives; it takes what can match nothing without a word; and it answers
-//! for one kind at a time. Here one question tells whether a name is wanted as anything, and a name that is
-//! not is never looked up.
+//! The crate `ignore` reads such lines too, and would be less code. But it hands them to `globset` nearly as they are,
+//! so that braces are alternatives; it silently accepts patterns that can match nothing; and it answers for one kind at
+//! a time. Here one question answers whether a name is wanted as any kind of entry, and a name that is not is never
+//! looked up.
 
 mod class;
 
@@ -19,7 +17,7 @@ use thiserror::Error;
 
 use class::Class;
 
-/// Whether a rule leaves out or takes in.
+/// The effect of a rule on the entries that match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Matching entries are left out.
@@ -42,17 +40,17 @@ pub(super) enum AppliesTo {
     Directories,
 }
 
-/// Why a pattern cannot be used.
+/// The reason why a pattern cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PatternError {
     /// The pattern is empty or can match no name.
     #[error("it matches nothing")]
     Nothing,
-    /// On the command line a comment is certainly a mistake.
+    /// The pattern begins with `#`: on the command line a comment is certainly a mistake.
     #[error("a '#' at its start makes it a comment: write '\\#'")]
     Comment,
-    /// An include that says `!` would be an exclude.
+    /// The pattern of an include begins with `!`, which would make it an exclude.
     #[error("a '!' at its start turns it around: use an exclude, or write '\\!'")]
     TurnedAround,
     /// The pattern ends in a backslash.
@@ -61,19 +59,19 @@ pub enum PatternError {
     /// A `[` without its `]`.
     #[error("a '[' is not closed: write '\\[' for the character")]
     Unclosed,
-    /// A range that ends before it begins.
+    /// A range ends before it begins.
     #[error("the range '{0}-{1}' is the wrong way round")]
     Range(char, char),
-    /// An unknown name of a class.
+    /// A named class (`[:name:]`) does not exist.
     #[error("there is no class '[:{0}:]'")]
     Named(String),
-    /// Matching goes by bytes, and a character in a class is one.
+    /// A class holds a character of several bytes: matching goes by bytes.
     #[error("'{0}' cannot stand in '[]', which is for single bytes")]
     NotAscii(char),
     /// The pattern is not text.
     #[error("it is not UTF-8: write '?' for each other byte")]
     NotUtf8,
-    /// All patterns together, or this one, are too much.
+    /// The pattern, or all patterns together, are too large to compile.
     #[error("it cannot be compiled: {0}")]
     Compile(globset::Error),
 }
@@ -82,7 +80,7 @@ impl Rule {
     /// The rule of a pattern that has been given by itself.
     ///
     /// # Errors
-    /// [`PatternError`] when it has no meaning.
+    /// [`PatternError`] when the pattern cannot be used.
     pub fn new(effect: Effect, pattern: &[u8]) -> Result<Self, PatternError> {
         let pattern = text(pattern)?;
         match (pattern.as_bytes().first(), effect) {
@@ -93,10 +91,10 @@ impl Rule {
         }
     }
 
-    /// The rule in one line of a file; none where the line is blank or a comment.
+    /// The rule in one line of a file; `None` where the line is blank or a comment.
     ///
     /// # Errors
-    /// [`PatternError`] when it has no meaning.
+    /// [`PatternError`] when the pattern cannot be used.
     pub fn from_line(line: &[u8]) -> Result<Option<Self>, PatternError> {
         let line = text(line)?;
         let line = without_trailing_spaces(line.strip_suffix('\r').unwrap_or(line));
@@ -122,7 +120,7 @@ fn text(bytes: &[u8]) -> Result<&str, PatternError> {
     std::str::from_utf8(bytes).map_err(|_| PatternError::NotUtf8)
 }
 
-/// Spaces at the end do not count, unless a backslash stands before them.
+/// Removes the spaces at the end, which do not count unless a backslash stands before them.
 fn without_trailing_spaces(line: &str) -> &str {
     let trimmed = line.trim_end_matches(' ');
     let backslashes = trimmed.len() - trimmed.trim_end_matches('\\').len();
@@ -130,7 +128,7 @@ fn without_trailing_spaces(line: &str) -> &str {
     &line[..trimmed.len() + usize::from(escaped)]
 }
 
-/// A pattern without a slash fits a name at any depth, another the whole path.
+/// Translates a pattern: without a slash it fits a name at any depth, with one the whole path.
 fn translate(body: &str) -> Result<String, PatternError> {
     let anchored = body.contains('/');
     let body = body.strip_prefix('/').unwrap_or(body);
@@ -170,7 +168,7 @@ fn translate(body: &str) -> Result<String, PatternError> {
             }
         };
     }
-    // what is in the directory, not the directory
+    // A trailing `/**` means the contents of the directory, not the directory itself.
     if glob.ends_with("/**") {
         glob.push_str("/*");
     }

@@ -1,10 +1,9 @@
-//! The visit of listed paths (`--files-from`), in the place of a walk: one job reads the list, others look up
-//! what lies in one directory.
+//! The visit of listed paths (`--files-from`), in the place of a walk: one job reads the list, the others look up paths
+//! of one directory each.
 //!
-//! The job that reads takes as much at a time as one read brings, and groups its paths by directory. Each
-//! other job opens a directory once for its group and looks the names up. The first job to reach a directory
-//! emits it and those above it, under a lock that it holds until they are in the queue; so a directory still
-//! comes before anything in it.
+//! The job that reads takes as much at a time as one read brings, and groups its paths by directory. Each other job
+//! opens a directory once for its group and looks the names up. The first job to reach a directory emits it and those
+//! above it, under a lock that it holds until they are in the queue; so a directory still comes before anything in it.
 //!
 //! A path that is listed twice is sent once. For that the scan keeps a fingerprint of each path and each
 //! directory, with keys drawn at its start; with the table and its growth at most 60 bytes apiece.
@@ -31,15 +30,16 @@ use crate::selection::PathKind;
 use super::Worker;
 use super::names::NameList;
 
-/// What all jobs of one list share.
+/// The state that all jobs of one list share.
 #[derive(Debug)]
 struct Ground {
     root: Arc<SourceRoot>,
-    /// The directories that have been emitted. Held while one is, so that who finds it here comes after it.
+    /// The directories that have been emitted. The lock is held while one is emitted, so that a job that finds it here
+    /// comes later in the queue.
     emitted: Mutex<Fingerprints>,
 }
 
-/// Paths, told apart by 128 bits that nobody can foresee.
+/// A set of paths, distinguished by 128 bits that nobody can predict.
 #[derive(Debug, Default)]
 struct Fingerprints {
     keys: [RandomState; 2],
@@ -53,14 +53,14 @@ struct Group {
     names: Vec<Name>,
 }
 
-/// Why nothing in a directory is visited.
+/// The reason why nothing in a directory is visited.
 enum Closed {
     LeftOut,
     Fault(ListFault),
 }
 
 impl Worker<'_> {
-    /// Emits what a list names.
+    /// Visits and emits the paths of a list.
     pub(crate) fn visit_list(&mut self, mut list: PathList) {
         let top = match self.open_root(&list.root, Extent::Tree, OFlags::empty()) {
             Ok(top) => top,
@@ -88,7 +88,7 @@ impl Worker<'_> {
         }
     }
 
-    /// A `.` in the list: the mode and time of the source itself.
+    /// Emits mode and time of the source itself, which is `.` in the list.
     fn visit_top(&mut self, top: &Arc<Directory>) {
         if let Err(errno) = self.send_root(top) {
             let (path, source) = (top.full_path(), errno.into());
@@ -125,7 +125,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Opens a directory after it and those above it have been emitted.
+    /// Opens a directory after the directory and those above it have been emitted.
     fn enter(&mut self, ground: &Ground, path: &RelPath) -> Result<Arc<Directory>, Closed> {
         let mut emitted = ground.emitted.lock().unwrap_or_else(PoisonError::into_inner);
         if !path.is_root() && !emitted.contains(path) {
@@ -146,7 +146,7 @@ impl Worker<'_> {
         self.walk.open(&ground.root, path).map_err(|errno| closed(ground, path, errno))
     }
 
-    /// Emits the directory `name` in `parent`.
+    /// Looks up and emits the directory `name` in `parent`.
     fn make_known(
         &mut self,
         ground: &Ground,
@@ -177,7 +177,7 @@ impl Worker<'_> {
 }
 
 impl Fingerprints {
-    /// Whether the path is new.
+    /// Adds a path; returns whether it is new.
     fn insert(&mut self, path: &RelPath) -> bool {
         self.seen.insert(self.of(path))
     }
@@ -197,7 +197,7 @@ impl Group {
     }
 }
 
-/// The paths by directory, each group with at most `names_max` names.
+/// Groups the paths by directory, each group with at most `names_max` names.
 fn groups(mut paths: Vec<RelPath>, names_max: usize) -> Vec<Group> {
     paths.sort_unstable_by(|one, other| split(one).cmp(&split(other)));
     let mut groups: Vec<Group> = Vec::new();
@@ -231,7 +231,7 @@ fn closed(ground: &Ground, path: &RelPath, errno: Errno) -> Closed {
     })
 }
 
-/// What a failed look at a directory means for what is listed below it.
+/// The fault of paths below a directory that could not be looked up.
 fn fault_of(error: ScanError, path: PathBuf) -> ListFault {
     match error {
         ScanError::Path { source, .. } => ListFault::Path(source),
@@ -240,7 +240,7 @@ fn fault_of(error: ScanError, path: PathBuf) -> ListFault {
     }
 }
 
-/// A list that names what is not there is wrong; nothing has vanished.
+/// Turns a vanished entry into a missing path: the list is wrong then, and nothing has vanished.
 fn as_listed(error: ScanError, parent: &RelPath) -> ScanError {
     match error {
         ScanError::Vanished { path } => {

@@ -1,7 +1,7 @@
 //! The names of one stretch of a directory, packed end to end.
 //!
-//! The lister fills it, a worker looks each name up. **Invariant:** it is a row of NUL-terminated names, none of
-//! them `.`, `..` or empty.
+//! The job that lists a directory fills the list, and a job looks each name up. **Invariant:** the bytes are a row of
+//! NUL-terminated names, none of them `.`, `..` or empty.
 
 use std::ffi::CStr;
 
@@ -13,7 +13,7 @@ pub(crate) struct NameList {
 }
 
 impl NameList {
-    /// Appends a name, unless it is the directory's own or its parent's.
+    /// Appends a name, unless it is that of the directory itself or of its parent.
     pub(crate) fn push(&mut self, name: &CStr) {
         if !matches!(name.to_bytes(), b"" | b"." | b"..") {
             self.bytes.extend_from_slice(name.to_bytes_with_nul());

@@ -1,8 +1,7 @@
-//! Waits for descriptors when the process or the machine has run out of them.
+//! Back-off for descriptors, when the process or the machine has run out of them.
 //!
-//! Consumers give descriptors back as they drop batches, so a shortage is usually short. **Invariant:** the
-//! wait is bounded, and halves each time it was in vain, so a consumer that keeps every batch gets errors, no
-//! hang.
+//! Consumers give descriptors back as they drop batches, so a shortage is usually short. **Invariant:** the wait is
+//! bounded, and halves each time it was in vain, so a consumer that keeps every batch gets errors, not a hang.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::{Errno, Result};
 
-/// How long the walk is ready to wait for a descriptor.
+/// The time for which the walk is ready to wait for a descriptor.
 #[derive(Debug)]
 pub(crate) struct Patience {
     wait_ms: AtomicU64,
@@ -21,7 +20,7 @@ impl Patience {
         Self { wait_ms: AtomicU64::new(WAIT_MS_MAX) }
     }
 
-    /// Repeats `open` until it ends otherwise than by a shortage of descriptors, or the wait is over.
+    /// Repeats `open` while it fails for a shortage of descriptors, until the wait is over.
     pub(crate) fn open<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
         let mut end = None;
         loop {

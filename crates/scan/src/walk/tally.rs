@@ -1,4 +1,4 @@
-//! What a walk counts while it goes on, for whoever looks on.
+//! The counts of a walk while it goes on, for observers.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use zmove_types::StageClock;
 
 use crate::entry::{Entry, EntryKind};
 
-/// What a walk has found so far.
+/// The counts of a walk so far.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub(crate) clock: StageClock,
@@ -16,17 +16,17 @@ pub struct Tally {
     ended: AtomicBool,
 }
 
-/// All that a walk has found.
+/// The total that a walk has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// How many entries.
+    /// The number of entries.
     pub entries: u64,
-    /// The sizes of all files together.
+    /// The sizes of all files together, in bytes.
     pub bytes: u64,
 }
 
 impl Tally {
-    /// All that there is, once the walk has ended.
+    /// The total, once the walk has ended.
     #[must_use]
     pub fn whole(&self) -> Option<Found> {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -41,7 +41,7 @@ impl Tally {
         self.entries.fetch_add(entries.len() as u64, Ordering::Relaxed);
     }
 
-    /// How many entries the selection has left out.
+    /// The number of entries that the selection has left out.
     pub(crate) fn left_out(&self) -> u64 {
         self.left_out.load(Ordering::Relaxed)
     }

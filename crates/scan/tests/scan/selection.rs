@@ -1,4 +1,4 @@
-//! What a walk leaves out, held against git.
+//! The entries that a walk leaves out, compared with git.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -80,7 +80,7 @@ fn by_walk(tree: &Path, rules: &[Rule]) -> BTreeSet<Vec<u8>> {
     files.map(|(path, _)| path).collect()
 }
 
-/// A tree and an empty repository beside it; none where git is missing.
+/// A tree and an empty repository beside it; `None` where git is missing.
 fn grown() -> Option<tempfile::TempDir> {
     let home = tempfile::tempdir().unwrap();
     let init = Command::new("git").args(["init", "--quiet", "--bare"]).arg(home.path().join("git")).status();
@@ -175,12 +175,12 @@ fn git_leaves_out_the_same() {
 fn git_leaves_out_the_same_whatever_the_rules() {
     let Some(home) = grown() else { return };
     let (tree, repository) = (home.path().join("tree"), home.path().join("git"));
-    // without '**' beside a letter: with a literal before it git takes it for one between slashes
+    // A `**` never stands beside a letter here: with a literal before it git takes it for one between slashes.
     let component = r"(\*\*|\*|\*?([abdef?-]|\[ab\]|\[!a\]){1,2}\*?)";
     let line = format!("!?/?{component}(/{component}){{0,3}}/?");
     let config = Config { cases: 100, failure_persistence: None, ..Config::default() };
     let same = |lines: Vec<String>| {
-        // what is refused here means nothing to git
+        // A pattern that is refused here matches nothing in git.
         let parsed: Result<Vec<_>, _> = lines.iter().map(|line| Rule::from_line(line.as_bytes())).collect();
         let Ok(rules) = parsed else { return Ok(()) };
         let rules: Vec<_> = rules.into_iter().flatten().collect();

@@ -1,4 +1,4 @@
-//! What the tests of the walk share: trees, consumers and another user's eyes.
+//! Helpers of the tests of the walk: trees, consumers and the rights of another user.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use zmove_types::RelPath;
 /// Everything that a scan emitted.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// Source path below the root → entry.
+    /// The entries by source path below the root.
     pub(crate) entries: BTreeMap<Vec<u8>, Entry>,
     /// Target paths of all entries.
     pub(crate) targets: Vec<Vec<u8>>,
@@ -94,14 +94,14 @@ impl Deep {
 }
 
 impl Drop for Deep {
-    /// `remove_dir_all` would hold a descriptor per level.
+    /// Runs `rm`, since `remove_dir_all` would hold a descriptor per level.
     fn drop(&mut self) {
         let removed = Command::new("rm").arg("-rf").arg(&self.0).status();
         assert!(removed.is_ok_and(|status| status.success()));
     }
 }
 
-/// Runs `job` on a thread that is not root. Threads that it starts inherit that.
+/// Runs `job` on a thread that is not root. The threads that `job` starts inherit that.
 pub(crate) fn as_nobody<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
     let run = move || {
         if rustix::process::geteuid().is_root() {

@@ -16,7 +16,7 @@ use zmove_types::RelPath;
 
 use crate::support::{self, Deep, Found, one_thread, root_of, small_batches, walk, walk_root};
 
-/// What the reference finds: path below the tree → length, permissions and modification time.
+/// The entries that the reference finds: path below the tree → length, permissions and modification time.
 fn reference(tree: &Path) -> BTreeMap<Vec<u8>, (u64, u32, i64, i64)> {
     fn descend(tree: &Path, directory: &Path, found: &mut BTreeMap<Vec<u8>, (u64, u32, i64, i64)>) {
         for entry in fs::read_dir(directory).unwrap() {
@@ -205,7 +205,7 @@ fn dropping_a_scan_ends_its_threads() {
             _ => None,
         });
         drop((items, stream));
-        // The walk is over when nothing holds its root any more.
+        // The walk is over when no job holds its root any more.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while directory.as_ref().is_some_and(|root| root.strong_count() > 0) {
             assert!(std::time::Instant::now() < end, "the walk goes on without a consumer");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zmove_disk::{Direct, FileIo, Threads};
+use zmove_disk::{Auto, Direct, FileIo};
 use zmove_scan::ScanConfig;
 use zmove_types::{GROUP_BYTES, RateLimit};
 
@@ -48,7 +48,7 @@ impl Default for SenderConfig {
             scan: ScanConfig::default(),
             owners: Owners::default(),
             sample_interval: None,
-            file_io: Arc::new(Threads),
+            file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
             rate_max: None,
         }

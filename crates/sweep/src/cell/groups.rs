@@ -23,13 +23,14 @@ struct Cursor<T> {
 pub(crate) type Piece<T> = (Arc<T>, GroupSpan);
 
 impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
-    /// `open` gives the file of that number and how many bytes it has; `None`: there is none.
+    /// Groups of the files that `open` returns by number, each with its length in bytes; `None` for a number without a
+    /// file.
     pub(crate) fn new(open: F) -> Self {
         Self { open, cursor: Mutex::new(Cursor { file: 0, index: 0, opened: None }) }
     }
 
-    /// The next group if it is admitted by its length. What is not handed out any more is held nowhere, but
-    /// for the file that is open.
+    /// The next group if `admit` takes its length. Once all its groups are handed out, a file is held only by the
+    /// threads that work on it.
     pub(crate) fn next(&self, admit: impl Fn(u64) -> bool) -> Result<Option<Piece<T>>, SweepError> {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         if cursor.opened.is_none() {
@@ -50,7 +51,7 @@ impl<T, F: Fn(u64) -> Result<Option<(T, u64)>, SweepError>> Groups<T, F> {
         Ok(Some((file, span)))
     }
 
-    /// The file of which groups have not been handed out.
+    /// The file some of whose groups have not been handed out.
     pub(crate) fn into_open(self) -> Option<Arc<T>> {
         let cursor = self.cursor.into_inner().unwrap_or_else(PoisonError::into_inner);
         cursor.opened.map(|(file, _)| file)

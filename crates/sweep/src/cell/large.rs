@@ -15,10 +15,10 @@ use crate::cell::{Bench, MODE, is_cached, name_of};
 use crate::error::SweepError;
 use crate::result::{CacheUse, Counted};
 
-/// The large files of a cell, as far as they have been written.
+/// The large files of a cell that have been written.
 pub(crate) struct LargeFiles {
     directory: Arc<OwnedFd>,
-    /// Number and length.
+    /// The number and the length of each file.
     files: Vec<(u64, u64)>,
     pub(crate) way: CacheUse,
 }
@@ -83,13 +83,13 @@ impl LargeFiles {
         Self { directory, files: files.into_inner().unwrap_or_else(PoisonError::into_inner), way }
     }
 
-    /// What was written.
+    /// The number of whole files, and the bytes that were written.
     pub(crate) fn count(&self, file_bytes: u64) -> Counted {
         let whole = self.files.iter().filter(|(_, bytes)| *bytes == file_bytes).count();
         Counted { files: whole as u64, bytes: self.files.iter().map(|(_, bytes)| bytes).sum() }
     }
 
-    /// Has the page cache let go of them; says which way they will be read.
+    /// Drops the files from the page cache; returns the way by which they will be read.
     pub(crate) fn drop_cached(&self, bench: &Bench<'_>) -> Result<CacheUse, SweepError> {
         let mut way = CacheUse::Direct;
         for (number, bytes) in &self.files {
@@ -103,7 +103,7 @@ impl LargeFiles {
         Ok(way)
     }
 
-    /// Reads them as long as there is time.
+    /// Reads the files as long as there is time.
     pub(crate) fn read(&self, bench: &Bench<'_>, pace: &Pace<'_>) -> Counted {
         let (files, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         let open = |number: u64| {
@@ -130,8 +130,8 @@ impl LargeFiles {
     }
 }
 
-/// What a large file gets at its end: flushed, with its time and its name. One that was cut short has the length that
-/// was written, and one of which nothing was goes.
+/// Finishes a large file: sets its time, flushes it and gives it its name. A file that was cut short gets the length
+/// that was written, and one without any bytes is dropped.
 fn finish(bench: &Bench<'_>, writing: Writing) -> Result<Option<(u64, u64)>, SweepError> {
     let Writing { number, staged, bytes } = writing;
     let bytes = bytes.into_inner();
@@ -147,7 +147,7 @@ fn finish(bench: &Bench<'_>, writing: Writing) -> Result<Option<(u64, u64)>, Swe
     Ok(Some((number, bytes)))
 }
 
-/// Never from the page cache, unless nothing else was asked for.
+/// The use of the page cache for reading: none, unless the sweep was asked for it.
 fn read_direct(bench: &Bench<'_>) -> Direct {
     if bench.direct == Direct::Off { Direct::Off } else { Direct::On }
 }

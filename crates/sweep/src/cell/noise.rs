@@ -1,5 +1,5 @@
-//! What is written: bytes that neither compress nor are the same twice, so that storage that compresses or
-//! shares blocks has to store them.
+//! The data that is written: bytes that neither compress nor repeat, so that storage that compresses or shares blocks
+//! has to store them.
 
 use zmove_types::{Buffer, BufferPool, GROUP_BYTES, PAGE_BYTES};
 
@@ -21,7 +21,7 @@ impl Noise {
         Self { buffer, state }
     }
 
-    /// The next bytes, each page of which is another than all before.
+    /// The next bytes; each page of them differs from all before.
     pub(crate) fn take(&mut self, bytes: usize) -> Buffer {
         let mut buffer = std::mem::replace(&mut self.buffer, Buffer::empty());
         for page in buffer.room()[..bytes].chunks_mut(PAGE_BYTES) {
@@ -34,13 +34,13 @@ impl Noise {
         buffer
     }
 
-    /// The buffer comes back.
+    /// Takes the buffer back.
     pub(crate) fn give_back(&mut self, buffer: Buffer) {
         self.buffer = buffer;
     }
 }
 
-/// Memory for one group, at the beginning of a page.
+/// A buffer for one group, which begins at a page.
 pub(crate) fn group_buffer() -> Buffer {
     let bytes = usize::try_from(GROUP_BYTES).expect("4 MiB fits any usize");
     BufferPool::new(bytes, 1).take().expect("the pool is new and open")

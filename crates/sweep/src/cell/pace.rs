@@ -1,8 +1,8 @@
-//! Keeps writers to their slice of time: what they have written and nobody has flushed is never more than storage can
-//! take in what is left of it.
+//! Keeps writers to their slice of time: the bytes that are written and not flushed are never more than storage can
+//! take in the time that is left.
 //!
-//! A thread flushes over and over, as at the receiver of a push. **Invariant:** a writer that was admitted
-//! tells that it is done, also when it failed.
+//! A thread flushes over and over, as at the receiver of a push. **Invariant:** a writer that was admitted reports that
+//! it is done, also when it failed.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -22,21 +22,21 @@ pub(crate) struct Pace<'a> {
     changed: Condvar,
 }
 
-/// In bytes.
+/// The counts of a pace, in bytes, and how it ends.
 struct State {
     admitted: u64,
     completed: u64,
     flushed: u64,
-    /// What may be written and not flushed.
+    /// The bytes that may be written and not flushed.
     allowance: u64,
     ended: bool,
     failed: Option<SweepError>,
 }
 
 impl<'a> Pace<'a> {
-    /// So many threads go on until then, or until they are to stop.
+    /// A pace for so many threads, until the given moment, or until `stop` is set.
     pub(crate) fn new(until: Instant, stop: &'a AtomicBool, threads: usize) -> Self {
-        // each has a group under way, also where nothing need be flushed
+        // Each thread has a group under way, also where nothing need be flushed.
         let allowance = FIRST_BYTES.max(2 * GROUP_BYTES * threads as u64);
         let state = State { admitted: 0, completed: 0, flushed: 0, allowance, ended: false, failed: None };
         Self { until, stop, state: Mutex::new(state), changed: Condvar::new() }
@@ -61,12 +61,12 @@ impl<'a> Pace<'a> {
         false
     }
 
-    /// So many of them have been written through the page cache.
+    /// Books bytes that have been written through the page cache.
     pub(crate) fn complete(&self, bytes: u64) {
         self.lock().completed += bytes;
     }
 
-    /// So many have been written and need no flush.
+    /// Books bytes that have been written and need no flush.
     pub(crate) fn complete_flushed(&self, bytes: u64) {
         let mut state = self.lock();
         state.completed += bytes;
@@ -85,7 +85,7 @@ impl<'a> Pace<'a> {
         self.lock().failed.take().map_or(Ok(()), Err)
     }
 
-    /// No more will come to be flushed.
+    /// Ends the cell: no more bytes will come to be flushed.
     pub(crate) fn end(&self) {
         self.lock().ended = true;
         self.changed.notify_all();
@@ -118,9 +118,8 @@ impl<'a> Pace<'a> {
         if state.ended { state } else { self.wait(state, FLUSH_PAUSE) }
     }
 
-    /// Everything that was completed `before` is flushed now, which took so long. What comes next may be
-    /// twice as much as before, as long as that takes less than half of the time that is left, and no more
-    /// than fits into it otherwise.
+    /// Books a flush, which took `took` and covers all bytes completed `before`. The next allowance is twice as much if
+    /// that was less than half of the time that is left, and else as much as fits into that half.
     fn flushed(&self, before: u64, took: Duration) {
         let mut state = self.lock();
         let bytes = before.saturating_sub(state.flushed);
@@ -128,7 +127,7 @@ impl<'a> Pace<'a> {
         let half = self.until.saturating_duration_since(Instant::now()).max(LAST_FLUSH) / 2;
         let twice = state.allowance.saturating_mul(2);
         if bytes > 0 {
-            // a flush costs time of its own: as long as it is short, more at once costs less
+            // A flush costs time of its own: as long as it is short, flushing more at once costs less.
             let in_time = ByteCount(bytes).as_f64() * half.as_secs_f64() / took.as_secs_f64().max(1e-9);
             let low = FIRST_BYTES / 8;
             state.allowance = if took <= half { twice } else { whole(in_time).clamp(low, twice.max(low)) };
@@ -154,13 +153,13 @@ fn whole(bytes: f64) -> u64 {
     bytes.max(0.0) as u64
 }
 
-/// What may be written before it is known how fast storage is.
+/// The bytes that may be written before it is known how fast storage is.
 const FIRST_BYTES: u64 = 64 << 20;
 /// The shortest pause between two flushes, as at a receiver.
 const FLUSH_PAUSE: Duration = Duration::from_millis(50);
-/// What the last flush may take beyond the slice.
+/// The time that the last flush may take beyond the slice.
 const LAST_FLUSH: Duration = Duration::from_millis(500);
-/// Who waits looks so often whether it is to stop.
+/// How often a waiting writer looks whether it is to stop.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

@@ -14,14 +14,14 @@ use crate::cell::{Bench, MODE, is_cached, name_of};
 use crate::error::SweepError;
 use crate::result::{CacheUse, Counted};
 
-/// The small files of a cell, as far as they have been written.
+/// The small files of a cell that have been written.
 pub(crate) struct SmallFiles {
     /// The directories, each with the number of files in it; the files are named by their numbers.
     directories: Vec<(Arc<OwnedFd>, u64)>,
     pub(crate) way: CacheUse,
 }
 
-/// What all threads of a cell share.
+/// The state that all threads of a cell share.
 struct Writers<'a> {
     bench: &'a Bench<'a>,
     parent: Arc<OwnedFd>,
@@ -55,13 +55,14 @@ impl SmallFiles {
         Self { directories: made.into_inner().unwrap_or_else(PoisonError::into_inner), way }
     }
 
-    /// What was written.
+    /// The number of files, and the bytes that were written.
     pub(crate) fn count(&self, file_bytes: u64) -> Counted {
         let files = self.directories.iter().map(|(_, files)| files).sum();
         Counted { files, bytes: files * file_bytes }
     }
 
-    /// Has the page cache let go of them as long as `goes_on`; what it still holds after that is not read.
+    /// Drops the files from the page cache as long as `pace` goes on; files that were not reached then will not be
+    /// read.
     pub(crate) fn drop_cached(&mut self, bench: &Bench<'_>, pace: &Pace<'_>) -> CacheUse {
         let (next, kept) = (AtomicUsize::new(0), AtomicUsize::new(0));
         bench.on_threads(pace, |_thread| {
@@ -85,7 +86,7 @@ impl SmallFiles {
         if kept.into_inner() * 2 > seen { CacheUse::Cached } else { CacheUse::Buffered }
     }
 
-    /// Reads them as long as there is time.
+    /// Reads the files as long as there is time.
     pub(crate) fn read(&self, bench: &Bench<'_>, pace: &Pace<'_>) -> Counted {
         let (next, read) = (AtomicUsize::new(0), AtomicU64::new(0));
         let file_bytes = bench.cell.file_bytes;
@@ -110,7 +111,7 @@ impl SmallFiles {
 }
 
 impl Writers<'_> {
-    /// Makes a directory with so many files, fewer when the time is over; `None` if that was before the first.
+    /// Makes a directory with so many files, fewer when the time is over; `None` if it was over before the first.
     fn fill(
         &self,
         number: u64,
@@ -152,7 +153,7 @@ impl Writers<'_> {
     }
 }
 
-/// How many files one directory gets: each thread has several to fill.
+/// The number of files in one directory, such that each thread has several directories to fill.
 fn files_each(files: u64, threads: usize) -> u64 {
     (files / (threads as u64 * 4)).clamp(8, DIRECTORY_FILES_MAX)
 }

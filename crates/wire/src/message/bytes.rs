@@ -10,7 +10,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     <&[u8]>::deserialize(deserializer).map(<[u8]>::to_vec)
 }
 
-/// Reads words for the user, of which no more is kept than can be read.
+/// Reads a text for the user, cut to what a person would read.
 pub(super) fn reason<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Ok(<&str>::deserialize(deserializer)?.chars().take(REASON_CHARS_MAX).collect())
 }

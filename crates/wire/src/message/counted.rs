@@ -1,8 +1,8 @@
-//! The bytes of a message, of which the names and paths are counted while they are decoded.
+//! The bytes of a message, whose names and paths are counted while they are decoded.
 //!
-//! Each element of a list that may be long begins with a name or a path, and every string of a message passes
-//! here: who counts them bounds what all lists of a message take together, however they are nested, before
-//! there is memory for the next one.
+//! Each element of a list that may be long begins with a name or a path, and every string of a message passes here. So
+//! counting them bounds what all lists of a message take together, however they are nested, before there is memory for
+//! the next one.
 
 use postcard::de_flavors::{Flavor, Slice};
 use postcard::{Error, Result};
@@ -10,17 +10,17 @@ use postcard::{Error, Result};
 use crate::error::WireError;
 use crate::limits::{MESSAGE_STRINGS_MAX, within};
 
-/// Bytes of a message; `R` makes room for so many more strings of it, or has none.
+/// The bytes of a message; `R` grants room for so many more of its strings, or refuses.
 pub(super) struct Counted<'de, R> {
     bytes: Slice<'de>,
     room: R,
     count: usize,
-    /// How many there is room for.
+    /// The number of strings that `room` has granted.
     granted: usize,
     refused: Option<WireError>,
 }
 
-/// For so many strings room is made at a time.
+/// The number of strings that are asked for at a time.
 const GRANT_STRINGS: usize = 32;
 
 impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> Counted<'de, R> {
@@ -40,7 +40,7 @@ impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError>> Counted<'de, R>
 }
 
 impl<'de, R: FnMut(usize) -> std::result::Result<(), WireError> + 'de> Flavor<'de> for Counted<'de, R> {
-    /// What is left, and why there was no room for more, if that is so.
+    /// The bytes that are left, and the error with which `room` or the limit refused a string, if it did.
     type Remainder = (&'de [u8], Option<WireError>);
     type Source = &'de [u8];
 

@@ -14,16 +14,16 @@ use crate::version::Version;
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[error("{operation} '{path}': {code}")]
 pub struct Fault {
-    /// What it was about, from the target root.
+    /// The path of what failed, from the target root.
     #[serde(with = "bytes::path")]
     pub path: RelPath,
-    /// What was tried.
+    /// The operation that failed.
     pub operation: Operation,
-    /// Why it failed.
+    /// The cause of the failure.
     pub code: FaultCode,
 }
 
-/// What the receiver was doing.
+/// An operation of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
     /// Opening or making a directory.
@@ -44,51 +44,50 @@ pub enum Operation {
     SetMetadata,
     /// Checking that data arrived as it was sent.
     Verify,
-    /// Removing what stands in the way.
+    /// Removing an entry that stands in the way.
     Remove,
     /// Listing a directory.
     List,
-    /// Removing what is not at the source.
+    /// Removing an entry that is not at the source.
     Delete,
-    /// Opening a file that is there, to change it in its place.
+    /// Opening an existing file to change it in place.
     OpenInPlace,
 }
 
-/// Why it failed.
+/// The cause of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum FaultCode {
-    /// The operating system said so: an `errno` of Linux.
+    /// The error of the operating system, as an `errno` of Linux.
     #[error("{}", io::Error::from_raw_os_error(*.0))]
     Os(i32),
     /// A directory stands where a file or link has to go.
     #[error("a directory of that name is in the way")]
     DirectoryInTheWay,
-    /// The data did not hash to what the sender said.
+    /// The data does not have the hash that the sender gave.
     #[error("the data arrived damaged (its BLAKE3 differs from the sender's)")]
     Damaged,
-    /// Not all of the file came.
+    /// Some of the file's data did not come.
     #[error("not all of its data arrived")]
     Incomplete,
     /// The file's declarations on different lanes contradict each other.
     #[error("it was declared twice with different properties")]
     Contradiction,
-    /// No fault: the file was guessed to be missing and is there, of the same size and time.
+    /// No failure: the file was guessed to be missing, but exists with the same size and time.
     #[error("it is there already")]
     AlreadyThere,
-    /// Another process has locked the file, as processes do that change a file in place.
+    /// Another process has locked the file, as programs do that change a file in place.
     #[error("another transfer or program has locked it")]
     Locked,
-    /// Another file has got the name of one that was changed in place, or none has it any more.
+    /// The name of a file that was changed in place belongs to another file now, or is gone.
     #[error("another file has its name by now, or it is gone")]
     Replaced,
-    /// Somebody else has changed a file while it was changed in place. From [`Version::V4`] on.
+    /// Another program has changed a file while it was changed in place. From [`Version::V4`] on.
     #[error("another program has changed it meanwhile; run the command again")]
     Changed,
-    /// The entry stays, since its name is one of those that zmove gives to what is not finished. From
-    /// [`Version::V4`] on.
+    /// The entry stays, since its name is one that zmove gives to unfinished files. From [`Version::V4`] on.
     #[error("names that begin with .zmove- may belong to a transfer that is running; remove it if none is")]
     Reserved,
-    /// It stays, since it is another file system than the directory that it is in. From [`Version::V4`] on.
+    /// The entry stays, since it is a mount point of another file system. From [`Version::V4`] on.
     #[error("a file system is mounted there")]
     Mounted,
 }
@@ -103,32 +102,32 @@ pub struct Refusal {
     pub text: String,
 }
 
-/// Why a transfer is refused.
+/// The kind of reason for which a transfer is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RefusalCode {
     /// The client's key is not in `authorized_keys`.
     UnknownKey,
-    /// The key may not do that, or not there.
+    /// The key may not do that, or not at this target.
     Denied,
-    /// The target cannot be what it would have to be.
+    /// The target is not what the transfer needs it to be.
     Target,
     /// The receiver has no room for more transfers or lanes.
     Busy,
-    /// The request makes no sense to this receiver, or what came on a connection makes none or does not authenticate.
+    /// The request makes no sense to this receiver, or bytes on a connection make none or do not authenticate.
     Protocol,
     /// The receiver cannot go on with a transfer it had taken.
     Failed,
     /// The receiver is being stopped, and may be back soon.
     Stopping,
-    /// A connection of a running transfer was lost; the same may go well if it is tried again.
+    /// A connection of a running transfer was lost; another try may succeed.
     Broken,
-    /// The receiver has no room, not even in line: the same is to be tried again. From
+    /// The receiver has no room, not even in its queue: the sender is to try again. From
     /// [`Version::V4`](crate::Version) on; before, `Busy`.
     Full,
 }
 
 impl FaultCode {
-    /// This, or what comes nearest among those that a peer of an older version knows.
+    /// This code, or the nearest one that a peer of an older version knows.
     #[must_use]
     pub fn known_to(self, version: Version) -> Self {
         match self {
@@ -146,7 +145,7 @@ impl FaultCode {
     }
 }
 
-/// "Input/output error": what stands for an error that has no number.
+/// "Input/output error", which stands for an error without a number.
 const EIO: i32 = 5;
 /// "Invalid cross-device link".
 const EXDEV: i32 = 18;

@@ -1,4 +1,4 @@
-//! Lists within messages: one that is too long is refused before there is memory for it.
+//! Lists within messages: a list that is too long is refused before memory is taken for it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -29,7 +29,7 @@ impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T>
         if told > MAX {
             return Err(A::Error::invalid_length(told, &self));
         }
-        // what is told need not come
+        // The announced length is only a claim, so memory is taken as elements come.
         let mut list = Vec::with_capacity(told.min(UNSEEN_MAX));
         while let Some(element) = elements.next_element()? {
             if list.len() == MAX {
@@ -37,11 +37,11 @@ impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for AtMost<MAX, T>
             }
             list.push(element);
         }
-        // it may stay for long
+        // The list may be kept for long, so it gives back what it does not use.
         list.shrink_to_fit();
         Ok(list)
     }
 }
 
-/// For so many elements there is memory before they have come.
+/// The number of elements for which memory is taken before they have come.
 const UNSEEN_MAX: usize = 64;

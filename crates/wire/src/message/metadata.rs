@@ -1,4 +1,4 @@
-//! Times and metadata within messages. With `codec`, for batches, this is all that the wire knows of them.
+//! Times and metadata within messages. Only this file and `codec`, for batches, know their form on the wire.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -18,7 +18,7 @@ fn timestamp_of<E: Error>(seconds: i64, nanos: u32) -> Result<Timestamp, E> {
     if nanos < 1_000_000_000 { Ok(Timestamp { seconds, nanos }) } else { Err(E::custom("nanoseconds")) }
 }
 
-/// A time by itself.
+/// A time without other metadata.
 pub(super) mod timestamp {
     use super::{Deserialize, Deserializer, Serialize, Serializer, Timestamp, timestamp_of};
 

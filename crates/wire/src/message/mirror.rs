@@ -1,4 +1,4 @@
-//! How a target becomes a mirror: what is to be kept in a directory, what else is there, and what is to go.
+//! The messages that make a target a mirror: names to keep in a directory, what else is there, and names to remove.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use super::{bytes, list};
 use crate::error::WireError;
 use crate::limits::{KEEP_NAMES_MAX, KEEP_RANGES_MAX, REMOVE_NAMES_MAX, within};
 
-/// What becomes of what is below a directory of the target and not in its source.
+/// Whether entries below a directory of the target that are not in its source may be removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Extraneous {
     /// The entry stays.
@@ -25,7 +25,7 @@ pub enum Extraneous {
 pub struct Keep {
     /// The number of the message, for its answer.
     pub keep: u64,
-    /// By directory, at most [`KEEP_RANGES_MAX`] with [`KEEP_NAMES_MAX`] names in all.
+    /// The names by directory, at most [`KEEP_RANGES_MAX`] directories with [`KEEP_NAMES_MAX`] names in all.
     #[serde(deserialize_with = "list::at_most::<{ KEEP_RANGES_MAX }, _, _>")]
     pub ranges: Vec<KeptRange>,
 }
@@ -33,15 +33,15 @@ pub struct Keep {
 /// All names of one directory that lie in a range, in the order of their bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptRange {
-    /// The directory, from the target root.
+    /// The directory's path from the target root.
     #[serde(with = "bytes::path")]
     pub directory: RelPath,
-    /// The range begins behind this name; without one, with the first.
+    /// The name behind which the range begins; `None` for the beginning of the directory.
     pub after: Option<ListedName>,
     /// The names.
     #[serde(deserialize_with = "list::at_most::<{ KEEP_NAMES_MAX }, _, _>")]
     pub names: Vec<ListedName>,
-    /// The range has no end; otherwise it ends with the last of the names.
+    /// Whether the range has no end; otherwise it ends with the last of the names.
     pub open: bool,
 }
 
@@ -49,15 +49,15 @@ pub struct KeptRange {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ListedName(#[serde(with = "bytes::name")] pub Name);
 
-/// What else is there.
+/// Names in the ranges of a [`Keep`] that are not at the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extra {
     /// The number of the message that this answers.
     pub keep: u64,
-    /// At most [`EXTRA_NAMES_MAX`](crate::limits::EXTRA_NAMES_MAX), range by range, within one in order.
+    /// The names, range by range and in order within one, at most [`EXTRA_NAMES_MAX`](crate::limits::EXTRA_NAMES_MAX).
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::EXTRA_NAMES_MAX }, _, _>")]
     pub names: Vec<ExtraName>,
-    /// Where the answer ends before all was told: with this range, behind this name.
+    /// The range, and the name in it, behind which the answer ends unfinished; `None` if it is complete.
     pub rest: Option<(u32, ListedName)>,
     /// Ranges whose directory could not be listed.
     #[serde(deserialize_with = "list::at_most::<{ KEEP_RANGES_MAX }, _, _>")]
@@ -67,7 +67,7 @@ pub struct Extra {
 /// One name that is not at the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtraName {
-    /// The number of its range in the message that is answered.
+    /// The number of the name's range in the message that is answered.
     pub range: u32,
     /// The name.
     pub name: ListedName,
@@ -75,12 +75,12 @@ pub struct ExtraName {
     pub directory: bool,
 }
 
-/// What is to be removed.
+/// Names to be removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remove {
     /// The number of the message, for its answer.
     pub remove: u64,
-    /// By directory, at most [`REMOVE_NAMES_MAX`] names in all.
+    /// The names by directory, at most [`REMOVE_NAMES_MAX`] in all.
     #[serde(deserialize_with = "list::at_most::<{ REMOVE_NAMES_MAX }, _, _>")]
     pub groups: Vec<RemoveGroup>,
 }
@@ -88,7 +88,7 @@ pub struct Remove {
 /// Names to be removed from one directory, with all below them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoveGroup {
-    /// The directory, from the target root.
+    /// The directory's path from the target root.
     #[serde(with = "bytes::path")]
     pub directory: RelPath,
     /// The names.
@@ -97,10 +97,10 @@ pub struct RemoveGroup {
 }
 
 impl Keep {
-    /// Holds it against its limits and its order.
+    /// Checks the message against its limits and its order.
     ///
     /// # Errors
-    /// [`WireError`] when there is too much of it, a directory comes twice, for which it would be listed twice, or
+    /// [`WireError`] when the message has too much in it, a directory comes twice, which would be listed twice, or
     /// names are not in order.
     pub fn check(&self) -> Result<(), WireError> {
         within("kept directories", self.ranges.len(), KEEP_RANGES_MAX)?;
@@ -133,10 +133,10 @@ impl KeptRange {
 }
 
 impl Remove {
-    /// Holds it against its limits.
+    /// Checks the message against its limits.
     ///
     /// # Errors
-    /// [`WireError`] when there is too much of it.
+    /// [`WireError`] when the message has too much in it.
     pub fn check(&self) -> Result<(), WireError> {
         within("directories to remove from", self.groups.len(), REMOVE_NAMES_MAX)?;
         within("names to remove", self.groups.iter().map(|group| group.names.len()).sum(), REMOVE_NAMES_MAX)

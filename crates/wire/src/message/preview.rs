@@ -1,4 +1,4 @@
-//! What a preview asks about, and what the receiver finds of it.
+//! The inquiries of a preview, and the receiver's findings.
 
 use std::fmt;
 
@@ -22,12 +22,12 @@ pub struct Inquiry {
 /// Entries of one directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InquiredGroup {
-    /// The directory, from the target root.
+    /// The directory's path from the target root.
     #[serde(with = "bytes::path")]
     pub directory: RelPath,
-    /// What the directory itself shall get, where that is asked about.
+    /// The metadata that the directory itself would get; `None` where it is not asked about.
     pub itself: Option<InquiredMetadata>,
-    /// What shall be in it.
+    /// The entries that would be in the directory.
     #[serde(deserialize_with = "list::at_most::<{ crate::limits::INQUIRED_ENTRIES_MAX }, _, _>")]
     pub entries: Vec<InquiredEntry>,
 }
@@ -35,28 +35,28 @@ pub struct InquiredGroup {
 /// One entry as it is at the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InquiredEntry {
-    /// Its name.
+    /// The entry's name.
     #[serde(with = "bytes::name")]
     pub name: Name,
-    /// What it is.
+    /// The entry's kind.
     pub kind: InquiredKind,
-    /// Its mode and time.
+    /// The entry's mode and time.
     pub metadata: InquiredMetadata,
 }
 
-/// What an entry is at the source.
+/// The kind of an entry at the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InquiredKind {
     /// A regular file.
     File {
-        /// Its size in bytes.
+        /// The file's size in bytes.
         bytes: u64,
     },
     /// A directory.
     Directory,
     /// A symbolic link.
     Symlink {
-        /// Where it points.
+        /// The path that the link points to.
         #[serde(with = "bytes")]
         target: Vec<u8>,
     },
@@ -75,32 +75,31 @@ pub struct InquiredMetadata(
 /// The answer to an inquiry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Findings {
-    /// Which inquiry.
+    /// The number of the inquiry that this answers.
     pub inquiry: u64,
-    /// One for each group's directory that was asked about and each entry, in the inquiry's order.
+    /// One finding for each group's directory that was asked about and for each entry, in the inquiry's order.
     #[serde(deserialize_with = "list::at_most::<{ 2 * crate::limits::INQUIRED_ENTRIES_MAX }, _, _>")]
     pub findings: Vec<Finding>,
 }
 
-/// What a transfer would do with one entry.
+/// The change that a transfer would make to one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Finding {
-    /// Nothing: the entry is there as it should be.
+    /// No change: the entry is there as it should be.
     Same,
-    /// Nothing: the existing entry may not be replaced.
+    /// No change: the existing entry may not be replaced.
     Stays,
     /// The transfer would make the entry.
     New,
     /// The transfer would change or replace the existing entry.
     Differs(Differences),
-    /// The contents decide: a file of the same size with this root hash exists, and it has these other
-    /// differences.
+    /// The contents decide: a file of the same size with this root hash exists, which has these other differences.
     Contents(Differences, [u8; 32]),
     /// The transfer would fail for the entry.
     Fails(Operation, FaultCode),
 }
 
-/// In what an entry at the target differs from its source, as bits.
+/// The properties in which an entry at the target differs from its source, as bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Differences(pub u16);
 
@@ -111,9 +110,9 @@ impl Differences {
     pub const TIME: Self = Self(2);
     /// The permission bits.
     pub const MODE: Self = Self(4);
-    /// The contents, as their hashes tell.
+    /// The contents, by their hashes.
     pub const CONTENTS: Self = Self(8);
-    /// Where a link points.
+    /// The path that a link points to.
     pub const TARGET: Self = Self(16);
     /// The kind of entry.
     pub const TYPE: Self = Self(32);
@@ -133,25 +132,25 @@ impl Differences {
         (Self::XATTRS, "xattr"),
     ];
 
-    /// These and others.
+    /// The union of these differences and others.
     #[must_use]
     pub fn and(self, others: Self) -> Self {
         Self(self.0 | others.0)
     }
 
-    /// These, and `one` if the two values differ.
+    /// These differences, and `one` if the two values differ.
     #[must_use]
     pub fn and_if<T: PartialEq>(self, one: Self, there: &T, source: &T) -> Self {
         if there == source { self } else { self.and(one) }
     }
 
-    /// Whether any of these is among them.
+    /// Whether these differences include any of `of`.
     #[must_use]
     pub fn has_any(self, of: Self) -> bool {
         self.0 & of.0 != 0
     }
 
-    /// Whether there is none.
+    /// Whether there is no difference.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0

@@ -1,26 +1,26 @@
-//! Which items have come, or will not come any more.
+//! The set of items that have come, or will not come any more.
 //!
-//! **Invariant:** an item is let in once. One that its sender has given up is either let in before, and its
-//! receipt is on the way, or never: it can be sent again under another number without being stored twice.
+//! **Invariant:** an item is let in once. An item that its sender has given up was either let in before, and its
+//! receipt is on the way, or never will be: so it can be sent again under another number without being stored twice.
 
 use std::collections::BTreeMap;
 
 use crate::error::WireError;
 use crate::limits::{ITEMS_OUTSTANDING_MAX, within};
 
-/// A set of items: as ranges, since they are numbered in a row.
+/// A set of items, kept as ranges since items are numbered consecutively.
 #[derive(Debug, Default)]
 pub struct Arrivals {
     pub(super) count: u64,
-    /// The end of each range by its start; no two touch.
+    /// The end of each range by its start; no two ranges touch.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl Arrivals {
-    /// An item has come in full, or has been given up; returns whether that is news.
+    /// Adds an item that has come in full or was given up; returns whether it is new.
     ///
     /// # Errors
-    /// [`WireError::OverLimit`] when the items that came leave more gaps than a sender may have items on their way.
+    /// [`WireError::OverLimit`] when the items that came leave more gaps than a sender may have items in flight.
     pub fn insert(&mut self, item: u64) -> Result<bool, WireError> {
         let before = self.ranges.range(..=item).next_back().map(|(start, end)| (*start, *end));
         if before.is_some_and(|(_, end)| item < end) {
@@ -36,5 +36,5 @@ impl Arrivals {
     }
 }
 
-/// Between two ranges there is an item that is on its way.
+/// The most ranges: between two of them there is an item in flight.
 const RANGES_MAX: usize = ITEMS_OUTSTANDING_MAX + 1;

@@ -1,7 +1,7 @@
-//! The receiver's ledger of one transfer: what has come, and when to finish.
+//! The receiver's ledger of one transfer: the items that have come, and when to finish.
 //!
-//! **Invariant:** [`ReceiverAction::Finish`] is given at most once, and only when the sender's announcement says that
-//! nothing else is coming: every announced item is settled and every mismatch has been answered.
+//! **Invariant:** [`ReceiverAction::Finish`] is given at most once, and only when the sender has announced that nothing
+//! else is coming: every announced item is settled and every mismatch has been answered.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::message::{
     Answer, EntryFault, Fault, FileDone, Held, PublishedItem, Stored, StoredItem, ToSender,
 };
 
-/// What has been received, and what to tell the sender.
+/// The items that have been received, and the messages to send.
 #[derive(Debug, Default)]
 pub struct ReceiverTransfer {
     settled: Arrivals,
@@ -24,23 +24,23 @@ pub struct ReceiverTransfer {
     finished: bool,
 }
 
-/// What the receiver has to do.
+/// An action that the receiver has to take.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub enum ReceiverAction {
-    /// Send this.
+    /// Send this message.
     Send(ToSender),
-    /// Everything has come: publish what is not published yet, set directories' metadata, flush, say
+    /// Everything has come: publish what is not published yet, set directories' metadata, flush, send
     /// [`Finished`](crate::Finished).
     Finish,
 }
 
 impl ReceiverTransfer {
-    /// A writer is done with an item; returns whether that is news. An item that comes again on another lane
+    /// Books an item that a writer is done with; returns whether it is new. An item that comes again on another lane
     /// counts as it did the first time.
     ///
     /// # Errors
-    /// [`WireError::OverLimit`] when the items that came leave more gaps than a sender may have items on their way.
+    /// [`WireError::OverLimit`] when the items that came leave more gaps than a sender may have items in flight.
     pub fn settled(&mut self, item: StoredItem) -> Result<bool, WireError> {
         if !self.settled.insert(item.item)? {
             return Ok(false);
@@ -50,40 +50,40 @@ impl ReceiverTransfer {
         Ok(true)
     }
 
-    /// The files of a batch have their names, but for those in `faults`, and are flushed as asked. To be
-    /// called once for each batch that was [`settled`](Self::settled) without a mismatch, after that, and
-    /// only where the sender speaks [`Version::V4`](crate::Version); also without an announcement, since a
-    /// sender may wait for it.
+    /// Books a batch whose files have their names, but for those in `faults`, and are flushed as asked. To be called
+    /// once for each batch that was [`settled`](Self::settled) without a mismatch, after that, and only where the
+    /// sender speaks [`Version::V4`](crate::Version). It must not wait for an announcement, since a sender may wait for
+    /// these reports first.
     pub fn published(&mut self, item: u64, faults: Vec<EntryFault>) {
         self.published.push_back(PublishedItem { item, faults });
     }
 
-    /// A large file is whole under its final name, or has failed.
+    /// Books a large file that is whole under its final name, or has failed.
     pub fn file_done(&mut self, file: FileDone) {
         self.unsent.files.push(file);
     }
 
-    /// Something failed that belongs to no item.
+    /// Books a failure that belongs to no item.
     pub fn fault(&mut self, fault: Fault) {
         self.other.push_back(ToSender::Fault(fault));
     }
 
-    /// An offer has been judged; what is held of its files goes before the answer.
+    /// Sends the answer to an offer; the groups that the target holds of its files go before it.
     pub fn answer(&mut self, held: Vec<Held>, answer: Answer) {
         self.other.extend(held.into_iter().map(ToSender::Held));
         self.other.push_back(ToSender::Answer(answer));
     }
 
-    /// Something else is to be told.
+    /// Sends another message.
     pub fn tell(&mut self, message: ToSender) {
         self.other.push_back(message);
     }
 
-    /// The sender announced that everything is on its way.
+    /// Takes the sender's announcement that everything is in flight.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when it takes back what it announced before, or speaks of more mismatches than
-    /// were reported.
+    /// [`WireError::OutOfOrder`] when it takes back an earlier announcement, or counts more mismatches than were
+    /// reported.
     pub fn announced(&mut self, items: u64, mismatches: u64) -> Result<(), WireError> {
         let (items_before, mismatches_before) = self.announced.unwrap_or((0, 0));
         if items < items_before || mismatches < mismatches_before || mismatches > self.mismatches {
@@ -93,7 +93,7 @@ impl ReceiverTransfer {
         Ok(())
     }
 
-    /// The next thing to do; drain to `None` after each event or run of events.
+    /// The next action; drain to `None` after each event or run of events.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] when more items came than the sender announced.

@@ -10,9 +10,9 @@
 //!    └───────again──────── Resend ──give up──► settled badly
 //! ```
 //!
-//! What is outstanding bounds what is on its way; with what is unpublished it bounds what the sender has to remember.
-//! **Invariant:** [`announcement`](SenderTransfer::announcement) is `Some` only while no begun work is unended,
-//! so a receiver that has settled that many items and reported that many mismatches has everything.
+//! Outstanding items bound what is in flight; together with unpublished ones they bound what the sender has to
+//! remember. **Invariant:** [`announcement`](SenderTransfer::announcement) is `Some` only while no begun work is
+//! unended, so a receiver that has settled that many items and reported that many mismatches has everything.
 
 use std::collections::HashMap;
 
@@ -25,19 +25,19 @@ use crate::limits::{
 };
 use crate::message::ToReceiver;
 
-/// What is on its way to the receiver. `W` describes work well enough to do it again, with whatever else is to be known
-/// of an item while it is on its way.
+/// The items in flight to the receiver. `W` describes work well enough to do it again, with whatever else must be known
+/// of an item in flight.
 #[derive(Debug)]
 pub struct SenderTransfer<W> {
     plan_ended: bool,
-    /// The receiver is not to finish yet, although all may be on its way.
+    /// Whether the receiver must not finish yet, although everything may be in flight.
     withheld: bool,
     unfinished: u64,
     issued: u64,
     mismatches: u64,
     outstanding: HashMap<ItemId, Outstanding<W>>,
     unpublished: HashMap<ItemId, (W, Load)>,
-    /// Of all that is outstanding or unpublished.
+    /// The load of all items that are outstanding or unpublished.
     load: Load,
     announced: Option<(u64, u64)>,
 }
@@ -49,47 +49,47 @@ struct Outstanding<W> {
     last_word: LastWord,
 }
 
-/// With which word of the receiver an item is done.
+/// The receiver's report with which an item is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LastWord {
-    /// That it is stored: a group of a large file, and everything where the receiver is older than
+    /// The report that it is stored: a group of a large file, and everything where the receiver is older than
     /// [`Version::V4`](crate::Version).
     Stored,
-    /// That it is published: a batch. Until then the sender remembers so much.
+    /// The report that it is published: a batch. Until then the sender remembers this load.
     Published(Load),
 }
 
-/// What a sender has to remember of a batch until it is published.
+/// The memory that a batch takes at the sender until it is published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Its entries.
+    /// The number of the batch's entries.
     pub entries: u64,
-    /// The bytes of their names, with what is kept beside each.
+    /// The bytes of the entries' names, with what is kept beside each.
     pub name_bytes: u64,
 }
 
-/// What an item is that has been stored.
+/// The state of an item after its receipt.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Receipt<'a, W> {
-    /// It is done.
+    /// The item is done.
     Settled(W),
-    /// Its files have no names yet.
+    /// The item is stored, but its files have no names yet.
     Unpublished(&'a mut W),
 }
 
-/// What to do about damaged data.
+/// The next step for an item that did not arrive as it was sent.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Resend<W> {
-    /// Read and send it again; it counts as begun, so its reader only calls [`end`](SenderTransfer::end).
+    /// The work must be read and sent again; it counts as begun, so its reader only calls [`end`](SenderTransfer::end).
     Again {
         /// The work.
         work: W,
-        /// How often it has been sent, to be given back with [`issue`](SenderTransfer::issue).
+        /// The tries to give to [`issue`](SenderTransfer::issue): how often the work arrived damaged.
         tries: u8,
     },
-    /// It was damaged every time: its files have failed.
+    /// The work was damaged every time: its files have failed.
     GiveUp(W),
 }
 
@@ -110,17 +110,17 @@ impl<W> Default for SenderTransfer<W> {
 }
 
 impl<W> SenderTransfer<W> {
-    /// So many pieces of work enter the plan (before anyone can take them).
+    /// Adds pieces of work that enter the plan, before anyone can take them.
     pub fn begin(&mut self, pieces: u64) {
         self.unfinished += pieces;
     }
 
-    /// One piece of begun work has produced all its items, or none.
+    /// Ends one piece of begun work, which has produced all its items, or none.
     pub fn end(&mut self) {
         self.unfinished = self.unfinished.checked_sub(1).expect("every end has its begin");
     }
 
-    /// A reader has made one item of its work; `tries` is 0 unless it came from [`Resend::Again`].
+    /// Books an item that a reader has made of its work; `tries` is 0 unless it came from [`Resend::Again`].
     pub fn issue(&mut self, work: W, tries: u8, last_word: LastWord) -> ItemId {
         let item = ItemId(self.issued);
         self.issued += 1;
@@ -142,22 +142,22 @@ impl<W> SenderTransfer<W> {
             || self.load.name_bytes >= UNPUBLISHED_NAME_BYTES_MAX
     }
 
-    /// The scan and the offers are through: no more work will come but resends.
+    /// Ends the plan: the scan and the offers are through, and no more work will come but resends.
     pub fn plan_ended(&mut self) {
         self.plan_ended = true;
     }
 
-    /// There is something to do when all is settled: nothing is announced before [`release`](Self::release).
+    /// Withholds the announcement until [`release`](Self::release): work remains for when everything is settled.
     pub fn withhold(&mut self) {
         self.withheld = true;
     }
 
-    /// That has been done.
+    /// Lifts [`withhold`](Self::withhold): that work is done.
     pub fn release(&mut self) {
         self.withheld = false;
     }
 
-    /// The receiver has stored an item, well or badly for its files; returns what it was.
+    /// Books the receipt for an item that the receiver has stored, well or badly for its files; returns its work.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] when no such item is outstanding.
@@ -168,11 +168,10 @@ impl<W> SenderTransfer<W> {
         Ok(Receipt::Unpublished(work))
     }
 
-    /// The receiver has given a batch its names, as far as they could be given; returns what it was.
+    /// Books a batch that the receiver has given its names, as far as it could; returns its work.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when no such item has been stored, or it has been published before, or nothing of it
-    /// is.
+    /// [`WireError::OutOfOrder`] when the item is not one that is stored and unpublished.
     pub fn published(&mut self, item: ItemId) -> Result<W, WireError> {
         let published = self.unpublished.remove(&item);
         let (work, load) = published.ok_or(WireError::OutOfOrder { what: "a name" })?;
@@ -180,7 +179,7 @@ impl<W> SenderTransfer<W> {
         Ok(work)
     }
 
-    /// The receiver found an item damaged.
+    /// Books an item that the receiver found damaged.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] when no such item is outstanding.
@@ -193,7 +192,7 @@ impl<W> SenderTransfer<W> {
         Ok(Resend::Again { work, tries: tries + 1 })
     }
 
-    /// The receiver says that an item, whose lane was lost, has not come: it goes again, as often as it takes.
+    /// Books an item that was lost with its lane, as the receiver reports: it goes again, as often as it takes.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] when no such item is outstanding.
@@ -203,7 +202,7 @@ impl<W> SenderTransfer<W> {
         Ok(Resend::Again { work, tries })
     }
 
-    /// Ends an item that has not come to its place.
+    /// Takes an item out that has failed to arrive.
     fn settle(&mut self, item: ItemId) -> Result<Outstanding<W>, WireError> {
         let outstanding = self.receipt(item)?;
         self.mismatches += 1;
@@ -222,7 +221,7 @@ impl<W> SenderTransfer<W> {
         self.load.name_bytes -= load.name_bytes;
     }
 
-    /// The message to send now that everything is on its way, once for each change.
+    /// The message to send when everything is in flight, once for each change.
     #[must_use]
     pub fn announcement(&mut self) -> Option<ToReceiver> {
         let now = (self.issued, self.mismatches);
@@ -233,40 +232,40 @@ impl<W> SenderTransfer<W> {
         Some(ToReceiver::Announce { items: now.0, mismatches: now.1 })
     }
 
-    /// Whether the receiver has said nothing of an item yet.
+    /// Whether the receiver has not acknowledged an item yet.
     #[must_use]
     pub fn is_outstanding(&self, item: ItemId) -> bool {
         self.outstanding.contains_key(&item)
     }
 
-    /// The record of an item of which the receiver has said nothing yet.
+    /// The record of an item that the receiver has not acknowledged yet.
     pub fn outstanding_mut(&mut self, item: ItemId) -> Option<&mut W> {
         self.outstanding.get_mut(&item).map(|outstanding| &mut outstanding.work)
     }
 
-    /// The record of each item of which the receiver has said nothing yet.
+    /// The records of all items that the receiver has not acknowledged yet.
     pub fn outstanding_items(&self) -> impl Iterator<Item = (ItemId, &W)> {
         self.outstanding.iter().map(|(item, outstanding)| (*item, &outstanding.work))
     }
 
-    /// The record of each item of which the receiver has said nothing yet, to be changed.
+    /// The records of all items that the receiver has not acknowledged yet, to be changed.
     pub fn outstanding_items_mut(&mut self) -> impl Iterator<Item = (ItemId, &mut W)> {
         self.outstanding.iter_mut().map(|(item, outstanding)| (*item, &mut outstanding.work))
     }
 
-    /// How many items are on their way.
+    /// The number of items in flight.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.outstanding.len()
     }
 
-    /// What is on its way, or has no name yet.
+    /// The work in flight or without a name yet.
     pub fn unsettled(&self) -> impl Iterator<Item = &W> {
         let unpublished = self.unpublished.values().map(|(work, _)| work);
         self.outstanding.values().map(|outstanding| &outstanding.work).chain(unpublished)
     }
 
-    /// Whether all work has become items, of which some may be on their way.
+    /// Whether all work has become items, some of which may be in flight.
     #[must_use]
     pub fn is_all_issued(&self) -> bool {
         self.plan_ended && self.unfinished == 0

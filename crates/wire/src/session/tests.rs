@@ -13,18 +13,18 @@ use crate::limits::{
 };
 use crate::message::{Finished, StoredItem, ToReceiver, ToSender};
 
-/// What travels, either way.
+/// A packet of either direction, or an event of the path.
 #[derive(Clone, Debug)]
 enum Packet {
     Data {
         item: ItemId,
         damaged: bool,
     },
-    /// The sender sees that the lane is gone which had this item.
+    /// The sender sees that the lane that carried this item is gone.
     LossSeen {
         item: ItemId,
     },
-    /// The receiver has flushed what was stored of this item.
+    /// The receiver has flushed the files of this item.
     Flushed {
         item: u64,
     },
@@ -39,9 +39,9 @@ struct Job {
     damages: u8,
     delay: u64,
     losses: u8,
-    /// When what was on a lane that is lost comes all the same, if it does.
+    /// When the item of a lost lane arrives all the same, if it does.
     straggles: Option<u64>,
-    /// For a batch: how long after it was stored it is flushed.
+    /// For a batch: the time from when it is stored to its flush.
     flush: Option<u64>,
 }
 
@@ -65,7 +65,7 @@ struct Pair {
     arrivals: Arrivals,
     losses: BTreeMap<usize, u8>,
     lost: BTreeSet<ItemId>,
-    /// The jobs of items that have been sent, for the receiver's end.
+    /// The jobs of items that have been sent, for the receiver's use.
     jobs: BTreeMap<u64, Job>,
     unflushed: BTreeSet<u64>,
     stored: Vec<usize>,
@@ -398,7 +398,7 @@ proptest! {
         let mut ended = [pair.delivered.clone(), pair.given_up.clone()].concat();
         ended.sort_unstable();
         assert_eq!(ended, (0..jobs.len()).collect::<Vec<_>>());
-        // what came damaged and was lost with its lane besides has not used up a try
+        // An item that was damaged and then lost with its lane has not used up a try.
         assert!(jobs.iter().all(|job| !pair.given_up.contains(&job.id) || job.damages > RESENDS_MAX));
         let sure = jobs.iter().filter(|job| job.damages > RESENDS_MAX && job.straggles.is_none());
         assert!(sure.into_iter().all(|job| pair.given_up.contains(&job.id)));

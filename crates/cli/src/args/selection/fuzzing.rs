@@ -1,4 +1,4 @@
-//! Rules in a file for `crates/fuzz`.
+//! The fuzz target for files of filter rules; `crates/fuzz` runs it.
 
 use std::path::Path;
 

@@ -1,48 +1,48 @@
-//! What the doctor finds, and what mends it.
+//! The findings of the doctor, and their remedies.
 
 use serde::Serialize;
 
-/// How much a finding matters, from the least.
+/// The importance of a finding, from the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Level {
-    /// As it should be.
+    /// All is as it should be.
     Ok,
-    /// May matter, or could not be found out.
+    /// The finding may matter, or could not be found out.
     Note,
-    /// Costs speed.
+    /// The finding costs speed.
     Slow,
-    /// Breaks a transfer.
+    /// The finding breaks a transfer.
     Bad,
 }
 
 /// One check and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// What was looked at, one or two words.
+    /// The thing that was checked, one or two words.
     pub(crate) check: &'static str,
     pub(crate) level: Level,
     pub(crate) text: String,
-    /// More lines about it.
+    /// Further lines below the text.
     pub(crate) details: Vec<String>,
     pub(crate) mend: Vec<Mend>,
 }
 
-/// What mends a finding: a command, a line in a file that makes it last, or both.
+/// The remedy for a finding: a command, a line in a file that makes it last, or both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Mend {
-    /// Which host it is for.
+    /// The host that the remedy is for.
     pub(crate) at: Place,
-    /// The command, for a shell; by root unless it is zmove's own.
+    /// The command, for a shell; run by root unless it is zmove's own.
     pub(crate) run: Option<String>,
     pub(crate) keep: Option<Keep>,
 }
 
-/// A host.
+/// One of the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Place {
-    /// This one.
+    /// This host.
     Here,
     /// The receiver.
     There,
@@ -68,12 +68,12 @@ impl Finding {
         Self::new(Level::Note, check, text)
     }
 
-    /// What could not be found out, and where it would stand.
+    /// The note that a fact could not be found out, with the place where it should stand.
     pub(crate) fn unknown(check: &'static str, place: &str) -> Self {
         Self::note(check, format!("unknown: '{place}' cannot be read here"))
     }
 
-    /// A sysctl that cannot be read.
+    /// The note that a sysctl cannot be read.
     pub(crate) fn unknown_sysctl(check: &'static str, name: &str) -> Self {
         Self::unknown(check, &format!("/proc/sys/{}", name.replace('.', "/")))
     }
@@ -90,7 +90,7 @@ impl Finding {
 }
 
 impl Mend {
-    /// Another value of a sysctl.
+    /// The remedy of setting a sysctl.
     pub(crate) fn sysctl(name: &str, value: &str) -> Self {
         let quoted = if value.contains(' ') { format!("\"{value}\"") } else { value.to_owned() };
         let keep = Keep { file: SYSCTL_FILE, line: format!("{name} = {value}") };
@@ -110,7 +110,7 @@ impl Mend {
     }
 }
 
-/// Where lines of sysctl(8) last.
+/// The file in which sysctls outlive a restart.
 const SYSCTL_FILE: &str = "/etc/sysctl.d/90-zmove.conf";
 
 #[cfg(test)]

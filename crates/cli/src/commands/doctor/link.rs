@@ -1,4 +1,4 @@
-//! The link by which packets leave.
+//! The link by which packets leave this host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
@@ -10,17 +10,17 @@ use crate::commands::doctor::finding::{Finding, Mend};
 use crate::commands::doctor::root::Root;
 use crate::commands::doctor::tcp::ETHERNET_MTU;
 
-/// What is known of a link.
+/// The name and properties of a link, as far as they are known.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Link {
     pub(crate) name: Option<String>,
     pub(crate) mtu: Option<u32>,
-    /// What its driver says; virtual ones do not know.
+    /// The speed that the driver reports; those of virtual links do not know it.
     pub(crate) rate: Option<ByteRate>,
 }
 
 impl Link {
-    /// The link to an address, else that of the default route.
+    /// The link to an address, or that of the default route.
     pub(crate) fn gather(root: &Root, peer: Option<IpAddr>) -> Self {
         outgoing(peer).map_or_else(Self::default, |name| Self::named(root, name))
     }
@@ -32,7 +32,7 @@ impl Link {
         Self { mtu: root.number(&file("mtu")), rate, name: Some(name) }
     }
 
-    /// `wanted` is the rate that is asked of the path.
+    /// Judges the link; `wanted` is the rate that the path should carry.
     pub(crate) fn judge(&self, wanted: ByteRate) -> Vec<Finding> {
         let Some(name) = &self.name else {
             return vec![Finding::note("link", "unknown: no route leads there")];
@@ -69,8 +69,8 @@ impl Link {
     }
 }
 
-/// The interface by which packets to an address leave; without one that of the default route, by which those to the
-/// networks leave that are for documentation.
+/// The interface by which packets to an address leave. Without an address it is that of the default route, found by the
+/// networks that are reserved for documentation.
 fn outgoing(peer: Option<IpAddr>) -> Option<String> {
     let anywhere = [IpAddr::from([192, 0, 2, 1]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1])];
     let own = peer.map_or_else(|| anywhere.into_iter().find_map(source), source)?;
@@ -78,8 +78,7 @@ fn outgoing(peer: Option<IpAddr>) -> Option<String> {
     interfaces.find(|it| it.address.as_ref().and_then(ip) == Some(own)).map(|it| it.interface_name)
 }
 
-/// The address from which this host sends to a peer. A socket for datagrams learns it when it is connected, which
-/// sends nothing.
+/// The address from which this host sends to a peer. Connecting a UDP socket finds it out, and sends nothing.
 fn source(peer: IpAddr) -> Option<IpAddr> {
     let any = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { IpAddr::from(Ipv6Addr::UNSPECIFIED) };
     let socket = UdpSocket::bind((any, 0)).ok()?;
@@ -93,7 +92,7 @@ fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
 }
 
 const JUMBO_MTU: u32 = 9000;
-/// In bytes per second: 10 Gbit/s.
+/// The rate from which on jumbo frames are advised, in bytes per second: 10 Gbit/s.
 const JUMBO_RATE: f64 = 1.25e9;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A receiver and the path to it, as a push would find them.
 //!
-//! It is dialled by both transports, and asked for a preview of nothing. **Invariant:** no key is pinned, and
-//! nothing at the receiver is changed.
+//! The receiver is dialled by both transports, and asked for a preview of nothing. **Invariant:** no key is pinned,
+//! and nothing at the receiver is changed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -19,22 +19,22 @@ pub(super) mod admission;
 use admission::Admission;
 pub(crate) use admission::our_versions;
 
-/// What a visit has shown.
+/// What `doctor` found when it dialled a receiver.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) host: Remote,
-    /// This side's key, for which a receiver has to make room.
+    /// This side's key, which a receiver must let in.
     pub(super) key: Fingerprint,
-    /// What its name was found to mean, or why it was not.
+    /// The addresses of the host's name, or the reason why there are none.
     pub(super) addresses: Result<Vec<IpAddr>, String>,
-    /// `None` without an address.
+    /// The result of dialling by TCP; `None` without an address.
     pub(super) tcp: Option<Reachability>,
     pub(super) quic: Option<Reachability>,
-    /// `None` where no way leads there.
+    /// The receiver's answer; `None` where neither transport reaches it.
     pub(super) admission: Option<Admission>,
 }
 
-/// How one transport fared.
+/// The result of dialling by one transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reachability {
     Reached(Reached),
@@ -46,28 +46,28 @@ pub(super) enum Reachability {
     Unreached(String),
 }
 
-/// A connection.
+/// A connection to the receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reached {
     pub(super) address: SocketAddr,
     pub(super) round_trip: Duration,
-    /// Until both ends had proved their keys.
+    /// The time until both ends had proved their keys.
     pub(super) taken: Duration,
     pub(super) host_key: HostKey,
     pub(super) mtu: Option<u32>,
     pub(super) congestion: Option<String>,
 }
 
-/// What is thought of the receiver's key.
+/// The receiver's key, and why it is trusted or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostKey {
     Pinned(Fingerprint),
-    /// The site's authority has issued a certificate for it.
+    /// The site's authority has issued a certificate for the key.
     Vouched(Fingerprint),
     Unknown(Fingerprint),
 }
 
-/// Whom to dial, and as whom.
+/// The receiver to dial, and the identity to dial it with.
 struct Visit<'a> {
     host: &'a Remote,
     home: &'a Path,
@@ -75,7 +75,7 @@ struct Visit<'a> {
 }
 
 impl Peer {
-    /// Visits a receiver with the keys in `home`.
+    /// Dials a receiver with the keys in `home`.
     ///
     /// # Errors
     /// This side's own keys or lists cannot be read.
@@ -96,7 +96,7 @@ impl Peer {
         Ok(Self { host: host.clone(), key, addresses, tcp: Some(tcp), quic: Some(quic), admission })
     }
 
-    /// Where packets to it go.
+    /// The address to which packets for the receiver go.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         let reached = self.reached().map(|reached| reached.address.ip());
         reached.or_else(|| self.addresses.as_ref().ok()?.first().copied())
@@ -116,7 +116,8 @@ impl Peer {
     }
 }
 
-/// Asks over a connection of its own: the first may have waited longer for TCP than a receiver does for a greeting.
+/// Asks over a connection of its own: the first one may have waited longer for TCP than a receiver waits for a
+/// greeting.
 async fn ask_over_quic(dialler: &ChannelDialler) -> Admission {
     let admission = match dialler.dial(STEP_TIMEOUT).await {
         Ok(channel) => Admission::ask(channel).await,
@@ -133,7 +134,7 @@ async fn look_up(host: &Remote) -> Result<Vec<IpAddr>, String> {
 }
 
 impl Visit<'_> {
-    /// Dials by TCP, and asks at once.
+    /// Dials by TCP, and asks over that connection at once.
     async fn ask_over_tcp(&self) -> Result<(Reachability, Option<Admission>)> {
         let (mut way, connected) = self.reach(TransportChoice::Tcp).await?;
         let Some((channel, _)) = connected else { return Ok((way, None)) };
@@ -158,7 +159,7 @@ impl Visit<'_> {
         };
         let (dialled, thought): (_, fn(_) -> _) = match self.dial(transport, policy).await {
             Err(DialError::UnknownHost { .. }) => {
-                // it is not remembered, and what is asked tells nothing
+                // This key is not remembered, and the question reveals nothing.
                 let policy = HostPolicy::AcceptNew(FirstKey::default());
                 (self.dial(transport, policy).await, HostKey::Unknown)
             }
@@ -204,12 +205,12 @@ impl Reachability {
         }
     }
 
-    /// Takes in what the kernel knows of the connection by now.
+    /// Updates the record with what the kernel knows of the connection by now.
     fn learn(&mut self, probe: &PathProbe) {
         let Self::Reached(reached) = self else { return };
         let shortest = probe.read().and_then(|info| info.round_trip_min);
         reached.round_trip = shortest.map_or(reached.round_trip, |time| time.min(reached.round_trip));
-        // a connection that has ended has no path any more
+        // Keep the earlier values: a connection that has ended reports none.
         reached.mtu = probe.mtu().or(reached.mtu);
         reached.congestion = probe.congestion().or(reached.congestion.take());
     }

@@ -10,7 +10,7 @@ use crate::commands::doctor::finding::{Finding, Keep, Level, Place};
 use crate::display::figures::counted;
 use crate::display::terminal::Printable;
 
-/// All that was found.
+/// All findings, by section.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     sections: Vec<Section>,
@@ -60,12 +60,12 @@ impl Report {
         self.sections.iter().flat_map(|section| &section.findings)
     }
 
-    /// How many findings are of a level.
+    /// The number of findings of a level.
     pub(crate) fn count(&self, level: Level) -> usize {
         self.findings().filter(|finding| finding.level == level).count()
     }
 
-    /// As one line of JSON.
+    /// The findings as one line of JSON.
     pub(crate) fn json(&self) -> String {
         let worst = self.findings().map(|finding| finding.level).max().unwrap_or(Level::Ok);
         let count = |level| self.count(level);
@@ -76,7 +76,7 @@ impl Report {
         json!({ "zmove": version, "worst": worst, "counts": counts, "sections": self.sections }).to_string()
     }
 
-    /// As lines.
+    /// The findings as lines for people.
     pub(crate) fn text(&self, colour: Colour) -> String {
         let mut text = String::new();
         for Section { about, findings } in &self.sections {
@@ -90,10 +90,10 @@ impl Report {
         text + &format!("{bad} bad, {slow} slow, {notes}\n")
     }
 
-    /// The lines that make what was said last, by file.
+    /// The lines that make the remedies last, by file.
     fn kept_text(&self) -> String {
         let mends = self.findings().flat_map(|finding| &finding.mend);
-        // those without a command stand where they belong
+        // Remedies without a command are shown with their finding.
         let kept = mends.filter(|mend| mend.run.is_some()).filter_map(|mend| mend.keep.as_ref());
         let mut files: BTreeMap<&str, String> = BTreeMap::new();
         for Keep { file, line } in kept {
@@ -122,7 +122,7 @@ fn finding_text(Finding { check, level, text, details, mend }: &Finding, colour:
 }
 
 const CHECK_COLUMNS: usize = 14;
-/// Where what belongs to a finding begins.
+/// The column at which the text of a finding begins.
 const INDENT: usize = 2 + 4 + 1 + CHECK_COLUMNS + 1;
 
 #[cfg(test)]

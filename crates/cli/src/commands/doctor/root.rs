@@ -1,11 +1,11 @@
 //! `/proc` and `/sys`, or a tree that stands for them in a test.
 //!
-//! **Invariant:** what is not there or cannot be understood is `None`, and never an error.
+//! **Invariant:** a file that is missing or cannot be parsed is `None`, and never an error.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where `proc` and `sys` are.
+/// The directory that holds `proc` and `sys`.
 #[derive(Clone, Debug)]
 pub(crate) struct Root(PathBuf);
 
@@ -25,17 +25,17 @@ impl Root {
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// A file that is one number.
+    /// The number that is all of a file.
     pub(crate) fn number<T: FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.parse().ok()
     }
 
-    /// A sysctl that is one number, by its name with dots.
+    /// The number that is all of a sysctl, by the sysctl's name with dots.
     pub(crate) fn sysctl<T: FromStr>(&self, name: &str) -> Option<T> {
         self.number(&sysctl_path(name))
     }
 
-    /// A sysctl's words.
+    /// The words of a sysctl.
     pub(crate) fn sysctl_words(&self, name: &str) -> Option<Vec<String>> {
         Some(self.text(&sysctl_path(name))?.split_whitespace().map(str::to_owned).collect())
     }
@@ -51,7 +51,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A tree for tests.
+    /// A root directory for tests.
     pub(crate) struct Fake(tempfile::TempDir);
 
     impl Fake {

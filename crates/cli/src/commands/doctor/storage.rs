@@ -10,16 +10,16 @@ use crate::commands::doctor::finding::{Finding, Level, Mend};
 use crate::commands::doctor::root::Root;
 use crate::display::terminal::quoted;
 
-/// The size of a file system and what is left of it for users.
+/// The size of a file system and the space that is left for users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Room {
     whole: ByteCount,
     free: ByteCount,
-    /// Files that may still be made; `None` where the file system does not count them.
+    /// The number of files that may still be made; `None` where the file system does not count them.
     files_free: Option<u64>,
 }
 
-/// Judges what a directory lies on.
+/// Judges the storage of a directory.
 pub(crate) fn judge(root: &Root, directory: &Path, part: Part) -> Vec<Finding> {
     let found = directory.canonicalize();
     let whole = found.as_deref().unwrap_or(directory);
@@ -54,7 +54,7 @@ impl Room {
     }
 }
 
-/// What of a mount matters to a mover.
+/// Judges the properties of a mount that matter for transfers.
 fn judge_mount(mount: &Mount) -> Finding {
     let Mount { point, kind, options, .. } = mount;
     let place = format!("{kind} at '{}'", point.display());

@@ -44,7 +44,7 @@ fn judge_io_uring(root: &Root, started: Result<()>) -> Finding {
     }
 }
 
-/// `limit` is what a process cannot raise by itself; zmove raises its own so far. `None`: there is none.
+/// Judges the hard limit of open files, up to which zmove raises its own; `None` stands for no limit.
 fn judge_open_files(limit: Option<u64>) -> Finding {
     let Some(files) = limit else { return Finding::ok("open files", "no limit") };
     let level = match files {
@@ -79,13 +79,13 @@ fn judge_clock(root: &Root) -> Finding {
     Finding::note("clock", text).mended_by(Mend::command("timedatectl set-ntp true"))
 }
 
-/// Major and minor number.
+/// The major and minor number of a kernel release.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
-/// From here on `syncfs` reports write-back that failed.
+/// The first kernel in which `syncfs` reports write-back that failed.
 const SYNCFS_TELLS: (u32, u32) = (5, 8);
 const IO_URING_DISABLED: &str = "kernel.io_uring_disabled";
 const FILES_MIN: u64 = 1024;
@@ -93,7 +93,7 @@ const FILES_AMPLE: u64 = 4096;
 const FILES_WANTED: u64 = 65_536;
 const LIMITS_FILE: &str = "/etc/security/limits.d/90-zmove.conf";
 
-/// Whether the flags of `/proc/cpuinfo`, by whichever name, have AES.
+/// Whether the flags in `/proc/cpuinfo`, by whichever name, include AES; `None` without flags.
 fn has_aes(cpuinfo: &str) -> Option<bool> {
     let lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
     let mut flags = lines.filter(|(name, _)| matches!(name.trim(), "flags" | "Features"));
@@ -101,7 +101,7 @@ fn has_aes(cpuinfo: &str) -> Option<bool> {
     Some(words.split_whitespace().any(|word| word == "aes"))
 }
 
-/// What tells of the clock, the most telling first.
+/// Signs that the clock is set by a service, the surest first.
 const CLOCK_SIGNS: [(&str, &str); 5] = [
     ("run/systemd/timesync/synchronized", "synchronized, says systemd-timesyncd"),
     ("run/chrony/chronyd.pid", "chronyd is running"),
@@ -121,7 +121,7 @@ mod tests {
         ("run/systemd/timesync/synchronized", ""),
     ];
 
-    /// The finding of a check, on a healthy machine but for this file.
+    /// The finding of a check on a machine that is healthy but for this file.
     fn with(path: &str, text: &str, judge: fn(&Root) -> Finding) -> Finding {
         let fake = Fake::of(&HEALTHY);
         fake.put(path, text);

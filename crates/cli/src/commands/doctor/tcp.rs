@@ -1,6 +1,6 @@
 //! The kernel's TCP: its switches, congestion control and pacing.
 //!
-//! What each setting does is said in the kernel's `Documentation/networking/ip-sysctl.rst`.
+//! The kernel's `Documentation/networking/ip-sysctl.rst` describes each setting.
 
 use crate::commands::doctor::finding::{Finding, Keep, Level, Mend};
 use crate::commands::doctor::root::Root;
@@ -10,7 +10,7 @@ use zmove_engine::LOSS_TOLERANT;
 #[derive(Debug)]
 struct Switch {
     check: &'static str,
-    /// Below `net.ipv4`.
+    /// The sysctl's name below `net.ipv4`.
     name: &'static str,
     right: u64,
     level: Level,
@@ -48,7 +48,7 @@ const SWITCHES: [Switch; 4] = [
     },
 ];
 
-/// Judges the settings of this host; `mtu` is that of the outgoing link.
+/// Judges the settings of this host; `mtu` is the MTU of the outgoing link.
 pub(crate) fn judge(root: &Root, mtu: Option<u32>) -> Vec<Finding> {
     let mut findings: Vec<_> = SWITCHES.iter().map(|switch| switch.judge(root)).collect();
     findings.push(judge_mtu_probing(root, mtu));
@@ -105,7 +105,7 @@ fn judge_queueing(root: &Root, usual: &str) -> Finding {
     }
 }
 
-/// `usual` is the congestion control of sockets that ask for none.
+/// Judges the congestion controls; `usual` is that of sockets that ask for none.
 fn judge_congestion(root: &Root, usual: &str) -> Finding {
     if usual == LOSS_TOLERANT {
         return Finding::ok(CONGESTION, usual);
@@ -157,8 +157,8 @@ mod tests {
 
     type Trouble = (Level, &'static str, Vec<String>);
 
-    /// The findings that are not ok, as level, check and commands, of a healthy kernel but for these
-    /// settings; those without a value are not there.
+    /// The findings that are not ok, as level, check and commands, on a kernel that is healthy but for these settings;
+    /// a setting without a value is missing.
     fn troubles(settings: &[(&str, Option<&str>)], mtu: u32) -> Vec<Trouble> {
         let set = |name: &str| settings.iter().any(|(other, _)| *other == name);
         let mut sysctls: Vec<_> = HEALTHY.into_iter().filter(|(name, _)| !set(name)).collect();

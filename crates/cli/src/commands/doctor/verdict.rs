@@ -1,4 +1,4 @@
-//! What a visit means for a push.
+//! Findings about a receiver and the path to it.
 
 use std::mem::discriminant;
 
@@ -118,7 +118,7 @@ fn judge_admission(peer: &Peer, admission: &Admission) -> Finding {
 }
 
 fn judge_refusal(peer: &Peer, Refusal { code, text }: &Refusal) -> Finding {
-    // what is to be run is this side's to say
+    // The command to run is chosen on this side, so the receiver's own advice is cut off.
     let reason = text.split(" On the receiving host").next().unwrap_or_default().trim_end_matches('.');
     let finding = Finding::new(Level::Bad, "our key", format!("refused: {reason}"));
     let allow = format!("zmove allow {} --name NAME --root DIR --write", peer.key);
@@ -133,7 +133,7 @@ fn judge_refusal(peer: &Peer, Refusal { code, text }: &Refusal) -> Finding {
     }
 }
 
-/// The largest IP packet, of which loopback would carry a byte more.
+/// The largest IP packet; the MTU of loopback is a byte more.
 const IP_BYTES_MAX: u32 = 65_535;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The kernel's buffers against what a path holds: its rate times its round trip.
+//! The kernel's buffers compared with what a path holds: its rate times its round trip.
 //!
-//! A lane can have no more under way than its send buffer, and no more than half of its receive buffer, in each round
-//! trip; zmove takes more lanes where that is too little, up to 64.
+//! In each round trip a lane can have no more in flight than its send buffer, and no more than half of its receive
+//! buffer; zmove takes more lanes where that is too little, up to 64.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use crate::commands::doctor::finding::{Finding, Level, Mend};
 use crate::commands::doctor::root::Root;
 use zmove_engine::{LANES_AT_ONCE, LOCAL_RTT, lanes_for_machine};
 
-/// The three figures of `tcp_rmem` or `tcp_wmem`, in bytes: least, first, most.
+/// The three figures of `tcp_rmem` or `tcp_wmem`, in bytes: minimum, initial, maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Autotuned([u64; 3]);
 
-/// The paths that buffers are held against.
+/// The paths that buffers are judged for.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
     pub(crate) rate: ByteRate,
-    /// `None` where nobody has measured it: [`USUAL`] ones stand for it.
+    /// The measured round trip; `None` where there is none, and [`USUAL`] ones serve as examples.
     pub(crate) round_trip: Option<Duration>,
     pub(crate) cores: usize,
 }
@@ -38,13 +38,13 @@ impl Autotuned {
     }
 }
 
-/// Judges what the kernel lets connections hold.
+/// Judges the kernel's limits for the buffers of connections.
 pub(crate) fn judge(root: &Root, paths: &Paths, part: Part) -> Vec<Finding> {
     let send = Autotuned::read(root, SEND);
     let receive = Autotuned::read(root, RECEIVE);
     let mut findings = Vec::from_iter(send.map(|send| paths.lanes(send)));
     findings.push(paths.judge("tcp_wmem", SEND, send.map(|send| (send, send.0[2]))));
-    // half of it is for what is under way, the rest for what the kernel needs to keep it
+    // Half of the receive buffer is for data in flight, the rest for the kernel's own use.
     let mut receive = paths.judge("tcp_rmem", RECEIVE, receive.map(|receive| (receive, receive.0[2] / 2)));
     if part == Part::Sender {
         receive.level = receive.level.min(Level::Note);
@@ -59,12 +59,12 @@ impl Paths {
         self.round_trip.map_or_else(|| USUAL.into(), |round_trip| vec![round_trip])
     }
 
-    /// How many bytes are under way on a full path.
+    /// The bytes in flight on a full path.
     fn product(&self, round_trip: Duration) -> f64 {
         self.rate.0 * round_trip.as_secs_f64()
     }
 
-    /// How many lanes with this window fill the path; in a local network any one does.
+    /// The number of lanes with this window that fill the path; in a local network one does.
     fn lanes_to_fill(&self, round_trip: Duration, window: u64) -> u64 {
         if round_trip < LOCAL_RTT {
             return 1;
@@ -72,7 +72,7 @@ impl Paths {
         whole((self.product(round_trip) / ByteCount(window.max(1)).as_f64()).ceil())
     }
 
-    /// How many lanes a push begins with, and what the send buffer leaves each.
+    /// The finding about lanes: how many a push begins with, and the rate that the send buffer allows each.
     fn lanes(&self, send: Autotuned) -> Finding {
         let line = |round_trip: Duration| {
             let window = ByteCount(send.0[2]).as_f64();
@@ -97,13 +97,13 @@ impl Paths {
         let need = |round_trip| (self.lanes_to_fill(round_trip, window), round_trip);
         let needs: Vec<_> = self.round_trips().into_iter().map(need).collect();
         let largest = ByteCount(figures.0[2]);
-        // the longest round trip needs most
+        // The longest round trip needs most.
         let (lanes, round_trip) = needs[needs.len() - 1];
         let path = format!("{} at {}", self.rate, Millis(round_trip));
         if lanes <= u64::from(LANES_AT_ONCE) {
             return Finding::ok(check, format!("up to {largest}: a few lanes fill {path}"));
         }
-        // of paths that nobody has measured only the shortest is sure to be there
+        // Without a host the round trips are examples; only the shortest surely occurs, so it alone decides.
         let sure = needs[0].0 > u64::from(LANES_MAX);
         let level = if sure { Level::Slow } else { Level::Note };
         let needed = ByteCount(whole(self.product(round_trip)));
@@ -119,14 +119,14 @@ impl Paths {
         Finding::new(level, check, text).mended_by(Mend::sysctl(name, &value))
     }
 
-    /// With buffers of this size a third of the lanes that are dialled at once fill the path.
+    /// The buffer size with which a third of the lanes that are dialled at once fill the path.
     fn wanted(&self, round_trip: Duration, figures: Autotuned) -> u64 {
         let share = whole(self.product(round_trip) * 3.0 / f64::from(LANES_AT_ONCE));
         share.min(WANTED_MAX).next_power_of_two().max(WANTED_MIN).max(figures.0[2])
     }
 }
 
-/// QUIC's sockets ask for buffers of a size; the kernel gives what it allows.
+/// Judges a fixed buffer limit: QUIC's sockets ask for a size, of which the kernel gives what it allows.
 fn judge_fixed(root: &Root, check: &'static str) -> Finding {
     let name = format!("net.core.{check}");
     match root.sysctl::<u64>(&name).map(ByteCount) {
@@ -140,7 +140,7 @@ fn judge_fixed(root: &Root, check: &'static str) -> Finding {
     }
 }
 
-/// A round trip as people say it.
+/// A round trip in the form that people write.
 pub(crate) struct Millis(pub(crate) Duration);
 
 impl std::fmt::Display for Millis {
@@ -151,7 +151,7 @@ impl std::fmt::Display for Millis {
     }
 }
 
-/// A computed number of bytes.
+/// A computed number of bytes, rounded down.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
 fn whole(bytes: f64) -> u64 {
     bytes as u64
@@ -159,7 +159,7 @@ fn whole(bytes: f64) -> u64 {
 
 const SEND: &str = "net.ipv4.tcp_wmem";
 const RECEIVE: &str = "net.ipv4.tcp_rmem";
-/// What a UDP socket of QUIC asks for.
+/// The socket buffer that QUIC asks for on its UDP socket, in bytes.
 const QUIC_BYTES: u64 = 8 << 20;
 const WANTED_MIN: u64 = 16 << 20;
 const WANTED_MAX: u64 = 1 << 30;
@@ -179,7 +179,7 @@ mod tests {
         Some(Duration::from_millis(millis))
     }
 
-    /// A host with these largest buffers of TCP, and such of UDP as QUIC wants.
+    /// A host with these largest buffers of TCP, and with buffers of UDP as QUIC wants them.
     fn buffers(send: u64, receive: u64) -> Fake {
         let (send, receive) = (format!("4096 16384 {send}"), format!("4096 131072 {receive}"));
         let fixed = QUIC_BYTES.to_string();
@@ -195,7 +195,7 @@ mod tests {
         (finding.level, finding.mend.first().and_then(|mend| mend.run.as_deref()))
     }
 
-    /// What is said of the send buffer.
+    /// The finding about the send buffer.
     fn send(send: u64, paths: &Paths) -> Finding {
         let findings = judge(&buffers(send, 1 << 30).root(), paths, Part::Either);
         findings.into_iter().find(|finding| finding.check == "tcp_wmem").unwrap()

@@ -1,4 +1,4 @@
-//! `zmove journal clean`, and the same in a daemon.
+//! `zmove journal clean`, and the same removal in a daemon.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ pub(super) fn run(args: &JournalCleanArgs, directories: &[PathBuf]) -> Result<Ex
     Ok(exit)
 }
 
-/// Removes what nobody has come back for in `age`, and says so in one line for each journal.
+/// Removes the journals that nobody has come back for in `age`, and reports one line for each.
 pub(crate) fn expire(directory: &Path, age: Age, tell: impl Fn(&dyn fmt::Display)) {
     let unreachable = Unreachable::Remove;
     let rule = CleanRule { older_than: age.0, unreachable, mode: CleanMode::Remove };
@@ -46,7 +46,7 @@ pub(crate) fn expire(directory: &Path, age: Age, tell: impl Fn(&dyn fmt::Display
     }
 }
 
-/// What is done on standard output, what could not be done on standard error.
+/// Reports removed journals on standard output, and what is left on standard error.
 fn tell(cleaned: &Cleaned, mode: CleanMode) {
     let line = line(cleaned, mode);
     if matches!(cleaned.removed, Ok(true)) {
@@ -74,7 +74,7 @@ fn part_path(unfinished: &Unfinished, file: &UnfinishedFile) -> PathBuf {
     target.join(file.part.path.as_path()).with_file_name(file.part.part.as_os_str())
 }
 
-/// What has become of one journal, in one line.
+/// The outcome for one journal, in one line.
 fn line(cleaned: &Cleaned, mode: CleanMode) -> String {
     let fate = match (&cleaned.removed, mode) {
         (Ok(true), CleanMode::Remove) => "removed",

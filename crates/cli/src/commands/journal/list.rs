@@ -7,7 +7,7 @@ use zmove_types::ByteCount;
 use super::{age, age_of_seconds, name};
 use crate::display::terminal;
 
-/// Of more files only their number is shown, but in JSON.
+/// The most files that are shown by name, but in JSON; of further ones only the number is shown.
 const FILES_SHOWN_MAX: usize = 20;
 
 /// Shows a journal to people.

@@ -1,4 +1,4 @@
-//! What is plainly wrong with a path, and what helps: a line each.
+//! The evident faults of a path, and their remedies: a line each.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use zmove_sender::{PathReport, ProbeReport, Round};
 use crate::commands::probe::findings::{best, milliseconds, rate};
 use crate::display::figures::counted;
 
-/// The lines that follow from a probe by a host with so many cores; `asked` is the largest number of lanes
-/// that was asked for.
+/// The advice that follows from a probe by a host with so many cores; `asked` is the largest number of lanes that was
+/// asked for.
 pub(super) fn of(report: &ProbeReport, asked: u16, cores: usize) -> Vec<String> {
     let Some(best) = best(report) else { return Vec::new() };
     let lines = [
@@ -27,7 +27,7 @@ fn clamped(report: &ProbeReport, asked: u16) -> Option<String> {
     (asked > most).then(|| format!("the receiver takes {most} lanes, and {asked} were asked for"))
 }
 
-/// One lane, or the fewest, far below the best.
+/// Advice where one lane, or the smallest number, is far slower than the best.
 fn few_lanes(report: &ProbeReport, best: &Round) -> Option<String> {
     let few = report.rounds.iter().min_by_key(|round| round.lanes)?;
     let share = few.steady.bytes_per_second() / best.steady.bytes_per_second().max(1.0);
@@ -71,7 +71,7 @@ fn lost(best: &Round) -> Option<String> {
     })
 }
 
-/// The largest number is the best by far.
+/// Advice where the largest number of lanes is the best by far.
 fn more_lanes(report: &ProbeReport, best: &Round) -> Option<String> {
     let fewer = report.rounds.iter().filter(|round| round.lanes < best.lanes);
     let most = fewer.map(|round| round.steady.bytes_per_second()).reduce(f64::max)?;
@@ -103,7 +103,7 @@ fn busy(best: &Round, cores: usize) -> Option<String> {
         .then(|| format!("this host's CPU was busy {:.0} % of the time: it may be the limit", share * 100.0))
 }
 
-/// A lane that carries less than so much of what many do is worth a line.
+/// The share of the best rate below which the smallest number of lanes is worth a line.
 const FAR_BELOW: f64 = 0.5;
 const WORTH_SAYING: f64 = 0.2;
 /// Loss that a long path feels: one segment of a thousand.

@@ -5,7 +5,7 @@ use zmove_sender::{PathReport, ProbeReport, Round};
 
 use crate::commands::probe::findings::{Findings, best, cpu_per_gib};
 
-/// All of it.
+/// The whole object.
 pub(super) fn of(found: &Findings) -> Value {
     let ProbeReport { round_trips, first_byte, lanes_max, rounds, .. } = &found.report;
     json!({

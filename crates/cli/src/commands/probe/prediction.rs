@@ -1,4 +1,4 @@
-//! How long a push of a tree would take, from what was measured: arithmetic alone.
+//! A prediction of how long a push of a tree would take, from what was measured: arithmetic alone.
 //!
 //! In each class of sizes the slowest of source reads, path and target writes counts, because these overlap.
 //! The classes overlap only in part, so their times are added, and the start is added to them. Storage times
@@ -6,23 +6,22 @@
 //! bytes and some more for each file. The start is the time until the first byte less the two round trips
 //! that a push does not wait for.
 //!
-//! A value that was not measured counts as no limit, and the user is told so. The prediction knows nothing of
-//! what is at the target already, of the CPU that reading and storing take beside the path, or of other
-//! transfers.
+//! A value that was not measured counts as no limit, and is shown as unknown. The prediction ignores files that are at
+//! the target already, the CPU that reading and storing take beside the path, and other transfers.
 
 use serde::Serialize;
 use zmove_scan::Share;
 use zmove_sweep::Ceiling;
 use zmove_types::{ByteCount, SizeClass};
 
-/// What is known of the way from storage to storage.
+/// The measured limits on the way from storage to storage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way<'a> {
-    /// How fast the source's storage reads; `None` counts as no limit.
+    /// The speed at which the source's storage reads; `None` counts as no limit.
     pub(super) source: Option<&'a Ceiling>,
-    /// What the path carries, in bytes per second.
+    /// The rate of the path, in bytes per second.
     pub(super) path: f64,
-    /// How fast the target's storage writes and flushes; `None` counts as no limit.
+    /// The speed at which the target's storage writes and flushes; `None` counts as no limit.
     pub(super) target: Option<&'a Ceiling>,
     /// The time from the start until the first byte arrives, in seconds.
     pub(super) start: f64,
@@ -38,7 +37,7 @@ pub(super) enum Limit {
     Target,
 }
 
-/// One class of files.
+/// The prediction for one class of files.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct ClassTime {
     pub(super) class: &'static str,
@@ -47,26 +46,26 @@ pub(super) struct ClassTime {
     pub(super) source_seconds: Option<f64>,
     pub(super) path_seconds: f64,
     pub(super) target_seconds: Option<f64>,
-    /// That of the slowest of them.
+    /// The time of the slowest of source, path and target.
     pub(super) seconds: f64,
     pub(super) limited_by: Limit,
 }
 
-/// A whole tree.
+/// The prediction for a whole tree.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Prediction {
     pub(super) seconds: f64,
     pub(super) bytes_per_second: f64,
     pub(super) files_per_second: f64,
     pub(super) start_seconds: f64,
-    /// What takes most of the time.
+    /// The part that takes most of the time.
     pub(super) limited_by: Limit,
     pub(super) classes: Vec<ClassTime>,
 }
 
-/// What a push takes of files that are given as (least size, how many of how many bytes): for each class of
-/// sizes as long as the slowest of source, path and target, which overlap; the classes, which do so only in
-/// part, one after the other. `None` without files.
+/// Predicts the push of files that are given by size: the least size of each bucket, and its files. Each class of sizes
+/// takes as long as the slowest of source, path and target, which overlap; the classes overlap only in part, and are
+/// added. `None` without files.
 pub(super) fn predict(sizes: &[(u64, Share)], way: &Way<'_>) -> Option<Prediction> {
     let classes = [("losf", SizeClass::Losf), ("medium", SizeClass::Medium), ("large", SizeClass::Large)];
     let classes: Vec<_> = classes.into_iter().filter_map(|class| class_time(class, sizes, way)).collect();
@@ -141,7 +140,7 @@ mod tests {
         Share { files, bytes }
     }
 
-    /// So many files per second up to 1 MiB, and the bytes of these from there on.
+    /// The ceiling of a storage: so many files per second up to 1 MiB, and the bytes of these from there on.
     fn storage(files_per_second: f64) -> Ceiling {
         let size = |file_bytes: u64| (file_bytes, files_per_second * ByteCount(file_bytes).as_f64());
         Ceiling::of_rates([size(1 << 10), size(1 << 20)]).unwrap()

@@ -1,4 +1,4 @@
-//! What a storage gives, from a sweep of either side.
+//! The speed of a storage, from a sweep of either side.
 
 use serde::Serialize;
 use zmove_sweep::{Ceiling, Direction, Sweep};
@@ -10,18 +10,18 @@ use crate::display::figures::{bytes_per_second, files_per_second};
 use crate::display::terminal::Printable;
 use zmove_drawing::scale::size_label;
 
-/// One side's storage.
+/// The storage of one side.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Storage {
-    /// What was swept, as it is shown.
+    /// The storage that was swept, as it is shown.
     pub(super) about: String,
     pub(super) complete: bool,
-    /// Why there are no sizes.
+    /// The reason why there are no sizes.
     pub(super) fault: Option<String>,
     pub(super) sizes: Vec<Size>,
 }
 
-/// Files of one size.
+/// The rates for files of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Size {
     pub(super) file_bytes: u64,
@@ -30,7 +30,7 @@ pub(super) struct Size {
 }
 
 impl Storage {
-    /// This side's, as measured now or kept from earlier.
+    /// This side's storage, as measured now or kept from earlier.
     pub(super) fn here(sweep: &Sweep) -> Self {
         let size = |size: &zmove_sweep::Measured| {
             let rate = |direction| size.moved(direction).map(|moved| moved.bytes_per_second);
@@ -48,7 +48,7 @@ impl Storage {
         }
     }
 
-    /// The receiver's.
+    /// The receiver's storage, as the receiver has swept it.
     pub(super) fn there(about: String, swept: &Swept) -> Self {
         let rate = |rate: Option<u64>| rate.map(|rate| ByteCount(rate).as_f64());
         let size = |size: &zmove_wire::SweptSize| Size {
@@ -74,7 +74,7 @@ impl Storage {
         Ceiling::of_rates(self.sizes.iter().filter_map(rate))
     }
 
-    /// A table.
+    /// The rates as a table.
     pub(super) fn text(&self, name: &str) -> String {
         let mut text = format!("{name}: {}\n", Printable(&self.about));
         if let Some(fault) = &self.fault {

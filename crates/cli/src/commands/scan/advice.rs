@@ -17,7 +17,7 @@ pub(super) struct Expected {
     pub(super) bytes_per_second: f64,
     /// The share of the time that small files take.
     pub(super) losf_share: f64,
-    /// The day of the sweep that says so.
+    /// The day of the sweep that the figures come from.
     pub(super) sweep: String,
 }
 
@@ -76,7 +76,7 @@ fn share(part: u64, of: u64) -> f64 {
     if of == 0 { 0.0 } else { ByteCount(part).as_f64() / ByteCount(of).as_f64() }
 }
 
-/// A part of a whole.
+/// A part as a percentage of a whole.
 pub(super) fn percent(part: u64, of: u64) -> String {
     shown(share(part, of))
 }

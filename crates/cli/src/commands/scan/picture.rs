@@ -1,4 +1,4 @@
-//! The histograms as an SVG: how many files of which size, and how many bytes are in them.
+//! The histograms as an SVG: the number of files by size, and the bytes in them.
 
 use svg::node::element::{Group, Rectangle};
 use zmove_scan::{Histogram, Share};
@@ -12,7 +12,7 @@ use zmove_drawing::{
     rounded, words,
 };
 
-/// Draws both.
+/// Draws both histograms.
 pub(super) fn draw(histogram: &Histogram, name: &str) -> String {
     let files = histogram.files;
     let losf = histogram.losf;
@@ -60,7 +60,7 @@ fn panel(
     let [grid, labels] = grid_with_labels(grid(), ticks);
     let mut bars = Group::new().set("fill", colour);
     for (power, share) in buckets.iter().filter(|(_, share)| share.files > 0) {
-        // what is there is seen, however little it is
+        // A bar that stands for anything is visible, however little that is.
         let height = rounded((HEIGHT * value(share) / unit.size / axis.most).max(BAR_MIN));
         let x = sizes.place(*power);
         let end = sizes.place(power + 1.0);
@@ -72,14 +72,14 @@ fn panel(
     group.add(grid).add(labels).add(bars).add(sizes.labels(bottom))
 }
 
-/// The whole range, a little wider than what is there, so that one bar is not all.
+/// The range of the buckets, at least a few bars wide, so that one bar does not fill the plot.
 fn axis(buckets: &[(f64, Share)]) -> SizeAxis {
     let first = buckets.first().map_or(0.0, |(power, _)| *power);
     let last = buckets.last().map_or(0.0, |(power, _)| power + 1.0);
     SizeAxis { first, last: last.max(first + BARS_MIN), lead: 0.0 }
 }
 
-/// The bucket of empty files lies before that of files of one byte.
+/// The power of two of a bucket; the bucket of empty files lies before that of one byte.
 fn power(start: u64) -> f64 {
     start.checked_ilog2().map_or(-1.0, f64::from)
 }
@@ -92,7 +92,7 @@ const COUNTS: [Unit; 3] = [
 ];
 const HEAD: f64 = 24.0 + NAMES;
 const HEIGHT: f64 = 150.0;
-/// For the sizes.
+/// The space below a plot for the labels of sizes.
 const BELOW: f64 = 24.0;
 const STEPS_MAX: u32 = 5;
 const BAR_MIN: f64 = 1.5;

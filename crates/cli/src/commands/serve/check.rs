@@ -1,4 +1,4 @@
-//! `zmove serve --check`: reads what a daemon would read, changes nothing, and says all that is wrong.
+//! `zmove serve --check`: reads what a daemon would read, changes nothing, and reports all faults.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::commands::serve::config::Config;
 use crate::display::terminal;
 use crate::value::exit::Exit;
 
-/// Runs it.
+/// Runs `zmove serve --check`.
 pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
     let mut faults = Vec::new();
     let config = Config::read(args.config.as_deref(), home).unwrap_or_else(|wrong| {
@@ -19,7 +19,7 @@ pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
     });
     let config = config.with(args);
     let user = config.user.as_ref().map(|name| privileges::known(name));
-    // who may own what is read cannot be told without the user that reads it
+    // The rightful owners of the files depend on the user that will read them.
     let reader = match user {
         None => Some(rustix::process::geteuid().as_raw()),
         Some(Ok(user)) => Some(user.uid.as_raw()),
@@ -33,7 +33,7 @@ pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
     {
         faults.push(terminal::causes(&error).to_string());
     }
-    // a key that is not there yet is made by the daemon
+    // A key that does not exist yet is made by the daemon.
     if let Some(reader) = reader
         && home.join("key.pem").exists()
         && let Err(error) = Identity::load_or_create_guarded(home, reader)
@@ -46,7 +46,7 @@ pub(super) fn run(args: &ServeArgs, home: &Path) -> Exit {
             Err(error) => faults.push(terminal::causes(&error.into()).to_string()),
         }
     }
-    // a directory on the way is on the way to several files
+    // A directory above several files is reported for each of them.
     faults.dedup();
     for fault in &faults {
         terminal::warn(fault);

@@ -1,7 +1,7 @@
-//! What `zmove serve` runs with: what was typed, else what the file `zmove.toml` says, else what is usual.
+//! The settings of `zmove serve`: from the command line, else from the file `zmove.toml`, else the defaults.
 //!
-//! **Invariant:** a key that is not known, or has a value that cannot be, is an error that names file, line
-//! and key; all of them are told at once.
+//! **Invariant:** a key that is not known, or has an impossible value, is an error that names file, line and key; all
+//! of them are reported at once.
 
 mod fault;
 #[cfg(feature = "fuzzing")]
@@ -49,7 +49,7 @@ pub(crate) struct Config {
     pub(crate) metrics: MetricsTable,
 }
 
-/// `[limits]`: [`Limits`], whose defaults hold for keys that are not there.
+/// The table `[limits]`: [`Limits`], whose defaults hold for missing keys.
 #[derive(Deserialize)]
 #[serde(remote = "Limits", default = "Limits::default", deny_unknown_fields)]
 struct LimitsTable {
@@ -85,7 +85,7 @@ struct LimitsTable {
     journal_bytes_per_identity: ByteCount,
 }
 
-/// `[log]`.
+/// The table `[log]`.
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct LogTable {
@@ -93,7 +93,7 @@ pub(crate) struct LogTable {
     pub(crate) format: LogFormat,
 }
 
-/// `[metrics]`.
+/// The table `[metrics]`.
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct MetricsTable {
@@ -121,10 +121,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a file; `None` stands for the one in `home`, which need not be there.
+    /// Reads a file; `None` stands for the one in `home`, which may be missing.
     ///
     /// # Errors
-    /// All that is wrong with it.
+    /// All faults of the file.
     pub(crate) fn read(file: Option<&Path>, home: &Path) -> Result<Self, Vec<ConfigFault>> {
         let (path, may_be_missing) = match file {
             Some(file) => (file.to_owned(), false),
@@ -139,7 +139,7 @@ impl Config {
         }
     }
 
-    /// The same but for what was typed.
+    /// These settings, overridden by those of the command line.
     pub(crate) fn with(self, args: &ServeArgs) -> Self {
         Self {
             listen: args.listen.unwrap_or(self.listen),
@@ -157,7 +157,7 @@ impl Config {
         }
     }
 
-    /// Where it is looked for.
+    /// The default path of the configuration file.
     pub(crate) fn usual(home: &Path) -> PathBuf {
         home.join("zmove.toml")
     }

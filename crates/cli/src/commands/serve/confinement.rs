@@ -1,7 +1,8 @@
-//! Landlock: the kernel refuses this process what is not its business, whatever becomes of its code (`--confine`).
+//! Landlock (`--confine`): the kernel refuses this process everything that it does not need, whatever becomes of its
+//! code.
 //!
-//! **Invariant:** it holds for all threads, because it begins before any is started; nothing takes it back,
-//! so that what becomes a root later takes a restart.
+//! **Invariant:** the confinement holds for all threads, because it begins before any is started; nothing takes it
+//! back, so a new root takes a restart.
 
 use std::fs::DirBuilder;
 use std::os::fd::AsFd;
@@ -21,7 +22,7 @@ use crate::args::ConfineArg;
 use crate::display::log;
 
 const NEEDED: &str = "confine this process, which takes Landlock, in Linux 6.2 or later (--confine)";
-/// The first that rules over truncation, in Linux 6.2.
+/// The first version of Landlock that rules over truncation, in Linux 6.2.
 const LEAST: ABI = ABI::V3;
 /// What a receiver does below its roots: it makes no devices, and runs nothing.
 const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
@@ -31,7 +32,7 @@ const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 /// What it does there for a key that may set owners.
 const OWN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeChar | MakeBlock});
 const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
-/// This process's own descriptors and the boot's id; how many cores there are.
+/// The system's files that are read: this process's own descriptors, the id of the boot, and the number of cores.
 const SYSTEM: [&str; 3] = ["/proc", "/sys/fs/cgroup", "/sys/devices/system/cpu"];
 
 /// What users and groups are called, where a grant says that entries may get owners.
@@ -40,7 +41,7 @@ const ACCOUNTS: [&str; 1] = ["/etc"];
 /// Confines this process, and all threads that it starts, to what belongs to it and to the roots of `keys`.
 ///
 /// # Errors
-/// The kernel cannot, and the user insists.
+/// The kernel cannot confine it, and the user insists.
 pub(super) fn confine(when: ConfineArg, own: &Belongings, keys: &AuthorizedKeys) -> Result<()> {
     if when == ConfineArg::Off {
         return Ok(());
@@ -55,10 +56,10 @@ pub(super) fn confine(when: ConfineArg, own: &Belongings, keys: &AuthorizedKeys)
     Ok(())
 }
 
-/// Whether the kernel can.
+/// Checks that the kernel can confine a process.
 ///
 /// # Errors
-/// It cannot.
+/// The kernel cannot.
 pub(super) fn possible() -> Result<()> {
     rules().map(drop).context(NEEDED)
 }
@@ -69,7 +70,8 @@ fn rules() -> Result<RulesetCreated, RulesetError> {
         .handle_access(AccessFs::from_all(LEAST))?
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::IoctlDev)?
-        // its sockets are bound, it connects to nobody, and signals nobody; the service manager listens at a file
+        // The daemon's sockets are bound, and it connects to nobody and signals nobody; the service manager listens at
+        // a file.
         .handle_access(AccessNet::from_all(ABI::V4))?
         .scope(Scope::from_all(ABI::V6))?
         .create()
@@ -77,7 +79,7 @@ fn rules() -> Result<RulesetCreated, RulesetError> {
 
 fn enforce(own: &Belongings, keys: &AuthorizedKeys) -> Result<(), RulesetError> {
     let mut rules = rules()?;
-    // what is not there cannot be allowed; an error shows when it is opened
+    // Only a directory that exists can be allowed; an error shows when it is opened.
     let _shown = DirBuilder::new().recursive(true).mode(0o700).create(&own.journals);
     rules = allow(rules, &own.journals, PathFd::new(&own.journals), WRITE)?;
     for directory in read(own, keys) {
@@ -94,7 +96,7 @@ fn enforce(own: &Belongings, keys: &AuthorizedKeys) -> Result<(), RulesetError> 
     rules.restrict_self().map(drop)
 }
 
-/// Allows what there is; of what there is not the operator is told.
+/// Allows a path that exists; the operator is warned of any other.
 fn allow<E: std::error::Error>(
     rules: RulesetCreated,
     path: &Path,
@@ -111,8 +113,8 @@ fn allow<E: std::error::Error>(
     }
 }
 
-/// System places, the home, and the directories of other files that are read again: a file that is replaced
-/// is another one.
+/// The places to be read: system places, the home, and the directories of other files that are read again. A file that
+/// is replaced is another one, so its directory is allowed instead.
 fn read(own: &Belongings, keys: &AuthorizedKeys) -> Vec<PathBuf> {
     let mut files = vec![own.config.clone()];
     for grant in keys.grants() {

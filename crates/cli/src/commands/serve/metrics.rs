@@ -1,6 +1,6 @@
-//! What the daemon counts, as Prometheus reads it, and whether it is well: `/metrics` and `/healthz`.
+//! The daemon's counts in the form of Prometheus, and its health: `/metrics` and `/healthz`.
 //!
-//! **Invariant:** nothing that moves data waits for who reads: the meters are read when they are asked for.
+//! **Invariant:** nothing that moves data waits for a reader of the page: the meters are read when they are asked for.
 
 mod http;
 
@@ -24,7 +24,7 @@ pub(crate) use http::serve;
 /// One label.
 type Label = [(&'static str, &'static str); 1];
 
-/// What is counted event by event.
+/// The counts that grow event by event.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     transfers: Family<Label, Counter>,
@@ -33,7 +33,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Counts what a daemon tells.
+    /// Counts an event of a daemon.
     pub(crate) fn count(&self, event: &DaemonEvent) {
         match event {
             DaemonEvent::Rejected { kind, .. } => add(&self.errors, "kind", kind.name()),
@@ -56,14 +56,14 @@ fn add(family: &Family<Label, Counter>, label: &'static str, value: &'static str
     family.get_or_create(&[(label, value)]).inc();
 }
 
-/// All that is shown.
+/// The page of all metrics.
 pub(crate) struct Page(Registry);
 
 impl Page {
-    /// Of what is counted, what the meters say, and what lies in the directory of journals.
+    /// A page of the counts, the meters, and the directory of journals.
     pub(crate) fn new(counts: &Counts, meters: Arc<Meters>, journals: PathBuf) -> Self {
         for result in ["complete", "partial", "broken"] {
-            // a counter is there from the start, so that its rate is known when it first counts
+            // A counter exists from the start, so that its rate is known when it first counts.
             drop(counts.transfers.get_or_create(&[("result", result)]));
         }
         for result in ["complete", "broken"] {
@@ -88,7 +88,7 @@ impl Page {
     }
 }
 
-/// What is looked at when it is asked for.
+/// The values that are looked up when the page is asked for.
 #[derive(Debug)]
 struct Metered {
     meters: Arc<Meters>,

@@ -1,8 +1,8 @@
-//! The user that a daemon becomes once its sockets are open (`--user`), and whether that user can read what
-//! it lives by.
+//! The user that a daemon becomes once its sockets are open (`--user`), and a check that this user can read the
+//! daemon's files.
 //!
-//! **Invariant:** a daemon that has become somebody else has nothing left of root, in none of its threads: it
-//! becomes so before it starts any, and before a byte of a client is read.
+//! **Invariant:** a daemon that has become another user has nothing left of root, in none of its threads: it becomes so
+//! before it starts any, and before a byte of a client is read.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use crate::display::log;
 use crate::display::terminal::quoted;
 use crate::value::exit::{Exit, failure, usage_error};
 
-/// The user of that name.
+/// The user of that name, who may not be root.
 ///
 /// # Errors
-/// There is none, or it is root.
+/// There is no such user, or it is root.
 pub(super) fn known(name: &str) -> Result<User> {
     let found = User::from_name(name).with_context(|| format!("look for the user '{name}' (--user)"))?;
     let user = found.ok_or_else(|| usage_error(format!("there is no user '{name}' (--user)")))?;
@@ -32,7 +32,7 @@ pub(super) fn known(name: &str) -> Result<User> {
     Ok(user)
 }
 
-/// Whom this process has to become; `None` where it is that user already.
+/// The user that this process has to become; `None` where it is that user already.
 ///
 /// # Errors
 /// There is no such user, or this process may not become it.
@@ -49,14 +49,14 @@ pub(super) fn to_become(name: &str) -> Result<Option<User>> {
     Ok(Some(user))
 }
 
-/// Makes this process that user's, with their groups, for good.
+/// Gives this process that user's identity and groups, for good.
 ///
 /// # Errors
-/// What the system says; the process must end then.
+/// The system's error; the process must end then.
 pub(super) fn become_user(user: &User) -> Result<()> {
     let name = CString::new(user.name.as_str()).context("read the user's name")?;
     rustix::thread::set_no_new_privs(true).context("rule out that rights are gained again")?;
-    // groups first: only root may change them
+    // The groups come first: only root may change them.
     nix::unistd::initgroups(&name, user.gid).context("take on the user's groups")?;
     nix::unistd::setgid(user.gid).context("take on the user's group")?;
     nix::unistd::setuid(user.uid).with_context(|| format!("become the user '{}'", user.name))?;
@@ -64,7 +64,7 @@ pub(super) fn become_user(user: &User) -> Result<()> {
     Ok(())
 }
 
-/// What a daemon reads and writes beside its roots.
+/// The files that a daemon reads and writes beside its roots.
 #[derive(Debug)]
 pub(super) struct Belongings {
     pub(super) home: PathBuf,
@@ -73,10 +73,10 @@ pub(super) struct Belongings {
 }
 
 impl Belongings {
-    /// Whether the user, whom this process has become, can use all of it.
+    /// Checks that the user, whom this process has become, can use all of them.
     ///
     /// # Errors
-    /// What they cannot use, and what to run.
+    /// The first file or directory that the user cannot use, and the command that mends it.
     pub(super) fn check(&self, user: &User) -> Result<()> {
         let home = &self.home;
         self.check_directory(user, home, home.join("key.pem").exists())?;
@@ -92,7 +92,7 @@ impl Belongings {
         check_way(user, directory)?;
         let access = if only_read { READ } else { READ | Access::WRITE_OK };
         if denied(directory, access) {
-            // the home has what is private, and the journals may lie in it
+            // The home holds private files, and the journals may lie in it.
             let whole = if directory.starts_with(&self.home) { &self.home } else { directory };
             return refused(user, directory, &format!("chown -R {} {}", user.name, quoted(whole)));
         }
@@ -110,7 +110,7 @@ impl Belongings {
 
 const READ: Access = Access::READ_OK.union(Access::EXEC_OK);
 
-/// Tells of roots that the user cannot write to.
+/// Warns of roots that the user cannot write to.
 pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys) {
     for grant in keys.grants().iter().filter(|grant| grant.access == transport::Access::ReadWrite) {
         for root in grant.roots.iter().filter(|root| denied(root, READ | Access::WRITE_OK)) {
@@ -129,7 +129,7 @@ fn check_file(user: &User, file: &Path, mend: &str) -> Result<()> {
     if denied(file, Access::READ_OK) { refused(user, file, mend) } else { Ok(()) }
 }
 
-/// Whether the directories above can be passed.
+/// Checks that the directories above a path can be passed.
 fn check_way(user: &User, path: &Path) -> Result<()> {
     let whole = std::path::absolute(path).with_context(|| format!("find '{}'", path.display()))?;
     let above: Vec<_> = whole.ancestors().skip(1).collect();
@@ -139,7 +139,7 @@ fn check_way(user: &User, path: &Path) -> Result<()> {
     }
 }
 
-/// Whether that user, who this process is, may not. What is not there is not denied.
+/// Whether the process's user is denied access. A path that does not exist is not denied.
 fn denied(path: &Path, access: Access) -> bool {
     matches!(rustix::fs::access(path, access), Err(Errno::ACCESS | Errno::ROFS))
 }

@@ -1,4 +1,4 @@
-//! What a service manager gives and wants to know: sockets, readiness, a sign of life.
+//! The exchange with a service manager: sockets, readiness, signs of life.
 
 use std::io;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(crate) fn sockets() -> io::Result<Option<Inherited>> {
     }
     let mut sockets = Inherited::default();
     for number in 0..handed.len() {
-        // the library says of which kind one is by refusing it
+        // The library reveals the kind of a socket by refusing the other.
         let doubled = match handed.take_tcp_listener(number) {
             Ok(tcp) => std::mem::replace(&mut sockets.tcp, tcp).is_some(),
             Err(_) => std::mem::replace(&mut sockets.udp, handed.take_udp_socket(number)?).is_some(),
@@ -30,12 +30,12 @@ pub(crate) fn sockets() -> io::Result<Option<Inherited>> {
     Ok(Some(sockets))
 }
 
-/// This process serves.
+/// Reports that this process serves.
 pub(crate) fn ready() {
     tell(&[NotifyState::Ready]);
 }
 
-/// This process reads its settings again; [`ready`] follows.
+/// Reports that this process reads its settings again; [`ready`] follows.
 pub(crate) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => tell(&[NotifyState::Reloading, now]),
@@ -43,12 +43,12 @@ pub(crate) fn reloading() {
     }
 }
 
-/// This process is about to end.
+/// Reports that this process is about to end.
 pub(crate) fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
 
-/// Gives signs of life as often as they are asked for, as long as the runtime that calls runs.
+/// Gives signs of life as often as the service manager asks for them, as long as the calling runtime runs.
 pub(crate) fn watch() {
     let mut micros = 0;
     if !sd_notify::watchdog_enabled(false, &mut micros) || micros == 0 {
@@ -64,6 +64,6 @@ pub(crate) fn watch() {
 }
 
 fn tell(state: &[NotifyState<'_>]) {
-    // without a service manager nobody wants to know
+    // Without a service manager nobody listens.
     let _nobody_listens = sd_notify::notify(false, state);
 }

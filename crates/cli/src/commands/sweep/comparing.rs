@@ -1,4 +1,4 @@
-//! `zmove sweep --compare`: this storage beside a reference, and what that lets one expect of a transfer.
+//! `zmove sweep --compare`: this storage beside a reference, and the transfer rate that this lets one expect.
 
 use std::fs;
 use std::path::Path;
@@ -59,7 +59,7 @@ F_s is the lesser of writing and reading: a transfer does both. By the postulati
 (Chin Fang, R. \"Les\" A. Cottrell, Ezra Kissel); E_1 is the transfer rate that the reference has reached (--e1).
 ";
 
-/// The bound itself where the rate of the reference is known, its share of that otherwise.
+/// The bound itself where the rate of the reference is known, else the factor of that rate.
 fn bound(size: &Compared, cpu: f64, rates: &[ReferenceRate]) -> String {
     let of_this_size = rates.iter().find(|rate| rate.file_bytes == Some(size.file_bytes));
     let known = of_this_size.or_else(|| rates.iter().find(|rate| rate.file_bytes.is_none()));

@@ -1,4 +1,4 @@
-//! A sweep as an SVG: bytes and files per second over file sizes, both ways.
+//! A sweep as an SVG: bytes and files per second over file sizes, in both directions.
 
 use svg::node::element::{Circle, Group};
 use zmove_sweep::{Direction, Moved, Sweep};
@@ -12,7 +12,7 @@ use zmove_drawing::{
     grid_with_labels, legend, polyline, rounded, words,
 };
 
-/// Draws it.
+/// Draws the sweep.
 pub(super) fn draw(sweep: &Sweep) -> String {
     let title = format!("What {} gives", fitted(&sweep.storage.path, TITLE_LETTERS - 11));
     let below = format!(
@@ -34,7 +34,7 @@ pub(super) fn draw(sweep: &Sweep) -> String {
     document(&Heading { title, below }, "bytes and files per second by file size", bottom + 12.0, body)
 }
 
-/// What a panel shows of a direction.
+/// The value of a direction that a panel shows.
 type Value = fn(&Moved) -> f64;
 
 const PANELS: [(&str, Value); 2] = [
@@ -70,7 +70,7 @@ fn panel(sweep: &Sweep, (title, value): (&str, Value), sizes: &SizeAxis, top: f6
         group = group.add(drawn(*pen).add(polyline(places.iter().copied())));
         for (x, y) in places {
             let mark = Circle::new().set("cx", x).set("cy", y).set("r", 3.2).set("stroke", pen.colour);
-            // a full mark for what was written, a hollow one for what was read
+            // A full mark is for writing, a hollow one for reading.
             let fill = if pen.dashes.is_none() { pen.colour } else { "#ffffff" };
             group = group.add(mark.set("stroke-width", 1.6).set("fill", fill));
         }
@@ -78,7 +78,7 @@ fn panel(sweep: &Sweep, (title, value): (&str, Value), sizes: &SizeAxis, top: f6
     group
 }
 
-/// From the smallest size to the largest, with some air.
+/// The axis from the smallest size to the largest, with some air.
 fn axis(sweep: &Sweep) -> SizeAxis {
     let powers = || sweep.sizes.iter().map(|size| ByteCount(size.file_bytes).as_f64().log2());
     let first = powers().fold(f64::INFINITY, f64::min);
@@ -88,10 +88,10 @@ fn axis(sweep: &Sweep) -> SizeAxis {
 
 const WRITE: Pen = Pen { colour: "#007a5a", dashes: None, width: 2.4 };
 const READ: Pen = Pen { colour: "#d55e00", dashes: Some("7 3"), width: 1.8 };
-/// Of the file system's source.
+/// The most letters that are shown of the file system's source.
 const SOURCE_LETTERS: usize = 24;
 const MIB: f64 = 1_048_576.0;
 const HEAD: f64 = 44.0 + NAMES;
 const HEIGHT: f64 = 170.0;
-/// For the sizes.
+/// The space below a plot for the labels of sizes.
 const BELOW: f64 = 24.0;

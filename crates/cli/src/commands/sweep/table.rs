@@ -1,4 +1,4 @@
-//! A sweep as text: a line for each size and each class, and which way the bytes went.
+//! A sweep as text: a line for each size and each class, and the way of the bytes.
 
 use zmove_sweep::{CacheUse, Direction, Measured, Moved, Sweep};
 use zmove_types::{ByteCount, SizeClass};
@@ -46,7 +46,7 @@ fn line(name: &str, write: Option<&Moved>, read: Option<&Moved>) -> String {
     format!("{name:>9} {} {}\n", shown(write), shown(read))
 }
 
-/// A class as if its sizes had been one run.
+/// The sum over a class, as if its sizes had been one run.
 fn together<'a>(sizes: impl Iterator<Item = &'a Measured>, direction: Direction) -> Option<Moved> {
     let all = sizes.filter_map(|size| size.moved(direction).map(|moved| (size.file_bytes, moved)));
     let mut sum: Option<Moved> = None;
@@ -65,7 +65,7 @@ fn together<'a>(sizes: impl Iterator<Item = &'a Measured>, direction: Direction)
     })
 }
 
-/// Which way the bytes went, and what that means.
+/// The way of the bytes between memory and storage, and what that means.
 fn ways(sweep: &Sweep) -> String {
     let from = |direction| {
         let direct =

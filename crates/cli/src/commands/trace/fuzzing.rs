@@ -1,4 +1,4 @@
-//! Traces for `crates/fuzz`.
+//! The fuzz target for traces; `crates/fuzz` runs it.
 
 use super::picture;
 use super::read::read;

@@ -1,7 +1,7 @@
-//! Which curves a trace is drawn as.
+//! The curves as which a trace is drawn.
 //!
-//! A stage has the same colour and line in every panel. The colours are those of Okabe and Ito, which people who do not
-//! see all colours tell apart; the dashes tell them apart in print without any.
+//! A stage has the same colour and line in every panel. The colours are those of Okabe and Ito, which colour-blind
+//! people can tell apart; the dashes tell the curves apart in a print without colours.
 
 use zmove_types::ByteCount;
 
@@ -19,7 +19,7 @@ pub(super) struct Panel {
     pub(super) curves: Vec<Curve>,
 }
 
-/// One line of a diagram, in its units.
+/// One line of a diagram, in the diagram's units.
 #[derive(Debug)]
 pub(super) struct Curve {
     pub(super) name: &'static str,
@@ -51,7 +51,7 @@ fn rates(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
     panel
 }
 
-/// A curve for each stage but one.
+/// A curve for each stage but the one that is left out.
 fn stages(left_out: Option<&str>, points: impl Fn(&dyn Fn(&Line) -> f64) -> Points) -> Vec<Curve> {
     let stages = STAGES.into_iter().zip(PENS).filter(|((name, _), _)| Some(*name) != left_out);
     let curve = |((name, counter), pen): ((_, Counter), _)| {
@@ -91,7 +91,7 @@ fn counted(title: &str, (least, steps): (f64, u32), height: f64, curves: Vec<Cur
     Panel { title: title.to_owned(), axis, height, curves }
 }
 
-/// A panel whose values are brought to the unit that fits the largest.
+/// A panel whose values are shown in the unit that fits the largest.
 fn scaled(title: &str, units: &[Unit], mut curves: Vec<Curve>) -> Panel {
     let unit = scale::unit(units, most(&curves));
     for (_, value) in curves.iter_mut().flat_map(|curve| &mut curve.points) {
@@ -113,11 +113,11 @@ const READ: Pen = Pen { colour: "#d55e00", dashes: Some("7 3"), width: 1.8 };
 const LANES: Pen = Pen { colour: "#0072b2", dashes: None, width: 1.6 };
 const STORED: Pen = Pen { colour: "#007a5a", dashes: None, width: 2.6 };
 const RESENT: Pen = Pen { colour: "#000000", dashes: None, width: 1.4 };
-/// Those of [`STAGES`].
+/// The pens of the [`STAGES`].
 const PENS: [Pen; 4] = [READ, LANES, Pen { colour: "#a6508a", dashes: Some("2 2"), width: 1.8 }, STORED];
-/// About one for every two units of the picture's width.
+/// The most points of a curve: about one for every two units of the picture's width.
 const PIECES_MAX: usize = 200;
-/// Steps of a tall panel's axis.
+/// The steps of a tall panel's axis.
 const STEPS_MAX: u32 = 6;
 const TALL: f64 = 150.0;
 const LOW: f64 = 60.0;

@@ -36,7 +36,7 @@ impl Time {
         Self { axis: Axis::to_value(seconds / unit.size, 8), unit }
     }
 
-    /// Where a value of the axis lies.
+    /// The x coordinate of a value of the axis.
     fn place(&self, value: f64) -> f64 {
         rounded(LEFT + PLOT_WIDTH * value / self.axis.most)
     }
@@ -46,7 +46,7 @@ impl Time {
     }
 }
 
-/// The height of what stands above a panel's plot.
+/// The height of the title and legend above a panel's plot.
 fn head(panel: &Panel) -> f64 {
     if panel.curves.len() > 1 { 44.0 } else { 24.0 }
 }
@@ -79,7 +79,7 @@ fn time_labels(time: &Time, bottom: f64) -> Group {
     group.add(words(&title, LEFT + PLOT_WIDTH / 2.0, bottom + 35.0))
 }
 
-/// Time is told in the largest unit of which it has so many.
+/// The least number of a unit of time that is shown: time is given in the largest unit of which it has so many.
 const TIME_UNITS_MIN: f64 = 5.0;
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
         draw(&heading, &panels(&steady(tenths, 12_500_000)), f64::from(tenths) / 10.0)
     }
 
-    /// Places of all points of all curves.
+    /// The places of all points of all curves.
     fn places(drawing: &str) -> Vec<(f64, f64)> {
         let lists = drawing.split("points=\"").skip(1).filter_map(|rest| rest.split('"').next());
         let pairs = lists.flat_map(|list| list.split(' ')).map(|pair| pair.split_once(',').unwrap());

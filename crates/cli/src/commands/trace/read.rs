@@ -1,7 +1,7 @@
 //! Reads the lines of a trace again.
 //!
-//! A key that is not known is passed over. A file in which a line is none, or time or a stage's bytes go
-//! back, is refused with the line's number.
+//! A key that is not known is ignored. A file is refused, with the line's number, if a line cannot be parsed, or time
+//! or a stage's bytes go back.
 //!
 //! **Invariant:** a trace that [`read`] returns has at least one line, and neither time nor any stage's bytes
 //! go back in it.
@@ -15,7 +15,7 @@ use crate::display::trace::Line;
 impl Line {
     fn parse(text: &[u8]) -> Result<Self> {
         let line: Self = serde_json::from_slice(text).map_err(|error| {
-            // the place within the line is of no use, and would be taken for one in the file
+            // The place within the line is of no use, and would be taken for one in the file.
             let said = error.to_string();
             anyhow::Error::msg(said.split(" at line ").next().unwrap_or_default().to_owned())
         })?;
@@ -23,7 +23,7 @@ impl Line {
         Ok(line)
     }
 
-    /// What can only grow.
+    /// The values that can only grow.
     fn counters(&self) -> [(&'static str, u64); 3] {
         [
             ("bytes_read", self.bytes_read),
@@ -50,7 +50,7 @@ impl Line {
 ///
 /// # Errors
 ///
-/// The number of the line that is no line of a trace, and why.
+/// The number of the line that is no line of a trace, and the reason.
 pub(super) fn read(mut from: impl BufRead) -> Result<Vec<Line>> {
     let mut lines: Vec<Line> = Vec::new();
     let mut text = Vec::new();
@@ -82,9 +82,9 @@ fn parse_next(text: &[u8], before: Option<&Line>) -> Result<Line> {
 }
 
 const FOREIGN: &str = "not a trace of 'zmove push --trace'";
-/// No line comes near.
+/// The longest line that is read, in bytes; no line of a trace comes near.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// A thousand years; beyond it arithmetic would lose its digits.
+/// The longest time in a trace, some 300 years; beyond it arithmetic would lose its digits.
 const SECONDS_MAX: f64 = 1e10;
 
 #[cfg(test)]

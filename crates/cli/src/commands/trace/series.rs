@@ -1,9 +1,9 @@
-//! A trace as curves: thinned to what an eye can tell apart, so that a long push makes no larger picture, and
-//! counters turned into rates. A rate is one over a part of the whole push, since receipts come many at once.
+//! A trace as curves: thinned to what an eye can distinguish, so that a long push makes no larger picture, and with
+//! counters turned into rates. A rate is taken over a part of the whole push, since many receipts come at once.
 
 use crate::display::trace::Line;
 
-/// How many bytes a stage has moved; `None` where nobody counts them.
+/// The bytes that a stage has moved; `None` where nobody counts them.
 pub(super) type Counter = fn(&Line) -> Option<u64>;
 
 /// The stages in the order in which bytes pass them.
@@ -14,16 +14,16 @@ pub(super) const STAGES: [(&str, Counter); 4] = [
     ("stored", |line| Some(line.bytes_stored)),
 ];
 pub(super) const HANDED_OVER: &str = "given to lanes";
-/// Which only the kernel can tell.
+/// The stage whose bytes only the kernel can report.
 pub(super) const ACKED: &str = "acknowledged";
 
-/// Points of time and value.
+/// Points of a curve, as time and value.
 pub(super) type Points = Vec<(f64, f64)>;
 
-/// The lines of a trace in as many pieces as are drawn, each with what is before it.
+/// The lines of a trace in as many pieces as are drawn.
 #[derive(Debug)]
 pub(super) struct Pieces<'a> {
-    /// Before the first line: nothing had moved when the command started.
+    /// The line before the first: nothing had moved when the command started.
     start: Line,
     pieces: Vec<&'a [Line]>,
 }
@@ -35,12 +35,12 @@ impl<'a> Pieces<'a> {
         Self { start: Line::default(), pieces: lines.chunks(each).collect() }
     }
 
-    /// A counter at the end of each piece.
+    /// The value of a counter at the end of each piece.
     pub(super) fn totals(&self, counter: impl Fn(&Line) -> f64) -> Points {
         self.ends().map(|line| (line.seconds, counter(line))).collect()
     }
 
-    /// What a counter grew by per second, over windows of nearly the same time.
+    /// The growth of a counter per second, over windows of nearly the same time.
     pub(super) fn rates(&self, counter: impl Fn(&Line) -> f64) -> Points {
         let ends = self.windows();
         let pairs = ends.iter().zip(ends.iter().skip(1));
@@ -52,13 +52,14 @@ impl<'a> Pieces<'a> {
             .collect()
     }
 
-    /// Seconds of a rate's window. Receipts come many at once: over a tenth of a second a rate would be all peaks.
+    /// The length of a rate's window, in seconds. Many receipts come at once: over a tenth of a second a rate would be
+    /// all peaks.
     pub(super) fn window(&self) -> f64 {
         let seconds = self.ends().last().map_or(0.0, |line| line.seconds);
         (seconds / WINDOWS_MAX / SAMPLE_SECONDS).ceil().max(1.0) * SAMPLE_SECONDS
     }
 
-    /// The lines at which windows begin and end; what is left at the end belongs to the last.
+    /// The lines at which windows begin and end; the rest at the end belongs to the last window.
     fn windows(&self) -> Vec<&Line> {
         let shortest = self.window() * 0.99;
         let mut ends: Vec<&Line> = Vec::new();
@@ -79,7 +80,7 @@ impl<'a> Pieces<'a> {
         std::iter::once(&self.start).chain(self.pieces.iter().copied().flatten())
     }
 
-    /// The mean of what goes up and down, over each piece.
+    /// The mean over each piece of a value that goes up and down.
     #[expect(clippy::cast_precision_loss, reason = "a piece has few lines")]
     pub(super) fn means(&self, gauge: impl Fn(&Line) -> f64) -> Points {
         let mean = |piece: &&[Line]| piece.iter().map(&gauge).sum::<f64>() / piece.len() as f64;
@@ -93,7 +94,7 @@ impl<'a> Pieces<'a> {
 }
 
 const WINDOWS_MAX: f64 = 40.0;
-/// What the lines of a trace are apart.
+/// The time between two lines of a trace.
 const SAMPLE_SECONDS: f64 = 0.1;
 
 /// A count as a value that can be drawn.

@@ -8,7 +8,7 @@ use super::series::{Counter, STAGES};
 use crate::display::figures::counted;
 use crate::display::trace::Line;
 
-/// What was moved, how fast, over how many lanes: two lines.
+/// The heading in two lines: what was moved and how fast, and over how many lanes.
 pub(super) fn heading(lines: &[Line]) -> (String, String) {
     let Some(last) = lines.last() else { return (String::new(), String::new()) };
     let rate = ByteRate::new(last.bytes_stored, Duration::from_secs_f64(last.seconds));
@@ -35,8 +35,8 @@ pub(super) fn summary(lines: &[Line]) -> String {
     text
 }
 
-/// One row for a stage: when its first and its last byte moved, and its highest rate over a second (over the
-/// whole push where that was shorter). `None` if the bytes were not counted.
+/// One row for a stage: when its first and its last byte moved, and its highest rate over a second (over the whole push
+/// where that was shorter). `None` if the bytes were not counted.
 fn stage(name: &str, lines: &[Line], bytes: Counter) -> Option<String> {
     let last = bytes(lines.last()?)?;
     let at = |reached: &dyn Fn(u64) -> bool| {
@@ -49,7 +49,7 @@ fn stage(name: &str, lines: &[Line], bytes: Counter) -> Option<String> {
 
 fn queue(name: &str, lines: &[Line], pieces: impl Fn(&Line) -> usize) -> String {
     let most = lines.iter().map(&pieces).max().unwrap_or(0);
-    // a damaged trace may say more than can be added up
+    // A damaged trace may hold numbers whose sum is too large.
     let sum: u128 = lines.iter().map(|line| pieces(line) as u128).sum();
     let mean = sum / lines.len().max(1) as u128;
     format!("{name:<16} {mean:>11} {most:>11}\n")
@@ -64,7 +64,7 @@ fn fastest(lines: &[Line], bytes: Counter) -> ByteRate {
         }
         let before = &lines[first];
         let (from, seconds) = match line.seconds - before.seconds {
-            // nothing had moved when the command started
+            // Nothing had moved when the command started.
             time if time < SECOND / 2.0 => (0, line.seconds),
             time => (bytes(before).unwrap_or(0), time),
         };

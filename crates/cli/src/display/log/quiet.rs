@@ -1,7 +1,7 @@
-//! What strangers make a daemon say: few lines of each kind, so that nobody can fill the log and drown what it is for.
+//! Rate limit for log lines that any stranger can cause, so that nobody can fill the log.
 //!
-//! **Invariant:** the first of a kind is told at once, and however many follow, one line a second tells how many they
-//! were.
+//! **Invariant:** the first event of a kind is logged at once; however many follow, one line a second has the last of
+//! them and their number.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,24 +11,24 @@ use std::time::Duration;
 use tracing::{error, warn};
 use zmove_receiver::DaemonEvent;
 
-/// What has not been told yet of each kind that was told less than a second ago; clones share it.
+/// The events that were held back, by kind: one of that kind was logged less than a second ago. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Quiet(Arc<Mutex<HashMap<&'static str, Untold>>>);
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Untold {
     count: u64,
-    /// The last of them.
+    /// The text of the last event.
     text: String,
     from: Option<SocketAddr>,
 }
 
-/// The kind of connections that the system would not accept.
+/// The kind of event for connections that the system would not accept.
 const ACCEPT: &str = "accept";
 const INTERVAL: Duration = Duration::from_secs(1);
 
 impl Quiet {
-    /// Tells what a daemon tells, or keeps it for the next line of its kind. To be called on the runtime.
+    /// Logs an event, or holds it back for the next line of its kind. To be called on the runtime.
     pub(crate) fn tell(&self, event: &DaemonEvent) {
         let (kind, from) = match event {
             DaemonEvent::Rejected { kind, address, .. } => (kind.name(), Some(*address)),
@@ -41,7 +41,7 @@ impl Quiet {
         }
     }
 
-    /// Whether it is to be told at once.
+    /// Whether an event is to be logged at once; otherwise it is held back.
     fn is_first(&self, kind: &'static str, from: Option<SocketAddr>, event: &DaemonEvent) -> bool {
         let mut kinds = self.lock();
         if let Some(untold) = kinds.get_mut(kind) {
@@ -69,7 +69,7 @@ impl Quiet {
         }
     }
 
-    /// What has come since the last line; the kind is forgotten where that is nothing.
+    /// Takes the events of a kind since the last line; the kind is forgotten where there are none.
     fn take(&self, kind: &'static str) -> Option<Untold> {
         let mut kinds = self.lock();
         let untold = std::mem::take(kinds.get_mut(kind)?);

@@ -1,12 +1,13 @@
-//! What is said over ssh's pipes, for `crates/fuzz`.
+//! The fuzz target for the messages over ssh's pipes; `crates/fuzz` runs it.
 
 use super::{Order, Ready};
 use crate::settings::PortRange;
 
-/// A line to either side, and a range of ports: what is understood is said again in the same words.
+/// Reads a line of either side, which must read the same once it is written again, and a range of ports, which must
+/// hold ports, none of them 0.
 ///
 /// # Panics
-/// When it is not.
+/// When a line or a range does not.
 pub fn ssh_words(bytes: &[u8]) {
     if let Ok(Some(ready)) = Ready::read(bytes) {
         let line = ready.line();

@@ -601,7 +601,7 @@ fn remembered_of(path: &RelPath) -> Option<RelPath> {
 }
 
 /// What of a path is below one that it begins with.
-fn below(path: &RelPath, above: &RelPath) -> RelPath {
+pub(crate) fn below(path: &RelPath, above: &RelPath) -> RelPath {
     let rest = &path.as_bytes()[above.as_bytes().len()..];
     RelPath::from_bytes(rest.strip_prefix(b"/").unwrap_or(rest)).expect("the end of a path is a path")
 }

@@ -1,6 +1,6 @@
 //! Bracket expressions (`[a-z]`, `[!0-9]`, `[[:space:]]`) as gitignore knows them.
 //!
-//! **Invariant:** what comes out never matches a `/`.
+//! **Invariant:** a translated expression never matches a `/`.
 
 use super::PatternError;
 
@@ -8,12 +8,12 @@ use super::PatternError;
 #[derive(Debug)]
 pub(super) struct Class {
     negated: bool,
-    /// Whether each ASCII character is named.
+    /// Whether each ASCII character stands in the brackets.
     named: [bool; 128],
 }
 
 impl Class {
-    /// Reads what follows a `[`; gives the rest after its `]` back.
+    /// Reads what follows a `[`; returns the rest behind the closing `]` too.
     pub(super) fn read(text: &str) -> Result<(Self, &str), PatternError> {
         let (negated, mut rest) = match text.strip_prefix(['!', '^']) {
             Some(rest) => (true, rest),
@@ -21,7 +21,7 @@ impl Class {
         };
         let mut class = Self { negated, named: [false; 128] };
         let mut before = None;
-        // a ']' in the first place stands for itself
+        // A `]` in the first place stands for itself.
         let mut first = true;
         loop {
             match rest.strip_prefix(']') {
@@ -58,7 +58,7 @@ impl Class {
         Ok((Some(byte), after))
     }
 
-    /// Writes it as `globset` reads it: alternatives, or a negated class in which no character has a special place.
+    /// Writes the expression for `globset`: alternatives, or a negated class in which no character has a special place.
     pub(super) fn write(mut self, glob: &mut String) -> Result<(), PatternError> {
         self.named[usize::from(b'/')] = self.negated;
         let members = (0_u8..128).filter(|&byte| self.named[usize::from(byte)]).map(char::from);
@@ -90,7 +90,7 @@ fn read_character(text: &str) -> Result<(u8, &str), PatternError> {
     Ok((text.as_bytes()[0], &text[1..]))
 }
 
-/// A name of a class ends at the first `]`; without a colon before it, it is none.
+/// Splits off the name of a class, which ends at the first `]` and must have a colon before it.
 fn split_name(text: &str) -> Option<(&str, &str)> {
     let (name, after) = text.split_once(']')?;
     Some((name.strip_suffix(':')?, after))

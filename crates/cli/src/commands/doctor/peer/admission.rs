@@ -1,4 +1,5 @@
-//! Whether a receiver lets this side's key in: it is asked what a push of nothing into the key's first root would do.
+//! A check whether a receiver lets this side's key in: it is asked what a push of nothing into the key's first root
+//! would do.
 
 use std::time::Duration;
 
@@ -11,24 +12,24 @@ use zmove_wire::{
     decode_message, encode_message,
 };
 
-/// What a receiver has answered.
+/// The answer of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// A push may come.
+    /// The receiver would take a push.
     Taken {
-        /// Those of the protocol that it speaks.
+        /// The protocol versions that the receiver speaks.
         versions: String,
         lanes_max: u16,
     },
-    /// It speaks no version that this side speaks, as the greetings say.
+    /// The receiver speaks no version that this side speaks, by its greeting.
     Incompatible(String),
-    /// It says why not.
+    /// The receiver refuses, and gives its reason.
     Refused(Refusal),
-    /// The conversation came to nothing.
+    /// The conversation broke off.
     Broken(String),
 }
 
-/// The versions that this side speaks.
+/// The protocol versions that this side speaks.
 pub(crate) fn our_versions() -> String {
     versions(&Greeting::new(Role::Control, TransferId([0; 16])))
 }
@@ -42,7 +43,7 @@ fn versions(greeting: &Greeting) -> String {
 }
 
 impl Admission {
-    /// Asks over a fresh connection, which it ends in order.
+    /// Asks over a fresh connection, and closes it in order.
     pub(crate) async fn ask(channel: Channel) -> Self {
         let version = channel.version();
         let (reader, writer) = control_pair(channel);
@@ -60,7 +61,7 @@ async fn converse(
     let transfer = fresh_transfer().context("draw a transfer id")?;
     let mut question = Greeting::new(Role::Control, transfer).encode().to_vec();
     question.extend(encode_message(&preview_of_nothing(transfer).into_message(version)));
-    // a receiver that refuses need not have listened
+    // A receiver that refuses need not have read the question.
     let _refused_early = writer.send(&question).await;
     let greeting = reader.greeting().await.context("greet")?;
     if let Err(error) = greeting.agree_within(version) {

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration file, where.
+//! The faults of a configuration file, with their lines.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,10 +6,10 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
-/// One thing that is wrong.
+/// One fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConfigFault {
-    /// Counted from 1; none where the file could not be read.
+    /// The line, counted from 1; `None` where the file could not be read.
     pub(super) line: Option<usize>,
     text: String,
 }
@@ -31,8 +31,8 @@ impl ConfigFault {
     }
 }
 
-/// All faults of a file that is read as a `T`, whose first is `error`: the line of each is put aside, and the
-/// rest is read again.
+/// All faults of a file that is read as a `T`, of which `error` is the first: the line of each is blanked, and the rest
+/// is read again.
 pub(super) fn all<T: DeserializeOwned>(path: &Path, text: &str, error: toml::de::Error) -> Vec<ConfigFault> {
     let mut rest = text.to_owned();
     let mut next = Some(error);
@@ -63,7 +63,7 @@ fn line_around(text: &str, position: usize) -> Range<usize> {
     start..end
 }
 
-/// The line, from 1, and the key that stands in it, with its table.
+/// The number of the line at a position, from 1, and the key in it, with its table.
 fn locate(text: &str, position: usize) -> (usize, String) {
     let around = line_around(text, position);
     let line = text[..around.start].matches('\n').count() + 1;

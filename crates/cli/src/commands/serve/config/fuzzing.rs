@@ -1,13 +1,13 @@
-//! The daemon's file, for `crates/fuzz`.
+//! The fuzz target for the daemon's configuration file; `crates/fuzz` runs it.
 
 use std::path::Path;
 
 use super::Config;
 
-/// A file: it is read, or each of its faults is told, with a line that it has.
+/// Reads a file, which must give settings, or faults with lines that the file has.
 ///
 /// # Panics
-/// When there is no fault to tell, or one of a line that is not there.
+/// When a file that is refused has no fault, or a fault names a line that does not exist.
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match Config::parse(Path::new("zmove.toml"), text) {

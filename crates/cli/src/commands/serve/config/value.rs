@@ -11,7 +11,7 @@ use zmove_types::{ByteCount, parse_size};
 
 use crate::value::age::Age;
 
-/// What is read from a string as the command line reads it.
+/// A value that is written as a string, in the form of the command line.
 pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
     let text = String::deserialize(from)?;
     text.parse().map_err(|error| D::Error::custom(format_args!("'{text}': {error}")))

@@ -1,4 +1,4 @@
-//! The page over plain HTTP, for the few programs of this host that ask.
+//! The metrics page over plain HTTP, for the few programs of this host that ask for it.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to pause when the system has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Shows the page for ever.
+/// Serves the page for ever.
 pub(crate) async fn serve(listener: TcpListener, page: Page) {
     let page = Arc::new(page);
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -35,7 +35,7 @@ pub(crate) async fn serve(listener: TcpListener, page: Page) {
         };
         let page = Arc::clone(&page);
         tokio::spawn(async move {
-            // who is slow or makes no sense is of no interest
+            // A client that is slow or makes no sense is ignored.
             let _ended = tokio::time::timeout(CONNECTION_TIMEOUT, converse(socket, page)).await;
             drop(place);
         });
@@ -56,7 +56,7 @@ async fn answer(request: Request<Incoming>, page: Arc<Page>) -> Response<Full<By
     let reading = matches!(*request.method(), Method::GET | Method::HEAD);
     match (request.uri().path(), reading) {
         ("/healthz", true) => plain(StatusCode::OK, "text/plain; charset=utf-8", "ok\n".to_owned()),
-        // it looks at every journal, which may be many, on storage that may be slow
+        // The page looks at every journal, which may be many, on storage that may be slow.
         ("/metrics", true) => match tokio::task::spawn_blocking(move || page.text()).await {
             Ok(Ok(text)) => plain(StatusCode::OK, OPEN_METRICS, text),
             Ok(Err(_)) | Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", String::new()),
@@ -76,5 +76,5 @@ fn plain(status: StatusCode, content: &'static str, text: String) -> Response<Fu
 }
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// The least that the library takes.
+/// The longest request head, in bytes: the least that the library takes.
 const HEAD_BYTES_MAX: usize = 8192;

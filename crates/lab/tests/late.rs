@@ -1,0 +1,60 @@
+//! Storage that answers late, beneath the zmove that lies beside the lab's program.
+
+use std::path::Path;
+use std::process::Command;
+
+const LAB: &str = env!("CARGO_BIN_EXE_zmove-lab");
+
+/// Requests of one file wait for storage side by side, although the kernel takes synchronous writes to a file of such
+/// a mount one after the other, and reads it ahead by 128 KiB.
+#[test]
+fn parts_of_one_large_file_are_under_way_side_by_side() {
+    let zmove = Path::new(LAB).with_file_name("zmove");
+    for (here, missing) in [(zmove.is_file(), "zmove beside the lab"), (can_mount(), "root with /dev/fuse")] {
+        if !here {
+            let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
+            assert!(!required, "ZMOVE_REQUIRE_LAB=1, but there is no {missing}");
+            return eprintln!("skipped: there is no {missing}");
+        }
+    }
+    let home = tempfile::tempdir().unwrap();
+    let bytes: Vec<u8> = (0..64_u32 << 18).flat_map(u32::to_le_bytes).collect();
+    std::fs::write(home.path().join("file"), &bytes).unwrap();
+    for (argument, operation) in [("file $ZMOVE_LAB_LATE/", "write"), ("$ZMOVE_LAB_LATE/file back/", "read")]
+    {
+        let push = format!("{} push --direct on {argument}", zmove.display());
+        let mut command = Command::new(LAB);
+        command.args([
+            "late",
+            "--delay",
+            "1",
+            "--data-delay",
+            "20",
+            "--over",
+            "over",
+            "--",
+            "sh",
+            "-c",
+            &push,
+        ]);
+        std::fs::create_dir_all(home.path().join("over")).unwrap();
+        let output = command.current_dir(&home).env("HOME", home.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let at_once = at_once(&said, operation);
+        // A group of 4 MiB has four parts.
+        assert!(at_once.is_some_and(|at_once| at_once > 4), "{operation}: {said}");
+    }
+    assert!(std::fs::read(home.path().join("back/file")).unwrap() == bytes);
+}
+
+fn can_mount() -> bool {
+    rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists()
+}
+
+/// How many requests of a kind the mount has had under way at once.
+fn at_once(said: &str, operation: &str) -> Option<u32> {
+    let (_, counts) = said.rsplit_once(&format!(" {operation} "))?;
+    let (_all, at_once) = counts.split_once(" (")?;
+    at_once.split_once(' ')?.0.parse().ok()
+}

@@ -1,0 +1,66 @@
+//! What cannot get its name, since another transfer of the key has put something there.
+
+use super::*;
+
+const BATCHES: usize = 4;
+
+fn empty_file(number: usize) -> BatchEntry {
+    let (name, root) = (name(&format!("{number}")), zmove_chunk::file_root(b""));
+    BatchEntry::File(FileEntry { name, metadata: metadata(0o644), bytes: 0, root })
+}
+
+fn new_directory(number: usize) -> BatchEntry {
+    BatchEntry::Directory(name(&format!("{number}")), metadata(0o755))
+}
+
+impl Transfer {
+    /// Sends entries of one directory, in so many batches.
+    fn send_all(&mut self, directory: &str, entry: impl Fn(usize) -> BatchEntry) {
+        for batch in 0..BATCHES {
+            let entries = (batch * 2048..(batch + 1) * 2048).map(&entry).collect();
+            self.send_batch(DirectoryGroup { directory: path(directory), entries });
+        }
+    }
+
+    fn wait_until_published(&mut self, mut batches: usize) {
+        while batches > 0 {
+            match self.next_answer() {
+                Some(ToSender::Published { items }) => batches -= items.len(),
+                Some(_) => {}
+                None => panic!("broken off"),
+            }
+        }
+    }
+}
+
+/// While files wait in new directories deep down another transfer makes directories of their names there.
+#[test]
+fn the_path_of_what_cannot_get_its_name_is_kept_once() {
+    let mut site = Site::local();
+    let limits = "[limits]\nmemory_per_identity = \"64MiB\"\n";
+    std::fs::write(site.path("server").join("zmove.toml"), limits).unwrap();
+    site.start_daemon();
+    paint(site.source().join("f"), 100_000);
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let mut pairs: Vec<_> = (0..2).map(|_| (greedy.open(&open()), greedy.open(&open()))).collect();
+    std::thread::scope(|scope| {
+        for (number, (files, guests)) in pairs.iter_mut().enumerate() {
+            scope.spawn(move || {
+                let deep = format!("{number}/{}", deep());
+                let first = (1_000_000..1_000_008).map(empty_file).collect();
+                files.send_batch(DirectoryGroup { directory: path(&deep), entries: first });
+                files.wait_for_items(1);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| files.send_all(&deep, empty_file));
+                    scope.spawn(|| guests.send_all(&deep, new_directory));
+                });
+            });
+        }
+    });
+    for (files, _) in &mut pairs {
+        files.wait_until_published(1 + BATCHES);
+    }
+    let peak = site.the_daemon().peak_memory_kib();
+    assert!(peak < resting + (80 << 10), "{resting} KiB at rest, {peak} KiB at most");
+}
