@@ -1,5 +1,6 @@
 //! The way from a host to a [`Link`]: the host's key, ssh where no daemon runs, control, and lanes.
 
+mod choice;
 mod host_key;
 mod lanes;
 mod machine;
@@ -10,7 +11,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use zmove_sender::{Learnt, Link, Need, Summary};
-use zmove_transport::{ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, Transport};
+use zmove_transport::{
+    ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, PathEnds, Reach, Resumption, SavedWindow,
+    Transport, TransportChoice,
+};
 
 use self::host_key::host_policy;
 use self::lanes::dial_all;
@@ -18,9 +22,11 @@ use self::plan::LanePlan;
 use crate::error::ConnectError;
 use crate::location::{Login, Remote};
 use crate::notice::{Listener, Notice};
-use crate::path_memory::{Known, PathMemory};
+use crate::path_memory::{Found, Known, PathMemory, Window};
 use crate::settings::DialSettings;
 use crate::ssh::{self, SshReceiver, SshSession};
+
+use machine::{lanes_for, quic_lanes};
 
 pub use machine::{LANES_AT_ONCE, LOCAL_RTT, LOSS_TOLERANT, RATE_TARGET, lanes_for_machine};
 
@@ -57,6 +63,13 @@ pub struct Route {
     paths: PathMemory,
     round_trip: Duration,
     transport: Transport,
+    ends: Option<PathEnds>,
+    /// What was known of rates and window before.
+    known: Option<Known>,
+    /// QUIC was to go first.
+    quic_first: bool,
+    /// The rate is not the path's.
+    limited: bool,
 }
 
 impl Connector<'_> {
@@ -77,9 +90,10 @@ impl Connector<'_> {
         let identity = Identity::load_or_create(home)?;
         let first_key = FirstKey::default();
         let policy = host_policy(remote, &identity, home, settings, &first_key).await?;
-        let reach = settings.reach.clone();
+        let known = self.recall(need).await;
+        let reach = self.reach(&known);
         let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
-        let reached = self.reach_by(dialler, need).await?;
+        let reached = self.reach_by(dialler, known, need).await?;
         if let Some(key) = first_key.get() {
             KnownHosts::open(home)?.pin(&remote.host, remote.port, key)?;
             listener.hear(&Notice::KeyPinned { remote, key });
@@ -91,19 +105,59 @@ impl Connector<'_> {
         let SshReceiver { identity, key, host, port, session } =
             ssh::start(self.remote, login, self.settings).await?;
         let policy = HostPolicy::Pinned(key);
-        let reach = self.settings.reach.clone();
+        let known = self.recall(need).await;
+        let reach = self.reach(&known);
         let dialler = ChannelDialler::new(&identity, &host, port, policy, reach).await?;
-        match self.reach_by(dialler, need).await {
+        match self.reach_by(dialler, known, need).await {
             Ok(reached) => Ok(Reached { ssh: Some(session), ..reached }),
             Err(error) => Err(ConnectError::BehindSsh { host, source: Box::new(error) }),
         }
     }
 
-    async fn reach_by(&self, dialler: ChannelDialler, need: Option<&Need>) -> Result<Reached, ConnectError> {
-        let paths = PathMemory::of(self.home, self.remote);
-        let plan = LanePlan::new(self.settings, paths.recall(self.listener), need.cloned());
-        dial_all(dialler, self.settings, plan, paths).await
+    /// What is known of the path; a window that QUIC is to use is taken out of the memory.
+    async fn recall(&self, need: Option<&Need>) -> Recalled {
+        let Self { home, remote, settings, listener } = *self;
+        let paths = PathMemory::of(home, remote);
+        let known = paths.recall(listener);
+        let quic_first = choice::quic_head_start(settings, known, need).await;
+        let by_quic = quic_first.is_some() || settings.reach.transport == TransportChoice::Quic;
+        let window = known.and_then(|known| known.window).filter(|_| by_quic);
+        if let (Some(known), Some(_)) = (known, window) {
+            paths.take_window(known, listener);
+        }
+        Recalled { paths, known, quic_first, window }
     }
+
+    fn reach(&self, Recalled { quic_first, window, .. }: &Recalled) -> Reach {
+        let connections = self.settings.streams.unwrap_or_else(quic_lanes);
+        let saved = window.map(|Window { bytes, round_trip, ends, .. }| SavedWindow {
+            bytes,
+            round_trip,
+            ends,
+            connections,
+        });
+        Reach { saved, quic_first: *quic_first, ..self.settings.reach.clone() }
+    }
+
+    async fn reach_by(
+        &self,
+        dialler: ChannelDialler,
+        recalled: Recalled,
+        need: Option<&Need>,
+    ) -> Result<Reached, ConnectError> {
+        let plan = LanePlan::new(self.settings, &recalled, need.cloned());
+        dial_all(dialler, self.settings, plan, recalled).await
+    }
+}
+
+/// What is known before anything is dialled.
+struct Recalled {
+    paths: PathMemory,
+    known: Option<Known>,
+    /// How long TCP waits for QUIC, where that goes first.
+    quic_first: Option<Duration>,
+    /// For QUIC.
+    window: Option<Window>,
 }
 
 impl fmt::Debug for Connector<'_> {
@@ -115,15 +169,40 @@ impl fmt::Debug for Connector<'_> {
 }
 
 impl Route {
-    /// Remembers what a push over TCP has learnt.
-    pub fn learn(&self, summary: &Summary, listener: &dyn Listener) {
-        if self.transport == Transport::Quic {
-            return;
+    /// Keeps what a push has learnt.
+    pub fn learn(&self, summary: &Summary, resumption: Resumption, listener: &dyn Listener) {
+        let millis = u64::try_from(summary.elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
+        let rate = summary.bytes * 1000 / millis;
+        let learnt = summary
+            .learnt
+            .map(|Learnt { lanes, loss_tolerant }| Known::new(lanes, loss_tolerant, self.round_trip, rate));
+        let before = self.known.map(|known| Known { bytes_per_second: rate, ..known });
+        let by_quic = || Known::new(lanes_for(self.round_trip), false, self.round_trip, rate);
+        let known = match self.transport {
+            // where nothing was tuned, there is still what was taken away, and what did not get through
+            Transport::Tcp => learnt.or(before),
+            Transport::Quic => before.or_else(|| Some(by_quic())),
+        };
+        let Some(known) = known else { return };
+        self.paths.keep(self.with_rates(known, summary, resumption), listener);
+    }
+
+    /// With what was known before of rates and window, and what has been found now.
+    fn with_rates(&self, known: Known, summary: &Summary, resumption: Resumption) -> Known {
+        // another push may have left a window meanwhile
+        let before = self.paths.known();
+        let window = before.and_then(|known| known.window).or(self.known.and_then(|known| known.window));
+        let mut rates = before.or(self.known).map(|known| known.rates).unwrap_or_default();
+        if self.quic_first && self.transport == Transport::Tcp {
+            rates.quic = Some(0);
         }
-        if let Some(Learnt { lanes, loss_tolerant }) = summary.learnt {
-            let millis = u64::try_from(summary.elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
-            let rate = summary.bytes * 1000 / millis;
-            self.paths.keep(Known::new(lanes, loss_tolerant, self.round_trip, rate), listener);
-        }
+        let lost = summary.path.as_ref().is_some_and(|path| path.bytes_retransmitted > 0);
+        let found = Found {
+            transport: self.transport,
+            at_best: summary.at_best.filter(|_| !self.limited),
+            ends: self.ends,
+            has_lost: lost || resumption.is_refuted,
+        };
+        Known { rates, window, ..known }.after(&found)
     }
 }

@@ -69,7 +69,7 @@ pub use error::{
 pub use local::{LocalReceiver, Overlap, push_locally};
 pub use location::{DEFAULT_PORT, Location, Login, Remote, Start};
 pub use notice::{Listener, NoListener, Notice};
-pub use path_memory::{Known, PathMemory};
+pub use path_memory::{Known, PathMemory, Rates, Window};
 pub use random::fresh_transfer;
 pub use reconnect::{Pushed, RemotePush};
 pub use settings::{Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost};

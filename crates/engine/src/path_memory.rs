@@ -5,61 +5,38 @@
 //! loss-tolerant congestion control is remembered for a shorter time, since it finds its rate by causing
 //! loss.
 //!
-//! Each line holds one path, `HOST:PORT lanes=32 congestion=usual rtt_us=90123 bytes_per_second=118000000
-//! day=20778`, and the path used last is at the end; the first line names the format version. The file is
-//! replaced atomically.
+//! What the path has carried within a round trip is remembered for a day, with the addresses at its ends: QUIC jumps
+//! to half of that (`zmove-transport: quic/resume.rs`), and [`dial`](crate::dial) weighs TCP and QUIC by it.
 //!
-//! **Invariant:** the memory is advice only. If the file cannot be read or parsed, a warning is given and its
-//! contents are ignored; the push never fails for it.
+//! Each line holds one path, `HOST:PORT` and what is known of it, and the path used last is at the end; the first line
+//! names the format version. The file is replaced atomically.
+//!
+//! **Invariant:** a window is used by one push at a time, which takes it out of the file and leaves another when it
+//! has ended well. Apart from that the memory is advice only. If the file cannot be read or parsed, a warning is given
+//! and its contents are ignored; the push never fails for it.
 
-use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::location::Remote;
 use crate::notice::{Listener, Notice};
 
+pub(crate) use known::Found;
+pub use known::{Known, Rates, Window};
+
+use known::today;
+
+mod known;
+
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
-
-/// The knowledge of a path that one push has gained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
-    /// The number of lanes that suited the path.
-    pub lanes: u16,
-    /// Whether a congestion control that ignores loss suited the path.
-    pub loss_tolerant: bool,
-    /// The round trip at that time; a very different one means another path.
-    pub round_trip: Duration,
-    /// The rate of that push, in bytes per second.
-    pub bytes_per_second: u64,
-    /// The day of that push, counted from 1970.
-    day: u64,
-}
 
 /// The memory of one path: the file, and the path's name in it.
 #[derive(Debug)]
 pub struct PathMemory {
     file: PathBuf,
     endpoint: String,
-}
-
-impl Known {
-    /// The knowledge that a push has gained of a path today.
-    #[must_use]
-    pub fn new(lanes: u16, loss_tolerant: bool, round_trip: Duration, bytes_per_second: u64) -> Self {
-        Self { lanes, loss_tolerant, round_trip, bytes_per_second, day: today() }
-    }
-
-    /// Whether a path with this round trip can be the same one.
-    #[must_use]
-    pub fn suits(&self, round_trip: Duration) -> bool {
-        let near = |one: Duration, other: Duration| one <= other * 2 + ROUND_TRIP_NOISE;
-        near(round_trip, self.round_trip) && near(self.round_trip, round_trip)
-    }
 }
 
 impl PathMemory {
@@ -82,7 +59,17 @@ impl PathMemory {
     /// The rate of the last push, if one is remembered; a file that cannot be read is not reported.
     #[must_use]
     pub fn last_rate(&self) -> Option<u64> {
-        Some(self.find(&self.read().ok()?)?.bytes_per_second)
+        Some(self.known()?.bytes_per_second)
+    }
+
+    /// What is known now, without a word about a file that cannot be read.
+    pub(crate) fn known(&self) -> Option<Known> {
+        self.find(&self.read().ok()?)
+    }
+
+    /// Takes the window away, so that no other push uses it meanwhile.
+    pub(crate) fn take_window(&self, known: Known, listener: &dyn Listener) {
+        self.write(Known { window: None, ..known }, listener);
     }
 
     /// Stores what this push has learnt.
@@ -94,7 +81,11 @@ impl PathMemory {
             Some(before) if before.loss_tolerant && known.loss_tolerant => before.day,
             _ => known.day,
         };
-        let text = with(&lines, &self.endpoint, Known { day, ..known });
+        self.write(Known { day, ..known }, listener);
+    }
+
+    fn write(&self, known: Known, listener: &dyn Listener) {
+        let text = with(&self.read().unwrap_or_default(), &self.endpoint, known);
         if let Err(source) = zmove_disk::replace_file(&self.file, &text) {
             listener.hear(&Notice::PathsUnwritten { file: &self.file, source });
         }
@@ -105,7 +96,7 @@ impl PathMemory {
         let known = find(lines, &self.endpoint)?;
         let days = today().saturating_sub(known.day);
         let loss_tolerant = known.loss_tolerant && days <= LOSS_TOLERANT_DAYS_MAX;
-        (days <= DAYS_MAX).then_some(Known { loss_tolerant, ..known })
+        (days <= DAYS_MAX).then_some(Known { loss_tolerant, ..known }.without_old_window())
     }
 
     /// Reads the lines of the file that hold paths.
@@ -151,48 +142,8 @@ fn with(lines: &[String], endpoint: &str, known: Known) -> String {
     text + &format!("{endpoint} {known}\n")
 }
 
-impl fmt::Display for Known {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let congestion = if self.loss_tolerant { TOLERANT } else { USUAL };
-        let lanes = self.lanes;
-        let rate = self.bytes_per_second;
-        let day = self.day;
-        let micros = self.round_trip.as_micros();
-        write!(f, "lanes={lanes} congestion={congestion} rtt_us={micros} bytes_per_second={rate} day={day}")
-    }
-}
-
-impl FromStr for Known {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let mut words = text.split(' ');
-        let mut field =
-            |name: &str| words.next().and_then(|word| word.strip_prefix(name)?.strip_prefix('=')).ok_or(());
-        let number = |text: &str| text.parse::<u64>().map_err(|_| ());
-        let lanes = number(field("lanes")?)?;
-        let loss_tolerant = match field("congestion")? {
-            TOLERANT => true,
-            USUAL => false,
-            _ => return Err(()),
-        };
-        let round_trip = Duration::from_micros(number(field("rtt_us")?)?);
-        let bytes_per_second = number(field("bytes_per_second")?)?;
-        let day = number(field("day")?)?;
-        let lanes = u16::try_from(lanes).ok().filter(|lanes| (1..=LANES_MAX).contains(lanes)).ok_or(())?;
-        Ok(Self { lanes, loss_tolerant, round_trip, bytes_per_second, day })
-    }
-}
-
-fn today() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() / (24 * 60 * 60))
-}
-
 const FILE: &str = "paths";
 const HEADER: &str = "# zmove paths 1";
-const TOLERANT: &str = "loss-tolerant";
-const USUAL: &str = "usual";
-const LANES_MAX: u16 = zmove_wire::limits::LANES_MAX;
 /// The most paths that are kept; the file then has some 30 KiB.
 const PATHS_MAX: usize = 256;
 const BYTES_MAX: usize = 1 << 20;
@@ -201,11 +152,14 @@ const DAYS_MAX: u64 = 30;
 /// How many days a loss-tolerant congestion control is remembered: on a full path it cannot be seen that the
 /// path is no longer lossy, so the control is chosen anew from time to time.
 const LOSS_TOLERANT_DAYS_MAX: u64 = 7;
-/// The time that a busy host may add to a round trip.
-const ROUND_TRIP_NOISE: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use zmove_sender::AtBest;
+    use zmove_transport::{PathEnds, Transport};
+
     use super::*;
     use crate::notice::NoListener;
 
@@ -287,5 +241,19 @@ mod tests {
     fn another_round_trip_is_another_path() {
         assert!(known(8).suits(Duration::from_millis(60)) && known(8).suits(Duration::from_millis(170)));
         assert!(!known(8).suits(Duration::from_millis(1)) && !known(8).suits(Duration::from_millis(300)));
+    }
+
+    #[test]
+    fn a_window_is_used_by_one_push_at_a_time() {
+        let home = tempfile::tempdir().unwrap();
+        let path = paths(home.path(), "one");
+        let ends = PathEnds { here: [192, 0, 2, 1].into(), there: [192, 0, 2, 9].into() };
+        let at_best = Some(AtBest { bytes_per_second: 100_000_000, round_trip: Duration::from_millis(90) });
+        let found = Found { transport: Transport::Quic, at_best, ends: Some(ends), has_lost: false };
+        let whole = known(8).after(&found);
+        path.keep(whole, &NoListener);
+        assert_eq!(path.recall(&NoListener), Some(whole));
+        path.take_window(whole, &NoListener);
+        assert_eq!(path.recall(&NoListener), Some(Known { window: None, ..whole }));
     }
 }

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use tokio::time::sleep_until;
 use zmove_sender::{Need, Push, PushJob, Run, SenderConfig, SessionError, Summary};
-use zmove_transport::Transport;
+use zmove_transport::{Resumption, Transport};
 use zmove_types::Observer;
 
 use crate::backoff::{Next, Outage, Outages, Timeout};
@@ -46,6 +46,8 @@ pub struct Pushed {
     pub summary: Summary,
     /// The transport of the last session.
     pub transport: Transport,
+    /// What has become of the window that was remembered.
+    pub resumption: Resumption,
 }
 
 impl fmt::Debug for RemotePush<'_> {
@@ -136,8 +138,9 @@ impl RemotePush<'_> {
         if let Some(ssh) = reached.ssh {
             ssh.end().await;
         }
-        reached.route.learn(&summary, connector.listener);
-        Ok(Pushed { summary, transport: reached.transport })
+        let resumption = reached.dialler.resumption();
+        reached.route.learn(&summary, resumption, connector.listener);
+        Ok(Pushed { summary, transport: reached.transport, resumption })
     }
 
     fn start_again(&self, run: &mut Run) -> Result<Push, PushError> {

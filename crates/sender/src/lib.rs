@@ -22,7 +22,7 @@ mod tune;
 pub use account::bottleneck::Bottleneck;
 pub use account::limit::Limit;
 pub use account::manifest::Manifest;
-pub use account::summary::{Learnt, Preview, Summary};
+pub use account::summary::{AtBest, Learnt, Preview, Summary};
 pub use control::link::{CongestionChoice, LaneNumber, LaneSupply, Link, LossAnswer};
 pub use error::SessionError;
 pub use mirror::{AfterErrors, Guard, Removals};

@@ -129,6 +129,8 @@ impl Running<'_> {
         self.steering.begin(&self.pipeline.config, self.lanes_max);
         let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
         let mut steps = tokio::time::interval(STEERING_INTERVAL);
+        let mut counts = tokio::time::interval(COUNTING_INTERVAL);
+        counts.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // a rate over hardly any time is none
         steps.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut samples = self.pipeline.config.sample_interval.map(tokio::time::interval);
@@ -141,6 +143,7 @@ impl Running<'_> {
                     self.pipeline.session.account.observer.on(&Event::Limited { by });
                     before = now;
                 }
+                _ = counts.tick() => self.steering.count_acked(&self.pipeline),
                 _ = steps.tick() => self.steering.step(&mut self.pipeline)?,
                 () = next(&mut samples) => self.tell_sample(),
                 lane = self.lanes.recv(), if self.lanes_open => {
@@ -309,6 +312,7 @@ impl Running<'_> {
         self.pipeline.stop();
         let lanes = self.pipeline.lane_set.lanes_most;
         let learnt = self.steering.learnt();
+        let at_best = self.steering.at_best();
         let reached = self.sample();
         self.end_lanes(&ended);
         let run = self.run;
@@ -358,6 +362,7 @@ impl Running<'_> {
             path: reading.path,
             removed: removed + account.totals.removed.get(),
             learnt,
+            at_best,
             left_out,
             ..account.totals.summary()
         };
@@ -396,3 +401,5 @@ async fn hear(inbox: &mut Option<Inbox<ToSender>>) -> Result<ToSender, SessionEr
 
 /// How often it is decided what the push should have; see [`tune`](crate::tune).
 const STEERING_INTERVAL: Duration = Duration::from_millis(250);
+/// A part of a long round trip; asking a lane takes a microsecond.
+const COUNTING_INTERVAL: Duration = Duration::from_millis(25);

@@ -26,6 +26,7 @@ mod lanes;
 mod loss;
 pub(crate) mod path;
 mod readers;
+mod round;
 pub(crate) mod steering;
 
 use lanes::LaneTuner;

@@ -40,6 +40,7 @@ mod dialler;
 mod keeper;
 mod lane;
 mod lane_bytes;
+mod resume;
 mod settings;
 mod socket;
 mod tolerant;
@@ -47,10 +48,12 @@ mod tolerant;
 pub(crate) use acceptor::{QuicAcceptor, ask_back, bind, handshake};
 pub(crate) use dialler::QuicDialler;
 pub(crate) use lane::QuicLane;
+pub use resume::{PathEnds, Resumption, SavedWindow};
 pub use settings::{QuicCongestion, UnknownCongestion};
 
 use keeper::Keeper;
 use lane_bytes::LaneBytes;
+use tolerant::Account;
 
 /// An established connection to a peer whose key is known.
 #[derive(Debug)]
@@ -67,6 +70,7 @@ pub(crate) struct QuicConnection {
     silent: bool,
     finished: bool,
     lane_bytes: Arc<LaneBytes>,
+    account: Arc<Account>,
     /// Takes a stream that has been finished, and closes the connection when all of it has arrived.
     keeper: UnboundedSender<SendStream>,
 }
@@ -74,7 +78,11 @@ pub(crate) struct QuicConnection {
 impl QuicConnection {
     /// A connection with its one stream, and what keeps it until that is over; `None` where the peer does not speak the
     /// protocol.
-    fn new(connection: quinn::Connection, stream: (SendStream, RecvStream)) -> (Option<Self>, Keeper) {
+    fn new(
+        connection: quinn::Connection,
+        stream: (SendStream, RecvStream),
+        account: Arc<Account>,
+    ) -> (Option<Self>, Keeper) {
         let lane_bytes = Arc::<LaneBytes>::default();
         let (keeper, left) = unbounded_channel();
         let whole = peer_of(&connection).map(|(peer, version)| Self {
@@ -87,6 +95,7 @@ impl QuicConnection {
             silent: true,
             finished: false,
             lane_bytes: Arc::clone(&lane_bytes),
+            account,
             keeper,
         });
         (whole, Keeper { connection, lane_bytes, left })

@@ -16,8 +16,9 @@ use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
+use crate::display::summary::{self, Carriage};
+use crate::display::terminal;
 use crate::display::trace::{self, Trace};
-use crate::display::{summary, terminal};
 use crate::settings::{self, PushSettings, Role, Storage};
 use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
@@ -50,16 +51,17 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
             Location::Remote(remote) => {
                 let pushed =
                     push_there(remote, &settings, &sources, config, push, &mut run, &display).await?;
-                Ok((pushed.summary, Some(pushed.transport)))
+                let carriage = Carriage { transport: pushed.transport, resumption: pushed.resumption };
+                Ok((pushed.summary, Some(carriage)))
             }
         }
     });
     let moved = display.moved();
     display.end();
-    let (mut summary, transport) = pushed?;
+    let (mut summary, carriage) = pushed?;
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
-    summary::print(&summary, args, transport, &shares);
+    summary::print(&summary, args, carriage, &shares);
     let lacking = if args.keeping.strict_metadata { summary.not_kept.len() as u64 } else { 0 };
     Ok(match (summary.failed + summary.kept_by_change + lacking, summary.spared) {
         (0, 0) => Exit::Done,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde_json::json;
 use zmove_sender::{Bottleneck, Limit, PathReport, Preview, Summary};
-use zmove_transport::Transport;
+use zmove_transport::{Resumption, Transport};
 use zmove_types::{ByteCount, ByteRate};
 use zmove_wire::NotKept;
 
@@ -14,9 +14,17 @@ use crate::ceiling::Shares;
 use crate::display::progress::print_json;
 use crate::display::terminal;
 
-/// Prints the summary in the form that was asked for. `transport` is `None` within one process, where there was nothing
-/// to encrypt.
-pub(crate) fn print(summary: &Summary, args: &PushArgs, transport: Option<Transport>, shares: &Shares) {
+/// What has carried a push to another host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Carriage {
+    pub(crate) transport: Transport,
+    pub(crate) resumption: Resumption,
+}
+
+/// Prints the summary in the form that was asked for; within one process nothing has carried the lanes, and there was
+/// nothing to encrypt.
+pub(crate) fn print(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>, shares: &Shares) {
+    let transport = carriage.map(|carriage| carriage.transport);
     if summary.manifest_left_out > 0 {
         terminal::warn(format_args!(
             "{} names are not UTF-8, hold U+FFFD or end in CR, and are left out of the manifest: b3sum cannot read them",
@@ -30,7 +38,7 @@ pub(crate) fn print(summary: &Summary, args: &PushArgs, transport: Option<Transp
         ));
     }
     if args.json {
-        let mut said = as_json(summary, args, transport);
+        let mut said = as_json(summary, args, carriage);
         said["storage"] = json!(shares);
         print_json(&said);
     } else if !args.quiet {
@@ -144,7 +152,9 @@ fn not_kept_as_json(summary: &Summary) -> Vec<serde_json::Value> {
     summary.not_kept.iter().map(lack).collect()
 }
 
-fn as_json(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> serde_json::Value {
+fn as_json(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> serde_json::Value {
+    let transport = carriage.map(|carriage| carriage.transport);
+    let resumed = carriage.map(|carriage| carriage.resumption).filter(|resumption| resumption.bytes > 0);
     json!({
         "event": "summary",
         "dry_run": summary.preview.is_some(),
@@ -170,6 +180,8 @@ fn as_json(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         "lanes": summary.lanes,
         "cipher": transport.map(|_| cipher_key(args)),
         "transport": transport.map(|transport| transport.to_string()),
+        "resumed_window_bytes": resumed.map(|resumption| resumption.bytes),
+        "resumed_window_refuted": resumed.map(|resumption| resumption.is_refuted),
         "seconds": summary.elapsed.as_secs_f64(),
         "bytes_per_second": ByteRate::new(summary.bytes, summary.elapsed).0,
         "first_byte_seconds": summary.first_byte.map(|time| time.as_secs_f64()),

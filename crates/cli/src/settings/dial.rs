@@ -44,7 +44,7 @@ fn reach(args: &DialArgs) -> Result<Reach> {
         None => QuicCongestion::default(),
     };
     let socket = SocketConfig { congestion: args.congestion.clone(), ..SocketConfig::default() };
-    Ok(Reach { transport, socket, quic_congestion })
+    Ok(Reach { transport, socket, quic_congestion, ..Reach::default() })
 }
 
 /// The ssh that starts a receiver at `remote`; without a login there none will be started.

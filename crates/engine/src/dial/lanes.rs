@@ -8,24 +8,25 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
 use zmove_sender::{LaneNumber, LaneSupply, Link, LossAnswer};
-use zmove_transport::{Channel, ChannelDialler, DialError, LaneError, LaneSink, Transport, control_pair};
+use zmove_transport::{
+    Channel, ChannelDialler, DialError, LaneError, LaneSink, PathEnds, Transport, control_pair,
+};
 use zmove_types::LaneId;
 use zmove_wire::{Greeting, Role};
 
 use super::machine::{lanes_for, quic_lanes};
 use super::plan::LanePlan;
-use super::{Reached, Route};
+use super::{Reached, Recalled, Route};
 use crate::error::ConnectError;
-use crate::path_memory::PathMemory;
 use crate::random::fresh_transfer;
 use crate::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
 
-/// Dials control and the first lanes at the same time; the route that was taken gets `paths`, to keep what is learnt.
+/// Dials control and the first lanes at the same time; the path that is taken comes with what was known of it.
 pub(super) async fn dial_all(
     dialler: ChannelDialler,
     settings: &DialSettings,
     plan: LanePlan,
-    paths: PathMemory,
+    recalled: Recalled,
 ) -> Result<Reached, ConnectError> {
     let transfer = fresh_transfer().map_err(ConnectError::TransferId)?;
     let cipher = settings.cipher;
@@ -48,6 +49,7 @@ pub(super) async fn dial_all(
     let channel = channel?;
     let transport = channel.transport();
     let round_trip = channel.round_trip();
+    let ends = PathEnds::towards(channel.address()).ok();
     let least = lanes_for(round_trip);
     let usual = match transport {
         Transport::Tcp => plan.count(round_trip, least),
@@ -76,7 +78,9 @@ pub(super) async fn dial_all(
     let supply = Some(LaneSupply { more, asked: count, number, congestion });
     let version = channel.version();
     let link = Link { transfer, cipher, version, control: control_pair(channel), lanes, supply };
-    let route = Route { paths, round_trip, transport };
+    let Recalled { paths, known, quic_first, .. } = recalled;
+    let (quic_first, limited) = (quic_first.is_some(), settings.limit.is_some());
+    let route = Route { paths, round_trip, transport, ends, known, quic_first, limited };
     Ok(Reached { link, transport, dialler, route, ssh: None })
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use zmove_sender::{CongestionChoice, LossAnswer, Need};
 use zmove_transport::{ChannelDialler, TransportChoice};
 
+use super::Recalled;
 use super::machine::{Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls, lanes_for, quic_lanes};
 use crate::path_memory::Known;
 use crate::settings::DialSettings;
@@ -19,6 +20,8 @@ use crate::settings::DialSettings;
 pub(super) struct LanePlan {
     /// The number that was asked for; `None` where the tuner chooses it.
     pub(super) fixed: Option<u16>,
+    /// QUIC goes first.
+    quic_first: bool,
     known: Option<Known>,
     /// The lanes' answer to loss if nothing is remembered of the path.
     answer: LossAnswer,
@@ -27,11 +30,12 @@ pub(super) struct LanePlan {
 }
 
 impl LanePlan {
-    pub(super) fn new(settings: &DialSettings, known: Option<Known>, need: Option<Need>) -> Self {
-        // With a rate limit or a fixed number of lanes, what is remembered of the path does not change their number.
-        let known = known.filter(|_| settings.streams.is_none() && settings.limit.is_none());
+    pub(super) fn new(settings: &DialSettings, recalled: &Recalled, need: Option<Need>) -> Self {
+        // With a rate limit or a fixed number of lanes, what is known of the path does not change their number.
+        let known = recalled.known.filter(|_| settings.streams.is_none() && settings.limit.is_none());
         let need = need.filter(|_| settings.streams.is_none());
-        Self { fixed: settings.streams, known, answer: loss_answer(settings), need }
+        let quic_first = recalled.quic_first.is_some();
+        Self { fixed: settings.streams, quic_first, known, answer: loss_answer(settings), need }
     }
 
     /// The number of first lanes to dial beside control, which is being dialled: as many as are known without waiting
@@ -60,6 +64,7 @@ impl LanePlan {
     fn at_once(&self, transport: TransportChoice) -> u16 {
         let known = match transport {
             TransportChoice::Quic => Some(quic_lanes()),
+            TransportChoice::Auto if self.quic_first => Some(quic_lanes()),
             TransportChoice::Auto | TransportChoice::Tcp => self.known.map(|known| known.lanes),
         };
         self.fixed.or(known).unwrap_or(LANES_AT_ONCE)
@@ -108,6 +113,7 @@ mod tests {
         let choice = || Some(CongestionChoice { usual: "cubic".into(), tolerant: "bbr".into() });
         let plan = || LanePlan {
             fixed: None,
+            quic_first: false,
             known: Some(Known::new(32, true, round_trip, 1_000_000)),
             answer: LossAnswer { tolerant: false, choice: choice() },
             need: None,

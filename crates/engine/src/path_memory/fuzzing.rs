@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Known, find, parse, split, with};
+use super::{Known, Rates, find, parse, split, with};
 
 /// Reads a whole file and adds a path, which must be found again beside the others.
 ///
@@ -16,6 +16,8 @@ pub fn paths(bytes: &[u8]) {
         round_trip: Duration::from_millis(90),
         bytes_per_second: 1,
         day: 1,
+        rates: Rates::default(),
+        window: None,
     };
     let again = parse(&with(&lines, NEW, known)).expect("what is written can be read");
     assert_eq!(find(&again, NEW), Some(known));

@@ -29,9 +29,15 @@ impl Tally {
     /// The total, once the walk has ended.
     #[must_use]
     pub fn whole(&self) -> Option<Found> {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let ended = self.ended.load(Ordering::Acquire);
-        ended.then(|| Found { entries: count(&self.entries), bytes: count(&self.bytes) })
+        ended.then(|| self.so_far())
+    }
+
+    /// What has been found so far.
+    #[must_use]
+    pub fn so_far(&self) -> Found {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Found { entries: count(&self.entries), bytes: count(&self.bytes) }
     }
 
     pub(crate) fn add(&self, entries: &[Entry]) {

@@ -68,6 +68,8 @@ pub struct Summary {
     pub preview: Option<Preview>,
     /// What suits the path, where the number of lanes was not fixed.
     pub learnt: Option<Learnt>,
+    /// What the path has carried at its best; none within one host.
+    pub at_best: Option<AtBest>,
     /// Entries that the selection left out; a directory counts once, whatever is in it.
     pub left_out: u64,
 }
@@ -88,6 +90,24 @@ pub struct Learnt {
     pub lanes: u16,
     /// Whether a congestion control that takes no notice of loss was.
     pub loss_tolerant: bool,
+}
+
+/// What the path has carried at its best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtBest {
+    /// Acknowledged on all lanes together, over the best round trip.
+    pub bytes_per_second: u64,
+    /// The shortest round trip.
+    pub round_trip: Duration,
+}
+
+impl AtBest {
+    /// What was acknowledged within a round trip.
+    #[must_use]
+    pub fn in_round_trip(&self) -> u64 {
+        let micros = u128::from(self.bytes_per_second) * self.round_trip.as_micros();
+        u64::try_from(micros / 1_000_000).unwrap_or(u64::MAX)
+    }
 }
 
 impl Summary {

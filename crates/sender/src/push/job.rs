@@ -84,4 +84,10 @@ impl Need {
     pub fn lanes(&self) -> Option<u16> {
         self.0.whole().map(|found| u16::try_from(packs_of(found)).unwrap_or(u16::MAX))
     }
+
+    /// How many bytes the files have that were found so far.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.so_far().bytes
+    }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use zmove_transport::{LaneSink, PathProbe, TcpInfo};
 use zmove_types::StageTimes;
 
-use crate::account::summary::Learnt;
+use crate::account::summary::{AtBest, Learnt};
 use crate::control::link::{CongestionChoice, LaneNumber, LaneSupply};
 use crate::error::SessionError;
 use crate::plan::resend;
@@ -22,6 +22,7 @@ use crate::push::pipeline::Pipeline;
 use crate::push::session::Session;
 use crate::tune::attempt::Rest;
 use crate::tune::path::{PathReport, unacked};
+use crate::tune::round::BestRound;
 use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, Tuner, Wanted};
 
 /// The hand on the knobs of one push.
@@ -31,6 +32,7 @@ pub(crate) struct Steering {
     tuner: Option<Tuner>,
     congestion: Congestion,
     before: Mark,
+    best: BestRound,
 }
 
 /// Lanes that are to come up.
@@ -95,7 +97,14 @@ impl Steering {
         let awaited = supply.as_ref().map_or(0, |supply| usize::from(supply.asked));
         let tolerant = supply.as_ref().is_some_and(|supply| supply.congestion.tolerant);
         let congestion = if tolerant { Congestion::LossTolerant } else { Congestion::AsSet };
-        Self { supply, dials: Dials::new(awaited), tuner: None, congestion, before: Mark::default() }
+        Self {
+            supply,
+            dials: Dials::new(awaited),
+            tuner: None,
+            congestion,
+            before: Mark::default(),
+            best: BestRound::default(),
+        }
     }
 
     /// The receiver takes at most `lanes_max` lanes.
@@ -131,6 +140,18 @@ impl Steering {
         let wanted = self.tuner.as_ref().filter(|_| self.is_tuned())?.proven();
         let lanes = u16::try_from(wanted.lanes).ok()?;
         Some(Learnt { lanes, loss_tolerant: wanted.congestion == Congestion::LossTolerant })
+    }
+
+    /// Looks at what has been acknowledged.
+    pub(crate) fn count_acked(&mut self, pipeline: &Pipeline) {
+        let report =
+            PathReport::sum(&pipeline.lane_set.probes().filter_map(PathProbe::read).collect::<Vec<_>>());
+        self.best.note(Instant::now(), report.bytes_acked.iter().sum(), report.round_trip_min);
+    }
+
+    /// What the path has carried within a round trip, at its best.
+    pub(crate) fn at_best(&self) -> Option<AtBest> {
+        self.best.found()
     }
 
     /// A lane that was asked for has come up, or will not.

@@ -3,7 +3,8 @@
 //! `--transport auto` works in the manner of "happy eyeballs" (RFC 8305). TCP gets a head start, long enough
 //! for one lost packet and a long round trip, because it costs less CPU; QUIC begins when that is over, or
 //! when TCP has been refused. The first to be connected is taken for the whole run. After a refusal QUIC has
-//! little time, by how long the refusal took.
+//! little time, by how long the refusal took. Where the caller knows of the path that QUIC is done sooner, QUIC has the
+//! head start, and what TCP begins after it is the same race.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use super::Channel;
 use crate::endpoint::Endpoint;
 use crate::error::DialError;
 use crate::path::Transport;
-use crate::quic::{QuicCongestion, QuicConnection, QuicDialler};
+use crate::quic::{QuicCongestion, QuicConnection, QuicDialler, Resumption, SavedWindow};
 use crate::tcp_tls::{Connected, Deadline, Dialler, Host, SocketConfig};
 use crate::trust::{HostPolicy, Identity};
 
@@ -39,6 +40,10 @@ pub struct Reach {
     pub socket: SocketConfig,
     /// The congestion control of QUIC. Default: tolerant.
     pub quic_congestion: QuicCongestion,
+    /// What was found of the path, for QUIC's tolerant congestion control. Default: nothing.
+    pub saved: Option<SavedWindow>,
+    /// With both: whether QUIC goes first, and how long TCP then waits for it. Default: TCP goes first.
+    pub quic_first: Option<Duration>,
 }
 
 /// Makes connections to one host. Cheap to clone; clones go to the same address by the same transport.
@@ -47,6 +52,7 @@ pub struct ChannelDialler {
     host: Endpoint,
     tcp: Option<Dialler>,
     quic: Option<QuicDialler>,
+    quic_first: Option<Duration>,
     /// What the first connection of a run has settled.
     settled: Arc<OnceLock<Transport>>,
 }
@@ -71,9 +77,9 @@ impl ChannelDialler {
         };
         let quic = match reach.transport {
             TransportChoice::Tcp => None,
-            _ => Some(QuicDialler::new(identity, resolved, policy, reach.quic_congestion)),
+            _ => Some(QuicDialler::new(identity, resolved, policy, reach.quic_congestion, reach.saved)),
         };
-        Ok(Self { host, tcp, quic, settled: Arc::default() })
+        Ok(Self { host, tcp, quic, quic_first: reach.quic_first, settled: Arc::default() })
     }
 
     /// Makes one connection within `deadline`. That the host takes this side's key shows only in what it sends next.
@@ -88,9 +94,18 @@ impl ChannelDialler {
             (None, Some(quic), _) | (_, Some(quic), Some(Transport::Quic)) => {
                 Ok(Channel::quic(quic.dial(deadline).await?))
             }
-            (Some(tcp), Some(quic), None) => self.race(tcp, quic, deadline).await,
+            (Some(tcp), Some(quic), None) => match self.quic_first {
+                Some(head_start) => self.quic_else_race(tcp, quic, head_start, deadline).await,
+                None => self.race(tcp, quic, deadline).await,
+            },
             (None, None, _) => unreachable!("a choice leaves at least one"),
         }
+    }
+
+    /// What has become of a saved window.
+    #[must_use]
+    pub fn resumption(&self) -> Resumption {
+        self.quic.as_ref().map(QuicDialler::resumption).unwrap_or_default()
     }
 
     /// A round trip, as soon as a TCP connection has come up and shown it.
@@ -109,6 +124,25 @@ impl ChannelDialler {
     /// Settles for `transport` unless that is done; whether this is the one.
     fn settle(&self, transport: Transport) -> bool {
         *self.settled.get_or_init(|| transport) == transport
+    }
+
+    async fn quic_else_race(
+        &self,
+        tcp: &Dialler,
+        quic: &QuicDialler,
+        head_start: Duration,
+        deadline: Duration,
+    ) -> Result<Channel, DialError> {
+        match quic.dial(head_start).await {
+            Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
+            Err(error) if !error.retryable() => Err(error),
+            // the others of this run have TCP, or some have had QUIC and this one not
+            _ => match self.settled.get() {
+                Some(Transport::Quic) => Ok(Channel::quic(quic.dial(deadline).await?)),
+                Some(Transport::Tcp) => Ok(Channel::tcp(tcp.dial(deadline).await?)),
+                None => self.race(tcp, quic, deadline).await,
+            },
+        }
     }
 
     async fn race(

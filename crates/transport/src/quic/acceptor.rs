@@ -79,7 +79,7 @@ async fn secure(incoming: Incoming) -> Result<QuicConnection, AcceptError> {
         Err(ConnectionError::ApplicationClosed(_)) => return Err(AcceptError::Unused),
         Err(error) => return Err(handshake_error(error)),
     };
-    let (whole, mut keeper) = QuicConnection::new(connection, stream);
+    let (whole, mut keeper) = QuicConnection::new(connection, stream, Arc::default());
     tokio::spawn(async move { keeper.keep().await });
     whole.ok_or(AcceptError::NotZmove)
 }
@@ -106,7 +106,8 @@ fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
     let secret = identity.derive(TOKEN_CONTEXT);
     let token_key = aws_lc_rs::hkdf::Salt::new(aws_lc_rs::hkdf::HKDF_SHA256, &[]).extract(&secret);
     let mut config = quinn::ServerConfig::new(Arc::new(crypto), Arc::new(token_key));
-    let mut transport = settings::transport(QuicCongestion::default(), ANSWER_DATAGRAM_BYTES_MAX);
+    let mut transport =
+        settings::transport(QuicCongestion::default(), ANSWER_DATAGRAM_BYTES_MAX, Arc::default());
     transport.receive_window(settings::UNADMITTED_WINDOW_BYTES.into());
     config
         .transport_config(Arc::new(transport))

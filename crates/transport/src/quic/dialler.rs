@@ -16,7 +16,9 @@ use rustls::AlertDescription;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
+use super::resume::{Allowance, Resumption, SavedWindow};
 use super::settings::{self, QuicCongestion};
+use super::tolerant::Account;
 use super::{DONE, QuicConnection, socket};
 use crate::error::{DialError, DialStage};
 use crate::tcp_tls::{Deadline, Host, OneAddress, tls_fault};
@@ -29,6 +31,7 @@ pub(crate) struct QuicDialler {
     identity: Identity,
     policy: HostPolicy,
     congestion: QuicCongestion,
+    allowance: Option<Arc<Allowance>>,
     threads: Arc<Threads>,
 }
 
@@ -46,6 +49,7 @@ impl QuicDialler {
         host: Host,
         policy: HostPolicy,
         congestion: QuicCongestion,
+        saved: Option<SavedWindow>,
     ) -> Self {
         let threads = Threads { leave: watch::Sender::new(false), running: Mutex::default() };
         Self {
@@ -53,8 +57,14 @@ impl QuicDialler {
             identity: identity.clone(),
             policy,
             congestion,
+            allowance: saved.map(Allowance::new).map(Arc::new),
             threads: Arc::new(threads),
         }
+    }
+
+    /// What has become of the saved window.
+    pub(crate) fn resumption(&self) -> Resumption {
+        self.allowance.as_ref().map(|allowance| allowance.outcome()).unwrap_or_default()
     }
 
     /// Makes one connection within `deadline`.
@@ -113,7 +123,7 @@ impl QuicDialler {
         mut made: oneshot::Sender<Result<QuicConnection, DialError>>,
         mut leave: watch::Receiver<bool>,
     ) {
-        let (endpoint, connection) = tokio::select! {
+        let Connected { endpoint, connection, account } = tokio::select! {
             connected = self.connect(address, deadline) => match connected {
                 Ok(connected) => connected,
                 Err(error) => return drop(made.send(Err(error))),
@@ -126,7 +136,7 @@ impl QuicDialler {
             Ok(stream) => stream,
             Err(error) => return drop(made.send(Err(self.lost(error, deadline)))),
         };
-        let (whole, mut keeper) = QuicConnection::new(connection, stream);
+        let (whole, mut keeper) = QuicConnection::new(connection, stream, account);
         if made.send(whole.ok_or_else(|| DialError::NotZmove { host: self.address.endpoint() })).is_err() {
             return;
         }
@@ -143,24 +153,21 @@ impl QuicDialler {
         drop(endpoint);
     }
 
-    async fn connect(
-        &self,
-        address: SocketAddr,
-        deadline: Deadline,
-    ) -> Result<(Endpoint, quinn::Connection), DialError> {
+    async fn connect(&self, address: SocketAddr, deadline: Deadline) -> Result<Connected, DialError> {
         let fault = HandshakeFault::default();
         let tls = client_config(provider(), &self.identity, self.policy.clone(), fault.clone());
         let crypto = QuicClientConfig::try_from(tls).map_err(|error| self.local(io::Error::other(error)))?;
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));
-        config.transport_config(Arc::new(settings::transport(
-            self.congestion,
-            settings::datagram_bytes_max(address),
-        )));
+        let allowance = self.allowance.clone().filter(|allowance| allowance.suits(address));
+        let account = Arc::new(Account { allowance, ..Account::default() });
+        let datagram_bytes_max = settings::datagram_bytes_max(address);
+        let transport = settings::transport(self.congestion, datagram_bytes_max, Arc::clone(&account));
+        config.transport_config(Arc::new(transport));
         let endpoint = open(address, &self.identity).map_err(|error| self.local(error))?;
         let connecting = endpoint.connect_with(config, address, SERVER_NAME);
         let connecting = connecting.map_err(|error| self.local(io::Error::other(error)))?;
         match timeout_at(deadline.due, connecting).await {
-            Ok(Ok(connection)) => Ok((endpoint, connection)),
+            Ok(Ok(connection)) => Ok(Connected { endpoint, connection, account }),
             Ok(Err(error)) => Err(match fault.get() {
                 Some(fault) => tls_fault(self.address.endpoint(), fault),
                 None => self.lost(error, deadline),
@@ -189,6 +196,13 @@ impl QuicDialler {
             error => DialError::Closed { host, source: error.into() },
         }
     }
+}
+
+/// A connection with what keeps it.
+struct Connected {
+    endpoint: Endpoint,
+    connection: quinn::Connection,
+    account: Arc<Account>,
 }
 
 /// The TLS alert that ended a connection, if one did.

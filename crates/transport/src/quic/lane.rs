@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindo
 use crate::path::PathProbe;
 
 use super::lane_bytes::Balance;
+use super::tolerant::Account;
 use super::{DROPPED, QuicConnection, lost, lost_if};
 
 /// One end of a lane over QUIC; the dialler sends, the acceptor receives, or the other way round.
@@ -191,14 +193,17 @@ impl LaneSink for QuicLane {
     }
 
     fn path(&self) -> PathProbe {
-        let (connection, lane_bytes) =
-            (self.connection.connection.clone(), Arc::clone(&self.connection.lane_bytes));
-        PathProbe::of_quic(move || info(&connection, &lane_bytes.balance()))
+        let QuicConnection { connection, lane_bytes, account, .. } = &self.connection;
+        let (connection, lane_bytes, account) =
+            (connection.clone(), Arc::clone(lane_bytes), Arc::clone(account));
+        PathProbe::of_quic(move || info(&connection, &lane_bytes.balance(), &account))
     }
 }
 
 /// What QUIC and the lane's bytes under way tell, in the terms of TCP.
-fn info(connection: &quinn::Connection, balance: &Balance) -> TcpInfo {
+fn info(connection: &quinn::Connection, balance: &Balance, account: &Account) -> TcpInfo {
+    // a frame's bytes are settled together
+    let acked = account.acked.load(Ordering::Relaxed).max(balance.settled);
     let stats = connection.stats();
     let round_trip = stats.path.rtt;
     let mtu = u64::from(stats.path.current_mtu.max(1));
@@ -210,7 +215,7 @@ fn info(connection: &quinn::Connection, balance: &Balance) -> TcpInfo {
         // what was settled last had left a round trip before
         since_data_sent: balance.idle.map(|idle| if idle.is_zero() { idle } else { idle + round_trip }),
         segments_retransmitted: u32::try_from(stats.path.lost_packets).ok(),
-        bytes_acked: Some(balance.settled),
+        bytes_acked: Some(acked),
         bytes_sent: Some(stats.udp_tx.bytes),
         bytes_retransmitted: Some(stats.path.lost_bytes),
         busy: Some(balance.busy),

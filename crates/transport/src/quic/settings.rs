@@ -18,7 +18,7 @@ use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig, NewRenoConfig
 use quinn::{AckFrequencyConfig, EndpointConfig, MtuDiscoveryConfig, TransportConfig};
 use quinn_proto::RandomConnectionIdGenerator;
 
-use super::tolerant::TolerantConfig;
+use super::tolerant::{Account, TolerantConfig};
 use crate::lane::LaneWindow;
 use crate::trust::Identity;
 
@@ -82,9 +82,11 @@ impl QuicCongestion {
     const NAMED: [(Self, &'static str); 4] =
         [(Self::Tolerant, "tolerant"), (Self::Cubic, "cubic"), (Self::Bbr, "bbr"), (Self::NewReno, "reno")];
 
-    fn factory(self) -> Arc<dyn ControllerFactory + Send + Sync> {
+    fn factory(self, account: Arc<Account>) -> Arc<dyn ControllerFactory + Send + Sync> {
         match self {
-            Self::Tolerant => Arc::new(TolerantConfig(Arc::new(cubic()))),
+            Self::Tolerant => {
+                Arc::new(TolerantConfig { cubic: cubic(), first_flight_bytes: FIRST_FLIGHT_BYTES, account })
+            }
             Self::Cubic => Arc::new(cubic()),
             Self::Bbr => Arc::new(BbrConfig::default().initial_window(FIRST_FLIGHT_BYTES).clone()),
             Self::NewReno => Arc::new(NewRenoConfig::default().initial_window(FIRST_FLIGHT_BYTES).clone()),
@@ -97,8 +99,12 @@ fn cubic() -> CubicConfig {
 }
 
 /// A connection's settings, as of who dials; `datagram_bytes_max` is what this side looks for when it
-/// discovers the path's MTU.
-pub(super) fn transport(congestion: QuicCongestion, datagram_bytes_max: u16) -> TransportConfig {
+/// discovers the path's MTU, `account` what it knows of it.
+pub(super) fn transport(
+    congestion: QuicCongestion,
+    datagram_bytes_max: u16,
+    account: Arc<Account>,
+) -> TransportConfig {
     let mut acks = AckFrequencyConfig::default();
     acks.ack_eliciting_threshold(ACK_PACKETS.into()).max_ack_delay(Some(ACK_DELAY));
     let mut mtu = MtuDiscoveryConfig::default();
@@ -118,7 +124,7 @@ pub(super) fn transport(congestion: QuicCongestion, datagram_bytes_max: u16) -> 
         .max_idle_timeout(IDLE_MAX.try_into().ok())
         .mtu_discovery_config(Some(mtu))
         .ack_frequency_config(Some(acks))
-        .congestion_controller_factory(congestion.factory());
+        .congestion_controller_factory(congestion.factory(account));
     config
 }
 

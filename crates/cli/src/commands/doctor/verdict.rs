@@ -1,6 +1,7 @@
 //! Findings about a receiver and the path to it.
 
 use std::mem::discriminant;
+use std::time::Duration;
 
 use zmove_wire::{Refusal, RefusalCode};
 
@@ -77,6 +78,9 @@ fn judge_way(check: &'static str, peer: &Peer, way: &Reachability) -> Finding {
 
 fn judge_path(reached: &Reached, link_mtu: Option<u32>) -> Vec<Finding> {
     let mut findings = vec![Finding::ok("round trip", Millis(reached.round_trip).to_string())];
+    if reached.round_trip >= LONG {
+        findings.push(Finding::ok("first windows", FIRST_WINDOWS));
+    }
     if let Some(mtu) = reached.mtu {
         findings.push(match link_mtu {
             Some(link) if mtu < link.min(IP_BYTES_MAX) => {
@@ -88,6 +92,10 @@ fn judge_path(reached: &Reached, link_mtu: Option<u32>) -> Vec<Finding> {
     findings.extend(reached.congestion.as_ref().map(|name| Finding::ok("congestion", name)));
     findings
 }
+
+/// From here on the doublings of TCP's first windows are a part of most pushes.
+const LONG: Duration = Duration::from_millis(20);
+const FIRST_WINDOWS: &str = "10 packets for each lane over TCP; whoever administers the route may give it more ('ip route change ... initcwnd 64')";
 
 fn judge_host_key(peer: &Peer, key: HostKey) -> Finding {
     match key {

@@ -1,0 +1,328 @@
+//! What is known of one path, as the line of a file.
+//!
+//! `lanes=32 congestion=usual rtt_us=90123 bytes_per_second=118000000 day=20778 tcp=118000000 quic=-
+//! window=10000000 window_rtt_us=90123 here=192.0.2.1 there=192.0.2.9 at=1795225600`; what follows the day may be
+//! absent, as it was in earlier versions, and so may what follows the rate over QUIC.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::{FromStr, Split};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use zmove_sender::AtBest;
+use zmove_transport::{PathEnds, Transport};
+
+/// What is known of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// The number of lanes over TCP that was right.
+    pub lanes: u16,
+    /// Whether a congestion control that takes no notice of loss was right.
+    pub loss_tolerant: bool,
+    /// The round trip then; a very different one is another path.
+    pub round_trip: Duration,
+    /// The rate of the last push.
+    pub bytes_per_second: u64,
+    /// The day of that push, from 1970 on; of the last over TCP, if there was one.
+    pub(crate) day: u64,
+    /// The best rates.
+    pub rates: Rates,
+    /// What the path has carried of late.
+    pub window: Option<Window>,
+}
+
+/// The best rate of each transport over a round trip, in bytes per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// Over TCP; none where that was not used.
+    pub tcp: Option<u64>,
+    /// Over QUIC; none where that was not used, zero where it did not get through.
+    pub quic: Option<u64>,
+}
+
+/// What a path has carried within a round trip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Acknowledged within the shortest round trip, on all lanes together: never more than [`Window::BYTES_MAX`].
+    pub bytes: u64,
+    /// The shortest round trip.
+    pub round_trip: Duration,
+    /// Where that was.
+    pub ends: PathEnds,
+    /// When that was, in seconds from 1970 on.
+    pub(crate) at: u64,
+}
+
+/// What a push has found of a path; nothing of it is what a peer says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) transport: Transport,
+    /// The best rate, if it was the path's or the hosts' and not a limit's.
+    pub(crate) at_best: Option<AtBest>,
+    pub(crate) ends: Option<PathEnds>,
+    /// Whether the path has lost anything, so that what was found before is too much.
+    pub(crate) has_lost: bool,
+}
+
+impl Known {
+    /// What a push has learnt of a path today.
+    #[must_use]
+    pub fn new(lanes: u16, loss_tolerant: bool, round_trip: Duration, bytes_per_second: u64) -> Self {
+        let (rates, window) = (Rates::default(), None);
+        Self { lanes, loss_tolerant, round_trip, bytes_per_second, day: today(), rates, window }
+    }
+
+    /// Whether a path with this round trip can be the same one.
+    #[must_use]
+    pub fn suits(&self, round_trip: Duration) -> bool {
+        suits(self.round_trip, round_trip)
+    }
+
+    /// The same with what a push has found, where `self` has what was known before of rates and window. What was found
+    /// before counts where it is more and nothing was lost since: a push need not have had much to send.
+    pub(crate) fn after(self, found: &Found) -> Self {
+        let Found { transport, has_lost, .. } = *found;
+        let Some(at_best) = found.at_best else { return self };
+        let best = |before: Option<u64>| before.filter(|_| !has_lost).max(Some(at_best.bytes_per_second));
+        let Rates { tcp, quic } = self.rates;
+        let rates = match transport {
+            Transport::Tcp => Rates { tcp: best(tcp), quic },
+            Transport::Quic => Rates { tcp, quic: best(quic) },
+        };
+        let window = found.ends.map(|ends| Window::new(at_best, ends));
+        let before = self.window.filter(|before| !has_lost && window.is_none_or(|now| before.is_above(&now)));
+        Self { rates, window: before.or(window).filter(|window| window.bytes >= WINDOW_MIN), ..self }
+    }
+
+    /// The same without a window that nobody may use any more.
+    pub(super) fn without_old_window(self) -> Self {
+        Self { window: self.window.filter(|window| window.is_fresh(now())), ..self }
+    }
+}
+
+impl Window {
+    /// What all lanes of QUIC together may have under way, so that more would be of no use.
+    pub const BYTES_MAX: u64 = 64 << 20;
+
+    fn new(at_best: AtBest, ends: PathEnds) -> Self {
+        let bytes = at_best.in_round_trip().min(Self::BYTES_MAX);
+        Self { bytes, round_trip: at_best.round_trip, ends, at: now() }
+    }
+
+    /// Whether it is more, of the same path.
+    fn is_above(&self, other: &Self) -> bool {
+        self.bytes > other.bytes && self.ends == other.ends && suits(self.round_trip, other.round_trip)
+    }
+
+    /// A clock that was set back tells no age.
+    fn is_fresh(&self, now: u64) -> bool {
+        now.checked_sub(self.at).is_some_and(|age| age <= WINDOW_AGE_MAX)
+    }
+}
+
+fn suits(known: Duration, round_trip: Duration) -> bool {
+    let near = |one: Duration, other: Duration| one <= other * 2 + ROUND_TRIP_NOISE;
+    near(round_trip, known) && near(known, round_trip)
+}
+
+impl fmt::Display for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let congestion = if self.loss_tolerant { TOLERANT } else { USUAL };
+        let (lanes, rate, day) = (self.lanes, self.bytes_per_second, self.day);
+        let micros = self.round_trip.as_micros();
+        write!(f, "lanes={lanes} congestion={congestion} rtt_us={micros} bytes_per_second={rate} day={day}")?;
+        let rate = |rate: Option<u64>| rate.map_or_else(|| NONE.to_owned(), |rate| rate.to_string());
+        write!(f, " tcp={} quic={}", rate(self.rates.tcp), rate(self.rates.quic))?;
+        let Some(Window { bytes, round_trip, ends: PathEnds { here, there }, at }) = self.window else {
+            return Ok(());
+        };
+        let micros = round_trip.as_micros();
+        write!(f, " window={bytes} window_rtt_us={micros} here={here} there={there} at={at}")
+    }
+}
+
+impl FromStr for Known {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut words = Words(text.split(' '));
+        let lanes = words.number("lanes")?;
+        let loss_tolerant = match words.word("congestion")? {
+            TOLERANT => true,
+            USUAL => false,
+            _ => return Err(()),
+        };
+        let round_trip = Duration::from_micros(words.number("rtt_us")?);
+        let bytes_per_second = words.number("bytes_per_second")?;
+        let day = words.number("day")?;
+        let lanes = u16::try_from(lanes).ok().filter(|lanes| (1..=LANES_MAX).contains(lanes)).ok_or(())?;
+        let rates = words.rates()?;
+        let window = words.window()?;
+        Ok(Self { lanes, loss_tolerant, round_trip, bytes_per_second, day, rates, window })
+    }
+}
+
+/// What is left of a line.
+struct Words<'a>(Split<'a, char>);
+
+impl<'a> Words<'a> {
+    fn word(&mut self, name: &str) -> Result<&'a str, ()> {
+        self.0.next().and_then(|word| word.strip_prefix(name)?.strip_prefix('=')).ok_or(())
+    }
+
+    fn number(&mut self, name: &str) -> Result<u64, ()> {
+        self.word(name)?.parse().map_err(|_| ())
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.clone().next().is_none()
+    }
+
+    fn rates(&mut self) -> Result<Rates, ()> {
+        if self.is_over() {
+            return Ok(Rates::default());
+        }
+        let mut rate = |name: &str| match self.word(name)? {
+            NONE => Ok(None),
+            number => number.parse().map(Some).map_err(|_| ()),
+        };
+        Ok(Rates { tcp: rate("tcp")?, quic: rate("quic")? })
+    }
+
+    fn window(&mut self) -> Result<Option<Window>, ()> {
+        if self.is_over() {
+            return Ok(None);
+        }
+        let bytes = self.number("window")?;
+        let round_trip = Duration::from_micros(self.number("window_rtt_us")?);
+        let address = |text: &str| text.parse::<IpAddr>().map_err(|_| ());
+        let ends = PathEnds { here: address(self.word("here")?)?, there: address(self.word("there")?)? };
+        let at = self.number("at")?;
+        let possible = (WINDOW_MIN..=Window::BYTES_MAX).contains(&bytes)
+            && !round_trip.is_zero()
+            && round_trip <= ROUND_TRIP_MAX;
+        possible.then_some(Some(Window { bytes, round_trip, ends, at })).ok_or(())
+    }
+}
+
+pub(super) fn today() -> u64 {
+    now() / (24 * 60 * 60)
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+const TOLERANT: &str = "loss-tolerant";
+const USUAL: &str = "usual";
+const NONE: &str = "-";
+const LANES_MAX: u16 = zmove_wire::limits::LANES_MAX;
+/// What a busy host adds to a round trip.
+const ROUND_TRIP_NOISE: Duration = Duration::from_millis(1);
+/// Less is not worth a jump: what a few connections send in their first flights.
+const WINDOW_MIN: u64 = 1 << 20;
+/// For how many seconds a window may be used: until the same hour of the next day.
+pub(super) const WINDOW_AGE_MAX: u64 = 24 * 60 * 60;
+/// Nothing on earth takes longer.
+const ROUND_TRIP_MAX: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRIP: Duration = Duration::from_millis(90);
+
+    fn ends(there: u8) -> PathEnds {
+        PathEnds { here: [192, 0, 2, 1].into(), there: [192, 0, 2, there].into() }
+    }
+
+    fn bare() -> Known {
+        Known::new(12, false, TRIP, 118_000_000)
+    }
+
+    fn found(bytes_per_second: u64) -> Found {
+        let at_best = Some(AtBest { bytes_per_second, round_trip: TRIP });
+        Found { transport: Transport::Tcp, at_best, ends: Some(ends(9)), has_lost: false }
+    }
+
+    fn window_of(known: Known) -> Option<u64> {
+        known.window.map(|window| window.bytes)
+    }
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        let whole = bare().after(&found(100_000_000));
+        let by_quic = whole.after(&Found { transport: Transport::Quic, ..found(50_000_000) });
+        for known in [bare(), whole, by_quic] {
+            assert_eq!(known.to_string().parse(), Ok(known), "{known}");
+        }
+        assert_eq!(window_of(by_quic), Some(9_000_000));
+        assert_eq!(by_quic.rates, Rates { tcp: Some(100_000_000), quic: Some(50_000_000) });
+    }
+
+    #[test]
+    fn a_line_of_an_earlier_version_has_no_window() {
+        let line = "lanes=12 congestion=usual rtt_us=90000 bytes_per_second=118000000 day=20778";
+        assert_eq!(line.parse(), Ok(Known { day: 20_778, ..bare() }));
+    }
+
+    #[test]
+    fn a_window_that_cannot_be_is_refused() {
+        let line = bare().after(&found(100_000_000)).to_string();
+        assert!(line.parse::<Known>().is_ok(), "{line}");
+        for (right, wrong) in [
+            ("window=9000000", "window=67108865"),
+            ("window=9000000", "window=1000"),
+            ("window=9000000", "window=-1"),
+            ("window=9000000", "window=99999999999999999999"),
+            ("window_rtt_us=90000", "window_rtt_us=0"),
+            ("window_rtt_us=90000", "window_rtt_us=10000001"),
+            ("here=192.0.2.1", "here=nowhere"),
+            ("there=192.0.2.9", "there="),
+            (" at=", " when="),
+            (" tcp=100000000", " tcp=fast"),
+            (" quic=-", ""),
+        ] {
+            assert_eq!(line.replace(right, wrong).parse::<Known>(), Err(()), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_window_is_bounded_whatever_was_found() {
+        assert_eq!(window_of(bare().after(&found(u64::MAX))), Some(Window::BYTES_MAX));
+        assert_eq!(window_of(bare().after(&found(5_000_000))), None, "too little for a jump");
+    }
+
+    #[test]
+    fn more_is_kept_until_something_is_lost() {
+        let known = bare().after(&found(100_000_000));
+        let less = found(20_000_000);
+        assert_eq!(known.after(&less), known, "it may have had less to send");
+        let lost = known.after(&Found { has_lost: true, ..less });
+        assert_eq!((window_of(lost), lost.rates.tcp), (Some(1_800_000), Some(20_000_000)));
+        let more = known.after(&found(200_000_000));
+        assert_eq!((window_of(more), more.rates.tcp), (Some(18_000_000), Some(200_000_000)));
+        assert_eq!(known.after(&Found { at_best: None, ..less }), known);
+    }
+
+    #[test]
+    fn another_path_has_another_window() {
+        let known = bare().after(&found(100_000_000));
+        assert_eq!(
+            window_of(known.after(&Found { ends: Some(ends(8)), ..found(20_000_000) })),
+            Some(1_800_000)
+        );
+        let at_best = Some(AtBest { bytes_per_second: 20_000_000, round_trip: TRIP * 3 });
+        assert_eq!(window_of(known.after(&Found { at_best, ..found(0) })), Some(5_400_000));
+    }
+
+    #[test]
+    fn a_window_is_forgotten_in_a_day_and_when_the_clock_is_set_back() {
+        let known = bare().after(&found(100_000_000));
+        let aged = |at| Known { window: known.window.map(|window| Window { at, ..window }), ..known };
+        let now = now();
+        assert!(aged(now - WINDOW_AGE_MAX + 60).without_old_window().window.is_some());
+        assert!(aged(now - WINDOW_AGE_MAX - 1).without_old_window().window.is_none());
+        assert!(aged(now + 60).without_old_window().window.is_none());
+    }
+}

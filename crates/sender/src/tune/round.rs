@@ -1,0 +1,84 @@
+//! The most that the path has carried within a round trip, for the next push on it.
+//!
+//! The conversation tells some dozens of times a second what has been acknowledged on all lanes so far. **Invariant:**
+//! what is found is not more than was acknowledged in as long a time, for the time looked back upon is a round trip
+//! or a little more.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::account::summary::AtBest;
+
+/// Counts of the last round trip, and the best so far.
+#[derive(Debug, Default)]
+pub(crate) struct BestRound {
+    counts: VecDeque<Count>,
+    round_trip: Option<Duration>,
+    bytes_per_second: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    at: Instant,
+    acked: u64,
+}
+
+impl BestRound {
+    /// So many bytes have been acknowledged by now; `round_trip` is the shortest that the lanes know.
+    pub(crate) fn note(&mut self, at: Instant, acked: u64, round_trip: Option<Duration>) {
+        self.round_trip = self.round_trip.into_iter().chain(round_trip).min();
+        let Some(round_trip) = self.round_trip else { return };
+        let is_old = |count: &Count| at.saturating_duration_since(count.at) >= round_trip;
+        while self.counts.get(1).is_some_and(is_old) {
+            self.counts.pop_front();
+        }
+        if let Some(before) = self.counts.front().copied().filter(is_old) {
+            let micros = u64::try_from((at - before.at).as_micros()).unwrap_or(u64::MAX).max(1);
+            // a lane that is lost takes its count along
+            let bytes = acked.saturating_sub(before.acked);
+            self.bytes_per_second = self.bytes_per_second.max(bytes.saturating_mul(1_000_000) / micros);
+        }
+        self.counts.push_back(Count { at, acked });
+    }
+
+    pub(crate) fn found(&self) -> Option<AtBest> {
+        let round_trip = self.round_trip?;
+        let bytes_per_second = Some(self.bytes_per_second).filter(|rate| *rate > 0)?;
+        Some(AtBest { bytes_per_second, round_trip })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRIP: Duration = Duration::from_millis(100);
+
+    /// What is found of a path that has acknowledged so much at these milliseconds.
+    fn found(counts: &[(u64, u64)]) -> Option<u64> {
+        let start = Instant::now();
+        let mut best = BestRound::default();
+        for (millis, acked) in counts {
+            best.note(start + Duration::from_millis(*millis), *acked, Some(TRIP));
+        }
+        best.found().map(|found| found.in_round_trip())
+    }
+
+    #[test]
+    fn the_best_round_trip_counts_wherever_it_begins() {
+        let acked = |step: u64| step.saturating_sub(10).min(4) * 1_000;
+        let counts: Vec<_> = (0..40).map(|step| (step * 25, acked(step))).collect();
+        assert_eq!(found(&counts), Some(4_000));
+    }
+
+    #[test]
+    fn looking_back_for_longer_than_a_round_trip_finds_no_more() {
+        assert_eq!(found(&[(0, 0), (150, 1_500), (300, 3_000)]), Some(1_000));
+    }
+
+    #[test]
+    fn less_than_a_round_trip_tells_nothing_and_a_lost_lane_no_less() {
+        assert_eq!(found(&[(0, 0), (50, 5_000)]), None);
+        assert_eq!(found(&[(0, 0), (100, 5_000), (200, 1_000), (300, 2_000)]), Some(5_000));
+    }
+}

@@ -1,0 +1,586 @@
+//! Careful Resume (RFC 9959): a connection jumps to the window that an earlier push has found on the same path.
+//!
+//! ```text
+//!  phase           what happens                                  next            window
+//!  Reconnaissance  congestion, or another round trip             Normal          as it is
+//!                  all initial data is acknowledged, more waits  Unvalidated     a share of half of what was saved
+//!  Unvalidated     congestion, or another round trip             Retreating      half of the pipe
+//!                  all of it is sent, or some acknowledged,
+//!                  or a round trip is over:
+//!                    more is under way than the pipe holds       Validating      what is under way
+//!                    else                                        Normal          the pipe, or the initial window
+//!  Validating      congestion                                    Retreating      half of the pipe
+//!                  all that was unvalidated is acknowledged      Normal          as it has grown
+//!  Retreating      the same                                      Normal          as it is; slow start ends at half
+//!                                                                                of the pipe
+//!  any             all of a time is lost                         Normal          what the usual control makes of it
+//! ```
+//!
+//! The *initial data* is a first window of RFC 9002, or what a connection that had less to say at first has said after
+//! the handshake; such a one jumps as soon as it has sent a first window of more. *Congestion* is what `tolerant.rs`,
+//! which asks, takes for it. The *pipe* is what was under way before the jump,
+//! and all that has been acknowledged since. quinn paces every window over the round trip.
+//!
+//! **Invariant:** all connections of a run together jump by half of what was saved at most, and by nothing once one
+//! of them has met congestion ([`Allowance`]). Nothing here is a peer's word.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What was found of a path before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedWindow {
+    /// What was acknowledged within a round trip, on all connections together.
+    pub bytes: u64,
+    /// The shortest round trip then.
+    pub round_trip: Duration,
+    /// Where it was found.
+    pub ends: PathEnds,
+    /// How many connections share it now.
+    pub connections: u16,
+}
+
+/// The addresses at both ends of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathEnds {
+    /// This host's.
+    pub here: IpAddr,
+    /// The peer's.
+    pub there: IpAddr,
+}
+
+impl PathEnds {
+    /// The path that packets to `peer` take now.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn towards(peer: SocketAddr) -> io::Result<Self> {
+        let any = if peer.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+        let socket = UdpSocket::bind(any)?;
+        // nothing is sent: the kernel only looks for the way
+        socket.connect(peer)?;
+        Ok(Self { here: socket.local_addr()?.ip().to_canonical(), there: peer.ip().to_canonical() })
+    }
+}
+
+/// What has become of a saved window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resumption {
+    /// The windows that connections have jumped to, added up.
+    pub bytes: u64,
+    /// Whether one of them met congestion then, so that what was saved is wrong.
+    pub is_refuted: bool,
+}
+
+/// What the connections of a run may jump to, together.
+#[derive(Debug)]
+pub(super) struct Allowance {
+    saved: SavedWindow,
+    left: AtomicU64,
+    taken: AtomicU64,
+    refuted: AtomicBool,
+}
+
+impl Allowance {
+    pub(super) fn new(saved: SavedWindow) -> Self {
+        Self { saved, left: (saved.bytes / 2).into(), taken: 0.into(), refuted: false.into() }
+    }
+
+    /// Whether it is for the path to `peer`.
+    pub(super) fn suits(&self, peer: SocketAddr) -> bool {
+        PathEnds::towards(peer).is_ok_and(|ends| ends == self.saved.ends)
+    }
+
+    pub(super) fn outcome(&self) -> Resumption {
+        let (bytes, is_refuted) = (self.taken.load(Ordering::Relaxed), self.refuted.load(Ordering::Relaxed));
+        Resumption { bytes, is_refuted }
+    }
+
+    /// One connection's share, if it is more than `window`.
+    fn take(&self, window: u64) -> Option<u64> {
+        let share = self.saved.bytes / 2 / u64::from(self.saved.connections.max(1));
+        let rest = |left: u64| (share > window && left >= share).then(|| left - share);
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).ok()?;
+        self.taken.fetch_add(share, Ordering::Relaxed);
+        Some(share)
+    }
+
+    fn refute(&self) {
+        self.left.store(0, Ordering::Relaxed);
+        self.refuted.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a round trip may be that of the path as it was.
+    fn confirms(&self, round_trip: Duration) -> bool {
+        round_trip > self.saved.round_trip / 2 && round_trip <= self.saved.round_trip * LONGER_TIMES_MAX
+    }
+}
+
+/// A round trip that is so many times as long is another path's.
+const LONGER_TIMES_MAX: u32 = 10;
+
+/// How one connection comes to its window.
+#[derive(Clone, Debug)]
+pub(super) struct Resume {
+    phase: Phase,
+    allowance: Option<Arc<Allowance>>,
+    /// Since the last acknowledgement the sum of it and of what was sent.
+    in_flight: u64,
+    /// When the first acknowledgement came, which is of the handshake.
+    answered: Option<Instant>,
+    /// When the newest packet that was acknowledged had been sent.
+    newest_acked: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Reconnaissance { acked: u64, is_confirmed: bool },
+    Unvalidated { jump: u64, began: Instant, last_sent: Instant, pipe: u64 },
+    Validating { last_sent: Instant, pipe: u64 },
+    Retreating { last_sent: Instant, pipe: u64, window: u64 },
+    Normal,
+}
+
+/// What is to become of the usual control's window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Start {
+    pub(super) window: u64,
+    /// Where slow start ends; none: at the next congestion.
+    pub(super) threshold: Option<u64>,
+}
+
+/// The connection at the end of an acknowledgement.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment {
+    pub(super) now: Instant,
+    /// Of the usual control.
+    pub(super) window: u64,
+    pub(super) window_max: u64,
+    /// Of the first flight.
+    pub(super) window_initial: u64,
+    pub(super) in_flight: u64,
+    /// Whether there is more to send than the window allows.
+    pub(super) more_waits: bool,
+    pub(super) round_trip: Duration,
+    pub(super) round_trip_min: Duration,
+    pub(super) datagram: u64,
+}
+
+impl Resume {
+    pub(super) fn new(allowance: Option<Arc<Allowance>>) -> Self {
+        let phase = allowance
+            .as_ref()
+            .map_or(Phase::Normal, |_| Phase::Reconnaissance { acked: 0, is_confirmed: false });
+        Self { phase, allowance, in_flight: 0, answered: None, newest_acked: None }
+    }
+
+    /// The window, where it is not the usual control's.
+    pub(super) const fn window(&self) -> Option<u64> {
+        match self.phase {
+            Phase::Unvalidated { jump: window, .. } | Phase::Retreating { window, .. } => Some(window),
+            _ => None,
+        }
+    }
+
+    /// `moment` tells what is under way as [`in_flight`](Self::in_flight) does, without these bytes.
+    pub(super) fn sent(&mut self, bytes: u64, moment: &Moment) {
+        self.in_flight += bytes;
+        match &mut self.phase {
+            Phase::Unvalidated { last_sent, .. } => *last_sent = moment.now,
+            Phase::Reconnaissance { is_confirmed: true, .. }
+                if self.in_flight >= INITIAL_PACKETS * moment.datagram =>
+            {
+                self.jump(&Moment { in_flight: self.in_flight, ..*moment });
+            }
+            _ => {}
+        }
+    }
+
+    /// What is under way, as far as is known between acknowledgements.
+    pub(super) const fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    pub(super) fn acked(&mut self, sent: Instant, bytes: u64) {
+        self.newest_acked = self.newest_acked.max(Some(sent));
+        match &mut self.phase {
+            Phase::Reconnaissance { acked: sum, .. }
+            | Phase::Unvalidated { pipe: sum, .. }
+            | Phase::Validating { pipe: sum, .. }
+            | Phase::Retreating { pipe: sum, .. } => *sum += bytes,
+            Phase::Normal => {}
+        }
+    }
+
+    /// After [`acked`](Self::acked) for all that an acknowledgement has brought.
+    pub(super) fn turn(&mut self, moment: &Moment) -> Option<Start> {
+        self.in_flight = moment.in_flight;
+        match self.phase {
+            Phase::Reconnaissance { acked, .. } => {
+                self.reconnoitre(acked, moment);
+                None
+            }
+            Phase::Unvalidated { jump, began, last_sent, pipe } => {
+                if !self.confirms(moment.round_trip_min) {
+                    self.retreat(last_sent, pipe, moment.datagram);
+                    return None;
+                }
+                let over = moment.now.saturating_duration_since(began) > moment.round_trip;
+                let all_sent = moment.in_flight + moment.datagram >= jump;
+                (over || all_sent || self.has_acked(began)).then(|| self.validate(last_sent, pipe, moment))
+            }
+            Phase::Validating { last_sent, .. } if self.has_acked(last_sent) => {
+                self.phase = Phase::Normal;
+                None
+            }
+            Phase::Retreating { last_sent, pipe, window } if self.has_acked(last_sent) => {
+                self.phase = Phase::Normal;
+                Some(Start { window, threshold: Some((pipe / 2).max(window)) })
+            }
+            Phase::Validating { .. } | Phase::Retreating { .. } | Phase::Normal => None,
+        }
+    }
+
+    /// Something has been lost or marked that tells of congestion, or all of a time. Says whether that is answered
+    /// here, and not by the usual control.
+    pub(super) fn congested(&mut self, is_persistent: bool, datagram: u64) -> bool {
+        match self.phase {
+            Phase::Unvalidated { last_sent, pipe, .. } | Phase::Validating { last_sent, pipe } => {
+                self.retreat(last_sent, pipe, datagram);
+            }
+            Phase::Reconnaissance { .. } => self.phase = Phase::Normal,
+            Phase::Retreating { .. } | Phase::Normal => {}
+        }
+        if is_persistent {
+            self.phase = Phase::Normal;
+        }
+        self.phase != Phase::Normal
+    }
+
+    fn reconnoitre(&mut self, acked: u64, moment: &Moment) {
+        let answered = *self.answered.get_or_insert(moment.now);
+        let whole_window = acked >= INITIAL_PACKETS * moment.datagram;
+        let all_said = moment.in_flight <= PROBE_BYTES_MAX && self.has_acked(answered);
+        let is_confirmed = whole_window || all_said;
+        self.phase = Phase::Reconnaissance { acked, is_confirmed };
+        if whole_window && moment.more_waits {
+            self.jump(moment);
+        }
+    }
+
+    fn jump(&mut self, moment: &Moment) {
+        let suits = self.confirms(moment.round_trip_min);
+        let allowance = self.allowance.as_ref().filter(|_| suits);
+        let jump = allowance.and_then(|allowance| allowance.take(moment.window));
+        let began = moment.now;
+        self.phase = jump.map_or(Phase::Normal, |jump| Phase::Unvalidated {
+            jump: jump.min(moment.window_max),
+            began,
+            last_sent: began,
+            pipe: moment.in_flight,
+        });
+    }
+
+    fn validate(&mut self, last_sent: Instant, pipe: u64, moment: &Moment) -> Start {
+        let (initial, in_flight) = (moment.window_initial, moment.in_flight);
+        let limited = in_flight < initial || in_flight <= pipe;
+        self.phase = if limited { Phase::Normal } else { Phase::Validating { last_sent, pipe } };
+        Start { window: if limited { pipe.max(initial) } else { in_flight }, threshold: None }
+    }
+
+    fn retreat(&mut self, last_sent: Instant, pipe: u64, datagram: u64) {
+        self.allowance.iter().for_each(|allowance| allowance.refute());
+        self.phase = Phase::Retreating { last_sent, pipe, window: (pipe / 2).max(2 * datagram) };
+    }
+
+    fn confirms(&self, round_trip: Duration) -> bool {
+        self.allowance.as_ref().is_some_and(|allowance| allowance.confirms(round_trip))
+    }
+
+    /// Whether a packet has arrived that was sent then or later.
+    fn has_acked(&self, sent: Instant) -> bool {
+        self.newest_acked.is_some_and(|newest| newest >= sent)
+    }
+}
+
+/// The initial data of which all must have arrived, in packets: the first window of RFC 9002. The rest of the first
+/// flight is paced over a whole round trip.
+const INITIAL_PACKETS: u64 = 10;
+/// A probe for the path's MTU, which is nearly always under way at first: no datagram is larger.
+const PROBE_BYTES_MAX: u64 = 9_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATAGRAM: u64 = 1_400;
+    const TRIP: Duration = Duration::from_millis(90);
+    const INITIAL: u64 = 128 << 10;
+    const SAVED: u64 = 8 << 20;
+
+    fn allowance(connections: u16) -> Arc<Allowance> {
+        let ends = PathEnds { here: [192, 0, 2, 1].into(), there: [192, 0, 2, 9].into() };
+        Arc::new(Allowance::new(SavedWindow { bytes: SAVED, round_trip: TRIP, ends, connections }))
+    }
+
+    /// A connection on a path of 90 ms that has more to send than it may.
+    struct Path {
+        resume: Resume,
+        allowance: Arc<Allowance>,
+        moment: Moment,
+    }
+
+    impl Path {
+        fn new(allowance: Arc<Allowance>) -> Self {
+            let moment = Moment {
+                now: Instant::now() + Duration::from_secs(60),
+                window: INITIAL,
+                window_max: 1 << 30,
+                window_initial: INITIAL,
+                in_flight: INITIAL,
+                more_waits: true,
+                round_trip: TRIP,
+                round_trip_min: TRIP,
+                datagram: DATAGRAM,
+            };
+            Self { resume: Resume::new(Some(Arc::clone(&allowance))), allowance, moment }
+        }
+
+        /// One that has jumped to half of what was saved.
+        fn jumped() -> Self {
+            let mut path = Self::new(allowance(1));
+            assert_eq!(path.acked(TRIP, 10 * DATAGRAM), None);
+            assert_eq!(path.resume.window(), Some(SAVED / 2));
+            path
+        }
+
+        /// One that has sent all of its jump and waits for what becomes of it.
+        fn validating() -> Self {
+            let mut path = Self::jumped();
+            path.sent(SAVED / 2 - INITIAL);
+            path.moment.in_flight = SAVED / 2;
+            let start = path.acked(TRIP, DATAGRAM);
+            assert_eq!(start, Some(Start { window: SAVED / 2, threshold: None }));
+            assert_eq!(path.resume.window(), None, "the usual control's");
+            path
+        }
+
+        fn sent(&mut self, bytes: u64) {
+            self.moment.now += Duration::from_millis(1);
+            self.resume.sent(bytes, &self.moment);
+        }
+
+        /// An acknowledgement of what was sent so long ago.
+        fn acked(&mut self, ago: Duration, bytes: u64) -> Option<Start> {
+            self.moment.now += Duration::from_millis(1);
+            self.resume.acked(self.moment.now - ago, bytes);
+            self.resume.turn(&self.moment)
+        }
+
+        fn congested(&mut self) -> bool {
+            self.resume.congested(false, DATAGRAM)
+        }
+
+        fn is_refuted(&self) -> bool {
+            self.allowance.outcome().is_refuted
+        }
+    }
+
+    #[test]
+    fn nothing_happens_without_a_saved_window() {
+        let mut path = Path { resume: Resume::new(None), ..Path::new(allowance(1)) };
+        assert_eq!(path.acked(TRIP, 100 * DATAGRAM), None);
+        assert_eq!((path.resume.phase, path.resume.window(), path.congested()), (Phase::Normal, None, false));
+    }
+
+    #[test]
+    fn all_initial_data_must_have_arrived() {
+        let mut path = Path::new(allowance(1));
+        path.acked(TRIP, 9 * DATAGRAM);
+        assert_eq!(path.resume.phase, Phase::Reconnaissance { acked: 9 * DATAGRAM, is_confirmed: false });
+        path.acked(TRIP, DATAGRAM);
+        assert_eq!(path.resume.window(), Some(SAVED / 2));
+        assert_eq!(path.allowance.outcome(), Resumption { bytes: SAVED / 2, is_refuted: false });
+    }
+
+    #[test]
+    fn who_has_nothing_more_to_send_does_not_jump() {
+        let mut path = Path::new(allowance(1));
+        path.moment.more_waits = false;
+        path.acked(TRIP, 100 * DATAGRAM);
+        assert_eq!(path.resume.window(), None);
+        path.moment.more_waits = true;
+        path.acked(TRIP, DATAGRAM);
+        assert_eq!(path.resume.window(), Some(SAVED / 2), "it may do so later");
+    }
+
+    /// As a lane is that has greeted, and waits for leave to send a large file.
+    #[test]
+    fn who_has_said_little_jumps_with_the_first_that_follows() {
+        let mut path = Path::new(allowance(1));
+        path.moment.more_waits = false;
+        path.moment.in_flight = 0;
+        path.acked(TRIP, DATAGRAM);
+        path.sent(10 * DATAGRAM);
+        assert_eq!(path.resume.window(), None, "only the handshake has been answered");
+        path.moment.in_flight = PROBE_BYTES_MAX + 1;
+        path.acked(Duration::ZERO, DATAGRAM);
+        path.sent(10 * DATAGRAM);
+        assert_eq!(path.resume.window(), None, "not all has been answered");
+        path.moment.in_flight = 0;
+        path.acked(Duration::ZERO, DATAGRAM);
+        path.sent(9 * DATAGRAM);
+        assert_eq!(path.resume.window(), None, "a little more is no reason");
+        path.sent(DATAGRAM);
+        assert_eq!(path.resume.window(), Some(SAVED / 2));
+        assert!(path.congested());
+        assert_eq!(path.resume.window(), Some(5 * DATAGRAM), "half of what was under way");
+    }
+
+    #[test]
+    fn another_round_trip_is_another_path() {
+        let jumps = |round_trip_min| {
+            let mut path = Path::new(allowance(1));
+            path.moment.round_trip_min = round_trip_min;
+            path.acked(TRIP, 10 * DATAGRAM);
+            assert!(!path.is_refuted());
+            path.resume.window().is_some()
+        };
+        assert_eq!([TRIP / 2, TRIP * 10 + Duration::from_millis(1)].map(jumps), [false; 2]);
+        assert_eq!([TRIP / 2 + Duration::from_millis(1), TRIP * 10].map(jumps), [true; 2]);
+    }
+
+    #[test]
+    fn congestion_in_reconnaissance_is_the_usual_controls() {
+        let mut path = Path::new(allowance(1));
+        assert!(!path.congested());
+        path.acked(TRIP, 100 * DATAGRAM);
+        assert_eq!((path.resume.phase, path.is_refuted()), (Phase::Normal, false));
+    }
+
+    #[test]
+    fn all_connections_together_jump_by_half() {
+        let allowance = allowance(4);
+        let jumps: Vec<_> = (0..6)
+            .filter_map(|_| {
+                let mut path = Path::new(Arc::clone(&allowance));
+                path.acked(TRIP, 10 * DATAGRAM);
+                path.resume.window()
+            })
+            .collect();
+        assert_eq!(jumps, [SAVED / 8; 4]);
+        assert_eq!(allowance.outcome().bytes, SAVED / 2);
+    }
+
+    #[test]
+    fn none_jumps_after_one_has_met_congestion() {
+        let allowance = allowance(4);
+        let [mut first, mut second] = [(); 2].map(|()| Path::new(Arc::clone(&allowance)));
+        first.acked(TRIP, 10 * DATAGRAM);
+        assert!(first.congested());
+        second.acked(TRIP, 10 * DATAGRAM);
+        assert_eq!((second.resume.phase, second.resume.window()), (Phase::Normal, None));
+    }
+
+    #[test]
+    fn a_share_below_the_window_is_no_jump() {
+        let mut path = Path::new(allowance(1));
+        path.moment.window = SAVED / 2;
+        path.acked(TRIP, 10 * DATAGRAM);
+        assert_eq!((path.resume.phase, path.allowance.outcome().bytes), (Phase::Normal, 0));
+    }
+
+    #[test]
+    fn a_short_path_bounds_the_jump() {
+        let mut path = Path::new(allowance(1));
+        path.moment.window_max = 1 << 20;
+        path.acked(TRIP, 10 * DATAGRAM);
+        assert_eq!(path.resume.window(), Some(1 << 20));
+    }
+
+    #[test]
+    fn congestion_after_the_jump_leaves_half_of_the_pipe() {
+        let mut path = Path::jumped();
+        path.acked(TRIP, 2 * DATAGRAM);
+        assert!(path.congested() && path.is_refuted());
+        assert_eq!(path.resume.window(), Some((INITIAL + 2 * DATAGRAM) / 2));
+        // more of it, and what arrives, does not move the window
+        assert!(path.congested());
+        path.acked(TRIP, 100 * DATAGRAM);
+        assert_eq!(path.resume.window(), Some((INITIAL + 2 * DATAGRAM) / 2));
+    }
+
+    #[test]
+    fn a_retreat_is_over_when_the_last_unvalidated_packet_is() {
+        let mut path = Path::jumped();
+        path.sent(SAVED / 4);
+        assert!(path.congested());
+        let window = path.resume.window().unwrap();
+        assert_eq!(path.acked(TRIP, 1_000 * DATAGRAM), None);
+        let start = path.acked(Duration::ZERO, DATAGRAM);
+        let threshold = Some((INITIAL + 1_001 * DATAGRAM) / 2);
+        assert_eq!((start, path.resume.phase), (Some(Start { window, threshold }), Phase::Normal));
+    }
+
+    #[test]
+    fn a_shorter_round_trip_after_the_jump_is_a_retreat() {
+        let mut path = Path::jumped();
+        path.moment.round_trip_min = TRIP / 2;
+        path.acked(TRIP, DATAGRAM);
+        assert!(path.is_refuted() && matches!(path.resume.phase, Phase::Retreating { .. }));
+    }
+
+    #[test]
+    fn what_is_under_way_is_validated_when_some_has_arrived_or_a_round_trip_is_over() {
+        for (waited, ago) in [(Duration::ZERO, Duration::ZERO), (TRIP, TRIP * 2)] {
+            let mut path = Path::jumped();
+            path.sent(SAVED / 4);
+            path.moment.in_flight = SAVED / 4;
+            path.moment.now += waited;
+            let start = path.acked(ago, DATAGRAM);
+            assert_eq!(start, Some(Start { window: SAVED / 4, threshold: None }));
+            assert!(matches!(path.resume.phase, Phase::Validating { .. }));
+        }
+    }
+
+    #[test]
+    fn a_jump_that_was_hardly_used_is_taken_back() {
+        let mut path = Path::jumped();
+        path.sent(DATAGRAM);
+        path.moment.in_flight = INITIAL;
+        let start = path.acked(Duration::ZERO, 3 * DATAGRAM);
+        let window = INITIAL + 3 * DATAGRAM;
+        assert_eq!((start, path.resume.phase), (Some(Start { window, threshold: None }), Phase::Normal));
+        assert!(!path.is_refuted());
+    }
+
+    #[test]
+    fn validated_is_what_has_arrived_to_the_last_packet() {
+        let mut path = Path::validating();
+        assert_eq!(path.acked(TRIP, 100 * DATAGRAM), None);
+        assert!(matches!(path.resume.phase, Phase::Validating { .. }));
+        assert_eq!(path.acked(Duration::ZERO, DATAGRAM), None);
+        assert_eq!((path.resume.phase, path.congested(), path.is_refuted()), (Phase::Normal, false, false));
+    }
+
+    #[test]
+    fn congestion_while_validating_leaves_half_of_what_has_arrived() {
+        let mut path = Path::validating();
+        path.acked(TRIP, 500 * DATAGRAM);
+        assert!(path.congested() && path.is_refuted());
+        assert_eq!(path.resume.window(), Some((INITIAL + 501 * DATAGRAM) / 2));
+    }
+
+    #[test]
+    fn the_loss_of_everything_is_the_usual_controls_in_each_phase() {
+        let mut retreating = Path::jumped();
+        assert!(retreating.congested());
+        for mut path in [Path::new(allowance(1)), Path::jumped(), Path::validating(), retreating] {
+            assert!(!path.resume.congested(true, DATAGRAM));
+            assert_eq!((path.resume.phase, path.resume.window()), (Phase::Normal, None));
+        }
+    }
+}
