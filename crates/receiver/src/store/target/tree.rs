@@ -1,5 +1,4 @@
-//! The directory that a transfer writes to, and the rules by which it does: what stands there, and what is
-//! done to it at once.
+//! The directory that a transfer writes to, and the rules for that: what is there, and what is changed there at once.
 //!
 //! Equal means: a regular file of the same size and, by default, the time that the target's file system makes
 //! of the source's modification time. With `--update` and `--ignore-existing` a file may stay whatever it
@@ -36,20 +35,20 @@ pub(crate) struct TargetTree {
     pub(crate) tree: Tree,
     /// For a single entry: its name at the source and the name it gets.
     rename: Option<(Name, Name)>,
-    /// Whether anything of what will be written was there.
+    /// Whether anything that will be written existed already.
     pub(crate) state: TargetState,
-    /// Whether the directory was made here for its owner only: its mode is to come.
+    /// Whether the directory was made here for its owner only: its mode is still to come.
     pub(crate) is_closed: bool,
     pub(crate) part_names: LastingNames,
     pub(crate) times: KeptTimes,
-    /// What was judged by its contents.
+    /// The files that were compared by their contents.
     pub(crate) judged: Judged,
-    /// How many files have another time than the source's, since their file system does not have that.
+    /// The number of files that got another time than the source's, which their file system cannot store.
     pub(crate) times_beyond_range: AtomicU64,
     pub(crate) file_systems: FileSystems,
-    /// Those that get their mode and time at the end.
+    /// The directories that get their mode and time at the end.
     pub(crate) directories: Directories,
-    /// How many directories each writer may keep open.
+    /// The most directories that each writer may keep open.
     pub(crate) directories_each: usize,
 }
 
@@ -84,21 +83,21 @@ impl TargetTree {
         renamed(self.rename.as_ref(), directory, name)
     }
 
-    /// Where a large file goes in the end.
+    /// The final path of a large file.
     pub(crate) fn final_path(&self, head: &FileHead) -> RelPath {
         let parent = head.path.parent().unwrap_or_else(RelPath::root);
         let Some(name) = head.path.file_name() else { return head.path.clone() };
         parent.join(self.name(&parent, &name)).unwrap_or_else(|_| head.path.clone())
     }
 
-    /// What a new file gets before its name.
+    /// Sets mode and time of a new file, before it gets its name.
     pub(crate) fn set_metadata(&self, file: &File, metadata: &Metadata) -> Result<(), Failure> {
         set_new_file_metadata(file, metadata).map_err(failed_to(Operation::SetMetadata))?;
         self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
 
-    /// Sets mode and time of a file whose contents were judged to be right.
+    /// Sets mode and time of a file whose contents were found equal.
     pub(crate) fn retouch(
         &self,
         directory: &OwnedFd,
@@ -120,7 +119,7 @@ impl TargetTree {
         self.judged.is_done(directory, name).map_err(cannot)
     }
 
-    /// Sets the mode of a file that is there, and its time where one is given.
+    /// Sets the mode of an existing file, and its time where one is given.
     fn touch(
         &self,
         directory: &OwnedFd,
@@ -137,8 +136,8 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Flushes a file or directory that has been changed at once, where the end of the transfer flushes
-    /// nothing as a whole.
+    /// Flushes a file or directory that was changed under its final name, where the end of the transfer flushes nothing
+    /// as a whole.
     pub(crate) fn flush_if_each(&self, changed: impl AsFd) -> io::Result<()> {
         if self.flushes_each(&changed)? { flush(changed) } else { Ok(()) }
     }
@@ -147,7 +146,7 @@ impl TargetTree {
         Ok(self.rules.flushes() && self.file_systems.note(changed)? == Flush::Each)
     }
 
-    /// Whether what is there stays, because it may not be replaced or is a file of that size and time.
+    /// Whether an existing entry stays, because it may not be replaced or is a file of that size and time.
     pub(crate) fn is_kept(&self, directory: &OwnedFd, name: &Name, bytes: u64, metadata: &Metadata) -> bool {
         FileIdentity::at(directory, name).is_ok_and(|there| {
             self.spares(directory, &there, metadata.mtime)
@@ -155,7 +154,8 @@ impl TargetTree {
         })
     }
 
-    /// Contents of that time stay; the mode is put right. Where that fails, sending the file again will say why.
+    /// Whether an existing file has that time and so stays; its mode is put right. Where that fails, the file is sent
+    /// again, and the error is reported then.
     pub(crate) fn keep(
         &self,
         directory: &OwnedFd,
@@ -172,19 +172,19 @@ impl TargetTree {
         kept
     }
 
-    /// Whether what is there may not be replaced by a file of that time at the source.
+    /// Whether an existing entry may not be replaced by a file with that time at the source.
     pub(crate) fn spares(&self, directory: &OwnedFd, there: &FileIdentity, mtime: Timestamp) -> bool {
         self.rules.spare(there, || self.times.kept(directory, mtime))
     }
 
-    /// Whether something stands there that `--update` or `--ignore-existing` keeps. It may have come since
-    /// the sender was told.
+    /// Whether there is an entry that `--update` or `--ignore-existing` keeps. It may have come since the sender was
+    /// answered.
     pub(crate) fn may_not_be_replaced(&self, directory: &OwnedFd, name: &Name, mtime: Timestamp) -> bool {
         self.rules.overwrite != Overwrite::Differing
             && FileIdentity::at(directory, name).is_ok_and(|there| self.spares(directory, &there, mtime))
     }
 
-    /// Counts a file whose time the file system does not have. To be called when the file has got its time.
+    /// Counts a file whose time its file system cannot store. To be called when the file has got its time.
     pub(crate) fn count_beyond_range(
         &self,
         wanted: Timestamp,
@@ -200,7 +200,7 @@ fn flush(changed: impl AsFd) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(&changed))?)
 }
 
-/// Flushes a file's data, if that is to be done now.
+/// Flushes a file's data, if `now` is set.
 pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
     if now {
         file.sync_data().map_err(failed_to(Operation::Flush))?;
@@ -208,8 +208,8 @@ pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Opens what stands under the name of a file that is coming, which need not be a regular file: it is never
-/// followed or waited for.
+/// Opens the entry that has the name of a file to come. It need not be a regular file: a link is not followed, and
+/// opening does not block.
 ///
 /// # Errors
 /// What the system says, `ELOOP` for a symbolic link.
@@ -219,7 +219,7 @@ pub(crate) fn open_old(directory: BorrowedFd<'_>, name: &Name) -> io::Result<Fil
     Ok(open_beneath(directory, &path, flags)?.into())
 }
 
-/// The root of a file that is there; `None` when it cannot be read, or reading it was stopped.
+/// The root of an existing file; `None` where it cannot be read, or reading it was stopped.
 pub(crate) fn contents_root(
     directory: BorrowedFd<'_>,
     name: &Name,
