@@ -1,4 +1,4 @@
-//! Entries as they are: which is which, what tells that one has changed, and its mode and times.
+//! Entries of a file system: their identity, by which a change is noticed, and their mode and times.
 
 use std::ffi::OsStr;
 use std::io;
@@ -12,7 +12,7 @@ pub(crate) mod own;
 
 use own::open_own;
 
-/// What must not differ between the first look at a source file and the last.
+/// The properties of a source file that must not differ between the first look and the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
     /// Size in bytes.
@@ -21,7 +21,7 @@ pub struct FileIdentity {
     pub mtime: Timestamp,
     /// When anything last changed, as the kernel alone can set it.
     pub ctime: Timestamp,
-    /// Which file it is on its file system.
+    /// The inode number.
     pub inode: u64,
     /// Permission bits.
     pub mode: u32,
@@ -68,7 +68,7 @@ fn timestamp(seconds: i64, nanos: u64) -> Timestamp {
     Timestamp { seconds, nanos: u32::try_from(nanos).unwrap_or(0) }
 }
 
-/// Which file an open one is.
+/// The device and inode of an open file.
 ///
 /// # Errors
 /// What the system says.
@@ -76,7 +76,7 @@ pub fn number_of(file: impl AsFd) -> io::Result<FileNumber> {
     Ok(of_stat(&rustix::fs::fstat(file)?))
 }
 
-/// Which file a name in a directory leads to; a symbolic link is one by itself.
+/// The device and inode of the entry with that name; a symbolic link is not followed.
 ///
 /// # Errors
 /// What the system says.
@@ -84,7 +84,7 @@ pub fn number_at(directory: impl AsFd, name: &OsStr) -> io::Result<FileNumber> {
     Ok(of_stat(&rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?))
 }
 
-/// Whether two open files are one; not where the system does not tell.
+/// Whether two open files are one; `false` where the system cannot tell.
 #[must_use]
 pub fn is_same_file(one: impl AsFd, other: impl AsFd) -> bool {
     matches!((number_of(one), number_of(other)), (Ok(one), Ok(other)) if one == other)
@@ -94,9 +94,9 @@ const fn of_stat(stat: &Stat) -> FileNumber {
     FileNumber { device: stat.st_dev, inode: stat.st_ino }
 }
 
-/// Sets the mode of a regular file, and its time where one is given, if it still is what it was `judged` to
-/// be. Anything else is not even opened: a device may do something then, and nobody but its owner says who
-/// may use it. A change of the same length between the last look and the time cannot be noticed.
+/// Sets the mode of a regular file, and its time where one is given, if it still is as `judged`. Anything else is not
+/// even opened: a device may do something then, and its mode is its owner's business. A change of the same length
+/// between the last look and the setting of the time cannot be noticed.
 ///
 /// # Errors
 /// What the system says, `EINVAL` for what is no regular file, `EBUSY` for one that has changed.
@@ -112,7 +112,7 @@ pub fn retouch(
     }
     let file = open_own(directory, name)?;
     let opened = FileIdentity::of(&file)?;
-    // where it took another mode to open it, its last change is that
+    // Where opening the file took another mode, its last change is that.
     let is_it = FileIdentity { ctime: there.ctime, ..opened } == there;
     if there != *judged || !is_it {
         return Err(Errno::BUSY.into());
@@ -138,7 +138,7 @@ pub fn set_metadata(file: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()>
     set_file_mtime(file, metadata.mtime)
 }
 
-/// Sets mode and time of a file just made; tells whether it had the mode already, as is often so.
+/// Sets mode and time of a file just made; returns whether it had the mode already, as is often so.
 ///
 /// # Errors
 /// What the system says.
@@ -179,7 +179,7 @@ mod tests {
         let node = |name, kind| rustix::fs::mknodat(&fd, name, kind, Mode::RUSR, 0);
         node("fifo", FileType::Fifo).unwrap();
         node("socket", FileType::Socket).unwrap();
-        // only root can make a device node
+        // Only root can make a device node.
         let device = node("device", FileType::CharacterDevice).is_ok();
         let mode = |name: &str| home.path().join(name).symlink_metadata().unwrap().mode();
         let names = ["directory", "link", "fifo", "socket", "device"];
@@ -195,7 +195,7 @@ mod tests {
         assert_ne!(home.path().join("precious").metadata().unwrap().mtime(), 3);
     }
 
-    /// What another program writes must not look as old as what was compared.
+    /// A file into which another program writes must not look as old as the one that was compared.
     #[test]
     fn a_file_that_has_changed_since_it_was_judged_keeps_its_time() {
         let home = tempfile::tempdir().unwrap();

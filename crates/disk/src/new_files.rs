@@ -1,5 +1,4 @@
-//! What is the same for all files that are made in one directory, and is asked for once: each question is a round trip
-//! where storage answers late.
+//! What all files made in one directory share, looked up once: each look is a round trip where storage answers late.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +11,7 @@ use zmove_types::Metadata;
 use crate::entry::{set_file_mtime, set_new_file_metadata};
 use crate::hidden::Parent;
 
-/// See the module.
+/// The shared properties of a directory's new files; see the module.
 #[derive(Debug)]
 pub struct NewFiles {
     parent: OnceLock<Parent>,
@@ -45,7 +44,7 @@ impl NewFiles {
         Ok(())
     }
 
-    /// The directory as hidden names tell it.
+    /// The directory, as hidden names contain it.
     pub(crate) fn parent(&self, directory: BorrowedFd<'_>) -> &Parent {
         self.parent.get_or_init(|| Parent::of(directory))
     }

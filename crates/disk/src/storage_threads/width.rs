@@ -1,5 +1,5 @@
-//! How many threads storage is worth: a pure controller, which sees what threads have done and says how many there
-//! should be.
+//! The number of threads that storage is worth: a pure controller, which takes samples of what threads have done and
+//! returns how many there should be.
 //!
 //! By Little's law the requests under way are rate × latency, so where storage answers late and takes many requests at
 //! once the rate grows with the threads. It does not where threads keep the cores busy, wait for each other (the kernel
@@ -13,21 +13,21 @@
 //!     └───────────────── the rate has grown ─────────┘
 //! ```
 //!
-//! After an attempt that brought nothing the next one is half as many threads, which stay if they do as much. Each
+//! After an attempt that brought nothing the next one is half as many threads, which are kept if they do as much. Each
 //! attempt that fails makes the next one wait for twice as long.
 
 use std::time::Duration;
 
-/// See the module.
+/// The controller of one task's threads; see the module.
 #[derive(Debug)]
 pub(super) struct Width {
     cores: usize,
     most: usize,
     threads: usize,
     attempt: Option<Attempt>,
-    /// What the next attempt is, unless threads are awake.
+    /// The direction of the next attempt; more threads are not tried while these are awake.
     next: Direction,
-    /// How long it is until the next attempt.
+    /// The time until the next attempt.
     rest: Duration,
     /// The rest after an attempt that fails.
     rest_next: Duration,
@@ -36,7 +36,7 @@ pub(super) struct Width {
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
     before: usize,
-    /// How many threads there were in fact: some may work whatever this says.
+    /// The number of threads in fact: some may work whatever this controller returns.
     at_work: usize,
     /// Pieces per second with so many threads.
     rate: f64,
@@ -54,25 +54,25 @@ pub(super) struct Sample {
     pub(super) wall: Duration,
     /// Pieces of work done.
     pub(super) done: u64,
-    /// The time that they took, over all threads.
+    /// The time that the pieces took, over all threads.
     pub(super) elapsed: Duration,
     /// The part of that for which their threads were awake.
     pub(super) awake: Duration,
 }
 
-/// Shorter samples tell nothing.
+/// The least length of a sample: a shorter one proves nothing.
 const SAMPLE_MIN: Duration = Duration::from_millis(25);
-/// Longer ones only delay.
+/// The greatest length of a sample: a longer one only delays.
 const SAMPLE_MAX: Duration = Duration::from_millis(500);
 /// Pieces that each thread should have done in one sample.
 const PIECES_EACH: u64 = 8;
-/// How much more twice the threads must do to stay.
+/// The least factor by which the rate must rise for a larger number of threads to be kept.
 const GAIN_MIN: f64 = 1.15;
-/// How much of the rate half the threads must keep to be enough.
+/// The least share of the former rate at which a smaller number of threads is kept.
 const KEPT_MIN: f64 = 0.9;
-/// Attempts are judged only where so much of the time of all threads was spent at work.
+/// The least share of the threads' time that must be spent at work for an attempt to be judged.
 const USED_MIN: f64 = 0.75;
-/// The share of the time that threads sleep from which more of them are tried, and from which more are tried at once.
+/// The shares of time asleep from which twice, and four times, as many threads are tried.
 const ASLEEP: f64 = 0.5;
 const FAST_ASLEEP: f64 = 0.9;
 const REST_MIN: Duration = Duration::from_millis(100);
@@ -92,18 +92,18 @@ impl Width {
         }
     }
 
-    /// How many threads there should be.
+    /// The number of threads that there should be.
     pub(super) const fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Whether a sample is long enough to be looked at.
+    /// Whether a sample is long enough to be used.
     pub(super) fn is_ripe(&self, sample: &Sample) -> bool {
         let enough = sample.done >= PIECES_EACH * self.threads as u64;
         sample.wall >= SAMPLE_MAX || enough && sample.wall >= SAMPLE_MIN
     }
 
-    /// Takes what was done since the last sample.
+    /// Takes the sample of the work since the last one.
     pub(super) fn take(&mut self, sample: &Sample) {
         let rate = sample.done as f64 / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
         let at_work = sample.elapsed.as_secs_f64() / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
@@ -120,7 +120,7 @@ impl Width {
         let grown = self.threads > attempt.before;
         let least = if grown { GAIN_MIN } else { KEPT_MIN };
         if at_work < USED_MIN * self.threads.min(attempt.at_work) as f64 {
-            // there was not enough to do to tell
+            // There was too little work to judge the attempt.
             self.threads = attempt.before;
         } else if rate >= least * attempt.rate {
             self.rest_next = REST_MIN;
@@ -150,8 +150,8 @@ impl Width {
         self.threads = wanted;
     }
 
-    /// So many threads keep the cores busy, if each sleeps as those in the sample have: more would only wait
-    /// for a core.
+    /// The number of threads that keeps the cores busy, if each sleeps as those in the sample have: more would only
+    /// wait for a core.
     fn keep_cores_busy(&self, sample: &Sample) -> usize {
         let asleep_too = sample.elapsed.as_nanos() / sample.awake.as_nanos().max(1);
         self.cores.saturating_mul(usize::try_from(asleep_too).unwrap_or(usize::MAX))
@@ -169,14 +169,14 @@ impl Sample {
 mod tests {
     use super::*;
 
-    /// Storage and what is written to it, in simulated time.
+    /// Storage and the work that it is given, in simulated time.
     struct World {
         cores: usize,
-        /// How long a piece keeps a core.
+        /// The time for which a piece keeps a core.
         awake: Duration,
-        /// How long it waits for storage.
+        /// The time for which a piece waits for storage.
         latency: Duration,
-        /// How many pieces wait at once; the others queue.
+        /// The number of pieces that storage serves at once; the others queue.
         depth: usize,
         /// Pieces per second that arrive.
         offered: f64,
@@ -206,7 +206,7 @@ mod tests {
             let wall = (PIECES_EACH as f64 * threads as f64 / rate).clamp(0.0251, 0.501);
             let used = (self.offered / possible).min(1.0);
             let elapsed = threads as f64 * wall * used;
-            // who waits for a core is awake
+            // A thread that waits for a core is awake.
             let waiting =
                 (elapsed - rate * wall * each).max(0.0) * if by_cores < by_latency { 1.0 } else { 0.0 };
             let awake = (rate * wall * self.awake.as_secs_f64() + waiting).min(elapsed);
@@ -225,7 +225,7 @@ mod tests {
                 if time >= seconds {
                     break;
                 }
-                // two are there in any case
+                // Two threads are there in any case.
                 let sample = self.sample(width.threads().max(2), number);
                 assert!(width.is_ripe(&sample) || sample.done == 0);
                 time += sample.wall.as_secs_f64();

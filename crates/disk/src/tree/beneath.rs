@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::{Errno, Result};
 use zmove_types::RelPath;
 
-/// Whether this process has seen that there is no `openat2` for it: it is not asked for again.
+/// Whether `openat2` has been refused to this process: it is not tried again.
 static OPENAT2_REFUSED: AtomicBool = AtomicBool::new(false);
 
 /// Opens `path` beneath `root` without following any link, in as few system calls as its length allows.
@@ -67,7 +67,7 @@ impl Step {
                 return opened;
             }
         }
-        // for a file opened without waiting: its owner holds a lease on it, and may for long
+        // The file was opened without waiting, and its owner holds a lease on it, perhaps for long.
         Err(Errno::AGAIN)
     }
 
