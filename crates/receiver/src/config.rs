@@ -41,7 +41,7 @@ pub struct ReceiverConfig {
     /// The quota on which the session's memory, descriptors and threads are booked. Default: one of its own, with the
     /// default limits.
     pub quota: Quota,
-    /// The counters of the session. Default: those that nobody reads; each session has its own.
+    /// The counters of the session. Default: counters that nobody reads; each session needs its own.
     pub meter: Arc<TransferMeter>,
 }
 

@@ -239,7 +239,7 @@ impl Parts {
     /// A part for a large file that begins; under a name that lasts if it is journalled.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn create(
         &self,
         id: FileId,

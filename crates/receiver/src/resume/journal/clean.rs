@@ -33,7 +33,7 @@ pub struct CleanRule {
     pub mode: CleanMode,
 }
 
-/// What happens to the journal of a target that cannot be reached, say because it is not mounted now.
+/// What happens to the journal of a target that cannot be reached, for example because it is not mounted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreachable {
     /// The journal is kept for a later run.

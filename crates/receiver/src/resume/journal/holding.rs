@@ -49,7 +49,7 @@ impl Held {
     /// Takes a file that nobody holds; `None` when somebody does, or it has gone.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn take(path: &Path) -> Result<Option<Self>, JournalError> {
         let Some(file) = open(path)? else { return Ok(None) };
         let held = lock(&file).map_err(JournalError::io("lock", path))?;
@@ -59,7 +59,7 @@ impl Held {
     /// Removes the file.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn remove(self) -> Result<(), JournalError> {
         std::fs::remove_file(&self.path).map_err(JournalError::io("remove", &self.path))
     }

@@ -57,7 +57,7 @@ impl Orphan {
     /// off.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn ended(&mut self, file: u64) -> Result<(), JournalError> {
         let record = Record::Ended { file }.encode()?;
         let journal = &self.held.file;
@@ -92,7 +92,7 @@ impl Orphan {
     /// Removes the journal.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn remove(self) -> Result<(), JournalError> {
         self.held.remove()
     }
@@ -148,7 +148,7 @@ pub fn list(directory: &Path) -> Result<Vec<Listed>, JournalError> {
 /// Removes a journal without reading it; `false` when somebody holds it, or it has gone.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn discard(path: &Path) -> Result<bool, JournalError> {
     Held::take(path)?.map_or(Ok(false), |held| held.remove().map(|()| true))
 }

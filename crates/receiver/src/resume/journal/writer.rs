@@ -146,7 +146,7 @@ impl Journal {
     /// Records that everything before `upto` is on stable storage, and flushes the journal.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn flushed(&self, upto: Mark) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         // The mark is ignored if the journal was rewritten meanwhile: the next flush covers the groups too.
@@ -161,7 +161,7 @@ impl Journal {
     /// Records that the file has its name or is given up: it has no part any more.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn ended(&self, file: u64) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if state.files.remove(&file).is_none() {
@@ -178,7 +178,7 @@ impl Journal {
     /// Records that the transfer writes no more to the part of a file, which has this change time now.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn left(&self, file: u64, ctime: Timestamp) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if !state.files.contains_key(&file) {
@@ -211,7 +211,7 @@ impl Journal {
     /// Removes the journal, since nothing is unfinished. Records that are added later are lost with it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn remove(&self) -> Result<(), JournalError> {
         fs::remove_file(&self.path).map_err(JournalError::io("remove", &self.path))
     }

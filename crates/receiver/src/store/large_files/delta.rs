@@ -170,7 +170,7 @@ impl Base {
     /// Puts a group of the old version into the new file, if it can be found and still has that value.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn keep(
         &self,
         transfer: &Transfer,

@@ -2,10 +2,10 @@
 //! here, and the thread `zmove-publish` takes them ([`publishing`](crate::store::publishing)).
 //!
 //! ```text
-//!  written ──► unpublished ──flush──► named ──► the sender is told
+//!  written ──► unpublished ──flush──► named ──► reported to the sender
 //!                  │         │ fails
 //!                  │         ▼
-//!                  │    read back past the page cache ──differs──► removed, and told as failed
+//!                  │    read back past the page cache ──differs──► removed, and reported as failed
 //!                  └──── what is left when the session breaks is flushed and named as well
 //! ```
 //!

@@ -76,7 +76,7 @@ pub(crate) enum Flush {
 
 impl Flush {
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn of(file: impl AsFd) -> io::Result<Self> {
         let kind = rustix::fs::fstatfs(file)?.f_type;
         Ok(if EACH.contains(&kind) { Self::Each } else { Self::Whole })
@@ -192,7 +192,7 @@ impl FileSystems {
     /// Notes the file system of a directory. To be called before anything is written to it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn note(&self, directory: impl AsFd) -> io::Result<Flush> {
         let directory = directory.as_fd();
         let device = rustix::fs::fstat(directory)?.st_dev;
@@ -237,7 +237,7 @@ impl FileSystems {
     /// Flushes all file systems, however long it takes.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn flush_to_the_end(&self) -> Result<(), Errno> {
         let mut late = self.late.lock();
         for flushing in late.take().into_iter().chain(std::iter::once_with(|| self.begin_flush())) {

@@ -212,7 +212,7 @@ pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
 /// opening does not block.
 ///
 /// # Errors
-/// What the system says, `ELOOP` for a symbolic link.
+/// The system's error, `ELOOP` for a symbolic link.
 pub(crate) fn open_old(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     let path = RelPath::root().join(name).map_err(|error| io::Error::other(error.to_string()))?;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
