@@ -33,7 +33,7 @@ impl FileIdentity {
     /// Looks at an open file.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn of(file: impl AsFd) -> io::Result<Self> {
         Ok(Self::from_stat(&rustix::fs::fstat(file)?))
     }
@@ -41,7 +41,7 @@ impl FileIdentity {
     /// Looks at an entry of a directory without following a link.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn at(directory: impl AsFd, name: &Name) -> io::Result<Self> {
         Ok(Self::from_stat(&rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?))
     }
@@ -71,7 +71,7 @@ fn timestamp(seconds: i64, nanos: u64) -> Timestamp {
 /// The device and inode of an open file.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn number_of(file: impl AsFd) -> io::Result<FileNumber> {
     Ok(of_stat(&rustix::fs::fstat(file)?))
 }
@@ -79,7 +79,7 @@ pub fn number_of(file: impl AsFd) -> io::Result<FileNumber> {
 /// The device and inode of the entry with that name; a symbolic link is not followed.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn number_at(directory: impl AsFd, name: &OsStr) -> io::Result<FileNumber> {
     Ok(of_stat(&rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?))
 }
@@ -99,7 +99,7 @@ const fn of_stat(stat: &Stat) -> FileNumber {
 /// between the last look and the setting of the time cannot be noticed.
 ///
 /// # Errors
-/// What the system says, `EINVAL` for what is no regular file, `EBUSY` for one that has changed.
+/// The system's error, `EINVAL` for what is no regular file, `EBUSY` for one that has changed.
 pub fn retouch(
     directory: BorrowedFd<'_>,
     name: &Name,
@@ -132,7 +132,7 @@ pub fn retouch(
 /// Sets mode and time of an open file or directory.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn set_metadata(file: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()> {
     rustix::fs::fchmod(file, Mode::from_raw_mode(metadata.mode))?;
     set_file_mtime(file, metadata.mtime)
@@ -141,7 +141,7 @@ pub fn set_metadata(file: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()>
 /// Sets mode and time of a file just made; returns whether it had the mode already, as is often so.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn set_new_file_metadata(file: impl AsFd, metadata: &Metadata) -> io::Result<bool> {
     let file = file.as_fd();
     let has_mode = rustix::fs::fstat(file)?.st_mode & 0o7777 == metadata.mode;

@@ -33,7 +33,7 @@ impl NewFiles {
     /// of a mode is the same for each file, so it is looked up once.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn set_metadata(&self, file: &File, metadata: &Metadata) -> io::Result<()> {
         if self.exact_mode.load(Ordering::Relaxed) == metadata.mode {
             return set_file_mtime(file.as_fd(), metadata.mtime);

@@ -23,7 +23,7 @@ pub enum Replace {
 /// one at a time on the whole file system.
 ///
 /// # Errors
-/// What the system says; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not
+/// The system's error; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not
 /// to be replaced.
 pub fn publish_file(directory: &OwnedFd, hidden: &Name, name: &Name, replace: Replace) -> io::Result<()> {
     let (from, to) = (hidden.as_os_str(), name.as_os_str());
@@ -48,7 +48,7 @@ pub(crate) fn publish_by_link(directory: &OwnedFd, hidden: &Name, name: &Name) -
 /// the name stays as it is where nothing is to be replaced.
 ///
 /// # Errors
-/// What the system says; `EISDIR` when a directory has that name.
+/// The system's error; `EISDIR` when a directory has that name.
 pub fn place_symlink(
     directory: BorrowedFd<'_>,
     name: &Name,

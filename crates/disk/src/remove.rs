@@ -24,7 +24,7 @@ use crate::tree::{DIRECTORY, Tree, make_writable};
 const LISTED_MAX: usize = 8;
 /// The number of names that are kept of each directory: 64 KiB if they are as long as names may be.
 const NAMES_MAX: usize = 256;
-/// The number of entries that are known to stay when their directory is read again; with so many no directory is.
+/// The most staying entries that are recognized when their directory is read again; with so many none is read on.
 const STAYING_MAX: usize = 65_536;
 
 /// Removes entries of a directory of `tree`; returns how many there were, with those below them. An entry that could

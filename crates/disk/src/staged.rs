@@ -53,7 +53,7 @@ impl Staged {
     /// A new empty file in `directory`, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// What the system says, `EPERM` where the file could not get another name.
+    /// The system's error, `EPERM` where the file could not get another name.
     pub fn create(directory: &Arc<OwnedFd>, mode: u32) -> io::Result<Self> {
         Self::create_in(directory, &NewFiles::default(), mode)
     }
@@ -74,7 +74,7 @@ impl Staged {
     /// alone.
     ///
     /// # Errors
-    /// What the system says, `ELOOP` for a symbolic link, `ENOENT` for another file.
+    /// The system's error, `ELOOP` for a symbolic link, `ENOENT` for another file.
     pub fn reopen(
         directory: &Arc<OwnedFd>,
         name: &Name,
@@ -139,7 +139,7 @@ impl Staged {
     /// Gives a file that is changed in its place its final length; before that it has another.
     ///
     /// # Errors
-    /// What the system says; `EBUSY` when somebody else has changed the file meanwhile.
+    /// The system's error; `EBUSY` when somebody else has changed the file meanwhile.
     pub fn set_final_length(&self) -> io::Result<()> {
         self.in_place.as_ref().map_or(Ok(()), |in_place| in_place.set_final_length(self.file()))
     }
@@ -159,7 +159,7 @@ impl Staged {
     /// dies: by then its name must be recorded elsewhere.
     ///
     /// # Errors
-    /// What the system says, `EEXIST` when something has that name; the file stays as it was.
+    /// The system's error, `EEXIST` when something has that name; the file stays as it was.
     pub fn last_as(&mut self, name: Name) -> io::Result<()> {
         let Some(hidden) = &self.temporary else { return Err(Errno::NOENT.into()) };
         match publish_file(&self.directory, hidden, &name, Replace::Nothing) {
@@ -189,7 +189,7 @@ impl Staged {
     /// Gives the empty file its final size; see [`DataFile::reserve`].
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn reserve(&mut self, bytes: u64, direct: Direct) -> io::Result<()> {
         self.data.reserve(bytes, direct)
     }
@@ -198,7 +198,7 @@ impl Staged {
     /// file system cannot: then the file is still empty.
     ///
     /// # Errors
-    /// What the system says when the size cannot be set.
+    /// The system's error when the size cannot be set.
     pub fn clone_contents(&mut self, from: &File, bytes: u64, direct: Direct) -> io::Result<bool> {
         if rustix::fs::ioctl_ficlone(self.file(), from).is_err() {
             return Ok(false);
@@ -229,7 +229,7 @@ impl Staged {
     /// Gives the file its name. One that is changed in its place has it already.
     ///
     /// # Errors
-    /// What the system says; `EISDIR` when a directory has that name, `EEXIST` when something has it that is
+    /// The system's error; `EISDIR` when a directory has that name, `EEXIST` when something has it that is
     /// not to be replaced. Of a file that was changed in its place `ESTALE` when it has lost its name,
     /// `EBUSY` when somebody else has given it another length.
     pub fn commit(mut self, name: &Name, replace: Replace) -> io::Result<()> {

@@ -48,7 +48,7 @@ impl StagingDirectory {
     /// Begins a staging directory for the directory `name` of `parent`.
     ///
     /// # Errors
-    /// What the system says, `EPERM` where what is made could not get another name.
+    /// The system's error, `EPERM` where what is made could not get another name.
     pub fn begin(parent: &Arc<OwnedFd>, name: &Name) -> io::Result<Self> {
         let make = |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU);
         let (hidden, ()) = make_hidden(parent.as_fd(), make)?;
@@ -98,7 +98,7 @@ impl StagingDirectory {
     /// Creates a file in it, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn create(&self, name: &Name, mode: u32) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o777);
@@ -114,7 +114,7 @@ impl StagingDirectory {
     /// Removes a file that did not become whole.
     ///
     /// # Errors
-    /// What the system says: the directory must then not be published.
+    /// The system's error: the directory must then not be published.
     pub fn discard(&self, name: &Name) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty())?)
     }
@@ -211,7 +211,7 @@ impl StagingDirectory {
 /// Gives a directory the mode that a new one in it gets, by the umask or by inherited access control lists.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn set_usual_mode(directory: BorrowedFd<'_>) -> io::Result<()> {
     let all = Mode::from_raw_mode(0o777);
     let make = |name: &Name| rustix::fs::mkdirat(directory, name.as_os_str(), all);

@@ -39,7 +39,7 @@ impl Tree {
     /// The tree at `path`, which may itself be reached through links.
     ///
     /// # Errors
-    /// What the system says, `ENOTDIR` when it is no directory.
+    /// The system's error, `ENOTDIR` when it is no directory.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
@@ -49,7 +49,7 @@ impl Tree {
     /// The tree at `path`, on whose way no link of other users is followed: they could lead anywhere.
     ///
     /// # Errors
-    /// What the system says, and an error with a text for such a link.
+    /// The system's error, and an error with a text for such a link.
     pub fn open_guarded(path: &Path) -> io::Result<Self> {
         Ok(Self { root: Arc::new(guarded::open_directory(path)?) })
     }
@@ -69,7 +69,7 @@ impl Tree {
     /// Opens a directory that exists.
     ///
     /// # Errors
-    /// What the system says: `ENOENT`, `ENOTDIR` and `ELOOP` when it is not there or not a directory.
+    /// The system's error: `ENOENT`, `ENOTDIR` and `ELOOP` when it is not there or not a directory.
     pub fn open_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         if path.is_root() {
             return Ok(Arc::clone(&self.root));
@@ -134,7 +134,7 @@ impl Tree {
     /// Opens a directory and makes what is missing of it, for the owner only (0700): the final mode is set at the end.
     ///
     /// # Errors
-    /// What the system says, `ENOTDIR` or `ELOOP` when a file or link is in the way.
+    /// The system's error, `ENOTDIR` or `ELOOP` when a file or link is in the way.
     pub fn ensure_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.open_own_directory(path) {
             Ok(directory) => {
@@ -155,7 +155,7 @@ impl Tree {
     /// [`ensure_directory`](Self::ensure_directory) it removes nothing.
     ///
     /// # Errors
-    /// What the system says, `ENOTDIR` when something else is there.
+    /// The system's error, `ENOTDIR` when something else is there.
     pub fn create_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.open_directory(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -167,7 +167,7 @@ impl Tree {
     /// Makes a directory in an open one, for the owner only (0700); `false` when the name is taken.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn make_new(parent: BorrowedFd<'_>, name: &Name) -> io::Result<bool> {
         match rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU) {
             Ok(()) => Ok(true),

@@ -23,7 +23,7 @@ pub(crate) struct Held {
 /// regular file.
 ///
 /// # Errors
-/// What the system says, `ELOOP` for a symbolic link.
+/// The system's error, `ELOOP` for a symbolic link.
 pub fn open_own(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {

@@ -32,7 +32,7 @@ impl ContentsWriter {
     /// Writes the whole contents of a file that was just made and has none.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn write(&self, mut file: &File, contents: &[u8]) -> io::Result<()> {
         let written = self.write_direct(file, contents)?;
         file.write_all(&contents[written..])

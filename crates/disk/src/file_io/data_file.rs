@@ -32,12 +32,12 @@ use crate::file_io::Way;
 /// Whether the contents of large files pass by the page cache (`O_DIRECT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direct {
-    /// Where it pays.
+    /// They do where it pays.
     #[default]
     Auto,
-    /// Wherever the file system lets them, cached or not.
+    /// They do wherever the file system lets them, cached or not.
     On,
-    /// Never.
+    /// They never do.
     Off,
 }
 
@@ -83,7 +83,7 @@ impl DataFile {
     /// A file that has its final size already and will be written, and whose contents may be read.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn for_writing(file: File, direct: Direct) -> io::Result<Self> {
         let bytes = file.metadata()?.len();
         let pays = write_pays(&file, bytes, direct);
@@ -95,7 +95,7 @@ impl DataFile {
     /// page cache: those come in any order, and allocating for each of them would take turns.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn reserve(&mut self, bytes: u64, direct: Direct) -> io::Result<()> {
         self.cached.set_len(bytes)?;
         if !write_pays(&self.cached, bytes, direct) {
@@ -170,7 +170,7 @@ impl DataFile {
     /// somebody has mapped stay too.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn drop_cached(&self) -> io::Result<()> {
         Ok(rustix::fs::fadvise(&self.cached, 0, None, Advice::DontNeed)?)
     }

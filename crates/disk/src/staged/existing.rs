@@ -74,7 +74,7 @@ impl Existing {
     /// Whether the file has other names too.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn has_other_names(&self) -> io::Result<bool> {
         Ok(rustix::fs::fstat(&self.file)?.st_nlink > 1)
     }
@@ -91,7 +91,7 @@ impl Existing {
     /// Locks the file against others that would change it in its place, and gives it another length than its final one.
     ///
     /// # Errors
-    /// What the system says; `EWOULDBLOCK` when somebody has locked it.
+    /// The system's error; `EWOULDBLOCK` when somebody has locked it.
     pub fn begin(self, change: Change, direct: Direct) -> io::Result<Staged> {
         lock(&self.file)?;
         let there = FileIdentity::of(&self.file)?;

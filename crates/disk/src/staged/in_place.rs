@@ -57,7 +57,7 @@ impl InPlace {
     /// Gives the file its final length; before that it has another.
     ///
     /// # Errors
-    /// What the system says; `EBUSY` when somebody else has changed the file meanwhile, `ESTALE` when it has
+    /// The system's error; `EBUSY` when somebody else has changed the file meanwhile, `ESTALE` when it has
     /// no name any more.
     pub(super) fn set_final_length(&self, file: &File) -> io::Result<()> {
         if !self.is_undisturbed(file) {

@@ -18,7 +18,7 @@ static OPENAT2_REFUSED: AtomicBool = AtomicBool::new(false);
 /// Opens `path` beneath `root` without following any link, in as few system calls as its length allows.
 ///
 /// # Errors
-/// What the system says; `ELOOP` or `ENOTDIR` when a link is in the path.
+/// The system's error; `ELOOP` or `ENOTDIR` when a link is in the path.
 pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> Result<OwnedFd> {
     if path.is_root() {
         return openat(root, c".", flags | ALWAYS, Mode::empty());
@@ -37,7 +37,7 @@ pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> Resu
 enum Step {
     /// As many components as the kernel takes at once, checked by `openat2`.
     Whole,
-    /// One component.
+    /// One component, without following a link.
     Component,
 }
 

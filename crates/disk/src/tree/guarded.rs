@@ -19,7 +19,7 @@ const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOE
 /// Opens the directory at `path`.
 ///
 /// # Errors
-/// What the system says, `ELOOP` for too many links, and an error with a text for a link of another user.
+/// The system's error, `ELOOP` for too many links, and an error with a text for a link of another user.
 pub(crate) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     let own = rustix::process::geteuid().as_raw();
     let mut here = start(path)?;

@@ -59,7 +59,7 @@ fn ring(config: RingConfig) -> Engine {
     }
 }
 
-/// Says why a case does not run here; in the lab, where every case must, that is a failure.
+/// Prints why a case does not run here; in the lab, where every case must, that is a failure.
 #[track_caller]
 pub(crate) fn skip(reason: &str) {
     let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
