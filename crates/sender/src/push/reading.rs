@@ -1,4 +1,4 @@
-//! What this side knows, at one moment, of where the time of a push went.
+//! A reading of this side's clocks and counters, from which the limit of the push is found.
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use crate::push::pipeline::Pipeline;
 use crate::push::session::Session;
 use crate::tune::path::PathReport;
 
-/// What this side knows at one moment of where the time went.
+/// What this side knows at one moment about where the time went.
 #[derive(Default)]
 pub(super) struct Reading {
     stages: Stages,
     pub(super) path: Option<PathReport>,
     first_byte: Option<Duration>,
     handed_over: Option<Duration>,
-    /// What the lanes have been given, in bytes.
+    /// The bytes that lanes have taken.
     bytes_handed_over: u64,
-    /// The rate that they are held to.
+    /// The rate that the lanes are held to.
     rate_max: Option<RateLimit>,
 }
 
 impl Reading {
-    /// How this side's stages have spent their time, and what the path did.
+    /// Reads how this side's stages have spent their time, and what the path did.
     pub(super) fn take(pipeline: &Pipeline) -> Self {
         let Pipeline { config, session, lane_set, .. } = pipeline;
         let Session { account, timeline, .. } = &**session;
@@ -59,7 +59,7 @@ impl Reading {
         }
     }
 
-    /// What limited the rate in the interval that began with `before`.
+    /// The limit of the rate in the interval that began with `before`.
     pub(super) fn limit_since(&self, before: &Self) -> &'static str {
         let stages = self.stages.since(&before.stages);
         let first_byte = self.first_byte.map(|_| Duration::ZERO);
@@ -71,17 +71,17 @@ impl Reading {
         times.live_limit(path.as_ref())
     }
 
-    /// Whether `bytes` in `time` come to the rate that the lanes are held to.
+    /// Whether `bytes` in `time` reach the rate that the lanes are held to.
     fn is_at_own_rate(&self, bytes: u64, time: Duration) -> bool {
         let enough = |max: RateLimit| ByteCount(max.bytes_per_second()).as_f64() * AT_RATE_SHARE;
         self.rate_max.is_some_and(|max| ByteCount(bytes).as_f64() >= enough(max) * time.as_secs_f64())
     }
 }
 
-/// Lanes that bring so much of the rate that they are held to are held up by that, and not by the path: they share it
-/// evenly, so that those whose work is done leave theirs.
+/// The share of the rate that lanes are held to from which on that rate is the limit, and not the path: lanes share it
+/// evenly, so those whose work is done leave their share unused.
 const AT_RATE_SHARE: f64 = 0.8;
-/// How often the user is told what limits the rate.
+/// How often the limit of the rate is reported to the user.
 pub(super) const LIMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
