@@ -1,10 +1,10 @@
 //! A rate that the receiving lanes of one key keep together.
 //!
-//! A lane books what a read has brought, a bounded piece at a time, and waits until that is paid for before
-//! it reads on; the windows then make the sender wait. Lanes of keys without a rate have none.
+//! A lane books the bytes of a read, a bounded piece at a time, and waits until they are within the rate before it
+//! reads on; the windows then make the sender wait. Lanes of keys without a rate do not wait.
 //!
-//! **Invariant:** whatever the number of lanes, what they take stays below rate × time, but for a share and a
-//! read of each and a moment's burst.
+//! **Invariant:** whatever the number of lanes, the bytes they take stay below rate × time, except for one share and
+//! one read of each lane and a short burst.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,14 +15,14 @@ use zmove_types::{Doing, RateLimit, Stopwatch};
 
 use crate::lane::LaneBreaker;
 
-/// A rate that several lanes keep together. Clones are the same.
+/// A rate that several lanes keep together. Clones share it.
 #[derive(Clone, Debug)]
 pub struct SharedRate(Arc<Mutex<Schedule>>);
 
 #[derive(Debug)]
 struct Schedule {
     bytes_per_second: u64,
-    /// When all that was taken is paid for.
+    /// The moment from which all bytes taken so far are within the rate.
     due: Instant,
 }
 
@@ -34,12 +34,12 @@ impl SharedRate {
         Self(Arc::new(Mutex::new(schedule)))
     }
 
-    /// Changes the rate, for lanes that keep it already too.
+    /// Changes the rate, also for lanes that keep it already.
     pub fn set(&self, limit: RateLimit) {
         self.lock().bytes_per_second = limit.bytes_per_second();
     }
 
-    /// Whether a lane, or anybody else, has another clone.
+    /// Whether a lane, or any other holder, has another clone.
     #[must_use]
     pub fn in_use(&self) -> bool {
         Arc::strong_count(&self.0) > 1
@@ -59,14 +59,14 @@ impl SharedRate {
     }
 }
 
-/// What was not used of the rate in this time may be used later: threads wake up late.
+/// The time for which an unused part of the rate may be used later: threads wake up late.
 const BURST: Duration = Duration::from_millis(20);
 
-/// One lane's part in a rate, where it is held to one.
+/// One lane's account with a rate, where it is held to one.
 #[derive(Debug, Default)]
 pub(crate) struct Toll {
     pub(crate) rate: Option<SharedRate>,
-    /// Taken, and not booked yet.
+    /// Bytes that were taken and not booked yet.
     open: usize,
     broken: Arc<AtomicBool>,
 }
@@ -76,9 +76,8 @@ impl Toll {
         Self { rate, ..Self::default() }
     }
 
-    /// Waits until what was taken, and what others took before, is paid for, or the lane is broken. Small
-    /// amounts are left to be paid with what follows, so that lanes whose reads bring less do not come by a
-    /// smaller share.
+    /// Waits until the bytes that this and other lanes have taken are within the rate, or the lane is broken. Small
+    /// amounts are booked with the next ones, so that lanes with smaller reads do not get a smaller share.
     pub(crate) fn pay(&mut self, bytes: usize, watch: &mut Stopwatch<'_>) {
         let Some(rate) = &self.rate else { return };
         self.open += bytes;
@@ -96,7 +95,7 @@ impl Toll {
         watch.lap(Doing::Paced);
     }
 
-    /// What breaks a lane that may be waiting here: `inner` and the wait.
+    /// A breaker for a lane that may be waiting here: it trips `inner` and ends the wait.
     pub(crate) fn breaker(&self, inner: LaneBreaker) -> LaneBreaker {
         let broken = Arc::clone(&self.broken);
         LaneBreaker::new(move || {
@@ -106,10 +105,10 @@ impl Toll {
     }
 }
 
-/// What a lane takes in one turn.
+/// The bytes that a lane books at a time.
 const SHARE_BYTES: usize = 256 << 10;
 
-/// How soon a lane that waits for long sees that it is broken.
+/// How soon a lane that waits for long notices that it is broken.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -127,7 +126,7 @@ mod tests {
         let (one, begun) = (rate("10MB"), Instant::now());
         let other = one.clone();
         let first = one.spend(1_000_000, begun);
-        // at most the burst is given away
+        // At most the burst is given away.
         assert!(first + BURST >= begun + Duration::from_millis(100));
         assert_eq!(other.spend(500_000, begun) - first, Duration::from_millis(50));
         one.set("1MB".parse().unwrap());
