@@ -1,14 +1,14 @@
-//! Small files of advice: what is lost with one costs time, never data.
+//! Small files of advice: the loss of one costs time, never data.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Puts `text` in the place of `file` by way of a temporary name beside it, so that a reader sees the old
-/// text or the new, whoever else does so, on this host or another. Nothing is flushed.
+/// Replaces the text of `file` by way of a temporary name beside it, so that a reader sees the old text or the new,
+/// also where several replace it, on this host or another. Nothing is flushed.
 ///
 /// # Errors
-/// What the system says; the old file stands then.
+/// The system's error; the old file then stays.
 pub fn replace_file(file: &Path, text: &str) -> io::Result<()> {
     let mut name = [0; 8];
     rustix::rand::getrandom(&mut name[..], rustix::rand::GetRandomFlags::empty())?;

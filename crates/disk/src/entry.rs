@@ -1,4 +1,4 @@
-//! Entries as they are: which is which, what tells that one has changed, and its mode and times.
+//! Entries of a file system: their identity, by which a change is noticed, and their mode and times.
 
 use std::ffi::OsStr;
 use std::io;
@@ -16,7 +16,7 @@ use own::open_own;
 use whole::{Miss, Wanted};
 use xattrs::Descriptor;
 
-/// What must not differ between the first look at a source file and the last.
+/// The properties of a source file that must not differ between the first look and the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
     /// Size in bytes.
@@ -25,7 +25,7 @@ pub struct FileIdentity {
     pub mtime: Timestamp,
     /// When anything last changed, as the kernel alone can set it.
     pub ctime: Timestamp,
-    /// Which file it is on its file system.
+    /// The inode number.
     pub inode: u64,
     /// Permission bits.
     pub mode: u32,
@@ -39,7 +39,7 @@ impl FileIdentity {
     /// Looks at an open file.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn of(file: impl AsFd) -> io::Result<Self> {
         Ok(Self::from_stat(&rustix::fs::fstat(file)?))
     }
@@ -47,7 +47,7 @@ impl FileIdentity {
     /// Looks at an entry of a directory without following a link.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn at(directory: impl AsFd, name: &Name) -> io::Result<Self> {
         Ok(Self::from_stat(&rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?))
     }
@@ -75,23 +75,23 @@ fn timestamp(seconds: i64, nanos: u64) -> Timestamp {
     Timestamp { seconds, nanos: u32::try_from(nanos).unwrap_or(0) }
 }
 
-/// Which file an open one is.
+/// The device and inode of an open file.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn number_of(file: impl AsFd) -> io::Result<FileNumber> {
     Ok(of_stat(&rustix::fs::fstat(file)?))
 }
 
-/// Which file a name in a directory leads to; a symbolic link is one by itself.
+/// The device and inode of the entry with that name; a symbolic link is not followed.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn number_at(directory: impl AsFd, name: &OsStr) -> io::Result<FileNumber> {
     Ok(of_stat(&rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?))
 }
 
-/// Whether two open files are one; not where the system does not tell.
+/// Whether two open files are one; `false` where the system cannot tell.
 #[must_use]
 pub fn is_same_file(one: impl AsFd, other: impl AsFd) -> bool {
     matches!((number_of(one), number_of(other)), (Ok(one), Ok(other)) if one == other)
@@ -120,7 +120,7 @@ pub fn retouch(
     }
     let file = open_own(directory, name)?;
     let opened = FileIdentity::of(&file)?;
-    // where it took another mode to open it, its last change is that
+    // Where opening the file took another mode, its last change is that.
     let is_it = FileIdentity { ctime: there.ctime, ..opened } == there;
     if there != *judged || !is_it {
         return Err(Errno::BUSY.into());
@@ -139,16 +139,16 @@ pub fn retouch(
 /// Sets mode and time of an open file or directory.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn set_metadata(file: BorrowedFd<'_>, metadata: &Metadata) -> io::Result<()> {
     rustix::fs::fchmod(file, Mode::from_raw_mode(metadata.mode))?;
     set_file_mtime(file, metadata.mtime)
 }
 
-/// Sets mode and time of a file just made; tells whether it had the mode already, as is often so.
+/// Sets mode and time of a file just made; returns whether it had the mode already, as is often so.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn set_new_file_metadata(file: impl AsFd, metadata: &Metadata) -> io::Result<bool> {
     let file = file.as_fd();
     let has_mode = rustix::fs::fstat(file)?.st_mode & 0o7777 == metadata.mode;
@@ -190,7 +190,7 @@ mod tests {
         let node = |name, kind| rustix::fs::mknodat(&fd, name, kind, Mode::RUSR, 0);
         node("fifo", FileType::Fifo).unwrap();
         node("socket", FileType::Socket).unwrap();
-        // only root can make a device node
+        // Only root can make a device node.
         let device = node("device", FileType::CharacterDevice).is_ok();
         let mode = |name: &str| home.path().join(name).symlink_metadata().unwrap().mode();
         let names = ["directory", "link", "fifo", "socket", "device"];

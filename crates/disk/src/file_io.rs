@@ -34,13 +34,13 @@ pub trait FileIo: Send + Sync + fmt::Debug {
     /// Writes the whole buffer at `offset`.
     fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> Moved<()>;
 
-    /// The same engine with all that it needs of its own, so that storage that does not answer holds up who
-    /// asked it and nobody else. `None` where callers share nothing that could run out, or there is no room
-    /// for another.
+    /// Another engine of this kind with everything of its own, so that storage that does not answer holds up only the
+    /// users of one of them. `None` where the users of one engine share nothing that could run out, or no other can be
+    /// started.
     fn anew(&self) -> Option<Arc<dyn FileIo>>;
 }
 
-/// How a request ended, and its buffer.
+/// The result of a request, and its buffer.
 pub type Moved<T> = (io::Result<T>, Buffer);
 
 /// Takes the slices of a read as they come.
@@ -57,7 +57,7 @@ pub(crate) enum Way<'a> {
     DirectInTurns(&'a Arc<File>),
 }
 
-/// What an engine is: bytes moved between a span of a buffer and a file, one way.
+/// A storage engine: it moves bytes between a span of a buffer and a file, one way.
 pub(crate) trait Engine {
     /// Reads from the span's beginning on and shows each slice once. Returns how much it showed: less than the span at
     /// the end of the file, or where it cannot go on. The buffer's length is as it was.
@@ -91,7 +91,7 @@ impl<E: Engine + Send + Sync + fmt::Debug> FileIo for E {
         assert!(len <= buffer.capacity(), "{len} bytes into a buffer of {}", buffer.capacity());
         let mut filled = 0;
         if let Some((way, padded)) = file.direct_read(offset, len, &mut buffer) {
-            // beyond `len` lies what a growing file holds by now: not asked for, not shown
+            // Beyond `len` is what a growing file holds by now: it was not asked for and is not shown.
             let mut shown = 0;
             let show = &mut |slice: &[u8]| {
                 let wanted = slice.len().min(len - shown);

@@ -1,23 +1,22 @@
-//! The names of what has no final name yet, and the removal of those that a process which died has left.
+//! The names of entries that have no final name yet, and the search for those that a dead process has left.
 //!
-//! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, tells the directory that it was made
-//! in, the process that made it, and when. The next transfer that comes to the directory removes those of
-//! processes that have ended, and those of other machines, of which nobody here can know, after some days.
-//! Manifests are gathered under such names too. A scan for a push passes over them in the directory that they
-//! were made in. In a directory that only takes new names (`chattr +a`) nothing can be placed.
+//! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, contains the directory that the entry was made
+//! in, the process that made it, and when. The next transfer to the directory removes entries of processes that have
+//! ended, and, after some days, those of other machines, whose processes cannot be looked up here. Manifests are
+//! gathered under such names too. A scan for a push skips them in the directory that they were made in. In a directory
+//! that only takes new names (`chattr +a`) nothing can be placed.
 //!
-//! **Invariant:** [`remove_abandoned`](crate::remove_abandoned) removes what has such a name only when its
-//! process has ended, and only where it is what was made under that name: a copy of it is data like any
-//! other.
+//! **Invariant:** [`remove_abandoned`](crate::remove_abandoned) removes an entry with such a name only when its process
+//! has ended, and only where the entry is the one that was made under that name: a copy of it is data like any other.
 //!
-//! An entry in the very directory that its name tells was made there. An entry that was born at the moment
-//! that its name tells is no copy either, since a copy would be younger. Either is enough, for neither can
-//! always be known. A directory is another one by its numbers when overlayfs has copied it from a lower
-//! layer, and entries of a staging directory may end up in the directory that stood in its way. Some file
-//! systems keep no time of birth, and servers have clocks of their own.
+//! An entry in the very directory that its name contains was made there. An entry that was born at the moment in its
+//! name is no copy either, since a copy would be younger. Either is enough, for neither can always be known. A
+//! directory has other numbers when overlayfs has copied it from a lower layer, and entries of a staging directory may
+//! end up in the directory that was in its way. Some file systems store no time of birth, and servers have clocks of
+//! their own.
 //!
-//! No lock tells whether the maker lives, since a lock would cost a descriptor for each name, and there are
-//! hundreds of thousands.
+//! No lock shows whether the maker lives, since a lock would cost a descriptor for each name, and there are hundreds of
+//! thousands.
 
 use std::fmt::{self, Display, Formatter};
 use std::os::fd::BorrowedFd;
@@ -33,7 +32,7 @@ use zmove_types::Name;
 
 use crate::proc::boot_id;
 
-/// Names of running transfers begin so, and stay.
+/// The beginning of the names of running transfers; an entry with such a name stays.
 const HIDDEN_PREFIX: &str = ".zmove-";
 
 /// Whether a name may belong to a transfer that is running.
@@ -42,29 +41,28 @@ pub fn is_hidden(name: &[u8]) -> bool {
     name.starts_with(HIDDEN_PREFIX.as_bytes())
 }
 
-/// Makes names for what is to outlive this process, such as no other transfer makes.
+/// Makes names for entries that are to outlive this process, such as no other transfer makes.
 #[derive(Debug)]
 pub struct LastingNames {
     tag: String,
     given: AtomicU64,
 }
 
-/// A directory, as it is written in the names that are made in it: without its device, since those may be numbered anew
-/// at each boot.
+/// A directory, as the names made in it contain it: without its device, which may have another number after each boot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Parent {
     inode: u64,
-    /// Seconds and nanoseconds; 0 on a file system that does not keep the time of birth.
+    /// Seconds and nanoseconds; 0 on a file system that stores no time of birth.
     born: (i64, u32),
-    /// Its entries can neither go nor get another name (`chattr +a`).
+    /// Whether its entries can neither be removed nor renamed (`chattr +a`).
     is_append_only: bool,
 }
 
-/// A process, told apart from all others that have been.
+/// A process, as no other that has ever run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Process {
-    /// The machine, with the namespace of process numbers where that is a container's; one that has no name
-    /// is another after each boot. 0 where it is not known.
+    /// The machine, with the namespace of process numbers where that is a container's; a machine without an id is
+    /// another after each boot. 0 where it is not known.
     machine: u64,
     /// The run of the system. 0 where it is not known.
     boot: u64,
@@ -73,20 +71,20 @@ struct Process {
     start: u64,
 }
 
-/// A birth further from the moment that a name tells is that of a copy. The kernel's clock for files is a tick behind,
-/// and the storage may be slow to make something.
+/// The largest difference between the moment in a name and the birth of the entry, unless that is a copy. The kernel's
+/// clock for files is a tick behind, and the storage may be slow to make something.
 const BIRTH_MS_MAX: u64 = 1_000;
-/// After so long the processes of other machines, and of those that are not known, count as dead: nobody here
-/// can ask for them.
+/// The age from which processes of other machines, and those that are not known, count as dead, since they cannot be
+/// looked up here.
 const FOREIGN_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// No process begins so late.
+/// A start later than that of any process.
 const NEVER: u64 = u64::MAX;
 /// The number of the namespace that every process is in unless it is in a container (`PROC_PID_INIT_INO` of
 /// the kernel).
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl LastingNames {
-    /// Names that contain `tag`, a few letters that tell transfers apart.
+    /// Names that contain `tag`, a few letters that distinguish transfers.
     #[must_use]
     pub fn new(tag: &str) -> Self {
         Self { tag: tag.to_owned(), given: AtomicU64::new(0) }
@@ -107,8 +105,7 @@ impl LastingNames {
 /// there when this process has died.
 ///
 /// # Errors
-/// What `make` says. `EPERM` for a directory that only takes new names, as the system would say later: what is made
-/// there would stay.
+/// The error of `make`. `EPERM` for an append-only directory, from which the hidden name could not be removed again.
 pub fn make_hidden<T>(
     directory: BorrowedFd<'_>,
     make: impl Fn(&Name) -> rustix::io::Result<T>,
@@ -116,7 +113,7 @@ pub fn make_hidden<T>(
     make_hidden_beneath(&Parent::of(directory), make)
 }
 
-/// The same in a directory that is known.
+/// As [`make_hidden`], in a directory that has been looked at already.
 pub(crate) fn make_hidden_beneath<T>(
     parent: &Parent,
     make: impl Fn(&Name) -> rustix::io::Result<T>,
@@ -134,7 +131,7 @@ pub(crate) fn make_hidden_beneath<T>(
 }
 
 fn passing(parent: &Parent) -> Name {
-    // one counter for the whole process: its transfers may work in the same directory
+    // One counter for the whole process: its transfers may work in the same directory.
     static NEXT: AtomicU64 = AtomicU64::new(0);
     static OWN: OnceLock<String> = OnceLock::new();
     let own = OWN.get_or_init(|| Process::own().to_string());
@@ -144,7 +141,7 @@ fn passing(parent: &Parent) -> Name {
 }
 
 impl Parent {
-    /// What the kernel does not tell is 0.
+    /// Looks at a directory; what the kernel does not report is 0.
     pub(crate) fn of(directory: BorrowedFd<'_>) -> Self {
         let asked = StatxFlags::INO | StatxFlags::BTIME;
         let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, asked);
@@ -166,15 +163,15 @@ impl Display for Parent {
     }
 }
 
-/// Whether what has this name in `directory` is not finished, or was not when its process ended, and is no
-/// copy of such.
+/// Whether the entry with this name in `directory` is not finished, or was not when its process ended, and is no copy
+/// of such an entry.
 #[must_use]
 pub fn is_passing(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
-    // most names are others, and the directory need not be looked at for them
+    // The prefix first: most names are others, and need no look at the directory.
     is_hidden(name) && maker_of(directory, &Parent::of(directory).to_string(), name).is_some()
 }
 
-/// The process that has made what has this name in `directory`, which names call `here`, unless that is a copy.
+/// The process that has made the entry with this name in `directory`, which names contain as `here`; `None` for a copy.
 fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name, Process)> {
     let text = std::str::from_utf8(name).ok()?;
     let (parent, made) = text.strip_prefix(HIDDEN_PREFIX)?.split_once('-')?;
@@ -184,13 +181,13 @@ fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name,
     is_no_copy.then_some((name, maker))
 }
 
-/// Whether what has this name in `directory` was left there by a process that has ended.
+/// Whether the entry with this name in `directory` was left there by a process that has ended.
 pub(crate) fn is_left_over(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     let maker = maker_of(directory, &Parent::of(directory).to_string(), name);
     maker.is_some_and(|(name, maker)| maker.has_ended(|| age_of(directory, &name)))
 }
 
-/// What processes that have ended have left in `directory`, as far as that can be listed.
+/// The entries that ended processes have left in `directory`, as far as it can be listed.
 pub(crate) fn left_in(directory: BorrowedFd<'_>) -> Vec<Name> {
     let Ok(entries) = Dir::read_from(directory) else { return Vec::new() };
     let here = Parent::of(directory).to_string();
@@ -206,7 +203,7 @@ fn was_born_at(directory: BorrowedFd<'_>, name: &Name, moment_ms: u64) -> bool {
     let Ok(stat) = rustix::fs::statx(directory, name.as_os_str(), flags, StatxFlags::BTIME) else {
         return false;
     };
-    // a file system that does not keep the time of birth says 0
+    // A file system that stores no time of birth reports 0.
     let born = Duration::new(u64::try_from(stat.stx_btime.tv_sec).unwrap_or(0), stat.stx_btime.tv_nsec);
     since_epoch_ms(SystemTime::UNIX_EPOCH + born).abs_diff(moment_ms) <= BIRTH_MS_MAX
 }
@@ -252,8 +249,8 @@ impl Process {
         self.boot != own.boot || !self.runs(start_of(self.pid))
     }
 
-    /// Whether it runs, by what is seen of the process of its number. Processes of other users may be
-    /// invisible (`hidepid`).
+    /// Whether the process runs. `start` is that of the present process with its number; `None` where none can be seen,
+    /// as those of other users may be invisible (`hidepid`).
     fn runs(&self, start: Option<u64>) -> bool {
         start.map_or_else(|| exists(self.pid), |start| start == self.start)
     }
@@ -271,20 +268,20 @@ fn exists(pid: u64) -> bool {
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH))
 }
 
-/// When a process of this host began; `None` when there is none of that number, or none that can be seen. One that has
-/// ended, and that its parent has not asked after, began never.
+/// When a process of this host began; `None` when there is none of that number, or none that can be seen; [`NEVER`] for
+/// one that has ended, and that its parent has not waited for.
 fn start_of(pid: u64) -> Option<u64> {
     started(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The same, of a text like that of proc_pid_stat(5).
+/// The start of a process by a text like that of proc_pid_stat(5).
 fn started(stat: &[u8]) -> Option<u64> {
-    // the name of the program stands in brackets and may hold anything
+    // The name of the program is in parentheses and may contain anything.
     let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
     let fields: Vec<_> = std::str::from_utf8(&stat[after_name..]).ok()?.split_ascii_whitespace().collect();
-    // the 3rd, 20th and 22nd field, of which the first two are cut off
+    // The 3rd, 20th and 22nd field; the first two are cut off.
     let (state, threads, start) = (fields.first()?, fields.get(17)?, fields.get(19)?);
-    // while a thread is left, it may be in the middle of a request to storage
+    // While a thread is left, it may be in the middle of a request to storage.
     let has_ended = matches!(*state, "Z" | "X") && matches!(*threads, "0" | "1");
     if has_ended { Some(NEVER) } else { start.parse().ok() }
 }
@@ -296,7 +293,7 @@ fn machine() -> u64 {
     if namespace == FIRST_PID_NAMESPACE { id } else { id ^ namespace }
 }
 
-/// The first 32 bits of what the kernel says.
+/// The first 32 bits of the kernel's identifier of this boot.
 fn boot() -> u64 {
     boot_id().and_then(|id| u64::try_from(id >> 96).ok()).unwrap_or(0)
 }
@@ -323,7 +320,7 @@ pub(crate) mod tests {
         (home, tree)
     }
 
-    /// A name that a process has made which is no more, so long ago.
+    /// A name that a process made so long ago which has ended.
     pub(crate) fn of_a_dead_process(directory: BorrowedFd<'_>, age: Duration) -> Name {
         let mut child = Command::new("true").spawn().unwrap();
         let (pid, start) = (u64::from(child.id()), start_of(u64::from(child.id())).unwrap());
@@ -353,7 +350,7 @@ pub(crate) mod tests {
         assert_eq!(count(&home), 2);
     }
 
-    /// As in a directory that overlayfs has made anew, and in one that a staging directory has become one with.
+    /// The directory is like one that overlayfs has copied, or with which a staging directory has been merged.
     #[test]
     fn what_was_made_under_its_name_goes_wherever_it_is_by_now() {
         let ((_elsewhere, other), (home, tree)) = (place(), place());
@@ -388,8 +385,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// What the walk passes over is what a sweep may remove: overlayfs gives a directory of a lower layer other numbers
-    /// when something is made in it, after the name has been chosen.
+    /// An entry that a scan skips is one that a sweep may remove: overlayfs gives a directory of a lower layer other
+    /// numbers when something is made in it, after the name has been chosen.
     #[test]
     fn what_was_born_when_its_name_tells_is_passing_wherever_it_is() {
         let ((_elsewhere, other), (home, tree)) = (place(), place());
@@ -407,7 +404,7 @@ pub(crate) mod tests {
         assert!(foreign.has_ended(|| Some(FOREIGN_AGE_MAX + Duration::from_secs(1))));
     }
 
-    /// One that sees less of the system, and one that sees more, leave each other's names.
+    /// A process that sees less of the system and one that sees more leave each other's entries alone.
     #[test]
     fn what_comes_from_an_unknown_machine_or_boot_stays_for_a_week_on_both_sides() {
         let known = Process::own();
@@ -435,7 +432,7 @@ pub(crate) mod tests {
         assert!(!nobodys.runs(None));
     }
 
-    /// As under a parent that never asks after its children, such as the first process of many containers.
+    /// The parent never waits for its children, like the first process of many containers.
     #[test]
     fn a_process_that_has_ended_and_was_not_asked_after_does_not_run() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();

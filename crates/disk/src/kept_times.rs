@@ -1,8 +1,7 @@
-//! What file systems keep of times, found by asking them: a time is set on a file and read back.
+//! How file systems store times, found by trial: a time is set on a file and read back.
 //!
-//! File systems differ in the smallest difference that they keep (a nanosecond, a microsecond, a second, two
-//! seconds) and in the earliest and the latest time. Beyond those the kernel takes the nearest time that they
-//! have, without a word.
+//! File systems differ in the smallest difference that they store (a nanosecond, a microsecond, a second, two seconds)
+//! and in the earliest and the latest time. Beyond those the kernel silently takes the nearest time that they have.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,8 +15,8 @@ use zmove_types::{Name, Timestamp};
 use crate::entry::{FileIdentity, set_file_mtime};
 use crate::hidden::make_hidden;
 
-/// What each file system that a transfer comes to keeps of times. Each is asked once, when a time has to be judged that
-/// is not there as it should be and may nevertheless be what the file system makes of it.
+/// How each file system that a transfer meets stores times. Each is tried once, when a time has to be judged that is
+/// not there as it should be and may nevertheless be what the file system makes of it.
 #[derive(Debug, Default)]
 pub struct KeptTimes {
     asked: Mutex<HashMap<u64, Arc<Mutex<Option<Keeping>>>>>,
@@ -35,15 +34,14 @@ struct Keeping {
 }
 
 impl KeptTimes {
-    /// Whether the time `there`, of an entry of `directory`, is what its file system makes of `source`. A
-    /// file system that cannot be asked, since nothing can be created in the directory, is taken for one that
-    /// keeps every time.
+    /// Whether the time `there`, of an entry of `directory`, is what its file system makes of `source`. A file system
+    /// that cannot be tried, since nothing can be created in the directory, is taken for one that stores every time.
     #[must_use]
     pub fn is_kept(&self, directory: impl AsFd, there: Timestamp, source: Timestamp) -> bool {
         there == source || may_be_kept(there, source) && self.kept(directory, source) == there
     }
 
-    /// What the file system of a directory makes of a time, as far as it can be asked.
+    /// What the file system of a directory makes of a time, as far as that can be tried.
     #[must_use]
     pub fn kept(&self, directory: impl AsFd, time: Timestamp) -> Timestamp {
         self.keeping(directory.as_fd()).map_or(time, |keeping| keeping.kept(time))
@@ -55,13 +53,13 @@ impl KeptTimes {
         if let Some(keeping) = *known {
             return Ok(keeping);
         }
-        // another directory of the same file system may let itself be asked
+        // A failure is not remembered: another directory of the same file system may allow the trial.
         let keeping = Keeping::ask(directory)?;
         *known = Some(keeping);
         Ok(keeping)
     }
 
-    /// What is known of one file system, behind a lock of its own: one that hangs while it is asked holds up no other.
+    /// The result for one file system, behind a lock of its own: one that hangs while it is tried holds up no other.
     fn file_system(&self, device: u64) -> Arc<Mutex<Option<Keeping>>> {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(asked.entry(device).or_default())
@@ -73,13 +71,13 @@ pub(crate) fn may_be_kept(there: Timestamp, source: Timestamp) -> bool {
     !is_held_everywhere(source) || there.seconds.abs_diff(source.seconds) <= UNIT_SECONDS_MAX
 }
 
-/// Whether a time lies where every file system has times.
+/// Whether every file system can store a time, as far as its range goes.
 #[must_use]
 pub fn is_held_everywhere(time: Timestamp) -> bool {
     (EARLIEST_EVERYWHERE..LATEST_EVERYWHERE).contains(&time.seconds)
 }
 
-/// Whether the time that a file got is so far from the one it should have that its file system does not have that time.
+/// Whether the time that a file got is so far from the wanted one that its file system cannot store that.
 #[must_use]
 pub fn is_beyond_range(got: Timestamp, wanted: Timestamp) -> bool {
     got.seconds.abs_diff(wanted.seconds) > UNIT_SECONDS_MAX
@@ -90,7 +88,7 @@ impl Keeping {
     fn ask(directory: BorrowedFd<'_>) -> io::Result<Self> {
         let probe = Probe::make(directory)?;
         let usual = probe.keeps(USUAL)?;
-        // times that are not cut off but changed in another way count as equal only if they are the same
+        // Times that are changed in another way than by cutting count as equal only if they are the same.
         let unit_ns = units_ns().find(|unit| cut(USUAL, *unit) == usual).unwrap_or(1);
         let limit = |far: Timestamp| {
             let between = far.min(USUAL)..=far.max(USUAL);
@@ -110,7 +108,7 @@ impl Keeping {
     }
 }
 
-/// A time without what is less than a unit.
+/// A time cut down to a whole unit.
 fn cut(time: Timestamp, unit_ns: u64) -> Timestamp {
     let Timestamp { seconds, nanos } = time;
     let unit_seconds = i64::try_from(unit_ns / NANOS_PER_SECOND).expect("a unit is a few seconds at most");
@@ -121,7 +119,7 @@ fn cut(time: Timestamp, unit_ns: u64) -> Timestamp {
     Timestamp { seconds, nanos: nanos - nanos % unit }
 }
 
-/// An empty file on which times are set: without a name, or with a hidden one that goes with it.
+/// An empty file on which times are set: without a name, or with a hidden one that is removed on drop.
 struct Probe<'a> {
     file: File,
     named: Option<(BorrowedFd<'a>, Name, FileIdentity)>,
@@ -151,22 +149,22 @@ impl Drop for Probe<'_> {
     fn drop(&mut self) {
         if let Some((directory, name, before)) = &self.named {
             let _best_effort = rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::empty());
-            // who only asks leaves the directory as it was
+            // Leave the directory with the time that it had.
             let _best_effort = set_file_mtime(*directory, before.mtime);
         }
     }
 }
 
-/// A time that every file system has: an odd second, and no digit of the fraction is 0.
+/// A time that every file system can store: an odd second, and no digit of the fraction is 0.
 const USUAL: Timestamp = Timestamp { seconds: 1_000_000_001, nanos: 987_654_321 };
-/// About 35,000 years: beyond what file systems keep that have a limit. More may overflow where a server counts in
+/// About 35,000 years: beyond the range of file systems that have a limit. More may overflow where a server counts in
 /// nanoseconds.
 const FAR_SECONDS: i64 = 1 << 40;
 /// From 1980 (FAT) to January 2038 (32 bits), less two days for time zones.
 const EARLIEST_EVERYWHERE: i64 = 315_532_800 + 2 * 86_400;
 const LATEST_EVERYWHERE: i64 = 2_147_483_647 - 2 * 86_400;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// FAT keeps every other second.
+/// FAT stores every other second.
 const UNIT_SECONDS_MAX: u64 = 2;
 
 /// The units that file systems have, in nanoseconds: a power of ten up to a second, or two seconds. The first
@@ -219,7 +217,7 @@ mod tests {
         assert_eq!(none.kept(at(i64::MIN, 7)), at(i64::MIN, 7));
     }
 
-    /// What was said of a file system is what it does, and asking has left nothing.
+    /// The file system behaves as was found, and the trial has left nothing behind.
     #[test]
     fn a_file_system_is_believed() {
         let home = tempfile::tempdir().unwrap();
@@ -259,7 +257,7 @@ mod tests {
             let hanging = times.file_system(device);
             let hangs = hanging.lock().unwrap();
             scope.spawn(|| times.kept(&directory, at(7, 1)));
-            // one in the table, one here, one with the thread that is about to ask
+            // One reference is in the table, one here, one with the thread that is about to try the file system.
             while Arc::strong_count(&hanging) < 3 {
                 std::thread::yield_now();
             }

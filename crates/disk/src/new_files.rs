@@ -1,5 +1,4 @@
-//! What is the same for all files that are made in one directory, and is asked for once: each question is a round trip
-//! where storage answers late.
+//! What all files made in one directory share, looked up once: each look is a round trip where storage answers late.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +12,7 @@ use crate::entry::xattrs::gives_acl;
 use crate::entry::{set_file_mtime, set_new_file_metadata};
 use crate::hidden::Parent;
 
-/// See the module.
+/// The shared properties of a directory's new files; see the module.
 #[derive(Debug)]
 pub struct NewFiles {
     parent: OnceLock<Parent>,
@@ -37,7 +36,7 @@ impl NewFiles {
     /// of a mode is the same for each file, so it is looked up once.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn set_metadata(&self, file: &File, metadata: &Metadata) -> io::Result<()> {
         if self.exact_mode.load(Ordering::Relaxed) == metadata.mode {
             return set_file_mtime(file.as_fd(), metadata.mtime);

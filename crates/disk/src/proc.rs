@@ -1,11 +1,12 @@
-//! What the kernel tells of this host in `/proc` (proc(5)): which run of the system it is, and what is mounted where.
+//! What the kernel reports about this host in `/proc` (proc(5)): which run of the system it is, and what is mounted
+//! where.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// The number that the kernel gives each run of the system; `None` where it is not to be read, as in a
-/// service that sees of `/proc` only processes.
+/// The kernel's number for this run of the system; `None` where it cannot be read, as in a service that sees of `/proc`
+/// only processes.
 #[must_use]
 pub fn boot_id() -> Option<u128> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
@@ -20,24 +21,24 @@ fn parse_boot_id(text: &str) -> Option<u128> {
 /// A line of `mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// The number that statx(2) tells as `stx_mnt_id`.
+    /// The number that statx(2) reports as `stx_mnt_id`.
     pub id: u64,
     /// The file system's number, `MAJOR:MINOR`.
     pub device: String,
-    /// Which directory of the file system is mounted: `/`, or another where it is a bind mount.
+    /// The directory of the file system that is mounted: `/`, or another where it is a bind mount.
     pub root: PathBuf,
-    /// Where it is mounted.
+    /// The mount point.
     pub point: PathBuf,
     /// The file system's type, for example `xfs`.
     pub kind: String,
-    /// What is mounted: a device, or what the file system calls itself.
+    /// The device that is mounted, or the name that the file system gives instead.
     pub source: String,
-    /// As for mount(8), for example `ro` and `noatime`.
+    /// The options as for mount(8), for example `ro` and `noatime`.
     pub options: Vec<String>,
 }
 
 impl Mount {
-    /// All mounts of a text like `/proc/self/mountinfo`, in its order; lines that make no sense are passed over.
+    /// All mounts of a text like `/proc/self/mountinfo`, in its order; malformed lines are skipped.
     pub fn all(mountinfo: &[u8]) -> impl Iterator<Item = Self> {
         mountinfo.split(|byte| *byte == b'\n').filter_map(Self::parse)
     }
@@ -67,7 +68,7 @@ fn shown(field: &[u8]) -> String {
     String::from_utf8_lossy(&unescaped(field)).into_owned()
 }
 
-/// The kernel writes blanks and backslashes as a backslash and three octal digits.
+/// Decodes a field: the kernel writes blanks and backslashes as a backslash and three octal digits.
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,4 +1,4 @@
-//! Final names: what gets one replaces what has it in one step, or leaves it as it is.
+//! Final names: an entry that gets one replaces the one that has it in one step, or leaves that as it is.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -10,12 +10,12 @@ use zmove_types::{Name, Timestamp};
 use crate::entry::only_mtime;
 use crate::hidden::make_hidden;
 
-/// What becomes of a file that has the final name already.
+/// What happens to an entry that has the final name already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replace {
-    /// It is replaced, in one step.
+    /// The old entry is replaced, in one step.
     Existing,
-    /// It stays, and the new one gets no name: `EEXIST`.
+    /// The old entry stays, and the new one gets no name: `EEXIST`.
     Nothing,
 }
 
@@ -23,7 +23,7 @@ pub enum Replace {
 /// one at a time on the whole file system.
 ///
 /// # Errors
-/// What the system says; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not
+/// The system's error; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not
 /// to be replaced.
 pub fn publish_file(directory: &OwnedFd, hidden: &Name, name: &Name, replace: Replace) -> io::Result<()> {
     let (from, to) = (hidden.as_os_str(), name.as_os_str());
@@ -31,7 +31,7 @@ pub fn publish_file(directory: &OwnedFd, hidden: &Name, name: &Name, replace: Re
         return Ok(rustix::fs::renameat(directory, from, directory, to)?);
     }
     match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
-        // file systems that do not know the flag refuse to link over a name as well
+        // File systems that do not know the flag refuse to link over a name as well.
         Err(Errno::INVAL | Errno::NOSYS) => Ok(publish_by_link(directory, hidden, name)?),
         renamed => Ok(renamed?),
     }
@@ -39,7 +39,7 @@ pub fn publish_file(directory: &OwnedFd, hidden: &Name, name: &Name, replace: Re
 
 pub(crate) fn publish_by_link(directory: &OwnedFd, hidden: &Name, name: &Name) -> rustix::io::Result<()> {
     rustix::fs::linkat(directory, hidden.as_os_str(), directory, name.as_os_str(), AtFlags::empty())?;
-    // the file has its name; a hidden name that stays is swept
+    // The file has its name; a hidden name that stays is removed later.
     let _swept_later = rustix::fs::unlinkat(directory, hidden.as_os_str(), AtFlags::empty());
     Ok(())
 }
@@ -49,7 +49,7 @@ pub(crate) fn publish_by_link(directory: &OwnedFd, hidden: &Name, name: &Name) -
 /// link that has been made or found.
 ///
 /// # Errors
-/// What the system says; `EISDIR` when a directory has that name.
+/// The system's error; `EISDIR` when a directory has that name.
 pub fn place_symlink(
     directory: BorrowedFd<'_>,
     name: &Name,

@@ -1,10 +1,10 @@
-//! Removing entries with all below them.
+//! The removal of entries with all below them.
 //!
-//! **Invariant:** no link is followed: each directory is opened by its name in the one above it, on the way
-//! back up it is the one that was left on the way down, and a link goes as a link. However deep a tree is, no
-//! more than three of its descriptors are open at once, and however wide, names are kept of the deepest
-//! directories only and a few of each: what is no directory goes while it is read, and a directory of which
-//! not all is known is read again. What is mounted below stays, with the directories that it is in.
+//! **Invariant:** no link is followed: each directory is opened by its name in the one above it, on the way back up it
+//! is the one that was left on the way down, and a link is removed as a link. However deep a tree is, no more than
+//! three of its descriptors are open at once, and however wide, names are kept of the deepest directories only and a
+//! few of each: an entry that is no directory is removed while it is read, and a directory of which not all is known is
+//! read again. What is mounted below stays, with the directories that it is in.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -20,15 +20,15 @@ use crate::entry::own::Held;
 use crate::hidden::{is_hidden, is_left_over};
 use crate::tree::{DIRECTORY, Tree, make_writable};
 
-/// Of how many directories, the deepest ones, names are kept.
+/// The number of directories, the deepest ones, of which names are kept.
 const LISTED_MAX: usize = 8;
-/// How many names are kept of each directory: 64 KiB if they are as long as names may be.
+/// The number of names that are kept of each directory: 64 KiB if they are as long as names may be.
 const NAMES_MAX: usize = 256;
-/// How many entries that stay are known again when their directory is read again; after so many none is.
+/// The most staying entries that are recognized when their directory is read again; with so many none is read on.
 const STAYING_MAX: usize = 65_536;
 
-/// Removes entries of a directory of `tree`; returns how many there were, with those below them. What could
-/// not be removed is told with its path in `tree`.
+/// Removes entries of a directory of `tree`; returns how many there were, with those below them. An entry that could
+/// not be removed is reported with its path in `tree`.
 pub fn remove_entries<'n>(
     tree: &Tree,
     directory: &RelPath,
@@ -38,7 +38,7 @@ pub fn remove_entries<'n>(
     remove_entries_until(|| false, tree, directory, names, failed)
 }
 
-/// The same until it is to stop, which is asked before each entry; then what is left stays.
+/// As [`remove_entries`], until `stops` returns true, which is called before each entry; then the rest stays.
 pub fn remove_entries_until<'n>(
     stops: impl Fn() -> bool,
     tree: &Tree,
@@ -53,7 +53,7 @@ pub fn remove_entries_until<'n>(
             return 0;
         }
     };
-    // the target root belongs to the user, so its mode is not changed
+    // The target root belongs to the user, so its mode is not changed.
     if !directory.is_root() {
         make_writable(&opened);
     }
@@ -73,9 +73,9 @@ pub fn remove_entries_until<'n>(
 struct Removal<'a, F> {
     top: BorrowedFd<'a>,
     name: &'a Name,
-    /// The directories from the entry down to where it is at work.
+    /// The directories from the entry down to the one that is being emptied.
     levels: Vec<Level>,
-    /// The deepest of them.
+    /// The descriptor of the deepest of them.
     here: Option<OwnedFd>,
     entered: u64,
     /// Entries that stay: hashes of the numbers of their directories and their names.
@@ -87,18 +87,18 @@ struct Removal<'a, F> {
 
 struct Level {
     name: Name,
-    /// Which it is of all that were entered.
+    /// The number of the directory among all that were entered.
     number: u64,
     itself: FileNumber,
-    /// Directories in it that are to be entered.
+    /// Subdirectories that are still to be entered.
     directories: Vec<Name>,
-    /// There may be others.
+    /// Whether there may be entries that have not been read.
     is_unread: bool,
-    /// Something in it has gone since it began to be read last.
+    /// Whether an entry has been removed since the last reading began.
     has_shrunk: bool,
-    /// What may belong to a transfer that is running, if there is such a thing in it: it stays.
+    /// An entry that may belong to a running transfer, if there is one: it stays.
     hidden: Option<Name>,
-    /// Something in it stays, which has been told.
+    /// Whether an entry stays, which has been reported.
     stays: bool,
 }
 
@@ -199,7 +199,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             return Ok(Reading::GoesOn);
         }
         let name = Name::from_bytes(bytes).map_err(|_| Errno::NAMETOOLONG)?;
-        // what is hidden in a hidden directory belongs to the transfer that made that
+        // A hidden entry in a hidden directory belongs to the transfer that made that directory, and goes with it.
         let mut above = self.levels.iter().map(|level| &level.name);
         if is_hidden(bytes)
             && !above.any(|name| is_hidden(name.as_bytes()))
@@ -227,7 +227,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
                 level.has_shrunk = true;
                 self.removed += 1;
             }
-            // listed, and not there: read again it may be the same
+            // The entry is listed, and not there. It may be listed again, so this is no reason to read again.
             Err(Errno::NOENT) => {}
             Err(error) => self.fail(Some(&name), error.into()),
         }
@@ -240,7 +240,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         let above = match self.above() {
             Ok(above) => above,
             Err(error) => {
-                // there is no way back
+                // There is no way back up.
                 self.fail(None, error);
                 return self.levels.clear();
             }
@@ -269,15 +269,15 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         }
     }
 
-    /// The directory above the deepest one; none where that is the top. One that has been moved does not lead
-    /// anywhere else.
+    /// The directory above the deepest one; `None` where that is the top. Fails where the deepest one has been moved,
+    /// and so leads elsewhere.
     fn above(&self) -> io::Result<Option<OwnedFd>> {
         let (Some(here), [.., above, _]) = (&self.here, &self.levels[..]) else { return Ok(None) };
         let opened = rustix::fs::openat(here, "..", DIRECTORY, Mode::empty())?;
         if number_of(&opened)? == above.itself { Ok(Some(opened)) } else { Err(Errno::STALE.into()) }
     }
 
-    /// An entry of the deepest directory stays, and so do all directories above it.
+    /// Notes that an entry of the deepest directory stays, and so all directories above it.
     fn stay(&mut self, name: &Name) {
         self.levels.iter_mut().for_each(|level| level.stays = true);
         if let Some(level) = self.levels.last()
@@ -287,7 +287,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         }
     }
 
-    /// An entry of the deepest directory, or that itself, could not be removed.
+    /// Reports that an entry of the deepest directory, or that directory itself, could not be removed.
     fn fail(&mut self, name: Option<&Name>, error: io::Error) {
         match name {
             Some(name) => self.stay(name),
@@ -304,7 +304,7 @@ fn is_directory(parent: BorrowedFd<'_>, name: &Name) -> bool {
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
-/// Opens a directory of which everything will be removed; one that its owner may not read or write is made so.
+/// Opens a directory of which everything will be removed; changes its mode where its owner may not read or write it.
 fn open_to_empty(parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
     match rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty()) {
         Ok(directory) => {
@@ -324,7 +324,7 @@ fn open_to_empty(parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
 /// `EXDEV` where something is mounted on a directory, or where it is in another file system than the one above it.
 fn refuse_mount(parent: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<()> {
     let is_apart = rustix::fs::fstat(parent)?.st_dev != rustix::fs::fstat(directory)?.st_dev;
-    // a bind mount may have its parent's device number; kernels before 5.8 do not report mount roots
+    // A bind mount may have its parent's device number; kernels before 5.8 do not report mount roots.
     let known = rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
     let is_mounted = known.is_ok_and(|known| known.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
     if is_apart || is_mounted { Err(Errno::XDEV.into()) } else { Ok(()) }
@@ -381,7 +381,7 @@ mod tests {
         std::fs::write(staging.join("file"), "x").unwrap();
         std::fs::write(staging.join(".zmove-of-its-maker"), "x").unwrap();
         assert_eq!(remove(home.path(), &["gone"]), (7, vec![]));
-        // a copy, which is data, and what is to outlive its maker
+        // Two entries that stay: a copy, which is data, and one that is to outlive its maker.
         let copied = dead_in(&home.path().join("elsewhere"), 3600);
         std::fs::create_dir(home.path().join("stays")).unwrap();
         for name in [copied.file_name().unwrap(), ".zmove-part-7".as_ref()] {
@@ -417,7 +417,7 @@ mod tests {
         );
     }
 
-    /// More than is kept of any directory, at three depths.
+    /// There are more names than are kept of any directory, at three depths.
     #[test]
     fn a_directory_of_which_not_all_names_are_kept_goes() {
         let home = tempfile::tempdir().unwrap();
@@ -430,7 +430,7 @@ mod tests {
         assert_eq!(remove(home.path(), &["a"]), (entries as u64, vec![]));
     }
 
-    /// Twice as many that stay as names are kept: each is told once, and is in the way of no other.
+    /// Twice as many entries stay as names are kept: each is reported once, and hides no other.
     #[test]
     fn what_stays_is_in_nobody_elses_way() {
         let home = tempfile::tempdir().unwrap();
@@ -446,7 +446,8 @@ mod tests {
         assert_eq!(std::fs::read_dir(home.path().join("a")).unwrap().count(), 2 * NAMES_MAX);
     }
 
-    /// Their names are forgotten while the first of them is at work, and nothing but a second look tells of the others.
+    /// The names of the others are forgotten while the first directory is emptied, and only a second reading finds
+    /// them.
     #[test]
     fn what_is_beside_deep_directories_that_stay_goes() {
         let home = tempfile::tempdir().unwrap();
@@ -472,7 +473,7 @@ mod tests {
             let targets = descriptors.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
             open += targets.filter(|target| target.starts_with(&home)).count();
         });
-        // with the one from which it is removed, and that once more
+        // With the directory from which the entry is removed, and that once more.
         assert!((1..=2 + 3).contains(&open), "{open}");
     }
 

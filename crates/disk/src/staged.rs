@@ -1,14 +1,14 @@
-//! A file that has no final name yet, or one that is there and is [changed in its place][Existing].
+//! A file that has no final name yet, or an existing one that is [changed in its place][Existing].
 //!
 //! The hidden name is in the directory where the file will stay, because a rename from one directory to
 //! another takes a lock of the whole file system. A file without any name (`O_TMPFILE`) would leave nothing
 //! behind either, but costs a descriptor for as long as it waits for its flush, is refused by network file
 //! systems, and needs three more operations where it replaces another.
 //!
-//! **Invariant:** until [`commit`](Staged::commit) the file has a hidden name in the directory where it will
-//! stay, and an abandoned one leaves nothing behind: it is removed on drop, or by
-//! [`remove_abandoned`](crate::remove_abandoned) when the process has died. Only one that is meant to
-//! [last](Staged::last_as) stays under its hidden name, for a later transfer to go on with.
+//! **Invariant:** until [`commit`](Staged::commit) the file has a hidden name in the directory where it will stay, and
+//! an abandoned one leaves nothing behind: it is removed on drop, or by [`remove_abandoned`](crate::remove_abandoned)
+//! when the process has died. Only one that is meant to [last](Staged::last_as) stays under its hidden name, for a
+//! later transfer to resume from.
 //!
 //! [Existing]: crate::Existing
 
@@ -41,11 +41,11 @@ pub struct Staged {
     data: DataFile,
     directory: Arc<OwnedFd>,
     temporary: Option<Name>,
-    /// Whether the hidden name stays when this goes.
+    /// Whether the hidden name stays when this is dropped.
     lasting: AtomicBool,
-    /// Where it is a file that was there before and is changed in its place.
+    /// The watch over an existing file that is changed in its place.
     in_place: Option<InPlace>,
-    /// What goes with it.
+    /// A value that is dropped with the file.
     _attached: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -53,12 +53,12 @@ impl Staged {
     /// A new empty file in `directory`, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// What the system says, `EPERM` where the file could not get another name.
+    /// The system's error, `EPERM` where the file could not get another name.
     pub fn create(directory: &Arc<OwnedFd>, mode: u32) -> io::Result<Self> {
         Self::create_in(directory, &NewFiles::default(), mode)
     }
 
-    /// The same, one of several in the directory.
+    /// As [`create`](Self::create), for one of several files in the directory.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -70,11 +70,11 @@ impl Staged {
         Ok(Self::new(DataFile::new(file.into()), Arc::clone(directory), Some(name)))
     }
 
-    /// Opens such a file again, to go on with it as it is, if `is_it` finds that it is the one: nothing is
-    /// done to another that has its name by now.
+    /// Opens a lasting file again, as it is, if `is_it` recognizes it: another file that has its name by now is left
+    /// alone.
     ///
     /// # Errors
-    /// What the system says, `ELOOP` for a symbolic link, `ENOENT` for another file.
+    /// The system's error, `ELOOP` for a symbolic link, `ENOENT` for another file.
     pub fn reopen(
         directory: &Arc<OwnedFd>,
         name: &Name,
@@ -98,14 +98,14 @@ impl Staged {
             return Err(Errno::NOENT.into());
         }
         let data = DataFile::for_writing(file.into(), direct)?;
-        // as where a file is changed in its place
+        // Its pages are dropped for the same reason as where a file is changed in its place.
         data.drop_cached()?;
         let reopened = Self::new(data, Arc::clone(directory), Some(name.clone()));
         reopened.lasting.store(true, Ordering::Relaxed);
         Ok(reopened)
     }
 
-    /// A file that is there.
+    /// An existing file that is changed in its place.
     fn in_place(data: DataFile, directory: Arc<OwnedFd>, in_place: InPlace) -> Self {
         let mut staged = Self::new(data, directory, None);
         staged.in_place = Some(in_place);
@@ -116,19 +116,19 @@ impl Staged {
         Self { data, directory, temporary, lasting: AtomicBool::new(false), in_place: None, _attached: None }
     }
 
-    /// Keeps something for as long as the file is open, such as what its descriptors are booked by.
+    /// Keeps `what` until the file is closed, such as the booking of its descriptors.
     pub fn attach(&mut self, what: impl Any + Send + Sync) {
         self._attached = Some(Box::new(what));
     }
 
-    /// Whether it is a file that was there before and is changed in its place.
+    /// Whether this is an existing file that is changed in its place.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         self.in_place.is_some()
     }
 
-    /// Writes to the file. What is written to one that is changed in its place goes through this: what others
-    /// write to it is told apart by that.
+    /// Writes to the file. Each write to a file that is changed in its place goes through this, so that writes by
+    /// others are noticed.
     pub fn write<R>(&self, write: impl FnOnce() -> R) -> R {
         match &self.in_place {
             Some(in_place) => in_place.change(self.file(), write),
@@ -136,34 +136,34 @@ impl Staged {
         }
     }
 
-    /// Gives a file that is changed in its place the length that it will have; before that it has another.
+    /// Gives a file that is changed in its place its final length; before that it has another.
     ///
     /// # Errors
-    /// What the system says; `EBUSY` when somebody else has changed the file meanwhile.
+    /// The system's error; `EBUSY` when somebody else has changed the file meanwhile.
     pub fn set_final_length(&self) -> io::Result<()> {
         self.in_place.as_ref().map_or(Ok(()), |in_place| in_place.set_final_length(self.file()))
     }
 
-    /// The hidden name, where it has one.
+    /// The hidden name, unless the file is changed in its place.
     #[must_use]
     pub fn hidden_name(&self) -> Option<&Name> {
         self.temporary.as_ref()
     }
 
-    /// Has the file go with this value, unless it is committed.
+    /// Has the file removed when this is dropped, unless it is committed.
     pub fn discard(&self) {
         self.lasting.store(false, Ordering::Relaxed);
     }
 
-    /// Gives the file another hidden name, which it keeps until it is committed or discarded, also when this
-    /// process dies: somebody must know of it by then.
+    /// Gives the file another hidden name, which it keeps until it is committed or discarded, also when this process
+    /// dies: by then its name must be recorded elsewhere.
     ///
     /// # Errors
-    /// What the system says, `EEXIST` when something has that name; the file stays as it was.
+    /// The system's error, `EEXIST` when something has that name; the file stays as it was.
     pub fn last_as(&mut self, name: Name) -> io::Result<()> {
         let Some(hidden) = &self.temporary else { return Err(Errno::NOENT.into()) };
         match publish_file(&self.directory, hidden, &name, Replace::Nothing) {
-            // some file systems neither keep what is there nor link
+            // Some file systems can neither rename without replacing nor link.
             Err(error) if is_refusal(&error) => {
                 publish_file(&self.directory, hidden, &name, Replace::Existing)?;
             }
@@ -189,16 +189,16 @@ impl Staged {
     /// Gives the empty file its final size; see [`DataFile::reserve`].
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn reserve(&mut self, bytes: u64, direct: Direct) -> io::Result<()> {
         self.data.reserve(bytes, direct)
     }
 
-    /// Makes the empty file a copy of another that shares its blocks, and gives it its final size; `false`
-    /// where the file system cannot: it is empty then.
+    /// Makes the empty file a copy of another that shares its blocks, and gives it its final size; `false` where the
+    /// file system cannot: then the file is still empty.
     ///
     /// # Errors
-    /// What the system says when the size cannot be set.
+    /// The system's error when the size cannot be set.
     pub fn clone_contents(&mut self, from: &File, bytes: u64, direct: Direct) -> io::Result<bool> {
         if rustix::fs::ioctl_ficlone(self.file(), from).is_err() {
             return Ok(false);
@@ -208,29 +208,28 @@ impl Staged {
         Ok(true)
     }
 
-    /// The file has the length with which it will be written.
+    /// Prepares the file for writing, now that it has the length with which it will be written.
     fn take_length(&mut self, direct: Direct) -> io::Result<()> {
         self.data = DataFile::for_writing(self.file().try_clone()?, direct)?;
         Ok(())
     }
 
-    /// The directory where the file is to get its name, if what it was made in is another by now: the hidden
-    /// name has moved there.
+    /// Sets the directory where the file is to get its name, where that is no longer the one that it was made in: the
+    /// hidden name has moved there.
     pub fn move_to(&mut self, directory: Arc<OwnedFd>) {
         self.directory = directory;
     }
 
-    /// Lets go of the descriptor: the file stays under its hidden name, which is returned. `None` for one
-    /// that is changed in its place.
+    /// Closes the file: it stays under its hidden name, which is returned. `None` for one that is changed in its place.
     #[must_use]
     pub fn into_hidden_name(mut self) -> Option<Name> {
         self.temporary.take()
     }
 
-    /// Gives the file its name. One that is changed in its place has it.
+    /// Gives the file its name. One that is changed in its place has it already.
     ///
     /// # Errors
-    /// What the system says; `EISDIR` when a directory has that name, `EEXIST` when something has it that is
+    /// The system's error; `EISDIR` when a directory has that name, `EEXIST` when something has it that is
     /// not to be replaced. Of a file that was changed in its place `ESTALE` when it has lost its name,
     /// `EBUSY` when somebody else has given it another length.
     pub fn commit(mut self, name: &Name, replace: Replace) -> io::Result<()> {
@@ -257,19 +256,19 @@ impl Drop for Staged {
             give_up(self.data.file());
         }
         if let (Some(name), false) = (&self.temporary, *self.lasting.get_mut()) {
-            // nothing more can be done about a temporary file that will not go
+            // Nothing more can be done about a temporary file that cannot be removed.
             let _best_effort = rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty());
         }
     }
 }
 
-/// Whether a file system may not know what it was asked for.
+/// Whether the error may be that of a file system that does not know the operation.
 fn is_refusal(error: &io::Error) -> bool {
     let refusals = [Errno::INVAL, Errno::NOSYS, Errno::PERM, Errno::OPNOTSUPP];
     Errno::from_io_error(error).is_some_and(|error| refusals.contains(&error))
 }
 
-/// Opens one that had its final mode already, which may forbid that: it was about to get its final name.
+/// Opens a file that has its final mode already, which may forbid that: it was about to get its final name.
 fn open_finished(found: OwnedFd) -> rustix::io::Result<OwnedFd> {
     let held = Held::of(found, FileType::RegularFile)?;
     held.open(Mode::RUSR | Mode::WUSR, OFlags::RDWR | OFlags::NONBLOCK)
@@ -407,7 +406,7 @@ mod tests {
         let hidden = made.hidden_name().unwrap().clone();
         set_new_file_metadata(made.file(), &Metadata { mode: 0, ..Metadata::default() }).unwrap();
         drop(made);
-        // root may open it anyway
+        // Root may open it anyway.
         let path = home.path().join(hidden.as_os_str());
         let hold = |name: &Name| {
             let flags = OFlags::PATH | OFlags::NOFOLLOW;

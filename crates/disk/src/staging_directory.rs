@@ -1,17 +1,17 @@
 //! A new directory that is filled before it can be seen under its name.
 //!
-//! Files are created in it under their own names, one directory operation each instead of the two of a file
-//! that is [staged](crate::Staged), and all get their final names in one rename. Everything that comes below
-//! it meanwhile, directories too, is made in it, so nothing waits for a flush. Until then the directory has a
-//! hidden name in the parent.
+//! Files are created in it under their own names, one directory operation each instead of the two of a file that is
+//! [staged](crate::Staged), and all get their final names in one rename. Everything that comes below it meanwhile,
+//! directories too, is made in it, so nothing waits for a flush. Until then the directory has a hidden name in its
+//! parent.
 //!
-//! If something has come into its way, its entries go there one by one, and it goes when it is empty. A
-//! process that still has it open and puts something into it finds that moved too, or is told that the
-//! directory is no longer there. Entries that cannot be moved have failed, with all below them, also where
-//! that had its name already.
+//! If an entry has its name by then, its own entries are moved there one by one, and it is removed when it is empty. A
+//! process that still has it open and puts something into it finds that moved too, or gets the error that the directory
+//! is no longer there. Entries that cannot be moved have failed, with all below them, also where that had its name
+//! already.
 //!
-//! **Invariant:** one that is dropped without being published is removed with all that is in it; one that is
-//! left by a process that died is removed by [`remove_abandoned`](crate::remove_abandoned).
+//! **Invariant:** a staging directory that is dropped without being published is removed with all that is in it; one
+//! that a dead process has left is removed by [`remove_abandoned`](crate::remove_abandoned).
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -31,24 +31,24 @@ use crate::publish::Replace;
 use crate::remove::remove_entries;
 use crate::tree::{DIRECTORY, Tree};
 
-/// The hidden directory and where it will go.
+/// The hidden directory and its place.
 #[derive(Debug)]
 pub struct StagingDirectory {
-    /// Where it is now.
+    /// The directory that it is in now.
     parent: Mutex<Arc<OwnedFd>>,
     name: Name,
     hidden: Name,
     directory: Arc<OwnedFd>,
-    /// The hidden name leads elsewhere now.
+    /// Whether the hidden name leads elsewhere now.
     let_go: AtomicBool,
     new_files: NewFiles,
 }
 
 impl StagingDirectory {
-    /// One for the directory `name` of `parent`.
+    /// Begins a staging directory for the directory `name` of `parent`.
     ///
     /// # Errors
-    /// What the system says, `EPERM` where what is made could not get another name.
+    /// The system's error, `EPERM` where what is made could not get another name.
     pub fn begin(parent: &Arc<OwnedFd>, name: &Name) -> io::Result<Self> {
         let make = |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU);
         let (hidden, ()) = make_hidden(parent.as_fd(), make)?;
@@ -95,17 +95,17 @@ impl StagingDirectory {
         Arc::clone(&self.parent.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A new file in it, with at most the permissions in `mode`.
+    /// Creates a file in it, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn create(&self, name: &Name, mode: u32) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o777);
         Ok(rustix::fs::openat(&self.directory, name.as_os_str(), flags, mode)?.into())
     }
 
-    /// What is known of the files that are made in it.
+    /// The shared properties of the files that are made in it.
     #[must_use]
     pub fn new_files(&self) -> &NewFiles {
         &self.new_files
@@ -114,18 +114,18 @@ impl StagingDirectory {
     /// Removes a file that did not become whole.
     ///
     /// # Errors
-    /// What the system says: the directory must then not be published.
+    /// The system's error: the directory must then not be published.
     pub fn discard(&self, name: &Name) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty())?)
     }
 
-    /// Gives the directory its name, which none or an empty directory may have, or, where that may be
-    /// replaced, a file or link.
+    /// Gives the directory its name, which nothing or an empty directory may have, or, where that may be replaced, a
+    /// file or link.
     ///
     /// # Errors
-    /// What the system says, `EEXIST` or `ENOTEMPTY` when something is in the way, `EISDIR` when that has
-    /// taken the place of a file just now; it is as it was then. Where it cannot be put back, it stays under
-    /// the hidden name.
+    /// The system's error, `EEXIST` or `ENOTEMPTY` when something is in the way, `EISDIR` when a directory has just
+    /// taken the place of a file. All is then as before; where the exchange cannot be undone, that directory stays
+    /// under the hidden name.
     pub fn publish(&self, replace: Replace) -> io::Result<()> {
         let (parent, hidden, name) = (self.parent(), self.hidden.as_os_str(), self.name.as_os_str());
         match rustix::fs::renameat(&parent, hidden, &parent, name) {
@@ -136,8 +136,8 @@ impl StagingDirectory {
         Ok(())
     }
 
-    /// In one step, so that there is something whole under the name at each moment. What cannot be removed,
-    /// since a directory has come to be there meanwhile, gets its name back.
+    /// Exchanges the names in one step, so that there is something whole under the name at each moment. An entry that
+    /// cannot be removed, since it is a directory by now, gets its name back.
     fn publish_over_a_file(&self) -> io::Result<()> {
         let (parent, hidden, name) = (&self.parent(), self.hidden.as_os_str(), self.name.as_os_str());
         match rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE) {
@@ -145,7 +145,7 @@ impl StagingDirectory {
                 let removed = rustix::fs::unlinkat(parent, hidden, AtFlags::empty());
                 Ok(removed.inspect_err(|_error| self.exchange_back())?)
             }
-            // file systems that cannot do it in one
+            // Without `RENAME_EXCHANGE` nothing has the name for a moment.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 rustix::fs::unlinkat(parent, name, AtFlags::empty())?;
                 Ok(rustix::fs::renameat(parent, hidden, parent, name)?)
@@ -157,16 +157,17 @@ impl StagingDirectory {
     fn exchange_back(&self) {
         let (parent, hidden, name) = (&self.parent(), self.hidden.as_os_str(), self.name.as_os_str());
         let exchanged = rustix::fs::renameat_with(parent, hidden, parent, name, RenameFlags::EXCHANGE);
-        // what has the hidden name is somebody else's then, and must not be removed
+        // The entry with the hidden name is somebody else's then, and must not be removed.
         self.let_go.store(exchanged.is_err(), Ordering::Relaxed);
     }
 
-    /// Moves what is in it into another directory, where files replace files and links, and directories
-    /// become one with those of their name. `stays` is asked, with where it is and where it goes, for each
-    /// entry that is no directory; what cannot be moved is told. Both go.
+    /// Moves its entries into another directory, where files replace files and links, and directories are merged with
+    /// those of their name. `stays` is called with the two directories and the path of each entry that is no directory,
+    /// and returns whether the one that is there stays; an entry that cannot be moved is reported to `failed`. Both are
+    /// removed here.
     ///
-    /// Others may still put something into a directory that they have open. **Invariant:** none goes as long
-    /// as anything is in it, and in one that has gone the kernel lets nobody make anything.
+    /// Others may still put something into a directory that they have open. **Invariant:** no directory is removed
+    /// while anything is in it, and in one that has been removed the kernel lets nobody make anything.
     pub fn move_into(
         &self,
         target: &Arc<OwnedFd>,
@@ -197,7 +198,7 @@ impl StagingDirectory {
                 Ok(()) if merging.is_empty() => self.let_go.store(true, Ordering::Relaxed),
                 Ok(()) => {}
                 Err(_not_empty) if level.move_entries(stays, failed) => merging.push(level),
-                // it goes with all that is in it when this is dropped
+                // The directory is removed with all that is in it when this is dropped.
                 Err(_in_the_end) => {
                     let above = merging.last_mut();
                     above.map(|above| above.given_up.insert(level.name.1));
@@ -207,10 +208,10 @@ impl StagingDirectory {
     }
 }
 
-/// Gives a directory the mode that one gets which is made in it, by the umask or by what access control lists pass on.
+/// Gives a directory the mode that a new one in it gets, by the umask or by inherited access control lists.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn set_usual_mode(directory: BorrowedFd<'_>) -> io::Result<()> {
     let all = Mode::from_raw_mode(0o777);
     let make = |name: &Name| rustix::fs::mkdirat(directory, name.as_os_str(), all);
@@ -220,22 +221,22 @@ pub fn set_usual_mode(directory: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::fs::fchmod(directory, Mode::from_raw_mode(stat?.st_mode))?)
 }
 
-/// A directory that becomes one with another.
+/// A directory that is being merged with another.
 struct Merging {
-    /// Below the staging directory.
+    /// The path below the staging directory.
     path: RelPath,
     from: Arc<OwnedFd>,
     into: Arc<OwnedFd>,
-    /// Its parent, and what it is called there.
+    /// The parent, and the name in it.
     name: (Arc<OwnedFd>, Name),
-    /// Directories in it that are there too.
+    /// Subdirectories that are in the other one too.
     below: Vec<Name>,
-    /// What could not be moved.
+    /// Entries that are not moved.
     given_up: HashSet<Name>,
 }
 
 impl Merging {
-    /// Moves what is there now; whether there was anything that was not given up before.
+    /// Moves the present entries; returns whether there were any that had not been given up before.
     fn move_entries(
         &mut self,
         stays: &mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
@@ -253,7 +254,7 @@ impl Merging {
             if matches!(entry.file_name().to_bytes(), b"." | b"..") {
                 continue;
             }
-            // what has no name that can be told was not made here
+            // An entry whose name cannot be sent was not made here.
             let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
             if self.given_up.contains(&name) {
                 continue;
@@ -272,7 +273,7 @@ impl Merging {
             match rustix::fs::renameat(&self.from, name.as_os_str(), &self.into, name.as_os_str()) {
                 Ok(()) => {}
                 Err(Errno::EXIST | Errno::NOTEMPTY) => self.below.push(name),
-                // listed, and not there: read again it may be the same
+                // The entry is listed, and not there. It may be listed again, so it does not count.
                 Err(Errno::NOENT) => continue,
                 Err(error) => self.give_up(name, error.into(), failed),
             }
@@ -289,7 +290,7 @@ impl Merging {
 
     fn discard(&self, name: &Name) {
         let tree = Tree::at(Arc::clone(&self.from));
-        // what stays has this directory go as a whole
+        // An entry that cannot be removed is removed later, with this directory as a whole.
         let _counted = remove_entries(&tree, &RelPath::root(), std::iter::once(name), |_path, _error| {});
     }
 
@@ -321,7 +322,7 @@ impl Drop for StagingDirectory {
         if !*self.let_go.get_mut() {
             let parent = Tree::at(self.parent());
             let hidden = std::iter::once(&self.hidden);
-            // the next transfer that comes here sweeps what stays
+            // The next transfer to this directory removes what stays.
             let _counted = remove_entries(&parent, &RelPath::root(), hidden, |_path, _error| {});
         }
     }
@@ -376,7 +377,7 @@ mod tests {
     fn each_file_has_the_mode_it_was_asked_for() {
         let (home, fd) = place();
         let staging = begin(&fd, "d");
-        // the umask takes bits of some of them
+        // The umask clears bits of some of these modes.
         let modes = [0o600, 0o666, 0o600, 0o777, 0o777, 0o644, 0o1644, 0o400];
         for (number, mode) in modes.into_iter().enumerate() {
             let file = staging.create(&name(&number.to_string()), mode).unwrap();
@@ -435,7 +436,7 @@ mod tests {
         let (home, fd) = place();
         let staging = begin(&fd, "d");
         let hidden = home.path().join(staging.hidden.as_os_str());
-        // the state after an exchange, when somebody has replaced the hidden directory since
+        // The state is that after an exchange, when somebody has replaced the hidden directory since.
         std::fs::remove_dir(&hidden).unwrap();
         std::fs::create_dir(&hidden).unwrap();
         std::fs::write(hidden.join("theirs"), "x").unwrap();
@@ -444,7 +445,7 @@ mod tests {
         assert!(hidden.join("theirs").exists());
     }
 
-    /// A file of the next generation, made in the staging directory and left by a process that has died since.
+    /// The file is one of the next generation, made in the staging directory and left by a process that has died since.
     #[test]
     fn what_is_hidden_in_one_that_was_merged_is_swept() {
         let (home, fd) = place();
@@ -454,7 +455,7 @@ mod tests {
         let hidden = staged.into_hidden_name().unwrap();
         let target = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
         staging.move_into(&target, &mut |_, _, _| false, &mut |path, error| panic!("{path}: {error}"));
-        // the same of the boot before
+        // The same file under a name of the boot before.
         let mut parts: Vec<_> = hidden.as_os_str().to_str().unwrap().split('-').collect();
         parts[3] = "1";
         rustix::fs::renameat(&target, hidden.as_os_str(), &target, parts.join("-")).unwrap();

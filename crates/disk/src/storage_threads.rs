@@ -30,19 +30,19 @@ mod width;
 /// The threads that work for one key, or for one push.
 #[derive(Debug)]
 pub struct StorageThreads {
-    /// How many may be at work whatever the storage.
+    /// The number of threads that may be at work whatever the storage.
     places: usize,
     state: Mutex<State>,
     /// For each task, whether fewer threads are at work than would be of use.
     is_spare: [AtomicBool; 2],
 }
 
-/// What threads do: how many of them are of use is found for each by itself.
+/// The task of a thread: how many threads are of use is found for each by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// They look at what is there, or read it.
+    /// The threads look at entries, or read them.
     Look,
-    /// They make, write and flush.
+    /// The threads make, write and flush entries.
     Write,
 }
 
@@ -70,14 +70,14 @@ struct Crowd {
     at_work: usize,
     /// Threads that were started to help and have not asked yet.
     starting: usize,
-    /// What has been done since then, without the time for which none was at work.
+    /// The begin of the sample, moved on by the time for which no thread was at work.
     since: Instant,
     idle_since: Instant,
     sample: Sample,
 }
 
-/// One thread's part in that. It has a place from when it [asks](Self::is_over) until it [pauses](Self::pause) or is
-/// dropped.
+/// One thread's part in the work. The thread has a place from when it [asks](Self::is_over) until it
+/// [pauses](Self::pause) or is dropped.
 pub struct Turn<'a> {
     threads: &'a StorageThreads,
     task: Task,
@@ -87,18 +87,18 @@ pub struct Turn<'a> {
     start_another: Option<&'a (dyn Fn() + Sync)>,
 }
 
-/// A thread's place, while it has one, and what it has done since it told of that.
+/// A thread's place, while it has one, and what it has done since it last reported.
 #[derive(Debug, Default)]
 struct Place {
-    /// Its number, and since when it has worked there without telling.
+    /// The thread's number, and since when it has worked there without a report.
     held: Option<(u64, Instant)>,
     elapsed: Duration,
     done: u64,
-    /// How long the thread had been awake when it told last.
+    /// How long the thread had been awake at its last report.
     awake: Option<Duration>,
 }
 
-/// What the threads have that do one work side by side.
+/// What the threads that do one task in parallel share.
 struct SideBySide<'a, Work, Admit, T> {
     threads: &'a StorageThreads,
     task: Task,
@@ -147,9 +147,9 @@ impl StorageThreads {
         Turn { threads: self, task, stopping, place: Mutex::default(), start_another: None }
     }
 
-    /// Has `work` done by this thread, and beside it by as many others as are of use; returns what each has made of it.
-    /// Between its pieces `work` [asks](Turn::is_over) for its turn and [gets help](Turn::get_help). `admit` is asked
-    /// for each other thread, and what it returns is kept until that ends.
+    /// Runs `work` on this thread, and beside it on as many others as are of use; returns all results. Between its
+    /// pieces `work` [asks](Turn::is_over) for its turn and [gets help](Turn::get_help). `admit` is called for each
+    /// other thread, and what it returns is kept until that ends.
     pub fn side_by_side<T: Send, Held: Send + 'static>(
         &self,
         (task, name): (Task, &str),
@@ -201,7 +201,7 @@ impl StorageThreads {
         state.wake_first();
     }
 
-    /// Books pieces, and whether the place is to be given away.
+    /// Books pieces of work; returns whether the place is to be given up.
     fn worked(&self, task: Task, number: u64, pieces: &Sample) -> bool {
         let mut state = self.lock();
         state.crowd(task).measure(pieces);
@@ -212,7 +212,7 @@ impl StorageThreads {
         !state.waiting.is_empty() || state.is_over_full(task, self.places)
     }
 
-    /// Whether one more thread would be of use, which then is being started.
+    /// Whether one more thread would be of use, which then counts as being started.
     fn begin_start(&self, task: Task) -> bool {
         let mut state = self.lock();
         let is_spare = state.is_spare(task);
@@ -352,8 +352,8 @@ impl Crowd {
 }
 
 impl Turn<'_> {
-    /// To be asked before each piece: gives the place away if another thread waits, and waits for another. Whether the
-    /// session has ended.
+    /// Asks for a turn before each piece: gives the place up if another thread waits, and waits for a new one. Returns
+    /// whether the session has ended.
     pub fn is_over(&self) -> bool {
         if self.stopping.load(Ordering::Relaxed) {
             return true;
@@ -374,7 +374,7 @@ impl Turn<'_> {
         false
     }
 
-    /// Has another thread join in this work if that is of use: to be called between pieces, as long as there are more
+    /// Has another thread join in this work if that is of use. To be called between pieces, as long as there are more
     /// than this thread is about to do.
     pub fn get_help(&self) {
         if self.threads.is_spare[self.task as usize].load(Ordering::Relaxed)
@@ -384,7 +384,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Gives the place away until the next piece: before the thread waits for another one of its key, or for the peer.
+    /// Gives the place up until the next piece. To be called before the thread waits for another one of its key, or for
+    /// the peer.
     pub fn pause(&self) {
         let mut place = self.lock();
         let Some((number, _)) = place.held else { return };
@@ -404,8 +405,8 @@ impl Turn<'_> {
 }
 
 impl Place {
-    /// What the thread has done since it told last: that it was awake all the time where that cannot be
-    /// measured. `None` when that is too short to be measured.
+    /// What the thread has done since its last report; it counts as awake all the time where that cannot be measured.
+    /// `None` when the time is too short to be measured.
     fn measured(&mut self) -> Option<Sample> {
         let since = self.held.as_mut().map(|(_, since)| since)?;
         let elapsed = self.elapsed + since.elapsed();
@@ -416,21 +417,21 @@ impl Place {
         self.elapsed = Duration::ZERO;
         let before = std::mem::replace(&mut self.awake, awake());
         let awake = before.zip(self.awake).and_then(|(before, now)| now.checked_sub(before));
-        // a kernel that does not count these times reports only zeros
+        // A kernel that does not count these times reports only zeros.
         let awake = awake.filter(|awake| !awake.is_zero()).unwrap_or(elapsed).min(elapsed);
         Some(Sample { wall: elapsed, done: std::mem::take(&mut self.done), elapsed, awake })
     }
 }
 
-/// How long the calling thread has been awake since it began: it ran, or could have. The file is opened each
-/// time, since there may be hundreds of threads and descriptors are scarce.
+/// For how long the calling thread has been running or runnable since it began. The file is opened each time, since
+/// there may be hundreds of threads and descriptors are scarce.
 fn awake() -> Option<Duration> {
     let mut text = [0; 64];
     let bytes = File::open("/proc/thread-self/schedstat").ok()?.read(&mut text).ok()?;
     awake_by(std::str::from_utf8(&text[..bytes]).ok()?)
 }
 
-/// The same by what `schedstat` says: nanoseconds on a core, then those in which the thread waited for one.
+/// The same time from the text of `schedstat`: nanoseconds on a core, then those in which the thread waited for one.
 fn awake_by(schedstat: &str) -> Option<Duration> {
     let mut numbers = schedstat.split_ascii_whitespace();
     let mut next = || numbers.next()?.parse::<u64>().ok();
@@ -513,7 +514,7 @@ mod tests {
                     thread::yield_now();
                 }
             }
-            // One place, which each gives to the next.
+            // There is one place, which each gives to the next.
             all.pop();
         });
         assert_eq!(order.into_inner().unwrap(), [0, 1, 2, 3]);

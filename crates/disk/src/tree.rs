@@ -39,7 +39,7 @@ impl Tree {
     /// The tree at `path`, which may itself be reached through links.
     ///
     /// # Errors
-    /// What the system says, `ENOTDIR` when it is no directory.
+    /// The system's error, `ENOTDIR` when it is no directory.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
@@ -49,7 +49,7 @@ impl Tree {
     /// The tree at `path`, on whose way no link of other users is followed: they could lead anywhere.
     ///
     /// # Errors
-    /// What the system says, and an error with a text for such a link.
+    /// The system's error, and an error with a text for such a link.
     pub fn open_guarded(path: &Path) -> io::Result<Self> {
         Ok(Self { root: Arc::new(guarded::open_directory(path)?) })
     }
@@ -69,7 +69,7 @@ impl Tree {
     /// Opens a directory that exists.
     ///
     /// # Errors
-    /// What the system says: `ENOENT`, `ENOTDIR` and `ELOOP` when it is not there or not a directory.
+    /// The system's error: `ENOENT`, `ENOTDIR` and `ELOOP` when it is not there or not a directory.
     pub fn open_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         if path.is_root() {
             return Ok(Arc::clone(&self.root));
@@ -95,7 +95,7 @@ impl Tree {
         let mut names = path.components().map(OsStr::from_bytes).peekable();
         while let Some(name) = names.next() {
             let entered = match enter_own(directory.as_fd(), name) {
-                // of another user, who lets us through
+                // The directory is another user's, which lets us through.
                 Err(Errno::ACCESS) if names.peek().is_some() => {
                     rustix::fs::openat(&directory, name, HELD, Mode::empty())?
                 }
@@ -114,7 +114,7 @@ impl Tree {
     /// As [`open_directory`](Self::open_directory).
     pub fn look_into(&self, path: &RelPath) -> io::Result<Option<Arc<OwnedFd>>> {
         let searched = self.open_directory(path).and_then(|directory| {
-            // one that may be read need not be one that may be searched
+            // A directory that may be read need not be one that may be searched.
             rustix::fs::openat(&directory, c".", HELD, Mode::empty())?;
             Ok(directory)
         });
@@ -134,11 +134,11 @@ impl Tree {
     /// Opens a directory and makes what is missing of it, for the owner only (0700): the final mode is set at the end.
     ///
     /// # Errors
-    /// What the system says, `ENOTDIR` or `ELOOP` when a file or link is in the way.
+    /// The system's error, `ENOTDIR` or `ELOOP` when a file or link is in the way.
     pub fn ensure_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.open_own_directory(path) {
             Ok(directory) => {
-                // the root itself is the user's: nobody would set its mode back
+                // The root itself is the user's: nobody would restore its mode.
                 if !path.is_root() {
                     make_writable(&directory);
                 }
@@ -155,7 +155,7 @@ impl Tree {
     /// [`ensure_directory`](Self::ensure_directory) it removes nothing.
     ///
     /// # Errors
-    /// What the system says, `ENOTDIR` when something else is there.
+    /// The system's error, `ENOTDIR` when something else is there.
     pub fn create_directory(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.open_directory(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -167,7 +167,7 @@ impl Tree {
     /// Makes a directory in an open one, for the owner only (0700); `false` when the name is taken.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn make_new(parent: BorrowedFd<'_>, name: &Name) -> io::Result<bool> {
         match rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU) {
             Ok(()) => Ok(true),
@@ -195,7 +195,7 @@ impl Tree {
     }
 }
 
-/// For whom directories are made.
+/// How missing directories are made.
 #[derive(Clone, Copy)]
 enum Makes {
     /// Below the target, closed to all others until the end; those on the way are opened to their owner.
@@ -233,14 +233,14 @@ fn enter_own(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd
         Err(Errno::ACCESS) => {
             let held = rustix::fs::openat(parent, name, HELD, Mode::empty())?;
             let held = Held::of(held, FileType::Directory)?;
-            // what cannot be opened up is as closed as it was
+            // A directory that cannot be opened up is as closed as it was.
             held.open_up(OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_error| Errno::ACCESS)
         }
         opened => opened,
     }
 }
 
-/// Enters a directory, and makes it if it is not there.
+/// Enters a directory, and makes it if it does not exist.
 fn enter_or_make(
     enter: impl Fn() -> rustix::io::Result<OwnedFd>,
     make: impl Fn() -> rustix::io::Result<()>,
@@ -258,8 +258,8 @@ fn enter_or_make(
     Err(Errno::BUSY.into())
 }
 
-/// A directory that came read-only must take its files again; its mode is set anew at the end. Where this is not
-/// allowed the create that follows says so.
+/// Makes a directory writable for its owner: one that came read-only must take its files again, and gets its mode anew
+/// at the end. Where this is not allowed, the create that follows fails.
 pub(crate) fn make_writable(directory: &OwnedFd) {
     let Ok(stat) = rustix::fs::fstat(directory) else { return };
     let mode = Mode::from_raw_mode(stat.st_mode);
@@ -318,7 +318,7 @@ mod tests {
         assert!(tree.open_directory(&path(&long)).is_ok());
     }
 
-    /// In a thread with little stack: none of it goes to each directory.
+    /// The thread has little stack, so that none of it may be used for each directory.
     #[test]
     fn a_path_of_thousands_of_directories_needs_no_more_stack_than_any() {
         let (home, tree) = tree();
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(gone, 6_001);
     }
 
-    /// A FIFO is not waited for, and a device would not be opened.
+    /// The open does not wait for a FIFO, and does not open a device.
     #[test]
     fn nobody_waits_for_a_fifo_in_the_way_of_a_directory() {
         let (home, tree) = tree();

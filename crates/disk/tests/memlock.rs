@@ -15,7 +15,7 @@ use zmove_disk::{FileIo, RingConfig, Unavailable, Uring};
 
 #[test]
 fn without_locked_memory_nothing_is_missed() {
-    // threads started from here on inherit the loss of root's exemption
+    // Threads started from here on inherit the loss of root's exemption.
     let mut own = capabilities(None).unwrap();
     own.effective.remove(CapabilitySet::IPC_LOCK);
     own.permitted.remove(CapabilitySet::IPC_LOCK);

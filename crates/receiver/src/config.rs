@@ -1,4 +1,4 @@
-//! What a receiver can be told.
+//! The settings of a receiver.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::store::rules::{Owning, SetIds};
 /// The settings of one receiving session.
 #[derive(Clone, Debug)]
 pub struct ReceiverConfig {
-    /// Threads that write. Default: the number of cores, 2 to 8. More help storage that needs depth; each adds nothing
-    /// in memory.
+    /// Threads that write. Default: the number of cores, 2 to 8. More help storage that needs depth; a writer adds no
+    /// memory.
     pub writers: usize,
-    /// Buffers of one group (4 MiB) that wait between lanes and writers. Default: 32. Where there are more than 24
-    /// lanes, so many and 8 more, but no more than [`memory_max`](Self::memory_max). Memory at worst: so many × 4 MiB.
+    /// Buffers of one group (4 MiB) that wait between lanes and writers. Default: 32. With more than 24 lanes there are
+    /// as many as lanes and 8 more, up to [`memory_max`](Self::memory_max). Memory at worst: 4 MiB each.
     pub buffers_max: usize,
-    /// What buffers there may be for many lanes, in buffers. Default: 72.
+    /// The most buffers, however many lanes there are. Default: 72.
     pub memory_max: usize,
     /// The most lanes of one transfer. Default: 64.
     pub lanes_max: u16,
@@ -43,9 +43,10 @@ pub struct ReceiverConfig {
     pub rate_max: Option<RateLimit>,
     /// For whose end a session waits. Default: nobody's; clones of one configuration share it.
     pub ending: EndingSessions,
-    /// What its transfer holds is booked on. Default: one of its own, by the usual limits.
+    /// The quota on which the session's memory, descriptors and threads are booked. Default: one of its own, with the
+    /// default limits.
     pub quota: Quota,
-    /// What counts. Default: one that nobody reads; each session has its own.
+    /// The counters of the session. Default: counters that nobody reads; each session needs its own.
     pub meter: Arc<TransferMeter>,
 }
 

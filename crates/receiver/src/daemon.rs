@@ -1,16 +1,16 @@
-//! The listening receiver: it accepts connections, has each prove its key, admits it, and hands it on to a
-//! session or to the session that a lane belongs to. `zmove serve` and `zmove receive` run it.
+//! The listening receiver: it accepts connections, has each prove its key, admits it, and hands it to a new session or,
+//! if it is a lane, to the session it belongs to. `zmove serve` and `zmove receive` run it.
 //!
-//! Every connection is accepted at once, so none waits in the kernel's queue, where nobody sees where it is
-//! from. Until it has proved a key it is one of a bounded crowd (`pending_handshakes`). With its key it is
-//! booked on that key (`admission`) until it has greeted and, if it is a lane, found its transfer.
+//! Every connection is accepted at once, so that none waits in the kernel's queue, where its origin cannot be seen.
+//! Until it has proved a key it is one of a bounded number (`pending_handshakes`). With its key it is booked on that
+//! key (`admission`) until it has greeted and, if it is a lane, found its transfer.
 //!
-//! A transfer is admitted with a share of lanes and buffers, which `Opened` tells the sender and the session
-//! keeps to. A transfer for which there is no room waits in line (`waiting_line`) with one connection, before
-//! any thread is started. Its sender is told, and lets go of the lanes that it had dialled beside control.
+//! A transfer is admitted with a share of lanes and buffers, which `Opened` reports to the sender and which the session
+//! keeps to. A transfer for which there is no room waits in line (`waiting_line`) with one connection, before any
+//! thread is started. Its sender is notified, and closes the lanes that it had dialled beside control.
 //!
-//! **Invariant:** a peer whose key is not authorised gets no byte of its own parsed; connections that have
-//! not proved a key are few and short ([`Limits`]).
+//! **Invariant:** no message of a peer is parsed before its key is authorized; connections that have not proved a key
+//! are few and short ([`Limits`]).
 
 pub(crate) mod admission;
 pub(crate) mod authorizer;
@@ -62,9 +62,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long an early lane waits for its control connection.
 const EARLY_LANE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a transfer waits in line whose sender is too old to be told: as long as its lanes wait for it, or less.
+/// How long a transfer waits in line whose sender knows no [`Waiting`]; less than its lanes wait for control.
 const SILENT_WAIT_MAX: Duration = Duration::from_secs(8);
-/// How often it is seen whether the sender of a transfer in line is still there.
+/// How often it is checked whether the sender of a transfer in line is still connected.
 const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 const RUNNING_ALREADY: &str = "a transfer of that id is running already";
 /// How long to pause when the system has no descriptors left.
@@ -84,7 +84,7 @@ struct Shared {
     config: ReceiverConfig,
     admissions: Admissions,
     meters: Arc<Meters>,
-    /// Turns true when new transfers are refused, while those that run go on; each that is in line listens.
+    /// Turns true when new transfers are refused while running ones go on; each transfer in line listens.
     draining: watch::Sender<bool>,
     registry: Registry,
     rates: Rates,
@@ -97,7 +97,7 @@ struct Shared {
 /// How a wait in line ended.
 enum Waited {
     Seat(Seat),
-    /// The sender does not wait any more.
+    /// The sender has closed its connection.
     Gone,
     TooLong,
     Stopping,
@@ -129,18 +129,18 @@ impl Daemon {
         Self { shared: Arc::new(shared), pending: PendingHandshakes::default() }
     }
 
-    /// The limits that hold.
+    /// The limits in force.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.shared.admissions.limits()
     }
 
-    /// Has other limits hold from now on; what is under way stays.
+    /// Replaces the limits; what is under way stays admitted.
     pub fn set_limits(&self, limits: Limits) {
         self.shared.admissions.set_limits(limits);
     }
 
-    /// What transfers count.
+    /// The meters of this daemon's transfers.
     #[must_use]
     pub fn meters(&self) -> Arc<Meters> {
         Arc::clone(&self.shared.meters)
@@ -178,7 +178,7 @@ impl Daemon {
             }
         };
         let max = self.limits().unproven;
-        // while there are many, who comes by UDP has to show that it is where it says
+        // While many handshakes are pending, a QUIC client has to show that its address is its own.
         let crowded = self.pending.count() > max / 2;
         let asked = if crowded { incoming.ask_back() } else { Some(incoming) };
         let Some(incoming) = asked else { return };
@@ -205,7 +205,7 @@ impl Shared {
         (self.log)(&DaemonEvent::Rejected { kind, address, reason: reason.to_string() });
     }
 
-    /// Has the peer prove its key and looks it up.
+    /// Has the peer prove its key, and authorizes it.
     async fn prove(&self, incoming: Incoming, spoken: impl FnOnce()) -> Option<(Channel, Authorized)> {
         let (address, patience) = (incoming.address(), self.admissions.limits().unproven_time);
         let channel = match self.listener.handshake_telling(incoming, patience, spoken).await {
@@ -216,7 +216,7 @@ impl Shared {
                 return None;
             }
         };
-        // files are looked at, and certificates checked, where no other connection waits for it
+        // Authorizing reads files and checks certificates: it runs on a blocking thread, and no other connection waits.
         let (authorizer, claim) = (Arc::clone(&self.authorizer), channel.claim());
         match self.authorizing.run(move || authorizer.authorize(&claim)).await {
             Ok(Ok(authorized)) => Some((channel, authorized)),
@@ -246,7 +246,7 @@ impl Shared {
         let patience = self.admissions.limits().unproven_time;
         match tokio::time::timeout(patience, stream.read_exact(&mut greeting)).await {
             Ok(Ok(_)) => {}
-            // a client dials more lanes than a short path needs
+            // A client dials more lanes than a short path needs, and closes the rest unused: no error.
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => return,
             Ok(Err(error)) => return self.reject(Rejection::Greeting, address, error),
             Err(_) => return self.reject(Rejection::Greeting, address, "no greeting in time"),
@@ -255,7 +255,7 @@ impl Shared {
             Ok(agreed) => agreed,
             Err(error) => {
                 self.reject(Rejection::Greeting, address, error);
-                // our own greeting tells the peer which versions we speak
+                // Our own greeting tells the peer which versions we speak.
                 let ours = Greeting::new(Role::Control, TransferId([0; 16]));
                 return say_and_close(&self.admissions, stream, &ours.encode()).await;
             }
@@ -307,7 +307,8 @@ impl Shared {
             },
         };
         stream.open_control_window();
-        // lanes greet before their sender knows how many it may have, and which of them come first is chance
+        // Room for more lanes than were granted: lanes greet in any order, before their sender knows how many it may
+        // have.
         let (lanes_in, lanes) = mpsc::channel(usize::from(seat.portion.lanes.max(2 * LANES_UNASKED_MAX)));
         let greeted = told.is_some();
         let registered = match told {
@@ -325,8 +326,8 @@ impl Shared {
         self.run_transfer(address, control, lanes, &seat, authorized, (greeting, version)).await;
     }
 
-    /// Has a transfer wait for its turn, and tells its sender where that is understood; returns its seat, and
-    /// its entry if the sender has been told, and with that greeted.
+    /// Waits in line for a seat, and notifies a sender that knows [`Waiting`]. Returns the seat, and the registry entry
+    /// if the sender has been notified and with that greeted.
     async fn wait_in_line(
         &self,
         mut stream: Channel,
@@ -356,7 +357,7 @@ impl Shared {
         }
         let patience = told.is_none().then_some(SILENT_WAIT_MAX);
         let waited = self.turn(&mut stream, &mut place, patience).await;
-        // a seat that has come too late is for others while this one is refused
+        // Drop the place first: a seat that comes too late goes to others while this transfer is refused.
         drop(place);
         match waited {
             Waited::Seat(seat) => return Some((stream, seat, told)),
@@ -371,7 +372,7 @@ impl Shared {
         None
     }
 
-    /// Waits for the turn of a transfer, for as long as its sender does, and no longer than `patience`.
+    /// Waits for the seat of a transfer as long as its sender stays connected, and no longer than `patience`.
     async fn turn(&self, stream: &mut Channel, place: &mut InLine, patience: Option<Duration>) -> Waited {
         let (mut draining, mut stopping) = (self.draining.subscribe(), self.stopping.subscribe());
         let gone = async {
@@ -422,7 +423,7 @@ impl Shared {
             ..self.config.clone()
         };
         let started = Instant::now();
-        // the daemon waits until nobody holds one of these any more
+        // When it stops, the daemon waits until all receivers of this channel have been dropped.
         let mut stopping = self.stopping.subscribe();
         let turns = self.runs.of(seat.key());
         let session = Session { transfer, version, control, lanes, owner, access, turns, config };
@@ -443,7 +444,7 @@ impl Shared {
         self.turn_away(Rejection::Limit, stream, text, refusal).await;
     }
 
-    /// Refuses a peer whose key is let in, and logs why.
+    /// Refuses a peer whose key is authorized, and logs why.
     async fn turn_away(&self, kind: Rejection, peer: Channel, reason: impl fmt::Display, refusal: Refusal) {
         self.reject(kind, peer.address(), reason);
         refuse_peer(&self.admissions, peer, refusal).await;
@@ -462,7 +463,7 @@ impl Shared {
         }
         let lanes = match self.registry.find(key, greeting.transfer, EARLY_LANE_TIMEOUT).await {
             Found::Lanes(lanes) => lanes,
-            // it is one of those that are dialled at once, before it is known that they have to wait
+            // The sender dialled this lane before it knew that its transfer waits in line.
             Found::InLine => return,
             Found::Nothing => {
                 let reason = "a lane of a transfer that its key has not opened";
@@ -470,7 +471,7 @@ impl Shared {
             }
         };
         match stream.into_source(greeting.cipher) {
-            // a few may wait for others to end; one that comes when its transfer is over is not needed
+            // A few lanes may wait for others to end. A lane that comes after the end of its transfer is not needed.
             Ok(lane) => match lanes.try_send(lane) {
                 Err(TrySendError::Full(_)) => {
                     self.reject(Rejection::Transfer, address, "more lanes than its transfer may have");
@@ -482,7 +483,7 @@ impl Shared {
     }
 }
 
-/// The greeting, and the version that it settles within what TLS has agreed on.
+/// Decodes the greeting, and agrees on a version within the one that TLS has negotiated.
 fn agreed(bytes: &[u8; Greeting::BYTES], named: Version) -> Result<(Greeting, Version), GreetingError> {
     let greeting = Greeting::decode(bytes)?;
     let version = greeting.agree_within(named)?;
@@ -506,7 +507,7 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
     Refusal { code: RefusalCode::UnknownKey, text }
 }
 
-/// The text of an error followed by its causes, without a cause with which the text so far already ends.
+/// The text of an error and its causes; a cause with which the text already ends is left out.
 fn with_causes(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source()).map(ToString::to_string);
     causes.fold(

@@ -1,4 +1,4 @@
-//! Why a whole session ends early. What happens to one file is a [`Fault`](zmove_wire::Fault) and ends nothing.
+//! The errors that end a whole session. The failure of one file is a [`Fault`](zmove_wire::Fault) and ends nothing.
 
 use std::io;
 
@@ -29,19 +29,19 @@ pub enum SessionError {
     /// A lane ended in mid-transfer.
     #[error("{0}")]
     Lane(#[from] LaneError),
-    /// The transfer was not taken; the peer was told why.
+    /// The transfer was refused; the peer was sent the reason.
     #[error("refused: {}", .0.text)]
     Refused(Refusal),
     /// The target could not be flushed.
     #[error("flush the target: {0}")]
     Flush(#[source] io::Error),
-    /// The peer opened a connection and said nothing.
+    /// The peer opened a connection and sent nothing.
     #[error("the sender did not say what it wants in time")]
     Silent,
-    /// A probe has not come to its end in time.
+    /// A probe did not end in time.
     #[error("a probe may take {PROBE_SECONDS_MAX} s")]
     ProbeTooLong,
-    /// A probe has brought too much.
+    /// A probe sent too much.
     #[error("a probe may bring {}", zmove_types::ByteCount(PROBE_BYTES_MAX))]
     ProbeTooLarge,
     /// This side could not start a thread.

@@ -1,9 +1,8 @@
-//! The receiving role: admit, check what arrives, store it, commit it, say so.
+//! The receiving role: admit, check what arrives, store it, commit it, report it.
 //!
-//! [`run_session`] receives one transfer over any control connection and lanes; [`Daemon`] listens, admits by
-//! key and runs sessions. **Invariant:** only bytes that hashed to what the sender said are stored
-//! (`session/verify.rs` makes the proof, the writers demand it), and only a file with all its groups gets its
-//! name.
+//! [`run_session`] receives one transfer over any control connection and lanes; [`Daemon`] listens, admits by key and
+//! runs sessions. **Invariant:** only bytes whose hash is the one that the sender has sent are stored
+//! (`session/verify.rs` makes the proof, the writers demand it), and only a file with all its groups gets its name.
 
 mod config;
 mod daemon;

@@ -1,7 +1,7 @@
-//! What the transfers of a daemon have moved and what they are doing, counted as they go.
+//! The counters of a daemon's transfers: what they have moved, and what they are doing.
 //!
-//! **Invariant:** a thread that moves data takes no lock to count; only the begin and end of a transfer, and
-//! who reads, do.
+//! **Invariant:** a thread that moves data takes no lock to count; only the begin and the end of a transfer and a
+//! reader of the meters do.
 //!
 //! Each transfer counts into a meter of its own, by relaxed atomics beside the data. The daemon's meters are
 //! those of the transfers that run and the sum of those that have ended; they are added up when somebody
@@ -14,7 +14,7 @@ use zmove_types::{StageClock, StageTimes};
 
 use crate::sharing::Lock;
 
-/// What one transfer counts.
+/// The counters of one transfer.
 #[derive(Debug, Default)]
 pub struct TransferMeter {
     bytes: AtomicU64,
@@ -22,7 +22,7 @@ pub struct TransferMeter {
     lanes: AtomicUsize,
     queued: AtomicUsize,
     target: OnceLock<Vec<u8>>,
-    /// Set where it is a probe.
+    /// Bytes of filler; set for a probe only.
     probed: OnceLock<AtomicU64>,
     pub(crate) receive: StageClock,
     pub(crate) store: StageClock,
@@ -38,12 +38,12 @@ struct Book {
     ended: Reading,
 }
 
-/// What all transfers together have moved, and what those that run have.
+/// The totals of all transfers, and the present state of those that run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Bytes of file contents that came over lanes, whatever became of them.
+    /// Bytes of file contents received over lanes, whatever became of them.
     pub bytes: u64,
-    /// Bytes of filler that probes have brought.
+    /// Bytes of filler received from probes.
     pub probed: u64,
     /// Regular files that were given their names.
     pub files: u64,
@@ -67,36 +67,36 @@ pub(crate) struct Metered {
 }
 
 impl TransferMeter {
-    /// Bytes of file contents that have come.
+    /// Bytes of file contents received.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Regular files that have their names.
+    /// Regular files that were given their names.
     #[must_use]
     pub fn files(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Bytes of filler that have come; `None` for anything but a probe.
+    /// Bytes of filler received; `None` for anything but a probe.
     #[must_use]
     pub fn probed(&self) -> Option<u64> {
         self.probed.get().map(|bytes| bytes.load(Ordering::Relaxed))
     }
 
-    /// The target as it was asked for, once it was.
+    /// The target that the sender asked for; empty until then.
     #[must_use]
     pub fn target(&self) -> &[u8] {
         self.target.get().map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn opened(&self, target: &[u8]) {
-        // a session is opened once
+        // A session is opened once, so nothing is there yet.
         let _first = self.target.set(target.to_vec());
     }
 
-    /// From now on it is a probe.
+    /// Marks the transfer as a probe.
     pub(crate) fn probes(&self) {
         self.probed.get_or_init(AtomicU64::default);
     }
@@ -145,7 +145,7 @@ impl TransferMeter {
 }
 
 impl Meters {
-    /// All at this moment; what is a total never falls.
+    /// The meters at this moment; a total never falls.
     #[must_use]
     pub fn read(&self) -> Reading {
         let book = self.0.lock();

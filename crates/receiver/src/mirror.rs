@@ -1,7 +1,8 @@
-//! What is at the target alone: told when the sender says what stays, and removed when it says what goes.
+//! Entries that are at the target alone: reported when the sender names what stays (`Keep`), and removed when it names
+//! what goes (`Remove`).
 //!
-//! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, and nothing
-//! through a link; nor what a name that stays leads to under another spelling.
+//! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, nothing through a link,
+//! and no entry to which a name that stays leads under another spelling.
 
 mod effort;
 mod spared;
@@ -33,7 +34,7 @@ use crate::store::publishing::publish_all;
 use crate::store::reports::Outcome;
 use crate::store::transfer::Transfer;
 
-/// The questions of one transfer that are being answered.
+/// The `Keep` and `Remove` messages of one transfer that are being answered.
 #[derive(Debug)]
 pub(crate) struct Mirror {
     keeps: usize,
@@ -47,7 +48,7 @@ impl Mirror {
         Self { keeps: 0, removes: 0, workers: Workers::new(quota), spared: Arc::new(Spared::new(quota)) }
     }
 
-    /// Takes the names that stay; the answer comes as an outcome.
+    /// Starts to answer a list of names that stay; the answer comes as an outcome.
     pub(crate) fn keep(
         &mut self,
         transfer: &Arc<Transfer>,
@@ -64,13 +65,13 @@ impl Mirror {
             let mut held = transfer.quota.nothing();
             let mut effort = Effort::new(transfer.turn(Task::Look), &mut held);
             let answer = ToSender::Extra(extra(Some(&transfer.target.tree), &keep, &spared, &mut effort));
-            // who tells may have to wait
+            // Give up the core first: reporting may have to wait.
             drop(effort);
             transfer.reports.tell_booked(Outcome::Mirror(answer), held);
         })
     }
 
-    /// Takes the names that go; the answer comes as an outcome.
+    /// Starts to remove the listed names; the answer comes as an outcome.
     pub(crate) fn remove(
         &mut self,
         transfer: &Arc<Transfer>,
@@ -84,7 +85,8 @@ impl Mirror {
         let spared = Arc::clone(&self.spared);
         self.workers.start_for(transfer, move |transfer| {
             let _until_it_is_answered = held;
-            // what goes may be all that is left of what is about to come under another name
+            // Publish first: an entry to be removed may be all that is left of one that is about to be published
+            // elsewhere.
             publish_all(transfer);
             let entries = remove_all(transfer, &remove, &spared);
             let answer = ToSender::Removed { remove: remove.remove, entries };
@@ -92,7 +94,7 @@ impl Mirror {
         })
     }
 
-    /// An answer is on its way.
+    /// Counts an answer as sent.
     pub(crate) fn answered(&mut self, answer: &ToSender) {
         match answer {
             ToSender::Removed { .. } => self.removes -= 1,
@@ -100,7 +102,7 @@ impl Mirror {
         }
     }
 
-    /// Waits until nothing is at work any more: what a session removes is gone before the next one begins.
+    /// Waits until all work has ended: what a session removes is gone before the next session begins.
     pub(crate) async fn end(self) {
         self.workers.end().await;
     }
@@ -133,9 +135,9 @@ fn remove_all(transfer: &Transfer, remove: &Remove, spared: &Spared) -> u64 {
     removed
 }
 
-/// What else is in the directories where names stay; nothing where the target is not there. What that takes is booked;
-/// a directory for whose names there is no room cannot be listed. When the session has ended the answer lacks what is
-/// behind.
+/// The entries in the directories of `keep` that it does not name; none where the target does not exist. Their memory
+/// is booked; a directory whose names do not fit is reported as one that cannot be listed. When the session has ended,
+/// the answer is incomplete.
 pub(crate) fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared, effort: &mut Effort<'_>) -> Extra {
     let mut answer = Extra { keep: keep.keep, ..Extra::default() };
     let mut name_bytes = 0;
@@ -170,7 +172,7 @@ pub(crate) fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared, effort: &
     answer
 }
 
-/// How much one answer still has room for.
+/// The room that one answer still has.
 #[derive(Clone, Copy)]
 struct Room {
     names: usize,
@@ -182,12 +184,12 @@ struct Room {
 struct Found {
     names: BinaryHeap<(ListedName, bool)>,
     name_bytes: usize,
-    /// There are others.
+    /// Whether there are more names than these.
     more: bool,
 }
 
 impl Found {
-    /// Takes a name, and leaves out the last ones for which there is no room, though not the only one.
+    /// Adds a name, and drops the last ones for which there is no room, though not the only one.
     fn take(&mut self, name: Name, directory: bool, room: Room, effort: &mut Effort<'_>) -> io::Result<()> {
         effort.grow(name_takes(&name))?;
         self.name_bytes += name.as_bytes().len();
@@ -208,7 +210,7 @@ impl Found {
     }
 }
 
-/// What a name in an answer takes, with its copy in what was found, and with what the allocator adds.
+/// The memory of a name in an answer and of its copy in [`Found`], with the allocator's overhead.
 fn name_takes(name: &Name) -> usize {
     size_of::<ExtraName>() + size_of::<(ListedName, bool)>() + ALLOCATION_BYTES + name.as_bytes().len()
 }
@@ -250,10 +252,10 @@ fn first_extra(
     Ok(found)
 }
 
-/// What has been come upon in a directory.
+/// The result of listing a directory.
 struct Listed {
     found: Found,
-    /// Which of the names that stay are not there, or not in this spelling; booked as a byte each.
+    /// Which of the names that stay were not listed in this spelling; booked as a byte each.
     unlisted: Vec<bool>,
 }
 
@@ -271,7 +273,7 @@ fn list(
         effort.go_on()?;
         let entry = entry?;
         let bytes = entry.file_name().to_bytes();
-        // what has no name that can be told stays
+        // An entry stays whose name cannot be sent.
         let Ok(name) = Name::from_bytes(bytes) else { continue };
         if let Ok(kept) = range.names.binary_search_by(|kept| kept.0.cmp(&name)) {
             unlisted[kept] = false;
@@ -315,7 +317,7 @@ mod tests {
         extra_on(&mut Quota::default().nothing(), tree, keep, spared)
     }
 
-    /// What is told by a session that has not ended.
+    /// The answer of a session that has not ended.
     fn extra_on(held: &mut Held, tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> Extra {
         with_effort(held, |effort| super::extra(tree, keep, spared, effort))
     }
@@ -325,7 +327,7 @@ mod tests {
         work(&mut Effort::new(threads.turn(Task::Look, &stopping), held))
     }
 
-    /// Names that are as long as they may be: what is found takes no more than what is told.
+    /// All names are as long as they may be: what is found takes no more memory than what is sent.
     #[test]
     fn what_an_answer_takes_is_bounded_and_booked() {
         let home = tempfile::tempdir().unwrap();
@@ -412,7 +414,7 @@ mod tests {
         assert_eq!((second.names.len(), second.rest), (9, None));
     }
 
-    /// As a file system that knows no letter case looks names up.
+    /// Looks names up as a file system does that ignores letter case.
     fn look_caseless(directory: &OwnedFd, name: &OsStr) -> Option<FileNumber> {
         let same = |entry: &rustix::fs::DirEntry| {
             let there = entry.file_name().to_string_lossy().to_lowercase();
@@ -444,7 +446,7 @@ mod tests {
         assert_eq!(told(&tree, &keep(&names, None), &Spared::default()), ["Bar", "Foo", "Отчёт"]);
     }
 
-    /// A thousand entries, of which one is looked for: booked is what the one takes, and given back.
+    /// One of a thousand entries is looked for: the memory of that one is booked, and given back.
     #[test]
     fn what_is_looked_for_is_booked_and_may_be_too_much() {
         let home = tempfile::tempdir().unwrap();
@@ -478,7 +480,7 @@ mod tests {
         assert_eq!((told.names.len(), held.amount()), (999, takes));
     }
 
-    /// Its entry has been told as extra by then, and is not removed.
+    /// The entry has been reported as extra by then, and is not removed.
     #[test]
     fn what_stays_may_be_named_in_a_later_range() {
         let home = tempfile::tempdir().unwrap();
@@ -487,7 +489,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "x").unwrap();
         }
-        // a hard link on a file system that tells letters apart spares nothing
+        // On a file system that tells letters apart a hard link spares nothing.
         std::fs::hard_link(home.path().join("Bar/f"), home.path().join("Bar/g")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
         let spared = caseless();
@@ -503,7 +505,7 @@ mod tests {
         assert!(!stays("", "Bar") && !stays("Bar", "f"));
     }
 
-    /// As some network file systems are, which make up another number for each spelling.
+    /// Some network file systems are like this: they make up another inode number for each spelling.
     #[test]
     fn where_inodes_tell_nothing_nothing_is_extra() {
         let home = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! A conversation about what a transfer would do.
+//! A session that reports what a transfer would do.
 //!
-//! **Invariant:** nothing here, nor in what it calls, writes to the target, but for asking its file system
-//! what it keeps of times: on a file without a name, or, where there are none, a hidden one that is gone at
-//! once. When [`run`] returns, the tasks it started have ended.
+//! **Invariant:** nothing here, nor in what it calls, writes to the target, except to learn how its file system stores
+//! times: on a file without a name or, where there are none, on a hidden one that is removed at once. When [`run`]
+//! returns, the tasks it started have ended.
 
 pub(crate) mod inquiry;
 
@@ -38,15 +38,15 @@ use crate::store::target::keeper::Keeper;
 struct Preview {
     ways: Ways,
     previewer: Arc<Previewer>,
-    /// Who looks.
+    /// The threads that look at the target.
     workers: Workers,
     answers: JoinSet<Result<Answer, oneshot::error::RecvError>>,
 }
 
-/// What is to be told, with what it takes until it has been.
+/// One answer to the sender, with the memory that is booked for it until it has been sent.
 type Answer = Result<(ToSender, Held), WireError>;
 
-/// Answers until the sender has asked all.
+/// Answers inquiries until the sender has announced the end.
 pub(crate) async fn run(
     mut ways: Ways,
     open: Open,
@@ -101,7 +101,7 @@ impl Preview {
                     }
                 }
                 Some(answer) = self.answers.join_next() => {
-                    // who was to answer has panicked
+                    // A closed channel means that the thread which was to answer has panicked.
                     let answer = answer.ok().and_then(Result::ok).ok_or(SessionError::Panicked)?;
                     let (answer, _until_it_is_told) = answer?;
                     self.ways.send(&answer).await?;
@@ -146,7 +146,8 @@ impl Preview {
         })
     }
 
-    /// Answers a question, which goes then; `answer` books what that takes.
+    /// Starts to answer a question. `answer` books the memory of its result; that of the question is given back after
+    /// it.
     fn answer(
         &mut self,
         question: Held,
@@ -159,7 +160,7 @@ impl Preview {
             let mut held = previewer.quota.nothing();
             let answer = answer(&previewer, &mut held);
             drop(question);
-            // nobody listens any more only when the conversation is over
+            // Nobody receives it any more only when the session is over.
             let _over = told.send(answer.map(|answer| (answer, held)));
         })
     }

@@ -1,7 +1,7 @@
-//! A conversation that measures the path: what comes over lanes is checked, counted and thrown away.
+//! A session that measures the path: what lanes bring is checked, counted and thrown away.
 //!
-//! **Invariant:** nothing that comes is stored, and what a sweep writes is removed; time and bytes are
-//! bounded; and when [`run`] returns, the threads and tasks it started have ended.
+//! **Invariant:** nothing received is stored, and what a sweep writes is removed; time and bytes are bounded; and when
+//! [`run`] returns, the threads and tasks it started have ended.
 
 use std::ffi::OsStr;
 use std::future::Future;
@@ -30,7 +30,7 @@ mod sweeping;
 
 use sweeping::{Place, Sweeping};
 
-/// Counts until the sender has seen enough. Only who may write to the target is let in.
+/// Counts until the sender has announced the end. Only a key that may write to the target is admitted.
 pub(crate) async fn run(
     mut ways: Ways,
     open: Open,
@@ -152,7 +152,7 @@ impl Probe {
         self.ways.send(&ToSender::Sampled(sampled)).await
     }
 
-    /// Stops everything.
+    /// Stops the sweep and the lanes, and waits until their threads have ended.
     async fn close(mut self, ended: &Result<(), SessionError>) {
         self.sweeping.stop();
         self.ways.part(ended).await;
@@ -166,14 +166,14 @@ impl Probe {
     }
 }
 
-/// How one lane went.
+/// The end of one lane.
 #[derive(Debug)]
 struct LaneEnded {
     number: u32,
     ended: Result<(), SessionError>,
 }
 
-/// Tells how a lane went, also when its thread panics.
+/// Reports the end of a lane when dropped, also when its thread panics.
 struct EndGuard {
     number: u32,
     told: mpsc::Sender<LaneEnded>,
@@ -183,12 +183,12 @@ struct EndGuard {
 impl Drop for EndGuard {
     fn drop(&mut self) {
         let ended = self.ended.take().unwrap_or(Ok(()));
-        // when the probe is over nobody listens
+        // Nobody receives it when the probe is over.
         let _probe_over = self.told.blocking_send(LaneEnded { number: self.number, ended });
     }
 }
 
-/// What has come.
+/// The count of what has been received.
 #[derive(Debug)]
 struct Tally {
     began: Instant,
@@ -209,7 +209,7 @@ impl Tally {
             bytes_max,
             bytes: AtomicU64::new(0),
             first: OnceLock::new(),
-            // each lane holds one while it receives
+            // Each lane holds one buffer while it receives.
             pool: BufferPool::new(BUFFER_BYTES, lanes_max),
             meter,
             stopping: AtomicBool::new(false),
@@ -222,7 +222,7 @@ impl Tally {
             let frame = match source.receive(&self.pool, &mut watch) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return Ok(()),
-                // what breaks while everything is being stopped is no news
+                // A lane that breaks while the probe is being stopped is no fault.
                 Err(_) if self.stopping.load(Ordering::Relaxed) => return Ok(()),
                 Err(error) => return Err(error.into()),
             };

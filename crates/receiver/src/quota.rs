@@ -1,10 +1,10 @@
-//! What the transfers of one key hold together beside their buffers and lanes, held against the key's limits
-//! (`docs/OPERATIONS.md` has them).
+//! The quota of one key: what its transfers hold together beside their buffers and lanes, checked against the key's
+//! limits (`docs/OPERATIONS.md` has them).
 //!
-//! Booked are messages, from when they are decoded until they are answered (`messages`); heads of batches,
-//! until their entries are placed; directories and files that are remembered; answers to a peer that does not
-//! read; descriptors of large files; and threads that look at the target. A task that would hold more fails
-//! by itself: nothing waits here, so no key waits for another.
+//! Booked are messages, from when they are decoded until they are answered (`messages`); heads of batches, until their
+//! entries are placed; directories and files that are remembered; answers to a peer that does not read; descriptors of
+//! large files; and threads that look at the target. A task that would exceed a limit fails by itself: nothing waits
+//! here, so no key waits for another.
 //!
 //! With io_uring each key has a ring of its own, since storage that does not answer keeps the slots of the
 //! ring.
@@ -35,37 +35,37 @@ use crate::sharing::Lock;
 #[derive(Debug)]
 pub(crate) struct Quotas {
     books: Lock<HashMap<Fingerprint, Weak<Book>>>,
-    /// The descriptors of all of them.
+    /// The descriptors of all keys together.
     files: Arc<Gauge>,
 }
 
-/// The quota of one key; clones share it. By default that of nobody in particular, by the usual limits.
+/// The quota of one key; clones share it. The default one belongs to no key, and has the default limits.
 #[derive(Clone, Debug)]
 pub struct Quota(Arc<Book>);
 
 #[derive(Debug)]
 struct Book {
     memory: Arc<Gauge>,
-    /// Of lanes that wait in this process.
+    /// The windows of lanes, in bytes: what may wait in this process.
     windows: Arc<Gauge>,
     files: Arc<Gauge>,
     threads: Arc<Gauge>,
     storage_threads: StorageThreads,
-    /// Those that give names.
+    /// The threads that give files their final names.
     naming_threads: StorageThreads,
     /// The storage engine of the key's transfers.
     file_io: OnceLock<Arc<dyn FileIo>>,
     transfers_max: AtomicUsize,
-    /// What its journals may take, which are counted where they lie.
+    /// The limits on the key's journals, which are counted in their directory.
     room: Lock<Room>,
 }
 
-/// How much there is of one thing, and how much there may be.
+/// The amount of one thing that is in use, and its limit.
 #[derive(Debug)]
 struct Gauge {
     used: AtomicUsize,
     max: AtomicUsize,
-    /// What it is a part of, with others that are to find something left: see [`fits`](Self::fits).
+    /// The gauge of which this one is a part, with others that are to find something left: see [`fits`](Self::fits).
     whole: Option<Arc<Self>>,
 }
 
@@ -80,18 +80,19 @@ pub(crate) struct Held {
 /// directory's, and two of the version that it replaces.
 const DESCRIPTORS_PER_FILE: usize = 5;
 
-/// Of the descriptors that the process may have those of all keys together are one part in so many: the others are for
+/// The descriptors of all keys together are one part in so many of those that the process may have: the others are for
 /// connections, lanes and what is open for a moment.
 const SHARES_OF_PROCESS: usize = 2;
 
-/// Windows may be so much of what else is kept. They are not of it, since who has many lanes would have
-/// nothing left for messages.
+/// Windows may take one part in so many of a key's memory limit. They are booked beside that memory, since a key with
+/// many lanes would otherwise have nothing left for messages.
 const WINDOW_SHARE: usize = 2;
 
-/// What a thread that looks, or that helps to write, has open at a time: a file, its directory, and the one above that.
+/// The descriptors that a thread which looks, or helps to write, has open at a time: of a file, its directory and the
+/// parent.
 const DESCRIPTORS_PER_THREAD: usize = 3;
 
-/// A staging directory and its parent.
+/// The descriptors of a staging directory: its own and that of its parent.
 const DESCRIPTORS_PER_STAGING: usize = 2;
 
 impl Quotas {
@@ -125,14 +126,14 @@ impl Quota {
     /// Books memory.
     ///
     /// # Errors
-    /// There would be too much.
+    /// The limit would be exceeded.
     pub(crate) fn hold_memory(&self, bytes: usize) -> Result<Held, WireError> {
         let mut held = self.nothing();
         held.grow(bytes)?;
         Ok(held)
     }
 
-    /// No memory yet, for what will [grow](Held::grow).
+    /// A booking of no memory yet, which is to [grow](Held::grow).
     pub(crate) fn nothing(&self) -> Held {
         Held { gauge: Arc::clone(&self.0.memory), amount: 0 }
     }
@@ -142,52 +143,52 @@ impl Quota {
         self.0.memory.used.load(Ordering::Relaxed)
     }
 
-    /// Books the window of a lane, of which there may be half as much again; `None` when there would be too much.
+    /// Books the window of a lane; `None` where the windows would exceed their limit, half of that of memory.
     pub(crate) fn hold_window(&self, bytes: usize) -> Option<Held> {
         self.0.windows.hold(bytes)
     }
 
-    /// Books what a large file keeps open.
+    /// Books the descriptors of a large file.
     ///
     /// # Errors
-    /// The same error as when no descriptors are left.
+    /// `EMFILE`, as when the process has no descriptors left.
     pub(crate) fn hold_file(&self) -> io::Result<Held> {
         self.0.files.hold(DESCRIPTORS_PER_FILE).ok_or_else(|| Errno::MFILE.into())
     }
 
-    /// Books what a staging directory keeps open; `None` when there would be too much.
+    /// Books the descriptors of a staging directory; `None` where the limit would be exceeded.
     pub(crate) fn hold_staging(&self) -> Option<Held> {
         self.0.files.hold(DESCRIPTORS_PER_STAGING)
     }
 
-    /// Books what a staging directory keeps open whose files can also get their names one by one, as long as most
+    /// Books the descriptors of a staging directory whose files can also get their names one by one, as long as most
     /// descriptors are left to large files, which cannot do without.
     pub(crate) fn hold_spare_staging(&self) -> Option<Held> {
         if self.leaves_most_descriptors() { self.hold_staging() } else { None }
     }
 
-    /// Books a thread, and what it opens; `None` when there would be too many.
+    /// Books a thread and the descriptors that it opens; `None` where a limit would be exceeded.
     pub(crate) fn hold_thread(&self) -> Option<(Held, Held)> {
         self.0.threads.hold(1).zip(self.0.files.hold(DESCRIPTORS_PER_THREAD))
     }
 
-    /// The storage engine that the key has for itself, where it needs one: `usual` or another like it.
+    /// The storage engine of this key's transfers: one of its own where `usual` has to be one for each key, else
+    /// `usual`.
     pub(crate) fn file_io(&self, usual: &Arc<dyn FileIo>) -> Arc<dyn FileIo> {
         Arc::clone(self.0.file_io.get_or_init(|| usual.anew().unwrap_or_else(|| Arc::clone(usual))))
     }
 
-    /// For a thread that is going to hash or list something for a session that ends when `stopping` is set.
+    /// A turn for a thread that is going to hash, list or write for a session that ends when `stopping` is set.
     pub(crate) fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
         self.0.storage_threads.turn(task, stopping)
     }
 
-    /// Whether the storage that the key writes to answers late.
+    /// Whether the storage that this key writes to is a late one.
     pub(crate) fn writes_late(&self) -> bool {
         self.0.storage_threads.is_late(Task::Write)
     }
 
-    /// Has `work` done by this thread and as many others of the key as are of use: see
-    /// [`StorageThreads::side_by_side`].
+    /// Runs `work` on this thread and on as many others of the key as are of use: see [`StorageThreads::side_by_side`].
     pub(crate) fn side_by_side<T: Send>(
         &self,
         task: (Task, &str),
@@ -197,19 +198,19 @@ impl Quota {
         self.0.storage_threads.side_by_side(task, stopping, || self.hold_helper(), work)
     }
 
-    /// Gives names, as [`side_by_side`](Self::side_by_side) does, but with places of its own: writers may wait for just
-    /// that with a place of theirs.
+    /// Runs `work`, which gives names, as [`side_by_side`](Self::side_by_side) does, but with turns of its own: writers
+    /// may hold all other turns while they wait for this work.
     pub(crate) fn name_side_by_side<T: Send>(&self, work: impl Fn(&Turn<'_>) -> T + Sync) -> Vec<T> {
         let task = (Task::Write, "zmove-publish");
         self.0.naming_threads.side_by_side(task, &NEVER, || self.hold_helper(), work)
     }
 
-    /// A turn among those that give names.
+    /// A turn for a thread that gives names.
     pub(crate) fn naming_turn(&self) -> Turn<'_> {
         self.0.naming_threads.turn(Task::Write, &NEVER)
     }
 
-    /// Books a thread that helps others, as long as most descriptors are left to files.
+    /// Books a thread that helps others, as long as most descriptors are left to large files.
     fn hold_helper(&self) -> Option<(Held, Held)> {
         if self.leaves_most_descriptors() { self.hold_thread() } else { None }
     }
@@ -218,20 +219,20 @@ impl Quota {
         self.0.files.used.load(Ordering::Relaxed) <= self.0.files.most() / 4
     }
 
-    /// What the key's journals may take.
+    /// The limits on this key's journals.
     pub(crate) fn room(&self) -> Room {
         *self.0.room.lock()
     }
 
-    /// How many directories each of so many writers of a transfer may keep open, so that those of all
-    /// transfers that the key may have keep half of its descriptors.
+    /// The number of directories that each of so many writers of a transfer may keep open: with as many transfers as
+    /// the key may have, they take half of its descriptors.
     pub(crate) fn directories_each(&self, writers: usize) -> usize {
         let writers = self.0.transfers_max.load(Ordering::Relaxed).saturating_mul(writers);
         self.0.files.max.load(Ordering::Relaxed) / 2 / writers.max(1)
     }
 }
 
-/// What has been flushed gets its name also when the session has ended.
+/// A flag that is never set: what has been flushed gets its name also when the session has ended.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl Book {
@@ -328,7 +329,7 @@ impl Held {
     /// Books more.
     ///
     /// # Errors
-    /// There would be too much; what was booked before stays.
+    /// The limit would be exceeded; what was booked before stays.
     pub(crate) fn grow(&mut self, more: usize) -> Result<(), WireError> {
         if self.gauge.take(more) {
             self.amount += more;
@@ -357,7 +358,7 @@ impl Held {
         self.shrink(self.amount);
     }
 
-    /// How much is booked.
+    /// The amount that is booked.
     pub(crate) fn amount(&self) -> usize {
         self.amount
     }
@@ -391,7 +392,7 @@ mod tests {
         let error = second.hold_file().unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
         assert!(second.hold_thread().is_none());
-        // nobody else notices
+        // Other keys are not affected.
         let stranger = quotas.of(other, &limits);
         drop((
             stranger.hold_memory(100).unwrap(),

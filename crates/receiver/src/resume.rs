@@ -1,4 +1,5 @@
-//! What broken transfers leave, for others to go on from: the parts of large files, and the journals that tell of them.
+//! What broken transfers leave for later ones to resume from: the parts of large files, and the journals that record
+//! them.
 
 pub mod journal;
 pub(crate) mod parts;

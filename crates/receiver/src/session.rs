@@ -1,7 +1,7 @@
 //! One transfer at the receiver: the control connection, and the threads that it starts and stops.
 //!
-//! **Invariant:** when [`run_session`] returns, all its threads have ended, whichever way the transfer went,
-//! and nothing temporary is left but the parts of large files that a journal tells of.
+//! **Invariant:** when [`run_session`] returns, all its threads have ended, whichever way the transfer went, and
+//! nothing temporary is left but the parts of large files that a journal lists.
 
 pub(crate) mod ending;
 pub(crate) mod finish;
@@ -57,15 +57,15 @@ use crate::store::writer::{Job, write_all};
 /// One transfer about to be received; its greeting has been read.
 #[derive(Debug)]
 pub struct Session {
-    /// Which transfer.
+    /// The transfer.
     pub transfer: TransferId,
-    /// The version that the greeting has settled.
+    /// The version agreed on by the greetings.
     pub version: Version,
     /// The control connection.
     pub control: (ControlReader, ControlWriter),
-    /// Its lanes, as they arrive.
+    /// The lanes, as they arrive.
     pub lanes: mpsc::Receiver<Box<dyn LaneSource>>,
-    /// Whose it is: the fingerprint of the peer's key, empty within one process.
+    /// The owner: the fingerprint of the peer's key, empty within one process.
     pub owner: String,
     /// Where the peer may write.
     pub access: WriteAccess,
@@ -119,7 +119,7 @@ pub async fn run_session(
     };
     drop(held);
     let single_name = target.rename.as_ref().map(|(_, to)| TopName(to.clone()));
-    // files of which something is held are only found if they are offered
+    // Files of which groups are held are only found if they are offered.
     let state = if parts.has_earlier() { TargetState::Populated } else { target.state };
     let opened = Opened { state, lanes_max: config.lanes_max, single_name };
     ways.send(&opened.into_message(open.keeping)).await?;
@@ -190,7 +190,7 @@ async fn first_of(stop: impl Future<Output = ()>, turn: &Turn) {
     }
 }
 
-/// Opens the target. The names at its top, of which there may be very many, are of no use after that.
+/// Opens the target. Drops the names at its top, of which there may be very many, since they are of no use after that.
 async fn resolve(
     mut open: Open,
     access: WriteAccess,
@@ -211,9 +211,9 @@ async fn resolve(
 
 /// Outcomes taken in one turn, so that many receipts travel as one message.
 const OUTCOMES_PER_TURN: usize = 1024;
-/// Outcomes that wait for a control connection that does not take them; then the writers wait.
+/// Outcomes that wait for a control connection whose peer does not read; beyond that the writers wait.
 const OUTCOMES_WAITING_MAX: usize = 4096;
-/// How long a peer may take to say what it wants.
+/// How long a peer may take to send its opening.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The threads of one transfer.
@@ -265,7 +265,7 @@ impl SessionThreads {
     ) -> Result<(), SessionError> {
         let lanes = self.lanes.count() + 1;
         if lanes > usize::from(LANES_UNASKED_MAX) {
-            // each lane holds one while it receives
+            // Each lane holds one buffer while it receives.
             transfer.pool.raise((lanes + BUFFERS_BESIDE_LANES).min(self.memory_max));
         }
         let (transfer, queue) = (Arc::clone(transfer), self.queue.clone());
@@ -275,9 +275,9 @@ impl SessionThreads {
         })
     }
 
-    /// The times of the writers once all work is settled, `finishing` after that. A writer books a wait
-    /// when it ends, so what none has booked was waiting. While directories and storage are finished, the
-    /// stage works as a whole.
+    /// The times of the writers once all work is settled and `finishing` has passed. A writer books a wait only when it
+    /// ends, so time that none has booked was waiting. While directories and storage are finished, all writers count as
+    /// busy.
     fn store_times(&self, booked: StageTimes, finishing: Duration) -> StageTimes {
         let busy = booked.busy + finishing * self.writers;
         let waited = (self.started.elapsed() * self.writers).saturating_sub(busy + booked.blocked);
@@ -301,17 +301,17 @@ struct Running {
     transfer: Arc<Transfer>,
     open: Arc<Open>,
     ledger: ReceiverTransfer,
-    /// What there is in the ledger that is still to be sent.
+    /// The memory booked for the ledger's messages that have not been sent.
     unsent: Held,
     report: SessionReport,
     offers: usize,
-    /// Who looks at what is offered.
+    /// The threads that compare offered files with those at the target.
     judging: Workers,
     sessions: EndingSessions,
     owner: String,
-    /// From when on a later session to the same target has to wait.
+    /// Set from when on a later session to the same target has to wait.
     ending: Option<Ending>,
-    /// The last flush, and the times of directories, while that runs.
+    /// The task of the last flush and of the times of directories, while it runs.
     finishing: Option<Finishing>,
     lost: LostLanes,
     mirror: Mirror,
@@ -319,11 +319,11 @@ struct Running {
 }
 
 impl Running {
-    /// Runs until the transfer is finished and said to be.
+    /// Runs until the transfer is finished and `Finished` has been sent.
     async fn drive(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
         loop {
             tokio::select! {
-                // a sender that exchanges lanes dials the new one while the old one ends
+                // A sender that exchanges a lane dials the new one while the old one ends.
                 Some(lane) = self.ways.lanes.recv(), if self.threads.lanes.count() < self.lanes_max => {
                     self.threads.add_lane(&self.transfer, lane)?;
                 }
@@ -367,7 +367,8 @@ impl Running {
         }
     }
 
-    /// What has not come of a lane that is gone is reported; what has come is on its way to its place, or is there.
+    /// Reports the items of a lost lane that have not arrived; those that have are on their way to their place, or
+    /// there.
     fn take_lost(&mut self, items: Vec<u64>) -> Result<(), SessionError> {
         within("lost items", items.len(), ITEMS_OUTSTANDING_MAX)?;
         self.lost.explained();
@@ -412,7 +413,8 @@ impl Running {
         next.map_or(Ok(()), |told| self.take_told(told))
     }
 
-    /// What it takes counts until all that is in the ledger has been sent: the peer may not read.
+    /// Keeps the memory of the outcome booked until all that is in the ledger has been sent, since the peer may not
+    /// read.
     fn take_told(&mut self, Told { outcome, held }: Told) -> Result<(), SessionError> {
         self.unsent.join(held);
         self.take_outcome(outcome)
@@ -425,7 +427,7 @@ impl Running {
                 self.take_settled(StoredItem { item: item.0, mismatch: false, faults })?;
             }
             Outcome::Stored(..) => {}
-            // with the faults that were told when it was stored: the sender counts each once
+            // With the faults that were reported when it was stored: the sender counts each once.
             Outcome::Published(item, faults) if self.version >= Version::V4 => {
                 self.report.faults += failures_of(&faults);
                 self.ledger.published(item.0, known_to(self.version, faults));
@@ -472,7 +474,7 @@ impl Running {
     fn take_settled(&mut self, item: StoredItem) -> Result<(), SessionError> {
         let version = self.version;
         let item = StoredItem { faults: known_to(version, item.faults), ..item };
-        // those of a batch that will be published are counted then
+        // The faults of a batch that will be published are counted at that time.
         let faults = if version < Version::V4 || item.mismatch { failures_of(&item.faults) } else { 0 };
         if self.ledger.settled(item)? {
             self.report.items += 1;
@@ -486,7 +488,7 @@ impl Running {
             return Err(WireError::OutOfOrder { what: "the end before all is removed" }.into());
         }
         self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
-        // what was given up goes before the end
+        // The parts of files that were given up are discarded before the end.
         let judging = std::mem::replace(&mut self.judging, Workers::new(&self.transfer.quota));
         let mut judged = std::pin::pin!(judging.complete());
         loop {
@@ -502,7 +504,7 @@ impl Running {
         let finished = loop {
             tokio::select! {
                 finished = self.finishing.as_mut().expect("set just above") => break finished,
-                // what is published now is told at once: it may be more than waits
+                // What is published now is sent at once, since it may be more than the queue holds.
                 Some(told) = self.outcomes.recv() => self.take_last(told)?,
             }
             self.send_all().await?;
@@ -538,7 +540,7 @@ impl Running {
         Ok(self.ways.send_last(&ToSender::Finished(report)).await?)
     }
 
-    /// Handles a report that comes after all data has arrived: a lane that breaks now is no error.
+    /// Handles an outcome that comes after all data has arrived: a lane that breaks now is no error.
     fn take_last(&mut self, told: Told) -> Result<(), SessionError> {
         if matches!(told.outcome, Outcome::LaneEnded(..)) { Ok(()) } else { self.take_told(told) }
     }
@@ -551,7 +553,7 @@ impl Running {
         Ok(())
     }
 
-    /// Stops everything.
+    /// Ends the session: stops its threads and tasks, and waits for them.
     async fn close(mut self, ended: Result<(), SessionError>) -> Result<SessionReport, SessionError> {
         if ended.is_err() && self.ending.is_none() {
             self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
@@ -562,26 +564,26 @@ impl Running {
         self.ways.lanes.close();
         self.outcomes.close();
         self.threads.lanes.trip();
-        // the peer sees the end of the connection now, and lets go of its lanes
+        // The peer sees the end of the connection now, and closes its lanes.
         drop(self.ways);
         let (threads, transfer, broken) = (self.threads, Arc::clone(&self.transfer), ended.is_err());
         let stopped = move || {
             threads.join(&transfer);
             if broken {
-                // what is whole and can be flushed is kept, before the next session begins
+                // Keep what is whole and can be flushed, before the next session begins.
                 publish_all(&transfer);
                 transfer.drop_overtaken();
             }
         };
         tokio::task::spawn_blocking(stopped).await.expect("neither panics");
         if let Some(finishing) = self.finishing {
-            // broken off while it was waited for; a panic of it has been told, or ends with the session
+            // The wait for it was broken off. It may end as it likes now, in a panic too.
             let _ended = finishing.await;
         }
         self.mirror.end().await;
         self.judging.end().await;
         let (target, journal_trouble) = (self.open.target.clone(), self.transfer.parts.trouble());
-        // the next session finds its parts and journals free
+        // Drop the transfer here, so that the next session finds its parts and journals free.
         let transfer = self.transfer;
         tokio::task::spawn_blocking(move || drop(transfer)).await.expect("nothing that is let go of panics");
         drop(self.ending);
@@ -589,13 +591,13 @@ impl Running {
     }
 }
 
-/// Faults in the words that a peer of that version has.
+/// The faults with codes that a peer of that version knows.
 fn known_to(version: Version, mut faults: Vec<EntryFault>) -> Vec<EntryFault> {
     faults.iter_mut().for_each(|fault| fault.code = fault.code.known_to(version));
     faults
 }
 
-/// A guessed file that is there already is no failure.
+/// The number of failures among these faults: a guessed file that is there already is none.
 fn failures_of(faults: &[EntryFault]) -> u64 {
     faults.iter().filter(|fault| fault.code != FaultCode::AlreadyThere).count() as u64
 }

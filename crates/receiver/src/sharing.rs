@@ -1,10 +1,10 @@
-//! What threads share: state behind a lock, and work that several of them do.
+//! A lock for shared state, and work that several threads share.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// A mutex whose lock is had also when somebody has panicked over it. A panic ends its session, and nothing
-/// here is changed in steps between which a thread could panic and leave what another would misread.
+/// A mutex that is locked also after a thread has panicked while it held it. A panic ends its session, and no change
+/// that is made under a lock here has steps between which a thread could panic and leave a wrong state.
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(Mutex<T>);
 
@@ -26,8 +26,8 @@ impl<T> Lock<T> {
     }
 }
 
-/// Has several threads do the same work until none is left, and returns what each has done: this thread, and
-/// one more for each of `helpers` as long as there can be more. A helper is kept until its thread ends.
+/// Has several threads run `work`, each until none is left, and returns all results: this thread, and one more for each
+/// of `helpers` as long as threads can be started. A helper is kept until its thread ends.
 pub(crate) fn by_several<T: Send, Helper: Send>(
     name: &str,
     helpers: impl Iterator<Item = Helper>,

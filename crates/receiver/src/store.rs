@@ -1,4 +1,4 @@
-//! What comes is written, flushed, and given its name.
+//! The storing of what has been received: written, flushed, and given its name.
 
 pub(crate) mod compare;
 pub(crate) mod failure;

@@ -1,4 +1,4 @@
-//! The account of a push: what was found, moved and refused, where its time went, and what is told of it at the end.
+//! The account of a push: what was found, moved and refused, where its time went, and the report at the end.
 
 pub(crate) mod book;
 pub(crate) mod bottleneck;
@@ -24,23 +24,23 @@ use self::totals::Totals;
 use crate::read::extras::Extras;
 use crate::read::source::{Look, SourceDirectory};
 
-/// Counts what happens to files, and tells the user.
+/// Counts what happens to files, and reports it to the user.
 pub(crate) struct Account {
     pub(crate) totals: Totals,
     pub(crate) observer: Arc<dyn Observer>,
     book: Mutex<Book>,
 }
 
-/// What a receipt is for.
+/// The files and bytes that a receipt is for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moved {
     /// Files that have become whole.
     pub(crate) files: u64,
-    /// All bytes of these files.
+    /// All bytes of the files counted in `files`.
     pub(crate) whole_bytes: u64,
     /// Bytes of any file that were not counted before.
     pub(crate) bytes: u64,
-    /// Those of `bytes` that were shown to the user before.
+    /// The part of `bytes` that was shown to the user before.
     pub(crate) shown: u64,
 }
 
@@ -49,12 +49,12 @@ impl Account {
         Self { totals: Totals::default(), observer, book: Mutex::default() }
     }
 
-    /// What is known of files for longer than this session.
+    /// The book of single files, which lasts longer than this session.
     pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A file was at the target already; it counts as moved if an earlier session has brought it.
+    /// Counts a file that was at the target already; it counts as moved if an earlier session has brought it.
     pub(crate) fn skipped(&self, path: &RelPath, look: Look) {
         let bytes = look.bytes;
         if self.book().confirm_earlier(path, look) {
@@ -64,7 +64,7 @@ impl Account {
         self.observer.on(&Event::Skipped { files: 1, bytes });
     }
 
-    /// Groups of a file of `bytes` came in an earlier transfer.
+    /// Counts the groups of a file of `bytes` that came in an earlier transfer.
     pub(crate) fn resumed(&self, held: &[Option<Cv>], bytes: u64) {
         let there = (0..).zip(held).filter(|(_, cv)| cv.is_some());
         let spans = there.filter_map(|(index, _)| GroupSpan::of(bytes, index));
@@ -73,7 +73,7 @@ impl Account {
         self.observer.on(&Event::Skipped { files: 0, bytes });
     }
 
-    /// The receiver has said that something is at the target.
+    /// Counts what the receiver has confirmed to be at the target.
     pub(crate) fn moved(&self, moved: &Moved) {
         let Moved { files, whole_bytes, bytes, shown } = *moved;
         self.totals.files.add(files);
@@ -82,13 +82,13 @@ impl Account {
         self.show(files, bytes.saturating_sub(shown));
     }
 
-    /// Tells the user what is at the target, whether it has its name or not.
+    /// Shows the user what is at the target, whether it has its name or not.
     pub(crate) fn show(&self, files: u64, bytes: u64) {
         self.totals.bytes_stored.add(bytes);
         self.observer.on(&Event::Stored { files, bytes });
     }
 
-    /// A group of another version at the target is the same.
+    /// Counts a group that another version at the target has as well.
     pub(crate) fn matched(&self, bytes: u64) {
         self.totals.matched.add(bytes);
         self.observer.on(&Event::Skipped { files: 0, bytes });
@@ -148,7 +148,7 @@ impl Account {
         }
     }
 
-    /// Something of the source could not be seen.
+    /// Counts and reports a part of the source that could not be scanned.
     pub(crate) fn fail_scan(&self, error: ScanError) {
         if matches!(error, ScanError::Vanished { .. }) {
             self.totals.vanished.add(1);

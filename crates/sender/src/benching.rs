@@ -1,4 +1,5 @@
-//! What `benches/plan.rs` runs of this crate: entries of a scan become packs and groups, and go through the plan.
+//! The part of this crate that `benches/plan.rs` runs: entries of a scan become packs and groups, and go through the
+//! plan.
 //!
 //! Only with the feature `benching`, which the program is not built with.
 
@@ -14,7 +15,7 @@ use crate::plan::queue::{ENTRIES_WAITING_MAX, FILES_WAITING_MAX};
 use crate::push::config::SenderConfig;
 use crate::read::source::{LargeSource, SourceDirectory};
 
-/// What a reader has taken out of the plan.
+/// The work that a reader has taken out of the plan.
 #[derive(Debug, Default)]
 pub struct Planned {
     packs: Vec<Pack>,

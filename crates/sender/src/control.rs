@@ -1,4 +1,4 @@
-//! The sender's half of the control conversation: from the greeting to the receiver's last word.
+//! The sender's half of the control conversation: from the greeting to the receiver's last message.
 
 pub(crate) mod link;
 pub(crate) mod replies;
@@ -18,7 +18,7 @@ use zmove_wire::{
 
 use crate::error::SessionError;
 
-/// Hears the receiver's greeting. `version` is what it speaks, or the newest that has no name of its own in TLS.
+/// Receives the receiver's greeting. `version` is the receiver's, or the newest that has no name of its own in TLS.
 pub(crate) async fn greeted(
     mut reader: ControlReader,
     version: Version,
@@ -69,7 +69,7 @@ pub(crate) async fn leave(
             }
             ToSender::Waiting(waiting) => {
                 let reason = waiting.text.clone();
-                // sending fails only when the session is over
+                // Sending fails only when the session is over.
                 let _over = waits.send(waiting);
                 let next = timeout_at(due.into(), receive(&mut inbox)).await;
                 next.unwrap_or(Err(SessionError::StillInLine { reason, waited: patience }))?
@@ -84,7 +84,7 @@ pub(crate) async fn leave(
     }
 }
 
-/// What the user is told of a wait.
+/// Reports a wait to the user.
 pub(crate) fn tell_waiting(observer: &dyn Observer, Waiting { ahead, text }: &Waiting) {
     let before = match ahead {
         0 => String::new(),
@@ -98,11 +98,11 @@ pub(crate) async fn receive(inbox: &mut Inbox<ToSender>) -> Result<ToSender, Ses
     Ok(inbox.recv().await.ok_or(ControlError::Closed)??)
 }
 
-/// Where it is told that no more can be said to the receiver.
+/// The channel for the error by which no more can be sent to the receiver.
 pub(crate) type Unsayable = mpsc::Receiver<ControlError>;
 
-/// Writes messages until nobody can send any more, then ends the connection in an orderly way. Apart from the
-/// reading, so that two peers who both have much to say never wait for each other.
+/// Writes messages until all senders are gone, then ends the connection in order. A task of its own, so that two peers
+/// who both have much to send never wait for each other.
 pub(crate) fn write_all(
     writer: ControlWriter,
     outgoing: mpsc::UnboundedReceiver<ToReceiver>,
@@ -110,7 +110,7 @@ pub(crate) fn write_all(
     let (failed, unsayable) = mpsc::channel(1);
     let writing = tokio::spawn(async move {
         if let Err(error) = write(writer, outgoing).await {
-            // sending fails only when the session is over
+            // Sending fails only when the session is over.
             let _over = failed.try_send(error);
         }
     });
@@ -128,8 +128,8 @@ async fn write(
     Ok(())
 }
 
-/// A connection that is lost is often only the first sign of what the receiver has just said: waits a little
-/// for its last word before it is the `error` that ends the session.
+/// Waits a little for the receiver's last message before `error` ends the session: a lost connection is often only the
+/// first sign of what the receiver has just sent.
 pub(crate) async fn explained<T>(
     said: impl Future<Output = Result<T, SessionError>>,
     error: SessionError,
@@ -138,7 +138,7 @@ pub(crate) async fn explained<T>(
 }
 
 const INBOX_MESSAGES_MAX: usize = 8;
-/// A receiver that looks at its target for longer will not come back to it.
+/// The longest wait for `Opened`: a receiver that looks at its target for longer will not come back to it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);

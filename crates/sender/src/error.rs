@@ -1,4 +1,4 @@
-//! Why a whole push ends early.
+//! The errors that end a whole push.
 
 use std::io;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use zmove_wire::{GreetingError, Refusal, RefusalCode, WireError};
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// The receiver will not take the transfer.
+    /// The receiver refuses the transfer.
     #[error("receiver: {}", .0.text)]
     Refused(Refusal),
-    /// The receiver has had no room for the transfer for as long as it was to be waited for.
+    /// The receiver has had no room for the transfer for as long as the sender was to wait.
     #[error("receiver: {reason}; its turn has not come within {} s", waited.as_secs_f64())]
     StillInLine {
-        /// What it was waited for.
+        /// The reason for the wait, in the receiver's words.
         reason: String,
-        /// How long.
+        /// The time waited.
         waited: Duration,
     },
     /// The peer broke the protocol.
@@ -40,13 +40,13 @@ pub enum SessionError {
     /// A lane ended in mid-transfer.
     #[error("{0}")]
     Lane(#[from] LaneError),
-    /// The user stopped it.
+    /// The user stopped the push.
     #[error("interrupted")]
     Interrupted,
     /// No lane could be set up.
     #[error("no data lane could be set up")]
     NoLane,
-    /// The receiver has not said in time whether it takes the transfer.
+    /// The receiver has not answered the opening in time.
     #[error("the receiver does not answer")]
     Silent,
     /// The manifest could not be written.
@@ -64,8 +64,8 @@ impl SessionError {
         matches!(self, Self::Refused(refusal) if refusal.code == RefusalCode::Full)
     }
 
-    /// Whether connections were lost, or never came about, so that another session may come to its end without anybody
-    /// changing a setting. What came and makes no sense, or does not authenticate, is no such thing.
+    /// Whether connections were lost, or never came about, so that another session may succeed without a change of
+    /// settings. A message that makes no sense, or does not authenticate, is no such thing.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {

@@ -1,8 +1,10 @@
-//! The sending role: scan, plan, read, hash, send; and keep account until the receiver has said what became of it all.
+//! The sending role: scan, plan, read, hash, send; and keep account until the receiver has reported what became of it
+//! all.
 //!
-//! [`Push::start`] begins the scan at once; [`Push::run`] sends over whatever control connection and lanes it is given.
-//! **Invariant:** a file counts as done only when the receiver says so, and the last group of a large file leaves only
-//! after the source was seen unchanged, so that a file that changed under the copy never becomes whole at the target.
+//! [`Push::start`] begins the scan at once; [`Push::run`] sends over the control connection and lanes it is given.
+//! **Invariant:** a file counts as done only when the receiver confirms it, and the last group of a large file leaves
+//! only after the source was seen unchanged, so that a file that changed during the copy never becomes whole at the
+//! target.
 
 mod account;
 #[cfg(feature = "benching")]

@@ -1,17 +1,15 @@
-//! `--delete`: when all has been sent and settled, the sources are walked again, names only, and what is at
-//! the target below them and not in them goes. The planner calls it at its end, which is not announced until
+//! `--delete`: when all has been sent and settled, the sources are walked again, names only, and entries that the
+//! target has below them and they do not are removed. The planner calls it at its end, which is not announced until
 //! this is done.
 //!
-//! One thread walks the sources ([`Listings`]), so that no names need be kept from the first walk, and the
-//! receiver holds the names against its directories. Of these the sender has one directory's at a time; the
-//! receiver has those of the messages that are under way and of as many answers. The names that are to go
-//! ([`Doom`]) are held until the walk has ended well. They are bounded; if there are more, another round
-//! follows.
+//! One thread walks the sources ([`Listings`]), so that no names need be kept from the first walk, and the receiver
+//! compares the names with its directories. Of these the sender has one directory's at a time; the receiver has those
+//! of the messages that are under way and of as many answers. The names that are to be removed ([`Doom`]) are held
+//! until the walk has ended well. They are bounded; if there are more, another round follows.
 //!
-//! Only directories that the push owns are mirrored: those below a source that is a directory, and the target
-//! itself where a source's contents go into it. Where nothing of the sources was at the target there is
-//! nothing to compare. An entry that the push itself has made, and the source has lost since, goes with the
-//! next run.
+//! Only directories that the push owns are mirrored: those below a source that is a directory, and the target itself
+//! where a source's contents go into it. Where nothing of the sources was at the target there is nothing to compare. An
+//! entry that the push itself has made, and the source has lost since, is removed by the next run.
 //!
 //! An entry that has another name at this walk than at the first has not been sent, and its copy under the
 //! old name may be the only one. So entries at the target alone stay, for this run, where the source's
@@ -20,12 +18,11 @@
 //! A removal that the sender has asked for counts as done, also for the next session when the connection is
 //! lost before the answer.
 //!
-//! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all
-//! files of them that were to be sent are at the target; and when any of it could not be read or stored,
-//! nothing at all, unless the user has said so. Directories that could not be listed are left alone then too,
-//! and so are entries that rules leave out of the push. Nothing is removed either when a source is another
-//! directory than the one that was pushed, or something that was mounted in it is gone; nor from a directory
-//! whose source has changed since the push began.
+//! **Invariant:** nothing is asked to be removed before all names of all sources have been read, and all files of them
+//! that were to be sent are at the target; and when any of it could not be read or stored, nothing at all, unless the
+//! user asks for it. Directories that could not be listed are left alone then too, and so are entries that rules leave
+//! out of the push. Nothing is removed either when a source is another directory than the one that was pushed, or
+//! something that was mounted in it is gone; nor from a directory whose source has changed since the push began.
 
 mod doomed;
 
@@ -51,36 +48,36 @@ use crate::account::failure::FileError;
 use crate::plan::gathered::MessageLoad;
 use crate::push::session::Session;
 
-/// What is mirrored.
+/// The settings of a mirror.
 #[derive(Clone, Debug)]
 pub(crate) struct Mirror {
     pub(crate) roots: Vec<ScanRoot>,
-    /// What it leaves out by its name is not removed.
+    /// The rules: an entry that they leave out by its name is not removed.
     pub(crate) selection: Option<Arc<Selection>>,
     pub(crate) file_systems: FileSystems,
-    /// What the first walk has found.
+    /// The identity of the sources as the first walk found them.
     pub(crate) identity: Arc<SourceIdentity>,
     pub(crate) removals: Removals,
     pub(crate) purpose: Purpose,
 }
 
-/// What may go of what is at the target alone.
+/// Which entries that are at the target alone may be removed.
 #[derive(Clone, Debug, Default)]
 pub struct Removals {
-    /// What a part of the source that is not at the target means for it.
+    /// Whether entries are removed when a part of the source is not at the target.
     pub after_errors: AfterErrors,
-    /// The most files and directories that go. Default: any number. The deepest go first, and what is over stays.
+    /// The most files and directories that are removed. Default: any number. The deepest go first, and the rest stays.
     pub entries_max: Option<u64>,
-    /// Who is asked before anything goes. Default: nobody.
+    /// The guard that is asked before anything is removed. Default: none.
     pub guard: Option<Arc<dyn Guard>>,
-    /// Directories that this program itself changes during the push, and that may lie in the sources: that they have
-    /// changed says nothing.
+    /// Directories that this program itself changes during the push, and that may lie in the sources: a change of
+    /// theirs does not count.
     pub own_directories: Vec<FileNumber>,
 }
 
-/// Somebody who may object to removals, because of what has happened since the push began.
+/// A guard that may object to removals, because of what has happened since the push began.
 pub trait Guard: fmt::Debug + Send + Sync {
-    /// Why nothing may be removed, if so.
+    /// The reason why nothing may be removed, if there is one.
     fn objection(&self) -> Option<String>;
 }
 
@@ -94,7 +91,7 @@ pub enum AfterErrors {
     Remove,
 }
 
-/// Makes the target a mirror of the sources; `answers` are what the receiver says of names there.
+/// Makes the target a mirror of the sources; `answers` are the receiver's answers about names there.
 pub(crate) fn run(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) {
     run_rounds(session, answers, mirror);
     let kept = session.account.totals.kept_by_change.get();
@@ -116,7 +113,7 @@ fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) 
         if !round.walk() {
             return;
         }
-        // large files get their names after they are settled
+        // Large files get their names after they are settled.
         round.wait_until(|round| {
             round.mirror.purpose == Purpose::Preview || session.account.totals.are_files_told()
         });
@@ -149,7 +146,7 @@ fn run_rounds(session: &Session, answers: &Receiver<ToSender>, mirror: &Mirror) 
     }
 }
 
-/// Whether nothing may be removed; says so then.
+/// Whether nothing may be removed; reports that.
 fn stays(account: &Account, mirror: &Mirror) -> bool {
     let unread = account.totals.source_errors();
     let errors = unread + account.totals.unplaced.get();
@@ -167,21 +164,21 @@ fn stays(account: &Account, mirror: &Mirror) -> bool {
     true
 }
 
-/// One walk, and what it leads to.
+/// One walk of the sources, and the removals that it leads to.
 struct Round<'a> {
     session: &'a Session,
-    /// What the receiver says of names at the target.
+    /// The receiver's answers about names at the target.
     answers: &'a Receiver<ToSender>,
     mirror: &'a Mirror,
     next: u64,
     gathered: Vec<KeptRange>,
-    /// What they are about.
+    /// The kind of directories that `gathered` is about.
     whereabouts: Whereabouts,
     load: MessageLoad,
     outstanding: HashMap<u64, Question>,
     removing: usize,
     doom: Doom,
-    /// More is to be removed than can be held: another round does the rest.
+    /// Whether more is to be removed than can be held: another round does the rest.
     full: bool,
 }
 
@@ -190,9 +187,10 @@ struct Question {
     whereabouts: Whereabouts,
 }
 
-/// Small messages keep both sides busy; only a large directory fills one to its limit.
+/// The most names that are gathered for a message: small ones keep both sides busy, and only a large directory fills
+/// one to its limit.
 const GATHERED_NAMES_MAX: usize = 4096;
-/// See [`GATHERED_NAMES_MAX`].
+/// The most directories that are gathered for a message; see [`GATHERED_NAMES_MAX`].
 const GATHERED_RANGES_MAX: usize = 1024;
 const PATIENCE: Duration = Duration::from_millis(20);
 
@@ -213,12 +211,13 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Lists all sources and asks what else is at the target; says whether they are what was pushed.
+    /// Lists all sources and asks for other names at the target; returns whether the sources are those that were
+    /// pushed.
     fn walk(&mut self) -> bool {
         let mut are_those_pushed = true;
-        // each round finds it anew
+        // Each round counts them anew.
         self.session.account.totals.kept_by_change.set(0);
-        // what could not be read has been told by the first walk
+        // The first walk has reported what could not be read.
         let told = self.session.account.totals.scan_errors.get() > 0;
         let Mirror { roots, selection, file_systems, identity, .. } = self.mirror;
         let listings = Listings::of(roots, selection.clone(), *file_systems, Arc::clone(identity));
@@ -244,7 +243,7 @@ impl<'a> Round<'a> {
         are_those_pushed
     }
 
-    /// Until all questions are answered, also those about doomed directories.
+    /// Waits until all questions are answered, also those about doomed directories.
     fn settle(&mut self) {
         self.ask();
         while !self.session.in_flight.is_stopping()
@@ -301,7 +300,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Asks about what has been gathered, when few enough questions are open.
+    /// Sends the gathered question, when few enough questions are open.
     fn ask(&mut self) {
         if self.gathered.is_empty() {
             return;
@@ -356,7 +355,7 @@ impl<'a> Round<'a> {
             }
         }
         for extra in names {
-            // only what was asked about
+            // Names that were not asked about are ignored.
             let asked = ranges.get(extra.range as usize).filter(|range| range.is_extra(&extra.name.0));
             if let Some(range) = asked {
                 let form = if extra.directory { EntryForm::Directory } else { EntryForm::File };
@@ -379,8 +378,8 @@ impl<'a> Round<'a> {
         self.send(first.into_iter().chain(ranges).collect(), whereabouts);
     }
 
-    /// What is doomed, as much of it as may still go in this run. It counts as gone from now on: should the
-    /// connection be lost nobody knows what has gone.
+    /// Takes as many doomed entries as may still be removed in this run. They count as removed from now on: should the
+    /// connection be lost, it is not known which are.
     fn take_doomed(&mut self) -> Vec<Doomed> {
         let totals = &self.session.account.totals;
         let before = totals.doomed.get();
@@ -392,7 +391,7 @@ impl<'a> Round<'a> {
         doomed
     }
 
-    /// Has removed what is doomed, or tells what would be.
+    /// Has the doomed entries removed, or reports which would be.
     fn let_go(mut self) {
         if self.mirror.purpose == Purpose::Preview {
             return self.list();

@@ -1,4 +1,4 @@
-//! What is to be sent: the entries of the scan become packs and groups, as far as the target needs them.
+//! The plan of what is sent: the entries of the scan become packs and groups, as far as the target needs them.
 
 pub(crate) mod gathered;
 pub(crate) mod guess;

@@ -1,12 +1,12 @@
-//! A push that only tells what it would do: asks the receiver about everything that the scan finds. It has a
-//! path of its own on both sides, from the first message on, none of which can write; so nothing has to be
-//! left out anywhere else.
+//! A push that only reports what it would do: asks the receiver about everything that the scan finds. It has code of
+//! its own on both sides, from the first message on, none of which can write; so nothing has to be left out anywhere
+//! else.
 //!
-//! The scan runs as always. Its entries are asked about many at a time, with several inquiries under way
-//! (`survey`), and lines are told as the answers come.
+//! The scan runs as always. Its entries are asked about many at a time, with several inquiries under way (`survey`),
+//! and lines are printed as the answers come.
 //!
-//! **Invariant:** no data leaves, and no message that would change anything at the target. A preview whose
-//! connections are lost ends: another session would tell all of it again.
+//! **Invariant:** no data leaves, and no message that would change anything at the target. A preview whose connections
+//! are lost ends: another session would print all of it again.
 
 mod survey;
 
@@ -32,7 +32,7 @@ use crate::push::threads::Threads;
 use crate::read::extras::Extras;
 use crate::send::lane_set::end_unused;
 
-/// Asks about everything over `link`, and tells `observer` what would be done.
+/// Asks about everything over `link`, and reports to `observer` what would be done.
 pub(crate) async fn run(
     push: Push,
     run: &mut Run,
@@ -62,7 +62,7 @@ pub(crate) async fn run(
         threads.spawn("zmove-plan".into(), survey).map_err(SessionError::Thread)?;
         loop {
             tokio::select! {
-                // nothing was to go over one that did not come up
+                // A lane that did not come up does not matter, since nothing was to go over it.
                 Some(lane) = lanes.recv() => lane.into_iter().for_each(end_unused),
                 Some(broken) = broken.recv() => return Err(broken.error.into()),
                 Some(error) = unsayable.recv() => {
@@ -85,7 +85,7 @@ pub(crate) async fn run(
         writer.abort();
     }
     let elapsed = started.elapsed();
-    // the planner waits for replies no more
+    // From here on the planner waits for no more replies.
     drop(receipts);
     let joined = tokio::task::spawn_blocking(move || threads.join()).await;
     joined.expect("a preview's thread does not panic");
@@ -103,7 +103,7 @@ pub(crate) async fn run(
     Ok(summary)
 }
 
-/// Waits for leave, and tells of each wait.
+/// Waits for `Opened`, and reports each wait.
 async fn leave(
     greeted: impl Future<Output = Result<Inbox<ToSender>, SessionError>>,
     patience: Duration,

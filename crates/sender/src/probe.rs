@@ -1,15 +1,14 @@
 //! A measurement of the path: round by round some lanes carry bytes from memory, which the receiver counts
 //! and throws away. `zmove probe` runs it.
 //!
-//! All rates are differences of two samples on the receiver's clock, so neither socket buffers nor the wait
-//! for an answer count as carried. The beginning of a round, in which windows grow, is told apart. Each round
-//! has lanes of its own, dialled anew as a push would have them: the counters of their connections
-//! (`TCP_INFO`) are those of the round, and no lane begins with a window that another has grown. A frame of
-//! filler is hashed at both ends and sealed like a chunk, so it costs the CPU time that a push without
-//! storage costs.
+//! All rates are differences of two samples on the receiver's clock, so neither socket buffers nor the wait for an
+//! answer count as carried. The beginning of a round, in which windows grow, is reported separately. Each round has
+//! lanes of its own, dialled anew as a push would have them: the counters of their connections (`TCP_INFO`) are those
+//! of the round, and no lane begins with a window that another has grown. A frame of filler is hashed at both ends and
+//! sealed like a chunk, so it costs the CPU time that a push without storage costs.
 //!
-//! **Invariant:** nothing is said to a receiver whose version does not know probes but a greeting; and when
-//! [`probe`] returns its threads have ended.
+//! **Invariant:** a receiver whose version does not know probes is sent nothing but a greeting; and when [`probe`]
+//! returns its threads have ended.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -35,12 +34,12 @@ mod report;
 use fillers::{Fillers, send_one};
 pub use report::{Carried, ProbeReport, Round, RoundTrips};
 
-/// What a probe is told.
+/// The settings of a probe.
 #[derive(Clone, Debug)]
 pub struct ProbeConfig {
     /// A directory that this side may write below, as the user wrote it; empty for the first root.
     pub target: Vec<u8>,
-    /// One round for each number of lanes; more than the receiver takes are as many as it takes.
+    /// The numbers of lanes, one round for each; the most that the receiver takes replaces a larger one.
     pub lanes: Vec<u16>,
     /// How long each round is measured once its windows have grown, for [`RAMP_MIN`] or [`RAMP_ROUND_TRIPS`].
     pub time: Duration,
@@ -50,20 +49,20 @@ pub struct ProbeConfig {
     pub started: Instant,
 }
 
-/// What it tells while it runs.
+/// A report of a probe while it runs.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ProbeEvent {
-    /// So many lanes are measured.
+    /// A round with so many lanes begins.
     Lanes(u16),
     /// A round is over.
     Measured(Box<Round>),
-    /// The target's storage is swept.
+    /// The sweep of the target's storage begins.
     Sweeping,
 }
 
-/// Measures over `link`, whose supply gives, for each number that is asked of it, so many lanes of a set of their
-/// own; one lane is on its way already.
+/// Measures over `link`. For each number that is asked of its supply, that gives so many lanes of a set of their own;
+/// one lane is on its way already.
 ///
 /// # Errors
 /// [`SessionError`] when it did not come to its end, [`SessionError::Interrupted`] once `stop` resolves.
@@ -90,7 +89,7 @@ async fn run(
     writer.send(&greeting).await?;
     let greeted = async {
         let mut reader = reader;
-        // a receiver that knows no probes is not asked for one
+        // A receiver that knows no probes is not asked for one.
         let greeting = reader.greeting().await?;
         greeting.agree_on(Version::V2)?;
         let version = greeting.agree_within(link.version)?;
@@ -99,7 +98,7 @@ async fn run(
             overwrite: Overwrite::Nothing,
             ..Open::new(config.target.clone(), link.transfer.0)
         };
-        // a receiver that refuses need not have listened: its answer says why
+        // A receiver that refuses need not have read the opening: its answer has the reason.
         let _refused_early = writer.send(&encode_message(&open.into_message(version))).await;
         Ok(inbox(reader))
     };
@@ -145,15 +144,15 @@ struct Probing {
     broken_in: mpsc::UnboundedSender<LaneError>,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     more: Option<mpsc::UnboundedSender<u16>>,
-    /// Of all rounds.
+    /// The number of lanes that have ended, over all rounds.
     lanes_ended: u32,
-    /// The shortest that was seen.
+    /// The shortest round trip seen.
     round_trip: Duration,
 }
 
 impl Probing {
-    /// Sends the first byte at once, and then looks how long a round trip takes while nothing else is under way.
-    /// Returns when the receiver had that byte, after `started`.
+    /// Sends the first byte at once, and then measures the round trip while nothing else is under way. Returns when the
+    /// receiver had that byte, after `started`.
     async fn begin(&mut self, started: Instant) -> Result<(Duration, RoundTrips), SessionError> {
         let first = self.lanes(1).await?.swap_remove(0);
         tokio::task::spawn_blocking(move || send_one(first)).await.expect("it does not panic")?;
@@ -170,7 +169,7 @@ impl Probing {
         Ok((best.first_byte(started), RoundTrips::of(&seen)))
     }
 
-    /// As many lanes, of a set of their own.
+    /// Waits for so many lanes, a set of their own.
     async fn lanes(&mut self, count: u16) -> Result<Vec<Box<dyn LaneSink>>, SessionError> {
         let mut lanes = Vec::with_capacity(usize::from(count));
         while lanes.len() < usize::from(count) {
@@ -209,7 +208,7 @@ impl Probing {
         self.lanes_ended += u32::from(round.lanes);
         self.sample(Moment::Ended(self.lanes_ended)).await?;
         round.path = PathReport::gather(fillers.probes.iter());
-        // all that was sent has arrived: the threads have nothing left to wait for
+        // All that was sent has arrived: the threads have nothing left to wait for.
         drop(fillers);
         Ok(round)
     }
@@ -257,7 +256,7 @@ impl Probing {
         }
     }
 
-    /// A lane that the receiver has broken off is told by what it says of it.
+    /// The error for a broken lane: the receiver's refusal, if it broke the lane off.
     async fn why(&mut self, error: LaneError) -> SessionError {
         let said = async {
             loop {
@@ -290,7 +289,8 @@ struct Ping {
 }
 
 impl Ping {
-    /// How long after `started` the receiver had the first frame: it has answered half a round trip after it was asked.
+    /// The time from `started` until the receiver had the first frame: it has answered half a round trip after it was
+    /// asked.
     fn first_byte(&self, started: Instant) -> Duration {
         let Sampled { clock_us, first_us, .. } = self.sampled;
         let ago = Duration::from_micros(clock_us.saturating_sub(first_us.unwrap_or(clock_us)));
@@ -298,13 +298,13 @@ impl Ping {
     }
 }
 
-/// A round's windows grow for so long at least.
+/// The least time for which a round's windows grow.
 pub const RAMP_MIN: Duration = Duration::from_secs(1);
-/// And for so many round trips.
+/// The least number of round trips for which a round's windows grow.
 pub const RAMP_ROUND_TRIPS: u32 = 10;
 const PING_EVERY: Duration = Duration::from_millis(200);
 const PINGS_MIN: usize = 5;
 const PINGS_MAX: usize = 20;
 const PINGS_TIME: Duration = Duration::from_millis(500);
-/// Beyond its own time: what was written is removed.
+/// The wait for a sweep beyond its own time, in which what was written is removed.
 const SWEEP_PATIENCE: Duration = Duration::from_secs(60);

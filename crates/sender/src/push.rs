@@ -46,8 +46,8 @@ impl Push {
     /// Sends everything over `link`, as one session of `run`.
     ///
     /// # Errors
-    /// [`SessionError`] when the push did not come to its end, [`SessionError::Interrupted`] once `stop` resolves. What
-    /// failed of single files is told to `observer` and counted in the summary.
+    /// [`SessionError`] when the push did not come to its end, [`SessionError::Interrupted`] once `stop` resolves.
+    /// Failures of single files are reported to `observer` and counted in the summary.
     pub async fn run(
         self,
         run: &mut Run,
@@ -96,7 +96,7 @@ impl Push {
 /// A push under way.
 struct Running<'a> {
     run: &'a mut Run,
-    /// None until the receiver has given leave.
+    /// `None` until the receiver has opened the transfer.
     inbox: Option<Inbox<ToSender>>,
     heard: Heard,
     writer: tokio::task::JoinHandle<()>,
@@ -104,7 +104,8 @@ struct Running<'a> {
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     lanes_open: bool,
     steering: Steering,
-    /// Nothing goes out in clear before the receiver has agreed to that.
+    /// Whether lanes may send before the receiver has opened the transfer: lanes in clear may not, before it agrees to
+    /// that.
     lanes_early: bool,
     lanes_max: u16,
     /// The version that the receiver speaks.
@@ -114,7 +115,7 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Runs until the receiver has said its last word.
+    /// Runs until the receiver's last message.
     async fn drive(&mut self, reader: ControlReader) -> Result<Finished, SessionError> {
         let (inbox, Leave { opened, kept }) = self.await_leave(reader).await?;
         let Session { account, extras, .. } = &*self.pipeline.session;
@@ -124,7 +125,7 @@ impl Running<'_> {
         self.need_lanes()?;
         self.lanes_max = opened.lanes_max;
         self.pipeline.session.account.book().single_name = opened.single_name.map(|name| name.0);
-        // the planner has gone only when the session is being stopped
+        // The planner has gone only when the session is being stopped.
         let _stopping = self.receipts.reply_sender.state.send(opened.state);
         self.steering.begin(&self.pipeline.config, self.lanes_max);
         let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
@@ -170,7 +171,7 @@ impl Running<'_> {
         }
     }
 
-    /// Tells that connections are good for something, the first time that this is seen.
+    /// Reports once that the receiver has answered to something that was sent.
     fn note_answer(&mut self, message: &ToSender) {
         if self.heard < Heard::Answer && !matches!(message, ToSender::Refused(_)) {
             self.heard = Heard::Answer;
@@ -182,7 +183,7 @@ impl Running<'_> {
         self.pipeline.session.account.observer.on(&Event::Sampled(self.sample()));
     }
 
-    /// How far each stage is, over all sessions.
+    /// The progress of each stage, over all sessions.
     fn sample(&self) -> Sample {
         let Pipeline { session, lane_set, .. } = &self.pipeline;
         let Session { account, in_flight, queue, .. } = &**session;
@@ -215,7 +216,7 @@ impl Running<'_> {
             let room = self.lanes_early && self.pipeline.lane_set.lanes_up() < usize::from(self.lanes_max);
             tokio::select! {
                 left = &mut leave => {
-                    // a turn that came at once
+                    // The notice of a wait may have come together with the turn.
                     if let Ok(waiting) = waits.try_recv() {
                         self.stand_in_line(&waiting);
                         in_line = true;
@@ -230,21 +231,22 @@ impl Running<'_> {
                     in_line = true;
                 }
                 lane = self.lanes.recv(), if self.lanes_open && (room || in_line) => {
-                    // one that came up in vain is closed by the receiver, too
+                    // The receiver closes a lane that came up in vain, too.
                     self.take_lane(lane, if in_line { 0 } else { self.lanes_max });
                 }
             }
         }
     }
 
-    /// The receiver takes no lanes yet: what those had goes by others, which are dialled when the turn has come.
+    /// Gives up the lanes, since the receiver takes none yet: what they had is sent by others, which are dialled when
+    /// the turn has come.
     fn stand_in_line(&mut self, waiting: &Waiting) {
         control::tell_waiting(&*self.pipeline.session.account.observer, waiting);
         self.pipeline.lane_set.give_up_lanes();
         self.pipeline.tidy();
     }
 
-    /// Starts a lane, unless `most` are up. One that does not come up is no loss while others do.
+    /// Starts a lane, unless `most` are up. A lane that does not come up does not matter while others do.
     fn take_lane(&mut self, lane: Option<Result<Box<dyn LaneSink>, LaneError>>, most: u16) {
         self.steering.lane_came();
         match lane {
@@ -260,7 +262,7 @@ impl Running<'_> {
         }
     }
 
-    /// Without lanes, and with none to come, nothing will move.
+    /// Fails where there are no lanes and none are to come: nothing would be sent.
     fn need_lanes(&mut self) -> Result<(), SessionError> {
         if self.steering.lanes_to_come(self.lanes_open) || self.pipeline.lane_set.lanes_up() > 0 {
             return Ok(());
@@ -268,8 +270,8 @@ impl Running<'_> {
         Err(self.pipeline.lane_set.last_error.take().map_or(SessionError::NoLane, SessionError::Lane))
     }
 
-    /// Goes on without a lane whose connection is lost, while there are others: what it had goes by them. Returns why
-    /// that cannot be.
+    /// Goes on without a lane whose connection is lost, while there are others: what it had is sent by them. Returns
+    /// the error where that is not possible.
     fn lose_lane(&mut self, Broken { lane, error }: Broken) -> Option<LaneError> {
         let Some(lane) = lane.filter(|_| error.is_lost()) else { return Some(error) };
         self.pipeline.lane_set.lose_lane(lane);
@@ -284,22 +286,23 @@ impl Running<'_> {
         None
     }
 
-    /// Hears what the receiver still says after a connection was lost.
+    /// Takes what the receiver still sends after a connection was lost.
     async fn explain(&mut self, error: SessionError) -> Result<Finished, SessionError> {
         let inbox = self.inbox.as_mut().expect("leave comes with the inbox");
         control::explained(self.receipts.take_rest(inbox), error).await
     }
 
-    /// Breaks the lanes after a bad end. After a good one they end by themselves, unless nobody reads them.
+    /// Breaks the lanes after a bad end. After a good one they end by themselves, unless the receiver does not read
+    /// them.
     fn end_lanes(&self, ended: &Result<Finished, SessionError>) {
         let Pipeline { lane_set, session, .. } = &self.pipeline;
         let breakers = lane_set.breakers();
         if ended.is_err() {
             return breakers.iter().for_each(LaneBreaker::trip);
         }
-        // another lane has brought what these may still hold
+        // Another lane has brought what these may still hold.
         lane_set.break_lanes(&session.in_flight.lanes_with_copies());
-        // a receiver that says all is done and yet does not read its lanes is not waited for
+        // Do not wait for ever for a receiver that has sent `Finished` and yet does not read its lanes.
         tokio::spawn(async move {
             tokio::time::sleep(GOODBYE_TIMEOUT).await;
             breakers.iter().for_each(LaneBreaker::trip);
@@ -320,11 +323,11 @@ impl Running<'_> {
         run.earlier.reached = reached;
         if ended.is_err() {
             self.writer.abort();
-            // the peer sees the end of the connection now, and lets go of its lanes
+            // The peer sees the end of the connection now, and closes its lanes.
             drop(self.inbox);
         }
         let Receipts { paced, times_beyond_range, .. } = self.receipts;
-        // the planner waits for replies no more
+        // From here on the planner waits for no more replies.
         drop(self.receipts);
         let pipeline = self.pipeline;
         let reading = Reading::take(&pipeline);
@@ -337,13 +340,13 @@ impl Running<'_> {
         let manifest = account.book().manifest.take();
         let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
         let Earlier { files, bytes, partial_bytes, removed, resent, repeated, .. } = run.earlier;
-        // what this session has gone on with and another of this run has brought
+        // The part of what this session has resumed that another session of this run has brought.
         let resumed = account.totals.resumed.get();
         let resumed_own = resumed.min(partial_bytes);
         let summary = Summary {
             files: files + account.totals.files.get(),
             bytes: bytes + account.totals.bytes.get() + resumed_own,
-            // what this run has moved before was there for its last session
+            // Files that this run has moved before were found equal by its last session.
             skipped: account.totals.skipped.get().saturating_sub(files),
             bytes_resumed: resumed - resumed_own,
             resent: resent + account.totals.resent.get(),
@@ -366,14 +369,15 @@ impl Running<'_> {
             left_out,
             ..account.totals.summary()
         };
-        // the last hold on the queue of messages: the writer says goodbye, which changes nothing if nobody hears it
+        // The last sender of the queue of messages: the writer ends the connection now, whether the peer notices or
+        // not.
         drop(session);
         let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, self.writer).await;
         Ok(summary)
     }
 }
 
-/// Leaves to `run` what the next session has to know of one that broke off.
+/// Leaves in `run` what the next session has to know about one that broke off.
 fn leave(session: &Session, lanes: usize, run: &mut Run) {
     let Session { account, in_flight, timeline, .. } = session;
     let mut book = std::mem::take(&mut *account.book());
@@ -386,7 +390,7 @@ fn leave(session: &Session, lanes: usize, run: &mut Run) {
     run.earlier.add(&account.totals, lanes, timeline.first_byte());
 }
 
-/// Waits until the next sample is to be reported; without end if no samples were asked for.
+/// Waits until the next sample is to be reported; for ever if no samples were asked for.
 async fn next(samples: &mut Option<tokio::time::Interval>) {
     match samples {
         Some(samples) => drop(samples.tick().await),
@@ -399,7 +403,7 @@ async fn hear(inbox: &mut Option<Inbox<ToSender>>) -> Result<ToSender, SessionEr
     control::receive(inbox.as_mut().expect("leave comes with the inbox")).await
 }
 
-/// How often it is decided what the push should have; see [`tune`](crate::tune).
+/// How often to decide what the push should have; see [`tune`](crate::tune).
 const STEERING_INTERVAL: Duration = Duration::from_millis(250);
 /// A part of a long round trip; asking a lane takes a microsecond.
 const COUNTING_INTERVAL: Duration = Duration::from_millis(25);

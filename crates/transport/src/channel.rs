@@ -1,10 +1,9 @@
 //! A connection by whichever transport reaches the other host, and the two ways to come by one.
 //!
-//! A channel has one peer, one key and one stream of bytes. The greeting, the messages and the frames on it,
-//! who may say what, and how lanes are made of it do not depend on the transport.
+//! A channel has one peer, one key and one stream of bytes. The greeting, the messages and the frames on it, who may
+//! send what, and how lanes are made of it do not depend on the transport.
 //!
-//! **Invariant:** all connections of one [`ChannelDialler`] use one transport, for that is what the user is
-//! told.
+//! **Invariant:** all connections of one [`ChannelDialler`] use one transport, which is the one reported to the user.
 
 use std::io;
 use std::net::SocketAddr;
@@ -33,12 +32,12 @@ pub use dialler::{ChannelDialler, Reach, TransportChoice};
 pub use listener::{Incoming, Listener};
 pub use sockets::Inherited;
 
-/// Who a peer is: the key that it has proved to hold, and what else says who holds it.
+/// The claim of a peer: the key that it has proved to hold, and the certificates for that key.
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// The key.
     pub key: Fingerprint,
-    /// The certificates that the peer has shown, that of its key first.
+    /// The certificates that the peer has shown; its own is the first.
     pub(crate) chain: Vec<CertificateDer<'static>>,
 }
 
@@ -69,7 +68,7 @@ impl Channel {
         Self { established, receive_rate: SharedRate::default() }
     }
 
-    /// What carries it.
+    /// The transport that carries the channel.
     #[must_use]
     pub const fn transport(&self) -> Transport {
         match &self.established {
@@ -87,7 +86,7 @@ impl Channel {
         }
     }
 
-    /// The newest version of the protocol that may be spoken on it, as TLS has agreed; which one is, the greetings say.
+    /// The newest version of the protocol that may be spoken, as TLS has negotiated it; the greetings settle on one.
     #[must_use]
     pub const fn version(&self) -> Version {
         match &self.established {
@@ -102,7 +101,7 @@ impl Channel {
         Claim { key: self.peer(), chain: self.certificates() }
     }
 
-    /// The certificates that the peer has shown, that of its key first.
+    /// The certificates that the peer has shown; its own is the first.
     fn certificates(&self) -> Vec<CertificateDer<'static>> {
         match &self.established {
             Established::Tcp(connection) => {
@@ -121,7 +120,7 @@ impl Channel {
         }
     }
 
-    /// The round trip as the handshake has shown it.
+    /// The round trip measured by the handshake.
     #[must_use]
     pub fn round_trip(&self) -> Duration {
         match &self.established {
@@ -140,7 +139,8 @@ impl Channel {
         }
     }
 
-    /// Whether the peer has ended the connection, or it is lost, as far as the kernel tells; nothing is read for it.
+    /// Whether the peer has ended the connection, or it is lost, as far as the kernel reports; nothing is read for
+    /// that.
     #[must_use]
     pub fn is_ended(&self) -> bool {
         match &self.established {
@@ -168,10 +168,10 @@ impl Channel {
         self.receive_rate = rate;
     }
 
-    /// Goes on as the sending end of one of `lanes` lanes, after a greeting that has been flushed.
+    /// Turns this into the sending end of one of `lanes` lanes, after a greeting that has been flushed.
     ///
     /// # Errors
-    /// [`LaneError`] when the connection has ended already, or cannot go on in this way.
+    /// [`LaneError`] when the connection has ended already, or cannot be a lane of this kind.
     pub fn into_sink(self, cipher: Cipher, lanes: u16) -> Result<Box<dyn LaneSink>, LaneError> {
         Ok(match (self.established, cipher) {
             (Established::Tcp(connection), Cipher::Tls) => Box::new(TlsLane::new(*connection)?),
@@ -181,19 +181,20 @@ impl Channel {
         })
     }
 
-    /// Has the peer send as much before it is read as control may; a daemon takes little of who has not been let in.
+    /// Lets the peer send as much before it is read as control may; before a peer is admitted, a daemon lets it send
+    /// little.
     pub fn open_control_window(&self) {
         match &self.established {
-            // that is the kernel's
+            // The kernel has a window of its own.
             Established::Tcp(_) => {}
             Established::Quic(connection) => connection.open_control_window(),
         }
     }
 
-    /// Goes on as the receiving end of a lane, after a greeting that has been read.
+    /// Turns this into the receiving end of a lane, after a greeting that has been read.
     ///
     /// # Errors
-    /// [`LaneError`] when the connection has ended already, or cannot go on in this way.
+    /// [`LaneError`] when the connection has ended already, or cannot be a lane of this kind.
     pub fn into_source(self, cipher: Cipher) -> Result<Box<dyn LaneSource>, LaneError> {
         let rate = self.receive_rate;
         Ok(match (self.established, cipher) {

@@ -1,6 +1,6 @@
 //! The control connection: whole messages over any ordered byte stream.
 //!
-//! **Invariant:** a message's length is held against the limit before its bytes are awaited.
+//! **Invariant:** a message's length is checked against the limit before its bytes are awaited.
 
 use std::fmt;
 use std::io;
@@ -27,10 +27,10 @@ pub enum ControlError {
     /// The other end is gone.
     #[error("control connection: the peer closed it in mid-transfer")]
     Closed,
-    /// The operating system or TLS reported it.
+    /// The operating system or TLS has returned an error.
     #[error("control connection: {source}")]
     Io {
-        /// What it said.
+        /// The error.
         source: io::Error,
     },
     /// The peer's greeting is not acceptable.
@@ -42,7 +42,7 @@ pub enum ControlError {
 }
 
 impl ControlError {
-    /// Whether the connection was lost, rather than that something came on it that cannot be right.
+    /// Whether the connection was lost, in contrast to a message on it that cannot be right.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
@@ -53,12 +53,12 @@ impl ControlError {
     }
 }
 
-/// Whether a connection has ended by this; TLS calls what it cannot take invalid data.
+/// Whether an error means that the connection is lost; TLS calls a record that it cannot accept invalid data.
 pub(crate) fn is_loss(error: &io::Error) -> bool {
     !matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::Unsupported | io::ErrorKind::Other)
 }
 
-/// Whether this says no more than that the other end is gone.
+/// Whether an error only means that the other end is gone.
 pub(crate) fn is_close(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -101,12 +101,12 @@ impl ControlReader {
     }
 }
 
-/// Messages as they arrive, or why there will be no more.
+/// Messages as they arrive, or the error after which there are no more.
 pub type Inbox<M> = mpsc::Receiver<Result<M, ControlError>>;
 
 impl ControlReader {
-    /// Reads messages in a task of its own, since a read must not be cancelled half-way; at most
-    /// `waiting_max` wait. The task ends, and lets go of the connection, when the inbox is dropped.
+    /// Reads messages in a task of its own, since a read must not be cancelled half-way; at most `waiting_max` wait.
+    /// The task ends, and drops the connection, when the inbox is dropped.
     pub fn into_inbox<M: Send + 'static>(
         mut self,
         decode: impl Fn(&[u8]) -> Result<M, WireError> + Send + 'static,
@@ -117,7 +117,7 @@ impl ControlReader {
             loop {
                 let received = tokio::select! {
                     received = self.receive() => received,
-                    // nobody listens any more: what is cut short is of no use
+                    // The inbox is dropped: a message that is cut off is of no use.
                     () = sender.closed() => break,
                 };
                 let message = match received {
@@ -136,7 +136,7 @@ impl ControlReader {
 }
 
 impl ControlWriter {
-    /// That of a stream on which this side has greeted already.
+    /// The writer of a stream on which this side has greeted already.
     #[must_use]
     pub fn greeted(self) -> Self {
         Self { greeted: true, ..self }
@@ -162,7 +162,7 @@ impl ControlWriter {
         Ok(self.stream.flush().await?)
     }
 
-    /// Ends this direction in an orderly way.
+    /// Ends this direction in order.
     ///
     /// # Errors
     /// [`ControlError`] when the stream is gone.

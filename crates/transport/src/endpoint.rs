@@ -1,4 +1,4 @@
-//! A host and a port, as they are given, told and pinned.
+//! A host and a port, as they are given, printed and pinned.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,8 +17,8 @@ impl Endpoint {
         Self { host: host.into(), port }
     }
 
-    /// The one form under which endpoints are compared: lower case, and one form per address. `None` for what could not
-    /// be read back from a line.
+    /// The one form in which endpoints are compared: lower case, and one form per address. `None` for a host that could
+    /// not be read back from a line.
     pub(crate) fn canonical(host: &str, port: u16) -> Option<Self> {
         let legal = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '[' | ']' | '#' | '/');
         if let Ok(address) = host.parse::<IpAddr>() {
@@ -29,7 +29,7 @@ impl Endpoint {
         plain.then(|| Self { host: host.to_ascii_lowercase(), port })
     }
 
-    /// Reads what is printed, in its canonical form.
+    /// Parses a printed endpoint into its canonical form.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = match host.strip_prefix('[') {

@@ -1,8 +1,8 @@
-//! What can go wrong while keys are kept and connections are made, one enum per operation.
+//! The errors of keeping keys and making connections, one enum per operation.
 //!
 //! Variants are sorted by fault: the peer misbehaves, the peer is incompatible, something local, the peer is out of
-//! reach. Messages are fragments that fit "failed to …" and say what the user can do.
-//! **Invariant:** an error that a later attempt may cure, and only such a one, is `retryable`.
+//! reach. Messages are fragments that fit "failed to …" and advise the user. **Invariant:** an error that a later
+//! attempt may cure, and only such a one, is `retryable`.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -22,7 +22,7 @@ pub enum SocketError {
     Congestion {
         /// The name that was asked for.
         algorithm: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The socket cannot be made, or refuses an option that every kernel has.
@@ -39,7 +39,7 @@ pub enum BindError {
     Listen {
         /// The address to listen on.
         address: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The socket cannot be set up.
@@ -47,15 +47,15 @@ pub enum BindError {
     Socket {
         /// The address to listen on.
         address: SocketAddr,
-        /// What could not be set.
+        /// The error of setting it up.
         source: SocketError,
     },
-    /// A socket that was handed over is of no use.
+    /// A socket that was handed over cannot be used.
     #[error("listen on the sockets that were handed over")]
     Inherited(#[source] io::Error),
 }
 
-/// How far a connection had come.
+/// The stage that a connection had reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DialStage {
     /// Waiting for the TCP connection.
@@ -64,11 +64,11 @@ pub enum DialStage {
     Handshaking,
 }
 
-/// Why a client has no connection to a host.
+/// Why a client could not connect to a host.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DialError {
-    // The peer misbehaves, or somebody sits in between.
+    // The peer misbehaves, or somebody is in between.
     /// The host shows another key than the one pinned for it.
     #[error(
         "trust {host}: it shows the key {found} where {expected} is pinned; somebody may be intercepting, or the host \
@@ -79,7 +79,7 @@ pub enum DialError {
         host: Endpoint,
         /// The pinned key.
         expected: Fingerprint,
-        /// The key it shows.
+        /// The key that it shows.
         found: Fingerprint,
     },
     /// The host shows a key without being able to sign with it.
@@ -101,17 +101,17 @@ pub enum DialError {
     Handshake {
         /// The host that was dialled.
         host: Endpoint,
-        /// What the TLS library says.
+        /// The error of the TLS library.
         source: rustls::Error,
     },
 
     // The peer is incompatible.
-    /// What answers is not TLS: an ssh or web server, say.
+    /// What answers is not TLS, for example an ssh or web server.
     #[error("talk to {host}: what answers there is not zmove (it does not speak TLS); is the port right?")]
     NotTls {
         /// The host that was dialled.
         host: Endpoint,
-        /// What the TLS library could not read.
+        /// The error of the TLS library, which could not read it.
         source: rustls::Error,
     },
     /// What answers speaks TLS, but not this protocol or not TLS 1.3.
@@ -129,7 +129,7 @@ pub enum DialError {
     UnknownHost {
         /// The host that was dialled.
         host: Endpoint,
-        /// The key it shows; not yet proven to be its own.
+        /// The key that it shows; not yet proved to be its own.
         fingerprint: Fingerprint,
     },
     /// The socket cannot be set up as configured.
@@ -137,7 +137,7 @@ pub enum DialError {
     Socket {
         /// The host that was dialled.
         host: Endpoint,
-        /// What could not be set.
+        /// The error of setting it up.
         source: SocketError,
     },
     /// The name has no address.
@@ -145,7 +145,7 @@ pub enum DialError {
     Resolve {
         /// The name that was looked up.
         host: String,
-        /// What the resolver says.
+        /// The error of the resolver.
         source: io::Error,
     },
 
@@ -168,7 +168,7 @@ pub enum DialError {
         host: Endpoint,
         /// The address that was tried.
         address: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The connection ended during the handshake.
@@ -176,7 +176,7 @@ pub enum DialError {
     Closed {
         /// The host that was dialled.
         host: Endpoint,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// No connection could be made, neither by TCP nor by QUIC.
@@ -184,9 +184,9 @@ pub enum DialError {
     Neither {
         /// The host that was dialled.
         host: Endpoint,
-        /// How TCP failed.
+        /// The error of TCP.
         tcp: Box<Self>,
-        /// How QUIC failed.
+        /// The error of QUIC.
         quic: Box<Self>,
     },
     /// The deadline passed.
@@ -194,7 +194,7 @@ pub enum DialError {
     TimedOut {
         /// The host that was dialled.
         host: Endpoint,
-        /// How far the connection had come.
+        /// The stage that the connection had reached.
         stage: DialStage,
         /// The time that was allowed.
         waited: Duration,
@@ -202,7 +202,7 @@ pub enum DialError {
 }
 
 impl DialError {
-    /// Whether dialling again may succeed without anybody changing a setting.
+    /// Whether dialling again may succeed without a change of settings.
     #[must_use]
     pub const fn retryable(&self) -> bool {
         matches!(
@@ -215,7 +215,7 @@ impl DialError {
         )
     }
 
-    /// Of two addresses' failures the one that tells more: a host's answer, even a refusal, before silence.
+    /// The failure of two addresses' that is more informative: a host's answer, even a refusal, before silence.
     pub(crate) fn or_more_telling(self, earlier: Option<Self>) -> Self {
         match earlier {
             Some(
@@ -227,13 +227,13 @@ impl DialError {
     }
 }
 
-/// A host as it was given, with the address that was tried where that says more.
+/// A host as it was given, with the address that was tried where that is another text.
 fn tried(host: &Endpoint, address: &SocketAddr) -> String {
     let (given, address) = (host.to_string(), address.to_string());
     if given == address { given } else { format!("{given} at {address}") }
 }
 
-/// An error with all its causes.
+/// The text of an error with all its causes.
 fn whole(error: &DialError) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))

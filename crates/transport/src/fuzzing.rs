@@ -19,7 +19,7 @@ pub use crate::trust::authorized_keys_fuzzing::authorized_keys;
 pub use crate::trust::identity_fuzzing::{identity, new_identity};
 pub use crate::trust::known_hosts_fuzzing::known_hosts;
 
-/// A lane from its first frame to its end.
+/// Reads any bytes as a lane, from its first frame to its end.
 ///
 /// # Panics
 /// When a frame is not what its header says, or does not come back as the bytes it was read from.
@@ -45,7 +45,7 @@ pub fn frames(bytes: &[u8]) {
     }
 }
 
-/// A control connection as the receiver hears it: a greeting, then messages.
+/// Reads any bytes as a control connection at the receiver: a greeting, then messages.
 ///
 /// # Panics
 /// When a message is longer than messages are, or the connection waits for what cannot come.
@@ -65,7 +65,7 @@ pub fn control(bytes: &[u8]) {
     }
 }
 
-/// What a future comes to that never has to wait.
+/// The result of a future that never has to wait.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,

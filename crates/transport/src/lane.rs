@@ -24,17 +24,17 @@ pub(crate) mod tls;
 /// One frame: header, head, data.
 #[derive(Debug)]
 pub struct Frame {
-    /// What it is; its lengths are those of the fields below.
+    /// The header; its lengths are those of the fields below.
     pub header: FrameHeader,
-    /// The description of what the data is.
+    /// The description of the data.
     pub head: Vec<u8>,
     /// The data.
     pub data: Buffer,
 }
 
 impl Frame {
-    /// Receives the next frame, or `None` at the peer's orderly end: `fill` fills what it is given with the lane's next
-    /// bytes and returns how much of it there was before that end.
+    /// Receives the next frame, or `None` at the peer's orderly end: `fill` fills a slice with the lane's next bytes
+    /// and returns how much of it there was before that end.
     pub(crate) fn receive_next(
         pool: &BufferPool,
         watch: &mut Stopwatch<'_>,
@@ -53,7 +53,7 @@ impl Frame {
         Self::receive(header, pool, watch, fill_all).map(Some)
     }
 
-    /// Receives what follows `header`: `fill` fills all of what it is given with the lane's next bytes.
+    /// Receives the frame after its `header`: `fill` fills a slice completely with the lane's next bytes.
     pub(crate) fn receive(
         header: FrameHeader,
         pool: &BufferPool,
@@ -78,8 +78,8 @@ impl Frame {
 
 /// The sending end of a lane.
 pub trait LaneSink: Send {
-    /// Waits until the lane can send more, so that what it would take meanwhile stays for others. By default
-    /// a lane always can.
+    /// Waits until the lane can send more, so that frames it would take meanwhile stay for other lanes. By default a
+    /// lane always can.
     ///
     /// # Errors
     /// [`LaneError`] when the lane is gone.
@@ -103,28 +103,28 @@ pub trait LaneSink: Send {
     /// [`LaneError`] when the lane is gone.
     fn finish(&mut self) -> Result<(), LaneError>;
 
-    /// What breaks the lane from another thread.
+    /// A breaker of the lane, for other threads.
     fn breaker(&self) -> LaneBreaker;
 
-    /// What tells, on any thread, how the lane's connection does; by default nothing does.
+    /// A probe of the lane's connection, for any thread; by default it reports nothing.
     fn path(&self) -> PathProbe {
         PathProbe::default()
     }
 }
 
-/// How much of a lane may wait in this process until it is received.
+/// How many bytes of a lane may wait in this process until they are received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneWindow {
-    /// What keeps a long path busy with one lane.
+    /// Enough to keep a long path busy with one lane.
     Wide,
-    /// What does with many.
+    /// Enough where there are many lanes.
     Narrow,
-    /// What a lane needs to get on.
+    /// The least that a lane needs to make progress.
     Least,
 }
 
 impl LaneWindow {
-    /// The most that waits.
+    /// The most bytes that wait.
     #[must_use]
     pub const fn bytes(self) -> u32 {
         match self {
@@ -137,27 +137,27 @@ impl LaneWindow {
 
 /// The receiving end of a lane.
 pub trait LaneSource: Send {
-    /// Whether what has arrived waits in this process, by a [window](LaneWindow) that is to be opened; by
-    /// default it waits in the kernel.
+    /// Whether arrived bytes wait in this process, by a [window](LaneWindow) that is to be opened; by default they wait
+    /// in the kernel.
     fn has_window(&self) -> bool {
         false
     }
 
-    /// Has the peer send so much before it is received.
+    /// Lets the peer send so much before it is received.
     fn open_window(&mut self, _window: LaneWindow) {}
 
     /// Waits for a frame, its data in a buffer of `pool`; `None` after the peer's last. Books the wait for the path as
-    /// starved, that for a buffer as blocked, that for the rate which it is held to as paced, and decryption as busy.
+    /// starved, that for a buffer as blocked, that for the lane's rate as paced, and decryption as busy.
     ///
     /// # Errors
     /// [`LaneError`] when the lane is gone, the pool is closed or the bytes are no frame.
     fn receive(&mut self, pool: &BufferPool, watch: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError>;
 
-    /// What breaks the lane from another thread.
+    /// A breaker of the lane, for other threads.
     fn breaker(&self) -> LaneBreaker;
 }
 
-/// Breaks a lane: whoever waits on it gets an error.
+/// Breaks a lane: a thread that waits on it gets an error.
 #[derive(Clone)]
 pub struct LaneBreaker(Arc<dyn Fn() + Send + Sync>);
 
@@ -167,7 +167,7 @@ impl LaneBreaker {
         Self(Arc::new(action))
     }
 
-    /// Breaks the lane; again is no harm.
+    /// Breaks the lane; idempotent.
     pub fn trip(&self) {
         (self.0)();
     }
@@ -183,26 +183,25 @@ impl fmt::Debug for LaneBreaker {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LaneError {
-    /// The other end is gone without saying so.
+    /// The other end is gone without an orderly end.
     #[error("data lane: the peer closed the connection in mid-transfer")]
     Closed,
     /// The transfer is being stopped on this side.
     #[error("data lane: stopped")]
     Stopped,
-    /// The operating system reported it.
+    /// The operating system has returned an error.
     #[error("data lane: {source}")]
     Io {
-        /// What it said.
+        /// The error.
         source: io::Error,
     },
     /// TLS could not hand the connection over.
     #[error("data lane: {0}")]
     Tls(#[from] rustls::Error),
-    /// What came is no record of the peer's.
+    /// A record is not one of the peer's.
     #[error("data lane: {0}")]
     Record(#[from] RecordError),
-    /// What came on a lane in clear is not the peer's next frame: changed, repeated, out of its place, or of
-    /// another lane.
+    /// A frame on a lane in clear is not the peer's next one: it was changed, repeated, moved, or is of another lane.
     #[error("data lane: a frame does not authenticate")]
     Forged,
     /// The bytes are no frame.
@@ -211,7 +210,7 @@ pub enum LaneError {
 }
 
 impl LaneError {
-    /// Whether the connection was lost, rather than that something came on it that cannot be right.
+    /// Whether the connection was lost, in contrast to bytes on it that cannot be right.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {

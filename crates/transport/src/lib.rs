@@ -1,5 +1,5 @@
-//! What carries frames and messages: TLS on TCP, TCP in clear after TLS, QUIC, or memory within one process;
-//! and who may be at the other end.
+//! The carriers of frames and messages: TLS on TCP, TCP in clear after TLS, QUIC, or memory within one process; and the
+//! trust in the peer at the other end.
 //!
 //! Lanes are blocking and belong to threads; control is asynchronous. Nothing here knows what a frame means.
 //! **Invariant:** no connection is handed out before both ends have proved their keys.

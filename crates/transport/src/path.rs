@@ -1,6 +1,6 @@
-//! How the connection below a lane does, for whoever reports on the path or tunes it.
+//! Probes of the connections below lanes, for reports on the path and for its tuning.
 //!
-//! A probe is apart from its lane, because a lane's thread may hang in a write for as long as the path is slow.
+//! A probe is separate from its lane, because a lane's thread may hang in a write for as long as the path is slow.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use socket2::SockRef;
 use zmove_sockopt::{TcpInfo, tcp_info};
 
-/// What carries connections.
+/// The carrier of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// TLS 1.3 on TCP.
@@ -19,7 +19,7 @@ pub enum Transport {
     Quic,
 }
 
-/// Asks about one lane's connection, and sets what may change while it runs; keeps the socket, but not the
+/// Reads the state of one lane's connection, and sets what may change while it runs; keeps the socket, but not the
 /// connection, open.
 #[derive(Clone, Default)]
 pub struct PathProbe(Option<Source>);
@@ -36,7 +36,7 @@ impl PathProbe {
         Self(Some(Source::Kernel(socket)))
     }
 
-    /// A probe of a connection that is not the kernel's: `tell` says what is known of it, and must not block.
+    /// A probe of a connection that is not the kernel's: `tell` returns its state, and must not block.
     pub fn telling(tell: impl Fn() -> TcpInfo + Send + Sync + 'static) -> Self {
         Self(Some(Source::Told(None, Arc::new(tell))))
     }
@@ -46,7 +46,7 @@ impl PathProbe {
         Self(Some(Source::Told(Some(Transport::Quic), Arc::new(tell))))
     }
 
-    /// What carries the lane; `None` within one process.
+    /// The transport of the lane; `None` within one process.
     #[must_use]
     pub fn transport(&self) -> Option<Transport> {
         match self.0.as_ref()? {
@@ -55,7 +55,7 @@ impl PathProbe {
         }
     }
 
-    /// What is known at this moment, in the terms of TCP; `None` where nothing tells.
+    /// The present state, in the terms of TCP; `None` where nothing reports it.
     #[must_use]
     pub fn read(&self) -> Option<TcpInfo> {
         match self.0.as_ref()? {
@@ -64,7 +64,7 @@ impl PathProbe {
         }
     }
 
-    /// The largest IP packet that its path carries, as far as the kernel knows; `None` where no kernel's TCP
+    /// The largest IP packet that the lane's path carries, as far as the kernel knows; `None` where no kernel's TCP
     /// carries the lane.
     #[must_use]
     pub fn mtu(&self) -> Option<u32> {
@@ -72,7 +72,7 @@ impl PathProbe {
         zmove_sockopt::path_mtu(socket, socket.peer_addr().ok()?).ok()
     }
 
-    /// The congestion control that it has, by its kernel name; `None` where no kernel's TCP carries the lane.
+    /// The kernel's name of the present congestion control; `None` where no kernel's TCP carries the lane.
     #[must_use]
     pub fn congestion(&self) -> Option<String> {
         let name = SockRef::from(self.kernel()?).tcp_congestion().ok()?;

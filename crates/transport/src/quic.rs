@@ -7,12 +7,12 @@
 //! ([`QuicAcceptor`]), and its runtime spreads the connections over its threads. Both end in a
 //! [`QuicConnection`], an async stream for control that a [`QuicLane`] can take over.
 //!
-//! No kernel says goodbye for a process that is killed, as it does over TCP: the peer notices when it has
-//! heard nothing for a while after the last keep-alive. A shorter while would also end pushes whose path is
-//! gone for some seconds and comes back.
+//! When a process is killed its kernel does not end its QUIC connections, as it does those of TCP: the peer notices
+//! when it has received nothing for a while after the last keep-alive. A shorter while would also end pushes whose path
+//! is gone for some seconds and comes back.
 //!
-//! **Invariant:** a [`QuicConnection`] has proven the key of its `peer` and has agreed on the protocol; it is
-//! closed only when all it was given has been acknowledged, or when nobody wants that any more.
+//! **Invariant:** a [`QuicConnection`] has proved the key of its `peer` and has agreed on the protocol; it is closed
+//! only when all it was given has been acknowledged, or when it is no longer needed.
 
 use std::{
     io,
@@ -64,9 +64,9 @@ pub(crate) struct QuicConnection {
     pub(crate) version: Version,
     pub(crate) connection: quinn::Connection,
     receiving: RecvStream,
-    /// None once it has been handed over.
+    /// `None` once the stream has been handed over.
     sending: Option<SendStream>,
-    /// Nothing has been written.
+    /// Whether nothing has been written.
     silent: bool,
     finished: bool,
     lane_bytes: Arc<LaneBytes>,
@@ -101,12 +101,12 @@ impl QuicConnection {
         (whole, Keeper { connection, lane_bytes, left })
     }
 
-    /// Has the peer send as much before it is read as control may.
+    /// Lets the peer send as much before it is read as control may.
     pub(crate) fn open_control_window(&self) {
         self.connection.set_receive_window(settings::CONTROL_WINDOW_BYTES.into());
     }
 
-    /// What the peer has shown.
+    /// The certificates that the peer has shown.
     pub(crate) fn certificates(&self) -> Vec<CertificateDer<'static>> {
         chain_of(&self.connection).unwrap_or_default()
     }
@@ -115,7 +115,7 @@ impl QuicConnection {
         self.sending.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Says that nothing follows.
+    /// Ends the stream: nothing follows.
     fn finish(&mut self) -> io::Result<()> {
         self.sending()?.finish().map_err(io::Error::other)?;
         self.finished = true;
@@ -123,7 +123,7 @@ impl QuicConnection {
     }
 }
 
-/// The key that a peer has proven, and the version that it has agreed on; `None` where it does not speak the protocol.
+/// The key that a peer has proved, and the version that it has agreed on; `None` where it does not speak the protocol.
 fn peer_of(connection: &quinn::Connection) -> Option<(Fingerprint, Version)> {
     let agreed = connection.handshake_data()?.downcast::<HandshakeData>().ok()?;
     let chain = chain_of(connection)?;
@@ -135,7 +135,7 @@ fn chain_of(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static
     connection.peer_identity()?.downcast().ok().map(|chain| *chain)
 }
 
-/// A connection that is gone, as TCP would say it.
+/// The error for a lost connection, in the terms of TCP.
 fn lost(error: ConnectionError) -> io::Error {
     match error {
         ConnectionError::TimedOut => {
@@ -146,7 +146,7 @@ fn lost(error: ConnectionError) -> io::Error {
     }
 }
 
-/// The same of an error that may have another reason.
+/// The same error if that is the reason of `error`, which may have another one.
 fn lost_if(error: io::Error) -> io::Error {
     let inner = error.get_ref();
     let reading = inner.and_then(|inner| inner.downcast_ref::<ReadError>());
@@ -159,22 +159,22 @@ fn lost_if(error: io::Error) -> io::Error {
     }
 }
 
-/// The connection was closed in order.
+/// The code of a connection that was closed in order.
 pub(crate) const DONE: VarInt = VarInt::from_u32(0);
-/// Who held the connection let go of it half-way.
+/// The code of a connection whose holder dropped it half-way.
 const DROPPED: VarInt = VarInt::from_u32(1);
 
 impl Drop for QuicConnection {
     fn drop(&mut self) {
         let Some(mut sending) = self.sending.take() else { return };
         if self.finished {
-            // without a keeper the connection is closed already
+            // Without a keeper the connection is closed already.
             let _closed = self.keeper.send(sending);
         } else if self.silent {
-            // the peer may not know yet that there is a stream, and need not learn it
+            // The peer may not know yet that there is a stream, and need not learn it.
             self.connection.close(DROPPED, b"");
         } else {
-            // a stream that is only dropped would look finished
+            // A stream that is only dropped would look finished.
             let _closed = sending.reset(DROPPED);
         }
     }
@@ -201,7 +201,7 @@ impl AsyncWrite for QuicConnection {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // what is written is on its way
+        // Written bytes are on their way.
         Poll::Ready(Ok(()))
     }
 

@@ -1,20 +1,19 @@
 //! The record layer of TLS 1.3 (RFC 8446 §5) for lanes, with the keys that rustls has negotiated.
 //!
-//! rustls makes every connection: handshake, keys, greeting, and all of control. It only begins a lane. It
-//! reads a socket 4 KiB at a time, with four system calls for a full record, copies plaintext twice on its
-//! way in, and allocates for each record on its way out; that was a fifth to a quarter of all CPU that a push
-//! takes. So a lane goes on with this record layer, and the bytes on the wire are those that rustls would
-//! have made. Frames are sealed into one buffer of several records, which one call sends; all that has
-//! arrived is taken by one call, and each record is opened straight into the payload's buffer.
+//! rustls makes every connection: handshake, keys, greeting, and all of control. It only begins a lane. It reads a
+//! socket 4 KiB at a time, with four system calls for a full record, copies plaintext twice on its way in, and
+//! allocates for each record on its way out; that was a fifth to a quarter of all CPU that a push takes. So a lane goes
+//! on with this record layer, and the bytes on the wire are those that rustls would have made. Frames are sealed into
+//! one buffer of several records, which one call sends; all arrived bytes are taken by one call, and each record is
+//! opened straight into the payload's buffer.
 //!
-//! [`TrafficKey`] holds what one direction needs, [`Sealer`] writes records, [`Opener`] reads them; none of
-//! them does I/O. At the hand-over no round trip is spent, and nothing is lost or read twice:
-//! `tcp_tls/whole.rs` gives rustls the socket's bytes one whole record at a time, so it never holds a part of
-//! one. Bytes that have arrived beyond go to the lane with the socket, and what rustls has decrypted comes
-//! first.
+//! [`TrafficKey`] holds the state of one direction, [`Sealer`] writes records, [`Opener`] reads them; none of them does
+//! I/O. At the hand-over no round trip is spent, and nothing is lost or read twice: `tcp_tls/whole.rs` gives rustls the
+//! socket's bytes one whole record at a time, so it never holds a part of one. Bytes that have arrived after that
+//! record go to the lane with the socket, and what rustls has decrypted comes first.
 //!
-//! **Invariant:** plaintext leaves an [`Opener`] only from a record that has been authenticated, in its place
-//! in the row; and the end is an end only if the peer has sealed it.
+//! **Invariant:** plaintext leaves an [`Opener`] only from a record that has been authenticated at its place in the
+//! sequence; and an end counts only if the peer has sealed it.
 
 use thiserror::Error;
 
@@ -30,11 +29,11 @@ pub(crate) use key::{TrafficKey, TrafficSecrets, traffic_keys};
 pub(crate) use open::Opener;
 pub(crate) use seal::Sealer;
 
-/// Plaintext in one record, at most.
+/// The most plaintext in one record.
 const PLAINTEXT_BYTES_MAX: usize = 1 << 14;
-/// What stands before each record: content type, version, length.
+/// The bytes before each record: content type, version, length.
 const HEADER_BYTES: usize = 5;
-/// The tag of all three suites.
+/// The bytes of the tag in all three suites.
 const TAG_BYTES: usize = 16;
 /// The longest body: plaintext, its content type, the tag.
 const BODY_BYTES_MAX: usize = PLAINTEXT_BYTES_MAX + 1 + TAG_BYTES;
@@ -46,7 +45,8 @@ const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const APPLICATION_DATA: u8 = 23;
 
-/// The message of a sender that goes on with its next key and wants none from the other side: type, length, request.
+/// The message of a sender that changes to its next key and asks for no change by the other side: type, length,
+/// request.
 const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 /// The alert at the orderly end: level, description.
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
@@ -55,34 +55,34 @@ const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// Not sealed with the connection's key, out of its place, or changed on its way.
+    /// The record is not sealed with the connection's key, not in sequence, or changed on its way.
     #[error("a TLS record does not authenticate")]
     Forged,
-    /// Longer than TLS allows.
+    /// The record is longer than TLS allows.
     #[error("a TLS record of {bytes} bytes is too long")]
     Oversized {
         /// The length in its header.
         bytes: usize,
     },
-    /// Too short to be sealed.
+    /// The record is too short to be sealed.
     #[error("a TLS record of {bytes} bytes is too short")]
     Undersized {
         /// The length in its header.
         bytes: usize,
     },
-    /// Padding and nothing else.
+    /// The record is padding and nothing else.
     #[error("a TLS record has no content type")]
     Untyped,
-    /// Of a content type, or with a message, that has no place on a lane.
+    /// The record is of a content type, or has a message, that has no place on a lane.
     #[error("a TLS record of type {content_type} is out of place")]
     Unexpected {
-        /// The type, the inner one where the record could be opened.
+        /// The content type, the inner one where the record could be opened.
         content_type: u8,
     },
     /// The peer has ended the connection because of an error.
     #[error("the peer sent the TLS alert {description:?}")]
     Alert {
-        /// What it says.
+        /// The alert.
         description: rustls::AlertDescription,
     },
     /// The peer changed its keys before the lane began.
@@ -90,7 +90,7 @@ pub enum RecordError {
     Rekeyed,
 }
 
-/// A record's header, which is also what is authenticated beside the body.
+/// A record's header, which is also authenticated with the body.
 #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
 fn header(body_bytes: usize) -> [u8; HEADER_BYTES] {
     let length = u16::try_from(body_bytes).expect("a body is shorter than 2^15");

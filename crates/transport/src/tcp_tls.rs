@@ -1,9 +1,8 @@
 //! Connections: TCP with mutually authenticated TLS 1.3 on top.
 //!
-//! The client side is [`Dialler`], the server side [`Acceptor`]; both end in a [`Connection`], an async
-//! stream for control that a [`TlsLane`](crate::TlsLane) can take over. Whether the peer may do anything is
-//! the caller's decision. **Invariant:** a [`Connection`] has proven the key of its `peer`, speaks TLS 1.3,
-//! and has agreed on the protocol.
+//! The client side is [`Dialler`], the server side [`Acceptor`]; both end in a [`Connection`], an async stream for
+//! control that a [`TlsLane`](crate::TlsLane) can take over. Whether the peer may do anything is the caller's decision.
+//! **Invariant:** a [`Connection`] has proved the key of its `peer`, speaks TLS 1.3, and has agreed on the protocol.
 
 use std::{
     io::{self, Read as _},
@@ -37,13 +36,12 @@ pub(crate) use room::Room;
 pub use socket::SocketConfig;
 use whole::WholeRecords;
 
-/// What a lane may receive at once before autotuning has seen how fast it is; see
-/// [`zmove_sockopt::open_receive_window`].
+/// The receive window of a lane before autotuning has seen how fast it is; see [`zmove_sockopt::open_receive_window`].
 const LANE_WINDOW_BYTES: u32 = 8 << 20;
 
-/// The same before the peer has proven a key. A lane's first data comes with its first word, which must not
-/// find the window of 64 KiB that a connection begins with: what the kernel acknowledges meanwhile opens the
-/// window, and what it says later is not heard until more has come.
+/// The receive window before the peer has proved a key. A lane's first data comes with its first message, which must
+/// not meet the window of 64 KiB that a connection begins with: what the kernel acknowledges meanwhile opens the
+/// window, and a later update is sent only when more has come.
 const EARLY_WINDOW_BYTES: u32 = 1 << 20;
 
 /// An established connection to a peer whose key is known.
@@ -56,19 +54,19 @@ pub struct Connection {
     pub rtt: Duration,
     /// The peer's address; an IPv4 one never in IPv6 form.
     pub address: SocketAddr,
-    /// The newest version of the protocol that may be spoken, as TLS has agreed; see [`Version::of_protocol`].
+    /// The newest version of the protocol that may be spoken, as TLS has negotiated it; see [`Version::of_protocol`].
     pub version: Version,
     stream: TlsStream<WholeRecords>,
     secrets: Arc<TrafficSecrets>,
 }
 
-/// What a connection is made of, for who goes on with it; in the order in which the peer has sent it, what has arrived
-/// is `plaintext`, then `records`, then what is in the socket.
+/// The parts of a connection that another layer takes over. In the order in which the peer has sent it, arrived data is
+/// `plaintext`, then `records`, then in the socket.
 pub(crate) struct Parts {
-    /// Blocks.
+    /// The socket, in blocking mode.
     pub(crate) socket: std::net::TcpStream,
     pub(crate) room: Room,
-    /// Holds nothing that has arrived.
+    /// The TLS session, which holds no arrived data.
     pub(crate) session: rustls::Connection,
     pub(crate) secrets: Arc<TrafficSecrets>,
     pub(crate) plaintext: Vec<u8>,
@@ -76,7 +74,7 @@ pub(crate) struct Parts {
 }
 
 impl Connection {
-    /// What TLS has agreed on: version, cipher suite, kind of handshake.
+    /// The state that TLS has negotiated: version, cipher suite, kind of handshake.
     #[must_use]
     pub fn session(&self) -> &rustls::CommonState {
         self.stream.get_ref().1
@@ -119,7 +117,7 @@ impl Connection {
         socket.map(|socket| PathProbe::new(Arc::new(socket))).unwrap_or_default()
     }
 
-    /// Checks what the two sides have agreed on. `None`: the peer does not speak the protocol.
+    /// Checks what the two sides have negotiated; `None` where the peer does not speak the protocol.
     fn new(
         stream: TlsStream<WholeRecords>,
         secrets: Arc<TrafficSecrets>,
@@ -133,21 +131,21 @@ impl Connection {
     }
 }
 
-/// What TLS has decrypted and nobody has read.
+/// The plaintext that TLS has decrypted and that has not been read.
 fn drain(session: &mut rustls::Connection) -> io::Result<Vec<u8>> {
     let mut plaintext = Vec::new();
     match session.reader().read_to_end(&mut plaintext) {
-        // there is no more yet, or the socket has ended and will say so again
+        // There is no more yet, or the socket has ended and will return that again.
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::UnexpectedEof) => {
             Ok(plaintext)
         }
         Err(error) => Err(error),
-        // the peer has ended the connection in order
+        // The peer has ended the connection in order.
         Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
 
-/// The TLS error in what a handshake returned, if it is one.
+/// The TLS error in the error of a handshake, if it is one.
 fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref().and_then(|inner| inner.downcast_ref())
 }

@@ -1,8 +1,8 @@
-//! Who is who: keys, pins and grants, in the manner of ssh.
+//! Trust in peers: keys, pins and grants, in the manner of ssh.
 //!
 //! Each side has one key ([`Identity`]), named by its [`Fingerprint`]. The client pins hosts in [`KnownHosts`], the
 //! daemon binds keys to roots in [`AuthorizedKeys`]. All three are files below a home path that the caller chooses.
-//! **Invariant:** a peer's fingerprint is believed only after the peer has signed the handshake with that key.
+//! **Invariant:** a peer's fingerprint counts only after the peer has signed the handshake with that key.
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
@@ -32,7 +32,7 @@ pub use known_hosts::{HostLineFault, KnownHosts};
 pub use verify::{FirstKey, HostPolicy};
 pub(crate) use verify::{HandshakeFault, HostKeyFault, client_config, peer_fingerprint, server_config};
 
-/// The name in every certificate and every hello, the same for all: hosts are told apart by key.
+/// The name in every certificate and every hello, the same for all: hosts are distinguished by key.
 pub(crate) const SERVER_NAME: &str = "zmove";
 
 /// AWS-LC with the suites of TLS 1.3, the fastest first on machines with AES instructions.

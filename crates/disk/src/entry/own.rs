@@ -1,7 +1,7 @@
-//! Opening what is our own although its mode forbids that.
+//! The opening of our own entries although their mode forbids that.
 //!
-//! **Invariant:** the mode is only changed of what has been looked at: it is held by a descriptor that can do nothing
-//! else, and changed and opened by way of `/proc`, so that it does not matter what has its name by then.
+//! **Invariant:** the mode is only changed of an entry that has been looked at: it is held by a descriptor that can do
+//! nothing else, and changed and opened by way of `/proc`, so that another entry may have its name by then.
 
 use std::fs::File;
 use std::io;
@@ -19,11 +19,11 @@ pub(crate) struct Held {
     owner: u32,
 }
 
-/// Opens a file of our own to be read, also one that its owner may not read. What the mode allows to open need not be a
+/// Opens a file of our own to be read, also one that its owner may not read. One whose mode allows that need not be a
 /// regular file.
 ///
 /// # Errors
-/// What the system says, `ELOOP` for a symbolic link.
+/// The system's error, `ELOOP` for a symbolic link.
 pub fn open_own(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
@@ -32,7 +32,7 @@ pub fn open_own(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     }
 }
 
-/// Opens a regular file to be read, and leaves it the mode that forbids that.
+/// Opens a regular file to be read although its mode forbids that, and restores the mode.
 fn open_forbidden(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     let held = Held::hold(directory, name, FileType::RegularFile)?;
     let opened = held.open(held.mode | Mode::RUSR, OFlags::RDONLY);
@@ -51,16 +51,16 @@ pub fn hold_new(directory: BorrowedFd<'_>, name: &Name, kind: FileType) -> io::R
 }
 
 impl Held {
-    /// Holds what has a name, without following a link.
+    /// Holds the entry with that name, without following a link.
     ///
     /// # Errors
-    /// What the system says, `EACCES` for something of another kind.
+    /// The system's error, `EACCES` for an entry of another kind.
     pub(crate) fn hold(directory: BorrowedFd<'_>, name: &Name, kind: FileType) -> rustix::io::Result<Self> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Self::of(rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty())?, kind)
     }
 
-    /// What a descriptor holds already; see [`hold`](Self::hold).
+    /// Takes an entry that a descriptor holds already; see [`hold`](Self::hold).
     pub(crate) fn of(fd: OwnedFd, kind: FileType) -> rustix::io::Result<Self> {
         let stat = rustix::fs::fstat(&fd)?;
         let is_kind = FileType::from_raw_mode(stat.st_mode) == kind;
@@ -68,13 +68,13 @@ impl Held {
         if is_kind { Ok(Self { fd, mode, owner: stat.st_uid }) } else { Err(Errno::ACCESS) }
     }
 
-    /// Opens it with all rights of its owner, who must be the user of this process, added to its mode.
+    /// Opens the entry with all rights of its owner, who must be the user of this process, added to its mode.
     pub(crate) fn open_up(&self, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let is_own = rustix::process::geteuid().as_raw() == self.owner;
         if is_own { self.open(self.mode | Mode::RWXU, flags) } else { Err(Errno::ACCESS) }
     }
 
-    /// Opens it when it has got a mode that allows that.
+    /// Sets `mode`, and then opens the file with `flags`, which that mode must allow.
     pub(crate) fn open(&self, mode: Mode, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         self.set_mode(mode)?;
         rustix::fs::open(self.path(), flags | OFlags::CLOEXEC, Mode::empty())
@@ -105,7 +105,7 @@ mod tests {
         Name::from_bytes(text.as_bytes()).unwrap()
     }
 
-    /// Root may open it anyway.
+    /// Root may open the file anyway.
     #[test]
     fn a_file_that_its_owner_may_not_read_is_read_and_keeps_its_mode() {
         let home = tempfile::tempdir().unwrap();

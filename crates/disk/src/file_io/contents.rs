@@ -17,12 +17,12 @@ use crate::file_io::data_file::{Direct, takes_direct_writes};
 #[derive(Debug)]
 pub struct ContentsWriter {
     direct: Direct,
-    /// One buffer, for what does not begin at a page.
+    /// One buffer, for contents that do not begin at a page.
     aligned: BufferPool,
 }
 
 impl ContentsWriter {
-    /// A writer that passes by the page cache where `direct` says.
+    /// A writer that passes by the page cache as `direct` asks.
     #[must_use]
     pub fn new(direct: Direct) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "4 MiB fits any usize")]
@@ -32,7 +32,7 @@ impl ContentsWriter {
     /// Writes the whole contents of a file that was just made and has none.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn write(&self, mut file: &File, contents: &[u8]) -> io::Result<()> {
         let written = self.write_direct(file, contents)?;
         file.write_all(&contents[written..])
@@ -44,8 +44,8 @@ impl ContentsWriter {
         bytes >= PAGE_BYTES as u64 && takes_direct_writes(file, bytes, self.direct)
     }
 
-    /// Writes whole pages past the page cache; returns how many bytes. What is left has to go through it: the
-    /// end of the file, and whatever met an error, so that it is told there.
+    /// Writes whole pages past the page cache; returns how many bytes. The rest has to go through it: the end of the
+    /// file, and whatever met an error, so that the error is returned there.
     fn write_direct(&self, file: &File, contents: &[u8]) -> io::Result<usize> {
         let body = &contents[..contents.len() - contents.len() % PAGE_BYTES];
         if body.is_empty() || !takes_direct_writes(file, contents.len() as u64, self.direct) {
@@ -63,7 +63,7 @@ impl ContentsWriter {
     }
 }
 
-/// Writes what begins at a page and ends at one, until it is done or the file system will not.
+/// Writes whole pages from memory that begins at a page, until all are written or the file system refuses.
 fn write_aligned(mut file: &File, body: &[u8]) -> io::Result<usize> {
     if fcntl_setfl(file, OFlags::DIRECT).is_err() {
         return Ok(0);
@@ -73,7 +73,7 @@ fn write_aligned(mut file: &File, body: &[u8]) -> io::Result<usize> {
     Ok(written)
 }
 
-/// How much of `body` one `write` after the other takes, as long as what is left begins at a page.
+/// Calls `write` for the rest of `body` as long as that begins at a page; returns how much was written.
 fn write_pages(body: &[u8], mut write: impl FnMut(&[u8]) -> io::Result<usize>) -> usize {
     let mut written = 0;
     while written < body.len() && written.is_multiple_of(PAGE_BYTES) {

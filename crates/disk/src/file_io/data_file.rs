@@ -1,21 +1,21 @@
-//! An open file whose contents move, and whether they may pass by the page cache.
+//! An open file whose contents are read or written, and whether they may pass by the page cache.
 //!
-//! A buffer begins at a page and groups are whole multiples of one, so a large file can be read and written
-//! by `O_DIRECT` without a copy. Whether it is, is a property of the file, and the same for both engines.
-//! Such a file has a second descriptor of the same inode, where the file system says what that needs
-//! (`statx`; an older kernel, and FUSE, does not say, and a page is tried), and none in memory or on a network
-//! file system with a client in the kernel.
+//! A buffer begins at a page and groups are whole multiples of one, so a large file can be read and written by
+//! `O_DIRECT` without a copy. Whether it is, is a property of the file, and the same for both engines. Such a file has
+//! a second descriptor of the same inode, where the file system reports what that needs (`statx`; an older kernel, and
+//! FUSE, reports nothing, and a page is tried), and none in memory or on a network file system with a client in the
+//! kernel.
 //!
-//! By default large files are read so, and files of some size are written so: smaller ones on ext4 and XFS,
-//! which write in place, than elsewhere. A range that is mostly in the page cache (`cachestat`), or of which
-//! the kernel does not tell, is read from there. A last piece that is no page, a refusal at the first
-//! request, an error: all of it goes on through the page cache, which tells the errors that are real.
+//! By default large files are read past the page cache, and files of some size are written past it: smaller ones on
+//! ext4 and XFS, which write in place, than elsewhere. A range that is mostly in the page cache (`cachestat`), or of
+//! which the kernel reports nothing, is read from there. A last piece that is no page, a refusal at the first request,
+//! an error: all of it goes on through the page cache, which returns the errors that are real.
 //!
-//! Before it is written so, a file on ext4 and XFS gets its blocks, so that its groups need not take turns to
-//! allocate them, unless it would take more than half of what is free.
+//! Before it is written past the page cache, a file on ext4 and XFS gets its blocks, so that its groups need not take
+//! turns to allocate them, unless it would take more than half of what is free.
 //!
-//! **Invariant:** a page is written through one of the two descriptors, never through both; where a file
-//! system will not, everything goes through the first, and nobody is told.
+//! **Invariant:** a page is written through one of the two descriptors, never through both; where a file system refuses
+//! direct requests, everything goes through the first, and no error is returned.
 
 use std::fs::File;
 use std::io;
@@ -32,16 +32,16 @@ use crate::file_io::Way;
 /// Whether the contents of large files pass by the page cache (`O_DIRECT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direct {
-    /// Where it pays.
+    /// They do where it pays.
     #[default]
     Auto,
-    /// Wherever the file system lets them, cached or not.
+    /// They do wherever the file system lets them, cached or not.
     On,
-    /// Never.
+    /// They never do.
     Off,
 }
 
-/// An open file whose contents move.
+/// An open file whose contents are read or written.
 #[derive(Debug)]
 pub struct DataFile {
     cached: Arc<File>,
@@ -51,7 +51,7 @@ pub struct DataFile {
 #[derive(Debug)]
 struct DirectFile {
     file: Arc<File>,
-    /// What offsets, lengths and addresses are multiples of.
+    /// The alignment of offsets, lengths and addresses, in bytes.
     align: usize,
     /// Whether a range that is in the page cache is read from there.
     prefer_cache: bool,
@@ -80,10 +80,10 @@ impl DataFile {
         Self { cached: Arc::new(file), direct }
     }
 
-    /// A file that has its final size already and will be written, and of which what it holds may be read.
+    /// A file that has its final size already and will be written, and whose contents may be read.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn for_writing(file: File, direct: Direct) -> io::Result<Self> {
         let bytes = file.metadata()?.len();
         let pays = write_pays(&file, bytes, direct);
@@ -95,7 +95,7 @@ impl DataFile {
     /// page cache: those come in any order, and allocating for each of them would take turns.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn reserve(&mut self, bytes: u64, direct: Direct) -> io::Result<()> {
         self.cached.set_len(bytes)?;
         if !write_pays(&self.cached, bytes, direct) {
@@ -106,7 +106,7 @@ impl DataFile {
         if allocate { self.allocate(bytes) } else { Ok(()) }
     }
 
-    /// Reserves the blocks. Where that fails nothing is lost: the writes allocate, and tell why they cannot.
+    /// Reserves the blocks. Where that fails nothing is lost: the writes allocate, and return the errors.
     fn allocate(&self, bytes: u64) -> io::Result<()> {
         loop {
             match rustix::fs::fallocate(&self.cached, FallocateFlags::KEEP_SIZE, 0, bytes) {
@@ -115,12 +115,12 @@ impl DataFile {
                 Err(_no_room) => break,
             }
         }
-        // others need what was taken before it failed
+        // Give back what was taken before it failed, since others need it.
         self.cached.set_len(0)?;
         self.cached.set_len(bytes)
     }
 
-    /// Whether what is aligned passes by the page cache.
+    /// Whether aligned requests pass by the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.direct.as_ref().is_some_and(|direct| !direct.refused.load(Ordering::Relaxed))
@@ -164,18 +164,19 @@ impl DataFile {
         (body > 0 && direct.takes(offset, buffer)).then_some((way, body))
     }
 
-    /// Has what was on the storage when the file was opened read from there: after a write-back that failed
-    /// the page cache holds, and calls clean, what the storage does not. Pages that are still to be written
-    /// stay; should that fail, the next flush of this file says so. So do pages that somebody has mapped.
+    /// Drops clean pages, so that what was on the storage when the file was opened is read from there: after a
+    /// write-back that failed the page cache holds, and calls clean, what the storage does not. Pages that are still to
+    /// be written stay; should their write-back fail, the next flush of this file returns the error. Pages that
+    /// somebody has mapped stay too.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn drop_cached(&self) -> io::Result<()> {
         Ok(rustix::fs::fadvise(&self.cached, 0, None, Advice::DontNeed)?)
     }
 
     /// Remembers that the file system does not take direct requests after all. Other errors come again through the page
-    /// cache, where they are told.
+    /// cache, and are returned there.
     pub(crate) fn note_refusal(&self, error: &io::Error) {
         let refusal = matches!(Errno::from_io_error(error), Some(Errno::INVAL | Errno::OPNOTSUPP));
         if let (Some(direct), true) = (&self.direct, refusal) {
@@ -188,7 +189,7 @@ impl DirectFile {
     /// Opens the same file once more; `None` where it cannot be read or written past the page cache.
     fn open(file: &File, access: OFlags, prefer_cache: bool) -> Option<Self> {
         let align = alignment(file)?;
-        // a name could lead elsewhere by now, and a file without a name has none
+        // By way of `/proc`: a name could lead elsewhere by now, and a file without a name has none.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let flags = access | OFlags::DIRECT | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
@@ -239,7 +240,7 @@ fn alignment(file: &File) -> Option<usize> {
     }
     let asked = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     let told = asked.ok().filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
-    // an older kernel does not say: the first request shows
+    // An older kernel reports nothing: the first request shows whether a page will do.
     let Some(told) = told else { return Some(PAGE_BYTES) };
     let align = told.stx_dio_mem_align.max(told.stx_dio_offset_align) as usize;
     let possible = told.stx_dio_offset_align > 0 && told.stx_dio_mem_align > 0;
@@ -254,7 +255,7 @@ fn allocation_pays(file: &File, bytes: u64) -> io::Result<bool> {
     Ok(bytes <= free / 2 && is_written_in_place(file))
 }
 
-/// Whether a file lies with a server, which may set its times later than the kernel here does.
+/// Whether a file is on a server, which may set its times later than the kernel here does.
 pub(crate) fn is_remote(file: &File) -> bool {
     kind_of(file).is_ok_and(|kind| REMOTE.contains(&kind))
 }
@@ -265,18 +266,18 @@ fn kind_of(file: &File) -> io::Result<u64> {
     Ok(u64::try_from(kind & 0xffff_ffff).expect("32 bits"))
 }
 
-/// Whether most of a range is in the page cache. Where the kernel does not tell, it is taken to be: the page cache
-/// is right for every file.
+/// Whether most of a range is in the page cache; `true` where the kernel cannot tell, since the page cache is right for
+/// every file.
 fn is_mostly_cached(file: impl AsFd, offset: u64, len: usize) -> bool {
     let range = offset..offset + len as u64;
     zmove_uring::cached_bytes(file, range).map_or(true, |bytes| bytes >= len as u64 / 5 * 4)
 }
 
-/// Smaller files are read through the page cache.
+/// The least size of files that are read past the page cache.
 const READ_DIRECT_BYTES_MIN: u64 = 16 << 20;
-/// Smaller files are written through the page cache, where file systems copy on write or are not known.
+/// The least size of files that are written past the page cache, where file systems copy on write or are not known.
 const WRITE_DIRECT_BYTES_MIN: u64 = 16 << 20;
-/// Smaller files are written through the page cache, where file systems write in place.
+/// The least size of files that are written past the page cache, where file systems write in place.
 const WRITE_DIRECT_IN_PLACE_BYTES_MIN: u64 = 128 << 10;
 /// `f_type` of ext4 and XFS. Others copy on write, where room reserved is of no use, or have none to reserve.
 const IN_PLACE: [u64; 2] = [0xef53, 0x5846_5342];
@@ -302,7 +303,7 @@ mod tests {
         let Some(direct) = data.direct.as_mut() else {
             return eprintln!("skipped: no O_DIRECT in the directory for temporary files");
         };
-        // as on a file system that does not say what it needs
+        // The alignment is as where a file system reports none, and takes fewer requests than that allows.
         direct.align = 1;
         let buffer = BufferPool::new(9_000, 1).take().unwrap();
         let mut shown = 0;

@@ -31,42 +31,42 @@ pub struct Faulty<E> {
 /// One line of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultAt {
-    /// Requests of which kind are counted.
+    /// The kind of request that is counted.
     pub request: Request,
-    /// Which of them, from 0.
+    /// The number of the request that meets the fault, from 0.
     pub number: u64,
-    /// What it meets.
+    /// The fault.
     pub fault: Fault,
 }
 
-/// What is asked of an engine: a part of a read or write, as far as one request goes.
+/// The kind of a request: one part of a read or of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Bytes of a file.
+    /// Bytes are read from a file.
     Read,
-    /// Bytes into a file.
+    /// Bytes are written to a file.
     Write,
 }
 
-/// What a request meets.
+/// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails with this `errno` and does nothing.
+    /// The request fails with this `errno` and does nothing.
     Fails(i32),
-    /// It moves half of what it should, at least a byte of it.
+    /// The request moves half of what it should, at least a byte of it.
     IsShort,
-    /// It moves half of what it should, then the process is aborted.
+    /// The request moves half of what it should, then the process is aborted.
     StopsTheProcess,
 }
 
 impl<E> Faulty<E> {
-    /// `inner`, with faults.
+    /// An engine like `inner`, with the faults of `script`.
     pub fn new(inner: E, script: impl IntoIterator<Item = FaultAt>) -> Self {
         let script = script.into_iter().collect();
         Self { inner, script, reads: AtomicU64::new(0), writes: AtomicU64::new(0) }
     }
 
-    /// How many requests have come so far.
+    /// The number of requests that have come so far.
     pub fn requests(&self, kind: Request) -> u64 {
         self.counter(kind).load(Ordering::Relaxed)
     }
@@ -78,14 +78,14 @@ impl<E> Faulty<E> {
         }
     }
 
-    /// What the request that comes now meets.
+    /// The fault that the present request meets.
     fn next(&self, kind: Request) -> Option<Fault> {
         let number = self.counter(kind).fetch_add(1, Ordering::Relaxed);
         let at = self.script.iter().find(|at| at.request == kind && at.number == number);
         at.map(|at| at.fault)
     }
 
-    /// Has `inner` do what is asked, or what the script makes of that.
+    /// Has `inner` serve a request, unless the script has a fault for it.
     fn serve(
         &self,
         kind: Request,

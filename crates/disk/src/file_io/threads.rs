@@ -20,7 +20,7 @@ impl Engine for Threads {
     fn read_some(&self, way: Way<'_>, span: Span, mut buffer: Buffer, seen: Slices<'_>) -> Moved<usize> {
         let slice_bytes = match way {
             Way::Cached(_) => SLICE_BYTES,
-            // the device waits for each request: one for everything
+            // One request for everything, since the device waits for each.
             Way::Direct(_) | Way::DirectInTurns(_) => span.len(),
         };
         let mut moved = 0;

@@ -2,7 +2,7 @@
 //! order, while the last are still being read.
 //!
 //! io_uring is tried when it is asked for, from the setup to a first read. Where that fails the program takes
-//! [`Threads`](crate::Threads), and one line says why.
+//! [`Threads`](crate::Threads), and prints the reason in one line.
 
 use std::sync::Arc;
 
@@ -19,10 +19,9 @@ pub struct Uring {
 }
 
 impl Uring {
-    /// Starts the ring, or says why there is none.
+    /// Starts the ring.
     ///
-    /// # Errors
-    /// Why io_uring cannot be used here.
+    /// # Errors Why io_uring cannot be used here.
     pub fn start(config: RingConfig) -> Result<Self, Unavailable> {
         Ok(Self { ring: Ring::start(config)?, config })
     }
@@ -37,7 +36,7 @@ impl Engine for Uring {
         self.ring.write(way.file(), span, buffer)
     }
 
-    /// The slots of a ring are few, and storage that hangs keeps those that it has got.
+    /// Starts another ring: the slots of one are few, and storage that hangs keeps those that it has got.
     fn anew(&self) -> Option<Arc<dyn FileIo>> {
         Some(Arc::new(Self::start(self.config).ok()?))
     }
@@ -65,7 +64,7 @@ mod tests {
         };
         let file = Arc::new(tempfile::tempfile().unwrap());
         let mut buffer = BufferPool::new(4096, 1).take().unwrap();
-        // a ring's thread that had taken the request to look at would mostly still be at it when the caller goes on
+        // A ring whose thread had taken up the request would mostly still be at it when the caller goes on.
         for _ in 0..10_000 {
             let (outcome, back) = ring.ring.read(&file, Span::new(0, 0..0), buffer, &mut |_| ());
             assert_eq!(outcome.unwrap(), 0);

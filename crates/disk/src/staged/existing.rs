@@ -1,21 +1,19 @@
-//! A file that is there, about to be changed in its place.
+//! An existing file, about to be changed in its place.
 //!
-//! The first thing that is done to it is to make it a byte longer than it will be; the last but one is to cut
-//! that off, and then come mode and time. The time alone would not tell that it is unfinished: the kernel
-//! sets it from a clock that ticks every few milliseconds, on some file systems every second, and the source
-//! may have been written in the same tick.
+//! The first change makes the file a byte longer than it will be; the last but one cuts that off, and then come mode
+//! and time. The time alone would not show that the file is unfinished: the kernel sets it from a clock that ticks
+//! every few milliseconds, on some file systems every second, and the source may have been written in the same tick.
 //!
-//! One session at a time changes a file: it holds a lock (`flock`), and a second one is told that the file is
-//! locked. To wait would be to let writers wait for each other.
+//! One session at a time changes a file: it holds a lock (`flock`), and a second one gets the error that the file is
+//! locked. If they waited, writers could wait for each other.
 //!
-//! **Invariant:** while it is changed, and when the change has broken off, it does not look as it should in
-//! the end: it is a byte longer. One whose change was given up also has the oldest time that the file system
-//! knows, so that it is newer than nothing. It gets its final length only if nobody else was
-//! [noticed](InPlace) to have changed it.
+//! **Invariant:** while it is changed, and when the change has broken off, the file does not look as it should in the
+//! end: it is a byte longer. One whose change was given up also has the oldest time that the file system knows, so that
+//! it is newer than nothing. It gets its final length only if nobody else was [noticed](InPlace) to have changed it.
 //!
-//! **Invariant:** from before its first byte is changed until it gets its mode at the end it is neither
-//! setuid nor setgid: whoever ran it meanwhile would run what a client has sent with the rights of the file's
-//! owner. Nor may anybody but its owner do more with it than with what it is to become.
+//! **Invariant:** from before its first byte is changed until it gets its mode at the end, the file is neither setuid
+//! nor setgid: whoever ran it meanwhile would run what a client has sent with the rights of the file's owner. Nor may
+//! anybody but its owner do more with it than its final mode allows.
 
 use std::fs::File;
 use std::io;
@@ -33,33 +31,33 @@ use crate::kept_times::may_be_kept;
 use super::Staged;
 use super::in_place::InPlace;
 
-/// A regular file that is there, open to be changed; nothing has happened to it yet.
+/// An existing regular file, open to be changed; nothing has been changed yet.
 #[derive(Debug)]
 pub struct Existing {
     file: File,
     directory: Arc<OwnedFd>,
 }
 
-/// What a file that is there is to become.
+/// The state that an existing file is to have in the end.
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
-    /// How long it will be.
+    /// The final length in bytes.
     pub bytes: u64,
-    /// The mode that it will have.
+    /// The final mode.
     pub mode: u32,
-    /// The time that it will have.
+    /// The final modification time.
     pub mtime: Timestamp,
-    /// Whether its look must not deceive after a power cut either.
+    /// Whether the file must look unfinished after a power cut too.
     pub survives_power_cut: bool,
 }
 
 impl Existing {
-    /// Opens a file that is there; `None` where nothing is, or something that is no regular file.
+    /// Opens an existing file; `None` where there is none, or no regular one.
     ///
     /// # Errors
-    /// What the system says, such as that the file may not be written.
+    /// The system's error, such as that the file may not be written.
     pub fn open(directory: &Arc<OwnedFd>, name: &Name) -> io::Result<Option<Self>> {
-        // opening a device or a FIFO would do something to it
+        // Look first: opening a device or a FIFO would do something to it.
         if !FileIdentity::at(directory, name).is_ok_and(|there| there.regular) {
             return Ok(None);
         }
@@ -73,15 +71,15 @@ impl Existing {
         Ok(regular.then(|| Self { file, directory: Arc::clone(directory) }))
     }
 
-    /// Whether it has other names too.
+    /// Whether the file has other names too.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn has_other_names(&self) -> io::Result<bool> {
         Ok(rustix::fs::fstat(&self.file)?.st_nlink > 1)
     }
 
-    /// Whether a regular file is there that has no other name.
+    /// Whether there is a regular file with that name and no other.
     #[must_use]
     pub fn is_alone(directory: impl AsFd, name: &Name) -> bool {
         let there = rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
@@ -90,11 +88,10 @@ impl Existing {
         })
     }
 
-    /// Locks the file against others who would change it in its place, and gives it a length that it will not
-    /// have in the end.
+    /// Locks the file against others that would change it in its place, and gives it another length than its final one.
     ///
     /// # Errors
-    /// What the system says; `EWOULDBLOCK` when somebody has locked it.
+    /// The system's error; `EWOULDBLOCK` when somebody has locked it.
     pub fn begin(self, change: Change, direct: Direct) -> io::Result<Staged> {
         lock(&self.file)?;
         let there = FileIdentity::of(&self.file)?;
@@ -111,7 +108,7 @@ impl Existing {
         data.file().set_len(unfinished(change.bytes))?;
         let in_place = InPlace::watch(data.file(), change.bytes);
         let mut staged = Staged::in_place(data, self.directory, in_place);
-        // what is written may be on the disk before the new length and mode are
+        // What is written may be on the disk before the new length and mode are.
         let looks_final = there.bytes == change.bytes && may_be_kept(there.mtime, change.mtime);
         if change.survives_power_cut && (looks_final || narrows) {
             staged.file().sync_all()?;
@@ -124,7 +121,7 @@ impl Existing {
 /// The mode bits by which a program gets the rights of its file's owner and group.
 const SET_IDS: u32 = 0o6000;
 
-/// What its owner may do with it stays, who may have to finish it.
+/// The bits of the owner, which stay, since the owner may have to finish the file.
 const OWNER_ALL: u32 = 0o700;
 
 /// The length of a file of which the change is not finished.
@@ -134,7 +131,7 @@ fn unfinished(bytes: u64) -> u64 {
 
 fn lock(file: &File) -> io::Result<()> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        // some network file systems have no locks
+        // Some network file systems have no locks.
         Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -190,7 +187,7 @@ mod tests {
         }
     }
 
-    /// Before the first byte was written a file of the final size and time looks otherwise, and afterwards too.
+    /// A file of the final size and time looks unfinished before the first byte is written, and afterwards too.
     #[test]
     fn a_change_that_is_given_up_does_not_look_finished_nor_new() {
         let (home, directory) = home();
@@ -205,7 +202,7 @@ mod tests {
         assert!(stat.len() == 4 && stat.mtime() < 0, "{stat:?}");
     }
 
-    /// Written by another program, cut off to any length: it does not get the length that it should have.
+    /// Another program writes to the file, or cuts it off: it does not get its final length.
     #[test]
     fn a_file_that_another_changes_as_well_does_not_look_finished() {
         let (home, directory) = home();

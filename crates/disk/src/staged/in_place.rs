@@ -1,9 +1,8 @@
-//! A file while it is changed in its place, and whether anybody else changes it then.
+//! A file while it is changed in its place, and whether anybody else changes it meanwhile.
 //!
-//! Between writes of ours a file must stay as the last of them has left it: its length, and the times that
-//! the kernel sets at each change. What another program writes in the very moment in which we write as well
-//! cannot be told from that, nor what it writes through a memory mapping after the page was written for the
-//! first time.
+//! Between two writes of ours a file must stay as the first has left it: its length, and the times that the kernel sets
+//! at each change. What another program writes at the very moment of a write of ours is not noticed, nor what it writes
+//! through a memory mapping after the page was written for the first time.
 
 use std::fs::File;
 use std::io;
@@ -21,13 +20,13 @@ use crate::file_io::data_file::is_remote;
 pub(super) struct InPlace {
     /// The final length of the file, in bytes.
     bytes: u64,
-    /// None where times are a server's, which may set them later.
+    /// `None` where times are a server's, which may set them later.
     state: Option<Mutex<State>>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// How many of zmove's own writes are under way.
+    /// The number of zmove's own writes that are under way.
     writing: usize,
     /// The state in which zmove's last write has left the file.
     left: Option<FileIdentity>,
@@ -55,26 +54,26 @@ impl InPlace {
         changed
     }
 
-    /// Gives it the length that it will have; before that it has another.
+    /// Gives the file its final length; before that it has another.
     ///
     /// # Errors
-    /// What the system says; `EBUSY` when somebody else has changed the file meanwhile, `ESTALE` when it has
+    /// The system's error; `EBUSY` when somebody else has changed the file meanwhile, `ESTALE` when it has
     /// no name any more.
     pub(super) fn set_final_length(&self, file: &File) -> io::Result<()> {
         if !self.is_undisturbed(file) {
-            // to lose a name is a change too
+            // Losing its name is a change too.
             let is_nameless = rustix::fs::fstat(file)?.st_nlink == 0;
             return Err(if is_nameless { Errno::STALE } else { Errno::BUSY }.into());
         }
         self.change(file, || file.set_len(self.bytes))
     }
 
-    /// Whether it still has the length that it has got.
+    /// Whether the file still has its final length.
     pub(super) fn has_final_length(&self, there: &FileIdentity) -> bool {
         there.bytes == self.bytes
     }
 
-    /// Whether it is as our last change has left it, and was at each time before.
+    /// Whether the file is as our last change has left it, and was so at each look before.
     fn is_undisturbed(&self, file: &File) -> bool {
         self.lock().is_none_or(|mut state| {
             state.look(file);
@@ -93,10 +92,10 @@ impl State {
     }
 }
 
-/// The change of a file was given up: whoever looks at times takes it for older than any other.
+/// Gives a file whose change was given up the oldest time, so that it counts as older than any other.
 pub(super) fn give_up(file: &File) {
     let oldest = Timestamp { seconds: i64::from(i32::MIN), nanos: 0 };
-    // who may write a file need not own it
+    // A user who may write to a file need not own it.
     let _best_effort = set_file_mtime(file.as_fd(), oldest);
 }
 
@@ -112,7 +111,7 @@ mod tests {
         (file, watch)
     }
 
-    /// The clock of the file system has gone on: what is written now has another time.
+    /// Waits until the clock of the file system has gone on, so that what is written next has another time.
     fn wait_for_a_tick(file: &File) {
         let before = FileIdentity::of(file).unwrap().ctime;
         let other = tempfile::NamedTempFile::new().unwrap();

@@ -1,5 +1,5 @@
-//! How many threads storage is worth: a pure controller, which sees what threads have done and says how many there
-//! should be.
+//! The number of threads that storage is worth: a pure controller, which takes samples of what threads have done and
+//! returns how many there should be.
 //!
 //! By Little's law the requests under way are rate × latency, so where storage answers late and takes many requests at
 //! once the rate grows with the threads. It does not where threads keep the cores busy, wait for each other (the kernel
@@ -13,7 +13,7 @@
 //!     └───────────────── the rate has grown ─────────┘
 //! ```
 //!
-//! After an attempt that brought nothing the next one is half as many threads, which stay if they do as much. Each
+//! After an attempt that brought nothing the next one is half as many threads, which are kept if they do as much. Each
 //! attempt that fails makes the next one wait for twice as long.
 //!
 //! At the start, when nothing is known, short samples are enough, for as long as each attempt brings so much that
@@ -21,14 +21,14 @@
 
 use std::time::Duration;
 
-/// See the module.
+/// The controller of one task's threads; see the module.
 #[derive(Debug)]
 pub(super) struct Width {
     cores: usize,
     most: usize,
     threads: usize,
     attempt: Option<Attempt>,
-    /// What the next attempt is, unless threads are awake.
+    /// The direction of the next attempt; more threads are not tried while these are awake.
     next: Direction,
     /// Whether every attempt so far has brought much more.
     is_starting: bool,
@@ -41,7 +41,7 @@ pub(super) struct Width {
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
     before: usize,
-    /// How many threads there were in fact: some may work whatever this says.
+    /// The number of threads in fact: some may work whatever this controller returns.
     at_work: usize,
     /// Pieces per second with so many threads.
     rate: f64,
@@ -59,15 +59,15 @@ pub(super) struct Sample {
     pub(super) wall: Duration,
     /// Pieces of work done.
     pub(super) done: u64,
-    /// The time that they took, over all threads.
+    /// The time that the pieces took, over all threads.
     pub(super) elapsed: Duration,
     /// The part of that for which their threads were awake.
     pub(super) awake: Duration,
 }
 
-/// Shorter samples tell nothing.
+/// The least length of a sample: a shorter one proves nothing.
 const SAMPLE_MIN: Duration = Duration::from_millis(25);
-/// Longer ones only delay.
+/// The greatest length of a sample: a longer one only delays.
 const SAMPLE_MAX: Duration = Duration::from_millis(500);
 /// Pieces that each thread should have done in one sample.
 const PIECES_EACH: u64 = 8;
@@ -80,9 +80,9 @@ const GAIN_MIN: f64 = 1.08;
 const GAIN_AT_START: f64 = 1.7;
 /// How much of the rate half the threads must keep to be enough.
 const KEPT_MIN: f64 = 0.9;
-/// Attempts are judged only where so much of the time of all threads was spent at work.
+/// The least share of the threads' time that must be spent at work for an attempt to be judged.
 const USED_MIN: f64 = 0.75;
-/// The share of the time that threads sleep from which more of them are tried, and from which more are tried at once.
+/// The shares of time asleep from which twice, and four times, as many threads are tried.
 const ASLEEP: f64 = 0.5;
 const FAST_ASLEEP: f64 = 0.9;
 /// So many times more threads than one are tried where that mostly sleeps: what a few more bring cannot be told from
@@ -106,12 +106,12 @@ impl Width {
         }
     }
 
-    /// How many threads there should be.
+    /// The number of threads that there should be.
     pub(super) const fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Whether a sample is long enough to be looked at.
+    /// Whether a sample is long enough to be used.
     pub(super) fn is_ripe(&self, sample: &Sample) -> bool {
         let enough = sample.done >= self.pieces_each() * self.threads as u64;
         sample.wall >= SAMPLE_MAX || enough && sample.wall >= self.shortest()
@@ -125,7 +125,7 @@ impl Width {
         if self.is_starting { SAMPLE_MIN_AT_START } else { SAMPLE_MIN }
     }
 
-    /// Takes what was done since the last sample.
+    /// Takes the sample of the work since the last one.
     pub(super) fn take(&mut self, sample: &Sample) {
         let rate = sample.done as f64 / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
         let at_work = sample.elapsed.as_secs_f64() / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
@@ -150,7 +150,7 @@ impl Width {
         let grown = self.threads > attempt.before;
         let least = if grown { GAIN_MIN } else { KEPT_MIN };
         if at_work < USED_MIN * self.threads.min(attempt.at_work) as f64 {
-            // there was not enough to do to tell
+            // There was too little work to judge the attempt.
             self.threads = attempt.before;
             return false;
         }
@@ -186,8 +186,8 @@ impl Width {
         self.threads = wanted;
     }
 
-    /// So many threads keep the cores busy, if each sleeps as those in the sample have: more would only wait
-    /// for a core.
+    /// The number of threads that keeps the cores busy, if each sleeps as those in the sample have: more would only
+    /// wait for a core.
     fn keep_cores_busy(&self, sample: &Sample) -> usize {
         let asleep_too = sample.elapsed.as_nanos() / sample.awake.as_nanos().max(1);
         self.cores.saturating_mul(usize::try_from(asleep_too).unwrap_or(usize::MAX))
@@ -205,14 +205,14 @@ impl Sample {
 mod tests {
     use super::*;
 
-    /// Storage and what is written to it, in simulated time.
+    /// Storage and the work that it is given, in simulated time.
     struct World {
         cores: usize,
-        /// How long a piece keeps a core.
+        /// The time for which a piece keeps a core.
         awake: Duration,
-        /// How long it waits for storage.
+        /// The time for which a piece waits for storage.
         latency: Duration,
-        /// How many pieces wait at once; the others queue.
+        /// The number of pieces that storage serves at once; the others queue.
         depth: usize,
         /// Pieces per second that arrive.
         offered: f64,
@@ -245,7 +245,7 @@ mod tests {
             let wall = (width.pieces_each() as f64 * threads as f64 / rate).clamp(shortest, 0.501);
             let used = (self.offered / possible).min(1.0);
             let elapsed = threads as f64 * wall * used;
-            // who waits for a core is awake
+            // A thread that waits for a core is awake.
             let waiting =
                 (elapsed - rate * wall * each).max(0.0) * if by_cores < by_latency { 1.0 } else { 0.0 };
             let awake = (rate * wall * self.awake.as_secs_f64() + waiting).min(elapsed);

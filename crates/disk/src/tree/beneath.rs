@@ -12,13 +12,13 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::{Errno, Result};
 use zmove_types::RelPath;
 
-/// Whether this process has seen that there is no `openat2` for it: it is not asked for again.
+/// Whether `openat2` has been refused to this process: it is not tried again.
 static OPENAT2_REFUSED: AtomicBool = AtomicBool::new(false);
 
 /// Opens `path` beneath `root` without following any link, in as few system calls as its length allows.
 ///
 /// # Errors
-/// What the system says; `ELOOP` or `ENOTDIR` when a link is in the path.
+/// The system's error; `ELOOP` or `ENOTDIR` when a link is in the path.
 pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> Result<OwnedFd> {
     if path.is_root() {
         return openat(root, c".", flags | ALWAYS, Mode::empty());
@@ -37,7 +37,7 @@ pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> Resu
 enum Step {
     /// As many components as the kernel takes at once, checked by `openat2`.
     Whole,
-    /// One component.
+    /// One component, without following a link.
     Component,
 }
 
@@ -67,7 +67,7 @@ impl Step {
                 return opened;
             }
         }
-        // for a file opened without waiting: its owner holds a lease on it, and may for long
+        // The file was opened without waiting, and its owner holds a lease on it, perhaps for long.
         Err(Errno::AGAIN)
     }
 

@@ -1,7 +1,7 @@
-//! Opens a directory that is named by a path which other users may have a hand in.
+//! Opens a directory by a path in which other users may have a hand.
 //!
-//! **Invariant:** a link on the way is followed only if it belongs to root or to the user of this process:
-//! whoever owns a directory on the way can put a link there, and would say with it where this process writes.
+//! **Invariant:** a link on the way is followed only if it belongs to root or to the user of this process: whoever owns
+//! a directory on the way can put a link there, and would choose with it where this process writes.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,14 +12,14 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-/// As many links as the kernel follows.
+/// The most links that are followed: as many as the kernel follows.
 const LINKS_MAX: usize = 40;
 const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Opens the directory at `path`.
 ///
 /// # Errors
-/// What the system says, `ELOOP` for too many links, and an error with a text for a link of another user.
+/// The system's error, `ELOOP` for too many links, and an error with a text for a link of another user.
 pub(crate) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     let own = rustix::process::geteuid().as_raw();
     let mut here = start(path)?;
@@ -51,7 +51,7 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(CWD, from, WAYPOINT, Mode::empty())?)
 }
 
-/// Where a link points to, if it may be followed.
+/// The target of a link, if it may be followed.
 fn follow(link: &OwnedFd, name: &OsString, stat: &Stat, own: u32) -> io::Result<PathBuf> {
     if stat.st_uid != 0 && stat.st_uid != own {
         let (name, user) = (Path::new(name).display(), stat.st_uid);

@@ -54,7 +54,7 @@ fn a_reserved_file_has_its_size() {
     }
 }
 
-/// A disk filled by a file that is yet to come would fail everybody else.
+/// A disk that is filled by a file still to come would make all other writes fail.
 #[test]
 fn a_file_that_would_fill_the_disk_reserves_nothing() {
     let mut data = DataFile::new(tempfile::tempfile().unwrap());

@@ -59,7 +59,7 @@ fn ring(config: RingConfig) -> Engine {
     }
 }
 
-/// Says why a case does not run here; in the lab, where every case must, that is a failure.
+/// Prints why a case does not run here; in the lab, where every case must, that is a failure.
 #[track_caller]
 pub(crate) fn skip(reason: &str) {
     let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
@@ -80,11 +80,11 @@ fn painted(bytes: usize) -> Vec<u8> {
 fn source(directory: &Path, bytes: usize, direct: Direct) -> DataFile {
     let file = tempfile::tempfile_in(directory).unwrap();
     file.write_all_at(&painted(bytes), 0).unwrap();
-    // as large as it needs to be for `auto`, whatever it is
+    // The size is declared as large enough for `auto`, whatever it is.
     DataFile::for_reading(file, (bytes as u64).max(1 << 30), direct)
 }
 
-/// Reads once, and holds what was shown against what is in the buffer.
+/// Reads once, and compares what was shown with what is in the buffer.
 fn read(file_io: &dyn FileIo, file: &DataFile, offset: u64, len: usize) -> Vec<u8> {
     let mut shown = Vec::new();
     let buffer = BufferPool::new(GROUP, 1).take().unwrap();
@@ -153,7 +153,7 @@ pub(crate) fn offsets_need_not_be_aligned(file_io: &dyn FileIo, directory: &Path
     assert!(std::fs::read(&path).unwrap() == contents[..20_000]);
 }
 
-/// Requests past the page cache are longer than what was asked for; the rest is nobody's business.
+/// Requests past the page cache are longer than what was asked for; the rest must not be shown.
 pub(crate) fn growth_is_not_shown(file_io: &dyn FileIo, directory: &Path, direct: Direct) {
     let file = source(directory, 3 * 4096, direct);
     for len in [1, 4097, 8191] {
@@ -188,7 +188,7 @@ pub(crate) fn a_panic_gives_the_buffer_back(file_io: &dyn FileIo, directory: &Pa
         })
     }));
     assert!(unwound.is_err() && slices == 1);
-    // waits until the kernel has let go of it
+    // This waits until the kernel has let go of the buffer.
     assert_eq!(pool.take().unwrap().capacity(), GROUP);
     assert!(read(file_io, &file, 0, GROUP) == painted(GROUP));
 }

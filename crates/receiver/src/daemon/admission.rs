@@ -1,7 +1,7 @@
-//! What each key has under way, held against the limits before anything begins.
+//! What each key has under way, checked against the limits before anything begins.
 //!
 //! **Invariant:** what was admitted is given back when its [`Seat`] or [`Held`] is dropped, and only then; and while
-//! anybody is [in line](InLine), nobody has a seat that the first in turn could have.
+//! transfers are [in line](InLine), none gets a seat that the first in turn could have.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -39,7 +39,7 @@ struct Use {
     transfers: usize,
     lanes: usize,
     waiting: usize,
-    /// Connections that are being told why they are refused.
+    /// Connections to which a refusal is being sent.
     refusals: usize,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct InLine {
     pub(crate) full: Option<Full>,
 }
 
-/// What was admitted, until it is dropped.
+/// A booking of what was admitted; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
     admissions: Admissions,
@@ -71,9 +71,9 @@ pub(crate) struct Held {
     what: Use,
 }
 
-/// How many refusals of one key are told at a time.
+/// The most refusals that are sent to one key at a time.
 const TOLD_PER_KEY_MAX: usize = 8;
-/// How many refusals of all keys together are told at a time.
+/// The most refusals that are sent to all keys together at a time.
 const TOLD_MAX: usize = 128;
 
 /// A limit that is reached.
@@ -95,7 +95,7 @@ impl Admissions {
         self.0.book.lock().limits
     }
 
-    /// From now on; what was admitted stays.
+    /// Replaces the limits; what was admitted stays.
     pub(crate) fn set_limits(&self, limits: Limits) {
         self.0.book.lock().limits = limits;
         self.seat_those_in_line();
@@ -104,7 +104,7 @@ impl Admissions {
     /// Waits until no transfer is running.
     pub(crate) async fn idle(&self) {
         let mut transfers = self.0.transfers.subscribe();
-        // the sending end is here
+        // Cannot fail: `self` owns the sending end.
         drop(transfers.wait_for(|transfers| *transfers == 0).await);
     }
 
@@ -117,14 +117,14 @@ impl Admissions {
         Ok(self.hold(&mut book, key, Use { waiting: 1, ..Use::default() }))
     }
 
-    /// Admits the telling of a refusal; without that the connection is to be closed.
+    /// Admits the sending of a refusal; `None` where the connection is to be closed without one.
     pub(crate) fn tell(&self, key: Fingerprint) -> Option<Held> {
         let mut book = self.0.book.lock();
         let few = book.all.refusals < TOLD_MAX && book.of(key).refusals < TOLD_PER_KEY_MAX;
         few.then(|| self.hold(&mut book, key, Use { refusals: 1, ..Use::default() }))
     }
 
-    /// Has a transfer line up for its share of lanes.
+    /// Puts a transfer in line for a seat.
     pub(crate) fn line_up(&self, key: Fingerprint) -> Result<InLine, Full> {
         let mut book = self.0.book.lock();
         let (limit, value) = ("queued_per_identity", book.limits.queued_per_identity);
@@ -137,7 +137,7 @@ impl Admissions {
         Ok(InLine { admissions: self.clone(), key, number, seat, ahead, full })
     }
 
-    /// Gives a seat to each in line who can have one, in turn.
+    /// Gives a seat to each transfer in line for which there is room, in turn.
     fn seat_those_in_line(&self) {
         let mut seated = Vec::new();
         let mut book = self.0.book.lock();
@@ -148,7 +148,7 @@ impl Admissions {
         book.line = line;
         drop(book);
         for (waiter, seat) in seated {
-            // the seat of one that has just gone is given back
+            // Where the waiter has just gone, its seat is dropped here, and with that given back.
             drop(waiter.send(seat));
         }
     }
@@ -167,19 +167,19 @@ impl Admissions {
 }
 
 impl Seat {
-    /// Whose it is.
+    /// The key that the seat is booked on.
     pub(crate) fn key(&self) -> Fingerprint {
         self.held.key
     }
 }
 
 impl InLine {
-    /// The seat, if it is there already.
+    /// The seat, if it has been given already.
     pub(crate) fn at_once(&mut self) -> Option<Seat> {
         self.seat.try_recv().ok()
     }
 
-    /// Waits for its turn.
+    /// Waits for the seat.
     pub(crate) async fn turn(&mut self) -> Option<Seat> {
         (&mut self.seat).await.ok()
     }
@@ -192,7 +192,7 @@ impl Drop for InLine {
 }
 
 impl Book {
-    /// What a transfer of this key would get now.
+    /// The portion that a transfer of this key would get now, or the limit that it meets.
     fn portion(&self, key: Fingerprint) -> Result<Portion, Full> {
         let (own, all, limits) = (self.of(key), self.all, self.limits);
         let full = |limit, value| Full { what: "transfers", limit, value };
@@ -309,7 +309,7 @@ mod tests {
         drop(seats);
     }
 
-    /// By default the limit that a key meets is that of its transfers.
+    /// With the default limits a key reaches that of its transfers before that of its lanes.
     #[test]
     fn lanes_are_enough_for_as_many_transfers_as_a_key_may_have() {
         let (admissions, [one, _]) = (Admissions::new(Limits::default()), keys());

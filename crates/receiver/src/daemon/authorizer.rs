@@ -1,4 +1,4 @@
-//! Which keys a daemon lets in, and what each may do.
+//! The keys that a daemon authorizes, and what each may do.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -9,32 +9,32 @@ use zmove_types::RateLimit;
 use crate::store::rules::{Owning, SetIds};
 use crate::store::target::WriteAccess;
 
-/// The keys that a daemon lets in.
+/// The keys that a daemon authorizes.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Authorizer {
-    /// The keys in a list, which is looked at for each connection, so that a new one counts at once.
+    /// The keys in a list, which is checked for changes at each connection, so that a new key counts at once.
     Listed(KeyList),
     /// One key, which may do what this process may: that of the user who has started it.
     Only(Fingerprint),
 }
 
-/// A peer that has proved a key which is let in.
+/// A peer whose proved key is authorized.
 #[derive(Debug)]
 pub(crate) struct Authorized {
-    /// Name in the log.
+    /// The name of the peer in the log.
     pub(crate) name: String,
     pub(crate) access: WriteAccess,
     pub(crate) set_ids: SetIds,
     pub(crate) owning: Owning,
     /// Owner of the journals that its transfers go on with.
     pub(crate) owner: String,
-    /// Bytes per second that all its lanes together may bring.
+    /// The limit on the bytes per second of all its lanes together.
     pub(crate) max_rate: Option<RateLimit>,
 }
 
 impl Authorizer {
-    /// What the key at the other end of a connection may do, or why it is denied. May wait for files.
+    /// What a peer may do by its key, or why it is denied. May block on files.
     ///
     /// # Errors
     /// The list cannot be read.
@@ -66,7 +66,8 @@ impl Authorized {
         Self { name, access, set_ids, owning, owner, max_rate: grant.max_rate }
     }
 
-    /// The user of this process, whose other pushes to this host's directories are theirs as well.
+    /// The user of this process. The empty owner is that of the user's pushes to local directories: they share
+    /// journals.
     fn user() -> Self {
         Self {
             name: "the user".to_owned(),

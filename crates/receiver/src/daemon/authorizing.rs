@@ -1,14 +1,15 @@
-//! The threads that authorize: they may wait for files, so there are few of them at a time.
+//! A bounded number of threads that authorize. Authorizing reads files and may block, and tokio's blocking threads, on
+//! which it runs, serve transfers too.
 //!
-//! tokio's threads for what waits are also those of transfers. **Invariant:** what has begun counts until it
-//! has ended, whether or not somebody still waits for it: a peer that leaves takes no other's place.
+//! **Invariant:** work counts until it ends, also when nobody waits for it any more: peers that leave and come back
+//! cannot have more of it run.
 
 use std::num::NonZero;
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-/// As many threads as there are cores.
+/// The bound on authorizing threads: as many as there are cores.
 #[derive(Debug)]
 pub(crate) struct AuthorizingThreads(Arc<Semaphore>);
 
@@ -23,7 +24,7 @@ impl AuthorizingThreads {
         Self(Arc::new(Semaphore::new(threads)))
     }
 
-    /// Runs `work` when its turn comes.
+    /// Runs `work` on a blocking thread, once fewer than the bound are busy.
     pub(crate) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let permit = Arc::clone(&self.0).acquire_owned().await.expect("nobody closes it");
         let done = tokio::task::spawn_blocking(move || {

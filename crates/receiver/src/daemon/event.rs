@@ -1,4 +1,4 @@
-//! What a daemon has to tell its operator, and in which words.
+//! The events of a daemon, and their text in the log.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,33 +11,33 @@ use zmove_wire::Cipher;
 use crate::error::SessionError;
 use crate::session::ways::SessionReport;
 
-/// Who is at the other end.
+/// The peer of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
-    /// What the list of keys calls them.
+    /// The name of the peer's key in the list of keys.
     pub name: String,
-    /// From where.
+    /// The address of the peer.
     pub address: SocketAddr,
-    /// The key they have proved.
+    /// The key that the peer has proved.
     pub key: Fingerprint,
 }
 
 /// What a transfer has moved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// The target as it was asked for; empty if it never was.
+    /// The target that the sender asked for; empty if it asked for none.
     pub target: Vec<u8>,
-    /// Bytes of file contents that came.
+    /// Bytes of file contents received.
     pub bytes: u64,
-    /// Bytes of filler that came; `None` for anything but a probe.
+    /// Bytes of filler received; `None` for anything but a probe.
     pub probed: Option<u64>,
-    /// Regular files that got their names.
+    /// Regular files that were given their names.
     pub files: u64,
-    /// How long it took.
+    /// The duration of the transfer.
     pub elapsed: Duration,
 }
 
-/// Why a connection came to nothing, by kind.
+/// The kind of reason for which a connection was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -53,7 +53,7 @@ pub enum Rejection {
     Greeting,
     /// The client asked for lanes in clear.
     Clear,
-    /// The connection would be beyond a limit.
+    /// The connection would exceed a limit.
     Limit,
     /// This daemon is being stopped.
     Stopping,
@@ -61,67 +61,67 @@ pub enum Rejection {
     Transfer,
 }
 
-/// What a daemon has to tell its operator.
+/// An event that a daemon logs.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum DaemonEvent {
-    /// A connection came to nothing.
+    /// A connection was rejected.
     Rejected {
         /// The kind of reason.
         kind: Rejection,
-        /// From where.
+        /// The address of the peer.
         address: SocketAddr,
-        /// Why.
+        /// The reason, in words.
         reason: String,
     },
     /// A transfer waits in line.
     Waits {
-        /// Who sends.
+        /// The sender.
         who: Who,
-        /// What for.
+        /// The reason why the transfer waits, in words.
         reason: String,
     },
     /// A transfer has begun.
     Begun {
-        /// Who sends.
+        /// The sender.
         who: Who,
     },
     /// A transfer came to its end.
     Received {
-        /// Who sent it.
+        /// The sender.
         who: Who,
         /// The cipher of the transfer's lanes.
         cipher: Cipher,
-        /// What came.
+        /// What was received.
         moved: Moved,
-        /// What was done.
+        /// The result of the session.
         report: SessionReport,
     },
     /// A probe came to its end.
     Probed {
-        /// Who has probed.
+        /// The sender.
         who: Who,
-        /// What came.
+        /// What was received.
         moved: Moved,
     },
     /// A transfer ended early.
     Broken {
-        /// Who sent it.
+        /// The sender.
         who: Who,
-        /// What came before.
+        /// What had been received until then.
         moved: Moved,
-        /// Why.
+        /// The error that ended the transfer.
         error: SessionError,
     },
     /// The system would not accept a connection.
     Accept {
-        /// Why.
+        /// The system's error.
         error: std::io::Error,
     },
 }
 
 impl Rejection {
-    /// One word, for counters.
+    /// The kind in one word, for counters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

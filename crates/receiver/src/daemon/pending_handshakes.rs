@@ -1,15 +1,14 @@
-//! The connections that have not proved a key: few are at it at once, and more wait for their turn. A
-//! connection that says nothing keeps nobody waiting, because it goes for another one.
+//! Connections that have not proved a key: only so many shake hands at once, and the others queue. A connection that
+//! sends nothing blocks nobody, because it is closed for one that waits.
 //!
 //! A network is an IPv4 address or an IPv6 /48; within a /48 the hosts (/64) are treated as networks are.
-//! Waiting is done here and not in the kernel's queue, where nobody sees where a connection is from. A flood
-//! from one network closes and delays its own connections, and costs others a round trip at worst: while
-//! there are many, a client that comes by UDP has to show that it is where it says.
+//! Connections queue here and not in the kernel, where their origin cannot be seen. A flood from one network closes and
+//! delays that network's own connections, and costs others a round trip at worst: while there are many, a QUIC client
+//! has to show that its address is its own.
 //!
-//! **Invariant:** a network that has more than its [fair share](Connections::fair_share) closes its own: one
-//! of them goes at once for one of another network. Where no network has, nobody goes who is not later than a
-//! client that means it; those that have said nothing go first. Of those that wait one of the network that
-//! has fewest is next, however many of others wait before it.
+//! **Invariant:** a network above its [fair share](Connections::fair_share) has a connection of its own closed at once
+//! for one of another network. Where none is above it, only connections slower than an honest client are closed, silent
+//! ones first. The next from the queue is one of the network with the fewest connections, however many others wait.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
@@ -30,7 +29,7 @@ pub(crate) struct PendingHandshakes(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     connections: Lock<Connections>,
-    /// Notified when a connection has begun to wait.
+    /// Notified when a connection has been queued.
     waits: Notify,
 }
 
@@ -51,7 +50,7 @@ struct Member {
     since: Instant,
     /// Whether the client has sent its first message.
     spoken: bool,
-    /// A sender whose drop tells the handshake that it has lost its place.
+    /// The drop of this sender notifies the handshake that it has lost its place.
     _stays: oneshot::Sender<()>,
 }
 
@@ -67,26 +66,25 @@ struct Queue {
 struct Queued {
     number: u64,
     source: Source,
-    /// Tells by being dropped that there is no room.
+    /// The sender of the connection's place; dropped unused where there is no room.
     begins: oneshot::Sender<Place>,
 }
 
-/// Where somebody comes from: of IPv6 the /48, which a site has, and the /64, which a host has; of IPv4 the
-/// address for both.
+/// The networks of a connection: of IPv6 the /48 of its site and the /64 of its host; of IPv4 the address for both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Source {
     site: IpAddr,
     host: IpAddr,
 }
 
-/// How many members come from where.
+/// The number of members of each network.
 #[derive(Debug, Default)]
 struct Counts {
     sites: HashMap<IpAddr, usize>,
     hosts: HashMap<IpAddr, usize>,
 }
 
-/// A connection's place among those that prove; free when dropped.
+/// A connection's place among those that shake hands; free when dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     pending: PendingHandshakes,
@@ -94,32 +92,32 @@ pub(crate) struct Place {
     stays: oneshot::Receiver<()>,
 }
 
-/// How many connections may wait to begin; each costs what it would in the kernel's queue, and a task.
+/// The most connections in the queue; each costs what it would in the kernel's queue, and a task.
 const QUEUED_MAX: usize = 1024;
-/// Waiting connections may use one part in this many of the process's descriptors.
+/// Queued connections may use one in so many of the process's descriptors.
 const QUEUED_SHARE: usize = 8;
-/// How many begin before they are told.
+/// The most handshakes that begin under one lock.
 const BEGIN_AT_ONCE: usize = 16;
-/// A client's first words follow its connection at once.
+/// The longest silence of a client that has connected: an honest one sends its first message at once.
 const SILENCE_MAX: Duration = Duration::from_millis(100);
-/// The rest of a handshake takes a round trip and some CPU time on both sides, of which there may be little.
+/// The longest handshake: a round trip, and some CPU time on both sides, of which there may be little.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-/// The longest handshake while a connection waits whose network has fewer, so that a few that stall do not
-/// keep others waiting.
+/// The longest handshake while a connection of a network with fewer waits: a few that stall must not hold up others.
 const HANDSHAKE_ASKED_MAX: Duration = Duration::from_secs(1);
-/// The connections that a network may have in any case: as many lanes as several pushes dial at once.
+/// The least fair share of a network: the lanes that several pushes dial at once.
 const FAIR_SHARE_MIN: usize = 32;
 /// How often overdue handshakes are looked for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl PendingHandshakes {
-    /// How many connections there are, with those that wait.
+    /// The number of connections, with those in the queue.
     pub(crate) fn count(&self) -> usize {
         let connections = self.0.connections.lock();
         connections.members.len() + connections.queue.len
     }
 
-    /// Enters one more, where `max` may prove at once. Its place comes when it may begin, or never.
+    /// Queues one more connection, where `max` may shake hands at once. Its place comes when its handshake may begin,
+    /// or never.
     pub(crate) fn enter(&self, address: IpAddr, max: usize) -> oneshot::Receiver<Place> {
         let (begins, place) = oneshot::channel();
         let source = Source::of(address);
@@ -139,7 +137,7 @@ impl PendingHandshakes {
         place
     }
 
-    /// While some wait, sees to it that those who take too long make room. Never ends.
+    /// While connections queue, has those closed whose handshake takes too long. Never ends.
     pub(crate) async fn keep_moving(&self) {
         loop {
             self.0.waits.notified().await;
@@ -153,7 +151,7 @@ impl PendingHandshakes {
     fn begin_those_that_can(&self) {
         loop {
             let mut connections = self.0.connections.lock();
-            // few at a time: its time runs for who has been let in
+            // Few at a time, because the time limit of each handshake runs from here.
             let next = std::iter::from_fn(|| {
                 let queued = connections.next(Instant::now())?;
                 Some(connections.admit(queued, self.clone()))
@@ -164,7 +162,7 @@ impl PendingHandshakes {
                 return;
             }
             for (place, begins) in beginning {
-                // the place of one that nobody waits for any more is free again
+                // Where nobody waits for the place any more, it is dropped here, and with that free again.
                 drop(begins.send(place));
             }
         }
@@ -172,8 +170,8 @@ impl PendingHandshakes {
 }
 
 impl Connections {
-    /// The next to begin, for whom there is room now: of the site that has the fewest members, then of the
-    /// host, the oldest. Where nobody goes for that one, nobody goes for another.
+    /// The next connection to shake hands, for which there is room now: the oldest of the host with the fewest members
+    /// in the site with the fewest. Where no member is closed for that one, none is closed for another.
     fn next(&mut self, now: Instant) -> Option<Queued> {
         let (source, place) = self.queue.first(&self.counts)?;
         while self.members.len() >= self.max {
@@ -200,8 +198,8 @@ impl Connections {
         }
     }
 
-    /// Who makes room for one from there, if anybody does now: of those that have more than their share, else
-    /// of all; the hosts with too many first, then those that have said nothing, then the oldest.
+    /// The member to close for `newcomer`, if one is late: of the network with the most members where that is above its
+    /// share, else of any. Members of a host above the share go first, then silent ones, then the oldest.
     fn victim(&self, newcomer: Source, now: Instant) -> Option<usize> {
         let share = self.fair_share(newcomer);
         let most = self.counts.sites.values().max().copied()?;
@@ -217,7 +215,7 @@ impl Connections {
         going.min_by_key(first).map(|(place, _)| place)
     }
 
-    /// How many members a network may have before they go at once for those of others.
+    /// The most members that a network may have before one is closed at once for a connection of another network.
     fn fair_share(&self, newcomer: Source) -> usize {
         let sites = self.counts.sites.len() + usize::from(self.counts.site(newcomer) == 0);
         FAIR_SHARE_MIN.min(self.max / 2).max(self.max / sites)
@@ -232,13 +230,13 @@ impl Queue {
         self.sites.entry(source.site).or_default().push_back(queued);
     }
 
-    /// Whose turn it is while so many prove, and the place among those of the site.
+    /// The connection whose turn is next with these members, and its place in the queue of its site.
     fn first(&self, counts: &Counts) -> Option<(Source, usize)> {
         let members = |site: &IpAddr| counts.sites.get(site).copied().unwrap_or(0);
         let oldest = |waiting: &VecDeque<Queued>| waiting.front().map(|queued| queued.number);
         let (site, waiting) =
             self.sites.iter().min_by_key(|(site, waiting)| (members(site), oldest(waiting)))?;
-        // an IPv4 address is one host
+        // A site of IPv4 is one host: its oldest connection is the next.
         let several = if site.is_ipv6() { waiting.len() } else { 1 };
         let hosts = waiting.iter().take(several).enumerate();
         let (place, queued) = hosts.min_by_key(|(_, queued)| counts.host(queued.source))?;
@@ -255,7 +253,7 @@ impl Queue {
         removed
     }
 
-    /// Closes the youngest of the network that has most waiting: those before it keep their turn.
+    /// Closes the youngest connection of the network with the most in the queue: those before it keep their turn.
     fn send_away(&mut self) {
         let youngest = |waiting: &VecDeque<Queued>| waiting.back().map(|queued| queued.number);
         let most = self.sites.iter().max_by_key(|(_, waiting)| (waiting.len(), youngest(waiting)));
@@ -290,7 +288,8 @@ impl Counts {
         self.hosts.get(&source.host).copied().unwrap_or(0)
     }
 
-    /// How many the networks of `one` and `other` have, if the latter has more: the hosts are compared within a site.
+    /// The numbers of members of the networks of `one` and `other`, if the latter has more. Within a site the hosts
+    /// count.
     fn more_than(&self, one: Source, other: Source) -> Option<(usize, usize)> {
         let (own, others) = if one.site == other.site {
             (self.host(one), self.host(other))
@@ -302,13 +301,13 @@ impl Counts {
 }
 
 impl Member {
-    /// Whether it has taken longer than a client that means it; `more` is how many the network of one that waits
-    /// and its own have, where it has more.
+    /// Whether the handshake has taken longer than that of an honest client. `more` holds the numbers of members of the
+    /// newcomer's network and of this one, where this one has more.
     fn is_late(&self, now: Instant, more: Option<(usize, usize)>, share: usize) -> bool {
         let longest = match more {
             Some((_, own)) if own > share => Duration::ZERO,
             _ if !self.spoken => SILENCE_MAX,
-            // with one less it would have what the other has now, and they would take turns without end
+            // Not where the difference is one: the two networks would only swap places, without end.
             Some((others, own)) if others == 0 || others + 1 < own => HANDSHAKE_ASKED_MAX,
             _ => HANDSHAKE_MAX,
         };
@@ -317,7 +316,7 @@ impl Member {
 }
 
 impl Place {
-    /// Whether the client has sent its first message.
+    /// A callback that records that the client has sent its first message.
     pub(crate) fn has_spoken(&self) -> impl FnOnce() + Send + 'static {
         let (pending, number) = (self.pending.clone(), self.number);
         move || {
@@ -328,9 +327,9 @@ impl Place {
         }
     }
 
-    /// Resolves when another needs the place.
+    /// Resolves when the place is needed for another connection.
     pub(crate) async fn taken(&mut self) {
-        // nothing is ever sent
+        // Nothing is ever sent: this resolves when the sender is dropped.
         let _dropped = (&mut self.stays).await;
     }
 }
@@ -375,7 +374,7 @@ mod tests {
         }
     }
 
-    /// Has all members begin so long ago.
+    /// Makes all members older by so much, and begins what that allows.
     fn grow_older(pending: &PendingHandshakes, by: Duration) {
         pending.0.connections.lock().members.iter_mut().for_each(|member| member.since -= by);
         pending.begin_those_that_can();
@@ -444,7 +443,8 @@ mod tests {
         pending.enter(one, 2).try_recv().unwrap();
     }
 
-    /// A client's lanes at once, while another has an address of its own for each connection.
+    /// Asserts that a client keeps all the lanes that it dials at once, while another client has a new address for each
+    /// connection.
     async fn assert_kept(addresses: impl Iterator<Item = String>) {
         let pending = PendingHandshakes::default();
         let client = address("2001:db8:1::1");
@@ -453,7 +453,7 @@ mod tests {
         let mut lanes: Vec<_> = lanes.iter_mut().map(|lane| lane.try_recv().unwrap()).collect();
         all.extend(addresses.map(|of| pending.enter(address(&of), 64)));
         for _ in 0..4 {
-            // others go, however many the client has by then
+            // Others are closed, however many connections the client has by then.
             grow_older(&pending, SILENCE_MAX);
             lanes.iter().for_each(|lane| lane.has_spoken()());
             all.push(pending.enter(client, 64));
@@ -504,7 +504,7 @@ mod tests {
         assert!(!is_taken(&mut client).await);
     }
 
-    /// Those that wait already, of the same few networks, do not keep it waiting until they have had their turn.
+    /// Queued connections of the same few networks do not delay a newcomer until all of them have had their turn.
     #[tokio::test]
     async fn a_newcomer_passes_a_queue_of_those_that_stall() {
         let pending = PendingHandshakes::default();

@@ -1,8 +1,8 @@
-//! Saying no: how it is said, and to how many at a time.
+//! How refusals are sent, and to how many peers at a time.
 //!
-//! Who is refused keeps a descriptor until it has taken the answer, and need not take it. **Invariant:** of those that
-//! have proved a key which is let in few are told at a time, of each key and in all ([`Admissions::tell`]); the others
-//! are closed without a word. Strangers are told while they still count as connections that have not proved one.
+//! A refused peer keeps a descriptor until it has taken the answer, and need not take it. **Invariant:** of the peers
+//! whose key is authorized few are sent a refusal at a time, of each key and in all ([`Admissions::tell`]); the others
+//! are closed without an answer. A peer with an unknown key is refused while it still counts as a pending handshake.
 
 use std::time::Duration;
 
@@ -18,28 +18,29 @@ pub(crate) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most bytes that a refused peer may still send before it is cut off.
 const DRAIN_BYTES_MAX: u64 = 64 << 10;
 
-/// Refuses a peer whose key is let in, whatever it has to say.
+/// Refuses a peer whose key is authorized, without looking at what it sends.
 pub(crate) async fn refuse_peer(admissions: &Admissions, channel: Channel, refusal: Refusal) {
     if let Some(_told) = admissions.tell(channel.peer()) {
         refuse(channel, refusal).await;
     }
 }
 
-/// Says one thing to a peer whose key is let in, without listening, and closes.
+/// Sends `answer` to a peer whose key is authorized, without looking at what it sends, and closes.
 pub(crate) async fn say_and_close(admissions: &Admissions, channel: Channel, answer: &[u8]) {
     if let Some(_told) = admissions.tell(channel.peer()) {
         write_and_close(channel, answer).await;
     }
 }
 
-/// Refuses a peer that is counted elsewhere.
+/// Refuses a peer that is counted elsewhere, such as a pending handshake.
 pub(crate) async fn refuse(channel: Channel, refusal: Refusal) {
     let mut answer = Greeting::new(Role::Control, TransferId([0; 16])).encode().to_vec();
     answer.extend(encode_message(&ToSender::Refused(refusal)));
     write_and_close(channel, &answer).await;
 }
 
-/// What the peer has sent is thrown away, so that the close does not destroy the answer on its way.
+/// Sends `answer` and closes. What the peer sends is read and thrown away: a close with unread data resets the
+/// connection, which can destroy the answer on its way.
 async fn write_and_close(mut stream: Channel, answer: &[u8]) {
     let said = async {
         stream.write_all(answer).await?;

@@ -1,4 +1,4 @@
-//! Which transfers are running, so that lanes find theirs.
+//! The running transfers, by which lanes find theirs.
 //!
 //! **Invariant:** a lane is handed only to a transfer that was opened by the same key.
 
@@ -18,7 +18,7 @@ pub(crate) struct Registry(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The ways to their lanes; none while a transfer waits for its turn, and its sender knows that.
+    /// The channel for each transfer's lanes; `None` while the transfer is in line and its sender has been notified.
     transfers: Lock<HashMap<Key, Option<LanesIn>>>,
     changed: Notify,
 }
@@ -26,11 +26,11 @@ struct Shared {
 type Key = (Fingerprint, TransferId);
 pub(crate) type LanesIn = mpsc::Sender<Box<dyn LaneSource>>;
 
-/// What there is for a lane.
+/// The result of looking for a lane's transfer.
 #[derive(Debug)]
 pub(crate) enum Found {
     Lanes(LanesIn),
-    /// Its transfer waits; the sender dials other lanes when that begins.
+    /// The transfer is in line; its sender dials other lanes when it begins.
     InLine,
     Nothing,
 }
@@ -43,8 +43,8 @@ pub(crate) struct Registered {
 }
 
 impl Registry {
-    /// Enters a transfer, with the way to its lanes unless it waits for its turn; `None` when its owner has
-    /// one of that id already.
+    /// Enters a transfer, with the channel for its lanes unless it is in line; `None` where its owner has one of that
+    /// id already.
     pub(crate) fn enter(
         &self,
         owner: Fingerprint,
@@ -62,7 +62,7 @@ impl Registry {
         Some(Registered { registry: self.clone(), key })
     }
 
-    /// The way to a transfer's lanes; a lane that is early waits for its control, as long as `patience`.
+    /// The channel for a transfer's lanes. A lane that precedes its control connection waits for it, up to `patience`.
     pub(crate) async fn find(&self, owner: Fingerprint, transfer: TransferId, patience: Duration) -> Found {
         let found = async {
             loop {
@@ -82,7 +82,7 @@ impl Registry {
 }
 
 impl Registered {
-    /// Its turn has come.
+    /// Enters the channel for the lanes of a transfer that was in line and now begins.
     pub(crate) fn begin(&self, lanes: LanesIn) {
         self.registry.0.transfers.lock().insert(self.key, Some(lanes));
         self.registry.0.changed.notify_waiters();

@@ -1,15 +1,15 @@
-//! Who waits for a turn: among keys in turn, of one key in the order in which they came.
+//! A waiting line in which keys take turns, and the waiters of one key keep the order in which they came.
 //!
-//! **Invariant:** a key that cannot have a turn now keeps no other from having one, and keeps its own place.
+//! **Invariant:** a key that cannot have a turn now does not delay others, and keeps its own place.
 
 use std::collections::VecDeque;
 
 use zmove_transport::Fingerprint;
 
-/// See the module.
+/// The waiting line; see the module.
 #[derive(Debug)]
 pub(crate) struct Line<T> {
-    /// Those of one key together, the key whose turn it is first; none is empty.
+    /// The waiters by key; the key whose turn it is comes first. No list is empty.
     keys: VecDeque<(Fingerprint, VecDeque<Waiter<T>>)>,
     entered: u64,
 }
@@ -27,12 +27,12 @@ impl<T> Default for Line<T> {
 }
 
 impl<T> Line<T> {
-    /// How many of this key wait.
+    /// The number of waiters of a key.
     pub(crate) fn len_of(&self, key: Fingerprint) -> usize {
         self.keys.iter().find(|(of, _)| *of == key).map_or(0, |(_, waiters)| waiters.len())
     }
 
-    /// Puts one more behind those of its key; returns the number by which it can leave.
+    /// Adds a waiter behind those of its key; returns the number by which it can leave.
     pub(crate) fn enter(&mut self, key: Fingerprint, waiting: T) -> u64 {
         self.entered += 1;
         let waiter = Waiter { number: self.entered, waiting };
@@ -43,7 +43,7 @@ impl<T> Line<T> {
         self.entered
     }
 
-    /// One that does not want its turn any more, or has had it.
+    /// Removes a waiter that does not want its turn any more, or has had it.
     pub(crate) fn leave(&mut self, key: Fingerprint, number: u64) {
         for (_, waiters) in self.keys.iter_mut().filter(|(of, _)| *of == key) {
             waiters.retain(|waiter| waiter.number != number);
@@ -51,7 +51,7 @@ impl<T> Line<T> {
         self.keys.retain(|(_, waiters)| !waiters.is_empty());
     }
 
-    /// The next whose turn it is and to whose key `admit` gives something. Its key is last from then on.
+    /// Removes and returns the next waiter to whose key `admit` grants something. That key is the last from then on.
     pub(crate) fn next<A>(&mut self, mut admit: impl FnMut(Fingerprint) -> Option<A>) -> Option<(T, A)> {
         let (place, admitted) =
             self.keys.iter().enumerate().find_map(|(place, (key, _))| Some((place, admit(*key)?)))?;

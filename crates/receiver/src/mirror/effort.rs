@@ -1,4 +1,4 @@
-//! What a thread has for looking at directories of any size: a turn at the cores, and room in memory.
+//! What a thread needs for listing directories of any size: a turn at the cores, and a booking of memory.
 //!
 //! **Invariant:** no more than [`ENTRIES_PER_TURN`] entries are looked at before others of the key may have the core,
 //! and before it is noticed that the session has ended.
@@ -10,7 +10,7 @@ use zmove_disk::Turn;
 
 use crate::quota::Held;
 
-/// See the module.
+/// The turn and the booking of one thread; see the module.
 #[derive(Debug)]
 pub(crate) struct Effort<'a> {
     turn: Turn<'a>,
@@ -32,7 +32,7 @@ impl<'a> Effort<'a> {
         self.turn.is_over()
     }
 
-    /// To be called for each entry.
+    /// Counts an entry, and now and then checks whether the session has ended.
     ///
     /// # Errors
     /// `ECANCELED` when the session has ended.
@@ -45,7 +45,7 @@ impl<'a> Effort<'a> {
     /// Books memory.
     ///
     /// # Errors
-    /// `ENOMEM` where there would be too much.
+    /// `ENOMEM` where there is no room.
     pub(super) fn grow(&mut self, bytes: usize) -> io::Result<()> {
         self.held.grow(bytes).map_err(|_no_room| Errno::NOMEM.into())
     }

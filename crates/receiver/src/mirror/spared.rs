@@ -1,13 +1,12 @@
-//! What a name that stays leads to under another spelling: on file systems that know no letter case, or for
-//! which two ways to write a letter are one, what was just sent is there under the name that an older file
-//! had.
+//! Entries to which a name that stays leads under another spelling: on file systems that ignore letter case, or for
+//! which two encodings of a letter are one, a file that was just sent is there under the name that an older file had.
 //!
-//! Such a name is not in the listing of the directory, and yet a look-up finds something. Device and inode
-//! tell which entry that is, so that no table of letters is needed. Another message may have named it as
-//! extra already.
+//! Such a name is not in the listing of the directory, and yet a look-up finds something. Device and inode number
+//! identify that entry, so that no table of letters is needed. An earlier message may have reported it as extra
+//! already.
 //!
-//! **Invariant:** once it has been found it is not removed in this session, nor is what is below it; a
-//! directory in which it cannot be found counts as one that cannot be listed.
+//! **Invariant:** such an entry, once found, is not removed in this session, nor is what is below it; a directory in
+//! which it cannot be found counts as one that cannot be listed.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -23,7 +22,7 @@ use crate::mirror::effort::Effort;
 use crate::quota::{Held, Quota};
 use crate::sharing::Lock;
 
-/// See the module. A name that stays may be told in another message than the entry that it leads to.
+/// The entries that a session spares; see the module. A name that stays and its entry may come in different messages.
 #[derive(Debug)]
 pub(crate) struct Spared {
     state: Lock<State>,
@@ -71,12 +70,11 @@ impl Spared {
         state.inodes.is_empty() && !state.all
     }
 
-    /// Looks up names that stay and were not come upon in a directory, and remembers what they lead to. What
-    /// that takes is booked meanwhile; it goes by the names, not by how large the directory is.
+    /// Looks up names that stay and were not listed in a directory, and remembers the files they lead to. The memory
+    /// that this takes is booked meanwhile; it depends on the names, not on the size of the directory.
     ///
-    /// # Errors
-    /// `ENOTUNIQ` where that is none of the listed entries; `ENOMEM` where there is no room; `ECANCELED` when the
-    /// session has ended; what the system says.
+    /// # Errors `ENOTUNIQ` where such a file is none of the listed entries; `ENOMEM` where there is no room;
+    /// `ECANCELED` when the session has ended; else the system's error.
     pub(super) fn look_for<'a>(
         &self,
         directory: &OwnedFd,
@@ -121,7 +119,7 @@ impl Spared {
             if let Some(inode) = (self.look)(directory, name.as_os_str()) {
                 found.elsewhere.remove(&inode);
             }
-            // what another program has made meanwhile is come upon in its own spelling now
+            // Another program has made this name meanwhile: it is listed in its own spelling now.
             found.names.remove(&name);
         }
         Ok(found)
@@ -133,7 +131,7 @@ impl Spared {
         inode.is_some_and(|inode| self.has_inode(inode))
     }
 
-    /// Tells which entries of a directory stay.
+    /// A function that returns whether an entry of the directory at `path` stays.
     pub(crate) fn among(&self, tree: &Tree, path: &RelPath) -> impl Fn(&Name) -> bool {
         let directory = if self.is_empty() { None } else { tree.open_directory(path).ok() };
         let above = std::iter::successors(Some(path.clone()), RelPath::parent);

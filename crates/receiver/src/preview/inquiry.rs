@@ -1,4 +1,4 @@
-//! What a transfer would do with the entries of an inquiry: looks, and changes nothing.
+//! The answers to inquiries: what a transfer would do with each entry. Only looks, and changes nothing.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +20,7 @@ use crate::store::target::keeper::Keeper;
 use crate::store::target::tree::{Xattrs, contents_root};
 use crate::store::target::{Seen, renamed};
 
-/// What is held against an inquiry.
+/// The state by which inquiries are answered.
 #[derive(Debug)]
 pub(crate) struct Previewer {
     pub(crate) seen: Seen,
@@ -34,13 +34,13 @@ pub(crate) struct Previewer {
 /// A directory of the target, as it is found.
 enum Place {
     There(Arc<OwnedFd>),
-    /// It is not there, or something else is.
+    /// There is no such directory, or something else has its name.
     Missing,
     Closed(FaultCode),
 }
 
 impl Previewer {
-    /// Answers one inquiry; what is not looked at when the session has ended counts as new.
+    /// Answers one inquiry; an entry that is not looked at because the session has ended counts as new.
     pub(crate) fn answer(&self, inquiry: &Inquiry) -> Findings {
         let mut findings = Vec::new();
         let turn = self.quota.turn(Task::Look, &self.stopping);
@@ -64,7 +64,7 @@ impl Previewer {
         let Some(tree) = &self.seen.tree else { return Place::Missing };
         match tree.look_into(path) {
             Ok(Some(directory)) => Place::There(directory),
-            // a transfer would open it, and find we do not know what
+            // The directory's mode closes it to its owner. A transfer would open it, so what is in it counts as new.
             Ok(None) => Place::Missing,
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::NOENT) => Place::Missing,

@@ -1,7 +1,7 @@
 //! The short sweep of the target's storage that a probe may ask for, once.
 //!
-//! **Invariant:** it works in a hidden directory of its own below the target, which was opened beneath the
-//! key's root, and that directory goes however the probe ends.
+//! **Invariant:** the sweep works in a hidden directory of its own below the target, which was opened beneath the key's
+//! root, and that directory is removed however the probe ends.
 //!
 //! The receiver runs the sweep itself, since it must be done by the side that has opened the directory
 //! beneath the key's root.
@@ -21,11 +21,11 @@ use zmove_wire::{FaultCode, Operation, SweepOrder, Swept, SweptSize, WireError};
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 
-/// Where to sweep, and how storage is reached.
+/// The directory to sweep, and the configuration of its storage.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) tree: Tree,
-    /// For messages.
+    /// The path of the target, for messages.
     pub(super) shown: PathBuf,
     pub(super) config: ReceiverConfig,
 }
@@ -33,7 +33,7 @@ pub(super) struct Place {
 /// The sweep of one probe.
 #[derive(Debug)]
 pub(super) struct Sweeping {
-    /// `None` where the target is not there.
+    /// `None` where the target does not exist, and once the sweep has begun.
     place: Option<Place>,
     asked: bool,
     stop: Arc<AtomicBool>,
@@ -45,7 +45,7 @@ impl Sweeping {
         Self { place, asked: false, stop: Arc::default(), task: JoinSet::new() }
     }
 
-    /// Begins it.
+    /// Begins the sweep.
     pub(super) fn begin(&mut self, order: SweepOrder) -> Result<(), WireError> {
         if std::mem::replace(&mut self.asked, true) {
             return Err(WireError::OutOfOrder { what: "a second sweep" });
@@ -64,7 +64,7 @@ impl Sweeping {
         !self.task.is_empty()
     }
 
-    /// Waits for what it has found; for ever where there is none.
+    /// Waits for the result of the sweep; for ever where none is under way.
     pub(super) async fn done(&mut self) -> Result<Swept, SessionError> {
         match self.task.join_next().await {
             Some(swept) => swept.map_err(|_panic| SessionError::Panicked),
@@ -72,12 +72,12 @@ impl Sweeping {
         }
     }
 
-    /// Has it stop, and remove what it has written.
+    /// Has the sweep stop, and remove what it has written.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until it has.
+    /// Waits until the sweep has ended.
     pub(super) async fn end(mut self) {
         while self.task.join_next().await.is_some() {}
     }
@@ -130,7 +130,7 @@ fn failed(operation: Operation, code: FaultCode) -> Swept {
     Swept { sizes: Vec::new(), complete: false, fault: Some((operation, code)) }
 }
 
-/// As Linux numbers them.
+/// Error numbers as Linux has them.
 const ENOENT: i32 = 2;
 const EINTR: i32 = 4;
 const ENOSPC: i32 = 28;
@@ -152,7 +152,7 @@ mod tests {
     async fn a_sweep_has_sizes_and_leaves_nothing() {
         let home = tempfile::tempdir().unwrap();
         let mut sweeping = sweeping(&home);
-        // it ends when all is measured, and is given time for a host that is busy
+        // The sweep ends when all is measured; the long time limit is for a busy host.
         sweeping.begin(SweepOrder { bytes: 1 << 20, millis: SWEEP_MILLIS_MAX }).unwrap();
         let swept = sweeping.done().await.unwrap();
         let written = |size: &SweptSize| size.write.is_some_and(|rate| rate > 0);

@@ -1,4 +1,4 @@
-//! Conversations with a sender that says what it likes.
+//! Sessions with a sender that breaks the protocol.
 
 use super::*;
 

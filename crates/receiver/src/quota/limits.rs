@@ -1,4 +1,4 @@
-//! How much of this host the senders of a daemon may take together, each, and with one transfer.
+//! The limits on what the senders of a daemon may take of this host: together, each, and with one transfer.
 //!
 //! `docs/OPERATIONS.md` has the table. What one message or frame may hold is not here but in `zmove_wire::limits`.
 
@@ -7,13 +7,11 @@ use std::time::Duration;
 use zmove_types::{ByteCount, GROUP_BYTES};
 use zmove_wire::limits::{LANES_MAX, LANES_UNASKED_MAX};
 
-/// The limits of one daemon. What is beyond one waits in line, is refused, or is closed; the log says which
-/// limit it was.
+/// The limits of one daemon. What exceeds one waits in line, is refused, or is closed; the log names the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections that have not proved a key. One more waits, or makes one of a network go that has more
-    /// than its share. Default: 256; each takes some 40 KiB, and of what has not been read up to 1 MiB of the
-    /// kernel's.
+    /// Connections that have not proved a key. One more queues, or has one closed of a network above its share.
+    /// Default: 256; each takes some 40 KiB, and up to 1 MiB of the kernel's memory for what has not been read.
     pub unproven: usize,
     /// How long a peer may take to prove its key, and again to greet. Default: 10 s.
     pub unproven_time: Duration,
@@ -29,39 +27,39 @@ pub struct Limits {
     /// Lanes of all transfers together; each is a thread and, over TCP, a descriptor. A transfer is promised an eighth
     /// of what is left, 8 at least. Default: 4096.
     pub lanes: usize,
-    /// The same over the transfers of one key. Default: 1088, with which as many of them as there may be get
-    /// their share.
+    /// Lanes of all transfers of one key. Default: 1088, with which as many transfers as a key may have get their
+    /// share.
     pub lanes_per_identity: usize,
     /// Lanes of one transfer, 8 to 64. Default: 64.
     pub lanes_per_transfer: u16,
     /// Buffers of one transfer, 64 MiB at least; it gets no more lanes than have a buffer each, with 8 to
     /// spare. Default: 288 MiB.
     pub memory_per_transfer: ByteCount,
-    /// What the transfers of one key keep beside their buffers: messages and batches that are at work, and
-    /// what is remembered of directories and files to the end. Default: 1 GiB.
+    /// Memory of the transfers of one key beside their buffers: messages and batches that are at work, and what is
+    /// remembered of directories and files to the end. Default: 1 GiB.
     pub memory_per_identity: ByteCount,
     /// Descriptors of the large files and directories that the transfers of one key have open. Default: a
     /// quarter of what the process may have.
     pub files_per_identity: usize,
-    /// Threads that look at what is there for the transfers of one key; each of them has one beside these.
-    /// Default: 256.
+    /// Threads that look at the target for the transfers of one key; beyond that a transfer gets one for comparing and
+    /// one for removing. Default: 256.
     pub threads_per_identity: usize,
     /// Journals of one key, those of transfers that were broken off among them. Default: 256.
     pub journals_per_identity: usize,
-    /// What they may have in all when another one begins, and a quarter of it each. Default: 256 MiB.
+    /// Bytes of all journals of one key when another one begins; each may take a quarter of them. Default: 256 MiB.
     pub journal_bytes_per_identity: ByteCount,
 }
 
-/// What one transfer may take.
+/// The lanes and buffers that one transfer may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Portion {
     pub(crate) lanes: u16,
     pub(crate) buffers: usize,
 }
 
-/// Into how many what is left is divided, so that those who come late get something.
+/// A transfer gets one part in so many of the lanes that are left, so that later ones get some.
 const SHARES: usize = 8;
-/// Connections of one transfer that has as many lanes as there may be belong to none until they have greeted.
+/// The least limit of waiting connections: all lanes of one transfer belong to none until they have greeted.
 const WAITING_MIN: usize = 64;
 /// Buffers that wait for writers while each lane holds one.
 pub(crate) const BUFFERS_BESIDE_LANES: usize = 8;
@@ -88,18 +86,18 @@ impl Default for Limits {
     }
 }
 
-/// Into how many the descriptors of the process are divided, of which one key has one.
+/// One key may have one part in so many of the process's descriptors.
 const FILE_SHARES: usize = 4;
 
-/// How many descriptors this process may have: it has asked for all that it can get when it began.
+/// The number of descriptors that this process may have; when it began it raised the limit as far as it could.
 pub(crate) fn files_of_process() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
 impl Limits {
-    /// As much of these as this process has descriptors for, and what has become less, with its name: half of the
-    /// descriptors are for connections, and of these one key may have half at most.
+    /// These limits, lowered to what this process has descriptors for, and the name and value of each lowered one. Half
+    /// of the descriptors are for connections, and of these one key may have half at most.
     #[must_use]
     pub fn within_process(self) -> (Self, Vec<(&'static str, usize)>) {
         self.within(files_of_process())
@@ -123,7 +121,7 @@ impl Limits {
         (self, lowered)
     }
 
-    /// What a transfer gets while so many lanes are left.
+    /// The portion of a transfer that begins while so many lanes are left.
     pub(crate) fn portion(&self, lanes_left: usize) -> Portion {
         let least = LANES_UNASKED_MAX;
         let buffers = usize::try_from(self.memory_per_transfer.0 / GROUP_BYTES).unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! Messages of a peer with what they take, from when they are decoded until they are answered.
+//! The messages of a peer with the memory booked for them, from when they are decoded until they are answered.
 
 use std::cell::Cell;
 
@@ -12,7 +12,7 @@ use zmove_wire::{
 
 use crate::quota::{Held, Quota};
 
-/// A message, and what it takes.
+/// A message, and the memory that is booked for it.
 #[derive(Debug)]
 pub(crate) struct Booked {
     pub(crate) message: ToReceiver,
@@ -22,13 +22,13 @@ pub(crate) struct Booked {
 /// The messages of one session as they arrive.
 pub(crate) type Messages = Inbox<Booked>;
 
-/// Reads the messages of a session; one that is beyond what its key may keep ends it, and so does a second
-/// opening: its names would wait, as many as there are messages in the queue, where the first one's are
-/// dropped once the target is open.
+/// Reads the messages of a session. A message for which its key has no memory left ends the session, and so does a
+/// second opening: openings in the queue would keep their names, where those of the first are dropped once the target
+/// is open.
 pub(crate) fn messages(reader: ControlReader, quota: Quota) -> Messages {
     let opened = Cell::new(false);
     let decode = move |bytes: &[u8]| {
-        // nothing is decoded for which there is no room
+        // Book the raw bytes first: nothing is decoded for which there is no room.
         let mut held = quota.hold_memory(bytes.len())?;
         let room = |strings| held.grow(ELEMENT_BYTES * strings);
         let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
@@ -40,25 +40,25 @@ pub(crate) fn messages(reader: ControlReader, quota: Quota) -> Messages {
     reader.into_inbox(decode, MESSAGES_MAX)
 }
 
-/// Decodes something on this thread; while it does so with much, another one does what else the runtime has
-/// to. The operating system shares the processors among all who decode then, and those who wait for one of
-/// the threads for blocking work, which all keys share, do not wait for this.
+/// Decodes something on this thread; where it is large, another thread runs the runtime's other tasks meanwhile. So the
+/// operating system shares the processors among all that decode, and decoding takes none of the blocking threads, which
+/// all keys share.
 fn beside_the_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
     let is_shared = || Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
     if bytes > DECODED_AT_ONCE_BYTES_MAX && is_shared() { block_in_place(decode) } else { decode() }
 }
 
-/// Some 300 µs of work.
+/// The most bytes that are decoded without another thread to run other tasks: some 300 µs of work.
 const DECODED_AT_ONCE_BYTES_MAX: usize = 64 << 10;
 
-/// How many wait.
+/// The most messages in the queue.
 const MESSAGES_MAX: usize = 16;
 
-/// What an element of a list, in a message or in a batch, takes beside the bytes of its name or path: its fields, and
-/// what the allocator adds for these bytes.
+/// The memory of an element of a list, in a message or in a batch, beside the bytes of its name or path: its fields,
+/// and what the allocator adds for these bytes.
 pub(crate) const ELEMENT_BYTES: usize = 128;
 
-/// What the allocator adds to a string at most, or takes for the shortest.
+/// The most that the allocator adds to a string, or takes for the shortest.
 pub(crate) const ALLOCATION_BYTES: usize = 32;
 
 const _: () = {
@@ -94,7 +94,7 @@ mod tests {
         }
     }
 
-    /// What a session makes of messages of which a quota has room for so many bytes.
+    /// The messages as a session with this quota reads them.
     async fn read(said: &[ToReceiver], quota: &Quota) -> Vec<Result<Booked, String>> {
         let (mut peer, own) = tokio::io::duplex(1 << 20);
         let mut inbox = messages(zmove_transport::control_pair(own).0, quota.clone());
@@ -124,7 +124,7 @@ mod tests {
         }
     }
 
-    /// What there is no room for is not even decoded: its raw bytes alone would fit.
+    /// The raw bytes alone would fit, but not what they decode to.
     #[tokio::test]
     async fn nothing_is_decoded_for_which_there_is_no_room() {
         let limits = crate::Limits { memory_per_identity: ByteCount(100_000), ..crate::Limits::default() };

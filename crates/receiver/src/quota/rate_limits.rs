@@ -1,4 +1,4 @@
-//! The rates that keys are held to, one for all connections of a key.
+//! The rate limits of keys, each for all connections of its key together.
 //!
 //! **Invariant:** as long as a lane of a key is held to a rate, every other lane of that key shares it.
 

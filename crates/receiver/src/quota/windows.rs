@@ -1,17 +1,17 @@
-//! What of a lane may wait in this process: booked on its key, and wide for the first lanes of a transfer only.
+//! The windows of lanes, which bound the bytes that wait in this process: booked on the lane's key, and wide for the
+//! first lanes of a transfer only.
 //!
-//! Lanes over QUIC alone have such windows. **Invariant:** no more than [`WIDE_LANES`] of those that are up
-//! in a transfer are wide, by its own count, and a lane that waits for its transfer to take it has none.
+//! Only lanes over QUIC have such windows. **Invariant:** no more than [`WIDE_LANES`] of a transfer's present lanes are
+//! wide, by its own count, and a lane that its transfer has not taken yet has none.
 
 use zmove_transport::{LaneSource, LaneWindow};
 
 use crate::quota::{Held, Quota};
 
-/// Lanes whose window is the wide one: one who has more needs less of each.
+/// The number of lanes with a wide window: a sender with more lanes needs less of each.
 const WIDE_LANES: usize = 8;
 
-/// Opens the window of a lane that comes to so many others, as far as the key has room; what is returned is
-/// booked until it is dropped.
+/// Opens the window of a lane that joins `others`, as far as the key has room; returns the booking.
 pub(crate) fn open_window(source: &mut dyn LaneSource, others: usize, quota: &Quota) -> Option<Held> {
     if !source.has_window() {
         return None;
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn the_first_lanes_are_wide_and_all_are_booked_on_the_key() {
-        // 50 MiB of windows
+        // The limit leaves 50 MiB for windows.
         let limits = Limits { memory_per_identity: ByteCount(100 << 20), ..Limits::default() };
         let quotas = Quotas::default();
         let quota = quotas.of(Fingerprint([1; 32]), &limits);

@@ -1,26 +1,25 @@
-//! The journal: what a receiver has of the large files that are not whole yet, so that another run can go on
-//! from there.
+//! The journal: which groups of its unfinished large files a receiver has stored, so that another run can resume from
+//! there.
 //!
 //! There is one append-only file for each unfinished transfer, in a directory that the caller names. A
 //! session writes it ([`Journal`]); a later one finds what a dead one has left ([`orphans()`]), takes over
 //! what it needs ([`Journal::adopt`]) and removes the rest. `docs/PROTOCOL.md` has the bytes.
 //!
-//! **Invariant:** a journal that is read back is a beginning of the one that was written, or an error. A
-//! group is told as flushed only if [`Journal::flushed`] was called with a mark that was taken after the
-//! group had been journalled.
+//! **Invariant:** a journal that is read back is a beginning of the one that was written, or an error. A group counts
+//! as flushed only if [`Journal::flushed`] was called with a mark that was taken after the group had been journalled.
 //!
 //! **Invariant:** a journal is held by `flock` for as long as its writer lives, and nobody else changes or
 //! removes it.
 //!
-//! Each event is a record with its own CRC32C, and each record is one write at a known place. A record that
-//! could not be written whole is cut off again, and where that fails too nothing follows it. A mark from
-//! before the journal was written anew is worth nothing.
+//! Each event is a record with its own CRC32C, and each record is one write at a known place. A record that could not
+//! be written whole is cut off again, and where that fails too, no record follows it. A mark that was taken before the
+//! journal was rewritten is ignored.
 //!
 //! A journal lies with the receiver's keys and not in the target: a target may be read by others, and a
 //! hidden file there would be copied, compared and deleted by other tools.
 //!
-//! Whoever only looks at a journal takes a shared lock for a moment, and takers wait for that. Transfers take
-//! only journals that begin as they want, so that they do not hide each other's.
+//! A process that only looks at a journal takes a shared lock for a moment, and one that takes the journal over waits
+//! for that. A transfer takes only journals whose first record fits it, so that transfers do not hide each other's.
 //!
 //! ```
 //! use zmove_receiver::journal::{Begin, Journal, orphans};
@@ -69,12 +68,12 @@ pub use naming::path_of;
 pub use orphans::{Listed, Orphan, Taken, discard, list, orphans, orphans_like};
 pub use writer::{Journal, Mark, Room};
 
-/// What a journal begins with: which transfer, whose, and where to.
+/// The first record of a journal: the transfer, its owner and its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Begin {
-    /// The transfer that wrote it.
+    /// The transfer that wrote the journal.
     pub transfer: TransferId,
-    /// The fingerprint of the client's key; empty where no network was in between. At most [`OWNER_BYTES_MAX`].
+    /// The fingerprint of the client's key; empty where there was no network. At most [`OWNER_BYTES_MAX`].
     pub owner: Vec<u8>,
     /// The path of the target directory, for people. At most [`TARGET_BYTES_MAX`].
     pub target: Vec<u8>,
@@ -86,7 +85,7 @@ pub struct Begin {
     pub begun: u64,
 }
 
-/// Which contents of a source file the groups are of.
+/// The version of a source file that the groups belong to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceIdentity {
     /// Size in bytes.
@@ -95,7 +94,7 @@ pub struct SourceIdentity {
     pub mtime: Timestamp,
     /// When anything last changed.
     pub ctime: Timestamp,
-    /// Which file it is on its file system.
+    /// The inode number.
     pub inode: u64,
 }
 
@@ -104,46 +103,46 @@ pub struct SourceIdentity {
 pub struct Part {
     /// The path that the file gets when it is whole.
     pub path: RelPath,
-    /// Its name until then, in the same directory.
+    /// The name of the file until then, in the same directory.
     pub part: Name,
-    /// What it is a copy of.
+    /// The version of the source file that it is a copy of.
     pub source: SourceIdentity,
     /// The inode of the part file.
     pub inode: u64,
-    /// When the part file was made ([`birth_of`]); zero where the file system does not tell.
+    /// When the part file was made ([`birth_of`]); zero where the file system does not store that.
     pub born: Timestamp,
 }
 
 impl Part {
-    /// Whether a file of this inode, made at that time, is the part file. A file system that keeps no time of
-    /// birth says 0.
+    /// Whether a file of this inode, made at that time, is the part file. Where the journal has no time of birth, the
+    /// inode decides.
     pub(crate) fn is_in(&self, inode: u64, born: Timestamp) -> bool {
         self.inode == inode && (self.born == Timestamp::default() || self.born == born)
     }
 }
 
-/// What a journal says of its transfer.
+/// The contents of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
-    /// Which transfer it was.
+    /// The first record.
     pub begin: Begin,
-    /// Whether the system has not been started anew since: groups that were not flushed are then still there.
+    /// Whether the system has not been rebooted since: groups that were not flushed are then still there.
     pub same_boot: bool,
     /// The files that have neither been finished nor given up.
     pub files: Vec<UnfinishedFile>,
 }
 
-/// What a journal says of one file.
+/// An unfinished file, as a journal has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnfinishedFile {
-    /// The number that the transfer knew it by.
+    /// The number of the file in its transfer.
     pub file: u64,
-    /// Where it is.
+    /// The part file, and the source it is a copy of.
     pub part: Part,
     /// The groups that have been written, each with whether it was flushed.
     pub groups: BTreeMap<u32, (Cv, bool)>,
-    /// Which change time the part had when the transfer had ended its work on it; none where it was killed
-    /// before it could say so.
+    /// The change time of the part when its transfer had ended its work on it; `None` where the transfer was killed
+    /// before it could record that.
     pub left: Option<Timestamp>,
 }
 
@@ -174,7 +173,7 @@ pub const TARGET_BYTES_MAX: usize = 16 << 10;
 /// The most files that a journal holds as unfinished at once.
 pub const FILES_MAX: usize = 1 << 16;
 
-/// Makes a journal that nobody holds one of another run of the system.
+/// Changes a journal that nobody holds to one from before a reboot.
 #[cfg(test)]
 pub(crate) fn pretend_reboot(path: &std::path::Path) {
     use std::os::unix::fs::FileExt;

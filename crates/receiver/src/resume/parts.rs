@@ -1,20 +1,19 @@
-//! The parts of large files: files that are not whole yet, and what the journals tell of them.
+//! The parts of large files, which are files that are not whole yet, and their records in journals.
 //!
 //! A large file is written under a hidden name that stays when the transfer breaks, and each of its groups is
-//! journalled when it has been written. A later transfer of the same owner to the same target, which offers
-//! the very same source file (size, both times, inode), goes on with the groups that are there.
+//! journalled when it has been written. A later transfer of the same owner to the same target, which offers the very
+//! same source file (size, both times, inode), resumes from the groups that are there.
 //!
-//! Groups that had been flushed are there. The others, few where flushes are rolling and all after
-//! `--durability none`, are read back and compared: a reboot is not the only way to lose them, a device that
-//! comes off does as well. So are all groups of a part whose change time is not the one with which its
-//! transfer has told to have left it: somebody else wrote to it, or the receiver was killed and could not
-//! say.
+//! Groups that had been flushed are trusted. The others, few where flushes are rolling and all after `--durability
+//! none`, are read back and compared: a reboot loses them, and so does a device that is unplugged. So are all groups of
+//! a part whose change time is not the one that its transfer recorded when it left it: somebody else wrote to the part,
+//! or the receiver was killed before it could record anything.
 //!
-//! Where a journal cannot be written the transfer goes on without, and the daemon's log says so.
+//! Where a journal cannot be written the transfer goes on without one, and the daemon logs that.
 //!
-//! **Invariant:** a group that is told to a sender as held hashes to what is told of it: it was written and
-//! journalled, and either nothing has happened to it since (it was flushed, and the part is as its transfer
-//! has told to have left it), or it has been read back from the storage and hashed again.
+//! **Invariant:** a group that is reported to a sender as held has the reported hash: it was written and journalled,
+//! and either nothing has happened to it since (it was flushed, and the part is as its transfer left it), or it has
+//! been read back from the storage and hashed again.
 
 #[cfg(test)]
 mod tests;
@@ -59,15 +58,15 @@ pub(crate) struct Parts {
 #[derive(Debug, Default)]
 struct State {
     journal: Option<Arc<Journal>>,
-    /// Why nothing more is journalled. What there is stays held, as its parts are.
+    /// Why nothing more is journalled. The journal until then stays held, and so do its parts.
     trouble: Option<String>,
-    /// What earlier transfers have left, by the final path.
+    /// The parts that earlier transfers have left, by their final path.
     earlier: HashMap<RelPath, Earlier>,
-    /// Parts of files of which there are newer ones.
+    /// Older parts of files that have a newer one.
     older: Vec<(RelPath, Earlier)>,
-    /// The journals that tell of it, held as long as this transfer lasts, or until they tell of nothing.
+    /// The journals of earlier transfers, held as long as this transfer lasts, or until they list nothing.
     orphans: Vec<Option<Orphan>>,
-    /// What has been offered to the sender, until it declares the file.
+    /// The parts whose groups were reported to the sender as held, until it declares the file.
     prepared: HashMap<RelPath, Prepared>,
     /// The memory booked for this state.
     held: Option<Held>,
@@ -86,15 +85,15 @@ struct Prepared {
     staged: Staged,
 }
 
-/// A part that a file goes on with.
+/// A part from which a file resumes.
 #[derive(Debug)]
 pub(crate) struct Prior {
     pub(crate) staged: Staged,
     pub(crate) groups: Vec<u32>,
 }
 
-/// Threads that read back what is left of one file. No more of a key hash at a time than there are cores; the
-/// others wait for the storage.
+/// Threads that read back one part. No more of a key hash at a time than there are cores; the others wait for the
+/// storage.
 const READERS_MAX: usize = 4;
 
 /// Files of fewer bytes are sent again as a whole: for them the journal would cost more than it saves.
@@ -107,12 +106,12 @@ impl Parts {
         let mut state = State::default();
         if let Some(directory) = &journals {
             let ours = |other: &Begin| {
-                // devices may be numbered anew when the system starts
+                // Devices may have other numbers after a reboot.
                 let same_place = other.device == begin.device || other.target == begin.target;
                 same_place && (&other.owner, other.inode) == (&begin.owner, begin.inode)
             };
             match orphans_like(directory, &begin, ours) {
-                // one that cannot be read is left for `zmove journal`
+                // A journal that cannot be read is left for `zmove journal`.
                 Ok(orphans) => state.find_earlier(orphans.into_iter().filter_map(Result::ok)),
                 Err(error) => state.trouble = Some(error.to_string()),
             }
@@ -121,8 +120,7 @@ impl Parts {
         Self { journals, begin, unflushed, quota, state: Lock::new(state) }
     }
 
-    /// Has what is held booked there. Where there is no room for what earlier transfers have left, nothing is
-    /// gone on with.
+    /// Books what is held on `quota`. Where there is no room for what earlier transfers have left, nothing is resumed.
     pub(crate) fn booked_on(mut self, quota: &Quota) -> Self {
         self.quota = quota.clone();
         let state = self.state.get_mut();
@@ -143,9 +141,9 @@ impl Parts {
         self.state.lock().trouble.clone()
     }
 
-    /// What is held of a file that is offered: the values of groups that need not come again, by number. At
-    /// least one group of the file is left out, since the last that comes is what makes a file whole. Each
-    /// thread that reads groups back begins that with `hashing`, and ends it when what that returns says so.
+    /// The values of an offered file's groups that are held and need not come again, by number. At least one group of
+    /// the file is left out, since the last that comes is what makes a file whole. Each thread that reads groups back
+    /// calls `hashing` first, and ends when the function that this returns is true.
     pub(crate) fn claim<Stop: Fn() -> bool>(
         &self,
         path: &RelPath,
@@ -156,7 +154,7 @@ impl Parts {
     ) -> BTreeMap<u32, Cv> {
         let Ok(descriptors) = self.quota.hold_file() else { return BTreeMap::new() };
         let Some(mut earlier) = self.take_earlier(path) else { return BTreeMap::new() };
-        // one that cannot be opened now is still told of, for another time
+        // A part that cannot be opened now stays in its journal, for a later transfer.
         let Ok(reopened) = reopen(directory, &earlier.file.part, direct) else { return BTreeMap::new() };
         let Some((mut staged, there)) = reopened else {
             self.state.lock().forget(&earlier);
@@ -166,7 +164,7 @@ impl Parts {
         staged.attach(descriptors);
         let groups = &mut earlier.file.groups;
         if there.bytes == source.bytes && earlier.file.part.source == *source {
-            // what was only written is lost also where a device has gone and come back
+            // Groups that were not flushed are lost also where a device has gone and come back.
             let is_trusted = |flushed: bool| is_untouched && flushed;
             let doubtful = groups.iter().filter(|(_, (_, flushed))| !is_trusted(*flushed));
             let doubtful: Vec<_> = doubtful.map(|(index, (cv, _))| (*index, *cv)).collect();
@@ -185,15 +183,15 @@ impl Parts {
             self.state.lock().prepared.insert(path.clone(), Prepared { earlier, staged });
         } else if !hashing()() {
             staged.discard();
-            // first the part, then what tells of it
+            // Remove first the part and then its record, or it might stay for ever.
             drop(staged);
             self.state.lock().forget(&earlier);
         }
         held
     }
 
-    /// Which of these groups are on the storage, read by several threads: what a killed process has left is
-    /// as much as it had written. `None` where that cannot be found out now.
+    /// The groups of these that are on the storage, read by several threads: a killed process may have left any amount.
+    /// `None` where there is no memory to find out.
     fn find<Stop: Fn() -> bool>(
         &self,
         staged: &Staged,
@@ -223,7 +221,7 @@ impl Parts {
         Some(by_several("zmove-resume", helpers, look).into_iter().collect())
     }
 
-    /// The part that a file which has just been declared goes on with.
+    /// The part from which a file that has just been declared resumes.
     pub(crate) fn take_up(&self, id: FileId, path: &RelPath, head: &FileHead) -> Option<Prior> {
         let Prepared { earlier, staged } = self.state.lock().prepared.remove(path)?;
         if earlier.file.part.source != source_of(head) {
@@ -241,7 +239,7 @@ impl Parts {
     /// A part for a large file that begins; under a name that lasts if it is journalled.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn create(
         &self,
         id: FileId,
@@ -261,60 +259,61 @@ impl Parts {
         let part = Part { path: path.clone(), part, source: source_of(head), inode, born };
         self.look_where(&staged);
         match journal.part(id.0, &part) {
-            // one that lasts and that no journal tells of would stay for ever
+            // Only a part that a journal lists may get a lasting name: another would stay for ever.
             Ok(()) => staged.last_as(part.part)?,
             Err(error) => self.note(&error),
         }
         Ok(staged)
     }
 
-    /// A group has been written.
+    /// Records that a group has been written.
     pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) {
         self.record(|journal| journal.groups(id.0, group, &[cv]));
     }
 
-    /// Nothing more is written to what has come of a file.
+    /// Records that nothing more is written to the part of a file.
     pub(crate) fn left(&self, id: FileId, there: &FileIdentity) {
         self.record(|journal| journal.left(id.0, there.ctime));
     }
 
-    /// A file has its name, or is given up for good.
+    /// Records that a file has its name, or is given up for good.
     pub(crate) fn ended(&self, id: FileId) {
         self.record(|journal| journal.ended(id.0));
     }
 
-    /// Where the journal is, before a flush.
+    /// The position of the journal, to be taken before a flush.
     pub(crate) fn mark(&self) -> Option<Mark> {
         self.running().map(|journal| journal.mark())
     }
 
-    /// All that was written to the target's own file system before `mark` has been flushed.
+    /// Records that all that was written to the target's own file system before `mark` has been flushed.
     pub(crate) fn flushed(&self, mark: Mark) {
         if !self.unflushed.load(Ordering::Relaxed) {
             self.record(|journal| journal.flushed(mark));
         }
     }
 
-    /// A flush has failed. The kernel tells that once and may have thrown away what it could not write; the next flush,
-    /// which speaks of what was written before as well, may succeed.
+    /// Records that a flush has failed. The kernel reports a write error once and may have thrown away what it could
+    /// not write; the next flush, which covers earlier writes as well, may succeed.
     pub(crate) fn flush_failed(&self) {
         self.unflushed.store(true, Ordering::Relaxed);
     }
 
-    /// The transfer has come to its end: journals that tell of nothing go.
+    /// Removes the journals without unfinished files at the end of the transfer.
     pub(crate) fn finish(&self) {
         let mut state = self.state.lock();
         let is_empty = |orphan: &mut Orphan| orphan.unfinished().files.is_empty();
         let emptied = state.orphans.iter_mut().filter_map(|orphan| orphan.take_if(is_empty));
-        // one that cannot be removed tells of nothing
+        // A journal that cannot be removed lists nothing.
         emptied.for_each(|orphan| drop(orphan.remove()));
         if let Some(journal) = state.journal.take_if(|journal| journal.is_idle()) {
             let _of_nothing = journal.remove();
         }
     }
 
-    /// Before anything of a part is journalled: one on another file system is not flushed with the target,
-    /// and one on a file system that is flushed file by file only when it is whole.
+    /// Checks, before anything of a part is journalled, whether the target's flush covers it. A part on another file
+    /// system is not flushed with the target, and one on a file system that is flushed file by file only when it is
+    /// whole.
     fn look_where(&self, staged: &Staged) {
         let is_with_target = rustix::fs::fstat(staged.file()).is_ok_and(|it| it.st_dev == self.begin.device);
         if !is_with_target || Flush::of(staged.file()).ok() != Some(Flush::Whole) {
@@ -322,8 +321,8 @@ impl Parts {
         }
     }
 
-    /// Removes parts that nobody goes on with: their file has been put there since, smaller or as part of a
-    /// batch. To be called before directories get their times.
+    /// Removes parts from which nobody will resume, since their file has been published by other means: smaller, or in
+    /// a batch. To be called before directories get their times.
     pub(crate) fn drop_overtaken(&self, target: &Tree) {
         let paths: Vec<_> = self.state.lock().earlier.keys().cloned().collect();
         for path in paths {
@@ -334,7 +333,7 @@ impl Parts {
         }
         let older = std::mem::take(&mut self.state.lock().older);
         for (path, earlier) in older {
-            // one that is not is told of by its journal, for another time
+            // A part that is not overtaken stays in its journal, for a later transfer.
             self.drop_if_overtaken(target, &path, &earlier);
         }
     }
@@ -351,7 +350,7 @@ impl Parts {
         self.state.lock().earlier.remove(path)
     }
 
-    /// The journal, begun if need be.
+    /// The journal, created if need be.
     fn journal(&self) -> Option<Arc<Journal>> {
         let directory = self.journals.as_ref()?;
         let mut state = self.state.lock();
@@ -374,15 +373,15 @@ impl Parts {
         }
     }
 
-    /// A journal that cannot be written any more is kept as it is: what it tells is true.
+    /// Notes why the journal cannot be written any more. It is kept, since its records are true.
     fn note(&self, error: &JournalError) {
         self.state.lock().trouble = Some(error.to_string());
     }
 }
 
-/// What is kept of a file of an earlier transfer beside its path and groups.
+/// The memory of a file of an earlier transfer beside its path and groups.
 const FILE_KEPT_BYTES: usize = 256;
-/// What is kept of one group of that, or of the old version of a file that has changed.
+/// The memory of one group of such a file, or of the old version of a file that has changed.
 pub(crate) const GROUP_KEPT_BYTES: usize = 64;
 
 impl State {
@@ -390,11 +389,11 @@ impl State {
         self.journal.clone().filter(|_| self.trouble.is_none())
     }
 
-    /// What the memory of earlier transfers takes.
+    /// The memory of what earlier transfers have left.
     fn bytes(&self) -> usize {
         let older = self.older.iter().map(|(path, earlier)| (path, earlier));
         let files = self.earlier.iter().chain(older);
-        // each file is remembered twice: in this state and by its journal
+        // Each file is remembered twice: in this state and by its journal.
         let each = files.map(|(path, earlier)| {
             2 * (FILE_KEPT_BYTES + 2 * path.as_bytes().len() + GROUP_KEPT_BYTES * earlier.file.groups.len())
         });
@@ -403,7 +402,7 @@ impl State {
 
     fn find_earlier(&mut self, orphans: impl Iterator<Item = Orphan>) {
         let mut orphans: Vec<_> = orphans.collect();
-        // of two that have the same path, the one that was written last
+        // Of two parts with the same path the one that was written last counts.
         orphans.sort_by_key(Orphan::modified);
         for (number, orphan) in orphans.into_iter().enumerate() {
             let files = orphan.unfinished().files.clone();
@@ -411,7 +410,7 @@ impl State {
             for file in files {
                 let (path, inode) = (file.part.path.clone(), file.part.inode);
                 match self.earlier.insert(path.clone(), Earlier { orphan: number, file }) {
-                    // who took a part over was killed before it could say so
+                    // The transfer that took the part over was killed before it could record that.
                     Some(before) if before.file.part.inode == inode => self.forget(&before),
                     Some(before) => self.older.push((path, before)),
                     None => {}
@@ -420,27 +419,27 @@ impl State {
         }
     }
 
-    /// What an earlier transfer has left is taken over, or gone.
+    /// Records that what an earlier transfer has left is taken over, or gone.
     fn forget(&mut self, earlier: &Earlier) {
         if let Some(orphan) = &mut self.orphans[earlier.orphan] {
-            // told again, it is looked at again, and found to be gone
+            // Where this fails, a later transfer looks at the part again, and finds it gone.
             let _told_again = orphan.ended(earlier.file.file);
         }
     }
 }
 
-/// What the journal of a transfer begins with. The target's path is for people, and for removing its parts later.
+/// The first record of a transfer's journal. The target's path is for people, and for removing its parts later.
 fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", target.fd().as_raw_fd())).unwrap_or_default();
-    // a directory that is open can be looked at
+    // An open directory always has a status.
     let (device, inode) = rustix::fs::fstat(target.fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let (owner, target) = (owner.into_bytes(), path.into_os_string().into_vec());
     Begin { transfer, owner, target, device, inode, begun: now.as_secs() }
 }
 
-/// Opens a part again and tells what it is now; `None` where it is gone, or what is there is not the part
-/// that the journal tells of.
+/// Opens a part again, and looks at its present state; `None` where it is gone, or the file there is not the part that
+/// the journal lists.
 fn reopen(
     directory: &Arc<OwnedFd>,
     part: &Part,
@@ -461,7 +460,7 @@ fn reopen(
     Ok(Some((staged, identity)))
 }
 
-/// The part, if it is overtaken.
+/// Opens the part, if it is overtaken.
 fn overtaken(target: &Tree, path: &RelPath, part: &Part) -> Option<Staged> {
     let directory = target.open_directory(&path.parent()?).ok()?;
     let (staged, identity) = reopen(&directory, part, Direct::Off).ok().flatten()?;
@@ -476,8 +475,8 @@ pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity
     there.is_some_and(|there| moment(&there) > moment(part))
 }
 
-/// Whether nobody has touched a part since the transfer that wrote it said that it was done with it. A file
-/// system that keeps whole seconds cannot tell: somebody else may have written in the same second.
+/// Whether a part is unchanged since its transfer recorded that it was done with it. A file system with times in whole
+/// seconds cannot show that: somebody else may have written in the same second.
 fn is_as_left(file: &UnfinishedFile, there: &FileIdentity) -> bool {
     file.left == Some(there.ctime) && there.ctime.nanos > 0
 }

@@ -1,11 +1,11 @@
-//! Sessions that are ending: one to the same target that comes meanwhile waits for them.
+//! Sessions that are ending: a new one to the same target waits for them.
 //!
-//! A broken session still stores what it has taken and verified, and a session that is over gives directories
-//! their times. The wait holds among the sessions of one process, and among all receivers that ssh starts for
-//! one user on one host (`notice`).
+//! A broken session still stores what it has received and verified, and a finished one sets the times of directories.
+//! The wait holds among the sessions of one process, and among all receivers that ssh starts for one user on one host
+//! (`notice`).
 //!
-//! **Invariant:** none of that happens once a session to the same target has begun after this side has
-//! noticed the break, so that the older one never has the last word.
+//! **Invariant:** a session writes nothing more once another to the same target has begun after this side has noticed
+//! the break, so that the older one never has the last word.
 
 mod notice;
 
@@ -27,14 +27,14 @@ pub struct EndingSessions(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// How many, by whose they are and the target as it was asked for.
+    /// The number of sessions, by owner and by target as it was asked for.
     targets: Lock<HashMap<Place, usize>>,
     changed: Notify,
-    /// Where other processes are told, and tell.
+    /// The notices to and from other processes.
     board: Option<Arc<Board>>,
 }
 
-/// Whose session, and its target.
+/// The owner of a session, and its target.
 type Place = (String, Vec<u8>);
 
 /// A session that is ending; it has ended when this is dropped.
@@ -45,19 +45,18 @@ pub(crate) struct Ending {
     notice: Option<Notice>,
 }
 
-/// How long a session waits for another: that one's threads wait for storage alone, perhaps for a long flush.
-/// Less than a sender waits for leave, so that it hears why there is none.
+/// The longest wait for another session, whose threads wait for storage alone, perhaps for a long flush. Less than a
+/// sender waits for `Opened`, so that it receives the refusal.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// How often to look whether sessions of other processes have ended.
+/// How often to check whether sessions of other processes have ended.
 const GLANCE: Duration = Duration::from_millis(20);
-/// How long the directory for other processes may take, which may be on storage that does not answer: the
-/// peer waits meanwhile.
+/// The longest wait for the directory of notices, which may be on storage that does not answer, while the peer waits.
 const BOARD_PATIENCE: Duration = Duration::from_secs(2);
 
 impl EndingSessions {
-    /// Those of all processes of this host that name this directory, whose sessions are all one owner's. It
-    /// is made when it is needed; where it cannot be written, they are this process's alone.
+    /// The sessions of all processes of this host that name this directory, which are all one owner's. The directory is
+    /// made when it is needed; where it cannot be written, only sessions of this process wait for each other.
     #[must_use]
     pub fn shared_in(directory: PathBuf) -> Self {
         Self(Arc::new(Shared { board: Some(Arc::new(Board::new(directory))), ..Shared::default() }))
@@ -79,7 +78,7 @@ impl EndingSessions {
     /// Waits until no session of `owner` to `target` is ending, nor one of another process.
     ///
     /// # Errors
-    /// What the peer is told when that takes too long.
+    /// The refusal for the peer, when that takes too long.
     pub(crate) async fn wait_for(&self, owner: &str, target: &[u8]) -> Result<(), Refusal> {
         let place = (owner.to_owned(), target.to_vec());
         let ended = async {

@@ -1,5 +1,5 @@
-//! The end of a transfer: what is incomplete is said, the rest is published, directories get their metadata,
-//! and the names are flushed.
+//! The end of a transfer: incomplete files are reported, the rest is published, directories get their metadata, and the
+//! names are flushed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,7 @@ use crate::store::target::keeper::At;
 use crate::store::target::tree::TargetTree;
 use crate::store::transfer::Transfer;
 
-/// Finishes; returns how long the flush took, and what is to be told before the end.
+/// Finishes a transfer; returns how long the flush took, and the outcomes to report before the end.
 ///
 /// # Errors
 /// When the flush fails: nothing may then be promised of any file.
@@ -32,12 +32,12 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
         Outcome::File(FileDone { file: file.id.0, fault })
     };
     let mut outcomes: Vec<_> = transfer.files.retire_all().into_iter().map(incomplete).collect();
-    // a batch is told as stored just before the publisher has it
+    // A batch is reported as stored just before the publisher has it, so wait until it has.
     transfer.publisher.wait_until_placed();
-    // an error is told to one flush: from now on there are no others than these
+    // The kernel reports a write error to one flush only: from now on there are no others than these.
     transfer.publisher.stop();
     publish_all(transfer);
-    // a small file overtakes the part of a large one when it has its name
+    // A small file overtakes the part of a large one once it has its name.
     transfer.parts.drop_overtaken(&target.tree);
     let directories = target.directories.take_bottom_up();
     for level in directories.chunk_by(|one, next| one.depth == next.depth) {
@@ -54,7 +54,7 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
     Ok((started.elapsed(), outcomes))
 }
 
-/// A target that was made, and for which no mode has come, is as open as any new directory from now on.
+/// Gives a target that was made here, and for which no mode has come, the usual mode of a new directory.
 fn open_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     let directory = target.tree.open_directory(&RelPath::root())?;
     if let Err(error) = set_usual_mode(directory.as_fd()) {
@@ -65,7 +65,7 @@ fn open_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     Ok(None)
 }
 
-/// Directories none of which is within another, so that several threads can do them.
+/// Finishes directories none of which is within another, so that several threads can do them.
 fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fault>> {
     let parts = Lock::new(level.chunks(PART_DIRECTORIES));
     let done = transfer.side_by_side((Task::Write, "zmove-finish"), |turn| {
@@ -79,7 +79,7 @@ fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fau
     Ok(done.into_iter().collect::<io::Result<Vec<_>>>()?.concat())
 }
 
-/// Directories that a thread does one after the other: those of one parent come together.
+/// The directories that a thread takes at a time: those of one parent come together.
 const PART_DIRECTORIES: usize = 16;
 
 fn finish_part(transfer: &Transfer, turn: &Turn<'_>, part: &[Remembered]) -> io::Result<Vec<Fault>> {
@@ -100,7 +100,7 @@ fn finish_part(transfer: &Transfer, turn: &Turn<'_>, part: &[Remembered]) -> io:
             Ok(directory) => {
                 target.flush_if_each(&directory)?;
             }
-            // it was there alone: the source has lost it since it was sent
+            // The directory was at the target alone, and has been removed: the source has lost it since it was sent.
             Err(error) if mirrors && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let (operation, code) = failure(Operation::SetMetadata, &error);
@@ -126,7 +126,7 @@ impl<'a> Opener<'a> {
         let Remembered { path, name, .. } = remembered;
         let Some((_, above)) = self.last.as_mut().filter(|(last, _)| Arc::ptr_eq(last, path)) else {
             self.last = Some((path, None));
-            // two sources may have given it a mode, the first of which has closed it
+            // The directory may be closed already, by the mode that another source has given it.
             return self.tree.open_own_directory(&remembered.path());
         };
         let above = match above {

@@ -16,7 +16,7 @@ use crate::store::writer::Job;
 /// Runs one lane to its end and reports how it ended.
 pub(crate) fn run_lane(transfer: &Transfer, number: u32, source: Box<dyn LaneSource>, queue: &Sender<Job>) {
     let ended = match receive_all(transfer, source, queue) {
-        // what breaks while everything is being stopped is no news
+        // A lane that breaks while everything is being stopped is no fault.
         Err(_) if transfer.stopping.load(Ordering::Relaxed) => Ok(()),
         ended => ended,
     };
@@ -30,11 +30,11 @@ fn receive_all(
 ) -> Result<(), LaneError> {
     let mut watch = transfer.meter.receive.start();
     while let Some(frame) = source.receive(&transfer.pool, &mut watch)? {
-        // a socket that is shut down still hands out what has arrived
+        // A socket that is shut down still returns what has arrived.
         if transfer.stopping.load(Ordering::Relaxed) {
             return Err(LaneError::Stopped);
         }
-        // it may come again, or come when it has been given up
+        // An item may come again, or come after it has been given up.
         let has_item = !matches!(frame.header.kind, FrameKind::Declare | FrameKind::Filler);
         if has_item && !transfer.let_in(frame.header.item.0)? {
             continue;
@@ -66,7 +66,8 @@ fn receive_all(
     Ok(())
 }
 
-/// A declaration that came damaged is as if it had not come: the chunk after it is reported, and both come again.
+/// Declares a large file. A damaged declaration counts as not received: the chunk after it is reported, and both come
+/// again.
 fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     let Some((id, head)) = check_declaration(frame)? else { return Ok(()) };
     if head.path.is_root() {
@@ -89,7 +90,7 @@ fn check_group(transfer: &Transfer, frame: Frame) -> Option<Result<Job, StoredIt
         return Some(Err(damaged(item, Vec::new())));
     };
     let Some(file) = found else {
-        // the file has failed already: its data is of no use, but the sender must not wait for it
+        // The file has failed already: its data is of no use, but the sender must not wait for it.
         transfer.reports.settle(item);
         return None;
     };

@@ -1,7 +1,7 @@
-//! Lanes whose connections are lost while control lives: the sender says what they had, which goes by others.
+//! Lanes whose connections are lost while control lives: the sender reports their items, and sends them by other lanes.
 //!
-//! **Invariant:** a lane of which the sender says nothing ends the transfer in the end, so nobody waits for
-//! what it held.
+//! **Invariant:** a lost lane that the sender does not report ends the transfer in the end, so nobody waits for its
+//! items.
 
 use std::future::pending;
 use std::time::Duration;
@@ -9,19 +9,19 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use zmove_transport::LaneError;
 
-/// See the module.
+/// The lost lanes of one transfer; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct LostLanes {
-    /// Lanes that the sender has spoken of before their end was seen here, less those of which it has not spoken.
+    /// Lanes that the sender has reported before their end was seen here, less those that it has not reported.
     ahead: i64,
     waiting: Option<(Instant, LaneError)>,
 }
 
-/// How long a sender may take to see that a lane is gone.
+/// How long a sender may take to notice that a lane is lost.
 const EXPLANATION_MAX: Duration = Duration::from_secs(60);
 
 impl LostLanes {
-    /// A lane has broken.
+    /// Counts a lane that has broken.
     pub(crate) fn note(&mut self, error: LaneError) {
         self.ahead -= 1;
         if self.ahead < 0 && self.waiting.is_none() {
@@ -29,7 +29,7 @@ impl LostLanes {
         }
     }
 
-    /// The sender has said what a lane had.
+    /// Counts a lane that the sender has reported.
     pub(crate) fn explained(&mut self) {
         self.ahead += 1;
         if self.ahead >= 0 {
@@ -37,7 +37,7 @@ impl LostLanes {
         }
     }
 
-    /// Waits until the sender has been silent about a lane for too long.
+    /// Waits until the sender has not reported a lane for too long.
     pub(crate) async fn overdue(&mut self) -> LaneError {
         match &self.waiting {
             Some((until, _)) => sleep_until(*until).await,

@@ -1,4 +1,4 @@
-//! What is said to a sender of an older version, and to a newer one.
+//! The messages to a sender of an older version, and to a newer one.
 
 use zmove_transport::{Frame, memory_control, memory_lane};
 use zmove_types::{Buffer, Doing, ItemId, Metadata, Name, RelPath, StageClock};
@@ -29,8 +29,8 @@ fn batch() -> Frame {
     Frame { header: FrameHeader { digest, ..header }, head, data: Buffer::empty() }
 }
 
-/// What a session says to a sender that opens it so, sends these frames and announces them; its lanes were
-/// held to a rate.
+/// The messages to a sender that opens a session so, sends these frames and announces them; its lanes were held to a
+/// rate.
 async fn said(version: Version, opening: ToReceiver, frames: Vec<Frame>) -> Vec<ToSender> {
     let home = tempfile::tempdir().unwrap();
     let ((mut reader, mut writer), control) = memory_control();
@@ -63,7 +63,7 @@ async fn said(version: Version, opening: ToReceiver, frames: Vec<Frame>) -> Vec<
     said
 }
 
-/// What comes after leave, in a transfer that moves nothing.
+/// The messages after `Opened`, in a transfer that moves nothing.
 async fn last_words(version: Version) -> Vec<ToSender> {
     let mut said = said(version, open().into_message(version), Vec::new()).await;
     assert!(matches!(said.remove(0), ToSender::Opened(_)));

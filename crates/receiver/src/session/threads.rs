@@ -22,7 +22,7 @@ use crate::quota::windows::open_window;
 use crate::store::reports::Outcome;
 use crate::store::transfer::Transfer;
 
-/// Tells the session when the thread that has it panics.
+/// Reports a panic of its thread to the session.
 pub(crate) struct PanicGuard<'a>(pub(crate) &'a Transfer);
 
 impl Drop for PanicGuard<'_> {
@@ -33,7 +33,7 @@ impl Drop for PanicGuard<'_> {
     }
 }
 
-/// Work with what all threads of a transfer share.
+/// Wraps work on a transfer so that a panic is reported.
 pub(crate) fn guarded(
     transfer: &Arc<Transfer>,
     work: impl FnOnce(&Transfer) + Send + 'static,
@@ -49,7 +49,7 @@ pub(crate) fn guarded(
 #[derive(Debug)]
 pub(crate) struct Workers {
     quota: Quota,
-    /// What waits is bounded by what the peer may have asked for and not been answered.
+    /// The work that waits is bounded by the questions that the peer may have unanswered.
     queue: Sender<Work>,
     waiting: Receiver<Work>,
     /// Pieces of work that have not ended.
@@ -61,7 +61,7 @@ pub(crate) struct Workers {
 /// One piece of work.
 struct Work(Box<dyn FnOnce() + Send>);
 
-/// As many as there may be offers under way: where storage answers late, they wait for it side by side.
+/// The most threads: as many as there may be offers under way, so that they wait for late storage side by side.
 const THREADS_MAX: usize = 32;
 
 impl Workers {
@@ -71,10 +71,10 @@ impl Workers {
         Self { quota: quota.clone(), queue, waiting, under_way, ended, threads }
     }
 
-    /// Does something, sooner or later.
+    /// Queues work for one of the threads.
     ///
     /// # Errors
-    /// No thread can be started, and there is none.
+    /// No thread can be started, and there is none yet.
     pub(crate) fn start(&mut self, work: impl FnOnce() + Send + 'static) -> Result<(), SessionError> {
         let under_way = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
         if under_way > self.threads.len() && self.threads.len() < THREADS_MAX {
@@ -86,7 +86,7 @@ impl Workers {
         Ok(())
     }
 
-    /// The same with what all threads of a transfer share.
+    /// Queues work on a transfer.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -98,13 +98,13 @@ impl Workers {
         self.start(guarded(transfer, work))
     }
 
-    /// Waits until nothing is at work any more; what has not begun is left undone.
+    /// Waits until work under way has ended; work that has not begun is left undone.
     pub(crate) async fn end(self) {
         self.ended.store(true, Ordering::Relaxed);
         self.complete().await;
     }
 
-    /// Waits until all has been done.
+    /// Waits until all work has been done.
     pub(crate) async fn complete(self) {
         let Self { queue, waiting, threads, .. } = self;
         drop((queue, waiting));
@@ -114,7 +114,7 @@ impl Workers {
         tokio::task::spawn_blocking(|| join(threads)).await.expect("joining does not panic");
     }
 
-    /// One is there in any case; more of them only as far as the key may have them.
+    /// Adds a thread: the first one in any case, others only as far as the key may have them.
     fn add_thread(&mut self) -> Result<(), SessionError> {
         let held = self.quota.hold_thread();
         if held.is_none() && !self.threads.is_empty() {
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crossbeam_channel::bounded;
 
-    /// Work that says when it begins and waits until it may end.
+    /// Work that signals its begin and waits until it may end.
     fn wait_for(may_end: &Receiver<()>, begun: &Sender<()>) -> impl FnOnce() + Send + 'static {
         let (may_end, begun) = (may_end.clone(), begun.clone());
         move || {
@@ -211,7 +211,7 @@ impl LaneThreads {
         Self { quota, meter, threads: Vec::new(), up: HashMap::new(), begun: 0 }
     }
 
-    /// How many lanes are up.
+    /// The number of lanes that are up.
     pub(crate) fn count(&self) -> usize {
         self.up.len()
     }
@@ -228,7 +228,7 @@ impl LaneThreads {
         self.begun = number.wrapping_add(1);
         self.up.insert(number, source.breaker());
         self.meter.lanes_are(self.count());
-        // lanes come and go as long as the session lasts
+        // Forget threads that have ended: lanes come and go as long as the session lasts.
         self.threads.retain(|thread| !thread.is_finished());
         self.threads.push(spawn(format!("zmove-lane-{number}"), move || {
             let _until_it_ends = window;
@@ -242,7 +242,7 @@ impl LaneThreads {
         self.meter.lanes_are(self.count());
     }
 
-    /// Breaks those that are up.
+    /// Breaks the lanes that are up.
     pub(crate) fn trip(&self) {
         self.up.values().for_each(LaneBreaker::trip);
     }
@@ -261,6 +261,6 @@ pub(crate) fn spawn(
 }
 
 pub(crate) fn join(threads: Vec<JoinHandle<()>>) {
-    // one that has panicked has told so
+    // A thread that has panicked has reported that.
     threads.into_iter().for_each(|thread| drop(thread.join()));
 }

@@ -23,7 +23,7 @@ pub struct Turns {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Runs(Arc<Lock<Latest>>);
 
-/// What ends the latest transfer of each run; nobody listens any more when it has ended.
+/// The channel that ends the latest transfer of each run; it has no receivers once that transfer has ended.
 type Latest = HashMap<Key, Arc<watch::Sender<bool>>>;
 type Key = (Option<Fingerprint>, [u8; 16]);
 
@@ -62,7 +62,7 @@ impl Turn {
     /// Waits until the next transfer of this run has come.
     pub(crate) async fn is_over(&self) {
         let mut over = self.over.clone();
-        // this turn holds the sending end, so that there is no other end of the wait
+        // This turn holds the sending end, so the wait ends no other way.
         let _over = over.wait_for(|over| *over).await;
     }
 }

@@ -36,7 +36,7 @@ pub(crate) struct VerifiedChunk {
     data: Buffer,
 }
 
-/// A group of which the sender has the same value as was told to it.
+/// A group for which the sender has the value that this receiver reported.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedGroup {
     pub(crate) item: ItemId,
@@ -48,8 +48,7 @@ impl VerifiedBatch {
     /// Checks the head, then every file; returns the report for the sender when one of them is damaged.
     ///
     /// # Errors
-    /// [`WireError`] when the head is what the sender meant and yet no batch, or takes more memory than the
-    /// key may have.
+    /// [`WireError`] when the head arrived undamaged and yet is no batch, or takes more memory than the key may have.
     pub(crate) fn check(frame: Frame, quota: &Quota) -> Result<Result<Self, StoredItem>, WireError> {
         let Frame { header, head, data } = frame;
         if !is_sealed(&header, blake3::hash(&head).as_bytes()) {
@@ -67,12 +66,12 @@ impl VerifiedBatch {
         Ok(Err(damaged(header.item, faults)))
     }
 
-    /// Whether its files may be there already.
+    /// Whether the files of the batch may be there already.
     pub(crate) fn is_guessed(&self) -> bool {
         self.guessed
     }
 
-    /// What it is, and what it holds for as long as it is at work.
+    /// The item, its batch and data, and the booking that lasts as long as they are at work.
     pub(crate) fn into_parts(self) -> (ItemId, Batch, Buffer, Held) {
         (self.item, self.batch, self.data, self.held)
     }
@@ -107,10 +106,11 @@ impl VerifiedChunk {
 }
 
 impl NamedGroup {
-    /// Checks a frame that names one group of a file of `file_bytes`; `told` gives what the sender was told of it.
+    /// Checks a frame that names one group of a file of `file_bytes`; `told` returns the value that this receiver
+    /// reported.
     ///
     /// # Errors
-    /// The report for the sender when it is not the group that was told.
+    /// The report for the sender when its value is another one, or none was reported.
     pub(crate) fn check(
         header: &FrameHeader,
         file_bytes: u64,
@@ -135,7 +135,7 @@ pub(crate) fn check_declaration(frame: &Frame) -> Result<Option<(FileId, FileHea
     Ok(Some((frame.header.file, FileHead::decode(&frame.head)?)))
 }
 
-/// Whether a frame is filler as it was sent.
+/// Whether a frame is filler that arrived undamaged.
 pub(crate) fn is_filler(frame: &Frame) -> bool {
     frame.header.kind == FrameKind::Filler && is_sealed(&frame.header, blake3::hash(&frame.data).as_bytes())
 }

@@ -1,4 +1,4 @@
-//! The ways of a session of any kind, how it says that it ends, and what is reported.
+//! What connects a session of any kind with its peer, how a session ends, and its report.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use zmove_wire::{Refusal, RefusalCode, ToSender, encode_message};
 use crate::error::SessionError;
 use crate::quota::messages::Messages;
 
-/// What a session did.
+/// The result of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionReport {
-    /// The target as it was asked for.
+    /// The target that the sender asked for.
     pub target: Vec<u8>,
-    /// How many items were stored.
+    /// The number of items stored.
     pub items: u64,
-    /// How many entries failed.
+    /// The number of entries that failed.
     pub faults: u64,
-    /// Why no journal could be kept: had the transfer broken, its large files could not be gone on with.
+    /// Why no journal could be kept: had the transfer broken, no later one could have resumed its large files.
     pub journal_trouble: Option<String>,
 }
 
@@ -37,7 +37,7 @@ impl Ways {
         self.writer.send(&encode_message(message)).await
     }
 
-    /// Says the last thing that there is to say.
+    /// Sends the last message of the session.
     pub(crate) async fn send_last(&mut self, message: &ToSender) -> Result<(), ControlError> {
         self.send(message).await?;
         self.writer.finish().await
@@ -46,14 +46,14 @@ impl Ways {
     /// Refuses the peer, and ends the session with that.
     pub(crate) async fn refuse(mut self, refusal: Refusal) -> Result<SessionReport, SessionError> {
         self.send_last(&ToSender::Refused(refusal.clone())).await?;
-        // what the peer still says is read, so that the close does not destroy the refusal on its way
+        // Read what the peer still sends: a close with unread data could destroy the refusal on its way.
         let drained = async { while self.inbox.recv().await.is_some() {} };
         let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, drained).await;
         Err(SessionError::Refused(refusal))
     }
 
-    /// Tells the peer why this side cannot go on, if it is still there; after a good end the peer closes
-    /// first, so that nothing it said is left unread.
+    /// Sends the peer the reason why this side cannot go on, if it is still there. After a good end the peer closes
+    /// first, so that nothing it has sent is left unread.
     pub(crate) async fn part(&mut self, ended: &Result<(), SessionError>) {
         let said = async {
             if let Err(error) = ended {
@@ -66,7 +66,7 @@ impl Ways {
     }
 }
 
-/// Looks at the target on a thread that may wait for it.
+/// Looks at the target on a thread that may block.
 pub(crate) async fn look<T: Send + 'static>(
     look: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -74,7 +74,7 @@ pub(crate) async fn look<T: Send + 'static>(
     looked.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked)))
 }
 
-/// Why this side cannot go on, for the peer.
+/// The refusal that is sent to the peer for an error of this side.
 pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
     let code = match error {
         SessionError::Stopping | SessionError::Superseded => RefusalCode::Stopping,
@@ -89,7 +89,7 @@ pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
     Refusal { code, text: error.to_string() }
 }
 
-/// A time as it is told in reports.
+/// A time in the unit of reports.
 pub(crate) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

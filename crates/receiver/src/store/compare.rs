@@ -1,12 +1,11 @@
-//! Which of the offered files are needed.
+//! The comparison of offered files with those at the target, to find which are needed.
 //!
-//! Equal means: a regular file of the same size and, by default, the time that the target's file system makes
-//! of the source's modification time; with `--checksum` the same BLAKE3, which the sender decides after it
-//! has been told ours. An equal file whose mode differs gets the right one here.
+//! Equal means: a regular file of the same size and, by default, the time that the target's file system makes of the
+//! source's modification time; with `--checksum` the same BLAKE3, which the sender compares with its own. An equal file
+//! whose mode differs gets the right one here.
 //!
-//! With `--update` and `--ignore-existing` a file may stay whatever it holds. Both are the receiver's to
-//! obey: here, where guessed files come, where links and directories are placed, and once more when a name is
-//! given.
+//! With `--update` and `--ignore-existing` a file may stay whatever it holds. The receiver obeys both: here, where
+//! guessed files come, where links and directories are placed, and once more when a name is given.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,13 +22,13 @@ use crate::store::target::keeper::At;
 use crate::store::target::tree::{Found, Xattrs, contents_root};
 use crate::store::transfer::Transfer;
 
-/// What is said of one offer.
+/// The answer to one offer.
 #[derive(Debug, Default)]
 pub(crate) struct Judgement {
     pub(crate) verdicts: Vec<Verdict>,
-    /// What earlier transfers have left of its files.
+    /// The groups that earlier transfers have left of its files.
     pub(crate) held: Vec<Held>,
-    /// Files that have changed, whose old versions are still to be looked at.
+    /// Files that have changed, whose old versions are still to be hashed.
     pub(crate) changed: Vec<Candidate>,
 }
 
@@ -69,7 +68,7 @@ pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
     judgement
 }
 
-/// A directory that other threads look into as well: all but the first wait for it.
+/// Opens a directory into which other threads look as well: all but the first wait for it.
 fn open_once(
     last: &mut Option<(usize, Option<Arc<OwnedFd>>)>,
     place: usize,
@@ -99,7 +98,7 @@ impl Part {
     ) -> Verdict {
         match judge(transfer, turn, place, file) {
             judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => {
-                // threads with turns of their own may be waited for
+                // Give up the core: this may wait for threads with turns of their own.
                 turn.pause();
                 self.look_for_more(transfer, (offer, number), place, file, judged)
             }
@@ -107,7 +106,7 @@ impl Part {
         }
     }
 
-    /// A large file is needed, or perhaps: but perhaps not all of it.
+    /// Looks for what need not be sent of a large file that is, or may be, needed: earlier parts, an old version.
     fn look_for_more(
         &mut self,
         transfer: &Transfer,
@@ -119,7 +118,7 @@ impl Part {
         let name = transfer.target.name(path, &file.name);
         let Ok(final_path) = path.join(name) else { return judged };
         let held = if transfer.target.is_for_change_in_place(directory, name) {
-            // a part would take its place
+            // A part would take the place of the file that is to be changed.
             BTreeMap::new()
         } else {
             claim(transfer, directory, &final_path, file)
@@ -136,7 +135,7 @@ impl Part {
     }
 }
 
-/// What an earlier transfer has left of a large file.
+/// The groups that an earlier transfer has left of a large file.
 fn claim(
     transfer: &Transfer,
     directory: &Arc<OwnedFd>,
@@ -167,7 +166,7 @@ fn judge(
         return Verdict::Need;
     }
     match target.rules.compare {
-        // what is not remembered could get the source's time with what somebody else has written since
+        // A file that is not remembered could get the source's time with what somebody else has written since.
         Compare::Checksum if !target.judged.remember(opened, name, &there) => Verdict::Need,
         Compare::Checksum => {
             contents_root(opened.as_fd(), name, || turn.is_over()).map_or(Verdict::Need, Verdict::Compare)

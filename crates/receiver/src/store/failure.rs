@@ -1,19 +1,19 @@
-//! What could not be done at the target, and how the sender is told.
+//! Failures at the target, and how they are reported to the sender.
 
 use std::io;
 
 use rustix::io::Errno;
 use zmove_wire::{FaultCode, Operation};
 
-/// What failed, before it is known as what.
+/// A failed operation and its error.
 pub(crate) type Failure = (Operation, io::Error);
 
-/// Names the operation of an error.
+/// Adds the operation to an error.
 pub(crate) fn failed_to(operation: Operation) -> impl Fn(io::Error) -> Failure + Copy {
     move |error| (operation, error)
 }
 
-/// A file that need not have been sent.
+/// The fault of a file that need not have been sent.
 pub(crate) const ALREADY_THERE: (Operation, FaultCode) = (Operation::Create, FaultCode::AlreadyThere);
 
 /// Whether there is no room, or no room within a quota.
@@ -21,7 +21,7 @@ pub(crate) fn is_no_room((_, error): &Failure) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
 }
 
-/// A failure as the sender is told it, where that says more than an error number.
+/// A failure as it is reported to the sender, with a code where that is clearer than an error number.
 pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, FaultCode) {
     match (operation, Errno::from_io_error(error)) {
         (Operation::Rename | Operation::Symlink, Some(Errno::ISDIR)) => {
@@ -34,7 +34,7 @@ pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, Fa
     }
 }
 
-/// The same error once more.
+/// A copy of an error.
 pub(crate) fn again(error: &io::Error) -> io::Error {
     io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()))
 }

@@ -1,30 +1,27 @@
 //! `--inplace`: files that are there are changed in their place, and keep their inode.
 //!
-//! To the rest of the receiver such a file is a `Staged` file like any other, whose commit only looks whether
-//! the name still leads to it, and which has no part and no journal: the file itself tells where a next run
-//! has to go on. Group `i` is only ever compared with, and written at, its own place, so groups may come in
-//! any order. Groups that the sender names as the same are read back from the file and hashed, and left
-//! alone. `--delta auto` always compares here, also for a local target, since what is the same is to stay as
-//! it is on the storage below.
+//! To the rest of the receiver such a file is a `Staged` file like any other, whose commit only checks that the name
+//! still leads to it, and which has no part and no journal: a later run compares the file itself. Group `i` is only
+//! ever compared with, and written at, its own place, so groups may come in any order. Groups that the sender names as
+//! the same are read back from the file and hashed, and left alone. `--delta auto` always compares here, also for a
+//! local target, since what is the same is to stay as it is on the storage below.
 //!
 //! Data is flushed before the file gets its length and time, also of small files: blocks that are written
 //! over are not ordered before the inode, as new ones are. A file that has the right length and time at the
 //! start, and yet is to be changed (`--checksum`), is flushed when it has been made longer.
 //!
-//! Staging directories are for new directories and are not affected: a file that somebody else puts into such
-//! a directory before it has its name is replaced by a rename. A part that an earlier transfer has left of a
-//! file that is there is not gone on with, since it would take the file's place; it goes when the file has
-//! been changed.
+//! Staging directories are for new directories and are not affected: a file that somebody else puts into such a
+//! directory before it has its name is replaced by a rename. A transfer does not resume from an earlier part of a file
+//! that is there, since the part would take the file's place; the part is removed when the file has been changed.
 //!
-//! With `--update` a push in place is not begun again by itself when its connections are lost, for it could
-//! end well with a file that is not finished: a change that is given up gets the oldest time, but a kill
-//! leaves no time for that.
+//! With `--update` a push in place does not start again by itself when its connections are lost, for it could end well
+//! with a file that is not finished: a change that is given up gets the oldest time, but a kill leaves no time for
+//! that.
 //!
-//! **Invariant:** a file with several names is not changed. Its other names would look finished as soon as it
-//! does, and at the source they may be other files: the next session, perhaps after a break, would take them
-//! for right.
+//! **Invariant:** a file with several names is not changed. Its other names would look finished as soon as it does, and
+//! at the source they may be other files: the next session, perhaps after a break, would take them for up to date.
 //!
-//! Where this says that a file is to be made anew, it is staged and gets its name at the end as always.
+//! A file that is to be made anew is staged and gets its name at the end as always.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -39,7 +36,7 @@ use crate::store::target::keeper::At;
 use crate::store::target::tree::{TargetTree, flush_now};
 
 impl TargetTree {
-    /// Opens the file of that name to be changed in its place; `None` when it is to be made anew.
+    /// Opens the file of that name to be changed in its place; `None` where it is to be made anew.
     pub(crate) fn begin_in_place(
         &self,
         directory: &Arc<OwnedFd>,
@@ -48,8 +45,8 @@ impl TargetTree {
         metadata: &Metadata,
         (quota, direct): (&Quota, Direct),
     ) -> Result<Option<Staged>, Failure> {
-        // what must stay may have come since the sender was told; a file that is made anew is asked about
-        // when it gets its name
+        // A file that must stay may have come since the sender was answered. For a file that is made anew, that is
+        // checked when it gets its name.
         if !self.rules.in_place || self.may_not_be_replaced(directory, name, metadata.mtime) {
             return Ok(None);
         }
@@ -71,9 +68,9 @@ impl TargetTree {
         self.rules.in_place && Existing::is_alone(directory, name)
     }
 
-    /// The end of a file that was changed in its place, and which nobody else was noticed to have changed.
-    /// Its data is flushed before it looks finished: what was written over other data may come to the disk
-    /// later than length and time do.
+    /// Finishes a file that was changed in its place, and which nobody else was noticed to have changed. Its data is
+    /// flushed before it looks finished: what was written over other data may reach the disk later than length and time
+    /// do.
     pub(crate) fn finish_in_place(
         &self,
         staged: Staged,
@@ -81,7 +78,7 @@ impl TargetTree {
         metadata: &Metadata,
         at: At<'_>,
     ) -> Result<(), Failure> {
-        // it may be on a file system of its own, mounted in the place of a file
+        // The file may be on a file system of its own, mounted in its place.
         self.file_systems.note(staged.file()).map_err(failed_to(Operation::Flush))?;
         flush_now(staged.file(), self.rules.flushes())?;
         let verify = failed_to(Operation::Verify);

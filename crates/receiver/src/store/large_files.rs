@@ -1,4 +1,4 @@
-//! The large files of one transfer while their groups come in, in any order, on any lane.
+//! The large files of one transfer while their groups arrive, in any order, on any lane.
 //!
 //! ```text
 //!  declared ──first group──► open ──last group──► committing ──► gone
@@ -6,7 +6,7 @@
 //!      └──── abandoned, failed, contradicted ──► dead (its groups are dropped)
 //! ```
 //!
-//! **Invariant:** a file is handed out as [`Complete`] once, when each of its groups has been written once.
+//! **Invariant:** a file becomes [`Complete`] once, when each of its groups has been written once.
 
 pub(crate) mod delta;
 
@@ -35,21 +35,21 @@ pub(crate) struct FileTable {
 #[derive(Debug)]
 struct Table {
     slots: HashMap<FileId, Slot>,
-    /// How many are alive.
+    /// The number of files that are alive.
     living: usize,
-    /// How many were given up before they were declared.
+    /// The number of files that were given up before they were declared.
     unheard: usize,
-    /// What the slots take, all of which stay to the end.
+    /// The memory booked for the slots, which stay until the transfer ends.
     held: Held,
 }
 
 #[derive(Debug)]
 enum Slot {
     Live(Arc<LargeFile>),
-    /// Whole, and about to get its name: chunks that come again wait for that.
+    /// The file is whole, and about to get its name: chunks that come again wait for that.
     Closing(Arc<LargeFile>),
     Dead,
-    /// Given up, while its declaration may still be on its way.
+    /// The file was given up, while its declaration may still be on its way.
     Unheard,
 }
 
@@ -58,7 +58,7 @@ enum Slot {
 pub(crate) struct LargeFile {
     pub(crate) id: FileId,
     pub(crate) head: FileHead,
-    /// Another version of it that is at the target.
+    /// The old version of the file at the target.
     pub(crate) base: Option<Base>,
     given_up: AtomicBool,
     state: Lock<State>,
@@ -69,18 +69,18 @@ pub(crate) struct LargeFile {
 struct State {
     staged: Option<Arc<Staged>>,
     written: HashSet<u32>,
-    /// Groups that are being written, with the items of copies that came meanwhile.
+    /// Groups that are being written, with the items of further copies that came meanwhile.
     writing: HashMap<u32, Vec<ItemId>>,
 }
 
-/// Which copy of its group a chunk is.
+/// The order of a chunk among the copies of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copy {
-    /// To be written.
+    /// The chunk is to be written.
     First,
-    /// Another is being written; it will be settled with that.
+    /// Another copy is being written; this one is settled with it.
     Waiting,
-    /// Another has been written.
+    /// Another copy has been written.
     Late,
 }
 
@@ -94,7 +94,7 @@ impl FileTable {
         Self { quota: quota.clone(), table: Lock::new(table) }
     }
 
-    /// A file is about to be given up, which may come before its declaration does.
+    /// Notes a file that is about to be given up, perhaps before its declaration comes.
     ///
     /// # Errors
     /// More files than a sender may have under way were given up and never declared.
@@ -112,11 +112,11 @@ impl FileTable {
         Ok(())
     }
 
-    /// Takes a declaration; the same again is no news. `base` gives the old version of a new file, `prior`
-    /// the part that it goes on with: for that only this file waits.
+    /// Takes a declaration; a second, equal one is ignored. `base` gives the old version of a new file, `prior` the
+    /// part from which it resumes. Only this file waits for `prior`.
     ///
     /// # Errors
-    /// It contradicts an earlier one, which kills the file, or too many files are alive.
+    /// The declaration contradicts an earlier one, which kills the file, or too many files are alive.
     pub(crate) fn declare(
         &self,
         id: FileId,
@@ -170,7 +170,7 @@ impl FileTable {
         }
     }
 
-    /// The file, if it is alive; `Err` when it was never declared.
+    /// The file, if it is alive; `Err` where it was never declared.
     pub(crate) fn find(&self, id: FileId) -> Result<Option<Arc<LargeFile>>, Undeclared> {
         match self.table.lock().slots.get(&id) {
             None => Err(Undeclared),
@@ -189,17 +189,17 @@ impl FileTable {
         living.collect()
     }
 
-    /// Ends a file; returns it if it was alive, so that its end is told once.
+    /// Ends a file; returns it if it was alive, so that its end is reported once.
     pub(crate) fn retire(&self, id: FileId) -> Option<Arc<LargeFile>> {
         self.end(id, |_| Slot::Dead)
     }
 
-    /// A file is whole; returns whether it was alive. [`closed`](Self::closed) ends this.
+    /// Marks a file as whole; returns whether it was alive. [`closed`](Self::closed) ends this state.
     pub(crate) fn close(&self, id: FileId) -> bool {
         self.end(id, Slot::Closing).is_some()
     }
 
-    /// A file that was closing has its name, or could not get it.
+    /// Marks a file that was closing as ended: it has its name, or could not get it.
     pub(crate) fn closed(&self, id: FileId) {
         self.table.lock().slots.insert(id, Slot::Dead);
     }
@@ -235,16 +235,16 @@ impl FileTable {
     }
 }
 
-/// What a slot takes in a table that has just grown.
+/// The memory of a slot in a table that has just grown.
 const SLOT_BYTES: usize = 64;
-/// What a file takes while it is alive, beside its path and its groups.
+/// The memory of a file while it is alive, beside its path and its groups.
 const FILE_BYTES: usize = 1024;
 
-/// Why a file is not taken.
+/// Why a declaration is not accepted.
 #[derive(Debug)]
 pub(crate) enum Undeclarable {
     Contradicted(Fault),
-    /// There is no room for it, or more are under way than [`FILES_UNFINISHED_MAX`].
+    /// There is no memory for the file, or more are under way than [`FILES_UNFINISHED_MAX`].
     OverLimit(WireError),
 }
 
@@ -270,24 +270,24 @@ impl State {
 }
 
 impl LargeFile {
-    /// Nothing is to be left of the file, which has been retired.
+    /// Discards what has been written of a retired file.
     pub(crate) fn discard(&self) {
-        // who is making it now holds the lock, who comes later sees this
+        // A thread that is making the file holds the lock; one that comes later sees this flag.
         self.given_up.store(true, Ordering::Relaxed);
         self.state.lock().staged.iter().for_each(|staged| staged.discard());
     }
 
-    /// Whether nothing is to be left of it.
+    /// Whether the file has been discarded.
     pub(crate) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Relaxed)
     }
 
-    /// Whether no group of it has been written.
+    /// Whether no group of the file has been written.
     pub(crate) fn is_blank(&self) -> bool {
         self.state.lock().written.is_empty()
     }
 
-    /// What it is now; none where nothing of it has come, or it cannot be looked at.
+    /// The present identity of the file; `None` where none of it has come, or it cannot be looked at.
     pub(crate) fn identity(&self) -> Option<FileIdentity> {
         FileIdentity::of(self.state.lock().staged.as_ref()?.file()).ok()
     }
@@ -312,16 +312,17 @@ impl LargeFile {
         if state.written.len() < wanted {
             return None;
         }
-        // Holds are dropped under this lock, each after its group was booked: the last group's is the last one.
+        // Holds are dropped under this lock, each after its group was booked: the hold of the last group is the last
+        // one.
         let staged = Arc::try_unwrap(state.staged.take()?).ok()?;
         Some(Complete(staged))
     }
 
-    /// Whether a chunk is to be written: one that comes again is not, while or after the first copy is. Until that has
-    /// [ended](Self::end), with all that follows from it, the item waits.
+    /// Books a group as being written, if this is its first copy. A copy that comes meanwhile waits for
+    /// [`end`](Self::end); a later one is not written.
     pub(crate) fn begin(&self, span: GroupSpan, item: ItemId) -> Copy {
         let mut state = self.state.lock();
-        // a group that is written may be the last, whose writer is giving the file its name
+        // A copy may not be settled early: the group may be the last, whose writer is giving the file its name.
         if let Some(waiting) = state.writing.get_mut(&span.index) {
             waiting.push(item);
             return Copy::Waiting;
@@ -333,7 +334,7 @@ impl LargeFile {
         Copy::First
     }
 
-    /// Ends what [`begin`](Self::begin) called the first copy; returns the items that have waited for it.
+    /// Ends the writing of a first copy; returns the items of the copies that have waited for it.
     pub(crate) fn end(&self, span: GroupSpan) -> Vec<ItemId> {
         self.state.lock().writing.remove(&span.index).unwrap_or_default()
     }

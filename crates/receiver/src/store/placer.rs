@@ -1,13 +1,12 @@
-//! Puts the entries of a verified batch into place, one at a time, each with a fault of its own if it fails.
-//! Each writer has one.
+//! The placer, one for each writer: it puts the entries of a verified batch into place, one at a time, each with a
+//! fault of its own if it fails.
 //!
 //! The files of a directory that this transfer has made, and into which nothing has been put yet, are created
 //! in a staging directory under their own names; all others under hidden names in the directory where they
 //! will stay. Both get their final names from the [publisher](crate::store::publishing::publisher).
 //!
-//! A file that would replace a directory is refused. A directory that replaces a file or a link takes its
-//! place when it is published, as with rsync; with `--ignore-existing` it does not, and what should go below
-//! it fails.
+//! A file that would replace a directory is refused. A directory that replaces a file or a link takes its place when it
+//! is published, as with rsync; with `--ignore-existing` it does not, and what should go below it fails.
 
 mod runs;
 
@@ -34,7 +33,7 @@ use crate::store::target::open_directories::{OpenDirectories, Opened};
 use crate::store::target::tree::{Xattrs, flush_now};
 use crate::store::transfer::Transfer;
 
-/// One thread's hands: the transfer and the directories it has open.
+/// The placer of one thread: the transfer, and the directories that the thread has open.
 #[derive(Debug)]
 pub(crate) struct Placer<'a> {
     transfer: &'a Transfer,
@@ -42,18 +41,18 @@ pub(crate) struct Placer<'a> {
     contents: Arc<ContentsWriter>,
 }
 
-/// How often a staging directory is tried to be begun where there must be one.
+/// How often to try to begin a staging directory where there must be one.
 const STAGE_TRIES: usize = 3;
 
-/// Whom a thread that places entries asks for its turn, and for help.
+/// The turns by which a thread that places entries waits for a core and asks for help.
 struct Turns<'a> {
     own: &'a Turn<'a>,
-    /// That of the writer whose batch it is.
+    /// The turn of the writer whose batch is placed.
     writer: &'a Turn<'a>,
 }
 
 impl Turns<'_> {
-    /// Another thread for this batch, or another writer where more is waiting for one.
+    /// Asks for another thread for this batch, or for another writer where more work waits.
     fn get_help(&self, transfer: &Transfer) {
         let turn = if transfer.meter.has_queued() { self.writer } else { self.own };
         turn.get_help();
@@ -82,7 +81,7 @@ impl<'a> Placer<'a> {
     ) {
         let (transfer, contents) = (self.transfer, Arc::clone(&self.contents));
         let runs = Runs::new(groups, data);
-        // whoever comes first is this thread
+        // The first to come is this thread.
         let own = Lock::new(Some(self));
         transfer.side_by_side((Task::Write, "zmove-write"), |turn| {
             let turns = Turns { own: turn, writer };
@@ -94,7 +93,7 @@ impl<'a> Placer<'a> {
             while let Some(mut run) = runs.next(done.take()) {
                 placer.place_run(&turns, &runs, &mut run, batch);
                 done = Some(run);
-                // another batch is likely to go to another directory
+                // Another batch is likely to go to another directory, which a helper would have to open.
                 if helps && transfer.meter.has_queued() {
                     break;
                 }
@@ -112,7 +111,7 @@ impl<'a> Placer<'a> {
         batch: &Arc<PendingBatch>,
     ) {
         let (path, mut entries) = (Arc::clone(&run.path), std::mem::take(&mut run.entries));
-        // Making the directory of a path of thousands of components is work like any other.
+        // Making the directory of a path of thousands of components is work like any other, so wait for a turn here.
         if turns.own.is_over() {
             return;
         }
@@ -151,7 +150,7 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Whether a file is at the target as it should be.
+    /// Whether a file is at the target already, as the entry describes it.
     fn is_there(&self, opened: &io::Result<Opened>, path: &RelPath, file: &FileEntry) -> bool {
         let Ok(Opened { directory, .. }) = opened else { return false };
         let name = self.transfer.target.name(path, &file.name);
@@ -164,14 +163,14 @@ impl<'a> Placer<'a> {
         )
     }
 
-    /// A directory of the target, made if need be.
+    /// Opens a directory of the target, made if need be.
     pub(crate) fn directory(&mut self, path: &RelPath) -> io::Result<Opened> {
         if let Some(opened) = self.directories.get(path) {
             return Ok(opened);
         }
         self.transfer.publisher.is_used(path);
         let directory = match self.directories.open_or_make(path) {
-            // what is in the way stays
+            // With `--ignore-existing` the entry in the way stays.
             Err(error)
                 if is_in_the_way(&error) && self.transfer.target.rules.overwrite == Overwrite::Nothing =>
             {
@@ -183,7 +182,7 @@ impl<'a> Placer<'a> {
             }
             opened => opened?,
         };
-        // it may have become a staging directory between the two: from here on it does not
+        // The directory may have become a staging directory between the two calls; from here on it does not.
         self.transfer.publisher.is_used(path);
         let directory = match self.transfer.publisher.staged_above(path) {
             Some(_) => self.directories.open_or_make(path)?,
@@ -195,14 +194,13 @@ impl<'a> Placer<'a> {
         self.directories.remember(path, directory)
     }
 
-    /// As [`directory`](Self::directory), never one that has been replaced since it was opened here.
+    /// As [`directory`](Self::directory), but never one that has been replaced since this thread opened it.
     pub(crate) fn directory_now(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         self.directories.let_go_if_replaced(path);
         Ok(self.directory(path)?.directory)
     }
 
-    /// A file or link that stands where a directory will be stays until that is published: the directory
-    /// begins as a staging directory.
+    /// Begins a staging directory for a path where a file or link is. That stays until the directory is published.
     fn stage_in_the_place_of_a_file(&mut self, path: &RelPath) -> io::Result<()> {
         let mut above = RelPath::root();
         for name in path.components() {
@@ -234,13 +232,13 @@ impl<'a> Placer<'a> {
             if let Some(error) = error {
                 return Err(error);
             }
-            // a generation is being closed or has no room for more; or somebody else has just begun it
+            // A generation is being closed or has no room for more, or another thread has just begun the directory.
             publish_all(transfer);
         }
         Ok(())
     }
 
-    /// Leave to fill the staging directory of a directory, where there is one or one can be begun for so many files.
+    /// A guard for filling the staging directory of `path`, where there is one or one can be begun for so many files.
     fn staging(&mut self, path: &RelPath, files: usize) -> Option<FillingGuard<'a>> {
         let publisher = &self.transfer.publisher;
         if files > 0
@@ -302,8 +300,8 @@ impl<'a> Placer<'a> {
         others
     }
 
-    /// Puts something into a directory; once more where another transfer has made the directory anew since it
-    /// was opened, and where there is no room before what it replaces has gone.
+    /// Puts something into a directory; once more where another transfer has replaced the directory since it was
+    /// opened, and where there is no room until replaced files have gone.
     fn put(
         &mut self,
         path: &RelPath,
@@ -319,7 +317,7 @@ impl<'a> Placer<'a> {
             make_room(self.transfer);
             done = put(self, opened);
         }
-        // a staging directory may have been merged since its path was looked up
+        // A staging directory may have been merged since its path was looked up.
         let was_gone = opened.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
         if done.is_err() && (self.directories.let_go_if_replaced(path) || was_gone) {
             *opened = self.directory(path);
@@ -406,7 +404,7 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    /// A whole file in a staging directory.
+    /// Makes a whole file in a staging directory.
     fn make_in(
         &self,
         (staging, flush): (&StagingDirectory, Flush),
@@ -426,7 +424,7 @@ impl<'a> Placer<'a> {
         if staging.discard(&file.name).is_err() {
             return Err(Unmade::Left(why));
         }
-        // there may be room when what is replaced has gone
+        // There may be room when what is replaced has gone.
         Err(if is_no_room(&why) { Unmade::NotTaken } else { Unmade::Failed(why) })
     }
 
@@ -442,7 +440,7 @@ impl<'a> Placer<'a> {
         self.transfer.target.set_new_metadata(made, metadata, at)
     }
 
-    /// A whole file under a hidden name, which is returned; `None` where it was changed in its place.
+    /// Makes a whole file under a hidden name, which is returned; `None` where it was changed in its place.
     fn place_file(
         &self,
         opened: &Opened,
@@ -483,16 +481,16 @@ impl<'a> Placer<'a> {
     }
 }
 
-/// A file that did not become whole in its staging directory.
+/// Why a file did not become whole in its staging directory.
 enum Unmade {
-    /// The directory was not begun, or nothing is left of it: it may be made in another way.
+    /// The file was not begun, or nothing is left of it: it may be made in another way.
     NotTaken,
     Failed(Failure),
-    /// Something of it is still there.
+    /// A part of the file is still there.
     Left(Failure),
 }
 
-/// A group with fewer files is not worth a directory of its own.
+/// The least number of files for which a staging directory pays.
 const TOGETHER_FILES_MIN: usize = 8;
 
 fn is_in_the_way(error: &io::Error) -> bool {

@@ -1,16 +1,15 @@
-//! One turn of publishing: flush, look at what the flush has failed for, give names, tell. The thread
-//! `zmove-publish` also flushes between turns, for a part of the time, so that little is left for the end.
+//! One cycle of publishing: flush, look at the files for which the flush has failed, give names, report. The thread
+//! `zmove-publish` also flushes between cycles, for a part of the time, so that little is left for the end.
 //!
-//! When a flush fails, each file of the generation, and of the next, which was being written meanwhile, is
-//! flushed by itself and read back past the page cache. Files that are not there are removed and told as
-//! failed; the others get their names. So a neighbour's bad block costs nobody else a push.
+//! When a flush fails, each file of the generation, and of the next, which was being written meanwhile, is flushed by
+//! itself and read back past the page cache. Files that are not on the storage are removed and reported as failed; the
+//! others get their names. So a bad block fails no other file of the push.
 //!
-//! The same is done while a flush takes long, as long as it takes: `syncfs` also writes what all others have
-//! written to the file system. It is not done sooner, because where the storage itself takes seconds for a
-//! flush, one flush for all is quicker than one for each file.
+//! The same is done while a flush takes long, until it ends: `syncfs` also writes what all others have written to the
+//! file system. It is not done sooner, because where the storage itself takes seconds for a flush, one flush for all is
+//! quicker than one for each file.
 //!
-//! `--update` and `--ignore-existing` are asked once more when a name is given (`RENAME_NOREPLACE` for the
-//! latter).
+//! `--update` and `--ignore-existing` are checked once more when a name is given (`RENAME_NOREPLACE` for the latter).
 
 pub(crate) mod publisher;
 
@@ -41,9 +40,8 @@ use crate::store::target::open_directories::OpenDirectories;
 use crate::store::target::tree::{TargetTree, Xattrs};
 use crate::store::transfer::Transfer;
 
-/// The thread that publishes, until it is [stopped](crate::store::publishing::publisher::Publisher::stop). It
-/// also flushes while nothing is to be published, for four fifths of the time at most, so that little is left
-/// for the end.
+/// Runs the thread that publishes, until it is [stopped](crate::store::publishing::publisher::Publisher::stop). It also
+/// flushes while nothing is to be published, for four fifths of the time at most, so that little is left for the end.
 pub(crate) fn run(transfer: &Transfer) {
     let mut pause = FLUSH_PAUSE;
     let mut bytes_flushed = 0;
@@ -70,7 +68,7 @@ pub(crate) fn run(transfer: &Transfer) {
 
 /// The shortest pause between two flushes.
 const FLUSH_PAUSE: Duration = Duration::from_millis(50);
-/// Threads that read back what a failed flush has left in doubt.
+/// Threads that read back the files that a failed flush has left in doubt.
 const READERS: usize = 8;
 
 /// Flushes what has been written, and publishes it.
@@ -78,7 +76,7 @@ pub(crate) fn publish_all(transfer: &Transfer) {
     publish_in_turn(transfer, &transfer.publisher.turn());
 }
 
-/// What waits for its name may replace what takes the room. Another thread may be publishing just that.
+/// Publishes what waits, since it may replace what takes the room. Another thread may be publishing just that.
 pub(crate) fn make_room(transfer: &Transfer) {
     let turn = transfer.publisher.turn();
     if transfer.publisher.has_unpublished() {
@@ -91,7 +89,7 @@ fn publish_in_turn(transfer: &Transfer, _turn: &MutexGuard<'_, ()>) {
     let beside = match flush(transfer) {
         Ok(()) => None,
         Err(Unflushed::Failed) => {
-            // what came while the flush ran may be what it failed for
+            // The flush may have failed for what came while it ran.
             transfer.publisher.suspect();
             generation.suspect = true;
             None
@@ -101,7 +99,7 @@ fn publish_in_turn(transfer: &Transfer, _turn: &MutexGuard<'_, ()>) {
             beside.filter(|_| only_late)
         }
     };
-    // told before another turn can come: who publishes last may say after that that all is done
+    // Report before another cycle can begin: the thread that publishes last may report the end after that.
     generation
         .publish(transfer, beside.as_ref())
         .into_iter()
@@ -118,7 +116,7 @@ fn flush_ahead(transfer: &Transfer) {
     }
 }
 
-/// Flushes the file systems, unless the sender wants no flush.
+/// Flushes the file systems, unless nothing is to be flushed.
 fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
     if !transfer.target.rules.flushes() {
         return Ok(());
@@ -167,7 +165,8 @@ impl Generation {
             let fault = publish_large(&transfer.target, &mut directories, file).err();
             named.large.push(EndedFile { id, path, fault });
         }
-        // the deepest first: one that cannot become its directory takes along what is below it under final names
+        // Publish the deepest first: a directory that cannot get its name takes along what is below it under final
+        // names.
         let mut staging: Vec<_> = self.staging.into_iter().collect();
         staging.sort_by_key(|(path, _)| std::cmp::Reverse(path.depth()));
         let mut lost = Lost::default();
@@ -185,9 +184,9 @@ impl Generation {
         batches
     }
 
-    /// After a flush that failed: the kernel has told that once, and calls the pages clean that it could not
-    /// write. What is not on the storage as it should be is removed. The same where the flush is late, as
-    /// long as that goes on.
+    /// Looks at each file after a failed flush: the kernel has reported that once, and calls the pages clean that it
+    /// could not write. Files that are not on the storage as they should be are removed. The same where the flush is
+    /// late, until it ends.
     fn drop_what_is_not_on_the_storage(
         &mut self,
         transfer: &Transfer,
@@ -228,15 +227,15 @@ impl Generation {
     }
 }
 
-/// A small file of which nobody knows whether it is on the storage.
+/// A small file of which it is not known whether it is on the storage.
 enum Suspect {
     Hidden(HiddenFile),
-    /// In the staging directory of that path.
+    /// A file in the staging directory of that path.
     Staged(RelPath, SmallFile),
 }
 
 impl Suspect {
-    /// Its name for now, and what it should be.
+    /// The present name of the file, and its expected size and hash.
     const fn file(&self) -> (&Name, &FileEntry) {
         match self {
             Self::Hidden(HiddenFile { hidden, small, .. }) => (hidden, &small.file),
@@ -279,7 +278,7 @@ fn look_at(
     let opened = open_own(directory.as_fd(), name)?;
     opened.sync_all()?;
     let data = DataFile::for_reading(opened, u64::from(wanted.bytes), Direct::On);
-    // where the file system knows no direct reads, clean pages are at least let go of
+    // Where the file system has no direct reads, this at least drops clean pages.
     data.drop_cached()?;
     let buffer = buffers.take().ok_or(Errno::NOBUFS)?;
     let (outcome, buffer) = file_io.read(&data, 0, wanted.bytes as usize, buffer, &mut |_slice| {});
@@ -288,7 +287,7 @@ fn look_at(
     if is_right { Ok(()) } else { Err(Errno::IO.into()) }
 }
 
-/// What has a final name, perhaps below a staging directory that has none yet.
+/// The files that have final names, perhaps below a staging directory that has none yet.
 #[derive(Default)]
 struct Named {
     files: Vec<HiddenFile>,
@@ -312,7 +311,7 @@ struct Lost(HashMap<RelPath, LostBelow>);
 type LostBelow = HashMap<RelPath, (Operation, FaultCode)>;
 
 impl Lost {
-    /// Why a file is not where it should be; one that is lost by itself is taken out.
+    /// Why a file is not at its path; the entry of a file that is lost by itself is removed.
     fn take(&mut self, path: &RelPath) -> Option<(Operation, FaultCode)> {
         let itself = self.around(path).into_iter().find_map(|(rest, lost)| lost.remove(&rest));
         itself.or_else(|| self.with(&path.parent()?))
@@ -332,7 +331,7 @@ impl Lost {
         covering.map(|(staged, lost)| (below(path, staged), lost)).collect()
     }
 
-    /// Of the directories, and of links.
+    /// Reports the faults that are left: those of directories and links.
     fn tell_rest(self, reports: &Reports) {
         for (staged, lost) in self.0 {
             for (below, (operation, code)) in lost {
@@ -346,7 +345,7 @@ impl Lost {
 }
 
 impl Named {
-    /// Tells of the large files, and faults the small ones that are lost; returns the batches.
+    /// Reports the large files, and faults the small ones that are lost; returns the batches.
     fn told(self, transfer: &Transfer, mut lost: Lost, turn: &Turn<'_>) -> Vec<Arc<PendingBatch>> {
         for EndedFile { id, path, fault } in self.large {
             turn.is_over();
@@ -354,7 +353,7 @@ impl Named {
             transfer.meter.stored(usize::from(fault.is_none()));
             end_large(transfer, id, fault);
         }
-        // Each directory is looked up once: to hash all that is above a deep one takes a tenth of a second.
+        // Look each directory up once: to hash all that is above a deep one takes a tenth of a second.
         for files in self.files.chunk_by(|one, other| one.directory == other.directory) {
             turn.is_over();
             settle(transfer, &mut lost, &files[0].directory, files.iter().map(|file| &file.small));
@@ -449,7 +448,7 @@ fn publish_hidden(
     naming(publish_file(&directory, hidden, name, target.rules.replaces()))
 }
 
-/// Whether what has a small file's name already stays.
+/// Whether an entry that has a small file's name already stays.
 fn stays_there(target: &TargetTree, directory: &OwnedFd, name: &Name, small: &SmallFile) -> bool {
     let metadata = target.rules.of_file(&small.file.metadata);
     match small.batch.known {
@@ -461,7 +460,7 @@ fn stays_there(target: &TargetTree, directory: &OwnedFd, name: &Name, small: &Sm
     }
 }
 
-/// How the sender is told that a name could not be given.
+/// The fault for a name that could not be given.
 fn naming<T>(done: io::Result<T>) -> Result<T, (Operation, FaultCode)> {
     done.map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::EXIST) => ALREADY_THERE,
@@ -471,7 +470,7 @@ fn naming<T>(done: io::Result<T>) -> Result<T, (Operation, FaultCode)> {
 
 fn remove_hidden(directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
     if let Ok(directory) = directories.as_it_is(&file.directory) {
-        // the next transfer that comes here sweeps what stays
+        // The next transfer to this directory removes a file that stays.
         let _best_effort = rustix::fs::unlinkat(&directory, file.hidden.as_os_str(), AtFlags::empty());
     }
 }
@@ -490,14 +489,15 @@ fn publish_large(
     naming(staged.commit(&name, target.rules.replaces()))
 }
 
-/// A large file has its name, or cannot get it.
+/// Ends a large file that has its name, or cannot get it, and reports it.
 pub(crate) fn end_large(transfer: &Transfer, id: FileId, fault: Option<(Operation, FaultCode)>) {
     transfer.parts.ended(id);
     transfer.reports.tell(Outcome::File(FileDone { file: id.0, fault }));
     transfer.files.closed(id);
 }
 
-/// Returns what was in it.
+/// Gives a staging directory its name, or merges it into the directory that is there; returns the files that were in
+/// it.
 fn publish_staging(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
@@ -506,7 +506,7 @@ fn publish_staging(
     lost: &mut Lost,
 ) -> Vec<SmallFile> {
     let Filling { staging, filled, mut spoiled, abandoned, .. } = filling;
-    // the directory above may have been merged, and this one with it
+    // The directory above may have been merged, and this one with it.
     if !staging.is_in_its_place()
         && let Ok(parent) = directories.as_it_is(&path.parent().unwrap_or_else(RelPath::root))
     {
@@ -518,15 +518,15 @@ fn publish_staging(
     } else {
         staging.publish(transfer.target.rules.replaces())
     };
-    // who opens the path from now on finds what stands there
+    // A thread that opens the path from now on finds the directory that is there.
     transfer.publisher.named(path);
     let merged = match published {
         Ok(()) => Ok(()),
-        // what is in it goes with it
+        // The files in it fail with it.
         Err(error) if abandoned => Err(error),
         Err(error) if !staging.is_in_its_place() => Err(error),
         Err(_in_the_way) => directories.under_its_name(path).map(|standing| {
-            // where it could not be exchanged back, it has its name already
+            // Where it could not be exchanged back, it has its name already.
             if !staging.is(&standing) {
                 merge(&transfer.target, (path, &staging), &standing, (&filled, &spoiled), lost);
                 directories.let_go_below(path);
@@ -540,7 +540,7 @@ fn publish_staging(
     filled
 }
 
-/// Somebody else has put something where the directory was to be: what is in it goes there entry by entry.
+/// Moves the entries of a staging directory one by one into the directory that somebody else has put in its place.
 fn merge(
     target: &TargetTree,
     (path, staging): (&RelPath, &StagingDirectory),
@@ -549,7 +549,7 @@ fn merge(
     lost: &mut Lost,
 ) {
     let files: HashMap<_, _> = filled.iter().map(|small| (small.file.name.as_bytes(), small)).collect();
-    // what is not come upon is gone, as when somebody has removed the staging directory
+    // A file that the walk does not meet is gone, as when somebody has removed the staging directory.
     let mut gone: HashSet<&[u8]> = files.keys().copied().collect();
     let mut stayed = Vec::new();
     let mut failed = Vec::new();
@@ -582,11 +582,12 @@ fn merge(
 
 fn beneath(path: &RelPath, below: &RelPath) -> RelPath {
     let whole = [path.as_bytes(), below.as_bytes()].join(&b'/');
-    // what has no path of its own is lost with all that is there
+    // An entry whose path would be too long is lost with the whole directory.
     if below.is_root() { path.clone() } else { RelPath::from_bytes(&whole).unwrap_or_else(|_| path.clone()) }
 }
 
-/// `--durability file` promises each name before it is told, and some file systems flush nothing as a whole.
+/// Flushes directories: `--durability file` promises each name before it is reported, and some file systems flush
+/// nothing as a whole.
 fn flush_directories(
     reports: &Reports,
     directories: &mut OpenDirectories<'_>,

@@ -1,4 +1,4 @@
-//! What threads tell the session, and what that takes until the peer has been told.
+//! The reports of threads to their session, and the memory booked for each until the peer has it.
 
 use tokio::sync::mpsc::Sender;
 use zmove_transport::LaneError;
@@ -15,14 +15,15 @@ pub(crate) struct Reports {
     pub(crate) quota: Quota,
 }
 
-/// What threads tell the session.
+/// A report to the session.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// Data has come, whole or damaged; a group of a large file is settled with that.
     Item(StoredItem),
-    /// A batch is verified and written, but for these.
+    /// A batch is verified and written, except for entries with these faults.
     Stored(ItemId, Vec<EntryFault>),
-    /// The files of a batch have been flushed as asked and have their final names, but for these.
+    /// The files of a batch have been flushed as asked and have their final names, except for entries with these
+    /// faults.
     Published(ItemId, Vec<EntryFault>),
     File(FileDone),
     Fault(Fault),
@@ -30,18 +31,18 @@ pub(crate) enum Outcome {
     Missed(Missed),
     /// What is held of an offer's files, its answer, and whether that ends it.
     Answer(Vec<Held>, Answer, bool),
-    /// More of what is held, and whether that ends its offer.
+    /// More groups that are held, and whether that ends their offer.
     Held(Held, bool),
-    /// What else is where names stay, or what has gone.
+    /// An answer of a mirror: extra names, or the number of entries removed.
     Mirror(ToSender),
-    /// The lane of that number, and how.
+    /// The end of the lane with that number.
     LaneEnded(u32, Result<(), LaneError>),
-    /// The transfer would keep more than its key may.
+    /// The transfer would take more memory than its key may have.
     OverLimit(WireError),
     Panicked,
 }
 
-/// What the session is told, with what it takes until the peer has been told.
+/// A report with the memory that is booked for it until the peer has it.
 #[derive(Debug)]
 pub(crate) struct Told {
     pub(crate) outcome: Outcome,
@@ -49,7 +50,7 @@ pub(crate) struct Told {
 }
 
 impl Reports {
-    /// Tells the session; waits while it has much to tell the peer. For threads only.
+    /// Reports to the session; waits while many reports are queued. For threads only.
     pub(crate) fn tell(&self, outcome: Outcome) {
         match self.quota.hold_memory(outcome.bytes()) {
             Ok(held) => self.tell_booked(outcome, held),
@@ -57,20 +58,20 @@ impl Reports {
         }
     }
 
-    /// Tells the session something that is booked already.
+    /// Reports something to the session whose memory is booked already.
     pub(crate) fn tell_booked(&self, outcome: Outcome, held: Booked) {
-        // nobody listens any more only when the session is over
+        // Nobody receives it any more only when the session is over.
         let _session_over = self.outcomes.blocking_send(Told { outcome, held });
     }
 
-    /// Nothing more is to be done about an item.
+    /// Settles an item about which nothing more is to be done.
     pub(crate) fn settle(&self, item: ItemId) {
         self.tell(Outcome::Item(StoredItem { item: item.0, mismatch: false, faults: Vec::new() }));
     }
 }
 
 impl Outcome {
-    /// What it keeps in memory beside itself, but for what is booked by whoever tells it.
+    /// The memory of a report beside itself, except for what its reporter has booked.
     fn bytes(&self) -> usize {
         match self {
             Self::Item(StoredItem { faults, .. }) | Self::Stored(_, faults) | Self::Published(_, faults) => {

@@ -1,4 +1,4 @@
-//! What was asked of a transfer, and what its key may.
+//! The rules of a transfer: what its sender asks for, and what its key may.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use zmove_disk::{FileIdentity, Replace};
 use zmove_types::{Kinds, Metadata, Special, Timestamp};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite};
 
-/// The rules of one transfer, or of one that is only previewed.
+/// The rules of one transfer, or of a preview.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) durability: Durability,
@@ -65,7 +65,7 @@ impl Rules {
         self.durability != Durability::None
     }
 
-    /// Whether a new name takes the place of what has it already.
+    /// Whether a new entry replaces one that has its name already.
     pub(crate) const fn replaces(&self) -> Replace {
         match self.overwrite {
             Overwrite::Differing | Overwrite::Older => Replace::Existing,
@@ -73,7 +73,7 @@ impl Rules {
         }
     }
 
-    /// Whether what is there may not be replaced by a file that will have the time `kept`, whatever it holds.
+    /// Whether the entry `there` may not be replaced by a file that will have the time `kept`, whatever it holds.
     pub(crate) fn spare(&self, there: &FileIdentity, kept: impl FnOnce() -> Timestamp) -> bool {
         match self.overwrite {
             Overwrite::Differing => false,
@@ -87,10 +87,10 @@ impl Rules {
 /// and are always carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SetIds {
-    /// They are dropped: ownership is not carried over, so these bits would lend the rights of the receiver's user.
+    /// The bits are dropped: ownership is not carried over, so they would lend the rights of the receiver's user.
     #[default]
     Dropped,
-    /// They are carried, as the grant says.
+    /// The bits are carried, as the grant allows.
     Carried,
 }
 

@@ -3,8 +3,8 @@
 //! **Invariant:** for a client with roots, every directory made or opened here lies beneath one of them,
 //! reached from the root's descriptor without following links.
 //!
-//! A root that its mode would open, and that is refused nevertheless, was not there when the daemon was
-//! confined: the client is told that it takes a restart.
+//! A root that its mode would open, and that is refused nevertheless, did not exist when the daemon was confined: the
+//! client is answered that a restart is needed.
 
 pub(crate) mod directories;
 pub(crate) mod file_systems;
@@ -35,24 +35,24 @@ pub enum WriteAccess {
     ReadOnly,
 }
 
-/// Where entries go.
+/// The directory where entries go.
 #[derive(Debug)]
 pub(crate) struct Target {
     /// The directory that paths are relative to.
     pub(crate) tree: Tree,
     /// For a single entry: its name at the source and the name it gets.
     pub(crate) rename: Option<(Name, Name)>,
-    /// Whether anything of what will be written is there.
+    /// Whether anything that will be written exists already.
     pub(crate) state: TargetState,
-    /// Whether the directory was made here for its owner only: its mode is to come.
+    /// Whether the directory was made here for its owner only: its mode is still to come.
     pub(crate) is_closed: bool,
 }
 
-/// Where a target is, whose directory need not be there.
+/// The place of a target, whose directory need not exist.
 struct Place<'a> {
-    /// The tree that it lies in; none where only that of a user of this process could be, and is not there.
+    /// The tree that it lies in; `None` only for a user's own target whose parent does not exist.
     tree: Option<Tree>,
-    /// The directory for entries in that.
+    /// The path of the directory for entries in the tree.
     path: RelPath,
     /// For a single entry: its name at the source and the name it gets, unless it goes into a directory.
     rename: Option<(Name, Name)>,
@@ -99,11 +99,11 @@ impl Target {
             (TargetShape::Single { .. }, Some((_, own_name))) => vec![own_name],
             (TargetShape::Single { name }, None) => vec![name],
         };
-        // where only what is in it is named it gets no mode: it is open at once, as it will be in the end
+        // Where entries are named in the target, no mode comes for it: it has the usual one from the start.
         let closed = if tops.is_empty() { make_closed(&tree, &path) } else { Ok(false) };
         let made = closed.and_then(|is_closed| {
             let directory = match (path.parent(), path.file_name()) {
-                // its mode is set at the end, so that one which closes it to its owner may go now
+                // The mode of the target is set at the end, so one that closes it to its owner may be changed now.
                 (Some(parent), Some(name)) if tops.is_empty() => {
                     Tree::at(tree.create_directory(&parent)?).ensure_directory(&alone(&name)?)
                 }
@@ -124,7 +124,8 @@ pub(crate) struct Seen {
     pub(crate) tree: Option<Tree>,
     /// For a single entry: its name at the source and the name it would get.
     pub(crate) rename: Option<(Name, Name)>,
-    /// It is there, and its mode closes it to its owner: a transfer would open it and find we do not know what.
+    /// Whether the target exists, and its mode closes it to its owner. A transfer would open it, so what is in it is
+    /// not known.
     pub(crate) is_closed: bool,
 }
 
@@ -153,8 +154,8 @@ fn alone(name: &Name) -> io::Result<RelPath> {
     RelPath::root().join(name).map_err(|_too_long| rustix::io::Errno::NAMETOOLONG.into())
 }
 
-/// Makes a directory for its owner only (0700); `false` where there is one, or something else. Those above it get the
-/// usual permissions.
+/// Makes a directory for its owner only (0700); `false` where one exists, or something else. Directories above it get
+/// the usual permissions.
 fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
     if tree.open_directory(path).is_ok() {
@@ -163,7 +164,7 @@ fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
     Tree::make_new(tree.create_directory(&parent)?.as_fd(), &name)
 }
 
-/// The name that an entry gets where a single one may be renamed.
+/// The name that an entry gets, where a single one may be renamed.
 pub(crate) fn renamed<'a>(rename: Option<&'a (Name, Name)>, directory: &RelPath, name: &'a Name) -> &'a Name {
     match rename {
         Some((from, to)) if directory.is_root() && name == from => to,
@@ -171,7 +172,7 @@ pub(crate) fn renamed<'a>(rename: Option<&'a (Name, Name)>, directory: &RelPath,
     }
 }
 
-/// The tree that the target lies in, and where in it.
+/// The tree that the target lies in, and its path in there.
 fn locate(target: &[u8], access: &WriteAccess, missing: Missing) -> Result<(Option<Tree>, RelPath), Refusal> {
     let (root, rest) = match access {
         WriteAccess::ReadOnly => {
@@ -183,7 +184,7 @@ fn locate(target: &[u8], access: &WriteAccess, missing: Missing) -> Result<(Opti
     Ok((Some(open_root(root)?), clean(rest)?))
 }
 
-/// Opens the root, on whose way no link of other users is followed.
+/// Opens a root. On the way to it no link of another user is followed.
 fn open_root(root: &Path) -> Result<Tree, Refusal> {
     Tree::open_guarded(root).map_err(|error| {
         let mut refusal = cannot("open root", root, &error);
@@ -196,7 +197,7 @@ fn open_root(root: &Path) -> Result<Tree, Refusal> {
     })
 }
 
-/// Its mode would allow it, so that it is a rule of the kernel's that does not.
+/// The text for a root whose mode would allow access, so that a rule of the kernel forbids it.
 const CONFINED: &str = ". If the receiver is confined to the roots that it had at its start (zmove serve --confine), restart it \
                         there to have another";
 
@@ -343,7 +344,7 @@ mod tests {
         );
     }
 
-    /// Who owns the directory above a root could make it a link to anywhere.
+    /// The owner of the directory above a root could make the root a link to anywhere.
     #[test]
     fn a_root_that_another_user_has_made_a_link_is_refused() {
         let home = tempfile::tempdir().unwrap();
@@ -406,7 +407,7 @@ mod tests {
         assert!(resolve("above/new", directory()));
         assert_eq!([mode(&home.path().join("above/new")), mode(&home.path().join("above"))], [0o700, usual]);
         assert!(!resolve("above/new", directory()), "it is not of this transfer");
-        // no mode comes for these
+        // No mode comes for these targets.
         assert!(!resolve("tops", TargetShape::Directory { tops: vec![TopName(name("a"))] }));
         assert!(!resolve("single/", TargetShape::Single { name: name("f") }));
         assert_eq!([mode(&home.path().join("tops")), mode(&home.path().join("single"))], [usual; 2]);

@@ -1,4 +1,4 @@
-//! What all threads of one transfer share.
+//! The state that all threads of one transfer share.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::store::target::Target;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::tree::TargetTree;
 
-/// See the module.
+/// The shared state of one transfer.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) target: TargetTree,
@@ -36,7 +36,7 @@ pub(crate) struct Transfer {
     pub(crate) bases: Bases,
     pub(crate) publisher: Publisher,
     pub(crate) reports: Reports,
-    /// What the transfer holds is booked there.
+    /// The quota on which the transfer's memory, descriptors and threads are booked.
     pub(crate) quota: Quota,
     pub(crate) meter: Arc<TransferMeter>,
     pub(crate) stopping: AtomicBool,
@@ -77,7 +77,7 @@ impl Transfer {
         self.quota.turn(task, &self.stopping)
     }
 
-    /// Has `work` done by this thread and by as many others as are of use where storage answers late.
+    /// Runs `work` on this thread, and on as many others as are of use where storage answers late.
     pub(crate) fn side_by_side<T: Send>(
         &self,
         task: (Task, &str),
@@ -86,15 +86,15 @@ impl Transfer {
         self.quota.side_by_side(task, &self.stopping, work)
     }
 
-    /// Directories get their mode and time at the end, when nothing is put into them any more: this one, or
-    /// that of the name in it.
+    /// Remembers the directory at `path`, or the one of that name in it: it gets its mode and time at the end, when
+    /// nothing is put into it any more.
     pub(crate) fn remember_directory(&self, path: &Arc<RelPath>, name: Option<&Name>, metadata: Metadata) {
         if let Err(error) = self.target.directories.remember(path, name, metadata) {
             self.reports.tell(Outcome::OverLimit(error));
         }
     }
 
-    /// Whether an item has come for the first time; it is dropped otherwise.
+    /// Whether an item has come for the first time; otherwise it is to be dropped.
     pub(crate) fn let_in(&self, item: u64) -> Result<bool, WireError> {
         self.arrivals.lock().insert(item)
     }
@@ -106,14 +106,14 @@ impl Transfer {
         }
     }
 
-    /// Discards all that has come of a retired file.
+    /// Discards all that has been written of a retired file.
     pub(crate) fn discard_retired(&self, file: &LargeFile) {
         file.discard();
         self.parts.ended(file.id);
     }
 
-    /// Drops what has come of files that somebody else has put there since, whose directory keeps its times;
-    /// of the others it tells how they are left. To be called when nothing is written any more.
+    /// Discards unfinished files in whose place somebody else has put one since, without a change to their directory's
+    /// times. For the others, journals the state in which they are left. To be called when nothing is written any more.
     pub(crate) fn drop_overtaken(&self) {
         for file in self.files.living() {
             let Some(directory) = self.where_overtaken(&file) else {
@@ -124,7 +124,7 @@ impl Transfer {
             };
             let before = FileIdentity::of(&directory);
             self.abandon_file(file.id);
-            // the last who holds it: now it goes
+            // This is the last holder: now the file is removed.
             drop(file);
             if let Ok(before) = before {
                 let _best_effort = set_metadata(directory.as_fd(), &before.metadata());
@@ -139,8 +139,7 @@ impl Transfer {
         is_overtaken(&directory, &path.file_name()?, &file.identity()?).then_some(directory)
     }
 
-    /// Ends a large file badly, unless it has ended before. What has come of it stays for another transfer,
-    /// if anything has.
+    /// Ends a large file with a fault, unless it has ended before. Groups that were written stay for a later transfer.
     pub(crate) fn fail_file(&self, id: FileId, fault: (Operation, FaultCode)) {
         if let Some(file) = self.files.retire(id) {
             if file.is_blank() {

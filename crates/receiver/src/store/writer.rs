@@ -29,8 +29,8 @@ pub(crate) enum Job {
     Named(Arc<LargeFile>, NamedGroup),
 }
 
-/// One writer, and more beside it where storage answers late: runs until all lanes have let go of the queue. What
-/// is taken from there when the session has ended is dropped.
+/// Runs one writer, with helpers where storage answers late, until all lanes have dropped the queue. Work that is taken
+/// from the queue when the session has ended is dropped.
 pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<Job>) {
     let is_first = AtomicBool::new(true);
     transfer.side_by_side((Task::Write, "zmove-write"), |turn| {
@@ -59,7 +59,7 @@ fn write(transfer: &Transfer, turn: &Turn<'_>, queue: &Receiver<Job>, next: impl
         }
         match job {
             Job::Batch(batch) => {
-                // the threads that place it take turns of their own
+                // The threads that place the batch take turns of their own.
                 turn.pause();
                 store_batch(transfer, turn, &mut placer, batch);
             }
@@ -82,7 +82,7 @@ fn store_batch(transfer: &Transfer, turn: &Turn<'_>, placer: &mut Placer<'_>, ba
     let pending = PendingBatch::new(item, known, Some(held));
     let entries = batch.entry_count();
     placer.place_groups(batch.groups, &pending, &data, turn);
-    // the buffer goes back before this may wait
+    // Give the buffer back before this may wait.
     drop(data);
     transfer.reports.tell(Outcome::Stored(item, pending.faults()));
     transfer.publisher.batch_placed(pending, entries);
@@ -101,7 +101,7 @@ fn store_chunk(transfer: &Transfer, placer: &mut Placer<'_>, file: &Arc<LargeFil
     book_group(transfer, file, (item, span), written);
 }
 
-/// Whether an item is the first copy of its group; another is settled with that.
+/// Whether an item is the first copy of its group; a later copy is settled with the first.
 fn is_first(transfer: &Transfer, file: &LargeFile, (item, span): (ItemId, GroupSpan)) -> bool {
     let copy = file.begin(span, item);
     if copy == Copy::Late {
@@ -110,7 +110,7 @@ fn is_first(transfer: &Transfer, file: &LargeFile, (item, span): (ItemId, GroupS
     copy == Copy::First
 }
 
-/// Where there is no room it is tried once more when what is replaced has gone.
+/// Writes a group; where there is no room, once more when replaced files have gone.
 fn write_group(transfer: &Transfer, staged: &Staged, span: GroupSpan, data: Buffer) -> Result<(), Failure> {
     let write = |data| staged.write(|| transfer.file_io.write(staged.data(), span.offset(), data));
     let (outcome, data) = write(data);
@@ -123,7 +123,7 @@ fn write_group(transfer: &Transfer, staged: &Staged, span: GroupSpan, data: Buff
     }
 }
 
-/// A group that the sender has named: it is there, or the sender has to send it.
+/// Stores a group that the sender has named: from the old version, or the sender has to send it.
 fn keep_group(transfer: &Transfer, placer: &mut Placer<'_>, file: &Arc<LargeFile>, named: NamedGroup) {
     let NamedGroup { item, span, cv } = named;
     if !is_first(transfer, file, (item, span)) {
@@ -149,7 +149,7 @@ fn keep_group(transfer: &Transfer, placer: &mut Placer<'_>, file: &Arc<LargeFile
     }
 }
 
-/// A group is in its place, or could not be put there: with all that follows from it its items are settled.
+/// Books a group that is in its place, or could not be put there, and settles its items with all that follows from it.
 fn book_group(
     transfer: &Transfer,
     file: &Arc<LargeFile>,
@@ -172,7 +172,7 @@ fn open_staged(
     file: &LargeFile,
 ) -> Result<Arc<Staged>, Failure> {
     file.staged(|| {
-        // the sender may have given it up since this group was taken on
+        // The sender may have given the file up since this group was taken on.
         if file.is_given_up() {
             return Err((Operation::Create, Errno::CANCELED.into()));
         }
@@ -195,7 +195,7 @@ fn open_staged(
             None => staged.reserve(bytes, transfer.direct),
         };
         if let Err(error) = sized {
-            // no group can be written
+            // No group can be written.
             staged.discard();
             return Err((Operation::Create, error));
         }
@@ -207,9 +207,8 @@ fn name_of(path: &RelPath) -> Name {
     path.file_name().expect("a declared file has a name")
 }
 
-/// A large file is flushed by itself as soon as it is whole, unless nothing is to be flushed: its descriptor
-/// hears of every error since it was opened, and most of it has passed by the page cache. It gets its name
-/// from the publisher.
+/// Finishes a whole large file: flushes it by itself, unless nothing is to be flushed, since its descriptor has seen
+/// every error since it was opened, and most of it has passed by the page cache. The publisher gives it its name.
 pub(crate) fn finish_file(transfer: &Transfer, file: &LargeFile, Complete(staged): Complete) {
     if !transfer.files.close(file.id) {
         return;
@@ -222,7 +221,7 @@ pub(crate) fn finish_file(transfer: &Transfer, file: &LargeFile, Complete(staged
         let fault = finished.err().map(|(operation, error)| failure(operation, &error));
         return end_large(transfer, file.id, fault);
     }
-    // a part that cannot become the file is of no use
+    // A part that cannot become the file is of no use.
     staged.discard();
     let sealed = transfer.target.set_metadata(staged.file(), &metadata, At(&path, None));
     let sealed = sealed.and_then(|()| flush_now(staged.file(), transfer.target.rules.flushes()));
@@ -272,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_get_its_size_leaves_nothing() {
-        // more than any file system takes
+        // The size is more than any file system takes.
         let (home, transfer, file) = declared((u64::from(u32::MAX) - 1) * GROUP_BYTES);
         let (operation, error) = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap_err();
         transfer.fail_file(FileId(1), failure(operation, &error));

@@ -1,9 +1,9 @@
-//! What is known of single files for longer than a session: see [`Run`](crate::Run).
+//! The book of single files, which lasts longer than a session: see [`Run`](crate::Run).
 //!
-//! Files that a session has sent without a confirmation, or that were stored and not published, are kept by
-//! path, with their hash, a bounded number of them; a file that the next session finds equal then counts as
-//! moved. The manifest gets a line when a file is confirmed, by whichever session; at its end the last line
-//! of each name is kept. A failure is told once by its text.
+//! Files that a session has sent without a confirmation, or that were stored and not published, are kept by path, with
+//! their hash, a bounded number of them; a file that the next session finds equal then counts as moved. The manifest
+//! gets a line when a file is confirmed, by whichever session; at its end the last line of each name is kept. Failures
+//! with the same text are reported once.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -14,15 +14,15 @@ use crate::account::manifest::Manifest;
 use crate::read::source::{LargeSource, Look};
 use crate::send::sent::Sent;
 
-/// What is known of single files for longer than a session.
+/// The book of single files, which lasts longer than a session.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     pub(crate) manifest: Option<Manifest>,
-    /// Set when the target gave its only entry another name.
+    /// The name that the target gave its only entry, where that is another one.
     pub(crate) single_name: Option<Name>,
-    /// Files that were sent in an earlier session, which has not heard what became of them.
+    /// Files that were sent in an earlier session, which received no confirmation of them.
     unconfirmed: HashMap<RelPath, Unconfirmed>,
-    /// Failures that earlier sessions have told, and this one.
+    /// Hashes of the failures that earlier sessions have reported; `telling` holds those of this session.
     told: HashSet<u64>,
     telling: HashSet<u64>,
     hasher: RandomState,
@@ -40,7 +40,7 @@ impl Book {
         Self { manifest, ..Self::default() }
     }
 
-    /// A file is whole at the target because of this session.
+    /// Enters a file that is whole at the target because of this session.
     pub(crate) fn confirm(&mut self, path: &RelPath, root: Option<&Root>) {
         if !self.unconfirmed.is_empty() {
             self.unconfirmed.remove(path);
@@ -56,7 +56,7 @@ impl Book {
         self.single_name.as_ref().and_then(|name| RelPath::root().join(name).ok())
     }
 
-    /// A file that looks so is at the target already; whether an earlier session has brought it without hearing so.
+    /// Enters a file that is at the target already; returns whether an earlier session sent it and got no confirmation.
     pub(crate) fn confirm_earlier(&mut self, path: &RelPath, look: Look) -> bool {
         if self.unconfirmed.is_empty() {
             return false;
@@ -68,20 +68,20 @@ impl Book {
         true
     }
 
-    /// Whether this failure is news: no earlier session has told it.
+    /// Notes a failure; returns whether no earlier session has reported it.
     pub(crate) fn tell(&mut self, message: &str) -> bool {
         let failure = self.hasher.hash_one(message);
         self.telling.insert(failure);
         !self.told.contains(&failure)
     }
 
-    /// The session has broken off.
+    /// Notes that the session has broken off.
     pub(crate) fn break_off(&mut self) {
         self.told.extend(self.telling.drain());
         self.manifest.iter_mut().for_each(Manifest::may_repeat);
     }
 
-    /// The session is over, and the receiver has not said that this has its names.
+    /// Remembers the files of a batch whose names the receiver has not confirmed when the session is over.
     pub(crate) fn leave_open(&mut self, work: &Sent) {
         if let Sent::Batch(batch) = work {
             for file in batch.stored_files() {
@@ -97,8 +97,8 @@ impl Book {
         }
     }
 
-    /// The session is over, and the receiver has not said that this large file is whole. A file that was not sent in
-    /// full cannot be.
+    /// Remembers a large file that the receiver has not confirmed as whole when the session is over. A file that was
+    /// not sent in full cannot be whole.
     pub(crate) fn leave_large_open(&mut self, file: &LargeSource) {
         if let Some(root) = file.root().filter(|_| !file.is_dead()) {
             let sent = Unconfirmed { look: Look::of(&file.entry), root };
@@ -107,8 +107,9 @@ impl Book {
     }
 }
 
-/// What several sessions may leave open, each as much as may be on its way or without a name; the next session meets
-/// these files first, as a rule. One beyond that counts as skipped where it is found to be there, and not as moved.
+/// The most files that several sessions may leave unconfirmed, each as many as may be on their way or without a name;
+/// the next session meets these files first, as a rule. A file beyond that counts as skipped where it is found at the
+/// target, and not as moved.
 const UNCONFIRMED_MAX: usize = 1 << 20;
 
 #[cfg(test)]
@@ -157,7 +158,7 @@ mod tests {
         let sent = Unconfirmed { look: look(5), root: Root([7; 32]) };
         (0..=UNCONFIRMED_MAX).for_each(|number| book.remember(path(&number.to_string()), sent));
         assert_eq!(book.unconfirmed.len(), UNCONFIRMED_MAX);
-        // what is known already is known anew
+        // A path that is known already takes the new entry.
         book.remember(path("0"), Unconfirmed { look: look(6), ..sent });
         assert!(book.confirm_earlier(&path("0"), look(6)));
     }

@@ -1,11 +1,11 @@
-//! What limited a push: the wall clock shared out over everything that can.
+//! The limit of a push: the wall clock is shared out over everything that can limit it.
 //!
-//! Each thread of a stage books its time as busy, starved, blocked or paced ([`StageTimes`]), and the
-//! receiver sends its totals at the end. But a thread books nothing while it waits for something that never
-//! comes, and queues hide a slow stage for as long as they fill: of 50,000 files of 1 KiB everything is in
-//! buffers within a second, in which the lanes have only waited for the readers, and then the target creates
-//! for many more. So this pure function shares out the wall clock and not the threads' time. It walks down
-//! the pipeline by the moments that the sender knows:
+//! Each thread of a stage books its time as busy, starved, blocked or paced ([`StageTimes`]), and the receiver sends
+//! its totals at the end. But a thread books nothing while it waits for something that never comes, and queues hide a
+//! slow stage for as long as they fill: of 50,000 files of 1 KiB everything is in buffers within a second, in which the
+//! lanes have only waited for the readers, and then the target creates files for many more seconds. So this pure
+//! function shares out the wall clock and not the threads' time. It goes along the pipeline by the moments that the
+//! sender knows:
 //!
 //! - From the start to the first data on a lane: start-up.
 //! - To the last data handed to a lane. Lanes busy: the sender's CPU. Lanes paced: the rate that is set here,
@@ -13,8 +13,8 @@
 //!   their time. Readers busy: source reads. Readers starved: the scan if it was busy, else replies. Readers
 //!   blocked, without a buffer or with too much that has no receipt: downstream.
 //! - To the last data on the wire (`TCP_INFO`): downstream.
-//! - To the receiver's last word. Its flush: target writes. One round trip: replies. The rest, as its lanes
-//!   and writers were busy or paced: the receiver's CPU, target writes, or the allowed rate.
+//! - To the receiver's last message. Its flush: target writes. One round trip: replies. The rest, as its lanes and
+//!   writers were busy or paced: the receiver's CPU, target writes, or the allowed rate.
 //!
 //! *Downstream* is target writes where all writers are busy for most of the time. Else it is shared out as
 //! the receiving lanes spent theirs: blocked is target writes, busy the receiver's CPU, paced the rate that
@@ -37,14 +37,14 @@ use zmove_wire::{Finished, StageReport};
 use crate::account::limit::{Limit, percent};
 use crate::tune::path::PathReport;
 
-/// What everything else waited for, and for how much of the time.
+/// The limit of a push, and its share of the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bottleneck {
-    /// What it was for the longest.
+    /// The limit that applied for the longest time.
     pub limit: Limit,
-    /// Its share of the time, in percent.
+    /// The share of that limit in the time, in percent.
     pub percent: u8,
-    /// The share of each, in percent, in the order of [`Limit::ALL`].
+    /// The share of each limit, in percent, in the order of [`Limit::ALL`].
     pub shares: [u8; Limit::ALL.len()],
 }
 
@@ -58,36 +58,36 @@ pub(crate) struct Stages {
     pub(crate) store: StageTimes,
 }
 
-/// All that is known of where a push's time went. Moments count from the start.
+/// All that is known about how a push spent its time. Moments count from the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Times {
-    /// The end.
+    /// The moment of the end.
     pub(crate) wall: Duration,
-    /// The first data was handed to a lane.
+    /// The moment when the first data was handed to a lane.
     pub(crate) first_byte: Option<Duration>,
-    /// The last data was; none while there is more.
+    /// The moment when the last data was handed to a lane; `None` while there is more.
     pub(crate) handed_over: Option<Duration>,
-    /// The last data was on the wire, where the kernel tells.
+    /// The moment when the last data was on the wire, where the kernel reports it.
     pub(crate) on_the_wire: Option<Duration>,
-    /// The path's round trip, where the kernel tells.
+    /// The path's round trip, where the kernel reports it.
     pub(crate) round_trip: Duration,
-    /// The receiver's last flush.
+    /// The duration of the receiver's last flush.
     pub(crate) flush: Duration,
-    /// How many lanes there were.
+    /// The number of lanes.
     pub(crate) lanes: usize,
-    /// What the stages' threads did.
+    /// The times of the stages' threads.
     pub(crate) stages: Stages,
     /// Whose rate it is that lanes on this side have waited for.
     pub(crate) rate_limit: Limit,
 }
 
 impl Stages {
-    /// All stages, with the receiver's as it reported them.
+    /// The times of all stages, with the receiver's from its report.
     pub(crate) fn with_report(self, finished: &Finished) -> Self {
         Self { receive: times(finished.receive), store: times(finished.store), ..self }
     }
 
-    /// What was booked after `before`.
+    /// The times booked after `before`.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             scan: self.scan.since(&before.scan),
@@ -113,7 +113,7 @@ impl Times {
         Bottleneck { limit, percent: shares[limit as usize], shares }
     }
 
-    /// What one interval of a running push tells, with `path` of that interval; the receiver has not reported yet.
+    /// The limit in one interval of a running push, with `path` of that interval; the receiver has not reported yet.
     pub(crate) fn live_limit(&self, path: Option<&PathReport>) -> &'static str {
         if self.first_byte.is_none() {
             return "waiting for replies";
@@ -147,8 +147,8 @@ impl Times {
         seconds
     }
 
-    /// From the first data to the last: what was the sender's own. Returns how long its upstream was the reason, and
-    /// how long what comes after it was.
+    /// Shares out the sender's own part of the time from the first data to the last. Returns for how long the stages
+    /// before the lanes were the reason, and for how long what comes after them was.
     fn share_sending(&self, streaming: f64, seconds: &mut Seconds) -> (f64, f64) {
         let Stages { scan, read, lane, .. } = &self.stages;
         if lane.total().is_zero() {
@@ -163,16 +163,16 @@ impl Times {
             return (starved, streaming * lane.share(lane.blocked));
         }
         seconds.add(Limit::SourceReads, starved * read.share(read.busy));
-        // a scan that itself waits has found more than is asked for: then answers are what is missing
+        // A scan that itself waits has found more than is asked for: then the receiver's answers are missing.
         let unfed = if scan.share(scan.busy) > 0.5 { Limit::Scan } else { Limit::StartUp };
         seconds.add(unfed, starved * read.share(read.starved));
-        // readers that may not go on before something is stored, or have no buffer, wait for what is behind the lanes
+        // Readers that are blocked, until something is stored or a buffer is free, wait for what is behind the lanes.
         let held_up = starved * read.share(read.blocked);
         (starved - held_up, held_up + streaming * lane.share(lane.blocked))
     }
 
-    /// What was behind the lanes is shared out as the receiving lanes spent their time; `no_fault` is for how long
-    /// there was nothing for them that a faster path would have brought.
+    /// Shares out the time for which the lanes waited for what is behind them, as the receiving lanes spent theirs. For
+    /// `no_fault` these had nothing to receive that a faster path would have brought.
     fn share_downstream(&self, downstream: f64, no_fault: f64, seconds: &mut Seconds) {
         let Stages { receive, store, .. } = &self.stages;
         if store.share(store.busy) > SATURATED {
@@ -191,8 +191,8 @@ impl Times {
         seconds.add(Limit::Path, downstream * starved / whole);
     }
 
-    /// After the last data was on the wire only the receiver works, but for the one round trip until its receipt is
-    /// here.
+    /// Shares out the time after the last data was on the wire: only the receiver works then, except for the one round
+    /// trip until its receipt is here.
     fn share_rest(&self, rest: f64, seconds: &mut Seconds) {
         let flush = self.flush.as_secs_f64().min(rest);
         let reply = self.round_trip.as_secs_f64().min(rest - flush);
@@ -200,7 +200,7 @@ impl Times {
         seconds.add(Limit::TargetWrites, flush);
         seconds.add(Limit::StartUp, reply);
         let Stages { receive, store, .. } = &self.stages;
-        // all lanes wait for the rate at the same time
+        // All lanes wait for the rate at the same time.
         let paced = self.per_lane(receive.paced);
         let whole = (store.busy + receive.busy + paced).as_secs_f64();
         if whole <= 0.0 {
@@ -217,10 +217,10 @@ impl Times {
     }
 }
 
-/// Writers that work for more than this share of their time are the limit, whatever the lanes before them do.
+/// The share of the writers' time from which on they are the limit, whatever the lanes before them do.
 const SATURATED: f64 = 0.8;
 
-/// Wall-clock time by what it went to.
+/// Wall-clock time by limit.
 #[derive(Default)]
 struct Seconds([f64; Limit::ALL.len()]);
 

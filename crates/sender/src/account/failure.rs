@@ -1,4 +1,4 @@
-//! What goes wrong with single files on the way; the push goes on.
+//! The failures of single files; the push goes on.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use zmove_scan::ScanError;
 use zmove_types::Escaped;
 use zmove_wire::{Fault, Operation};
 
-/// Why one file did not make it; the push goes on.
+/// Why one file was not copied; the push goes on.
 #[derive(Debug, Error)]
 pub(crate) enum FileError {
     /// The scan could not examine the file.
@@ -29,19 +29,19 @@ pub(crate) enum FileError {
         Escaped::path(path)
     )]
     Changed { path: PathBuf },
-    /// Its groups cannot be numbered.
+    /// The file has more groups than can be numbered.
     #[error("sender: read '{}': files beyond 16 PiB cannot be carried", Escaped::path(path))]
     TooLarge { path: PathBuf },
-    /// A link's target cannot be carried.
+    /// The target of a link is empty or too long.
     #[error("sender: read link '{}': its target is empty or longer than 4096 bytes", Escaped::path(path))]
     LinkTarget { path: PathBuf },
-    /// The receiver could not place it.
+    /// The receiver could not place the file.
     #[error("receiver: {0}")]
     Receiver(Fault),
-    /// Removing could reach the source itself.
+    /// The removal could reach the source itself.
     #[error("sender: nothing is removed at the target: {why}")]
     Guarded { why: String },
-    /// What is walked now is not what was pushed.
+    /// A source is another directory than the one that was pushed.
     #[error("sender: {0}; nothing is removed at the target")]
     OtherSource(ScanError),
     /// The file arrived damaged every time.
@@ -50,10 +50,10 @@ pub(crate) enum FileError {
         Escaped::path(path)
     )]
     Damaged { path: PathBuf, times: u8 },
-    /// The receiver never said what became of it.
+    /// The receiver never reported what became of the file.
     #[error("receiver: '{}' was sent but never confirmed", Escaped::path(path))]
     Unconfirmed { path: PathBuf },
-    /// Nothing else was told of them: a mistake of the program itself.
+    /// Some files were neither moved nor skipped, and no failure was reported: a bug of this program.
     #[error(
         "sender: {files} of the files that were found were neither moved nor skipped; this is a bug in zmove: run the \
          command again, and please report it"
@@ -62,7 +62,7 @@ pub(crate) enum FileError {
 }
 
 impl FileError {
-    /// Whether the scan has found a file or link of which not all could be read.
+    /// Whether a file or link that the scan has found could not be read completely.
     pub(crate) fn is_unread(&self) -> bool {
         match self {
             Self::Open { .. }
@@ -80,7 +80,7 @@ impl FileError {
             | Self::Unaccounted { .. } => false,
         }
     }
-    /// Whether something was to be at the target and is not, or not as it should be.
+    /// Whether an entry that was to be at the target is not there, or not as it should be.
     pub(crate) fn is_unplaced(&self) -> bool {
         match self {
             Self::Receiver(fault) => !matches!(fault.operation, Operation::List | Operation::Delete),

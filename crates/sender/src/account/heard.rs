@@ -1,8 +1,8 @@
-//! How much a receiver may say: an honest one answers to what it was sent, and what one says without end would fill the
-//! user's terminal.
+//! How much a receiver may send: an honest one answers to what it was sent, and one that sends without end would fill
+//! the user's terminal.
 //!
-//! **Invariant:** what is told of a session to the user is bounded by what was sent in it, and
-//! [`FAULTS_BESIDE_MAX`] or, where it removes, [`FAULTS_OF_REMOVAL_MAX`] faults beside that.
+//! **Invariant:** what a session reports to the user is bounded by what was sent in it, and [`FAULTS_BESIDE_MAX`] or,
+//! where it removes, [`FAULTS_OF_REMOVAL_MAX`] faults beside that.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,22 +12,22 @@ use zmove_wire::{Fault, Held, Offer, WireError};
 
 use crate::account::totals::Count;
 
-/// What the receiver was given to speak of.
+/// What was sent to the receiver, and so what it may report about.
 #[derive(Debug, Default)]
 pub(crate) struct Given {
     /// Entries of batches, as often as they were sent, and large files.
     entries: Count,
     /// Large files.
     pub(crate) files: Count,
-    /// The longest path of a directory of these, in bytes.
+    /// The longest path of a directory of these entries, in bytes.
     directory_bytes: AtomicUsize,
-    /// Messages about what it holds of offered files.
+    /// Messages that the receiver may send about groups that it holds of offered files.
     held: Count,
     /// Files that were offered.
     offered: Count,
 }
 
-/// Counts of what the receiver has said.
+/// Counts of what the receiver has reported.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     faults: u64,
@@ -37,13 +37,13 @@ pub(crate) struct Heard {
     missed: u64,
 }
 
-/// A directory may fail when its files get their names, and once more when it gets its mode.
+/// The most faults of an entry: a directory may fail when its files get their names, and again when it gets its mode.
 const FAULTS_PER_ENTRY: u64 = 2;
-/// Faults of what was not sent under that name, such as directories on the way.
+/// The most faults of paths that were not sent as such, for example of directories on the way.
 const FAULTS_BESIDE_MAX: u64 = 4096;
-/// Faults of removing what only the target has: anything below a directory may fail to be removed.
+/// The most faults of removing entries that only the target has: anything below a directory may fail to be removed.
 const FAULTS_OF_REMOVAL_MAX: u64 = 1 << 20;
-/// A long path counts as several faults.
+/// A fault counts once more for each so many bytes of its path.
 const PATH_BYTES_PER_FAULT: u64 = 256;
 
 impl Given {
@@ -53,20 +53,20 @@ impl Given {
         self.directory_bytes.fetch_max(directory.as_bytes().len(), Ordering::Relaxed);
     }
 
-    /// Notes an offer: the receiver may hold a value for each group of its files.
+    /// Notes an offer: the receiver may report a value for each group of its files.
     pub(crate) fn offer(&self, offer: &Offer) {
         for group in &offer.groups {
             self.offered.add(group.files.len() as u64);
             self.directory_bytes.fetch_max(group.directory.as_bytes().len(), Ordering::Relaxed);
         }
         let files = offer.groups.iter().flat_map(|group| &group.files);
-        // once by an earlier transfer and once in another version, and then the end
+        // Once for an earlier transfer, once for another version, and the end of both.
         files.for_each(|file| self.held.add(2 * u64::from(GroupSpan::count(file.bytes).unwrap_or(0)) + 2));
     }
 }
 
 impl Heard {
-    /// A fault that belongs to no item, in a session that has asked for so many `removals`.
+    /// Counts and checks a fault that belongs to no item, in a session that has asked for so many `removals`.
     pub(crate) fn fault(&mut self, given: &Given, fault: &Fault, removals: u64) -> Result<(), WireError> {
         self.faults += 1;
         let path_bytes = fault.path.as_bytes().len();
@@ -111,7 +111,7 @@ impl Heard {
     }
 }
 
-/// A receiver says nothing where there is nothing to say.
+/// Checks that a message is not empty: an honest receiver sends no empty one.
 pub(crate) fn not_empty(says: bool) -> Result<(), WireError> {
     if says { Ok(()) } else { Err(WireError::OutOfOrder { what: "a message that says nothing" }) }
 }
@@ -122,7 +122,8 @@ mod tests {
 
     use super::*;
 
-    /// How many faults of such a path are taken after a thousand entries of directory `d`, 10,000 at most.
+    /// The number of faults with such a path that are accepted after a thousand entries of directory `d`, 10,000 at
+    /// most.
     fn taken(path_bytes: usize) -> usize {
         let name = |bytes| "n".repeat(bytes);
         let mut path = String::from("d");

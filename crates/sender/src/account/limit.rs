@@ -1,8 +1,8 @@
-//! What can limit a push.
+//! The possible limits of a push.
 
 use std::fmt;
 
-/// What can limit a push.
+/// A possible limit of a push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Limit {
     /// Nothing in particular: dialling, and waiting for replies.
@@ -27,7 +27,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Each of them, down the pipeline.
+    /// All limits, in the order of the pipeline.
     pub const ALL: [Self; 9] = [
         Self::StartUp,
         Self::Scan,

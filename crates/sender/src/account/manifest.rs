@@ -3,10 +3,9 @@
 //! A line is written when the receiver has confirmed the file, from the hash that was made while it was sent. Names
 //! that no `b3sum` reads in any form are left out and counted.
 //!
-//! **Invariant:** what has the manifest's name is replaced only by a whole manifest, and only if it is a regular
+//! **Invariant:** a file that has the manifest's name is replaced only by a whole manifest, and only if it is a regular
 //! file; and nothing else is opened but new files and streams. The hidden file that the lines are gathered in has a
-//! passing name, which the scan passes over where it lies in a source, and which goes with the next manifest there if
-//! this process is killed.
+//! passing name: a scan skips it in a source, and the next manifest there removes it if this process is killed.
 
 use std::collections::HashMap;
 use std::fs::{File, FileType, OpenOptions};
@@ -39,7 +38,7 @@ enum Goal {
     Stream(File),
 }
 
-/// What a path leads to.
+/// What a path of a manifest leads to.
 enum Place {
     /// A regular file, or nothing yet.
     Name(PathBuf),
@@ -48,11 +47,11 @@ enum Place {
 
 impl Manifest {
     /// Begins to write, to a hidden file beside `path`; the name itself is given at the good end of the push. A
-    /// symbolic link is followed: what it leads to is replaced, or made. Where there is a FIFO or a character device,
-    /// or `path` is `-` or a descriptor as `/dev/stdout` is, the lines go there, at the good end too.
+    /// symbolic link is followed: the file it leads to is replaced, or made. Where there is a FIFO or a character
+    /// device, or `path` is `-` or a descriptor as `/dev/stdout` is, the lines go there, at the good end too.
     ///
     /// # Errors
-    /// What the system says; also where there is something else, such as a directory or a disk.
+    /// The system's error; also where there is something else, such as a directory or a disk.
     pub fn create(path: &Path) -> io::Result<Self> {
         let (goal, out) = match Place::of(path)? {
             Place::Name(path) => {
@@ -85,7 +84,7 @@ impl Manifest {
         }
     }
 
-    /// What is there already may be moved again: the last line of each name counts.
+    /// Notes that files may be moved again: the last line of each name counts.
     pub(crate) fn may_repeat(&mut self) {
         self.repeats = true;
     }
@@ -109,7 +108,7 @@ impl Manifest {
                     ));
                 }
                 std::fs::rename(part, &*path)?;
-                // a power cut would take the name away again
+                // Without this a power cut would take the name away again.
                 File::open(directory_of(path))?.sync_all()?;
             }
             Goal::Stream(stream) => {
@@ -123,7 +122,7 @@ impl Manifest {
 impl Drop for Manifest {
     fn drop(&mut self) {
         if let Goal::Name { part, .. } = &self.goal {
-            // after a good end it has its name and is not there any more
+            // After a good end the file has its name and is not there any more.
             let _renamed = std::fs::remove_file(part);
         }
     }
@@ -166,8 +165,8 @@ fn is_stream(kind: FileType) -> bool {
     kind.is_fifo() || kind.is_char_device()
 }
 
-/// A descriptor of a process, as `/proc` has it. That of this process's own output is the very same one, so that it
-/// goes on where the manifest ends.
+/// Opens a descriptor of a process by its path in `/proc`. That of this process's own output is duplicated, so that
+/// output goes on where the manifest ends.
 fn descriptor(path: &Path) -> io::Result<File> {
     let own = path.parent() == Some(&Path::new("/proc").join(std::process::id().to_string()).join("fd"));
     let held = match path.file_name().and_then(|name| name.to_str()).filter(|_| own) {
@@ -183,7 +182,7 @@ fn directory_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("."))
 }
 
-/// A file of a name that nobody has.
+/// Makes a file with a new hidden name.
 fn fresh_file(directory: &Path) -> io::Result<(PathBuf, File)> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let tree = Tree::open(directory)?;
@@ -193,13 +192,13 @@ fn fresh_file(directory: &Path) -> io::Result<(PathBuf, File)> {
     Ok((directory.join(name.as_os_str()), file.into()))
 }
 
-/// b3sum refuses the replacement character, which it writes itself where bytes are not UTF-8. A carriage return at
-/// the end is cut off by some of its versions, and escaped it is refused by the others.
+/// Whether b3sum can read a name. It refuses the replacement character, which it writes itself where bytes are not
+/// UTF-8. A carriage return at the end is cut off by some of its versions, and escaped it is refused by the others.
 fn is_readable(name: &str) -> bool {
     !name.contains('\u{fffd}') && !name.ends_with('\r')
 }
 
-/// b3sum marks a line whose name holds a backslash or newline with a leading backslash and escapes both.
+/// Writes a line. b3sum marks one whose name holds a backslash or newline with a leading backslash and escapes both.
 fn write_line(out: &mut impl Write, name: &str, root: &Root) -> io::Result<()> {
     if name.contains(['\\', '\n']) {
         let escaped = name.replace('\\', "\\\\").replace('\n', "\\n");
@@ -208,7 +207,7 @@ fn write_line(out: &mut impl Write, name: &str, root: &Root) -> io::Result<()> {
     writeln!(out, "{root}  {name}")
 }
 
-/// Leaves the last line of each name in the file; a name is told from others by 128 bits of its hash.
+/// Keeps only the last line of each name in the file; names are distinguished by 128 bits of their hash.
 fn keep_last_lines(file: &File) -> io::Result<()> {
     let lines = || BufReader::new(At { file, offset: 0 }).split(b'\n').enumerate();
     let name = |line: &[u8]| {
@@ -219,7 +218,7 @@ fn keep_last_lines(file: &File) -> io::Result<()> {
     for (number, line) in lines() {
         last.insert(name(&line?), number);
     }
-    // no more has been written at any time than has been read
+    // At any time no more has been written than has been read.
     let mut out = BufWriter::new(At { file, offset: 0 });
     for (number, line) in lines() {
         let line = line?;
@@ -232,7 +231,7 @@ fn keep_last_lines(file: &File) -> io::Result<()> {
     file.set_len(end)
 }
 
-/// A place in a file from which it is read or written, whoever else has it open.
+/// A position in a file at which it is read or written, whoever else has the file open.
 #[derive(Debug)]
 struct At<'a> {
     file: &'a File,
@@ -279,7 +278,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(path).unwrap(), expected);
     }
 
-    /// A killed process leaves the name of a process that has ended; here it is one of another run of the system.
+    /// A killed process leaves a passing name of a process that has ended; here it is one of before a reboot.
     #[test]
     fn what_a_killed_process_has_left_goes() {
         let home = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The receiver's receipts: taken from the control conversation, entered in the account.
+//! The receiver's receipts: taken from the control connection, entered in the account.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -25,20 +25,20 @@ use crate::push::session::Session;
 use crate::read::extras::Extras;
 use crate::send::sent::{Sent, SentBatch};
 
-/// What the receiver says about work in flight, and about what it was asked.
+/// Takes the receiver's messages about work in flight, and its replies to questions.
 pub(crate) struct Receipts {
     pub(crate) session: Arc<Session>,
     pub(crate) reply_sender: ReplySender,
-    /// How long the receiving lanes were held to a rate, summed over them.
+    /// How long the receiving lanes were held to a rate, summed over all of them.
     pub(crate) paced: Duration,
-    /// How many files have a different time at the target, whose file system cannot store theirs.
+    /// The number of files with a different time at the target, whose file system cannot store theirs.
     pub(crate) times_beyond_range: u64,
     heard: Heard,
 }
 
 impl Receipts {
-    /// The account of a session with a receiver that speaks `version`, of which nothing has happened; where replies
-    /// are taken, and the messages on their way out.
+    /// The receipts of a new session with a receiver that speaks `version`; also the ends at which replies are taken,
+    /// and messages on their way out.
     pub(crate) fn begin(
         observer: Arc<dyn Observer>,
         (version, extras): (Version, Extras),
@@ -53,7 +53,7 @@ impl Receipts {
         (receipts, replies, outgoing)
     }
 
-    /// Takes a message; returns the receiver's last word when it is that.
+    /// Takes a message; returns the last one, `Finished`, when it is that.
     pub(crate) fn take(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
         match message {
             ToSender::Answer(answer) => self.reply_sender.reply(Reply::Answer(answer))?,
@@ -102,7 +102,7 @@ impl Receipts {
         Ok(None)
     }
 
-    /// Takes all that is still to come.
+    /// Takes all messages that are still to come.
     pub(crate) async fn take_rest(&mut self, inbox: &mut Inbox<ToSender>) -> Result<Finished, SessionError> {
         loop {
             if let Some(finished) = self.take(control::receive(inbox).await?)? {
@@ -136,7 +136,7 @@ impl Receipts {
         Ok(())
     }
 
-    /// What could not be stored of a batch and what could not get its name: an entry that is in both is told once.
+    /// Settles a published batch: faults of storing and of naming, and an entry that has both is told once.
     fn take_published(&mut self, PublishedItem { item, faults }: PublishedItem) -> Result<(), WireError> {
         let Sent::Batch(mut batch) = self.session.in_flight.published(ItemId(item))? else {
             return Err(WireError::OutOfOrder { what: "a name of a group" });
@@ -182,7 +182,7 @@ impl Receipts {
         }
     }
 
-    /// A batch is done; `shown` of its bytes the user has seen.
+    /// Settles a batch; `shown` of its bytes the user has seen.
     fn take_batch(&mut self, batch: &SentBatch, shown: u64) -> Result<(), WireError> {
         Heard::entry_faults(batch.faults.len(), batch.pack.entry_count())?;
         let account = &self.session.account;
@@ -229,7 +229,7 @@ impl Receipts {
         Ok(())
     }
 
-    /// The end is good only if nothing is left open, and of each file that was found something was told.
+    /// Checks the end: it is good only if nothing is left open, and of each file that was found something was reported.
     fn finish(&mut self, finished: Finished) -> Result<Finished, SessionError> {
         if !self.session.in_flight.is_settled() {
             return Err(WireError::OutOfOrder { what: "the end before everything is settled" }.into());

@@ -1,4 +1,4 @@
-//! What a push did, and what kept it from being faster.
+//! The summary of a push: what it did, and what kept it from being faster.
 
 use std::time::Duration;
 
@@ -26,12 +26,12 @@ pub struct Summary {
     pub not_kept: Vec<NotKept>,
     /// Files and directories that failed.
     pub failed: u64,
-    /// Of these, how many vanished while the source was walked.
+    /// The number of these that vanished while the source was walked.
     pub vanished: u64,
-    /// Entries that were at the target alone and have been removed, or would be; of a tree that would be, only its
-    /// top counts.
+    /// Entries that were at the target alone and have been removed, or would be; of a tree that would be removed, only
+    /// its top counts.
     pub removed: u64,
-    /// Entries that are at the target alone and stay because as many have gone as may.
+    /// Entries that are at the target alone and stay because as many have been removed as may be.
     pub spared: u64,
     /// Entries that are at the target alone and stay because the source changed while it was pushed.
     pub kept_by_change: u64,
@@ -39,17 +39,17 @@ pub struct Summary {
     pub resent: u64,
     /// Chunks that were sent again because their lane was slow.
     pub repeated: u64,
-    /// How often connections were lost and came back.
+    /// The number of times that connections were lost and came back.
     pub reconnects: u64,
-    /// How many lanes there were, at most at once.
+    /// The most lanes that there were at once.
     pub lanes: usize,
-    /// From the start of the command to the receiver's last word.
+    /// The time from the start of the command to the receiver's last message.
     pub elapsed: Duration,
-    /// Of that, what the bottleneck and the path are about: the time since connections last came back.
+    /// The part of that time which the bottleneck and the path are about: since connections last came back.
     pub judged: Duration,
-    /// From the start of the command to the first data on a lane.
+    /// The time from the start of the command to the first data on a lane.
     pub first_byte: Option<Duration>,
-    /// How long the receiver's last flush took.
+    /// The duration of the receiver's last flush.
     pub flush: Duration,
     /// CPU time of the sender's process.
     pub sender_cpu: Duration,
@@ -62,11 +62,11 @@ pub struct Summary {
     pub times_beyond_range: u64,
     /// What limited the rate.
     pub bottleneck: Bottleneck,
-    /// What the kernel tells of the path, where its TCP carries the lanes.
+    /// The kernel's report on the path, where its TCP carries the lanes.
     pub path: Option<PathReport>,
     /// What the push would do, if only a preview was asked for.
     pub preview: Option<Preview>,
-    /// What suits the path, where the number of lanes was not fixed.
+    /// The settings that suit the path, where the number of lanes was not fixed.
     pub learnt: Option<Learnt>,
     /// What the path has carried at its best; none within one host.
     pub at_best: Option<AtBest>,
@@ -74,7 +74,7 @@ pub struct Summary {
     pub left_out: u64,
 }
 
-/// What a push would do; [`Summary::files`] and [`Summary::bytes`] are then what would be sent.
+/// What a push would do; [`Summary::files`] and [`Summary::bytes`] then count what would be sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preview {
     /// Entries that would be made.
@@ -83,12 +83,12 @@ pub struct Preview {
     pub changed: u64,
 }
 
-/// What a push has found out for the next one on the same path.
+/// The settings that a push has found for the next one on the same path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Learnt {
     /// The number of lanes that suited the path.
     pub lanes: u16,
-    /// Whether a congestion control that takes no notice of loss was.
+    /// Whether a congestion control that takes no notice of loss suited the path.
     pub loss_tolerant: bool,
 }
 
@@ -111,16 +111,16 @@ impl AtBest {
 }
 
 impl Summary {
-    /// What would help the path, where that is the limit and the kernel knows why.
+    /// Advice on the path, where that is the limit and the kernel knows why.
     #[must_use]
     pub fn finding(&self) -> Option<Finding> {
         let finding = self.path.as_ref()?.finding(self.bottleneck.limit);
-        // what it advises has been done
+        // No advice to do what has been done.
         let done = self.learnt.is_some_and(|learnt| learnt.loss_tolerant);
         finding.filter(|finding| !(done && matches!(finding, Finding::Loss(_))))
     }
 
-    /// For how much of the time nothing was on its way, from 0 to 1.
+    /// The share of the time for which nothing was on its way, from 0 to 1.
     #[must_use]
     pub fn path_idle(&self) -> Option<f64> {
         Some(self.path.as_ref()?.idle_share(self.judged))

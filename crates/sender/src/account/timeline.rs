@@ -1,5 +1,4 @@
-//! Where the time of a push goes: the clocks of its stages on this side, and the moments of the first and the last
-//! data.
+//! The timeline of a push: the clocks of its stages on this side, and the moments of the first and the last data.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,9 +21,9 @@ pub(crate) struct Timeline {
 /// The moment of the first data.
 #[derive(Clone, Copy, Debug)]
 struct FirstByte {
-    /// After the start.
+    /// The time since the start.
     after: Duration,
-    /// What had been booked until then.
+    /// The times that stages had booked until then.
     spent: Stages,
 }
 
@@ -39,7 +38,7 @@ impl Timeline {
         }
     }
 
-    /// Books the moment of the first data byte; returns it to the one who was first.
+    /// Books the moment of the first data byte; returns it to the lane that was first.
     pub(crate) fn note_first_byte(&self) -> Option<Duration> {
         if self.first_byte.get().is_some() {
             return None;
@@ -55,18 +54,18 @@ impl Timeline {
         self.handed_over_us.fetch_max(micros, Ordering::Relaxed);
     }
 
-    /// When a lane last took data that was not in flight already, after the start.
+    /// The moment, after the start, when a lane last took data that was not in flight already.
     pub(crate) fn handed_over(&self) -> Option<Duration> {
         let micros = self.handed_over_us.load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros))
     }
 
-    /// When the first data byte was handed to a lane, after the start.
+    /// The moment, after the start, when the first data byte was handed to a lane.
     pub(crate) fn first_byte(&self) -> Option<Duration> {
         self.first_byte.get().map(|first| first.after)
     }
 
-    /// What readers and lanes have booked since the first data byte: before, they waited for the dial.
+    /// The times that readers and lanes have booked since the first data byte: before, they waited for the dial.
     pub(crate) fn spent(&self) -> Stages {
         let before = self.first_byte.get().map(|first| first.spent).unwrap_or_default();
         self.spent_in_all().since(&before)

@@ -1,4 +1,4 @@
-//! What a push has counted.
+//! The totals of a push.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,13 +16,13 @@ pub(crate) struct Totals {
     pub(crate) found: Count,
     pub(crate) files: Count,
     pub(crate) bytes: Count,
-    /// With the bytes of files that are stored and have no names yet.
+    /// The same bytes, with those of files that are stored and have no names yet.
     pub(crate) bytes_stored: Count,
     /// The bytes of the files that are whole.
     pub(crate) whole_bytes: Count,
     pub(crate) bytes_read: Count,
     pub(crate) bytes_handed_over: Count,
-    /// The part of `bytes_handed_over` that the receiver has settled, well or badly.
+    /// The part of `bytes_handed_over` that the receiver has settled, stored or not.
     pub(crate) bytes_settled: Count,
     pub(crate) skipped: Count,
     pub(crate) resumed: Count,
@@ -37,17 +37,17 @@ pub(crate) struct Totals {
     pub(crate) added: Count,
     pub(crate) changed: Count,
     pub(crate) removed: Count,
-    /// What was asked to be removed in this run, with all below it where that counts.
+    /// Entries that were asked to be removed in this run, with all below them where that counts.
     pub(crate) doomed: Count,
-    /// What is at the target alone and stays because enough has gone.
+    /// Entries that are at the target alone and stay because as many have been removed as may be.
     pub(crate) spared: Count,
-    /// What is at the target alone and stays because the source has changed since the first walk began.
+    /// Entries that are at the target alone and stay because the source has changed since the first walk began.
     pub(crate) kept_by_change: Count,
-    /// Parts of the source that could not be seen.
+    /// Parts of the source that could not be scanned.
     pub(crate) scan_errors: Count,
     /// Files and links that the scan has found and that could not be read.
     pub(crate) unread: Count,
-    /// What was to be at the target, and of which not all is.
+    /// Entries that were to be at the target and are not, or not completely.
     pub(crate) unplaced: Count,
 }
 
@@ -70,7 +70,7 @@ impl Count {
 }
 
 impl Totals {
-    /// What has been counted, as if there were no other session.
+    /// The summary of this session, as if there were no other.
     pub(crate) fn summary(&self) -> Summary {
         Summary {
             files: self.files.get(),
@@ -101,13 +101,14 @@ impl Totals {
         self.scan_errors.get() + self.unread.get()
     }
 
-    /// Whether it is known of each file that it is at the target, or that one is not.
+    /// Whether every file found is known to be at the target, or at least one is known not to be.
     pub(crate) fn are_files_told(&self) -> bool {
         let lost = self.source_errors() + self.unplaced.get();
         lost > 0 || self.found.get() <= self.files.get() + self.skipped.get()
     }
 
-    /// At the good end of a session: files that nothing was told of. Where something has failed these may be it.
+    /// The number of files of which nothing was reported at the good end of a session; 0 where something has failed,
+    /// since these files may be it.
     pub(crate) fn unaccounted(&self) -> u64 {
         match self.failed.get() {
             0 => self.found.get().saturating_sub(self.files.get() + self.skipped.get()),

@@ -7,25 +7,25 @@ use zmove_wire::{Cipher, Greeting, Open, Role, Version, encode_message};
 
 use crate::error::SessionError;
 
-/// The ways to the receiver.
+/// The connections to the receiver: control and lanes.
 #[derive(Debug)]
 pub struct Link {
-    /// The transfer's id, as the lanes have presented it.
+    /// The transfer's id, as the lanes have sent it.
     pub transfer: TransferId,
-    /// How the lanes go on, as they have said.
+    /// The cipher of the lanes, as they have sent it.
     pub cipher: Cipher,
-    /// The newest version that may be spoken, as TLS has agreed on control.
+    /// The newest version that may be spoken, as TLS has negotiated it for control.
     pub version: Version,
-    /// The control connection, on which nothing has been said.
+    /// The control connection, on which nothing has been sent.
     pub control: (ControlReader, ControlWriter),
-    /// Lanes as they come up, on which the greeting has been sent; an error is why one did not.
+    /// Lanes as they come up, on which the greeting has been sent; an error is the reason why one did not come up.
     pub lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
-    /// How there can be more of them; none where there cannot.
+    /// The supply of further lanes; `None` where there can be none.
     pub supply: Option<LaneSupply>,
 }
 
 impl Link {
-    /// Greets and asks for leave, in the words of the version.
+    /// Sends the greeting and the opening, in the form of the version.
     pub(crate) async fn ask(&mut self, open: Open) -> Result<(), SessionError> {
         if self.version < Version::V4 && open.keeping.is_some_and(|keeping| keeping.asked) {
             return Err(SessionError::OldReceiver);
@@ -43,20 +43,20 @@ impl Link {
 /// Lanes on demand.
 #[derive(Debug)]
 pub struct LaneSupply {
-    /// Asks for so many more lanes: each comes up, or fails, as those before.
+    /// Asks for so many more lanes: each comes up, or fails, as the first ones do.
     pub more: mpsc::UnboundedSender<u16>,
-    /// How many have been asked for already.
+    /// The number that has been asked for already.
     pub asked: u16,
-    /// Who says how many there shall be.
+    /// How the number of lanes is chosen.
     pub number: LaneNumber,
-    /// How they answer to loss.
+    /// How the lanes answer to loss.
     pub congestion: LossAnswer,
 }
 
-/// How many lanes there shall be.
+/// How the number of lanes is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneNumber {
-    /// As many as there were at first: more are dialled only in the place of those that are lost.
+    /// As many as there were at first: more are dialled only in the place of lost ones.
     Fixed,
     /// As many as help.
     Tuned {
@@ -68,17 +68,17 @@ pub enum LaneNumber {
 /// What the lanes' congestion control makes of loss at first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LossAnswer {
-    /// Whether it takes no notice of loss, and does not send less.
+    /// Whether it ignores loss, and does not send less.
     pub tolerant: bool,
-    /// Between which two there is a choice; none where nothing else is to be used.
+    /// The two congestion controls between which there is a choice; `None` where no other one is to be used.
     pub choice: Option<CongestionChoice>,
 }
 
 /// Two congestion controls, by their kernel names: either may be used in the place of the other where that gains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CongestionChoice {
-    /// The one that is used otherwise.
+    /// The usual congestion control.
     pub usual: String,
-    /// The one that takes no notice of loss.
+    /// The one that ignores loss.
     pub tolerant: String,
 }

@@ -1,7 +1,7 @@
 //! The receiver's replies, on their way from the control conversation to the thread that plans.
 //!
-//! **Invariant:** what waits here is bounded, whatever the receiver says: no more answers than questions may be open,
-//! and no more values of groups than any target has.
+//! **Invariant:** the replies that wait here are bounded, whatever the receiver sends: no more answers than questions
+//! may be open, and no more values of groups than any target has.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,13 +22,13 @@ pub(crate) struct Replies {
 /// A reply about offers; they come in the receiver's order.
 #[derive(Debug)]
 pub(crate) enum Reply {
-    /// What it holds of one file.
+    /// Groups that the receiver holds of one file.
     Held(Held),
-    /// What is to become of all files of an offer.
+    /// The verdicts on all files of an offer.
     Answer(Answer),
 }
 
-/// A reply that nobody has taken yet.
+/// A reply that has not been taken yet.
 #[derive(Debug)]
 pub(crate) struct QueuedReply {
     reply: Reply,
@@ -42,7 +42,7 @@ pub(crate) struct ReplySender {
     /// The state of the target: sent once, before any answer.
     pub(crate) state: Sender<TargetState>,
     offers: Sender<QueuedReply>,
-    /// How many values and verdicts wait.
+    /// The number of values and verdicts that wait.
     waiting: Arc<AtomicUsize>,
     findings: Sender<Findings>,
     mirror: Sender<ToSender>,
@@ -51,7 +51,7 @@ pub(crate) struct ReplySender {
 /// The most values and verdicts that wait, half a gigabyte: values of the groups of 64 TiB.
 const WAITING_MAX: usize = 16 << 20;
 
-/// The two ends of the way from the conversation to the planner.
+/// The two ends of the channel from the control conversation to the planner.
 pub(crate) fn channel() -> (ReplySender, Replies) {
     let (state_in, state) = bounded(1);
     let (offers_in, offers) = unbounded();
@@ -68,7 +68,7 @@ impl ReplySender {
     /// Passes on a reply about offers.
     ///
     /// # Errors
-    /// [`WireError::OutOfOrder`] when far more is said than there can be.
+    /// [`WireError::OutOfOrder`] when far more is sent than there can be.
     pub(crate) fn reply(&self, reply: Reply) -> Result<(), WireError> {
         let weight = 1 + match &reply {
             Reply::Held(held) => held.cvs.len(),
@@ -77,7 +77,7 @@ impl ReplySender {
         if self.waiting.fetch_add(weight, Ordering::Relaxed) + weight > WAITING_MAX {
             return Err(WireError::OutOfOrder { what: "more answers than there are offers" });
         }
-        // the planner has gone only when the session is being stopped
+        // The planner has gone only when the session is being stopped.
         let _stopping = self.offers.send(QueuedReply { reply, weight, all: Arc::clone(&self.waiting) });
         Ok(())
     }
@@ -90,7 +90,7 @@ impl ReplySender {
         answer(&self.findings, findings, "findings that nobody asked for")
     }
 
-    /// Passes on which names are at the target alone, or what has been removed.
+    /// Passes on the names that are at the target alone, or the number removed.
     ///
     /// # Errors
     /// [`WireError::OutOfOrder`] when there are more answers than questions may be open.
@@ -102,7 +102,7 @@ impl ReplySender {
 fn answer<T>(queue: &Sender<T>, answer: T, what: &'static str) -> Result<(), WireError> {
     match queue.try_send(answer) {
         Err(TrySendError::Full(_)) => Err(WireError::OutOfOrder { what }),
-        // who asks has gone only when the session is being stopped
+        // The thread that asks has gone only when the session is being stopped.
         Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
     }
 }

@@ -1,17 +1,16 @@
-//! What is to be removed, and what rules spare though it is at the target alone.
+//! The entries that are to be removed, and those that rules spare though they are at the target alone.
 //!
-//! The selection is asked about each name before it is doomed. Where there are rules, doomed directories are
-//! looked into as others are, by a `Keep` without names, and a directory in which something is spared loses
-//! only the rest. Directories that rules leave out of the push are not listed on the second walk either: all
-//! below them is spared.
+//! The selection is applied to each name before it is doomed. Where there are rules, doomed directories are looked into
+//! as others are, by a `Keep` without names, and a directory in which something is spared loses only the rest.
+//! Directories that rules leave out of the push are not listed on the second walk either: all below them is spared.
 //!
-//! With `--max-delete` doomed directories are looked into as well, so that what is in them counts. Each
-//! directory stands in the list before what is in it, and the end of the list goes first; so what goes with a
-//! directory has been counted.
+//! With `--max-delete` doomed directories are looked into as well, so that what is in them counts. Each directory
+//! stands in the list before what is in it, and the list is cut from its beginning; so what is removed with a directory
+//! has been counted.
 //!
-//! **Invariant:** where there are rules, or all that goes is to be counted, a directory goes with all below
-//! it only if all below it has been listed and none of it is spared. Entries of a directory whose source has
-//! changed stay, with all below them.
+//! **Invariant:** where there are rules, or all removals are to be counted, a directory is removed with all below it
+//! only if all below it has been listed and none of it is spared. Entries of a directory whose source has changed stay,
+//! with all below them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,45 +20,45 @@ use zmove_types::{EntryForm, RelPath};
 use zmove_wire::limits::KEEP_NAME_BYTES_MAX;
 use zmove_wire::{KeptRange, ListedName};
 
-/// Where something was found that is at the target alone.
+/// The kind of directory in which an entry was found that is at the target alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whereabouts {
-    /// In a directory whose source is as it was when the push began.
+    /// A directory whose source is as it was when the push began.
     Source,
     ChangedSource,
-    /// In a directory that is doomed itself.
+    /// A directory that is doomed itself.
     Doomed,
 }
 
-/// What is to be removed from one directory.
+/// Entries to be removed from one directory.
 pub(super) struct Doomed {
     pub(super) directory: RelPath,
     pub(super) names: Vec<(ListedName, EntryForm)>,
-    /// The directory itself is doomed.
+    /// Whether the directory itself is doomed.
     inside: bool,
-    /// All of it stays, since the source has changed.
+    /// Whether all of these stay, since the source has changed.
     kept: bool,
 }
 
 /// The entries to be removed.
 pub(super) struct Taken {
     pub(super) doomed: Vec<Doomed>,
-    /// How many entries are to be removed, with those below a removed directory, as far as it has been
-    /// examined.
+    /// The number of entries to be removed, with those below a removed directory, as far as it has been examined.
     pub(super) entries: u64,
-    /// How many entries stay because they go beyond the number that may be removed.
+    /// The number of entries that stay because they exceed the number that may be removed.
     pub(super) spared: u64,
-    /// Entries that stay because the source has changed, without those that would go with their directory.
+    /// The number of entries that stay because the source has changed, without those that would go with their
+    /// directory.
     pub(super) kept: u64,
 }
 
 /// Gathers the entries to be removed.
 pub(super) struct Doom {
-    /// None without rules: nothing is spared by its name then.
+    /// The rules; without them nothing is spared by its name.
     rules: Option<Arc<Selection>>,
-    /// What lies in doomed directories counts. Without that, and without rules, they need not be looked into.
+    /// Whether entries in doomed directories count. If not, and without rules, these need not be looked into.
     counted: bool,
-    /// Each directory before what is in it.
+    /// The entries, each directory before what is in it.
     doomed: Vec<Doomed>,
     names: usize,
     path_bytes: usize,
@@ -71,11 +70,11 @@ pub(super) struct Doom {
     kept: HashSet<RelPath>,
 }
 
-/// Names that wait for the end of the walk. Memory at worst: so many times 80 bytes, and the bytes of paths.
+/// The most names that wait for the end of the walk. Memory at worst: 80 bytes each, and the bytes of paths.
 const DOOMED_NAMES_MAX: usize = 1 << 20;
-/// The bytes of these names, and of their directories' paths.
+/// The most bytes of these names, and of their directories' paths.
 const DOOMED_PATH_BYTES_MAX: usize = 256 << 20;
-/// Small questions keep both sides busy.
+/// The most directories in one question: small questions keep both sides busy.
 const UNSEEN_ASKED_MAX: usize = 1024;
 
 impl Doom {
@@ -91,7 +90,7 @@ impl Doom {
         self.names >= DOOMED_NAMES_MAX || self.path_bytes >= DOOMED_PATH_BYTES_MAX
     }
 
-    /// Adds an entry if no rule spares it, and if there is `room`; says whether there was.
+    /// Adds an entry if no rule spares it, and if there is `room`; returns whether there was.
     pub(super) fn add(
         &mut self,
         directory: &RelPath,
@@ -113,7 +112,7 @@ impl Doom {
             }
         }
         if !room {
-            // it would go with its directory, and not count or not be looked into
+            // The entry would go with its directory, uncounted or not looked into.
             if inside {
                 self.spare(directory);
             }
@@ -143,7 +142,7 @@ impl Doom {
         true
     }
 
-    /// A doomed directory stays, and those above it.
+    /// Notes that a doomed directory stays, and so those above it.
     pub(super) fn spare(&mut self, directory: &RelPath) {
         let mut next = Some(directory.clone());
         while let Some(directory) = next {
@@ -154,7 +153,7 @@ impl Doom {
         }
     }
 
-    /// Questions about doomed directories that have not been looked into; none: all have been.
+    /// Questions about doomed directories that have not been looked into; `None` where all have been.
     pub(super) fn look_inside(&mut self) -> Option<Vec<KeptRange>> {
         let mut ranges = Vec::new();
         let mut bytes = 0;
@@ -171,7 +170,8 @@ impl Doom {
         !self.unseen.is_empty()
     }
 
-    /// What goes, of all that has been added: what is in a directory before the directory, while there is `room`.
+    /// Takes the entries to be removed, of all that have been added: those in a directory before it, while there is
+    /// `room`.
     pub(super) fn take(&mut self, room: u64) -> Taken {
         self.names = 0;
         self.path_bytes = 0;
@@ -197,7 +197,7 @@ impl Doom {
             surplus -= first.len();
             stays.extend(first.filter_map(|(name, _)| directory.join(&name.0).ok()));
         }
-        // the rest goes with its directory
+        // The rest goes with its directory.
         doomed.retain(|doomed| !doomed.names.is_empty() && is_top(doomed, &stays));
         Taken { doomed, entries: entries - spared, spared, kept }
     }
@@ -220,7 +220,7 @@ mod tests {
         RelPath::from_bytes(text.as_bytes()).unwrap()
     }
 
-    /// Adds a directory where the name ends in a slash.
+    /// Adds an entry; a directory where the name ends in a slash.
     fn add(doom: &mut Doom, directory: &str, name: &str, inside: bool) {
         let form = if name.ends_with('/') { EntryForm::Directory } else { EntryForm::File };
         let name = ListedName(Name::from_bytes(name.trim_end_matches('/').as_bytes()).unwrap());
@@ -318,9 +318,9 @@ mod tests {
         add(&mut doom, "e/old", "x.o", true);
         add(&mut doom, "e/old", "y", true);
         add(&mut doom, "e/other", "z", true);
-        // a limit is for what goes
+        // The limit counts only entries that are removed.
         let Taken { doomed, entries, spared, kept } = doom.take(1);
-        // g, old/y and other
+        // These are g, old/y and other.
         assert_eq!((paths(&doomed), entries, spared, kept), (vec!["d/f".to_owned()], 1, 0, 3));
     }
 

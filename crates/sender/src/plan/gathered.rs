@@ -1,15 +1,15 @@
-//! Entries that wait to be asked about: gathered in their order, and given out by the message.
+//! Entries that are gathered for questions to the receiver, in their order, and taken out by the message.
 
 use std::collections::VecDeque;
 
-/// What one message may hold, or holds already.
+/// The limits of one message, or its load.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MessageLoad {
     pub(crate) names: usize,
     pub(crate) name_bytes: usize,
 }
 
-/// Entries that wait to be asked about.
+/// Entries that wait for a message.
 #[derive(Debug)]
 pub(crate) struct Gathered<T> {
     /// The most that one message may hold.
@@ -40,7 +40,7 @@ impl<T> Gathered<T> {
         self.waiting.is_empty()
     }
 
-    /// The number of the next message, and the entries that it is about: those that have waited longest.
+    /// The number of the next message, and its entries: those that have waited longest.
     pub(crate) fn take(&mut self) -> (u64, Vec<T>) {
         let mut entries = Vec::with_capacity(self.waiting.len().min(self.most.names));
         let mut bytes = 0;

@@ -1,14 +1,13 @@
-//! What is planned before the target is known, and what waits for that. The planner asks it for each file
-//! until the receiver has said what is at the target.
+//! The part of the plan that is made before the target is known, and the files that wait until then. The planner asks
+//! for each file, until the receiver has reported the state of the target.
 //!
 //! The first files leave as a guess. Readers go on with the next small ones, but these are not sent
-//! ([`ReadAhead`](crate::read::read_ahead::ReadAhead)); every file after those waits here, and the scan with
-//! it. An empty target needs all of them: everything that was read leaves at once. In a populated target the
-//! guessed files that are there stay, batches that were only read are thrown away, and their files are
-//! offered like all others.
+//! ([`ReadAhead`](crate::read::read_ahead::ReadAhead)); every file after those waits here, and the scan with it. An
+//! empty target needs all of them: everything that was read leaves at once. In a populated target the guessed files
+//! that are there stay, batches that were only read are thrown away, and their files are offered like all others.
 //!
-//! A file that cannot be read in this time has not failed yet. When the target is known it is offered or read
-//! again, and the user is told of it only if the target needs it.
+//! A file that cannot be read in this time has not failed yet. When the target is known it is offered or read again,
+//! and its failure is reported only if the target needs it.
 
 use crossbeam_channel::Sender;
 use zmove_scan::Entry;
@@ -19,16 +18,16 @@ use zmove_wire::limits::{GUESSED_BYTES_MAX, GUESSED_ENTRIES_MAX};
 use crate::plan::pack::{Basis, Unread};
 use crate::read::source::SourceDirectory;
 
-/// What is planned before the target is known, and what waits for that.
+/// The state of planning before the target is known.
 pub(super) struct Guess {
-    /// Of what is planned now.
+    /// The basis of what is planned now.
     pub(super) basis: Basis,
-    /// What may still be sent.
+    /// The files that may still be sent.
     sent: Allowance,
-    /// What may still be read.
+    /// The files that may still be read.
     read: Allowance,
     pub(super) held: Vec<(SourceDirectory, Entry)>,
-    /// Where readers put what they cannot read of what is planned now.
+    /// Where readers send the files of this part of the plan that they cannot read.
     pub(super) unread: Sender<Unread>,
 }
 
@@ -39,7 +38,7 @@ struct Allowance {
 }
 
 impl Guess {
-    /// Contents would have to be read for a comparison by them, so nothing is guessed then.
+    /// With [`Compare::Checksum`] nothing is guessed: each file must be read and compared before it may be sent.
     pub(super) fn new(compare: Compare, unread: Sender<Unread>) -> Self {
         let (sent, read) = match compare {
             Compare::Quick => (
@@ -51,7 +50,7 @@ impl Guess {
         Self { basis: Basis::Guessed, sent, read, held: Vec::new(), unread }
     }
 
-    /// What becomes of a file of this size; `None`: it is kept. What follows a kept one is kept as well.
+    /// The basis for a file of this size; `None` where it is kept for later, as are all after it.
     pub(super) fn basis_for(&self, bytes: u64) -> Option<Basis> {
         if !self.held.is_empty() {
             None
@@ -91,8 +90,8 @@ impl Allowance {
     }
 }
 
-/// What is read before the target is known: as much as a core reads in a long round trip. Memory at worst: these bytes
-/// and the entries' names.
+/// The most entries that are read before the target is known: as much as a core reads in a long round trip. Memory at
+/// worst: these bytes and the entries' names.
 const READ_AHEAD_ENTRIES_MAX: usize = 24_576;
-/// See [`READ_AHEAD_ENTRIES_MAX`].
+/// The most bytes that are read before the target is known; see [`READ_AHEAD_ENTRIES_MAX`].
 const READ_AHEAD_BYTES_MAX: u64 = 32 << 20;

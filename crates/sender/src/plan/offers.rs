@@ -1,4 +1,4 @@
-//! Offers: files that are being asked about, and what the target holds of them.
+//! Offers: files about which the receiver is asked, and the groups that the target holds of them.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::plan::gathered::{Gathered, MessageLoad};
 use crate::read::extras::Extras;
 use crate::read::source::SourceDirectory;
 
-/// Files that are being asked about.
+/// Files about which the receiver is asked.
 pub(crate) struct Offering {
     open: Gathered<OfferedEntry>,
     outstanding: HashMap<u64, Outstanding>,
@@ -29,7 +29,7 @@ struct Awaited {
     file: OfferedEntry,
     /// The values of the groups that came in an earlier transfer.
     held: GroupValues,
-    /// The values of the old version's groups, as far as the receiver has told them.
+    /// The values of the old version's groups, as far as the receiver has sent them.
     there: GroupValues,
 }
 
@@ -39,7 +39,7 @@ struct Outstanding {
     held: HashMap<u32, GroupValues>,
 }
 
-/// What is to become of a file.
+/// The decision about a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answered {
     /// The file is at the target already.
@@ -50,7 +50,7 @@ pub(crate) enum Answered {
     Retouch,
     /// The file may be there already: this is the root hash of the file at the target.
     Compare([u8; 32]),
-    /// Some of it is there: values of groups that came before, and of those of another version.
+    /// Some groups are at the target: the values of those that came before, and of those of another version.
     GoOn { held: GroupValues, there: GroupValues },
 }
 
@@ -104,18 +104,18 @@ impl Offering {
         None
     }
 
-    /// Takes the answer to an offer: its files, each with what is to become of it. Of those that are missing more
-    /// will be [told](Self::take_held).
+    /// Takes the answer to an offer; returns its files, each with the decision. More will be [sent](Self::take_held)
+    /// about those that are missing.
     pub(crate) fn take_answer(&mut self, answer: Answer) -> Vec<(SourceDirectory, Entry, Answered)> {
         let Some(Outstanding { files, mut held }) = self.outstanding.remove(&answer.offer) else {
             return Vec::new();
         };
-        // a verdict that is missing must not lose a file
+        // A verdict that is missing must not lose a file.
         let verdicts = answer.verdicts.into_iter().chain(std::iter::repeat(Verdict::Need));
         let mut answered = Vec::with_capacity(files.len());
         for ((number, (directory, entry)), verdict) in (0..).zip(files).zip(verdicts) {
             let known = match verdict {
-                // a file of one group goes whole
+                // A file of one group is sent whole.
                 Verdict::Resume | Verdict::Delta if entry.size <= GROUP_BYTES => Answered::Need,
                 Verdict::Skip => Answered::Skip,
                 Verdict::Need => Answered::Need,
@@ -137,7 +137,7 @@ impl Offering {
         answered
     }
 
-    /// Whether an offer's worth has been gathered.
+    /// Whether enough files have been gathered for an offer.
     pub(crate) fn is_full(&self) -> bool {
         self.open.is_full()
     }

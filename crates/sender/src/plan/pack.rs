@@ -4,9 +4,9 @@
 //! The first packs are small, and their limit doubles after every few packs: a small pack crosses a
 //! connection that is still in slow start at once, and the target's work begins some round trips sooner.
 //!
-//! A directory that fits into one pack is not split over two, because the receiver then makes all its files
-//! in one staging directory. So a pack that is nearly full closes where another directory begins, and the
-//! part of a directory that stands at the end of a full pack moves on into the next.
+//! A directory that fits into one pack is not split over two, because the receiver then makes all its files in one
+//! staging directory. So a pack that is nearly full closes where another directory begins, and the part of a directory
+//! at the end of a full pack moves on into the next.
 
 use std::ops::Add;
 
@@ -31,11 +31,12 @@ pub(crate) struct Pack {
     /// How often the pack has been sent before.
     pub(crate) tries: u8,
     pub(crate) basis: Basis,
-    /// Takes what cannot be read before it is known to be needed; dropped once the pack has been read.
+    /// The channel for files that cannot be read before they are known to be needed; dropped once the pack has been
+    /// read.
     pub(crate) unread: Option<Sender<Unread>>,
 }
 
-/// What was known of the target when a pack was planned.
+/// What was known about the target when a pack was planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Basis {
     /// Enough: the entries are needed.
@@ -76,7 +77,7 @@ impl PackEntry {
         }
     }
 
-    /// How many bytes of contents travel with it, by what the scan has seen.
+    /// The bytes of contents that travel with the entry, by what the scan has seen.
     pub(crate) fn data_bytes(&self) -> u64 {
         match self {
             Self::Within(entry) if entry.kind == EntryKind::File => entry.size,
@@ -101,7 +102,7 @@ impl PackEntry {
         })
     }
 
-    /// Where it goes below the target, as one of this `directory`.
+    /// The entry's path below the target, if it is one of this `directory`.
     pub(crate) fn target_path(&self, directory: &SourceDirectory) -> RelPath {
         let directory = directory.target_path();
         let within = self.entry().and_then(|entry| directory.join(&entry.name).ok());
@@ -111,20 +112,19 @@ impl PackEntry {
 
 /// An entry's fixed part in a batch's head, rounded up.
 const ENTRY_HEAD_BYTES: usize = 64;
-/// The first packs: about what ten segments of a large MTU hold (RFC 6928).
+/// The data of one of the first packs: about what ten segments of a large MTU hold (RFC 6928).
 const FIRST_DATA_BYTES: u64 = 64 << 10;
 const FIRST_ENTRIES: u64 = 64;
 
-/// How many of the first packs hold what was found; anything that does not fit in packs is counted in the
-/// same way.
+/// The number of the first packs that hold what was found; what does not fit in packs is counted in the same way.
 pub(crate) fn packs_of(found: Found) -> u64 {
     found.bytes.div_ceil(FIRST_DATA_BYTES).max(found.entries.div_ceil(FIRST_ENTRIES)).max(1)
 }
 
-/// About one pack for each lane that may begin before the receiver has given leave.
+/// The number of packs before the limit doubles: about one for each lane that may begin before `Opened`.
 const PACKS_PER_DOUBLING: u32 = 8;
 const RAMP_DOUBLINGS_MAX: u32 = 16;
-/// How many directories a pack holds open.
+/// The number of directories that a pack holds open.
 const DIRECTORIES_OPEN_MAX: usize = 16;
 
 /// Gathers entries until they fill a batch.
@@ -136,7 +136,7 @@ pub(crate) struct Packer {
     packs_made: u32,
 }
 
-/// How much of a batch entries take.
+/// The part of a batch that entries take.
 #[derive(Clone, Copy, Debug, Default)]
 struct PackLoad {
     entries: usize,
@@ -155,7 +155,7 @@ impl Packer {
     pub(crate) fn add(&mut self, directory: &SourceDirectory, entry: PackEntry) -> Option<Pack> {
         let more = PackLoad::of(directory, &entry);
         let elsewhere = self.groups.last().is_some_and(|group| !group.directory.is(directory));
-        // the files of one directory are best placed by one hand
+        // The files of one directory are best placed by one writer.
         let nearly_full = elsewhere && self.load.entries >= self.most_entries() / 4 * 3;
         let pack = if nearly_full || !self.fits(self.load + more) {
             self.take_before(directory, more)
@@ -170,8 +170,8 @@ impl Packer {
         pack
     }
 
-    /// What has been gathered, but for a beginning of `directory` that fits into the next pack together with `more`: a
-    /// directory that comes in one piece is the least work for the target.
+    /// Takes what has been gathered, except for a beginning of `directory` that fits into the next pack together with
+    /// `more`: a directory that comes in one piece is the least work for the target.
     fn take_before(&mut self, directory: &SourceDirectory, more: PackLoad) -> Option<Pack> {
         let begun = self.groups.pop_if(|group| group.directory.is(directory));
         let load = begun.as_ref().map(PackGroup::load).unwrap_or_default();
@@ -195,8 +195,9 @@ impl Packer {
         self.ramp(self.entries_max, FIRST_ENTRIES)
     }
 
-    /// The first packs are small, so that each crosses a connection that is still in slow start (RFC 5681) at once and
-    /// the target's work begins a few round trips sooner; every few packs the limit doubles.
+    /// The limit of the present pack. The first packs are small, so that each crosses a connection that is still in
+    /// slow start (RFC 5681) at once and the target's work begins a few round trips sooner; every few packs the limit
+    /// doubles.
     fn ramp<N: Ord + Copy + TryFrom<u64>>(&self, most: N, first: u64) -> N {
         let doublings = (self.packs_made / PACKS_PER_DOUBLING).min(RAMP_DOUBLINGS_MAX);
         N::try_from(first << doublings).map_or(most, |limit| limit.min(most))
@@ -210,7 +211,7 @@ impl Packer {
         self.groups.push(PackGroup { directory, entries: vec![entry] });
     }
 
-    /// What has been gathered, if anything.
+    /// Takes what has been gathered, if anything.
     pub(crate) fn take(&mut self) -> Option<Pack> {
         self.load = PackLoad::default();
         if self.groups.is_empty() {
@@ -260,8 +261,8 @@ impl Pack {
         Self { groups, tries: 0, basis: Basis::Known, unread: None }
     }
 
-    /// Shares the entries out, in their order, to packs with data of at most `bytes_max` or a single file; a
-    /// directory that fits one pack is not in two.
+    /// Divides the entries, in their order, into packs with data of at most `bytes_max` or a single file; a directory
+    /// that fits into one pack is not split.
     pub(crate) fn split(self, bytes_max: u64) -> Vec<Self> {
         let (mut pieces, mut piece, mut bytes) = (Vec::new(), Vec::<PackGroup>::new(), 0);
         for group in self.groups {
@@ -286,22 +287,22 @@ impl Pack {
         pieces.into_iter().map(|groups| Self { groups, unread: self.unread.clone(), ..self }).collect()
     }
 
-    /// How many bytes the pack's files have.
+    /// The bytes of the pack's files.
     pub(crate) fn data_bytes(&self) -> u64 {
         self.groups.iter().map(PackGroup::data_bytes).sum()
     }
 
-    /// How many entries the pack has.
+    /// The number of the pack's entries.
     pub(crate) fn entry_count(&self) -> usize {
         self.groups.iter().map(|group| group.entries.len()).sum()
     }
 
-    /// About how many bytes it takes to remember its names.
+    /// About how many bytes the memory of its names takes.
     pub(crate) fn name_bytes(&self) -> u64 {
         self.groups.iter().map(|group| group.load().head_bytes as u64).sum()
     }
 
-    /// Where an entry goes, by its number over all groups; `None` past the end.
+    /// The target path of an entry, by its number over all groups; `None` past the end.
     pub(crate) fn target_path(&self, entry: u32) -> Option<RelPath> {
         let mut left = usize::try_from(entry).ok()?;
         for group in &self.groups {
@@ -313,7 +314,7 @@ impl Pack {
         None
     }
 
-    /// Lets go of open directories while the pack waits for its receipt.
+    /// Closes the pack's directories while it waits for its receipt.
     pub(crate) fn put_off(&mut self) {
         self.groups.iter_mut().for_each(|group| group.directory.put_off());
     }
@@ -342,7 +343,7 @@ mod tests {
         packs
     }
 
-    /// How many packs the files of each directory are in.
+    /// The number of packs that the files of each directory are in.
     fn pieces(home: &std::path::Path, entries_max: usize) -> HashMap<RelPath, usize> {
         let mut pieces = HashMap::new();
         for pack in packs(home, entries_max) {

@@ -1,4 +1,4 @@
-//! The planner: one thread that turns what the scan finds into work, asking the receiver first where files may be
+//! The planner: one thread that turns what the scan finds into work, and asks the receiver first where files may be
 //! there.
 //!
 //! An empty target needs everything, so entries go straight to the plan. Otherwise regular files are offered by the
@@ -22,15 +22,15 @@ use crate::plan::queue::{Parcel, When};
 use crate::push::session::Session;
 use crate::read::source::{LargeSource, Look, SourceDirectory};
 
-/// What the planner is to do.
+/// The task of the planner.
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) compare: Compare,
-    /// Set where the target becomes a mirror.
+    /// The mirror, where the target is to become one.
     pub(crate) mirror: Option<Mirror>,
 }
 
-/// Plans until the scan has ended and every offer is answered; then makes a mirror, if that is asked for.
+/// Plans until the scan has ended and every offer is answered; then makes a mirror, if one is asked for.
 pub(crate) fn plan_all(
     session: &Session,
     batch_files_max: usize,
@@ -49,7 +49,7 @@ pub(crate) fn plan_all(
     planner.take_unread(&unread);
     planner.take_last_replies(&replies.offers);
     planner.flush_pack();
-    // where nothing was there nothing is there alone
+    // Where nothing was at the target, nothing is there alone.
     let mirror = task.mirror.as_ref().filter(|_| planner.offering.is_some());
     mirror.inspect(|_| session.in_flight.withhold_end());
     session.queue.end();
@@ -107,7 +107,7 @@ impl Planner<'_> {
             || self.guess.as_ref().is_some_and(|guess| !guess.held.is_empty())
     }
 
-    /// The target is known now: what was held goes its way.
+    /// Goes on with what was held, now that the target is known.
     fn learn(&mut self, state: TargetState) {
         self.flush_pack();
         let held = self.guess.take().map(|guess| guess.held);
@@ -140,9 +140,9 @@ impl Planner<'_> {
         }
     }
 
-    /// Files that could not be read before it was known whether they are needed: now they are asked about, or needed.
+    /// Plans files that could not be read before they were known to be needed: they are offered, or needed, now.
     fn take_unread(&mut self, unread: &Receiver<Unread>) {
-        // the sending ends go with the last pack that was planned on a guess
+        // The last sending end goes with the last pack that was planned on a guess.
         while !self.session.in_flight.is_stopping() {
             match unread.recv_timeout(PACK_PATIENCE) {
                 Ok(Unread { directory, entry }) => self.take_entry(&directory, entry),
@@ -210,7 +210,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Gives a file back that is to be sent or read; while the target is not known, others are kept for later.
+    /// Returns a file that is to be sent or read; while the target is not known, others are kept for later.
     fn admit(&mut self, directory: &SourceDirectory, entry: Entry) -> Option<Entry> {
         let Some(guess) = &self.guess else { return Some(entry) };
         let before = guess.basis;
@@ -221,7 +221,7 @@ impl Planner<'_> {
         self.guess.as_mut()?.admit(basis, directory, entry)
     }
 
-    /// Puts an entry that must move into the plan.
+    /// Puts an entry that is needed into the plan.
     fn need(&mut self, directory: &SourceDirectory, entry: Entry) {
         if matches!(entry.kind, EntryKind::File) && entry.size > GROUP_BYTES {
             let id = self.session.queue.fresh_file_id();
@@ -251,7 +251,7 @@ impl Planner<'_> {
         self.session.queue.add_pack(pack);
     }
 
-    /// Offers what has been gathered, as far as offers may be outstanding.
+    /// Sends the gathered offers, as far as they may be outstanding.
     fn flush_offers(&mut self) {
         let Some(offering) = &mut self.offering else { return };
         let Session { in_flight, extras, .. } = self.session;

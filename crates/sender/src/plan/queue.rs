@@ -1,4 +1,4 @@
-//! The work that waits for readers: packs of small entries, groups of large files, and what goes again.
+//! The work that waits for readers: packs of small entries, groups of large files, and work that is sent again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::read::read_ahead::ReadPack;
 use crate::read::source::LargeSource;
 use crate::send::in_flight::InFlight;
 
-/// The plan, with each piece of work booked as begun before anybody can take it.
+/// The plan, with each piece of work booked as begun before it can be taken.
 pub(crate) struct Queue {
     plan: Plan<Parcel, Arc<LargeSource>>,
     in_flight: Arc<InFlight>,
@@ -69,18 +69,18 @@ impl Queue {
         }
     }
 
-    /// Adds a pack without waiting: something turned out to be needed after all.
+    /// Adds a pack without waiting, for entries that turned out to be needed after all.
     pub(crate) fn add_now(&self, parcel: Parcel) {
         self.in_flight.begin(1);
         self.plan.push_again(Work::Pack(parcel));
     }
 
-    /// Adds a pack that goes again, and is booked as begun already.
+    /// Adds a pack that is sent again, and is booked as begun already.
     pub(crate) fn repeat_pack(&self, pack: Pack) {
         self.plan.push_again(Work::Pack(Parcel::Unread(pack)));
     }
 
-    /// Adds a group that goes again, and is booked as begun already or needs no booking.
+    /// Adds a group that is sent again, and is booked as begun already or needs no booking.
     pub(crate) fn repeat_group(&self, file: Arc<LargeSource>, span: GroupSpan) {
         self.plan.push_again(Work::Group(file, span));
     }
@@ -98,12 +98,12 @@ impl Queue {
         packs.collect()
     }
 
-    /// The next work; `None` at the end, and when `stop` says so.
+    /// The next work; `None` at the end, and when `stop` returns true.
     pub(crate) fn take(&self, stop: impl Fn() -> bool) -> Option<Work<Parcel, Arc<LargeSource>>> {
         self.plan.take(|_| stop())
     }
 
-    /// The scan and the offers are through.
+    /// Notes that the scan and the offers are complete.
     pub(crate) fn end(&self) {
         self.plan.end();
         self.in_flight.end_plan();
@@ -124,10 +124,10 @@ impl Queue {
     }
 }
 
-/// Small entries that wait to be read: so far the scan may run ahead, to bridge its pauses and to tell the user how
-/// much there is. Memory at worst: about 200 bytes and the name each.
+/// The most small entries that wait to be read: so far the scan may run ahead, to bridge its pauses and to show the
+/// user how much there is. Memory at worst: about 200 bytes and the name each.
 pub(crate) const ENTRIES_WAITING_MAX: usize = 262_144;
-/// Packs that wait with their directories open.
+/// The most packs that wait with their directories open.
 const PACKS_OPEN_MAX: usize = 16;
-/// Large files that wait: enough to find the largest early, few enough to be no burden.
+/// The most large files that wait: enough to find the largest early, few enough to be no burden.
 pub(crate) const FILES_WAITING_MAX: usize = 65_536;

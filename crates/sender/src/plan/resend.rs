@@ -1,9 +1,8 @@
-//! Sending again, for each reason that there is: an item was damaged, was lost with its lane, or is late.
+//! Sending again, for each reason: an item was damaged, was lost with its lane, or is late.
 //!
-//! Damaged data goes again a few times, and the user is told each time. Behind TLS and TCP it means memory or
-//! a program gone wrong, and not the network; on a lane in clear it may also mean somebody on the path. A
-//! lost item goes again under a new number. A late one goes again under its own (see
-//! [`record`](crate::send::in_flight)).
+//! Damaged data is sent again a few times, and the user gets a message each time. Behind TLS and TCP it means memory or
+//! a program gone wrong, and not the network; on a lane in clear it may also mean somebody on the path. A lost item is
+//! sent again under a new number. A late one is sent again under its own (see [`record`](crate::send::in_flight)).
 
 use zmove_types::{Escaped, Event, RelPath};
 use zmove_wire::EntryFault;
@@ -13,7 +12,7 @@ use crate::plan::queue::Queue;
 use crate::push::session::Session;
 use crate::send::sent::{Sent, SentBatch};
 
-/// Sends a damaged item again, and says so.
+/// Sends a damaged item again, and reports that.
 pub(crate) fn send_damaged(session: &Session, work: Sent, tries: u8, faults: &[EntryFault]) {
     session.account.totals.resent.add(1);
     let what = match &work {
@@ -33,11 +32,11 @@ pub(crate) fn send_lost(session: &Session, work: Sent, tries: u8) {
     send_again(&session.queue, work, tries);
 }
 
-/// When all work has been handed out: has chunks that are late read and sent again under their items, for lanes that
-/// are idle. `stuck` says of a lane whether something that it has sent has not arrived.
+/// Has late chunks read and sent again under their items for lanes that are idle, when all work has been handed out.
+/// `stuck` returns whether something that a lane has sent has not arrived.
 pub(crate) fn send_late(session: &Session, stuck: impl Fn(usize) -> bool) {
     for (file, span) in session.in_flight.take_late(stuck) {
-        // no piece of work begins by that: the push may end while the group is being read
+        // This is no new piece of work: the push may end while the group is being read.
         session.account.totals.repeated.add(1);
         session.queue.repeat_group(file, span);
     }
@@ -54,7 +53,7 @@ fn send_again(queue: &Queue, work: Sent, tries: u8) {
     }
 }
 
-/// Names the damaged files where the receiver could tell them.
+/// The damaged files, where the receiver could name them.
 fn describe(batch: &SentBatch, faults: &[EntryFault]) -> String {
     let path = |fault: &EntryFault| batch.pack.target_path(fault.entry).unwrap_or_else(RelPath::root);
     match (faults, batch.files.as_slice()) {

@@ -31,7 +31,7 @@ struct Survey<'a> {
     outstanding: HashMap<u64, Vec<Inquired>>,
 }
 
-/// What is asked about.
+/// An entry that is asked about.
 struct Inquired {
     directory: SourceDirectory,
     what: PackEntry,
@@ -123,7 +123,7 @@ impl Survey<'_> {
         }
     }
 
-    /// Asks about what has been gathered, as far as inquiries may be outstanding.
+    /// Sends the gathered inquiries, as far as they may be outstanding.
     fn ask(&mut self) {
         while !self.gathered.is_empty() && self.may_ask() {
             let (inquiry, asked) = self.gathered.take();
@@ -140,14 +140,14 @@ impl Survey<'_> {
 
     fn take_answer(&mut self, answer: Findings) {
         let Some(asked) = self.outstanding.remove(&answer.inquiry) else { return };
-        // what is not told has to be made
+        // An entry without a finding would be made.
         let findings = answer.findings.into_iter().chain(std::iter::repeat(Finding::New));
         let changes = asked.iter().zip(findings).filter_map(|(asked, finding)| self.judge(asked, finding));
         let changes: Vec<_> = changes.collect();
         self.session.account.observer.on(&Event::Listed { changes });
     }
 
-    /// Counts what would be done with one entry; the line that is to be told, if there is one.
+    /// Counts what would be done with one entry; returns the line to print, if there is one.
     fn judge(&self, asked: &Inquired, finding: Finding) -> Option<Change> {
         let finding = match finding {
             Finding::Contents(differences, root) => self.compare_contents(asked, differences, root)?,
@@ -168,7 +168,7 @@ impl Survey<'_> {
             Finding::Same | Finding::Stays | Finding::Contents(..) => (None, false),
         };
         if let Some(entry) = asked.what.entry().filter(|entry| entry.kind == EntryKind::File) {
-            // one that cannot be opened would keep everything at the target
+            // A file that cannot be opened would keep everything at the target.
             if moves && self.task.mirror.is_some() {
                 let opened = asked.directory.open_file(&entry.name);
                 opened.inspect_err(|error| self.session.account.fail(error)).ok()?;
@@ -191,7 +191,7 @@ impl Survey<'_> {
         self.session.account.book().renamed().unwrap_or_else(|| asked.target_path())
     }
 
-    /// Reads our own file; `None` when it cannot be read, which has been told then.
+    /// Reads our own file and compares; `None` where it cannot be read, which has then been reported.
     fn compare_contents(
         &self,
         asked: &Inquired,
@@ -210,7 +210,7 @@ impl Survey<'_> {
     }
 }
 
-/// What makes a file's data move.
+/// The differences by which a file's data is sent.
 fn moving(compare: Compare) -> Differences {
     let moving = Differences::TYPE.and(Differences::SIZE).and(Differences::CONTENTS);
     match compare {

@@ -14,11 +14,11 @@ use zmove_wire::{FrameHeader, FrameKind};
 use crate::error::SessionError;
 use crate::send::cargo::sealed;
 
-/// Lanes that are being filled. They are broken, and their threads ended, when this is dropped.
+/// Lanes that are being filled. When this is dropped they are broken, and their threads have ended.
 pub(super) struct Fillers {
     shared: Arc<FillerState>,
     breakers: Vec<LaneBreaker>,
-    /// What tells of each lane's connection.
+    /// The probe of each lane's connection.
     pub(super) probes: Vec<PathProbe>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -31,7 +31,7 @@ struct FillerState {
 }
 
 impl Fillers {
-    /// Starts to fill lanes; what breaks one before it is dropped is said in `broken`.
+    /// Starts to fill lanes; an error of one before this is dropped is sent to `broken`.
     pub(super) fn start(
         lanes: Vec<Box<dyn LaneSink>>,
         broken: &mpsc::UnboundedSender<LaneError>,
@@ -53,7 +53,7 @@ impl Fillers {
             let shared = Arc::clone(&fillers.shared);
             let broken = broken.clone();
             let run = move || {
-                // what the breakers do to a thread that is not quite through is no news
+                // An error that the breakers cause in a thread that is not quite through does not count.
                 if let Err(error) = shared.fill(lane)
                     && !shared.over.load(Ordering::SeqCst)
                 {
@@ -108,7 +108,7 @@ pub(super) fn send_one(mut lane: Box<dyn LaneSink>) -> Result<(), LaneError> {
     lane.finish()
 }
 
-/// A frame of whatever a buffer holds, hashed as any data is.
+/// A frame with any bytes that a buffer holds, hashed as data is.
 fn filler(pool: &BufferPool, bytes: usize) -> Result<Frame, LaneError> {
     let mut data = pool.take().ok_or(LaneError::Stopped)?;
     data.set_len(bytes);
@@ -116,7 +116,7 @@ fn filler(pool: &BufferPool, bytes: usize) -> Result<Frame, LaneError> {
     Ok(sealed(blake3::hash(&data).as_bytes(), header, Vec::new(), data))
 }
 
-/// The size of the next frame: large ones cost less, and small ones are counted sooner where a lane is slow.
+/// The size of the next frame: large ones cost less, and small ones are counted sooner on a slow lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FrameSize(usize);
 
@@ -167,7 +167,7 @@ mod tests {
         fn breaker(&self) -> LaneBreaker {
             let broken_in = self.broken_in.clone();
             LaneBreaker::new(move || {
-                // a thread that was stopped before it sent anything has let go of it
+                // The thread has ended if it was stopped before it sent anything.
                 let _stopped = broken_in.send(());
             })
         }

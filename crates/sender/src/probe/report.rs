@@ -1,4 +1,4 @@
-//! What a probe has found.
+//! The report of a probe.
 
 use std::time::Duration;
 
@@ -6,20 +6,19 @@ use zmove_wire::{Sampled, Swept};
 
 use crate::tune::path::PathReport;
 
-/// What a probe has found.
+/// The results of a probe.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProbeReport {
     /// Round trips of control messages while nothing else was under way.
     pub round_trips: RoundTrips,
-    /// From [`ProbeConfig::started`](crate::ProbeConfig::started) until the first frame of data was whole at the
-    /// receiver, by its clock; this side's tells when that was, but for half of what a round trip may differ in its
-    /// two directions.
+    /// From [`ProbeConfig::started`](crate::ProbeConfig::started) until the receiver had the whole first frame. The
+    /// receiver's clock is mapped to this side's; the error is up to half of what the path's two directions differ.
     pub first_byte: Duration,
     /// The most lanes that the receiver takes.
     pub lanes_max: u16,
-    /// One for each number of lanes.
+    /// One round for each number of lanes.
     pub rounds: Vec<Round>,
-    /// What the storage at the target gives, where that was asked.
+    /// The results of the sweep of the target's storage, where one was asked for.
     pub swept: Option<Swept>,
 }
 
@@ -28,11 +27,11 @@ pub struct ProbeReport {
 pub struct Round {
     /// The number of lanes.
     pub lanes: u16,
-    /// What came at first, while the windows grew.
+    /// The bytes carried at first, while the windows grew.
     pub ramp: Carried,
-    /// What came after that: the figure of this round.
+    /// The bytes carried after that: the result of this round.
     pub steady: Carried,
-    /// Round trips of control messages meanwhile: beyond those without data, the time spent in queues.
+    /// Round trips of control messages during the round: what exceeds those without data is time spent in queues.
     pub round_trips: RoundTrips,
     /// The mean of the lanes' round trips at the end, as the kernel or QUIC estimates them.
     pub smoothed: Option<Duration>,
@@ -46,21 +45,21 @@ pub struct Round {
     pub receiver_cpu: Duration,
 }
 
-/// Bytes that came in a time, both by the receiver's count and clock.
+/// Bytes carried in a time, both by the receiver's count and clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// Of the frames' data.
+    /// The bytes of the frames' data.
     pub bytes: u64,
-    /// In so long.
+    /// The time.
     pub time: Duration,
 }
 
-/// Round trips that were seen.
+/// The round trips that were measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrips {
-    /// The number of lanes.
+    /// The number of round trips.
     pub count: u32,
-    /// The shortest; zero without any.
+    /// The shortest round trip; zero where there is none.
     pub min: Duration,
     sum: Duration,
 }
@@ -82,7 +81,7 @@ impl Carried {
 }
 
 impl RoundTrips {
-    /// Those that were seen.
+    /// A summary of these round trips.
     #[must_use]
     pub fn of(seen: &[Duration]) -> Self {
         let mut all = Self::default();
@@ -96,7 +95,7 @@ impl RoundTrips {
         self.sum += one;
     }
 
-    /// The mean; zero without any.
+    /// The mean; zero where there is none.
     #[must_use]
     pub fn mean(&self) -> Duration {
         self.sum / self.count.max(1)

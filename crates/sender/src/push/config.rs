@@ -1,4 +1,4 @@
-//! What a sender is told.
+//! The settings of a sender.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::read::extras::Owners;
 pub struct SenderConfig {
     /// Threads that read and hash at the start. Default: the number of cores, 2 to 16.
     pub readers: usize,
-    /// The most that there may be where storage needs depth. Default: 32. Each may hold a buffer.
+    /// The most threads that read where storage needs depth. Default: 32. Each may hold a buffer.
     pub readers_max: usize,
-    /// Buffers of one group (4 MiB) between readers and lanes. Default: 24. Where there are more than 16 lanes, so
-    /// many and 8 more. Memory at worst: so many × 4 MiB.
+    /// Buffers of one group (4 MiB) between readers and lanes. Default: 24. With more than 16 lanes there are as many
+    /// as lanes and 8 more. Memory at worst: 4 MiB each.
     pub buffers_max: usize,
     /// The most small files in one batch. Default: 1024. Larger costs less per file, smaller spreads a small tree over
     /// more lanes and writers. At most 2048.

@@ -1,4 +1,4 @@
-//! What is to be pushed, and the walk of it, which begins before anybody is dialled.
+//! The job of a push, and the walk of its sources, which begins before the receiver is dialled.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,15 +16,15 @@ use crate::push::run::Run;
 /// One push.
 #[derive(Debug)]
 pub struct PushJob {
-    /// What is sent, and where it goes below the target.
+    /// The sources, and where they go below the target.
     pub sources: Vec<ScanRoot>,
-    /// What the receiver is asked for. Its `run` and `extraneous` are filled in.
+    /// The opening for the receiver. Its `run` and `extraneous` are filled in.
     pub open: Open,
-    /// Whether what is at the target alone goes, and what of it.
+    /// Whether entries that are at the target alone are removed, and which of them.
     pub mirror: Option<Removals>,
-    /// Sources that were not there; each counts as an error of the scan.
+    /// The number of sources that did not exist; each counts as an error of the scan.
     pub sources_missing: u64,
-    /// What alone is sent, in place of all of the sources.
+    /// The list of files to send, in place of all of the sources.
     pub list: Option<PathList>,
 }
 
@@ -40,8 +40,8 @@ pub struct Push {
 }
 
 impl Push {
-    /// Starts to walk the sources for a session of `run`; the receiver may be dialled meanwhile. `started` is when this
-    /// session began.
+    /// Starts to walk the sources for a session of `run`; the receiver may be dialled meanwhile. `started` is the
+    /// moment when this session began.
     #[must_use]
     pub fn start(job: PushJob, mut config: SenderConfig, run: &mut Run, started: Instant) -> Self {
         let PushJob { sources, open, mirror, sources_missing, list } = job;
@@ -67,19 +67,19 @@ impl Push {
         Self { scan, open, mirror, sources_missing, config, started }
     }
 
-    /// How many lanes it can use.
+    /// The number of lanes that the push can use.
     #[must_use]
     pub fn need(&self) -> Need {
         Need(self.scan.tally())
     }
 }
 
-/// How many lanes a push can use, as far as its scan has come.
+/// The number of lanes that a push can use, as far as its scan has come.
 #[derive(Clone, Debug)]
 pub struct Need(Arc<Tally>);
 
 impl Need {
-    /// The most lanes that can have something to carry; none while the scan goes on.
+    /// The most lanes that can have something to carry; `None` while the scan goes on.
     #[must_use]
     pub fn lanes(&self) -> Option<u16> {
         self.0.whole().map(|found| u16::try_from(packs_of(found)).unwrap_or(u16::MAX))

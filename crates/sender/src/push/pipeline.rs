@@ -21,12 +21,12 @@ use crate::read::reader::{ReaderContext, read_all};
 use crate::send::lane::LaneContext;
 use crate::send::lane_set::LaneSet;
 
-/// The stages of one push, and what they have in common.
+/// The stages of one push, and what they share.
 pub(crate) struct Pipeline {
     pub(crate) config: SenderConfig,
     pub(crate) session: Arc<Session>,
     pub(crate) lane_set: LaneSet,
-    /// Which lane broke, or that a thread panicked.
+    /// Reports of lanes that broke, and of threads that panicked.
     pub(crate) broken: UnboundedReceiver<Broken>,
     readers: Arc<ReaderContext>,
     threads: Threads,
@@ -79,8 +79,8 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Starts readers up to so many, or lets those beyond go after what they are doing. Readers that cannot be
-    /// started are done without; that there are none at all is an error.
+    /// Starts readers up to so many, or has those beyond end after their present work. Readers that cannot be started
+    /// are done without, unless there are none at all: that is an error.
     pub(crate) fn set_readers(&mut self, wanted: usize) -> Result<(), SessionError> {
         let running = self.readers.headcount.want(wanted);
         for number in running..wanted {
@@ -100,13 +100,12 @@ impl Pipeline {
         self.lane_set.add(sink, &mut self.threads);
         let lanes = self.lane_set.lanes_up();
         if lanes > usize::from(zmove_wire::limits::LANES_UNASKED_MAX) {
-            // each lane holds one while it sends
+            // Each lane holds one buffer while it sends.
             self.pool.raise(lanes + BUFFERS_BESIDE_LANES);
         }
     }
 
-    /// Keeps no connection and no thread of what has ended. To be called at even intervals, in which lanes are
-    /// compared.
+    /// Drops connections and threads that have ended. To be called at even intervals, in which lanes are compared.
     pub(crate) fn tidy(&mut self) {
         self.lane_set.tidy();
         self.threads.tidy();
@@ -122,7 +121,8 @@ impl Pipeline {
     /// Waits for all threads.
     pub(crate) fn join(self) {
         let Self { lane_set, readers, threads, scan, .. } = self;
-        // lanes end when no reader can bring them anything, readers when no lane takes anything; none is let go by this
+        // Lanes end when no reader can bring them anything, readers when no lane takes anything. Hold the lanes
+        // until then: without a holder each ends after its present frame.
         let _lanes = lane_set.close();
         drop(readers);
         drop(scan);

@@ -1,4 +1,4 @@
-//! What this side knows, at one moment, of where the time of a push went.
+//! A reading of this side's clocks and counters, from which the limit of the push is found.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::push::pipeline::Pipeline;
 use crate::push::session::Session;
 use crate::tune::path::PathReport;
 
-/// What this side knows at one moment of where the time went.
+/// What this side knows at one moment about where the time went.
 #[derive(Default)]
 pub(super) struct Reading {
     stages: Stages,
@@ -22,7 +22,7 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// How this side's stages have spent their time, and what the path did.
+    /// Reads how this side's stages have spent their time, and what the path did.
     pub(super) fn take(pipeline: &Pipeline) -> Self {
         let Pipeline { session, lane_set, .. } = pipeline;
         let Session { rate, timeline, .. } = &**session;
@@ -54,7 +54,7 @@ impl Reading {
         }
     }
 
-    /// What limited the rate in the interval that began with `before`.
+    /// The limit of the rate in the interval that began with `before`.
     pub(super) fn limit_since(&self, before: &Self) -> &'static str {
         let stages = self.stages.since(&before.stages);
         let first_byte = self.first_byte.map(|_| Duration::ZERO);

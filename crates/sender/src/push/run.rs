@@ -1,17 +1,17 @@
-//! What the sessions of one run have in common.
+//! The state that the sessions of one run share.
 //!
-//! A session that loses its connections can be followed by another, which walks the sources again and is told
-//! by the receiver what is there.
+//! A session that loses its connections can be followed by another, which walks the sources again and is informed by
+//! the receiver of what is there.
 //!
-//! - Files and bytes moved: those of earlier sessions are added. Taken off is what the last session found
-//!   equal, since it was there because of them. [`Book`] keeps what is known of single files.
+//! - Files and bytes moved: those of earlier sessions are added. Files that the last session found equal because of
+//!   them are taken off. [`Book`] keeps what is known of single files.
 //! - Entries removed: those of earlier sessions are added. The walk for names begins again, and nothing of a
 //!   session is being removed when the next begins.
-//! - Failures are counted by the last session, which has tried all of it again.
+//! - Failures are counted by the last session, which has tried everything again.
 //! - The bottleneck and the path are those of the last session; the summary's time is that of the whole run.
 //!
-//! **Invariant:** a file that any session has moved counts as moved once, stands in the manifest once, and a
-//! failure is told once. Only failures of the last session stand at the end, for it tried everything again.
+//! **Invariant:** a file that any session has moved counts as moved once, stands in the manifest once, and a failure is
+//! reported once. Only failures of the last session count at the end, for it tried everything again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,18 +28,18 @@ use crate::account::totals::Totals;
 pub struct Run {
     pub(crate) started: Instant,
     cpu_started: Duration,
-    /// Of the first session.
+    /// The id of the first session's transfer.
     id: Option<TransferId>,
     pub(crate) heard: Heard,
-    /// Sessions in which the receiver has given leave.
+    /// The number of sessions that the receiver has opened.
     begun: u64,
-    /// Sessions in which the receiver has answered.
+    /// The number of sessions in which the receiver has answered to something.
     answered: u64,
     pub(crate) earlier: Earlier,
     pub(crate) book: Book,
-    /// How long the next session waits for its turn at a busy receiver.
+    /// The longest wait of the next session for its turn at a busy receiver.
     pub(crate) patience: Duration,
-    /// The identity of what the first walk has found, where the target becomes a mirror of it.
+    /// The identity of the sources as the first walk found them, where the target becomes a mirror of them.
     identity: Option<Arc<SourceIdentity>>,
 }
 
@@ -48,35 +48,35 @@ pub struct Run {
 pub(crate) enum Heard {
     #[default]
     Nothing,
-    /// The receiver has given leave.
+    /// The receiver has opened the transfer.
     Leave,
-    /// It has said something about what it was given.
+    /// The receiver has answered to something that was sent.
     Answer,
 }
 
-/// What all sessions before this one have done.
+/// The results of all sessions before this one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Earlier {
     /// Files that are whole and verified because of them.
     pub(crate) files: u64,
-    /// The bytes of these.
+    /// The bytes of these files.
     pub(crate) bytes: u64,
-    /// What else they have brought: groups of files that are not whole.
+    /// Other bytes that these sessions have brought: groups of files that are not whole.
     pub(crate) partial_bytes: u64,
-    /// Entries that were at the target alone.
+    /// Entries that were at the target alone and have been removed.
     pub(crate) removed: u64,
-    /// What any of them asked to be removed.
+    /// Entries that any of these sessions asked to be removed.
     pub(crate) doomed: u64,
     pub(crate) resent: u64,
     pub(crate) repeated: u64,
     pub(crate) lanes: usize,
     pub(crate) first_byte: Option<Duration>,
-    /// How far the stages were.
+    /// How far the stages had come.
     pub(crate) reached: Sample,
 }
 
 impl Run {
-    /// A run of which nothing has happened. `started` is when the user began to wait.
+    /// A new run. `started` is when the user began to wait.
     #[must_use]
     pub fn begin(manifest: Option<Manifest>, started: Instant) -> Self {
         Self {
@@ -93,36 +93,36 @@ impl Run {
         }
     }
 
-    /// Whether the receiver has ever taken the transfer.
+    /// Whether the receiver has ever opened the transfer.
     #[must_use]
     pub fn was_up(&self) -> bool {
         self.heard >= Heard::Leave
     }
 
-    /// Has the next session wait so long for its turn at a busy receiver; without this it does not wait.
+    /// Sets how long the next session waits for its turn at a busy receiver; the default is not at all.
     pub const fn wait_for(&mut self, patience: Duration) {
         self.patience = patience;
     }
 
-    /// In how many sessions the receiver has answered to what it was given.
+    /// The number of sessions in which the receiver has answered to something that was sent.
     #[must_use]
     pub const fn answered(&self) -> u64 {
         self.answered
     }
 
-    /// By what all walks know that the sources are what they were when the first began, which is now unless there has
-    /// been one.
+    /// The identity by which all walks check that the sources are what they were when the first walk began, which is
+    /// now unless there has been one.
     pub(crate) fn identity(&mut self, own_directories: &[FileNumber]) -> Arc<SourceIdentity> {
         let begin = || Arc::new(SourceIdentity::begin(own_directories.to_vec()));
         Arc::clone(self.identity.get_or_insert_with(begin))
     }
 
-    /// How often it went on after its connections were lost.
+    /// The number of times that the run went on after its connections were lost.
     pub(crate) fn reconnects(&self) -> u64 {
         self.begun.saturating_sub(1)
     }
 
-    /// What tells the receiver which run this `transfer` belongs to.
+    /// The id by which the receiver recognizes the run that this `transfer` belongs to.
     pub(crate) fn id(&mut self, transfer: TransferId) -> [u8; 16] {
         self.id.get_or_insert(transfer).0
     }
@@ -131,7 +131,7 @@ impl Run {
         cpu_time().saturating_sub(self.cpu_started)
     }
 
-    /// A session has come so far.
+    /// Notes how far a session has come.
     pub(crate) fn note(&mut self, heard: Heard) {
         self.heard = self.heard.max(heard);
         self.begun += u64::from(heard >= Heard::Leave);
@@ -153,7 +153,7 @@ impl Earlier {
         self.first_byte = self.first_byte.or(first_byte);
     }
 
-    /// Where all sessions are together, when this one is at `now`.
+    /// The progress of all sessions together, when this one is at `now`.
     pub(crate) fn with(&self, now: Sample) -> Sample {
         let sum = |now: Option<u64>, before: Option<u64>| now.map(|now| now + before.unwrap_or(0));
         Sample {
@@ -177,13 +177,13 @@ pub(crate) fn cpu_time() -> Duration {
 mod tests {
     use super::*;
 
-    /// Nobody knows what has gone of what was asked for when the connection was lost.
+    /// It is not known which of the entries were removed before the connection was lost.
     #[test]
     fn what_a_session_asked_to_be_removed_counts_in_the_next_one() {
         let mut earlier = Earlier::default();
         let totals = Totals { doomed: 5.into(), removed: 3.into(), ..Totals::default() };
         earlier.add(&totals, 1, None);
-        // the next one begins with what the first had asked for
+        // The next session begins with the number that the first had asked for.
         let totals = Totals { doomed: (earlier.doomed + 2).into(), removed: 2.into(), ..Totals::default() };
         earlier.add(&totals, 1, None);
         assert_eq!((earlier.doomed, earlier.removed), (7, 5));

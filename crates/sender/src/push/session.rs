@@ -1,4 +1,4 @@
-//! What all stages of one session share.
+//! The state that all stages of one session share.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::read::read_ahead::ReadAhead;
 use crate::send::in_flight::InFlight;
 use crate::send::push_rate::PushRate;
 
-/// What all stages of one session share.
+/// The state that all stages of one session share.
 pub(crate) struct Session {
     pub(crate) account: Account,
     pub(crate) timeline: Timeline,
@@ -28,8 +28,8 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// A session with a receiver that speaks `version`, of which nothing has happened since it `started`; messages to
-    /// the receiver go by `outgoing`.
+    /// A new session with a receiver that speaks `version`, which began at `started`; messages to the receiver go by
+    /// `outgoing`.
     pub(crate) fn new(
         observer: Arc<dyn Observer>,
         (version, extras): (Version, Extras),
@@ -48,8 +48,8 @@ impl Session {
         }
     }
 
-    /// A large file failed on this side: nothing of it may appear at the target. A file that has come to its end
-    /// stays as it was told.
+    /// Fails a large file on this side: nothing of it may appear at the target. A file that has come to its end stays
+    /// as it was reported.
     pub(crate) fn fail_large(&self, id: FileId, error: &FileError) {
         if self.in_flight.abandon_large(id) {
             self.account.fail(error);

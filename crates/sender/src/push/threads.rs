@@ -20,7 +20,7 @@ pub(crate) struct Broken {
 }
 
 impl Threads {
-    /// No threads yet; `broken` is told when one panics.
+    /// No threads yet; a panic of one is reported to `broken`.
     pub(crate) const fn new(broken: UnboundedSender<Broken>) -> Self {
         Self { running: Vec::new(), broken }
     }
@@ -36,7 +36,7 @@ impl Threads {
         Ok(())
     }
 
-    /// Keeps no handle of a thread that has ended: lanes and readers come and go as long as the push lasts.
+    /// Drops the handles of threads that have ended: lanes and readers come and go as long as the push lasts.
     pub(crate) fn tidy(&mut self) {
         self.running.retain(|thread| !thread.is_finished());
     }

@@ -1,7 +1,7 @@
 //! The entries of one pack, read into one buffer by as many threads as storage is worth.
 //!
-//! Each file has its room in the buffer from the beginning, by the size that the scan has seen. One that does not fit
-//! there any more is left to the reader.
+//! Each file has its room in the buffer from the beginning, by the size that the scan has seen. A file that does not
+//! fit there any more is left to the reader.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -20,25 +20,25 @@ use crate::read::source::{Look, SourceDirectory};
 use crate::send::in_flight::InFlight;
 use crate::send::sent::SentFile;
 
-/// What has become of an entry.
+/// The result of reading an entry.
 #[derive(Debug)]
 pub(super) enum EntryRead {
     Done(Box<ReadEntry>),
-    /// A file that has more bytes than there is room for, as it is now.
+    /// A file that now has more bytes than there is room for.
     Grown(Entry),
-    /// A file that the target has in another version.
+    /// A file of which the target has another version.
     NeededAfterAll,
     Failed(FileError),
-    /// Nothing is to travel.
+    /// Nothing is to be sent.
     Nothing,
 }
 
-/// An entry that travels.
+/// An entry that is to be sent.
 #[derive(Debug)]
 pub(super) struct ReadEntry {
     pub(super) entry: BatchEntry,
     pub(super) file: Option<SentFile>,
-    /// Where its contents begin in the buffer.
+    /// The offset of its contents in the buffer.
     pub(super) offset: usize,
     pub(super) bytes: usize,
     /// What it lacks of what was to be kept.
@@ -54,17 +54,17 @@ pub(super) struct EntryReader<'a> {
 
 /// An entry that waits for a thread.
 struct Waiting<'a> {
-    /// Its number in the pack.
+    /// The number of the entry in the pack.
     number: usize,
     group: usize,
     entry: &'a PackEntry,
-    /// Where its room begins in the buffer.
+    /// The offset of its room in the buffer.
     offset: usize,
     room: &'a mut [u8],
 }
 
 impl EntryReader<'_> {
-    /// Reads all entries of these groups, those of files into `room`; returns what has become of each, in order.
+    /// Reads all entries of these groups, those of files into `room`; returns the results in the same order.
     pub(super) fn read_all(&self, groups: &[PackGroup], room: &mut [u8]) -> Vec<EntryRead> {
         let waiting = with_room(groups, room);
         let mut read: Vec<_> = waiting.iter().map(|_| EntryRead::Nothing).collect();
@@ -135,7 +135,7 @@ impl EntryReader<'_> {
         })
     }
 
-    /// Reads a file whose twin may be at the target: only its metadata travels if it is, all of it otherwise.
+    /// Reads a file that the target may have already: if it does, only the metadata is sent, otherwise all of it.
     fn compare(
         &self,
         directory: &SourceDirectory,
@@ -171,7 +171,7 @@ impl EntryReader<'_> {
     }
 }
 
-/// The entries, each with as much of the room as the scan says that it needs, or as there is.
+/// The entries, each with as much room as the scan's size needs, or as there is left.
 fn with_room<'a>(groups: &'a [PackGroup], mut room: &'a mut [u8]) -> Vec<Waiting<'a>> {
     let mut all = Vec::new();
     let mut offset = 0;
@@ -191,7 +191,7 @@ fn without_contents(entry: BatchEntry, lacks: Lacks, file: Option<SentFile>) -> 
     EntryRead::Done(Box::new(ReadEntry { entry, file, offset: 0, bytes: 0, lacks }))
 }
 
-/// Reads a small file into its room, which begins at this offset in the buffer.
+/// Reads a small file into its room, which begins at `offset` in the buffer.
 pub(super) fn read_file(
     extras: &Extras,
     directory: &SourceDirectory,

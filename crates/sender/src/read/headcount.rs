@@ -1,20 +1,20 @@
-//! The number of readers that there are, and the number that there should be.
+//! The number of readers, and the number that there should be.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many readers there should be; those with the highest numbers go first.
+/// The number of readers that there should be; those with the highest numbers end first.
 #[derive(Debug, Default)]
 pub(crate) struct Headcount(Mutex<Readers>);
 
 #[derive(Debug, Default)]
 struct Readers {
     wanted: usize,
-    /// Readers run with all numbers below this.
+    /// The number of readers that run; their numbers are all those below it.
     running: usize,
 }
 
 impl Headcount {
-    /// Wants so many; returns how many run, so that the caller starts the rest.
+    /// Sets the wanted number; returns how many run, so that the caller starts the rest.
     pub(crate) fn want(&self, wanted: usize) -> usize {
         let mut readers = self.lock();
         readers.wanted = wanted;
@@ -23,14 +23,14 @@ impl Headcount {
         running
     }
 
-    /// The reader of this number could not be started, nor are those after it.
+    /// Notes that the reader of this number could not be started, nor those after it.
     pub(crate) fn stop_before(&self, number: usize) {
         let mut readers = self.lock();
         readers.running = readers.running.min(number);
         readers.wanted = readers.wanted.min(number);
     }
 
-    /// Whether this reader is one too many; it must go then.
+    /// Whether this reader is one too many; it must end then.
     pub(crate) fn may_go(&self, number: usize) -> bool {
         let mut readers = self.lock();
         let goes = number >= readers.wanted && number + 1 == readers.running;

@@ -1,7 +1,7 @@
-//! Batches that are read while it is not yet known whether the target needs them.
+//! Batches that are read before it is known whether the target needs them.
 //!
-//! The round trip before the receiver gives leave would otherwise leave the readers idle. **Invariant:** what is kept
-//! here has not been issued, so throwing it away loses nothing but the reading.
+//! Before the receiver opens the transfer there is a round trip, in which the readers would otherwise be idle.
+//! **Invariant:** a batch that is kept here has not been issued, so throwing it away loses nothing but the reading.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -26,14 +26,14 @@ pub(crate) struct Filling {
 }
 
 impl Filling {
-    /// Entries of another directory follow.
+    /// Begins the group of another directory.
     pub(super) fn begin_group(&mut self, directory: &SourceDirectory) {
         let directory = directory.target_path().clone();
         self.batch.groups.push(DirectoryGroup { directory, entries: Vec::new() });
     }
 
-    /// Adds an entry. Its contents are where those of the last one end, or further back where something between them
-    /// does not travel.
+    /// Adds an entry. Its contents are where those of the last one end, or further back where something between them is
+    /// not sent.
     pub(super) fn add(&mut self, read: ReadEntry) {
         let ReadEntry { entry, file, offset, bytes, lacks } = read;
         if offset > self.filled {
@@ -55,14 +55,14 @@ impl Filling {
     }
 }
 
-/// A pack and what was read of it.
+/// A pack and the batch that was read from it.
 #[derive(Debug)]
 pub(crate) struct ReadPack {
     pub(crate) pack: Pack,
     pub(crate) filling: Filling,
 }
 
-/// The batches; `None` once the target is known.
+/// The batches that are kept; `None` once the target is known.
 #[derive(Debug)]
 pub(crate) struct ReadAhead(Mutex<Option<Vec<ReadPack>>>);
 
@@ -71,19 +71,19 @@ impl ReadAhead {
         Self(Mutex::new(Some(Vec::new())))
     }
 
-    /// Keeps a batch; gives it back when the target is known.
+    /// Keeps a batch; returns it when the target is known.
     pub(crate) fn keep(&self, mut batch: ReadPack) -> Option<ReadPack> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(kept) = kept.as_mut() else { return Some(batch) };
         batch.pack.put_off();
-        // memory of its own, so that the buffer can serve others
+        // The copy has memory of its own, so that the buffer can serve others.
         let Filling { buffer, filled, .. } = &mut batch.filling;
         *buffer = Buffer::copied(&buffer.room()[..*filled]);
         kept.push(batch);
         None
     }
 
-    /// What was kept: the target is known.
+    /// Takes the kept batches, since the target is known.
     pub(crate) fn close(&self) -> Vec<ReadPack> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
     }

@@ -27,20 +27,20 @@ use crate::read::source::{LargeSource, Progress, SourceDirectory};
 use crate::send::cargo::{Cargo, Chunk, sealed};
 use crate::send::sent::{Sent, SentBatch};
 
-/// All that readers have in common.
+/// The state that all readers share.
 pub(crate) struct ReaderContext {
     pub(crate) session: Arc<Session>,
     pub(crate) pool: BufferPool,
     pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
     pub(crate) headcount: Headcount,
-    /// Those that read small files side by side.
+    /// The threads that read small files side by side.
     pub(crate) threads: StorageThreads,
     /// The queue that all lanes share.
     pub(crate) cargo: Sender<Cargo>,
 }
 
-/// One reader: runs until the push is being stopped, or there are to be fewer.
+/// Runs one reader until the push is being stopped, or there are to be fewer readers.
 pub(crate) fn read_all(context: &ReaderContext, number: usize) {
     let session = &*context.session;
     let mut reader = Reader { context, session, watch: session.timeline.read_clock.start() };
@@ -64,7 +64,7 @@ impl Reader<'_> {
         if let Work::Group(file, span) = &work
             && let Some(item) = self.session.in_flight.item_again(file.id, *span)
         {
-            // no work had begun with it that could end, and nobody waited for it to be found
+            // This is no new piece of work that could end, and nobody waited for it to be found.
             self.watch.skip();
             return self.repeat_group(file, *span, item);
         }
@@ -79,8 +79,7 @@ impl Reader<'_> {
         self.session.in_flight.end_work();
     }
 
-    /// The last packs go in pieces: a slow lane would still be sending a whole one when the others have nothing more
-    /// to do.
+    /// Splits the last packs: a slow lane would still be sending a whole one when the others have nothing more to do.
     fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
         let last = self.session.queue.is_nearly_done(LAST_PACKS);
         if last && pack.data_bytes() > 2 * LAST_PIECE_BYTES {
@@ -128,7 +127,7 @@ impl Reader<'_> {
         }
     }
 
-    /// An entry does not travel with its pack. What cannot be read has failed, unless it may not be needed and goes to
+    /// Leaves an entry out of its pack. One that cannot be read has failed, unless it may not be needed and goes to
     /// `unread`.
     fn leave_out(
         &self,
@@ -151,8 +150,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a file that has grown since the scan to the end of what is filled. One that has outgrown its batch goes by
-    /// itself, or to `unread` if it may not be needed.
+    /// Reads a file that has grown since the scan, behind what is filled. One that has outgrown its batch is sent by
+    /// itself, or goes to `unread` if it may not be needed.
     fn read_grown(
         &self,
         directory: SourceDirectory,
@@ -193,7 +192,7 @@ impl Reader<'_> {
         self.session.queue.add_now(Parcel::Unread(Pack::of(groups)));
     }
 
-    /// What was read ahead waits for what the target says; if that has come meanwhile, it is as good as a guess.
+    /// Keeps a batch that was read ahead until the target is known; if it is known by now, sends the batch as a guess.
     fn send_or_keep(&mut self, read: ReadPack) {
         let read =
             if read.pack.basis == Basis::ReadAhead { self.session.read_ahead.keep(read) } else { Some(read) };
@@ -229,15 +228,15 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a group that is late. What was read first is still on its way, so a file that cannot be read any more,
-    /// or has changed since, does not fail by that.
+    /// Reads a group that is late. The first copy is still on its way, so a file that cannot be read any more, or has
+    /// changed since, does not fail by that.
     fn repeat_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan, item: ItemId) {
         if !file.is_dead() && self.session.in_flight.has(item) {
             let _first_copy_counts = self.try_read_group(file, span, Some(item));
         }
     }
 
-    /// Reads a group and hands it on, as a new item or as one that is late.
+    /// Reads a group and passes it on to the lanes, as a new item or as one that is late.
     fn try_read_group(
         &mut self,
         file: &Arc<LargeSource>,
@@ -291,7 +290,7 @@ impl Reader<'_> {
         buffer
     }
 
-    /// Books an item as on its way; waits while too much is. `None` when the push is being stopped.
+    /// Books an item as on its way; waits while too many are. `None` when the push is being stopped.
     fn issue(&mut self, work: Sent, tries: u8) -> Option<ItemId> {
         self.watch.lap(Doing::Busy);
         let item = self.session.in_flight.issue(work, tries);
@@ -302,19 +301,19 @@ impl Reader<'_> {
     fn hand_on(&mut self, cargo: Cargo) {
         self.session.account.totals.bytes_read.add(u64::from(cargo.frame.header.data_bytes));
         self.watch.lap(Doing::Busy);
-        // lanes are gone only when the push is being stopped
+        // The lanes are gone only when the push is being stopped.
         let _stopping = self.context.cargo.send(cargo);
         self.watch.lap(Doing::Blocked);
     }
 }
 
-/// A pack and a third for each lane.
+/// The number of packs that count as the last: one and a third for each lane.
 const LAST_PACKS: usize = 16;
-/// What a lane of 10 Mbit/s carries in a fifth of a second.
+/// The bytes that a lane of 10 Mbit/s carries in a fifth of a second.
 const LAST_PIECE_BYTES: u64 = 256 << 10;
 
-/// Gives a file back to the planner, which asks whether it is needed.
+/// Returns a file to the planner, which asks whether it is needed.
 fn put_back(unread: &Sender<Unread>, directory: &SourceDirectory, entry: &Entry) {
-    // the planner has gone only when the push is being stopped
+    // The planner has gone only when the push is being stopped.
     let _stopping = unread.send(Unread { directory: directory.closed(), entry: entry.clone() });
 }

@@ -16,7 +16,7 @@ use zmove_types::{Cv, FileId, GroupSpan, Metadata, Name, RelPath, Root, Timestam
 
 use crate::account::failure::FileError;
 
-/// What the same file of the source looks like as long as nobody changes it.
+/// The size and time of a source file, which stay the same as long as nobody changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Look {
     pub(crate) bytes: u64,
@@ -39,7 +39,7 @@ pub(crate) struct SourceDirectory {
 }
 
 impl SourceDirectory {
-    /// A directory that stays open with this value.
+    /// A directory that stays open as long as this value.
     pub(crate) fn held_open(directory: &Arc<Directory>) -> Self {
         Self {
             root: Arc::clone(directory.root()),
@@ -59,8 +59,8 @@ impl SourceDirectory {
         Self { open: None, ..self.clone() }
     }
 
-    /// The same directory, opened if it is not: for several files in a row. Where that fails, opening the files says
-    /// why.
+    /// The same directory, opened if it is not: for several files in a row. Where that fails, opening the files returns
+    /// the error.
     pub(crate) fn opened(&self) -> Self {
         let again = || Directory::open(&self.root, &self.source_path).ok().map(Arc::new);
         Self { open: self.open.clone().or_else(again), ..self.clone() }
@@ -86,7 +86,7 @@ impl SourceDirectory {
         self.root.path().join(self.source_path.as_path()).join(name.as_os_str())
     }
 
-    /// Opens a regular file and looks at it, after what is being written to it.
+    /// Opens a regular file and looks at it, once writes to it have ended.
     pub(crate) fn open_file(&self, name: &Name) -> Result<(File, FileIdentity), FileError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let opened = match &self.open {
@@ -115,7 +115,7 @@ pub(crate) struct LargeSource {
     pub(crate) directory: SourceDirectory,
     pub(crate) entry: Entry,
     pub(crate) target: RelPath,
-    /// Groups of this very file are at the target: it must still be what it was when that was asked.
+    /// Whether groups of this very file are at the target: then it must still be what it was when that was asked.
     resumed: bool,
     state: Mutex<LargeState>,
 }
@@ -123,24 +123,24 @@ pub(crate) struct LargeSource {
 #[derive(Debug, Default)]
 struct LargeState {
     groups_unread: u32,
-    /// Of those that are to be sent, without what the receiver has stored.
+    /// The number of groups that are to be sent and that the receiver has not stored.
     groups_unstored: u32,
     dead: bool,
     opened: Option<(Arc<DataFile>, FileIdentity)>,
     /// What else is carried, as it was when the file was opened first.
     metadata: Option<Metadata>,
     cvs: Vec<Option<Cv>>,
-    /// Groups of another version at the target, which need not be sent where they are the same.
+    /// The values of groups of another version at the target, which need not be sent where they are the same.
     there: Vec<Option<Cv>>,
     tries: HashMap<u32, u8>,
 }
 
-/// What reading a group means for its file.
+/// The state of a file after a group was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// More groups are to be read.
     Going,
-    /// That was the last.
+    /// The last group has been read.
     AllRead,
     /// The same group hashed differently than before.
     Differs,
@@ -210,7 +210,7 @@ impl LargeSource {
         }
         let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
         state.opened = Some((Arc::clone(&file), identity));
-        // what has been hashed counts, also for a file that is opened again because a group was late
+        // Keep hashes that are there, also where a file is opened again because a group was late.
         if state.cvs.is_empty() {
             state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
         }
@@ -242,7 +242,8 @@ impl LargeSource {
         }
     }
 
-    /// The receiver has stored a group. After the last the file need not stay open until it has its name.
+    /// Notes that the receiver has stored a group. After the last one the file need not stay open until it has its
+    /// name.
     pub(crate) fn group_stored(&self) {
         let mut state = self.lock();
         state.groups_unstored = state.groups_unstored.saturating_sub(1);
@@ -263,12 +264,12 @@ impl LargeSource {
         cvs.filter(|cvs| !cvs.is_empty()).map(|cvs| merge_root(self.entry.size, &cvs))
     }
 
-    /// Remembers how often a group has been sent.
+    /// Sets the number of times that a group has been sent.
     pub(crate) fn set_tries(&self, span: GroupSpan, tries: u8) {
         self.lock().tries.insert(span.index, tries);
     }
 
-    /// How often a group has been sent before.
+    /// The number of times that a group has been sent before.
     pub(crate) fn tries(&self, span: GroupSpan) -> u8 {
         self.lock().tries.get(&span.index).copied().unwrap_or(0)
     }
@@ -280,7 +281,7 @@ impl LargeSource {
         state.dead = true;
     }
 
-    /// Lets go of the file when everything has been confirmed.
+    /// Closes the file when everything has been confirmed.
     pub(crate) fn close(&self) {
         self.lock().opened = None;
     }

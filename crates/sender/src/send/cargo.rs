@@ -1,4 +1,4 @@
-//! What lanes carry: frames with what it takes to declare and to account for them.
+//! The cargo of lanes: frames with what is needed to declare and to account for them.
 
 use std::sync::Arc;
 
@@ -10,22 +10,22 @@ use zmove_wire::FrameHeader;
 
 use crate::read::source::LargeSource;
 
-/// What lanes carry.
+/// A frame for a lane.
 #[derive(Debug)]
 pub(crate) struct Cargo {
     pub(crate) frame: Frame,
-    /// The file that the frame is a group of; none for a batch.
+    /// The file that the frame is a group of; `None` for a batch.
     pub(crate) chunk: Option<Chunk>,
 }
 
-/// What a lane has to know of a group's file.
+/// The data of a group's file that a lane needs.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) file: Arc<LargeSource>,
     pub(crate) identity: FileIdentity,
-    /// How often the group came damaged.
+    /// The number of times that the group came damaged.
     pub(crate) tries: u8,
-    /// Another copy is in flight, and late: what waited for this one waited for that.
+    /// The second copy of a group whose first is late. A lane does not book the wait for it as starved.
     pub(crate) late: bool,
 }
 

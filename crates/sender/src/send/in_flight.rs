@@ -1,4 +1,4 @@
-//! What is in flight: issued by readers, taken by lanes, settled by receipts; all of it under one lock.
+//! The work in flight: issued by readers, taken by lanes, settled by receipts; all of it under one lock.
 //!
 //! **Invariant:** a receiver that settles nothing cannot make the record grow without end: [`InFlight::issue`] waits.
 
@@ -20,19 +20,19 @@ use crate::account::heard::Given;
 use crate::read::source::LargeSource;
 use crate::send::sent::Sent;
 
-/// What is in flight in one session, and what large files have no end yet.
+/// The items in flight in one session, and the large files that have not come to their end.
 pub(crate) struct InFlight {
     version: Version,
     observer: Arc<dyn Observer>,
-    /// Control messages on their way out; the writer says goodbye when this is dropped.
+    /// Control messages on their way out; the writer ends the connection when this is dropped.
     outgoing: UnboundedSender<ToReceiver>,
     stopping: AtomicBool,
     state: Mutex<State>,
-    /// Told when an item is settled, a large file has come to its end, or nothing is planned any more.
+    /// Notified when an item is settled, a large file has come to its end, or nothing is planned any more.
     settled: Condvar,
-    /// How many lanes have nothing to do.
+    /// The number of lanes that have nothing to do.
     lanes_idle: AtomicUsize,
-    /// What the receiver may speak of.
+    /// What the receiver may report about.
     pub(crate) given: Given,
 }
 
@@ -41,22 +41,22 @@ struct State {
     record: Record<Sent>,
     /// Large files that have not come to their end.
     large: HashMap<FileId, Arc<LargeSource>>,
-    /// Those of them that have begun to be sent.
+    /// The large files of which something has been sent.
     begun: HashSet<FileId>,
 }
 
-/// What a receipt has settled.
+/// The work that a receipt has settled.
 #[derive(Debug)]
 pub(crate) struct Settled {
     /// The work, if it is done with this receipt.
     pub(crate) work: Option<Sent>,
-    /// How much payload the receipt is for.
+    /// The payload bytes that the receipt is for.
     pub(crate) data_bytes: u64,
-    /// How many bytes of a batch are stored while its files have no names yet.
+    /// The bytes of a batch that are stored while its files have no names yet.
     pub(crate) unpublished_bytes: Option<u64>,
 }
 
-/// What the receiver has not told the end of.
+/// Work or a file of which the receiver has not reported the end.
 #[derive(Debug)]
 pub(crate) enum Unsettled<'a> {
     Item(&'a Sent),
@@ -64,7 +64,7 @@ pub(crate) enum Unsettled<'a> {
 }
 
 impl InFlight {
-    /// Nothing in flight to a receiver that speaks `version`.
+    /// A new record, for a receiver that speaks `version`.
     pub(crate) fn new(
         version: Version,
         observer: Arc<dyn Observer>,
@@ -82,12 +82,12 @@ impl InFlight {
         }
     }
 
-    /// So many pieces of work enter the plan, before anybody can take them.
+    /// Books so many pieces of work as planned, before they can be taken.
     pub(crate) fn begin(&self, pieces: u64) {
         self.lock().record.transfer.begin(pieces);
     }
 
-    /// A large file enters the plan, in so many pieces of work.
+    /// Books a large file as planned, in so many pieces of work.
     pub(crate) fn begin_file(&self, file: Arc<LargeSource>, pieces: u64) {
         self.given.files.add(1);
         let above = file.target.parent().unwrap_or_else(RelPath::root);
@@ -97,7 +97,7 @@ impl InFlight {
         state.record.transfer.begin(pieces);
     }
 
-    /// One piece of planned work has produced what it will; tells the receiver if that was all.
+    /// Books one piece of planned work as issued completely; informs the receiver if that was the last.
     pub(crate) fn end_work(&self) {
         let mut state = self.lock();
         state.record.transfer.end();
@@ -107,15 +107,15 @@ impl InFlight {
         }
     }
 
-    /// No more work will come but what goes again.
+    /// Notes that no more work will come, except what is sent again.
     pub(crate) fn end_plan(&self) {
         let mut state = self.lock();
         state.record.transfer.plan_ended();
         self.announce(&mut state);
     }
 
-    /// Books an item as in flight; waits while too many are, or too much has no name yet. A large file is not begun
-    /// while too many have no end. `None` when the push is being stopped.
+    /// Books an item as in flight; waits while too many are, or too many entries have no name yet. A large file is not
+    /// begun while too many have no end. `None` when the push is being stopped.
     pub(crate) fn issue(&self, work: Sent, tries: u8) -> Option<ItemId> {
         let group = match &work {
             Sent::Group(file, span, _) => Some(GroupId { file: file.id, index: span.index }),
@@ -135,12 +135,12 @@ impl InFlight {
         (!self.is_stopping()).then(|| state.record.issue(work, group, tries, last_word))
     }
 
-    /// A lane has taken an item; returns whether that is still in flight.
+    /// Notes that a lane has taken an item; returns whether that is still in flight.
     pub(crate) fn taken(&self, item: ItemId, lane: usize) -> bool {
         self.lock().record.taken(item, lane, Instant::now())
     }
 
-    /// The lane that took a chunk has nothing more to do with it, but perhaps its kernel has.
+    /// Notes that a lane has passed a chunk on to its kernel, which may still hold it.
     pub(crate) fn handed_on(&self, item: ItemId, lane: usize) {
         self.lock().record.handed_on(item, lane);
     }
@@ -153,7 +153,7 @@ impl InFlight {
         waited
     }
 
-    /// The receiver has stored an item, but for `faults`.
+    /// Books an item that the receiver has stored, except for `faults`.
     pub(crate) fn stored(&self, item: ItemId, faults: &[EntryFault]) -> Result<Settled, WireError> {
         self.take_word(|record| {
             Ok(match record.stored(item, Instant::now())? {
@@ -169,17 +169,17 @@ impl InFlight {
         })
     }
 
-    /// The receiver has given a batch its names, as far as that could be; returns the work.
+    /// Books a batch whose files the receiver has named, as far as possible; returns the work.
     pub(crate) fn published(&self, item: ItemId) -> Result<Sent, WireError> {
         self.take_word(|record| Ok(record.transfer.published(item)?.work))
     }
 
-    /// The receiver found an item damaged, or says that it was lost with its lane.
+    /// Books an item that the receiver found damaged, or reports as lost with its lane.
     pub(crate) fn mismatch(&self, item: ItemId) -> Result<Mismatch<Sent>, WireError> {
         self.take_word(|record| record.mismatch(item, Instant::now()))
     }
 
-    /// Books a word of the receiver, and wakes those who wait for one.
+    /// Books a receipt, and wakes those that wait for one.
     fn take_word<T>(
         &self,
         book: impl FnOnce(&mut Record<Sent>) -> Result<T, WireError>,
@@ -189,7 +189,7 @@ impl InFlight {
         booked
     }
 
-    /// A large file has come to its end. It comes to one only: who is given the file tells what became of it.
+    /// Ends a large file, and returns it to the first caller only: that one reports its end.
     pub(crate) fn end_large(&self, id: FileId) -> Option<Arc<LargeSource>> {
         let mut state = self.lock();
         let ended = state.large.remove(&id)?;
@@ -199,7 +199,7 @@ impl InFlight {
         Some(ended)
     }
 
-    /// A large file ends badly on this side, and the receiver is told so. Returns whether it had not come to its end
+    /// Ends a large file badly on this side, and informs the receiver. Returns whether it had not come to its end
     /// before.
     pub(crate) fn abandon_large(&self, id: FileId) -> bool {
         let Some(file) = self.end_large(id) else { return false };
@@ -213,7 +213,7 @@ impl InFlight {
         std::mem::take(&mut self.lock().large)
     }
 
-    /// A lane is gone; returns the items that no other lane has.
+    /// Notes that a lane is lost; returns the items that no other lane has.
     pub(crate) fn lose_lane(&self, lane: usize) -> Vec<ItemId> {
         self.lock().record.lose_lane(lane)
     }
@@ -228,8 +228,8 @@ impl InFlight {
         self.lock().record.doubtful(now)
     }
 
-    /// When all work has been issued: chooses what idle lanes should send again, the latest first; `stuck` says of a
-    /// lane whether something that it has sent has not arrived.
+    /// Chooses the chunks that idle lanes should send again, the latest first, once all work has been issued. `stuck`
+    /// returns whether something that a lane has sent has not arrived.
     pub(crate) fn take_late(&self, stuck: impl Fn(usize) -> bool) -> Vec<(Arc<LargeSource>, GroupSpan)> {
         let idle = self.lanes_idle.load(Ordering::Relaxed);
         if idle == 0 {
@@ -241,7 +241,7 @@ impl InFlight {
         }
         let late = state.record.late(Instant::now());
         drop(state);
-        // the kernel is asked without the lock
+        // `stuck` asks the kernel, so it is called without the lock.
         let late = late.into_iter().filter(|(_, first)| !first.handed_on || stuck(first.lane)).take(idle);
         let repeat = |item| match self.lock().record.repeat(item)? {
             Sent::Group(file, span, _) => Some((Arc::clone(file), *span)),
@@ -250,7 +250,7 @@ impl InFlight {
         late.filter_map(|(item, _)| repeat(item)).collect()
     }
 
-    /// The item under which this group was to be read again, as often as that was planned.
+    /// The item under which this group is to be read again, once for each time that this was planned.
     pub(crate) fn item_again(&self, file: FileId, span: GroupSpan) -> Option<ItemId> {
         self.lock().record.item_again(GroupId { file, index: span.index })
     }
@@ -260,12 +260,12 @@ impl InFlight {
         self.lock().record.transfer.is_outstanding(item)
     }
 
-    /// Lanes that have had a chunk which another had as well.
+    /// The lanes that have had a chunk which another lane had as well.
     pub(crate) fn lanes_with_copies(&self) -> HashSet<usize> {
         self.lock().record.lanes_with_copies()
     }
 
-    /// How many items are in flight.
+    /// The number of items in flight.
     pub(crate) fn item_count(&self) -> usize {
         self.lock().record.transfer.outstanding()
     }
@@ -280,30 +280,30 @@ impl InFlight {
         self.lock().record.transfer.is_settled()
     }
 
-    /// Waits until all that was planned is settled, or the push is being stopped. For who withholds the end.
+    /// Waits until all that was planned is settled, or the push is being stopped: called before `release_end`.
     pub(crate) fn wait_until_settled(&self) {
         let open = |state: &mut State| !state.record.transfer.is_settled() && !self.is_stopping();
         drop(self.settled.wait_while(self.lock(), open).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// There is something to do when all is settled, before the receiver may finish.
+    /// Withholds the end: something is to be done when all is settled, before the receiver may finish.
     pub(crate) fn withhold_end(&self) {
         self.lock().record.transfer.withhold();
     }
 
-    /// What the end was withheld for has been done.
+    /// Releases the end: what it was withheld for has been done.
     pub(crate) fn release_end(&self) {
         let mut state = self.lock();
         state.record.transfer.release();
         self.announce(&mut state);
     }
 
-    /// Tells the receiver, when all work has been issued, how much that was.
+    /// Announces to the receiver, when all work has been issued, how much that was.
     pub(crate) fn announce_if_all(&self) {
         self.announce(&mut self.lock());
     }
 
-    /// Shows what the receiver has not settled, and the large files that have not come to their end.
+    /// Calls `show` for all that the receiver has not settled, and for large files that have not come to their end.
     pub(crate) fn for_each_unsettled(&self, show: impl FnMut(Unsettled<'_>)) {
         let state = self.lock();
         let items = state.record.transfer.unsettled().map(|item| Unsettled::Item(&item.work));
@@ -311,9 +311,9 @@ impl InFlight {
         items.chain(large).for_each(show);
     }
 
-    /// Puts a control message on its way.
+    /// Sends a control message.
     pub(crate) fn tell(&self, message: ToReceiver) {
-        // the queue is closed only when the session is over
+        // The queue is closed only when the session is over.
         let _session_over = self.outgoing.send(message);
     }
 
@@ -354,7 +354,7 @@ impl State {
         self.record.transfer.is_full() || begins && self.begun.len() as u64 >= FILES_BEGUN_MAX
     }
 
-    /// Whether nothing of a large file has been sent; one that has come to its end takes no place among the begun.
+    /// Whether nothing of a large file has been sent; one that has come to its end does not count as begun.
     fn begins(&self, file: FileId) -> bool {
         self.large.contains_key(&file) && !self.begun.contains(&file)
     }
@@ -376,13 +376,13 @@ pub(crate) mod tests {
     use crate::read::extras::Extras;
     use crate::read::source::SourceDirectory;
 
-    /// Nothing in flight, and the queue of what is said.
+    /// A new record, and the queue of its messages.
     fn nothing_in_flight() -> (InFlight, UnboundedReceiver<ToReceiver>) {
         let (outgoing, messages) = unbounded_channel();
         (InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing), messages)
     }
 
-    /// A large file of the scan that is not there any more, `count` times over.
+    /// A large file of the scan that does not exist any more, `count` times over.
     pub(crate) fn vanished(count: usize) -> Vec<Arc<LargeSource>> {
         let home = tempfile::tempdir().unwrap();
         std::fs::File::create(home.path().join("f")).unwrap().set_len(3 * GROUP_BYTES).unwrap();
@@ -399,7 +399,7 @@ pub(crate) mod tests {
         ids.map(fresh).take(count).collect()
     }
 
-    /// Two readers find out at once, each at its group, that the file has gone.
+    /// Two readers notice at once, each at its group, that the file is gone.
     #[test]
     fn a_large_file_that_fails_at_two_groups_at_once_is_told_once() {
         let (outgoing, mut messages) = unbounded_channel();
@@ -434,7 +434,7 @@ pub(crate) mod tests {
 
     const FILES: usize = 2000;
 
-    /// They may wait for a flush at the target: each is remembered here and open there.
+    /// Large files may wait for a flush at the target: each is remembered here and open there.
     #[test]
     fn no_large_file_is_begun_while_too_many_have_no_end() {
         let (in_flight, _messages) = nothing_in_flight();
@@ -452,7 +452,7 @@ pub(crate) mod tests {
         assert_eq!([Some(last.id), Some(begun[0].id), None].map(full), [true, false, false]);
         in_flight.end_large(begun[0].id).unwrap();
         assert!(!full(Some(last.id)));
-        // one that has failed meanwhile takes no place
+        // A file that has failed meanwhile does not count as begun.
         in_flight.end_large(last.id).unwrap();
         let span = GroupSpan::of(last.entry.size, 0).unwrap();
         in_flight.issue(Sent::Group(Arc::clone(last), span, FrameKind::Chunk), 0).unwrap();

@@ -18,14 +18,14 @@ use crate::push::session::Session;
 use crate::read::source::LargeSource;
 use crate::send::cargo::{Cargo, Chunk, sealed};
 
-/// All that lanes have in common.
+/// The state that all lanes share.
 pub(crate) struct LaneContext {
     pub(crate) session: Arc<Session>,
     /// The queue that all lanes share.
     pub(crate) cargo: Receiver<Cargo>,
 }
 
-/// Runs one lane until the readers are gone, nobody holds it any more, or it breaks.
+/// Runs one lane until the readers are gone, its holder is dropped, or it breaks.
 pub(crate) fn run_lane(
     context: &LaneContext,
     number: usize,
@@ -38,7 +38,7 @@ pub(crate) fn run_lane(
     let mut declared = HashSet::new();
     loop {
         sink.await_room()?;
-        // where nothing waits, nothing waited for the path
+        // Where nothing is queued, nothing waited for the path.
         watch.lap(if queue.is_empty() { Doing::Starved } else { Doing::Blocked });
         await_turn(context, let_go, &mut watch);
         let Some(cargo) = in_flight.while_idle(|| next(queue, let_go)) else { break };
@@ -56,10 +56,10 @@ pub(crate) fn run_lane(
         let item = frame.header.item;
         let is_in_flight = in_flight.taken(item, number);
         if late && !is_in_flight {
-            // the other one has arrived meanwhile, and no receipt would be for this
+            // The other copy has arrived meanwhile, and this one would get no receipt.
             continue;
         }
-        // a damaged declaration is why a chunk may have to come again
+        // Declare again before a chunk that is sent again: a damaged declaration may be the reason.
         if let Some(Chunk { file, identity, tries, .. }) = &chunk
             && (declared.insert(file.id) || *tries > 0)
         {
@@ -73,7 +73,7 @@ pub(crate) fn run_lane(
         if !late {
             timeline.note_handed_over();
         }
-        // to declare a file again does no harm, to remember every file would
+        // Declaring a file again does no harm; remembering every file would.
         if declared.len() > DECLARED_MAX {
             declared.clear();
         }
@@ -146,10 +146,10 @@ mod tests {
     use crate::account::limit::Limit;
     use crate::send::in_flight::tests::vanished;
 
-    /// Tells whether it has ended in order; nothing is to be sent.
+    /// A sink that records whether it has ended in order; nothing is to be sent.
     struct Unused {
         finished: Arc<AtomicBool>,
-        /// Asked, and waited for, where there is no room.
+        /// The channels by which the lane asks for room and waits for it.
         room: Option<(Sender<()>, Receiver<()>)>,
     }
 
@@ -195,7 +195,7 @@ mod tests {
         Cargo { frame: frame(), chunk: None }
     }
 
-    /// Runs a lane that nobody holds, over what waits in `queue`; returns whether it ended in order.
+    /// Runs a lane whose holder is dropped, over what waits in `queue`; returns whether it ended in order.
     fn run_let_go(queue: &Receiver<Cargo>) -> bool {
         let (hold, let_go) = bounded(0);
         let finished = Arc::new(AtomicBool::new(false));
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(cargo.len(), 1);
     }
 
-    /// There would be no receipt for it, and the lane would seem to be stuck.
+    /// The copy would get no receipt, and the lane would seem to be stuck.
     #[test]
     fn a_late_copy_of_what_has_arrived_is_not_sent() {
         let file = vanished(1).remove(0);

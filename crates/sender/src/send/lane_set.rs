@@ -1,13 +1,13 @@
-//! The lanes of one push: added and let go while it runs, and watched for connections that are gone.
+//! The lanes of one push: added and ended while it runs, and watched for connections that are lost.
 //!
-//! A lane that is lost alone ends nothing; with the last lane the session is lost. The lane's thread hears of
-//! it when it sends. A lane may also have nothing to send, while what it sent last has not arrived, so the
-//! conversation looks several times a second at what the kernel (`TCP_INFO`) or QUIC says of each connection.
-//! A lane is gone too when its peer has acknowledged nothing for long of what was sent.
+//! The loss of a single lane ends nothing; with the last lane the session is lost. A lane's thread notices a loss when
+//! it sends. A lane may also have nothing to send, while what it sent last has not arrived, so the conversation looks
+//! several times a second at what the kernel (`TCP_INFO`) or QUIC reports about each connection. A lane is lost too
+//! when its peer has acknowledged nothing for long of what was sent.
 //!
-//! The sender then knows which items no other lane has (`in_flight/record.rs`) and tells the receiver, which
-//! reports what has not come; from there on it is as with damaged data, under new item numbers. Each item is
-//! let in once (`wire/session/arrivals.rs`), so nothing is ever stored twice, whatever the old connection
+//! The sender then knows which items no other lane has (`in_flight/record.rs`) and informs the receiver, which reports
+//! the items that have not arrived; from there on they are handled as damaged data is, under new item numbers. Each
+//! item is accepted once (`wire/session/arrivals.rs`), so nothing is ever stored twice, whatever the old connection
 //! still brings. The controller dials another lane, since it wants as many as before.
 
 use std::collections::HashSet;
@@ -29,7 +29,7 @@ pub(crate) struct LaneSet {
     /// The most lanes that have been up at once.
     pub(crate) lanes_most: usize,
     broken: UnboundedSender<Broken>,
-    /// Why the last lane did not come up.
+    /// The error of the last lane that did not come up.
     pub(crate) last_error: Option<LaneError>,
 }
 
@@ -38,7 +38,7 @@ struct Lane {
     breaker: LaneBreaker,
     probe: PathProbe,
     state: LaneState,
-    /// Set when its thread has nothing more to do.
+    /// Set when the lane's thread has nothing more to do.
     ended: Arc<AtomicBool>,
     pace: Pace,
 }
@@ -57,19 +57,19 @@ struct Lane {
 ///                   └─────────────────── thread ended ───────────────────┘
 /// ```
 enum LaneState {
-    /// It takes cargo until the sender in here is dropped.
+    /// The lane takes cargo until the sender in here is dropped.
     Up(#[expect(dead_code, reason = "only its drop counts")] crossbeam_channel::Sender<()>),
-    /// It takes nothing more; what it has taken is still sent, or on the way.
+    /// The lane takes nothing more; what it has taken is still being sent, or on the way.
     LetGo,
-    /// Its connection was broken while its thread was at work, which tells so.
+    /// The lane's connection was broken while its thread was at work, which will report that.
     Cut,
-    /// What it has not delivered will not arrive.
+    /// What the lane has not delivered will not arrive.
     Lost,
-    /// Of its connection only the account is left.
+    /// The lane's connection is closed; only its totals are left.
     Closed,
 }
 
-/// What a lane has carried lately: each time that it is asked, what came before counts half.
+/// What a lane has carried lately: at each look what came before counts half.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
     lately: u64,
@@ -88,8 +88,8 @@ impl Lane {
         matches!(self.state, LaneState::Up(_))
     }
 
-    /// Looks how the lane does: gives it up where its connection is gone, closes it where everything has arrived.
-    /// Returns whether that is a loss of which nobody tells.
+    /// Looks at the lane: gives it up where its connection is gone, closes it where everything has arrived. Returns
+    /// whether it is lost and its thread will not report that.
     fn tidy(&mut self) -> bool {
         let last = self.probe.read().unwrap_or_default();
         self.pace.note(last.bytes_acked.unwrap_or(0));
@@ -105,26 +105,26 @@ impl Lane {
         lost
     }
 
-    /// Breaks the connection of a lane of which not everything has arrived. Returns whether that is a loss of which
-    /// nobody tells.
+    /// Breaks the connection of a lane of which not everything has arrived. Returns whether the lane is lost and its
+    /// thread will not report that.
     fn give_up(&mut self, last: &TcpInfo) -> bool {
         let ended = self.ended.load(Ordering::Acquire);
         let state = match self.state {
-            // its thread may be waiting for work or for room, and would not see it
+            // The thread may be waiting for work or for room, and would not notice the loss.
             LaneState::Up(_) => LaneState::Cut,
-            // a thread that waits for room tells, one that has ended does not
+            // A thread that waits for room reports the loss; one that has ended does not.
             LaneState::LetGo if !ended => LaneState::Cut,
             LaneState::LetGo if unacked(last) > 0 => LaneState::Lost,
             LaneState::LetGo | LaneState::Cut | LaneState::Lost | LaneState::Closed => return false,
         };
-        // Trip before the hold in `Up` is dropped: a thread that is let go of ends in order as long as its connection
-        // works, and then tells nobody that what it has sent is lost.
+        // Trip before the hold in `Up` is dropped: a thread without a holder ends in order as long as its connection
+        // works, and would then not report that what it has sent is lost.
         self.breaker.trip();
         self.state = state;
         matches!(self.state, LaneState::Lost)
     }
 
-    /// Its thread has told that it is lost.
+    /// Marks the lane as lost, as its thread has reported.
     fn lose(&mut self) {
         if !matches!(self.state, LaneState::Closed) {
             self.state = LaneState::Lost;
@@ -132,8 +132,7 @@ impl Lane {
         }
     }
 
-    /// Lets go of the connection of a lane that has ended and of which everything has arrived that will, keeping what
-    /// it came to.
+    /// Closes the connection of a lane that has ended and of which everything has arrived that will; keeps its totals.
     fn close_if_arrived(&mut self, last: TcpInfo) {
         let arrived = match self.state {
             LaneState::Up(_) | LaneState::Closed => false,
@@ -146,7 +145,7 @@ impl Lane {
         self.state = LaneState::Closed;
         self.breaker = LaneBreaker::new(|| ());
         if self.probe.read().is_some() {
-            // it grows with the time, which this does not
+            // This field grows with time, which a saved value does not.
             let last = TcpInfo { since_data_sent: None, ..last };
             self.probe = PathProbe::telling(move || last);
         }
@@ -163,11 +162,11 @@ fn is_silent(info: &TcpInfo) -> bool {
     info.since_ack_received.is_some_and(|time| time > SILENCE_MAX) && on_the_way(info) > 0
 }
 
-/// As long as control waits for its peer.
+/// As long as the control connection waits for its peer.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 impl LaneSet {
-    /// No lanes yet; `broken` is told of each that breaks unless the push is being stopped.
+    /// No lanes yet; each lane that breaks is reported to `broken`, unless the push is being stopped.
     pub(crate) fn new(context: LaneContext, broken: UnboundedSender<Broken>) -> Self {
         let context = Arc::new(context);
         Self { context, lanes: Vec::new(), lanes_most: 0, broken, last_error: None }
@@ -208,7 +207,7 @@ impl LaneSet {
         self.lanes_most = self.lanes_most.max(self.lanes_up());
     }
 
-    /// Keeps no connection of what has ended. To be called at even intervals, in which lanes are compared.
+    /// Drops connections that have ended. To be called at even intervals, in which lanes are compared.
     pub(crate) fn tidy(&mut self) {
         for number in 0..self.lanes.len() {
             if self.lanes[number].tidy() {
@@ -217,7 +216,7 @@ impl LaneSet {
         }
     }
 
-    /// Gives a lane up of which not everything has arrived.
+    /// Gives up a lane of which not everything has arrived.
     pub(crate) fn give_up_lane(&mut self, number: usize) {
         if let Some(lane) = self.lanes.get_mut(number) {
             let last = lane.probe.read().unwrap_or_default();
@@ -227,29 +226,29 @@ impl LaneSet {
         }
     }
 
-    /// Gives all lanes up.
+    /// Gives up all lanes.
     pub(crate) fn give_up_lanes(&mut self) {
         (0..self.lanes.len()).for_each(|number| self.give_up_lane(number));
     }
 
     fn tell_lost(&self, number: usize) {
-        // nobody hears it only when the session is over
+        // The channel is closed only when the session is over.
         let _over = self.broken.send(Broken { lane: Some(number), error: LaneError::Closed });
     }
 
-    /// Counts a lane no longer as up, whose thread has ended.
+    /// Counts a lane whose thread has ended as no longer up.
     pub(crate) fn lose_lane(&mut self, number: usize) {
         if let Some(lane) = self.lanes.get_mut(number) {
             lane.lose();
         }
     }
 
-    /// Lets the slowest lanes go until so many are left: each ends in order after the frame it is sending.
+    /// Has the slowest lanes end until so many are left: each ends in order after the frame it is sending.
     pub(crate) fn keep_lanes(&mut self, wanted: usize) {
         let_slowest_go(&mut self.lanes, wanted);
     }
 
-    /// Gives all lanes that are up a congestion control; what the kernel refuses stays as it is.
+    /// Sets the congestion control of all lanes that are up; a lane whose kernel refuses keeps its own.
     pub(crate) fn set_congestion(&self, name: &str) {
         let up = self.lanes.iter().filter(|lane| lane.is_up());
         up.for_each(|lane| {
@@ -257,12 +256,12 @@ impl LaneSet {
         });
     }
 
-    /// How many lanes take cargo.
+    /// The number of lanes that take cargo.
     pub(crate) fn lanes_up(&self) -> usize {
         self.lanes.iter().filter(|lane| lane.is_up()).count()
     }
 
-    /// How many frames wait for a lane.
+    /// The number of frames that wait for a lane.
     pub(crate) fn frames_waiting(&self) -> usize {
         self.context.cargo.len()
     }
@@ -277,30 +276,29 @@ impl LaneSet {
         chosen.for_each(|(_, lane)| lane.breaker.trip());
     }
 
-    /// Whether something that a lane has sent has not arrived at the other end, as far as anybody tells.
+    /// Whether something that a lane has sent has not arrived at the other end, as far as that is known.
     pub(crate) fn is_stuck(&self, number: usize) -> bool {
         let info = self.lanes.get(number).and_then(|lane| lane.probe.read());
         info.is_some_and(|info| unacked(&info) > 0)
     }
 
-    /// What tells of each lane's connection, with those that have been let go.
+    /// The probes of all lanes' connections, with those of lanes that have ended.
     pub(crate) fn probes(&self) -> impl Iterator<Item = &PathProbe> {
         self.lanes.iter().map(|lane| &lane.probe)
     }
 
-    /// What tells of the connection of each lane that is up.
+    /// The probes of the lanes that are up.
     pub(crate) fn probes_up(&self) -> impl Iterator<Item = &PathProbe> {
         self.lanes.iter().filter(|lane| lane.is_up()).map(|lane| &lane.probe)
     }
 
-    /// Takes nothing more: lanes end once what is queued has gone, and none is let go before what is returned is
-    /// dropped.
+    /// Takes no more lanes: those that are up end once what is queued has been sent, or when the result is dropped.
     pub(crate) fn close(self) -> impl Sized {
         self.lanes
     }
 }
 
-/// Of lanes that are equally fast the youngest go.
+/// Has the slowest lanes end; of equally fast ones the youngest.
 fn let_slowest_go(lanes: &mut [Lane], wanted: usize) {
     let mut up: Vec<_> = lanes.iter_mut().rev().filter(|lane| lane.is_up()).collect();
     up.sort_by_key(|lane| lane.pace.lately);
@@ -308,8 +306,8 @@ fn let_slowest_go(lanes: &mut [Lane], wanted: usize) {
     up.into_iter().take(surplus).for_each(|lane| lane.state = LaneState::LetGo);
 }
 
-/// Says at once that nothing comes on a lane, for which there is room: nothing has gone out but its greeting. One
-/// that was only dropped would look broken to the receiver.
+/// Ends a lane in order on which only the greeting has been sent, so that there is room for the end. A lane that was
+/// only dropped would look broken to the receiver.
 pub(crate) fn end_unused(mut sink: Box<dyn LaneSink>) {
     let _gone_already = sink.finish();
 }
@@ -358,7 +356,7 @@ mod tests {
                 ended: Arc::new(AtomicBool::new(ended)),
                 pace: Pace::default(),
             };
-            // a thread that is at work tells of it
+            // A thread that is at work reports it.
             assert_eq!(lane.tidy(), ended);
             assert_eq!(matches!(lane.state, LaneState::Lost), ended);
             assert!(tripped.swap(false, Ordering::Relaxed));
@@ -367,7 +365,7 @@ mod tests {
         }
     }
 
-    /// Else its thread could end in order in between, and nobody would tell that what it has sent is lost.
+    /// Otherwise the thread could end in order in between, and the loss of what it has sent would not be reported.
     #[test]
     fn a_lane_is_broken_before_it_is_let_go() {
         let (hold, let_go) = crossbeam_channel::bounded(0);
@@ -409,7 +407,7 @@ mod tests {
 
     #[test]
     fn the_slowest_lanes_go_first() {
-        // the first has carried most, long ago
+        // The first lane has carried most, long ago.
         let carried: [&[u64]; 4] = [&[900, 901, 902], &[0, 300, 600], &[0, 0, 250], &[0, 300, 600]];
         let lane = |in_all: &[u64]| {
             let mut pace = Pace::default();

@@ -1,4 +1,4 @@
-//! Work that has been sent, well enough described to do it again.
+//! Work that has been sent, described well enough to do it again.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use zmove_wire::{EntryFault, FrameKind, Version};
 use crate::plan::pack::Pack;
 use crate::read::source::{LargeSource, Look};
 
-/// Work in flight, well enough described to do it again.
+/// Work in flight, described well enough to do it again.
 #[derive(Debug)]
 pub(crate) enum Sent {
     Batch(SentBatch),
@@ -23,7 +23,7 @@ pub(crate) enum Sent {
 pub(crate) struct SentBatch {
     pub(crate) pack: Pack,
     pub(crate) files: Vec<SentFile>,
-    /// Entries that could not be stored, where that is not the end of the batch.
+    /// The faults of entries that could not be stored, where the batch does not end with that.
     pub(crate) faults: Vec<EntryFault>,
 }
 
@@ -34,12 +34,12 @@ pub(crate) struct SentFile {
     /// The hash of its contents, where they were read.
     pub(crate) root: Option<Root>,
     pub(crate) look: Look,
-    /// The file was there already and only its metadata travels.
+    /// Whether the file was there already and only its metadata is sent.
     pub(crate) retouched: bool,
 }
 
 impl Sent {
-    /// How much payload the work is.
+    /// The payload bytes of the work.
     pub(crate) fn data_bytes(&self) -> u64 {
         match self {
             Self::Batch(batch) => {
@@ -50,7 +50,7 @@ impl Sent {
         }
     }
 
-    /// With which word of a receiver that speaks `version` the work is done.
+    /// The message of a receiver that speaks `version` with which the work is done.
     pub(crate) fn last_word(&self, version: Version) -> LastWord {
         match self {
             Self::Batch(SentBatch { pack, .. }) if version >= Version::V4 => LastWord::Published(Load {
@@ -61,7 +61,7 @@ impl Sent {
         }
     }
 
-    /// Books what of a batch could not be stored; returns how many bytes of it are.
+    /// Books the faults of a batch's storing; returns how many bytes of it are stored.
     pub(crate) fn store(&mut self, faults: &[EntryFault]) -> Option<u64> {
         let Self::Batch(batch) = self else { return None };
         batch.faults = faults.to_vec();
@@ -70,14 +70,14 @@ impl Sent {
 }
 
 impl SentBatch {
-    /// The files that travelled, without those that have failed.
+    /// The files that were sent, without those that have failed.
     pub(crate) fn stored_files(&self) -> impl Iterator<Item = &SentFile> {
         let failed = self.faults.iter().filter_map(|fault| self.pack.target_path(fault.entry));
         let failed: HashSet<_> = failed.collect();
         self.files.iter().filter(move |file| !file.retouched && !failed.contains(&file.path))
     }
 
-    /// Their bytes.
+    /// The bytes of these files.
     pub(crate) fn stored_bytes(&self) -> u64 {
         self.stored_files().map(|file| file.look.bytes).sum()
     }

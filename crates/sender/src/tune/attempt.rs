@@ -1,19 +1,18 @@
 //! One change that is being tried, and how long to wait before the next.
 //!
-//! The rate of the last ticks is the baseline, but not while it rises by itself. The change gets some round
-//! trips to show and some to be measured. A change that was refused makes the next one wait, longer each time
-//! up to a bound.
+//! The rate of the last ticks is the baseline, but not while it rises by itself. The change gets some round trips to
+//! take effect and some to be measured. A refused change makes the next one wait, longer each time up to a bound.
 
 use std::time::Duration;
 
-/// A change under trial. First it gets time to show, then the rate is measured.
+/// A change under trial. First it gets time to take effect, then the rate is measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attempt {
-    /// The rate before.
+    /// The rate before the change.
     baseline: f64,
-    /// How long until the change can show.
+    /// The time until the change can take effect.
     settling: Duration,
-    /// How long to measure.
+    /// The time to measure.
     measuring: Duration,
     bytes: f64,
     measured: Duration,
@@ -31,13 +30,13 @@ impl Attempt {
         }
     }
 
-    /// A change that upsets the path before it shows what it is worth: it gets more time.
+    /// The same attempt with more time, for a change that upsets the path before it shows what it is worth.
     pub(super) fn patiently(self) -> Self {
         Self { settling: self.settling * PATIENCE, measuring: self.measuring * PATIENCE, ..self }
     }
 
-    /// Lowers the baseline to `rate`: where the rate was falling when the change came, the change must beat
-    /// only the lower rate.
+    /// Lowers the baseline to `rate`: where the rate was falling when the change came, the change must exceed only the
+    /// lower rate.
     pub(super) fn lower_baseline(&mut self, rate: f64) {
         self.baseline = self.baseline.min(rate);
     }
@@ -71,7 +70,7 @@ impl Default for Rest {
 }
 
 impl Rest {
-    /// A rest of so long, as after something that has failed.
+    /// A rest of this length, as after something that has failed.
     pub(super) fn of(first: Duration) -> Self {
         Self { left: first, next: first * 2 }
     }
@@ -84,7 +83,7 @@ impl Rest {
         self.left.is_zero()
     }
 
-    /// An attempt was taken back.
+    /// Begins a rest after an attempt that was taken back.
     pub(super) fn refused(&mut self) {
         self.left = self.next;
         self.next = (self.next * 2).min(REST_MAX);
@@ -107,13 +106,13 @@ impl Recent {
         mean(&self.0[self.0.len().saturating_sub(RECENT_TICKS)..])
     }
 
-    /// Whether it is known and not still rising by itself, as in a slow start: then it can serve as a baseline.
+    /// Whether the rate is known and not still rising by itself, as in a slow start: then it can serve as a baseline.
     pub(super) fn is_baseline(&self) -> bool {
         let last = &self.0[self.0.len().saturating_sub(RECENT_TICKS)..];
         last.len() == RECENT_TICKS && last[RECENT_TICKS - 1] <= last[0] * RISING_MIN
     }
 
-    /// Whether it is about what it was before.
+    /// Whether the rate is about what it was before.
     pub(super) fn is_steady(&self) -> bool {
         self.0.len() == 2 * RECENT_TICKS && self.mean() > mean(&self.0[..RECENT_TICKS]) * STEADY_MIN
     }
@@ -127,7 +126,7 @@ fn mean(rates: &[f64]) -> f64 {
 const RECENT_TICKS: usize = 3;
 const RISING_MIN: f64 = 1.1;
 const STEADY_MIN: f64 = 0.92;
-/// A dial takes three round trips, a slow start some more.
+/// A dial takes three round trips, and a slow start some more.
 const SETTLING_ROUND_TRIPS: u32 = 8;
 const SETTLING_MIN: Duration = Duration::from_millis(500);
 const MEASURING_ROUND_TRIPS: u32 = 5;

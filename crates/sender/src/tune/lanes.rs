@@ -1,4 +1,4 @@
-//! How many lanes, and how they answer to loss.
+//! The number of lanes, and their answer to loss.
 //!
 //! ```text
 //!            reason to grow                       reason to shrink, for a while
@@ -22,21 +22,20 @@
 //!   window is full, and cores are idle: a slow start has ended too early. The tuner tries four times the
 //!   lanes.
 //!
-//! A queue that stands for some seconds is a reason to shrink; so is storage behind the lanes, which shows by
-//! what is at the receiver and not stored, beyond the halves of groups that lanes hold. The tuner tries a
-//! quarter fewer lanes, down to the number for this round trip.
+//! A queue that lasts for some seconds is a reason to shrink; so is storage behind the lanes, which shows by the bytes
+//! at the receiver that are not stored, beyond the halves of groups that lanes hold. The tuner tries a quarter fewer
+//! lanes, down to the number for this round trip.
 //!
-//! More lanes stay if they gain, and not much more is lost than before. But lanes that still live on what
-//! their slow start has given them leave nothing to gain. Where steady loss will leave much less than the
-//! rate now (RFC 9438, §5), a change is made at once, and stays if it holds most of that rate. A queue that
-//! overflows now and then is not taken for such loss.
+//! More lanes are kept if they gain, and not much more is lost than before. But lanes that still profit from their slow
+//! start leave nothing to gain. Where steady loss will leave much less than the rate now (RFC 9438, §5), a change is
+//! made at once, and kept if it holds most of that rate. A queue that overflows now and then is not taken for such
+//! loss.
 //!
-//! **Slow starts that end too early.** HyStart in Linux's CUBIC (`tcp_cubic.c`; RFC 9406 has its successor)
-//! takes round trips that are an eighth longer, or 16 ms where that is less, for a queue, and ends the slow
-//! start; so it does on a host or a path that is unsteady. CUBIC that has lost nothing yet then opens its
-//! window by a twentieth in a round trip, which at 260 ms takes ten seconds and more for what the slow start
-//! would have done in one. Until more lanes are measured, that growth alone is a gain of 1.7 to 1.9; so these
-//! lanes stay only if the rate has doubled.
+//! **Slow starts that end too early.** HyStart in Linux's CUBIC (`tcp_cubic.c`; RFC 9406 has its successor) takes round
+//! trips that are an eighth longer, or 16 ms where that is less, for a queue, and ends the slow start; it also does so
+//! on a host or a path that is unsteady. CUBIC that has lost nothing yet then opens its window by a twentieth in a
+//! round trip, which at 260 ms takes ten seconds and more for what the slow start would have done in one. Until more
+//! lanes are measured, that growth alone is a gain of 1.7 to 1.9; so these lanes are kept only if the rate has doubled.
 
 use std::time::Duration;
 
@@ -46,13 +45,13 @@ use super::attempt::{Attempt, Recent, Rest};
 use super::loss::LossWatch;
 use super::{Congestion, Knob, Knobs, PathTick, Tick, Wanted};
 
-/// The part of the controller that says how many lanes there should be.
+/// The part of the controller that decides on the number of lanes.
 #[derive(Debug)]
 pub(super) struct LaneTuner {
     knob: Knob,
-    /// May be tried.
+    /// Whether the loss-tolerant congestion control may be tried.
     loss_tolerant_allowed: bool,
-    /// May be put back.
+    /// Whether the usual congestion control may be put back.
     usual_allowed: bool,
     pub(super) wanted: usize,
     pub(super) congestion: Congestion,
@@ -63,11 +62,11 @@ pub(super) struct LaneTuner {
     /// The best rate so far, over a few ticks.
     best: f64,
     windows_full_ticks: u32,
-    /// For how many ticks all that congestion control allows has been in use, and grows slowly.
+    /// The number of ticks for which all that congestion control allows has been in use, and grows slowly.
     slow_growth_ticks: u32,
-    /// Whether anything was ever sent again: then it is loss that has ended the slow starts.
+    /// Whether anything was ever sent again: then loss has ended the slow starts.
     has_lost: bool,
-    /// For how long there has been a reason to shrink, less the time when there was none.
+    /// The time for which there has been a reason to shrink, less the time when there was none.
     crowded: Duration,
 }
 
@@ -75,7 +74,7 @@ pub(super) struct LaneTuner {
 struct Trial {
     change: Change,
     attempt: Attempt,
-    /// Lanes that are being dialled have not come up yet.
+    /// Whether lanes that are being dialled have not come up yet.
     dialling: bool,
     loss_before: LossWatch,
 }
@@ -109,7 +108,7 @@ impl LaneTuner {
         }
     }
 
-    /// What is wanted, without what is only being tried.
+    /// What is wanted, without a change that is only being tried.
     pub(super) fn proven(&self, wanted: Wanted) -> Wanted {
         match self.trial.as_ref().map(|trial| trial.change) {
             Some(Change::More { before, .. } | Change::Fewer { before }) => {
@@ -171,7 +170,7 @@ impl LaneTuner {
             return self.start(Change::LossTolerant { gain_min }, path);
         }
         if self.congestion == Congestion::LossTolerant && self.usual_allowed && self.loss.is_none() {
-            // once: on a path that loses something again the other is found by the loss
+            // Only once: on a path that loses something again, loss is the reason to try the other one.
             (self.congestion, self.usual_allowed) = (Congestion::AsSet, false);
             return self.start(Change::Usual, path);
         }
@@ -187,7 +186,7 @@ impl LaneTuner {
         }
     }
 
-    /// What a change must gain to stay, if loss is a reason for one.
+    /// The gain with which a change is kept, if loss is a reason for one.
     fn lossy_gain_min(&self, tick: &Tick, path: &PathTick) -> Option<f64> {
         if !self.loss.is_reason() || self.congestion != Congestion::AsSet {
             return None;
@@ -207,7 +206,7 @@ impl LaneTuner {
         self.start(Change::More { before, gain_min }, path);
     }
 
-    /// Whether lanes still have from their slow start what loss will take from them: then a change need not gain.
+    /// Whether lanes have a lead from their slow start that loss will take from them: then a change need not gain.
     fn will_fall(&self, tick: &Tick, path: &PathTick) -> bool {
         let lanes = f64::from(u32::try_from(tick.lanes_up).unwrap_or(u32::MAX));
         self.loss.lane_rate(path).is_some_and(|rate| rate * lanes < self.recent.mean() * SUSTAINED_MIN)
@@ -215,7 +214,7 @@ impl LaneTuner {
 
     fn start(&mut self, change: Change, path: &PathTick) {
         let attempt = Attempt::new(self.recent.mean(), path.round_trip.max(path.round_trip_min));
-        // such a control looks for the rate by sending too much, and much of that again
+        // Such a control searches for the rate by sending too much, and much of that again.
         let patient = matches!(change, Change::LossTolerant { .. });
         let attempt = if patient { attempt.patiently() } else { attempt };
         let dialling = matches!(change, Change::More { .. });
@@ -228,7 +227,7 @@ impl LaneTuner {
 
     fn go_on(&mut self, mut trial: Trial, tick: &Tick, rate: f64) {
         if trial.dialling {
-            // the trial does not wait for lanes that do not come up
+            // The trial does not wait for lanes that do not come up.
             trial.attempt.lower_baseline(rate);
             trial.dialling = tick.lanes_up < self.wanted;
         }
@@ -253,7 +252,7 @@ impl LaneTuner {
             }
             Change::More { .. } | Change::Fewer { .. } | Change::LossTolerant { .. } | Change::Usual => {}
         }
-        // dials that failed are not tried again at once
+        // Dials that failed are not tried again at once.
         self.wanted = self.wanted.min(tick.lanes_up.max(self.knob.least));
     }
 
@@ -278,9 +277,8 @@ impl PathTick {
         !self.has_queue() && limited > self.busy.mul_f64(WINDOW_SHARE_MIN)
     }
 
-    /// Whether at this rate, in bytes per second, all that congestion control allows is on its way, and nothing but
-    /// that is in the way, through a path that has no queue and is so long that the windows take many seconds to
-    /// grow.
+    /// Whether at this rate, in bytes per second, all that congestion control allows is on its way, with no other
+    /// limit, through a path that has no queue and is so long that the windows take many seconds to grow.
     fn has_full_congestion_windows(&self, rate: f64) -> bool {
         let allowed = ByteCount(self.congestion_window_bytes).as_f64();
         let on_its_way = rate * self.round_trip.as_secs_f64();
@@ -294,14 +292,15 @@ impl PathTick {
 }
 
 impl Tick {
-    /// More has arrived than the halves of groups that lanes hold: the target stores more slowly than the path carries.
+    /// Whether more has arrived than the halves of groups that lanes hold: then the target stores more slowly than the
+    /// path carries.
     fn is_storage_behind(&self) -> bool {
         let lanes = u64::try_from(self.lanes_up).unwrap_or(u64::MAX);
         self.bytes_unstored > lanes.saturating_mul(GROUP_BYTES / 2) + UNSTORED_BYTES_MAX
     }
 }
 
-/// How many lanes of `lane_rate` make up `rate`.
+/// The number of lanes of `lane_rate` that make up `rate`.
 fn lanes_for(rate: f64, lane_rate: f64) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 1024")]
     let lanes = (rate / lane_rate.max(1.0)).ceil().clamp(0.0, 1024.0) as usize;
@@ -313,35 +312,37 @@ fn lanes_wait(tick: &Tick) -> bool {
     tick.lane.share(tick.lane.blocked) > 0.5
 }
 
-/// What more lanes must gain to stay.
+/// The factor by which the rate must rise for more lanes to be kept.
 const GAIN_MIN: f64 = 1.1;
-/// What a change must keep where the rate will fall without it.
+/// The share of the rate that a change must hold where the rate will fall without it.
 const HELD_MIN: f64 = 0.85;
-/// Of the best rate so far.
+/// The share of the best rate so far below which the rate has fallen.
 const FALLEN_MAX: f64 = 0.85;
-/// Of the rate now, what loss must leave in the long run; which is known to a factor of two.
+/// The share of the rate now that loss must leave in the long run; what it leaves is known to a factor of two.
 const SUSTAINED_MIN: f64 = 0.6;
-/// What fewer lanes must keep.
+/// The share of the rate that fewer lanes must hold to be kept.
 const KEPT_MIN: f64 = 0.97;
 const WINDOWS_FULL_TICKS_MIN: u32 = 4;
 const WINDOW_SHARE_MIN: f64 = 0.5;
 const SLOW_GROWTH_TICKS_MIN: u32 = 2;
-/// A new lane's slow start may end too early as well, and each step is measured for many round trips.
+/// The factor for more lanes: a new lane's slow start may end too early as well, and each step is measured for many
+/// round trips.
 const SLOW_GROWTH_TIMES: usize = 4;
-/// Until it is measured the windows have grown to 1.05^11 of what they were, 1.7, by themselves.
+/// The factor by which the rate must rise: until it is measured, the windows have grown to 1.05^11 of what they were,
+/// 1.7, by themselves.
 const SLOW_GROWTH_GAIN_MIN: f64 = 2.0;
-/// Of the congestion windows; a mean over three ticks lags behind.
+/// The share of the congestion windows that counts as in use; a mean over three ticks lags behind.
 const IN_USE_MIN: f64 = 0.6;
-/// Of the time in which other windows were full.
+/// The largest share of the time in which other windows were full.
 const OTHERS_SHARE_MAX: f64 = 0.1;
-/// Linux CUBIC that has lost nothing yet opens its window by a twentieth in each round trip: here 3 s and more to
-/// double it.
+/// The least round trip of a long path: Linux CUBIC that has lost nothing yet opens its window by a twentieth in each
+/// round trip, so here it takes 3 s and more to double it.
 const LONG_PATH: Duration = Duration::from_millis(200);
-/// A busy host is slow by itself.
+/// The least share of idle cores: a busy host is slow by itself.
 const CORES_IDLE_MIN: f64 = 0.15;
 const QUEUE_RATIO: f64 = 1.2;
 const LONG_QUEUE_RATIO: f64 = 1.5;
-/// What a busy host adds to a round trip.
+/// The time that a busy host adds to a round trip.
 const QUEUE_NOISE: Duration = Duration::from_micros(500);
 /// How long there must be too many lanes before their number is lowered.
 const CROWDED_MIN: Duration = Duration::from_secs(8);

@@ -4,7 +4,7 @@ use zmove_types::ByteCount;
 
 use super::PathTick;
 
-/// What was sent again while the path had no queue.
+/// The segments that were sent again while the path had no queue.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LossWatch {
     /// One bit for each of the last ticks: whether something was sent again.
@@ -16,7 +16,7 @@ pub(super) struct LossWatch {
 }
 
 impl LossWatch {
-    /// Takes a tick; a queue, or lanes that do not wait for the path, begin it anew.
+    /// Takes a tick; begins anew where there is a queue, or lanes do not wait for the path.
     pub(super) fn tick(&mut self, path: &PathTick, waiting: bool, bytes_carried: u64) {
         if !waiting || path.has_queue() {
             *self = Self::default();
@@ -35,18 +35,18 @@ impl LossWatch {
         self.retransmitted = self.retransmitted * kept + retransmitted;
     }
 
-    /// Loss again and again while the path has no queue: not the burst in which a slow start ends.
+    /// Whether there is loss again and again while the path has no queue: not the burst in which a slow start ends.
     pub(super) fn is_reason(&self) -> bool {
         self.ticks >= TICKS_WATCHED_MIN && self.lossy_ticks() >= LOSSY_TICKS_MIN
     }
 
-    /// Whether so much was sent again, and so steadily, that it tells how much the path loses. A queue that overflows
+    /// Whether so much was sent again, and so steadily, that it shows how much the path loses. A queue that overflows
     /// loses much at once, and then nothing for a while.
     pub(super) fn is_steady(&self) -> bool {
         self.retransmitted > FEW_LOSSES && self.lossy_ticks() * 2 >= self.ticks.max(STEADY_TICKS_MIN)
     }
 
-    /// Whether it looks back so far that a few losses more or less change little.
+    /// Whether the watch is so long that a few losses more or less change little.
     pub(super) fn is_long(&self) -> bool {
         self.ticks >= LONG_TICKS_MIN
     }
@@ -55,20 +55,20 @@ impl LossWatch {
         (self.lossy & ((1 << TICKS) - 1)).count_ones()
     }
 
-    /// Whether nothing was sent again for as long as this looks back.
+    /// Whether nothing was sent again during the whole watch.
     pub(super) fn is_none(&self) -> bool {
         self.ticks == TICKS && self.bursts == 0 && self.lossy_ticks() == 0
     }
 
-    /// Whether more of what is sent is lost than in an earlier watch. Loss that lanes suffer stays as it is when
-    /// there are more of them; loss that they cause does not.
+    /// Whether a larger share of what is sent is lost than in an earlier watch. Loss that lanes suffer stays as it is
+    /// when there are more of them; loss that they cause does not.
     pub(super) fn has_risen_since(&self, before: &Self) -> bool {
         let expected = before.retransmitted.max(FEW_LOSSES) / before.segments.max(1.0) * self.segments;
         self.retransmitted > FEW_LOSSES && self.retransmitted > expected * RISEN_MIN
     }
 
-    /// What such loss leaves one lane in the long run, in bytes per second, by the larger of the response functions
-    /// of cubic and Reno (RFC 9438, §5.1 and §5.2).
+    /// The rate that such loss leaves one lane in the long run, in bytes per second, by the larger of the response
+    /// functions of cubic and Reno (RFC 9438, §5.1 and §5.2).
     pub(super) fn lane_rate(&self, path: &PathTick) -> Option<f64> {
         let round_trip = path.round_trip_min.as_secs_f64();
         if path.segment_bytes == 0 || self.retransmitted <= 0.0 || round_trip <= 0.0 {
@@ -80,15 +80,15 @@ impl LossWatch {
     }
 }
 
-/// How many ticks a look for loss goes back.
+/// The longest watch for loss, in ticks.
 const TICKS: u32 = 12;
-/// How many ticks a look for loss takes at least.
+/// The shortest watch for loss, in ticks.
 const TICKS_WATCHED_MIN: u32 = 3;
-/// In how many ticks of a look something must have been sent again.
+/// The number of ticks of a watch in which something must have been sent again.
 const LOSSY_TICKS_MIN: u32 = 2;
-/// How many ticks make a long look.
+/// The number of ticks of a long watch.
 const LONG_TICKS_MIN: u32 = 8;
-/// How many ticks it takes to tell steady loss from an overflow.
+/// The number of ticks it takes to distinguish steady loss from an overflow.
 const STEADY_TICKS_MIN: u32 = 6;
 /// A loss of this share of a tick's segments is the burst in which a slow start ends, if it lasts no longer
 /// than `BURST_TICKS_MAX`.

@@ -1,5 +1,5 @@
-//! What the kernel, or QUIC, says of the path: the connections of all lanes, summed; and what would help
-//! where the path is the limit.
+//! The path as the kernel, or QUIC, reports it: the connections of all lanes, summed; and advice where the path is the
+//! limit.
 //!
 //! Each lane over TCP is asked once a second for the progress line, and at the end for the summary. Advice is
 //! given only where the path is the limit, since a slow target fills windows too.
@@ -12,7 +12,7 @@ use zmove_types::ByteCount;
 
 use crate::account::limit::{Limit, percent};
 
-/// The connections of all lanes together. What an old kernel does not tell is zero.
+/// The connections of all lanes together. A value that an old kernel does not report is zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathReport {
     /// Bytes put on the wire, those sent again included.
@@ -21,31 +21,32 @@ pub struct PathReport {
     pub bytes_retransmitted: u64,
     /// Segments sent again.
     pub segments_retransmitted: u64,
-    /// How long lanes had data on the wire or waiting for it, summed over the lanes; what follows is part of it.
+    /// The time for which lanes had data on the wire or waiting for it, summed over the lanes; the next two are part of
+    /// it.
     pub busy: Duration,
-    /// For how long of this the receiver's window was full.
+    /// The part of this time for which the receiver's window was full.
     pub receive_window_limited: Duration,
-    /// For how long the sender's socket buffer was too small.
+    /// The part of this time for which the sender's socket buffer was too small.
     pub send_buffer_limited: Duration,
-    /// The busiest lane's time.
+    /// The busy time of the busiest lane.
     pub busy_longest: Duration,
     /// The shortest round trip of any lane.
     pub round_trip_min: Option<Duration>,
-    /// How long ago any lane last put data on the wire.
+    /// The time since any lane last put data on the wire.
     pub since_data_sent: Option<Duration>,
     /// Bytes acknowledged on each lane, in ascending order.
     pub bytes_acked: Vec<u64>,
-    /// Whether QUIC carried the lanes, whose windows are no setting of the kernel's.
+    /// Whether QUIC carried the lanes, whose windows are no kernel setting.
     pub by_quic: bool,
 }
 
-/// Something about the path that costs time, and what helps.
+/// A property of the path that costs time, with advice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Finding {
-    /// The receiver's windows are too small for the path: how much of the path's time they were full, in percent.
+    /// The receiver's windows are too small for the path: the percentage of the path's time for which they were full.
     ReceiveWindow(u8),
-    /// The sender's socket buffers are too small for the path, in percent of its time.
+    /// The sender's socket buffers are too small for the path: the percentage of the path's time.
     SendBuffer(u8),
     /// Data had to be sent again: its share of all that was sent.
     Loss(f64),
@@ -54,7 +55,7 @@ pub enum Finding {
 }
 
 impl PathReport {
-    /// Asks all lanes' connections; `None` when there are none, as within one process.
+    /// Reads all lanes' connections; `None` when there are none, as within one process.
     pub(crate) fn gather<'a>(probes: impl Iterator<Item = &'a PathProbe>) -> Option<Self> {
         let mut by_quic = false;
         let asked = probes.inspect(|probe| by_quic |= probe.transport() == Some(Transport::Quic));
@@ -81,7 +82,7 @@ impl PathReport {
         report
     }
 
-    /// What was added after `before`.
+    /// The counts and times added after `before`.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             busy: self.busy.saturating_sub(before.busy),
@@ -92,19 +93,19 @@ impl PathReport {
         }
     }
 
-    /// For how much of the lanes' busy time the receiver's window was full, from 0 to 1.
+    /// The share of the lanes' busy time for which the receiver's window was full, from 0 to 1.
     #[must_use]
     pub fn receive_window_share(&self) -> f64 {
         share(self.receive_window_limited, self.busy)
     }
 
-    /// For how much of the lanes' busy time the sender's socket buffer was too small, from 0 to 1.
+    /// The share of the lanes' busy time for which the sender's socket buffer was too small, from 0 to 1.
     #[must_use]
     pub fn send_buffer_share(&self) -> f64 {
         share(self.send_buffer_limited, self.busy)
     }
 
-    /// For how much of the lanes' busy time the path itself, by its congestion window and its rate, set the
+    /// The share of the lanes' busy time for which the path itself, by its congestion window and its rate, set the
     /// pace.
     #[must_use]
     pub fn congestion_share(&self) -> f64 {
@@ -118,14 +119,14 @@ impl PathReport {
         ByteCount(self.bytes_retransmitted).as_f64() / ByteCount(self.bytes_sent.max(1)).as_f64()
     }
 
-    /// For how much of `elapsed` not even the busiest lane had anything on its way.
+    /// The share of `elapsed` for which not even the busiest lane had anything on its way.
     #[must_use]
     pub fn idle_share(&self, elapsed: Duration) -> f64 {
         1.0 - share(self.busy_longest, elapsed).min(1.0)
     }
 
-    /// What there is to say about the path when `limit` was the limit: where it is something else, full windows and
-    /// waits are only its echo.
+    /// Advice on the path when `limit` was the limit: where that is something else, full windows and waits are only its
+    /// echo.
     pub(crate) fn finding(&self, limit: Limit) -> Option<Finding> {
         if limit != Limit::Path {
             return None;
@@ -133,7 +134,7 @@ impl PathReport {
         let window = self.receive_window_share();
         let buffer = self.send_buffer_share();
         if window >= WORTH_SAYING && self.by_quic {
-            // the receiver is slow to take what has arrived: there is nothing to set
+            // The receiver is slow to take what has arrived: there is nothing to set.
             None
         } else if window >= WORTH_SAYING && window >= buffer {
             Some(Finding::ReceiveWindow(percent(window)))
@@ -147,9 +148,9 @@ impl PathReport {
     }
 }
 
-/// A fifth of the path's time.
+/// The least share of the path's time that is worth advice.
 const WORTH_SAYING: f64 = 0.2;
-/// Loss that a long path feels: one segment of a thousand.
+/// The least loss that a long path feels: one segment of a thousand.
 const LOSS_WORTH_SAYING: f64 = 0.001;
 
 fn share(part: Duration, whole: Duration) -> f64 {
@@ -233,7 +234,7 @@ mod tests {
         let by_quic = PathReport { by_quic: true, ..report(0, 0, 300) };
         let said = by_quic.finding(Limit::Path).unwrap().to_string();
         assert!(said.ends_with("net.core.rmem_max"), "{said}");
-        // no setting of the kernel's opens a window of QUIC
+        // No kernel setting opens a window of QUIC.
         assert_eq!(PathReport { by_quic: true, ..report(40, 10, 0) }.finding(Limit::Path), None);
     }
 

@@ -1,11 +1,11 @@
-//! How many readers: half as many again while lanes starve, readers work all the time and cores are idle, for
-//! storage that a second request in flight would not slow; a quarter fewer where they hardly work. More
-//! readers stay if a little more is read.
+//! The number of readers: half as many again while lanes starve, readers work all the time and cores are idle, for
+//! storage that a second request in flight would not slow; a quarter fewer where they hardly work. More readers are
+//! kept if a little more is read.
 
 use super::attempt::{Attempt, Recent, Rest};
 use super::{Knob, Tick};
 
-/// The part of the controller that says how many readers there should be.
+/// The part of the controller that decides on the number of readers.
 #[derive(Debug)]
 pub(super) struct ReaderTuner {
     knob: Knob,
@@ -74,5 +74,5 @@ impl ReaderTuner {
 const GAIN_MIN: f64 = 1.05;
 const HUNGRY_TICKS_MIN: u32 = 3;
 const IDLE_TICKS_MIN: u32 = 20;
-/// Where the cores are in use, another thread takes from those that are there.
+/// The least share of idle cores: where they are in use, another thread takes from those that are there.
 const CORES_IDLE_MIN: f64 = 0.25;

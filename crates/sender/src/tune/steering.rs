@@ -1,12 +1,12 @@
-//! The decisions of the controller, carried out: lanes asked for and let go, readers started and stopped.
+//! The decisions of the controller, carried out: lanes dialled and ended, readers started and stopped.
 //!
-//! The conversation calls it a few times a second; here is all that the pure [`tune`](crate::tune) must not
-//! touch: the kernel's account of the lanes (`TCP_INFO`), the host's idle cores, the dialler.
+//! The conversation calls it a few times a second. Here is all that the pure [`tune`](crate::tune) must not touch: the
+//! kernel's report on the lanes (`TCP_INFO`), the host's idle cores, the dialler.
 //!
-//! A new lane is dialled beside the running ones. A lane that does not come up, or for which there is no
-//! thread, is done without, and asked for again after rests that double. When there are to be fewer, the
-//! lanes go that have carried least lately; a lane ends between two frames, and a lane beyond what the
-//! receiver takes ends at once. Writers at the receiver have no knob.
+//! A new lane is dialled beside the running ones. A lane that does not come up, or for which there is no thread, is
+//! done without, and asked for again after rests that double. When there are to be fewer, the lanes end that have
+//! carried least lately; a lane ends between two frames, and a lane beyond what the receiver takes ends at once.
+//! Writers at the receiver have no knob.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ use crate::tune::path::{PathReport, unacked};
 use crate::tune::round::BestRound;
 use crate::tune::{Congestion, Knob, Knobs, PathTick, Tick, Tuner, Wanted};
 
-/// The hand on the knobs of one push.
+/// The steering of one push.
 pub(crate) struct Steering {
     supply: Option<LaneSupply>,
     dials: Dials,
@@ -38,13 +38,13 @@ pub(crate) struct Steering {
 /// Lanes that are to come up.
 #[derive(Debug)]
 struct Dials {
-    /// Those that have been asked for and have neither come up nor failed.
+    /// The number of lanes that have been asked for and have neither come up nor failed.
     awaited: usize,
-    /// How many there should be in all when lanes were last asked for.
+    /// The number of lanes that was wanted when lanes were last asked for.
     wanted: usize,
-    /// How long to do without those that have not come up.
+    /// The rest before lanes that have not come up are asked for again.
     rest: Rest,
-    /// The first were in vain.
+    /// Whether the first lanes were dialled in vain.
     again: bool,
 }
 
@@ -53,7 +53,7 @@ impl Dials {
         Self { awaited, wanted: awaited, rest: Rest::of(REDIAL_REST_MIN), again: false }
     }
 
-    /// How many to ask for when so many are wanted and `up` are there. Those that failed are asked for again after a
+    /// The number of lanes to ask for when `up` are there of `wanted`. Those that failed are asked for again after a
     /// rest that doubles each time.
     fn missing(&mut self, wanted: usize, up: usize, elapsed: Duration) -> usize {
         let risen = wanted > self.wanted;
@@ -85,7 +85,7 @@ struct Mark {
     path: PathReport,
 }
 
-/// The ticks of all cores of this host, idle ones and all.
+/// The ticks of all cores of this host, of which some were idle.
 #[derive(Clone, Copy, Default)]
 struct Cores {
     idle: u64,
@@ -107,7 +107,7 @@ impl Steering {
         }
     }
 
-    /// The receiver takes at most `lanes_max` lanes.
+    /// Begins tuning, now that the receiver takes at most `lanes_max` lanes.
     pub(crate) fn begin(&mut self, config: &SenderConfig, lanes_max: u16) {
         let readers = config.readers;
         let readers = Knob { start: readers, least: readers.min(2), most: config.readers_max.max(readers) };
@@ -135,7 +135,7 @@ impl Steering {
         matches!(self.supply, Some(LaneSupply { number: LaneNumber::Tuned { .. }, .. }))
     }
 
-    /// What there is to say to the next push on this path.
+    /// The settings for the next push on this path.
     pub(crate) fn learnt(&self) -> Option<Learnt> {
         let wanted = self.tuner.as_ref().filter(|_| self.is_tuned())?.proven();
         let lanes = u16::try_from(wanted.lanes).ok()?;
@@ -159,7 +159,7 @@ impl Steering {
         self.dials.awaited = self.dials.awaited.saturating_sub(1);
     }
 
-    /// The lanes that were dialled at first are gone before they could be used: as many are asked for anew.
+    /// Asks for as many lanes again as were dialled at first: those are gone before they could be used.
     pub(crate) fn dial_again(&mut self) {
         let Some(supply) = &self.supply else { return };
         let missing = usize::from(supply.asked).saturating_sub(self.dials.awaited);
@@ -170,24 +170,24 @@ impl Steering {
         self.dials.again = true;
     }
 
-    /// Whether lanes that were asked for anew are still to come, so that the loss of all others is no end.
+    /// Whether lanes that were asked for again are still to come, so that the loss of all others is no end.
     pub(crate) fn is_dialling_again(&self) -> bool {
         self.dials.again && self.dials.awaited > 0
     }
 
-    /// Whether lanes may still come up; `open` says whether anybody can send one.
+    /// Whether lanes may still come up; `open` is whether any can still be sent.
     pub(crate) fn lanes_to_come(&self, open: bool) -> bool {
         if self.supply.is_some() { open && self.dials.awaited > 0 } else { open }
     }
 
-    /// Makes a fresh lane like the others.
+    /// Sets the congestion control of a new lane as for the others.
     pub(crate) fn prepare(&self, sink: &dyn LaneSink) {
         if let (Congestion::LossTolerant, Some(choice)) = (self.congestion, self.choice()) {
             let _refused = sink.path().set_congestion(&choice.tolerant);
         }
     }
 
-    /// Looks, decides, and does it.
+    /// Takes measurements, decides, and carries the decisions out.
     pub(crate) fn step(&mut self, pipeline: &mut Pipeline) -> Result<(), SessionError> {
         let Pipeline { session, lane_set, .. } = pipeline;
         let now = Instant::now();
@@ -216,7 +216,7 @@ impl Steering {
         let missing = self.dials.missing(wanted.lanes, lane_set.lanes_up(), tick.elapsed);
         if missing > 0 && !tick.ending {
             let more = u16::try_from(missing).unwrap_or(u16::MAX);
-            // without a dialler there is what there is
+            // Without a dialler the lanes stay as they are.
             if supply.more.send(more).is_ok() {
                 self.dials.awaited += usize::from(more);
             }
@@ -244,7 +244,7 @@ impl Steering {
         let settled = account.totals.bytes_settled.get();
         let handed_over = account.totals.bytes_handed_over.get();
         let path = PathReport::sum(&infos);
-        // the kernel forgets the shortest of long ago
+        // The kernel forgets a shortest round trip of long ago.
         let shortest = path.round_trip_min.into_iter().chain(self.before.path.round_trip_min).min();
         let path = PathReport { round_trip_min: shortest, ..path };
         let at = Instant::now();
@@ -276,8 +276,8 @@ impl Steering {
     }
 }
 
-/// The state of the lanes' connections after a tick: `path` is what the tick has added to their counts, and
-/// `up` are the connections that are up now.
+/// The state of the lanes' connections after a tick: `path` has the tick's additions to their counts, and `up` are the
+/// connections that are up now.
 fn path_tick<'a>(path: &PathReport, up: impl Iterator<Item = &'a PathProbe>) -> PathTick {
     let infos: Vec<_> = up.filter_map(PathProbe::read).collect();
     let trips: Vec<_> = infos.iter().filter_map(|info| info.round_trip).collect();
@@ -298,7 +298,7 @@ fn path_tick<'a>(path: &PathReport, up: impl Iterator<Item = &'a PathProbe>) -> 
 }
 
 impl Cores {
-    /// What the kernel has counted since it started; see proc(5). Where it cannot be read, nothing.
+    /// The kernel's counts since it started; see proc(5). Zeros where they cannot be read.
     fn read() -> Self {
         Self::parse(&std::fs::read_to_string("/proc/stat").unwrap_or_default()).unwrap_or_default()
     }
@@ -307,12 +307,12 @@ impl Cores {
         let mut words = text.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace();
         let ticks: Option<Vec<u64>> = words.by_ref().take(8).map(|word| word.parse().ok()).collect();
         let ticks = ticks?;
-        // user, nice, system, idle, waiting for storage, …
+        // The fields are user, nice, system, idle, waiting for storage, and so on.
         let idle = ticks.get(3)? + ticks.get(4)?;
         Some(Self { idle, all: ticks.iter().sum() })
     }
 
-    /// The share that was idle since `before`; all where nothing is known.
+    /// The share that was idle since `before`; 1 where nothing is known.
     fn idle_since(self, before: &Self) -> f64 {
         let all = self.all.saturating_sub(before.all);
         if all == 0 {
@@ -333,7 +333,7 @@ mod tests {
         let mut dials = Dials::new(8);
         assert_eq!(dials.missing(8, 0, tick), 0, "they are coming");
         dials.awaited = 0;
-        // two have failed, and so do those that are asked for instead
+        // Two lanes have failed, and so do those that are asked for instead.
         let asked = (0..4 * 60).filter(|_| dials.missing(8, 6, tick) > 0).count();
         assert!((2..8).contains(&asked), "{asked} times in a minute");
         assert_eq!(dials.missing(16, 6, tick), 10, "another number is another matter");

@@ -1,4 +1,4 @@
-//! The controller on simulated paths: what it comes to, how soon, and that it stays there.
+//! The controller on simulated paths: where it ends, how soon, and that it stays there.
 
 use super::*;
 use zmove_types::ByteCount;
@@ -8,35 +8,35 @@ const GBIT: f64 = 1e9 / 8.0;
 const TICK: Duration = Duration::from_millis(250);
 const SEGMENT_BYTES: f64 = 1448.0;
 const START_WINDOW_BYTES: f64 = 10.0 * SEGMENT_BYTES;
-/// What the receiver's buffers hold.
+/// The size of the receiver's buffers.
 const UNSTORED_MAX: f64 = 256.0 * MIB;
 
-/// A path, the storage at both ends, and what the lanes have come to. Rates are in bytes per second.
+/// A path, the storage at both ends, and the state of the lanes. Rates are in bytes per second.
 struct World {
     rate: f64,
     round_trip: Duration,
-    /// What the bottleneck's queue holds at most, in round trips.
+    /// The size of the bottleneck's queue, in round trips.
     queue: f64,
     /// The share of segments lost.
     loss: f64,
-    /// What one lane may have in flight, in bytes.
+    /// The most bytes that one lane may have in flight.
     window: f64,
     target: f64,
-    /// What one reader reads, and all of them.
+    /// The rate of one reader; `source` is that of all of them.
     reader: f64,
     source: f64,
-    /// At which rate a lane's slow start ends, if nothing else ends it before.
+    /// The rate at which a lane's slow start ends, if nothing else ends it before.
     slow_start_ends: f64,
     /// The rate to which slow start brings a lane where loss leaves it less in the long run.
     slow_start_reaches: f64,
-    /// What is left of that lead after a tick.
+    /// The share of that lead that is left after a tick.
     lead_left: f64,
-    /// What a lane grows by in a tick once its slow start is over.
+    /// The factor by which a lane grows in a tick once its slow start is over.
     growth: f64,
     /// Dials beyond so many lanes fail.
     lanes_reachable: usize,
     cores_idle: f64,
-    /// The rate of each, and whether its slow start is over.
+    /// The rate of each lane, and whether its slow start is over.
     lanes: Vec<(f64, bool)>,
     readers: usize,
     unstored: f64,
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// What loss and window leave one lane (cubic on long paths, RFC 9438, §5.2).
+    /// The rate that loss and window leave one lane (cubic on long paths, RFC 9438, §5.2).
     fn lane_rate_max(&self) -> f64 {
         let round_trip = self.round_trip.as_secs_f64();
         let by_window = self.window / round_trip;
@@ -96,7 +96,7 @@ impl World {
         let most = self.lane_rate_max();
         let doublings = (TICK.as_secs_f64() / self.round_trip.as_secs_f64()).min(30.0);
         for (lane, started) in &mut self.lanes {
-            // a lane that slow start has brought above what loss leaves it comes down step by step
+            // A lane that slow start has brought above what loss leaves it slows down step by step.
             let slow = *started && self.congestion == Congestion::AsSet;
             let growth = if slow { self.growth } else { doublings.exp2() };
             let reaches = if *started { *lane * self.lead_left } else { self.slow_start_reaches };
@@ -106,14 +106,14 @@ impl World {
         let offered: f64 = self.lanes.iter().map(|(lane, _)| lane).sum();
         let room = self.rate * (1.0 + self.queue);
         if offered > room {
-            // cubic's answer to a queue that is full
+            // The answer of cubic to a full queue.
             let left = if self.congestion == Congestion::AsSet { 0.7 } else { 1.0 } * room / offered;
             self.lanes.iter_mut().for_each(|lane| *lane = (lane.0 * left, true));
             self.losses += number(self.lanes.len());
         }
         let offered = offered.min(room);
         let read = self.source.min(self.reader * number(self.readers));
-        // the receiver's windows close when its buffers are full
+        // The receiver's windows close when its buffers are full.
         let taken = if self.unstored > UNSTORED_MAX { self.target } else { f64::MAX };
         let supply = read.min(taken);
         let carried = offered.min(self.rate).min(supply) * self.jitter();
@@ -165,9 +165,9 @@ impl World {
         }
     }
 
-    /// What those of all lanes hold.
+    /// The congestion windows of all lanes together.
     fn congestion_windows(&self) -> f64 {
-        // BBR's is twice what it sends
+        // The window of BBR is twice what it sends.
         let in_use = if self.congestion == Congestion::AsSet { 1.0 } else { 0.5 };
         self.lanes.iter().map(|(lane, _)| lane).sum::<f64>() * self.round_trip.as_secs_f64() / in_use
     }
@@ -180,7 +180,7 @@ impl World {
     }
 }
 
-/// What the data waits for.
+/// Whether the source or the target holds the data up.
 struct Waits {
     source: bool,
     target: bool,
@@ -200,7 +200,7 @@ fn whole(number: f64) -> u64 {
     number as u64
 }
 
-/// What became of a run, tick by tick.
+/// The course of a run, tick by tick.
 struct Run {
     rates: Vec<f64>,
     wanted: Vec<Wanted>,
@@ -233,7 +233,7 @@ impl Run {
         part.iter().sum::<f64>() / number(part.len())
     }
 
-    /// How often the number of lanes changed between the seconds `from` and `to`.
+    /// The number of times that the number of lanes changed between the seconds `from` and `to`.
     fn changes(&self, from: usize, to: usize) -> usize {
         self.wanted[from * 4..to * 4].windows(2).filter(|pair| pair[0].lanes != pair[1].lanes).count()
     }
@@ -274,7 +274,7 @@ fn a_lane_that_takes_no_notice_of_loss_is_better_than_many() {
 
 #[test]
 fn what_loss_will_take_is_not_lost_first() {
-    // how many lanes it takes is known no better than how much is lost
+    // The number of lanes needed is known no better than the loss.
     for (congestion_replaceable, least) in [(false, 0.75), (true, 0.92)] {
         let mut world = World { slow_start_reaches: GBIT / 8.0, lead_left: 0.97, ..lossy() };
         let run = run(&mut world, Knobs { congestion_replaceable, ..KNOBS }, 60);
@@ -290,7 +290,7 @@ fn a_clean_path_is_left_alone() {
         let run = run(&mut world, KNOBS, 60);
         assert_eq!(run.lanes(), [8], "{rate} {round_trip}");
     }
-    // a queue that is gone when windows are cut
+    // A queue that is gone when windows are cut.
     for round_trip in [90, 260] {
         let mut world = World { queue: 0.5, ..World::new(GBIT, round_trip) };
         let run = run(&mut world, KNOBS, 60);
@@ -307,8 +307,8 @@ fn full_windows_are_answered_with_more_lanes() {
     assert!(run.changes(20, 60) <= 4, "{:?}", run.lanes());
 }
 
-/// A path so long whose slow starts end at a fiftieth of 1 Gbit/s, after which windows grow by a twentieth in a round
-/// trip.
+/// A path of this round trip whose slow starts end at a fiftieth of 1 Gbit/s, after which windows grow by a twentieth
+/// in a round trip.
 fn early(round_trip_ms: u64) -> World {
     let growth = 1.05_f64.powf(TICK.as_secs_f64() * 1e3 / number(usize::try_from(round_trip_ms).unwrap()));
     World { slow_start_ends: GBIT / 50.0, growth, ..World::new(10.0 * GBIT, round_trip_ms) }
@@ -319,7 +319,7 @@ fn a_slow_start_that_ended_too_early_is_answered_with_more_lanes() {
     let pinned = Knobs { lanes: Knob { most: 8, ..KNOBS.lanes }, ..KNOBS };
     let (tuned, alone) = (run(&mut early(260), KNOBS, 12), run(&mut early(260), pinned, 12));
     assert!(tuned.rate(6, 12) > 2.0 * alone.rate(6, 12), "{:?}", tuned.lanes());
-    // where windows open by themselves before more lanes are up
+    // On this path windows open by themselves before more lanes are up.
     assert_eq!(run(&mut early(20), KNOBS, 40).lanes(), [8]);
 }
 
@@ -330,7 +330,7 @@ fn what_bbr_does_to_see_the_round_trip_is_no_reason() {
     for second in 0..60 {
         for quarter in 0..4 {
             let mut tick = world.tick(tuner.wanted());
-            // every ten seconds four segments a lane for half a second
+            // Every ten seconds a lane sends four segments for half a second.
             if let (0, 0 | 1, Some(path)) = (second % 10, quarter, &mut tick.path) {
                 path.congestion_window_bytes = 8 * 4 * 1448;
                 tick.bytes_carried /= 10;
@@ -342,7 +342,7 @@ fn what_bbr_does_to_see_the_round_trip_is_no_reason() {
 
 #[test]
 fn more_lanes_that_gain_nothing_go_again_and_the_tries_get_rare() {
-    // a shaper with hardly a queue, whose drops look like loss
+    // A shaper with hardly a queue, whose drops look like loss.
     let mut world = World { queue: 0.0, loss: 1e-6, ..World::new(GBIT / 4.0, 90) };
     let run = run(&mut world, KNOBS, 300);
     assert!(run.lanes().len() > 1, "it never tried");

@@ -19,7 +19,7 @@ use crate::quic::{QuicCongestion, QuicConnection, QuicDialler, Resumption, Saved
 use crate::tcp_tls::{Connected, Deadline, Dialler, Host, SocketConfig};
 use crate::trust::{HostPolicy, Identity};
 
-/// Which transports may be used.
+/// The transports that may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportChoice {
     /// TCP, and QUIC where TCP cannot be connected.
@@ -31,10 +31,10 @@ pub enum TransportChoice {
     Quic,
 }
 
-/// How a host may be reached.
+/// How to reach a host.
 #[derive(Clone, Debug, Default)]
 pub struct Reach {
-    /// Which transports. Default: TCP, else QUIC.
+    /// The transports that may be used. Default: TCP, else QUIC.
     pub transport: TransportChoice,
     /// The settings of TCP.
     pub socket: SocketConfig,
@@ -82,10 +82,11 @@ impl ChannelDialler {
         Ok(Self { host, tcp, quic, quic_first: reach.quic_first, settled: Arc::default() })
     }
 
-    /// Makes one connection within `deadline`. That the host takes this side's key shows only in what it sends next.
+    /// Makes one connection within `deadline`. Whether the host accepts this side's key shows only in what it sends
+    /// next.
     ///
     /// # Errors
-    /// No address answers, what answers is not zmove, or the host's key is not taken; see [`DialError`].
+    /// No address answers, what answers is not zmove, or the host's key is not accepted; see [`DialError`].
     pub async fn dial(&self, deadline: Duration) -> Result<Channel, DialError> {
         match (&self.tcp, &self.quic, self.settled.get()) {
             (Some(tcp), None, _) | (Some(tcp), _, Some(Transport::Tcp)) => {
@@ -114,14 +115,14 @@ impl ChannelDialler {
         self.tcp.as_ref()?.round_trip()
     }
 
-    /// Ends all QUIC connections in order; their last words would not leave a process that ends. TCP's do.
+    /// Ends all QUIC connections in order: their last packets would not leave a process that ends, as TCP's do.
     pub async fn close(&self) {
         if let Some(quic) = &self.quic {
             quic.close().await;
         }
     }
 
-    /// Settles for `transport` unless that is done; whether this is the one.
+    /// Settles on `transport` unless one is settled already; returns whether it is the one.
     fn settle(&self, transport: Transport) -> bool {
         *self.settled.get_or_init(|| transport) == transport
     }
@@ -176,7 +177,7 @@ impl ChannelDialler {
             dialled = &mut dialling => match dialled {
                 Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
                 Err(error) if !error.retryable() => Err(error),
-                // QUIC has not helped: TCP or nothing
+                // QUIC has failed: only TCP is left.
                 unhelpful => match reaching.await {
                     Ok(connected) => self.go_on_by_tcp(connected, (tcp, quic), deadline).await,
                     Err(error) => self.take_quic(unhelpful, error),
@@ -197,7 +198,7 @@ impl ChannelDialler {
         Ok(Channel::quic(quic.dial(deadline.waited).await?))
     }
 
-    /// After TCP has failed, in this time.
+    /// Dials by QUIC only, after TCP has failed in this time.
     async fn only_quic(
         &self,
         quic: &QuicDialler,
@@ -217,7 +218,7 @@ impl ChannelDialler {
     ) -> Result<Channel, DialError> {
         match dialled {
             Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
-            // the others of this run have TCP, which has failed here
+            // The other connections of this run use TCP, which has failed here.
             Ok(_) => Err(tcp),
             Err(quic) if !quic.retryable() => Err(quic),
             Err(quic) => Err(self.neither(tcp, quic)),
@@ -233,16 +234,16 @@ impl ChannelDialler {
 const HEAD_START: Duration = Duration::from_millis(1_500);
 /// How long QUIC may take where TCP is silent.
 const QUIC_PATIENCE: Duration = Duration::from_secs(10);
-/// The same where TCP is refused, which took a round trip or more: there is a host, and most likely nobody
-/// listens there. A handshake takes two round trips.
+/// How long QUIC may take where TCP is refused, which took a round trip or more: there is a host, and most likely no
+/// daemon listens there. A handshake takes two round trips.
 fn patience_after_refusal(taken: Duration) -> Duration {
-    // the user may read it
+    // Whole milliseconds, since the user may read it.
     let whole = Duration::from_millis(u64::try_from(taken.as_millis()).unwrap_or(u64::MAX));
     (REFUSED_PATIENCE_MIN + whole * HANDSHAKES_ROUND_TRIPS).min(REFUSED_PATIENCE_MAX)
 }
 
-/// A second until a lost packet is sent again, and what a busy host needs for the keys. A firewall at hand
-/// that refuses for a host far away says nothing of the path to it.
+/// A second until a lost packet is sent again, and the time that a busy host needs for the keys. A refusal by a
+/// firewall close by shows nothing about the path to a host far away.
 const REFUSED_PATIENCE_MIN: Duration = Duration::from_millis(1_500);
 const HANDSHAKES_ROUND_TRIPS: u32 = 6;
 const REFUSED_PATIENCE_MAX: Duration = Duration::from_secs(3);

@@ -1,6 +1,6 @@
 //! The daemon's side: TCP and UDP at one port.
 //!
-//! **Invariant:** a connection comes out only when its peer has proved a key, by whichever transport it came in.
+//! **Invariant:** a channel is returned only when its peer has proved a key, whatever the transport.
 
 use std::io;
 use std::net::SocketAddr;
@@ -35,8 +35,8 @@ enum Accepted {
 }
 
 impl Listener {
-    /// Listens on `address` by what `choice` says, both at the same port; port 0 stands for any free one.
-    /// Runs on the tokio runtime that calls.
+    /// Listens on `address` by the transports of `choice`, both at the same port; port 0 stands for any free one. Runs
+    /// on the tokio runtime that calls.
     ///
     /// # Errors
     /// The address cannot be used, or the socket cannot be set up as configured.
@@ -49,8 +49,8 @@ impl Listener {
         Self::on(Inherited::bind(address, choice, socket)?, identity, socket)
     }
 
-    /// Listens on sockets that somebody else has bound, one or both, each where it is bound. Runs on the
-    /// tokio runtime that calls.
+    /// Listens on sockets that another program has bound, one or both, each where it is bound. Runs on the tokio
+    /// runtime that calls.
     ///
     /// # Errors
     /// There is none, or one is no listening socket, or cannot be set up as configured.
@@ -76,7 +76,8 @@ impl Listener {
         }
     }
 
-    /// What the kernel holds of UDP until it is received, where there is UDP; it bounds how fast QUIC can be.
+    /// The bytes of UDP that the kernel holds until they are received, where there is UDP; they limit how fast QUIC can
+    /// be.
     #[must_use]
     pub fn udp_buffer_bytes(&self) -> Option<usize> {
         self.quic.as_ref().map(|quic| quic.receive_buffer_bytes)
@@ -111,7 +112,7 @@ impl Listener {
         }
     }
 
-    /// Makes the peer prove its key, within `deadline`. The caller then decides by the fingerprint.
+    /// Has the peer prove its key, within `deadline`. The caller then decides by the fingerprint.
     ///
     /// # Errors
     /// The client is slow, not zmove, or does not prove a key; see [`AcceptError`].
@@ -119,10 +120,11 @@ impl Listener {
         self.handshake_telling(incoming, deadline, || ()).await
     }
 
-    /// The same; calls `spoken` when the client has said what comes first, as one by QUIC always has.
+    /// As [`handshake`](Self::handshake); calls `spoken` when the client's first message has come, which over QUIC it
+    /// always has.
     ///
     /// # Errors
-    /// As above.
+    /// As [`handshake`](Self::handshake).
     pub async fn handshake_telling(
         &self,
         incoming: Incoming,
@@ -141,7 +143,7 @@ impl Listener {
         }
     }
 
-    /// Ends what is open by QUIC, in order.
+    /// Closes all QUIC connections, in order.
     pub fn close(&self) {
         if let Some(quic) = &self.quic {
             quic.endpoint.close(quic::DONE, b"");
@@ -150,14 +152,14 @@ impl Listener {
 }
 
 impl Incoming {
-    /// Where it says it comes from; over TCP that has been shown.
+    /// The address that the client has given; over TCP it is proved.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Has a client that may not be where it says show that it is, and come again; `None` when it has been
-    /// asked. For when there are many.
+    /// Has a client prove that its address is its own by dialling again; `None` when it has been asked to. For use
+    /// while there are many clients.
     #[must_use]
     pub fn ask_back(self) -> Option<Self> {
         let Self { address, accepted } = self;

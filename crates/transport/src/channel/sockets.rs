@@ -1,5 +1,5 @@
-//! The sockets of a listener, apart from whose key it has: they may be bound by another process, or with more
-//! rights than what is done with them later.
+//! The sockets of a listener, without its key: they may be bound by another process, or with more rights than their
+//! later use has.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -12,15 +12,15 @@ use crate::tcp_tls::{self, SocketConfig};
 /// Sockets that are bound.
 #[derive(Debug, Default)]
 pub struct Inherited {
-    /// One that listens.
+    /// A listening TCP socket.
     pub tcp: Option<TcpListener>,
-    /// One for QUIC.
+    /// A UDP socket for QUIC.
     pub udp: Option<UdpSocket>,
 }
 
 impl Inherited {
-    /// Binds what `choice` says to `address`, both at the same port; port 0 stands for any free one. With the
-    /// rights of root the buffers of UDP are large.
+    /// Binds sockets for the transports of `choice` to `address`, both at the same port; port 0 stands for any free
+    /// one. With the rights of root the buffers of UDP are large.
     ///
     /// # Errors
     /// The address cannot be used, or the socket cannot be set up as configured.
@@ -43,7 +43,7 @@ impl Inherited {
             let shared = tcp.as_ref().map_or(Ok(address), TcpListener::local_addr).map_err(failed)?;
             match quic::bind(shared) {
                 Ok(udp) => return Ok(Self { tcp, udp: Some(udp) }),
-                // the port that TCP was given is not free for UDP
+                // The port that TCP was given is not free for UDP.
                 Err(_) if tries_left > 0 => {}
                 Err(source) => return Err(BindError::Listen { address: shared, source }),
             }
@@ -51,5 +51,5 @@ impl Inherited {
     }
 }
 
-/// Ports that are tried where any will do.
+/// The number of ports that are tried where any will do.
 const PORTS_TRIED_MAX: u32 = 16;

@@ -1,4 +1,4 @@
-//! What can go wrong with the files of keys, pins and grants: always local, and never cured by trying again.
+//! The errors of the files of keys, pins and grants: always local, and never cured by trying again.
 //!
 //! **Invariant:** every message names the file, and where there is one the line; none shows a private key.
 
@@ -22,7 +22,7 @@ pub enum KeyFileError {
     Owner {
         /// The file or directory.
         path: PathBuf,
-        /// Whose it is.
+        /// The user that it belongs to.
         owner: u32,
         /// The user that reads it.
         user: u32,
@@ -40,7 +40,7 @@ pub enum KeyFileError {
     Look {
         /// The file or directory.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The file cannot be read.
@@ -48,7 +48,7 @@ pub enum KeyFileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The file, or its directory, cannot be made or written.
@@ -56,13 +56,13 @@ pub enum KeyFileError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl KeyFileError {
-    /// A file that is needed is not there.
+    /// The error for a file that is needed and does not exist.
     pub(crate) fn missing(path: &Path) -> Self {
         Self::Read { path: path.into(), source: io::ErrorKind::NotFound.into() }
     }
@@ -88,7 +88,7 @@ pub enum IdentityError {
     NotPem {
         /// The key file.
         path: PathBuf,
-        /// What the parser met.
+        /// The error of the parser.
         source: rustls_pki_types::pem::Error,
     },
     /// Key and certificate do not belong together, or are of an unknown kind.
@@ -96,7 +96,7 @@ pub enum IdentityError {
     Unusable {
         /// The key file.
         path: PathBuf,
-        /// What the TLS library says of them.
+        /// The error of the TLS library.
         source: rustls::Error,
     },
     /// The certificate that an authority has issued is not for this key, or is damaged.
@@ -108,7 +108,7 @@ pub enum IdentityError {
     /// No key could be made.
     #[error("make a new key")]
     Generate(#[source] rcgen::Error),
-    /// A key that was just made is of no use.
+    /// A key that was just made cannot be used.
     #[error("use a new key")]
     Fresh(#[source] rustls::Error),
 }
@@ -142,7 +142,7 @@ pub enum KnownHostsError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The fault of the line.
         fault: HostLineFault,
     },
     /// The host has another key in the list already; it is never replaced.
@@ -169,22 +169,22 @@ pub enum AuthorizedKeysError {
     /// A file cannot be relied on, read or written.
     #[error(transparent)]
     File(#[from] KeyFileError),
-    /// A line does not say what a key may do.
+    /// A line is no valid grant.
     #[error("read {}, line {line}: {fault}", path.display())]
     Damaged {
         /// The list.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong with it, naming the field.
+        /// The fault of the line, which names the field.
         fault: GrantFault,
     },
     /// The grant to be added is not a valid one.
     #[error("authorize {holder}: {fault}")]
     Invalid {
-        /// The key of the grant, or whose it is.
+        /// The key of the grant, or the name of its holder.
         holder: String,
-        /// What is wrong with the grant.
+        /// The fault of the grant.
         fault: GrantFault,
     },
 }

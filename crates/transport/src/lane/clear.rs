@@ -1,16 +1,16 @@
 //! A lane in clear: frames as they are, each header under a keyed hash. Only `push --cipher none` to a daemon
 //! with `--allow-clear` has such lanes, over TCP alone; control stays in TLS.
 //!
-//! The connection begins in TLS, which proves both ends, carries the greeting and, by its exporter, gives
-//! each direction of this one lane its key; after that both ends leave TLS's records behind. A frame goes out
-//! by one `writev`, and its data comes in by reads straight into its buffer.
+//! The connection begins in TLS, which proves both ends, carries the greeting and, by its exporter, gives each
+//! direction of this one lane its key; after that neither end uses TLS's records any more. A frame is sent by one
+//! `writev`, and its data is read straight into its buffer.
 //!
-//! A frame is authenticated by a keyed BLAKE3 of its number and its header. The header holds the digest that
-//! seals the frame's head and data, and the receiver holds them against it before anything is stored, as on
-//! any lane. So the hash covers the header alone, and contents are hashed no second time.
+//! A frame is authenticated by a keyed BLAKE3 of its number and its header. The header holds the digest that seals the
+//! frame's head and data, with which the receiver compares them before anything is stored, as on any lane. So the hash
+//! covers the header alone, and contents are hashed no second time.
 //!
-//! **Invariant:** nothing of a header is believed, no length and no kind, before it has been authenticated,
-//! in its place in the row; and the end is an end only if the peer has authenticated it.
+//! **Invariant:** nothing of a header is used, no length and no kind, before it has been authenticated at its place in
+//! the sequence; and an end counts only if the peer has authenticated it.
 
 use std::fmt;
 use std::io::{self, BufReader, Chain, Cursor, IoSlice, Read, Write};
@@ -38,7 +38,7 @@ pub struct ClearLane {
     toll: Toll,
 }
 
-/// The lane's socket, shared with what breaks it and tells of its path: one descriptor for all of them.
+/// The lane's socket, shared with its breaker and its probe: one descriptor for all of them.
 struct Socket(Arc<TcpStream>);
 
 impl Read for Socket {
@@ -47,7 +47,7 @@ impl Read for Socket {
     }
 }
 
-/// The frames of one direction: their key, and the number of the next.
+/// The frames of one direction: their key, and the number of the next one.
 struct Row {
     key: [u8; blake3::KEY_LEN],
     sequence: u64,
@@ -70,7 +70,8 @@ impl ClearLane {
         Ok(Self::over((socket, room), records, (Row::of(&session, own)?, Row::of(&session, peer)?)))
     }
 
-    /// Goes on after TLS: `arrived` came before what is in the socket; the rows are what this end seals and checks.
+    /// A lane after TLS: `arrived` came before the bytes that are in the socket; the rows are what this end seals and
+    /// checks.
     fn over((socket, room): (TcpStream, Room), arrived: Vec<u8>, (sealing, checking): (Row, Row)) -> Self {
         let incoming =
             BufReader::with_capacity(ARRIVED_BYTES_MAX, Cursor::new(arrived).chain(Socket(Arc::new(socket))));
@@ -82,10 +83,10 @@ impl ClearLane {
         Self { toll: Toll::new(rate), ..self }
     }
 
-    /// One system call where the path takes all of it.
+    /// Writes all parts, by one system call where the socket takes all of them.
     fn write_all(&mut self, mut parts: &mut [IoSlice<'_>]) -> Result<(), LaneError> {
         let mut socket = &*self.incoming.get_ref().get_ref().1.0;
-        // empty parts go, so that what is left is something to write
+        // Skip empty parts, so that there is something to write.
         IoSlice::advance_slices(&mut parts, 0);
         while !parts.is_empty() {
             match socket.write_vectored(parts) {
@@ -101,7 +102,7 @@ impl ClearLane {
         Ok(())
     }
 
-    /// Fills `out`, what is long straight from the socket; the end of the connection is no end of the lane.
+    /// Fills `out`, long pieces straight from the socket. The end of the connection is no orderly end of the lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         watch.lap(Doing::Busy);
         for piece in out.chunks_mut(self.toll.piece_bytes()) {
@@ -112,13 +113,13 @@ impl ClearLane {
         Ok(())
     }
 
-    /// The next header, authenticated; `None` at the peer's end.
+    /// The next header, authenticated; `None` at the peer's orderly end.
     fn receive_header(&mut self, watch: &mut Stopwatch<'_>) -> Result<Option<FrameHeader>, LaneError> {
         let mut header = [0; FrameHeader::BYTES];
         let mut mac = [0; blake3::OUT_LEN];
         self.fill(&mut header, watch)?;
         self.fill(&mut mac, watch)?;
-        // this comparison takes the same time wherever the two hashes differ
+        // This comparison takes the same time wherever the two hashes differ.
         if self.checking.next(&header) != blake3::Hash::from_bytes(mac) {
             return Err(LaneError::Forged);
         }
@@ -131,7 +132,7 @@ impl ClearLane {
 }
 
 impl Row {
-    /// The row that `sender` seals.
+    /// The row of frames that `sender` seals.
     fn of(session: &rustls::Connection, sender: Side) -> Result<Self, rustls::Error> {
         let direction: &[u8] = match sender {
             Side::Client => b"client",
@@ -141,7 +142,7 @@ impl Row {
         Ok(Self { key, sequence: 0 })
     }
 
-    /// What authenticates `header` as the next of the row.
+    /// The hash that authenticates `header` as the next of the row.
     fn next(&mut self, header: &[u8; FrameHeader::BYTES]) -> blake3::Hash {
         let mut sealed = [0; SEQUENCE_BYTES + FrameHeader::BYTES];
         sealed[..SEQUENCE_BYTES].copy_from_slice(&self.sequence.to_le_bytes());
@@ -151,12 +152,13 @@ impl Row {
     }
 }
 
-/// What tells this use of the connection's secrets from any other.
+/// The label that separates this use of the connection's secrets from any other.
 const KEY_LABEL: &[u8] = b"EXPORTER-zmove lane clear 1";
 const SEQUENCE_BYTES: usize = size_of::<u64>();
 /// The header of the orderly end, which no frame has: there is no kind 0.
 const END: [u8; FrameHeader::BYTES] = [0; FrameHeader::BYTES];
-/// Headers and heads are taken from here; data goes straight to where it belongs, except for so many last bytes.
+/// The size of the buffer for headers and heads; data is read straight to its place, except for at most so many last
+/// bytes.
 const ARRIVED_BYTES_MAX: usize = 16 << 10;
 
 impl LaneSink for ClearLane {
@@ -269,7 +271,7 @@ mod tests {
         Frame { header, head: HEAD.to_vec(), data }
     }
 
-    /// What a sender of three frames puts on the wire, frame by frame, the end last.
+    /// The bytes that a sender of three frames writes, frame by frame, the end last.
     fn said(key: [u8; blake3::KEY_LEN]) -> Vec<Vec<u8>> {
         let (near, mut far) = sockets();
         let mut sink = lane(near, key, OTHER_KEY);
@@ -283,8 +285,7 @@ mod tests {
         pieces
     }
 
-    /// How many of the frames in `pieces`, which somebody in between may have altered, a receiver accepts,
-    /// and how its lane ends.
+    /// The number of frames in `pieces`, perhaps altered on the way, that a receiver accepts, and how its lane ends.
     fn heard(pieces: &[Vec<u8>]) -> (u64, Result<(), LaneError>) {
         let (mut near, far) = sockets();
         near.write_all(&pieces.concat()).unwrap();
@@ -331,7 +332,7 @@ mod tests {
         }
     }
 
-    /// Contents are the receiver's to hold against the digest, which is as it was.
+    /// The receiver compares contents with the digest, which is unchanged.
     #[test]
     fn flipped_contents_keep_their_digest() {
         let mut pieces = said(KEY);

@@ -1,6 +1,6 @@
-//! Lanes and control within one process: the embedded default, and what the tests run on.
+//! Lanes and control within one process: the default for embedding, and the ground of the tests.
 //!
-//! A buffer moves from sink to source as it is: nothing is copied or encrypted, everything is still hashed.
+//! A buffer moves from sink to source as it is: nothing is copied or encrypted, but everything is hashed.
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::io::DuplexStream;

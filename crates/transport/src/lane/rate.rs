@@ -44,7 +44,7 @@ impl SharedRate {
         rate
     }
 
-    /// Changes the rate, for lanes that keep it already too.
+    /// Changes the rate, also for lanes that keep it already.
     pub fn set(&self, limit: RateLimit) {
         let carried = limit.bytes_per_second() / CARRIED_OF * CARRIED;
         self.0.bytes_per_second.store(carried.max(1), Ordering::Relaxed);
@@ -55,7 +55,7 @@ impl SharedRate {
         self.bytes_per_second().is_some()
     }
 
-    /// Whether a lane, or anybody else, has another clone.
+    /// Whether a lane, or any other holder, has another clone.
     #[must_use]
     pub fn in_use(&self) -> bool {
         Arc::strong_count(&self.0) > 1
@@ -177,7 +177,7 @@ impl Toll {
         watch.lap(Doing::Paced);
     }
 
-    /// What breaks a lane that may be waiting here: `inner` and the wait.
+    /// A breaker for a lane that may be waiting here: it trips `inner` and ends the wait.
     pub(crate) fn breaker(&self, inner: LaneBreaker) -> LaneBreaker {
         let broken = Arc::clone(&self.broken);
         LaneBreaker::new(move || {

@@ -19,7 +19,7 @@ use crate::tcp_tls::{Connection, Parts, Room};
 
 /// One end of a lane over TLS on TCP; the dialler sends, the acceptor receives, or the other way round.
 pub struct TlsLane {
-    /// Shared with what breaks the lane and tells of its path: one descriptor for all of them.
+    /// The socket, shared with the lane's breaker and its probe: one descriptor for all of them.
     socket: Arc<TcpStream>,
     room: Room,
     sealer: Sealer,
@@ -45,7 +45,7 @@ impl TlsLane {
         Self { toll: Toll::new(rate), ..self }
     }
 
-    /// Seals all of `bytes`; what has room waits to leave with what follows.
+    /// Seals all of `bytes`; records for which there is room wait and are sent with the next ones.
     fn seal(&mut self, mut bytes: &[u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         loop {
             bytes = &bytes[self.sealer.seal(bytes)..];
@@ -87,10 +87,10 @@ impl TlsLane {
     }
 }
 
-/// What breaks a lane on this socket.
+/// A breaker of a lane on this socket.
 pub(crate) fn tcp_breaker(socket: &Arc<TcpStream>) -> LaneBreaker {
     let socket = Arc::clone(socket);
-    // a connection that has ended already needs no breaking
+    // A connection that has ended already needs no breaking.
     LaneBreaker::new(move || drop(socket.shutdown(Shutdown::Both)))
 }
 
@@ -100,7 +100,7 @@ impl LaneSink for TlsLane {
     }
 
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
-        // each in records of its own, so that the receiver can open the data's straight into its buffer
+        // Each part in records of its own, so that the receiver can open the data's straight into its buffer.
         self.seal(&frame.header.encode(), watch)?;
         self.seal(&frame.head, watch)?;
         self.seal(&frame.data, watch)?;

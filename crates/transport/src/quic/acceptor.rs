@@ -1,7 +1,7 @@
-//! The server side: one UDP socket for all connections, and the handshake apart from it.
+//! The server side: one UDP socket for all connections, and a handshake for each.
 //!
-//! **Invariant:** nothing a client says is parsed here but QUIC and TLS, and while many handshakes are under way only
-//! clients that have shown to be at their address begin one.
+//! **Invariant:** nothing a client sends is parsed here but QUIC and TLS, and while many handshakes are under way only
+//! clients that have proved their address begin one.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -23,7 +23,7 @@ use crate::trust::{Identity, server_config};
 #[derive(Debug)]
 pub(crate) struct QuicAcceptor {
     pub(crate) endpoint: Endpoint,
-    /// What may wait in the kernel to be received.
+    /// The bytes that may wait in the kernel to be received.
     pub(crate) receive_buffer_bytes: usize,
 }
 
@@ -31,7 +31,7 @@ impl QuicAcceptor {
     /// Listens on a socket that is bound. Runs on the tokio runtime that calls.
     ///
     /// # Errors
-    /// It is no such socket.
+    /// The socket is not a bound UDP socket.
     pub(crate) fn on(socket: UdpSocket, identity: &Identity) -> Result<Self, BindError> {
         let address = socket.local_addr().map_err(BindError::Inherited)?;
         let failed = |source| BindError::Listen { address, source };
@@ -57,13 +57,14 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Makes the peer prove its key, and waits for its stream, within `deadline`.
+/// Has the peer prove its key, and waits for its stream, within `deadline`.
 pub(crate) async fn handshake(incoming: Incoming, deadline: Duration) -> Result<QuicConnection, AcceptError> {
     let secured = timeout(deadline, secure(incoming)).await;
     secured.map_err(|_| AcceptError::TimedOut { waited: deadline })?
 }
 
-/// Has a client show that it is where it says it is; `None` where that is settled.
+/// Has a client prove that its address is its own; `None` when it has been asked to. One that has done so, or cannot be
+/// asked, is returned.
 pub(crate) fn ask_back(incoming: Incoming) -> Option<Incoming> {
     if incoming.remote_address_validated() || !incoming.may_retry() {
         return Some(incoming);
@@ -75,7 +76,7 @@ async fn secure(incoming: Incoming) -> Result<QuicConnection, AcceptError> {
     let connection = incoming.accept().map_err(handshake_error)?.await.map_err(handshake_error)?;
     let stream = match connection.accept_bi().await {
         Ok(stream) => stream,
-        // a client dials more lanes than a short path needs
+        // A client dials more lanes than a short path needs.
         Err(ConnectionError::ApplicationClosed(_)) => return Err(AcceptError::Unused),
         Err(error) => return Err(handshake_error(error)),
     };
@@ -100,7 +101,7 @@ fn handshake_error(error: ConnectionError) -> AcceptError {
 
 fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
     let mut tls = server_config(identity);
-    // no data before the handshake is complete
+    // No data before the handshake is complete.
     tls.max_early_data_size = 0;
     let crypto = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
     let secret = identity.derive(TOKEN_CONTEXT);
@@ -118,10 +119,10 @@ fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
 }
 
 const TOKEN_CONTEXT: &str = "zmove 2026-11-21 quic retry token";
-/// Clients that wait to begin their handshake.
+/// The most clients that wait to begin their handshake.
 const INCOMING_MAX: usize = 1024;
-/// What one of them, and all, may send meanwhile.
+/// The most bytes that one of them, and all, may send meanwhile.
 const INCOMING_BYTES_MAX: u64 = 16 << 10;
 const INCOMING_BYTES_TOTAL_MAX: u64 = 4 << 20;
-/// A receiver sends acknowledgements and receipts: what Ethernet carries will do.
+/// The largest datagram of a receiver, which sends acknowledgements and receipts: what Ethernet carries will do.
 const ANSWER_DATAGRAM_BYTES_MAX: u16 = 1452;

@@ -1,7 +1,6 @@
-//! The client side: a connection each with a UDP socket and a thread of its own, so that several keep several
-//! cores busy.
+//! The client side: each connection has a UDP socket and a thread of its own, so that several keep several cores busy.
 //!
-//! **Invariant:** no thread outlives [`QuicDialler::close`] by more than it takes to say goodbye.
+//! **Invariant:** no thread outlives [`QuicDialler::close`] by more than it takes to close its connection.
 
 use std::future::Future;
 use std::io;
@@ -35,10 +34,10 @@ pub(crate) struct QuicDialler {
     threads: Arc<Threads>,
 }
 
-/// The threads below the connections that were dialled.
+/// The threads of the connections that were dialled.
 #[derive(Debug)]
 struct Threads {
-    /// Turns true when all are to end.
+    /// Turns true when all threads are to end.
     leave: watch::Sender<bool>,
     running: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -70,14 +69,15 @@ impl QuicDialler {
     /// Makes one connection within `deadline`.
     ///
     /// # Errors
-    /// No address answers, what answers is not zmove, or the host's key is not taken; see [`DialError`].
+    /// No address answers, what answers is not zmove, or the host's key is not accepted; see [`DialError`].
     pub(crate) async fn dial(&self, deadline: Duration) -> Result<QuicConnection, DialError> {
         let whole = Deadline::after(deadline);
         let mut patience = HANDSHAKE_PATIENCE;
         loop {
             let until = Deadline { due: whole.due.min(Instant::now() + patience), ..whole };
             match self.address.connect(|address| self.attempt(address, until)).await {
-                // a daemon that ended in the middle is never heard again by this connection, its successor by another
+                // A daemon that ended in mid-handshake does not answer this connection any more; its successor answers
+                // another.
                 Err(DialError::TimedOut { .. }) if until.due < whole.due => patience *= 2,
                 dialled => return dialled,
             }
@@ -115,7 +115,7 @@ impl QuicDialler {
         }
     }
 
-    /// The whole life of a connection.
+    /// Dials a connection and keeps it until its end.
     async fn serve(
         &self,
         address: SocketAddr,
@@ -128,7 +128,7 @@ impl QuicDialler {
                 Ok(connected) => connected,
                 Err(error) => return drop(made.send(Err(error))),
             },
-            // nobody waits for it any more
+            // The caller does not wait for the connection any more.
             () = made.closed() => return,
             _ = leave.wait_for(|leave| *leave) => return,
         };
@@ -143,7 +143,7 @@ impl QuicDialler {
         tokio::select! {
             () = keeper.keep() => {}
             _ = leave.wait_for(|leave| *leave) => {
-                // what has been finished goes out before the close
+                // Send what has been finished before the close.
                 let_others_run().await;
                 keeper.connection.close(DONE, b"");
                 keeper.lane_bytes.lose();
@@ -216,14 +216,14 @@ pub(super) fn alert(error: &ConnectionError) -> Option<AlertDescription> {
     u8::try_from(alert).ok().map(AlertDescription::from)
 }
 
-/// Where QUIC's error codes for TLS alerts begin.
+/// The first of QUIC's error codes for TLS alerts.
 const CRYPTO_ERRORS: u64 = 0x100;
-/// How long a handshake may take at first, before it is begun anew; the next may take twice as long.
+/// How long the first handshake may take before another is begun; each next one may take twice as long.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(2);
-/// How long the threads may take to say goodbye.
+/// How long the threads may take to close their connections.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
 
-/// A socket for one connection.
+/// Opens a socket for one connection.
 fn open(address: SocketAddr, identity: &Identity) -> io::Result<Endpoint> {
     let any = if address.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any)?;
@@ -232,7 +232,7 @@ fn open(address: SocketAddr, identity: &Identity) -> io::Result<Endpoint> {
     Endpoint::new_with_abstract_socket(config, None, socket, Arc::new(TokioRuntime))
 }
 
-/// Lets the connection's driver, which runs on the same thread, send what is waiting.
+/// Lets the connection's driver, which runs on the same thread, send queued packets.
 async fn let_others_run() {
     for _ in 0..TURNS {
         tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! Whoever ends a QUIC connection: the last bytes must have arrived before it is closed, and a close must be told.
+//! The end of a QUIC connection: the last bytes must have arrived before it is closed, and the close must be sent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use super::{DONE, DROPPED};
 /// How long a peer may take to acknowledge the last bytes.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Keeps a connection until whoever holds it has finished or dropped it, or it is lost.
+/// Keeps a connection until its holder has finished or dropped it, or it is lost.
 pub(super) struct Keeper {
     pub(super) connection: quinn::Connection,
     pub(super) lane_bytes: Arc<LaneBytes>,
-    /// Gives the stream when that has been finished.
+    /// Receives the stream when that has been finished.
     pub(super) left: UnboundedReceiver<SendStream>,
 }
 

@@ -1,13 +1,11 @@
-//! A lane over QUIC: its thread gives frames to the connection and takes what has arrived, without a queue in
-//! between.
+//! A lane over QUIC: its thread passes frames to the connection and takes arrived bytes, without a queue in between.
 //!
-//! The connection's work (packets, encryption, acknowledgements) is done by its endpoint's thread. A large
-//! frame's buffer goes to quinn as it is and comes back when it has been acknowledged; a small frame is
-//! copied, so that the few buffers do not all wait for acknowledgements. Data that has arrived is copied
-//! once, into the buffer of its frame.
+//! The connection's work (packets, encryption, acknowledgements) is done by its endpoint's thread. A large frame's
+//! buffer goes to quinn as it is and comes back when it has been acknowledged; a small frame is copied, so that the few
+//! buffers do not all wait for acknowledgements. Data that has arrived is copied once, into the buffer of its frame.
 //!
-//! Frames are read in order. A frame's place in the stream is known only when those before it have come, and
-//! reading out of order would save no time, only the memory of what waits behind a lost packet.
+//! Frames are read in order. A frame's place in the stream is known only when those before it have come, and reading
+//! out of order would save no time, only the memory of data behind a lost packet.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -36,7 +34,7 @@ pub(crate) struct QuicLane {
     arrived: VecDeque<Bytes>,
     room: Vec<Bytes>,
     ended: bool,
-    /// What may be outstanding when the next frame is given to the connection.
+    /// The most bytes that may be outstanding when the next frame is passed to the connection.
     outstanding_max: u64,
     /// Paid for what is received, or sent.
     toll: Toll,
@@ -52,7 +50,7 @@ impl QuicLane {
         Self { outstanding_max, ..Self::source(connection) }
     }
 
-    /// The receiving end, which gets little before its window is opened.
+    /// The receiving end, which lets the peer send little before its window is opened.
     pub(crate) fn source(connection: QuicConnection) -> Self {
         Self {
             connection,
@@ -70,7 +68,7 @@ impl QuicLane {
         Self { toll: Toll::new(rate), ..self }
     }
 
-    /// Gives the connection one piece; what it has no credit for waits.
+    /// Passes one piece to the connection; waits where that has no credit.
     fn write(&mut self, bytes: Bytes) -> Result<(), LaneError> {
         let started = Instant::now();
         let sending = self.connection.sending.as_mut().ok_or(LaneError::Stopped)?;
@@ -140,16 +138,16 @@ impl QuicLane {
     }
 }
 
-/// What one lane may have outstanding: with one more frame, no more than the receiver's window for it. So a
-/// wait for that window means that the receiver does not read, and nothing else.
+/// The most bytes that one lane may have outstanding: with one more frame, no more than the receiver's window for it.
+/// So a wait for that window means that the receiver does not read, and nothing else.
 const LANE_OUTSTANDING_BYTES_MAX: u64 = 16 << 20;
-/// What all lanes of a sender together may have outstanding: most of the buffers that its readers fill.
+/// The most bytes that all lanes of a sender together may have outstanding: most of the buffers that its readers fill.
 const OUTSTANDING_BYTES_MAX: u64 = 64 << 20;
-/// Less could not keep a connection busy while the next frame is made.
+/// The least limit of outstanding bytes: less could not keep a connection busy while the next frame is made.
 const OUTSTANDING_BYTES_MIN: u64 = 1 << 20;
-/// Chunks taken in one turn: the connection is locked meanwhile.
+/// The most chunks taken at a time: the connection is locked meanwhile.
 const CHUNKS_AT_ONCE: usize = 64;
-/// Data of so much is not copied: it fills most of its buffer.
+/// The least data that is not copied: it fills most of its buffer.
 const UNCOPIED_BYTES_MIN: usize = 2 << 20;
 
 impl LaneSink for QuicLane {
@@ -181,7 +179,7 @@ impl LaneSink for QuicLane {
     }
 
     fn finish(&mut self) -> Result<(), LaneError> {
-        // QUIC takes the end of a stream although nobody will ever see it
+        // QUIC accepts the end of a stream although it will never arrive.
         if let Some(reason) = self.connection.connection.close_reason() {
             return Err(lost(reason).into());
         }
@@ -212,7 +210,7 @@ fn info(connection: &quinn::Connection, balance: &Balance, account: &Account) ->
         round_trip: Some(round_trip),
         round_trip_min: Some(connection.min_rtt()),
         congestion_window_segments: u32::try_from(stats.path.cwnd / mtu).ok(),
-        // what was settled last had left a round trip before
+        // The bytes that were settled last had left a round trip before.
         since_data_sent: balance.idle.map(|idle| if idle.is_zero() { idle } else { idle + round_trip }),
         segments_retransmitted: u32::try_from(stats.path.lost_packets).ok(),
         bytes_acked: Some(acked),
@@ -244,7 +242,7 @@ impl LaneSource for QuicLane {
     }
 }
 
-/// Runs a future on this thread, which sleeps while it waits; also tells how often it did.
+/// Runs a future on this thread, which sleeps while it waits; also returns how often it did.
 fn block_on<F: Future>(future: F) -> (F::Output, u32) {
     struct Unpark(Thread);
     impl Wake for Unpark {

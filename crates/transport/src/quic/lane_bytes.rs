@@ -1,10 +1,9 @@
-//! What a lane has given to its connection and the peer has not acknowledged: the bound on it, and the clock
-//! of it.
+//! The bytes that a lane has passed to its connection and the peer has not acknowledged: their limit, and their clock.
 //!
-//! A lane's thread adds before it writes; QUIC lets go of bytes when they are acknowledged, on whatever
-//! thread. The lane counts by frames and sleeps until there is room for a whole one; waking it for every
-//! acknowledgement would cost more than the copy. It is also what `TCP_INFO` is to TCP: bytes
-//! acknowledged, time with data under way, and time for which the receiver did not read.
+//! A lane's thread adds bytes before it writes them; QUIC drops them when they are acknowledged, on any thread. The
+//! lane counts by frames and sleeps until there is room for a whole one; waking it for every acknowledgement would cost
+//! more than the copy. This also holds what `TCP_INFO` has for TCP: bytes acknowledged, time with data under way, and
+//! time for which the receiver did not read.
 //!
 //! **Invariant:** every byte that was added is settled once, whether it arrives or the connection is lost.
 
@@ -14,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-/// The bytes of one lane that are under way, and how long some were.
+/// The bytes of one lane that are under way, and for how long there were any.
 #[derive(Debug, Default)]
 pub(super) struct LaneBytes {
     state: Mutex<State>,
@@ -25,7 +24,7 @@ pub(super) struct LaneBytes {
 struct State {
     outstanding: u64,
     settled: u64,
-    /// Time with something outstanding, without the time since `busy_since`.
+    /// The time with bytes outstanding, without the time since `busy_since`.
     busy: Duration,
     busy_since: Option<Instant>,
     settled_at: Option<Instant>,
@@ -33,13 +32,13 @@ struct State {
     lost: bool,
 }
 
-/// What [`LaneBytes`] knows at one moment.
+/// The state of [`LaneBytes`] at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Balance {
     pub(super) settled: u64,
     pub(super) busy: Duration,
     pub(super) window_limited: Duration,
-    /// How long nothing has been outstanding; `None` before anything was.
+    /// The time since nothing has been outstanding; `None` before anything was.
     pub(super) idle: Option<Duration>,
 }
 
@@ -73,7 +72,7 @@ impl LaneBytes {
         self.lock().window_limited += time;
     }
 
-    /// Nothing will be acknowledged any more: whoever waits is told.
+    /// Notes that nothing will be acknowledged any more, and wakes those that wait.
     pub(super) fn lose(&self) {
         self.lock().lost = true;
         self.changed.notify_all();
@@ -111,7 +110,7 @@ impl LaneBytes {
     }
 }
 
-/// What QUIC holds on to.
+/// Bytes that QUIC holds.
 struct Held<T: Deref<Target = [u8]>> {
     payload: T,
     lane_bytes: Arc<LaneBytes>,

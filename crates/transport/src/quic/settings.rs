@@ -1,11 +1,11 @@
-//! How QUIC is set up, the same on both sides but for who dials.
+//! The settings of QUIC, the same on both sides except for what the dialler chooses.
 //!
-//! **Invariant:** the data that a peer can make this side hold is bounded: by [`UNADMITTED_WINDOW_BYTES`]
-//! before it is let in, for control by [`CONTROL_WINDOW_BYTES`], and on a lane by its [`LaneWindow`].
+//! **Invariant:** the data that a peer can make this side hold is bounded: by [`UNADMITTED_WINDOW_BYTES`] before it is
+//! admitted, for control by [`CONTROL_WINDOW_BYTES`], and on a lane by its [`LaneWindow`].
 //!
-//! The largest datagram is found by MTU discovery, from QUIC's least up to what the first link carries. CUBIC
-//! that bears single losses ([`tolerant`](super::tolerant)) is the usual congestion control; quinn's BBR is
-//! the first version and sends many packets twice.
+//! The largest datagram is found by MTU discovery, from QUIC's minimum up to what the first link carries. CUBIC that
+//! tolerates single losses ([`tolerant`](super::tolerant)) is the usual congestion control; quinn's BBR is the first
+//! version and sends many packets twice.
 
 use std::fmt;
 use std::io;
@@ -22,43 +22,44 @@ use super::tolerant::{Account, TolerantConfig};
 use crate::lane::LaneWindow;
 use crate::trust::Identity;
 
-/// What the receiver holds of control that is not read.
+/// The unread bytes of a control connection that this side holds.
 pub(super) const CONTROL_WINDOW_BYTES: u32 = 1 << 20;
-/// The same of a connection that has not been let in, or has no transfer yet: a greeting and what wants to be asked.
+/// The unread bytes of a connection that has not been admitted, or has no transfer yet: room for a greeting and an
+/// opening.
 pub(super) const UNADMITTED_WINDOW_BYTES: u32 = 64 << 10;
 /// The largest datagram: what jumbo frames of 9,000 bytes carry over IPv6.
 const DATAGRAM_BYTES_MAX: u16 = 8_952;
-/// What IP and UDP take of a packet.
+/// The bytes of IP and UDP headers in a packet.
 const HEADER_BYTES_V4: u32 = 28;
 const HEADER_BYTES_V6: u32 = 48;
-/// What is asked for; the kernel gives as much as `net.core.rmem_max` and `wmem_max` allow.
+/// The size of buffers that is asked for; the kernel gives as much as `net.core.rmem_max` and `wmem_max` allow.
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
-/// The first flight of a connection. Paced; what TCP sends at first with jumbo frames.
+/// The bytes that a connection sends first, paced: what TCP sends at first with jumbo frames.
 const FIRST_FLIGHT_BYTES: u64 = 128 << 10;
-/// Whoever waits for an answer learns so soon, by a reset, that the daemon is another one. NATs, which may
-/// forget a UDP flow after half a minute, ask for less.
+/// The time between keep-alives: within it a peer that waits for an answer learns, by a reset, that the daemon has been
+/// restarted. NATs, which may forget a UDP flow after half a minute, need less.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// A peer that says nothing for so long is gone.
+/// A peer that sends nothing for so long counts as gone.
 const IDLE_MAX: Duration = Duration::from_secs(30);
-/// Packets for one acknowledgement, and how long it may wait for them.
+/// The number of packets for one acknowledgement, and how long that may wait for them.
 const ACK_PACKETS: u32 = 10;
 const ACK_DELAY: Duration = Duration::from_millis(5);
 
 /// The congestion control of QUIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QuicCongestion {
-    /// CUBIC that does not take single lost packets for congestion where nothing queues.
+    /// CUBIC that does not take single lost packets for congestion where there is no queue.
     #[default]
     Tolerant,
     /// CUBIC (RFC 9438).
     Cubic,
-    /// The first version of BBR, which looks at rates and round trips and not at loss.
+    /// The first version of BBR, which goes by rates and round trips and not by loss.
     Bbr,
     /// `NewReno` (RFC 9002).
     NewReno,
 }
 
-/// A name that stands for no congestion control that QUIC has here.
+/// The error for a name that is no congestion control of QUIC here.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("QUIC has tolerant, cubic, bbr and reno here")]
 pub struct UnknownCongestion;
@@ -114,10 +115,10 @@ pub(super) fn transport(
         .max_concurrent_bidi_streams(1_u32.into())
         .max_concurrent_uni_streams(0_u32.into())
         .datagram_receive_buffer_size(None)
-        // the connection has but one
+        // The connection has only one stream.
         .stream_receive_window(LaneWindow::Wide.bytes().into())
         .receive_window(CONTROL_WINDOW_BYTES.into())
-        // a lane bounds what it gives to a connection by itself
+        // A lane bounds by itself what it passes to a connection.
         .send_window(4 * u64::from(LaneWindow::Wide.bytes()))
         .send_fairness(false)
         .keep_alive_interval(Some(KEEP_ALIVE))
@@ -128,30 +129,29 @@ pub(super) fn transport(
     config
 }
 
-/// An endpoint's settings. Its resets come of the key: a daemon that has been started again can tell clients that their
+/// The settings of an endpoint. Its resets are derived from the key: a restarted daemon can notify clients that their
 /// connections are gone.
 pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
     let secret = identity.derive(RESET_CONTEXT);
     let reset = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &secret);
     let mut config = EndpointConfig::new(Arc::new(reset));
-    // quinn's own connection ids carry a check by a key of this process; the next process, which lacks that
-    // key, would answer them with no reset
+    // Quinn's own connection ids carry a check by a key of this process; the next process, which lacks that key, would
+    // not answer them with a reset.
     config.cid_generator(|| Box::<RandomConnectionIdGenerator>::default());
-    // a daemon that has been started again is asked by all connections at once, and a reset is shorter than
-    // what it answers
+    // All connections ask a restarted daemon at once, and a reset is shorter than what it answers.
     config.min_reset_interval(Duration::ZERO);
-    // above QUIC's minimum, so it is not refused
+    // The size is above QUIC's minimum, so it is not refused.
     let _taken = config.max_udp_payload_size(DATAGRAM_BYTES_MAX);
     config
 }
 
 const RESET_CONTEXT: &str = "zmove 2026-11-21 quic stateless reset";
 
-/// Asks for larger buffers than the kernel gives by itself, and than the socket has; returns how much may
-/// wait to be received.
+/// Asks for larger buffers than the kernel gives by itself, and than the socket has; returns how many bytes may wait to
+/// be received.
 pub(super) fn enlarge_buffers(socket: &UdpSocket) -> io::Result<usize> {
     let options = socket2::SockRef::from(socket);
-    // who may pass by the limits does
+    // A process that may exceed the limits does.
     if options.recv_buffer_size()? < SOCKET_BUFFER_BYTES
         && rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, SOCKET_BUFFER_BYTES).is_err()
     {
@@ -175,12 +175,12 @@ pub(super) fn datagram_bytes_max(address: SocketAddr) -> u16 {
 fn link_mtu(address: SocketAddr) -> io::Result<u32> {
     let any = if address.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any)?;
-    // nothing is sent: the kernel only looks for the way
+    // Nothing is sent: the kernel only looks up the route.
     socket.connect(address)?;
     zmove_sockopt::path_mtu(&socket, address)
 }
 
 const ETHERNET_MTU: u32 = 1500;
 
-/// What every path of QUIC must carry.
+/// The datagram size that every path of QUIC must carry.
 const QUIC_MINIMUM: u16 = 1200;

@@ -1,8 +1,7 @@
 //! The UDP socket below an endpoint: quinn's own, with calls to the kernel as large as suits UDP and the cache.
 //!
-//! quinn gives the kernel up to ten datagrams at once, which with jumbo frames are more than one UDP send
-//! carries, and takes up to 32 batches of 64 KiB at once, which is more than the cache nearest to a core
-//! holds.
+//! quinn passes up to ten datagrams to the kernel at once, which with jumbo frames are more than one UDP send carries,
+//! and takes up to 32 batches of 64 KiB at once, which is more than the cache nearest to a core holds.
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -39,7 +38,7 @@ impl AsyncUdpSocket for Batched {
         if transmit.contents.len() <= bytes_at_once {
             return self.socket.try_send(transmit);
         }
-        // if one of them has to wait, quinn sends all again, and the peer drops what it has
+        // If one part has to wait, quinn sends all again, and the peer drops what it has already.
         transmit.contents.chunks(bytes_at_once).try_for_each(|contents| {
             let segment_size = (contents.len() > datagram_bytes).then_some(datagram_bytes);
             let Transmit { destination, ecn, src_ip, .. } = *transmit;
@@ -75,9 +74,9 @@ impl AsyncUdpSocket for Batched {
     }
 }
 
-/// What one UDP send over IPv4 carries.
+/// The most bytes that one UDP send over IPv4 carries.
 const UDP_BYTES_MAX: usize = 65_507;
-/// What is received at once: half a MiB.
+/// The most batches of datagrams that one call receives.
 const BATCHES_AT_ONCE: usize = 8;
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
 //! The congestion control of QUIC lanes by default: CUBIC that does not take single lost packets for congestion.
 //!
-//! On a long path CUBIC needs thousands of packets in a row to arrive for its window to fill it; one lost in
-//! ten thousand keeps it at a few per cent. A queue shows in the round trip, and noise does not (as TCP Veno
-//! judges it), so a loss counts where packets have queued, where more than a few per cent are lost (the bound
-//! of BBR's later versions), where the network marks packets, and where all of a time were lost.
-//! **Invariant:** what counts goes to CUBIC unchanged, so that a path with a queue of a usual size is shared
-//! as CUBIC shares it.
+//! On a long path CUBIC needs thousands of packets in a row to arrive for its window to fill it; one lost in ten
+//! thousand keeps it at a few per cent. A queue shows in the round trip, and noise does not (this is the criterion of
+//! TCP Veno), so a loss counts where packets have queued, where more than a few per cent are lost (the bound of BBR's
+//! later versions), where the network marks packets, and where all packets of some time were lost. **Invariant:**
+//! losses that count go to CUBIC unchanged, so that a path with a queue of a usual size is shared as CUBIC shares it.
 //!
 //! On a short path without a rate limit nothing is ever lost but where a host is late, so CUBIC would fill
 //! the receiver's buffer until that runs over, with memory that is in no cache any more. So the window also
@@ -56,7 +55,7 @@ struct Tolerant {
     round_started: Instant,
 }
 
-/// What became of the packets of about a round trip.
+/// The acknowledged and lost bytes of about a round trip.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
     bytes_acked: u64,
@@ -92,7 +91,8 @@ impl Tolerant {
         lost > NOISE_BYTES_MIN.max(sent / NOISE_SHARE)
     }
 
-    /// What is worth having on its way: what the fastest connection carries in a round trip, and slack for late hosts.
+    /// The most bytes worth having on their way: what the fastest connection carries in a round trip, and slack for
+    /// late hosts.
     fn window_max(&self) -> u64 {
         let microseconds = u64::try_from(self.round_trip_min.as_micros()).unwrap_or(u64::MAX);
         WINDOW_SLACK_BYTES.saturating_add(microseconds.saturating_mul(BYTES_PER_MICROSECOND_MAX))
@@ -150,14 +150,14 @@ const ROUND_TRIP_GUESS: Duration = Duration::from_millis(333);
 /// A queue is one when it adds more than this share of the round trip, and more than a busy host does.
 const QUEUE_SHARE: u32 = 8;
 const QUEUE_MIN: Duration = Duration::from_millis(4);
-/// One byte of so many may be lost by noise.
+/// One byte in so many may be lost by noise.
 const NOISE_SHARE: u64 = 50;
-/// So few lost bytes tell nothing of a share.
+/// The least lost bytes from which a share can be judged.
 const NOISE_BYTES_MIN: u64 = 16 << 10;
 
-/// A receiver that waits a few milliseconds for a core finds no more than this of each connection.
+/// The slack: a receiver that waits a few milliseconds for a core finds no more than this from each connection.
 const WINDOW_SLACK_BYTES: u64 = 1 << 20;
-/// 10 Gbit/s, more than one connection of quinn reaches.
+/// The fastest rate: 10 Gbit/s, more than one connection of quinn reaches.
 const BYTES_PER_MICROSECOND_MAX: u64 = 1_250;
 
 impl Controller for Tolerant {
@@ -173,7 +173,7 @@ impl Controller for Tolerant {
         self.resume.acked(sent, bytes);
         self.turn_round(now);
         self.round.bytes_acked += bytes;
-        // a window that grows without being used would not give way when something is lost
+        // A window that grows unused would not shrink in time when something is lost.
         let unused = app_limited || self.cubic.window() >= self.window_max();
         self.cubic.on_ack(now, sent, bytes, unused, rtt);
         self.end_slow_start(now);

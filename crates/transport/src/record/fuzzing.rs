@@ -10,11 +10,11 @@ use super::{
     TrafficSecrets, header,
 };
 
-/// A peer that has the keys and seals whatever it likes, and one that has none and sends any bytes.
+/// Records of a peer that has the keys and seals anything, and of one that has none and sends any bytes.
 ///
-/// The first two bytes say in which pieces records come and how much is read at once. Then come steps of a
-/// kind, a length and so many bytes: application data, padded application data, the next key, the end, any
-/// other inner type, or bytes as they are.
+/// The first two bytes are the size of the pieces in which records come and of each read. Then come steps of a kind, a
+/// length and so many bytes: application data, padded application data, the next key, the end, any other inner type, or
+/// bytes as they are.
 ///
 /// # Panics
 /// When what is read is not what was sealed, in order and up to the first thing that is out of place.
@@ -34,7 +34,7 @@ pub fn records(bytes: &[u8]) {
     assert!(!sealed.sound || (!failed && opened.len() == sealed.plaintext.len()), "all was in place");
 }
 
-/// The same at both ends and in every run.
+/// A key that is the same at both ends and in every run.
 fn key() -> TrafficKey {
     static SECRETS: OnceLock<TrafficSecrets> = OnceLock::new();
     let secrets = SECRETS.get_or_init(|| {
@@ -48,7 +48,7 @@ fn key() -> TrafficKey {
 struct Sealed {
     key: TrafficKey,
     records: Vec<u8>,
-    /// What whoever opens the records may read.
+    /// The plaintext that the peer may read.
     plaintext: Vec<u8>,
     /// Whether all of it can be read.
     sound: bool,
@@ -66,14 +66,14 @@ impl Sealed {
             }
             4 => {
                 self.record(ALERT, &CLOSE_NOTIFY);
-                // what follows is not looked at, and may be anything
+                // The bytes after the end are not looked at, and may be anything.
                 self.sound = false;
             }
             5 | 6 => {
                 let (inner, rest) = taken.split_first().map_or((0, taken), |(inner, rest)| (*inner, rest));
                 self.sound = false;
                 self.record(inner, rest);
-                // zeros are padding, and what stands before them is the type
+                // Zeros are padding, and the byte before them is the type.
                 let inner = [rest, &[inner]].concat();
                 let last = inner.iter().rposition(|&byte| byte != 0);
                 if let Some(last) = last.filter(|&last| inner[last] == APPLICATION_DATA) {
@@ -103,7 +103,7 @@ impl Sealed {
     }
 }
 
-/// Everything that can be read, and whether that ended by an error.
+/// All plaintext that can be read, and whether that ended by an error.
 fn read_all(opener: &mut Opener, records: &[u8], (piece, want): (usize, usize)) -> (Vec<u8>, bool) {
     let (mut opened, mut out) = (Vec::new(), vec![0; want]);
     for mut piece in records.chunks(piece) {

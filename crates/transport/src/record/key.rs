@@ -1,11 +1,9 @@
-//! The keys of a connection: what rustls has negotiated, and what follows from it (RFC 8446 §5.3, §7.1 to
-//! §7.3).
+//! The keys of a connection: those that rustls has negotiated, and those that follow (RFC 8446 §5.3, §7.1 to §7.3).
 //!
-//! A key that has sealed enough gives way to the next by TLS's own `KeyUpdate`. rustls hands out the keys in
-//! use but not the secrets behind them, without which no next key can be made; what would make it
-//! (`KernelConnection`) comes of unbuffered connections only, which tokio-rustls has none of. So the secrets
-//! come by its key log, one for each connection, kept in memory as rustls itself keeps them, and wiped when
-//! dropped.
+//! A key that has sealed enough is replaced by the next one by TLS's own `KeyUpdate`. rustls returns the keys in use
+//! but not the secrets behind them, without which no next key can be made; the type that would make it
+//! (`KernelConnection`) comes from unbuffered connections only, which tokio-rustls does not have. So the secrets come
+//! by its key log, one for each connection, kept in memory as rustls itself keeps them, and wiped when dropped.
 //!
 //! **Invariant:** no key seals two records under one nonce: a sequence number goes on where rustls stopped,
 //! and starts anew only with a new key. A connection whose keys have changed since the handshake is refused.
@@ -47,8 +45,8 @@ struct Secret {
     hash: hkdf::Algorithm,
 }
 
-/// What a connection seals and opens its next record with, in this order. All plaintext must have been read, and all
-/// records written.
+/// The keys with which a connection seals and opens its next record, in this order. All plaintext must have been read,
+/// and all records written.
 pub(crate) fn traffic_keys(
     session: Connection,
     secrets: &TrafficSecrets,
@@ -62,7 +60,7 @@ pub(crate) fn traffic_keys(
 }
 
 impl TrafficSecrets {
-    /// A copy of `config` for the one connection whose secrets shall come here.
+    /// A copy of `config` for one connection, whose secrets this collects.
     pub(crate) fn of_client(self: &Arc<Self>, config: &ClientConfig) -> Arc<ClientConfig> {
         let mut config = config.clone();
         config.enable_secret_extraction = true;
@@ -70,7 +68,7 @@ impl TrafficSecrets {
         Arc::new(config)
     }
 
-    /// A copy of `config` for the one connection whose secrets shall come here.
+    /// A copy of `config` for one connection, whose secrets this collects.
     pub(crate) fn of_server(self: &Arc<Self>, config: &ServerConfig) -> Arc<ServerConfig> {
         let mut config = config.clone();
         config.enable_secret_extraction = true;
@@ -90,7 +88,7 @@ impl TrafficSecrets {
 impl KeyLog for TrafficSecrets {
     fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
         if let (Some(place), Some(secret)) = (self.place(label), Secret::new(secret)) {
-            // a connection has one handshake, so nothing is there yet
+            // A connection has one handshake, so nothing is there yet.
             place.get_or_init(|| secret);
         }
     }
@@ -107,8 +105,8 @@ impl fmt::Debug for TrafficSecrets {
 }
 
 impl TrafficKey {
-    /// The key that rustls has used so far. That the secret has not been replaced since the handshake shows in the
-    /// initialization vector, which is derived from it as the key is.
+    /// The key that rustls has used so far. Its initialization vector, which is derived as the key is, shows whether
+    /// the secret is still that of the handshake.
     fn resume(
         secret: &OnceLock<Secret>,
         (sequence, used): (u64, ConnectionTrafficSecrets),
@@ -136,12 +134,12 @@ impl TrafficKey {
         Self::new(aead, secrets.client.get().expect("the handshake is over").clone(), 0)
     }
 
-    /// Goes on with the next key.
+    /// Changes to the next key.
     pub(super) fn update(&mut self) {
         *self = Self::new(self.aead, self.secret.next(), 0);
     }
 
-    /// Records that this key has sealed or opened.
+    /// The number of records that this key has sealed or opened.
     pub(super) const fn records(&self) -> u64 {
         self.sequence
     }
@@ -184,9 +182,9 @@ impl TrafficKey {
 }
 
 impl Secret {
-    /// `None` for a length that no suite here has.
+    /// A secret; `None` for a length that no suite here has.
     fn new(bytes: &[u8]) -> Option<Self> {
-        // a secret is as long as the output of its suite's hash
+        // A secret is as long as the output of its suite's hash.
         let hash = [HKDF_SHA256, HKDF_SHA384].into_iter().find(|hash| hash.len() == bytes.len())?;
         Some(Self { prk: Prk::new_less_safe(hash, bytes), hash })
     }

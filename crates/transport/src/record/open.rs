@@ -1,7 +1,7 @@
-//! Records to plaintext, opened straight into where it belongs.
+//! Opens records: plaintext is decrypted straight to its place.
 //!
-//! A record that is longer than what is asked for goes through a spill of one record. What follows the peer's orderly
-//! end is never looked at, as RFC 8446 §6.1 demands.
+//! A record that is longer than the slice to be filled goes through a spill of one record. Bytes after the peer's
+//! orderly end are never looked at, as RFC 8446 §6.1 demands.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -11,13 +11,13 @@ use super::{
     TAG_BYTES, TrafficKey,
 };
 
-/// What one system call may bring. More does not stay in the processor's cache, less costs more calls.
+/// The most bytes of one system call. More do not stay in the processor's cache, fewer cost more calls.
 const ARRIVED_BYTES_MAX: usize = 256 << 10;
 
 /// Opens the records that arrive.
 pub(crate) struct Opener {
     key: TrafficKey,
-    /// Bytes of the socket; those in `unopened` are records, the last of which may be incomplete.
+    /// Bytes from the socket; those in `unopened` are records, the last of which may be incomplete.
     arrived: Vec<u8>,
     unopened: Range<usize>,
     /// Plaintext that had no place yet.
@@ -27,7 +27,7 @@ pub(crate) struct Opener {
 }
 
 impl Opener {
-    /// Goes on after rustls: `plaintext` it has opened already, and `arrived` it has not.
+    /// An opener that takes over from rustls: that has opened `plaintext` already, and not `arrived`.
     pub(crate) fn new(key: TrafficKey, mut plaintext: Vec<u8>, arrived: &[u8]) -> Self {
         let unread = 0..plaintext.len();
         plaintext.resize(plaintext.len().max(BODY_BYTES_MAX), 0);
@@ -36,7 +36,7 @@ impl Opener {
         Self { key, arrived: room, unopened: 0..arrived.len(), spill: plaintext, unread, ended: false }
     }
 
-    /// Fills `out` as far as what has arrived goes; returns how far that was.
+    /// Fills `out` as far as the arrived records go; returns how far that was.
     pub(crate) fn read(&mut self, out: &mut [u8]) -> Result<usize, RecordError> {
         let mut filled = self.read_spill(out);
         while filled < out.len() && !self.ended {
@@ -51,7 +51,7 @@ impl Opener {
         self.ended && self.unread.is_empty()
     }
 
-    /// Takes what is there from `socket`, which must be called only when [`read`](Self::read) wants more; 0 at its end.
+    /// Takes bytes from `socket`, to be called only when [`read`](Self::read) wants more; 0 at its end.
     pub(crate) fn receive(&mut self, socket: &mut impl Read) -> io::Result<usize> {
         self.make_room();
         loop {
@@ -83,7 +83,7 @@ impl Opener {
         taken
     }
 
-    /// Where the body of the next record is, once all of it is there.
+    /// The range of the next record's body, once all of it is there.
     #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
     fn next_body(&self) -> Result<Option<Range<usize>>, RecordError> {
         let unopened = &self.arrived[self.unopened.clone()];
@@ -111,7 +111,7 @@ impl Opener {
         let fits = inner_bytes <= out.len();
         let inner = if fits { &mut out[..inner_bytes] } else { &mut self.spill[..inner_bytes] };
         self.key.open(header, &self.arrived[body], inner)?;
-        // padding is zeros behind the content type
+        // Padding is zeros behind the content type.
         let last = inner.iter().rposition(|byte| *byte != 0).ok_or(RecordError::Untyped)?;
         match (inner[last], &inner[..last]) {
             (APPLICATION_DATA, _) if fits => return Ok(last),
@@ -121,7 +121,7 @@ impl Opener {
             }
             (HANDSHAKE, message) if message == KEY_UPDATE => self.key.update(),
             (ALERT, alert) if alert == CLOSE_NOTIFY => self.ended = true,
-            // the level says nothing in TLS 1.3
+            // The level has no meaning in TLS 1.3.
             (ALERT, &[_, description]) => return Err(alert(description)),
             (content_type, _) => return Err(RecordError::Unexpected { content_type }),
         }

@@ -1,19 +1,20 @@
-//! Plaintext to records, many in one buffer, so that one system call sends them.
+//! Seals plaintext into records, many in one buffer, so that one system call sends them.
 //!
-//! **Invariant:** no key seals more than [`RECORDS_PER_KEY_MAX`] records: the last one says that the next key follows.
+//! **Invariant:** no key seals more than [`RECORDS_PER_KEY_MAX`] records: the last one announces the next key.
 
 use super::{
     ALERT, APPLICATION_DATA, CLOSE_NOTIFY, HANDSHAKE, HEADER_BYTES, KEY_UPDATE, PLAINTEXT_BYTES_MAX,
     RECORD_BYTES_MAX, TAG_BYTES, TrafficKey, header,
 };
 
-/// Full records that wait for one system call. More do not stay in the processor's cache, fewer cost more calls.
+/// The number of full records for one system call. More do not stay in the processor's cache, fewer cost more calls.
 const RECORDS_MAX: usize = 16;
 
-/// What AES-GCM may seal with one key is 2^24.5 full records (RFC 8446 §5.5); this stays well below, for all suites.
+/// The most records for one key. AES-GCM may seal 2^24.5 full ones (RFC 8446 §5.5); this stays well below, for all
+/// suites.
 const RECORDS_PER_KEY_MAX: u64 = 1 << 23;
 
-/// What a record adds to its plaintext.
+/// The bytes that a record adds to its plaintext.
 const OVERHEAD_BYTES: usize = HEADER_BYTES + 1 + TAG_BYTES;
 
 /// Seals plaintext into records that wait to be sent.
@@ -26,12 +27,12 @@ pub(crate) struct Sealer {
 
 impl Sealer {
     pub(crate) fn new(key: TrafficKey) -> Self {
-        // one record more than are full, for what goes before the data
+        // One record more than the full ones, for a frame's header and head before the data.
         let waiting = vec![0; (RECORDS_MAX + 1) * RECORD_BYTES_MAX];
         Self { key, records_per_key_max: RECORDS_PER_KEY_MAX, waiting, used: 0 }
     }
 
-    /// The same with keys that change sooner.
+    /// The same sealer with keys that change sooner.
     #[cfg(test)]
     pub(super) fn changing_keys_every(self, records: u64) -> Self {
         Self { records_per_key_max: records, ..self }
@@ -55,12 +56,12 @@ impl Sealer {
         self.push(ALERT, &CLOSE_NOTIFY);
     }
 
-    /// The room is free again: what waited has been sent.
+    /// Frees the room: the waiting records have been sent.
     pub(crate) fn clear(&mut self) {
         self.used = 0;
     }
 
-    /// The records that wait.
+    /// The records that wait to be sent.
     pub(crate) fn waiting(&self) -> &[u8] {
         &self.waiting[..self.used]
     }
@@ -82,5 +83,5 @@ impl Sealer {
     }
 }
 
-/// A full record and the change of keys before it.
+/// The least room for more: a full record and the change of keys before it.
 const ROOM_BYTES_MIN: usize = RECORD_BYTES_MAX + OVERHEAD_BYTES + KEY_UPDATE.len();

@@ -1,4 +1,4 @@
-//! The record layer against stock rustls peers, and against peers that are none.
+//! The record layer against stock rustls peers, and against peers that break the rules.
 
 use std::io::{Read as _, Write as _};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl End {
         traffic_keys(self.session, &self.secrets).unwrap()
     }
 
-    /// Records of `plaintext` by rustls.
+    /// Records of `plaintext`, made by rustls.
     fn write(&mut self, mut plaintext: &[u8]) -> Vec<u8> {
         let mut records = Vec::new();
         while !plaintext.is_empty() {
@@ -52,7 +52,7 @@ impl End {
         records
     }
 
-    /// What rustls makes of `records`, and whether that is the peer's orderly end.
+    /// The plaintext that rustls opens from `records`, and whether they contain the peer's orderly end.
     fn read(&mut self, mut records: &[u8]) -> (Vec<u8>, bool) {
         let mut plaintext = Vec::new();
         while !records.is_empty() {
@@ -245,7 +245,7 @@ fn every_flipped_bit_is_refused() {
         changed[bit / 8] ^= 1 << (bit % 8);
         let key = TrafficKey::first(&aead::CHACHA20_POLY1305, &secrets);
         let mut opener = Opener::new(key, Vec::new(), &[]);
-        // a length that became larger has it wait for what never comes
+        // With a length that became larger, it waits for bytes that never come.
         let opened = open_all(&mut opener, &changed, WHOLE);
         match opened {
             Err(_) => {}

@@ -1,7 +1,7 @@
-//! The server side: a listener, and the handshake apart from it.
+//! The server side: a listener, and a handshake for each connection.
 //!
 //! The caller accepts in one task and runs each handshake in a task of its own, a limited number at a time, so that a
-//! slow or hostile client never keeps others waiting. **Invariant:** nothing the client says is parsed here but TLS.
+//! slow or hostile client does not block others. **Invariant:** nothing the client sends is parsed here but TLS.
 
 use std::{
     io,
@@ -24,7 +24,7 @@ use crate::{
     trust::{Identity, server_config},
 };
 
-/// Connections that the kernel keeps until they are accepted.
+/// The most connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 1024;
 
 /// Listens for clients.
@@ -48,12 +48,11 @@ impl Acceptor {
         Self::on(listen(address, &socket)?, identity, &socket)
     }
 
-    /// Listens on a socket that somebody else has bound, who has let it listen too. Runs on the tokio runtime
-    /// that calls.
+    /// Listens on a socket that another program has bound and made to listen. Runs on the tokio runtime that calls.
     ///
     /// # Errors
     ///
-    /// It is no such socket, or cannot be set up as configured.
+    /// The socket is no listening TCP socket, or cannot be set up as configured.
     pub fn on(
         listener: std::net::TcpListener,
         identity: &Identity,
@@ -86,7 +85,7 @@ impl Acceptor {
         Ok((socket, canonical(address)))
     }
 
-    /// Makes the peer prove its key, within `deadline`. The caller then decides by the fingerprint.
+    /// Has the peer prove its key, within `deadline`. The caller then decides by the fingerprint.
     ///
     /// # Errors
     ///
@@ -124,7 +123,7 @@ impl Acceptor {
         let hello =
             LazyConfigAcceptor::new(server::Acceptor::default(), socket).await.map_err(handshake_error)?;
         spoken();
-        // From our answer to the client's next word is one round trip.
+        // From our answer to the client's next message is one round trip.
         let answered = Instant::now();
         let stream = hello.into_stream(secrets.of_server(&self.tls)).await.map_err(handshake_error)?;
         Connection::new(stream.into(), secrets, address, answered.elapsed()).ok_or(AcceptError::NotZmove)

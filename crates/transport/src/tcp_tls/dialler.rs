@@ -34,7 +34,7 @@ const RESOLVE_MAX: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     pub(crate) endpoint: Endpoint,
-    /// At least one.
+    /// The addresses; there is at least one.
     pub(crate) addresses: Arc<[SocketAddr]>,
 }
 
@@ -48,7 +48,7 @@ impl Host {
     }
 }
 
-/// When a connection must have come up, and how long that was to take.
+/// When a connection must have come up, and how much time it was given.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub(crate) due: Instant,
@@ -65,7 +65,7 @@ impl Deadline {
 #[derive(Clone, Debug)]
 pub struct Dialler {
     address: OneAddress,
-    /// What the first connection took to come up, before anything was said on it.
+    /// The time that the first connection took to come up, before anything was sent on it.
     round_trip: Arc<OnceLock<Duration>>,
     tls: Arc<ClientConfig>,
     socket: SocketConfig,
@@ -87,7 +87,7 @@ impl Dialler {
         Self::to(identity, Host::resolve(host, port).await?, policy, socket)
     }
 
-    /// The same to a host that has been looked up.
+    /// As [`new`](Self::new), to a host that has been looked up.
     pub(crate) fn to(
         identity: &Identity,
         host: Host,
@@ -101,29 +101,30 @@ impl Dialler {
         Ok(Self { address: OneAddress::of(host), round_trip: Arc::default(), tls, socket })
     }
 
-    /// Makes one connection within `deadline`. That the host takes this side's key shows only in what it sends next.
+    /// Makes one connection within `deadline`. Whether the host accepts this side's key shows only in what it sends
+    /// next.
     ///
     /// # Errors
     ///
-    /// No address answers, what answers is not zmove, or the host's key is not taken; see [`DialError`].
+    /// No address answers, what answers is not zmove, or the host's key is not accepted; see [`DialError`].
     pub async fn dial(&self, deadline: Duration) -> Result<Connection, DialError> {
         let deadline = Deadline::after(deadline);
         let connected = self.reach(deadline).await?;
         self.secure(connected, deadline).await
     }
 
-    /// A round trip, as the first connection that came up has shown it.
+    /// A round trip, as measured by the first connection that came up.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
         self.round_trip.get().copied()
     }
 
-    /// The first half of a dial: a TCP connection.
+    /// Makes a TCP connection: the first half of a dial.
     pub(crate) async fn reach(&self, deadline: Deadline) -> Result<Connected, DialError> {
         let connected = timeout_at(deadline.due, self.connect()).await;
         connected.map_err(|_| self.timed_out(DialStage::Connecting, deadline.waited))?
     }
 
-    /// The second half: the handshake.
+    /// Makes the handshake: the second half of a dial.
     pub(crate) async fn secure(
         &self,
         connected: Connected,
@@ -164,7 +165,7 @@ impl Dialler {
     }
 }
 
-/// What a failed handshake says of a host.
+/// The error for a failed handshake with a host.
 pub(crate) fn tls_fault(host: Endpoint, source: TlsError) -> DialError {
     match &source {
         TlsError::InvalidCertificate(CertificateError::Other(OtherError(fault))) => {

@@ -1,12 +1,12 @@
-//! What may wait unsent in a lane's socket.
+//! The limit on unsent bytes in a lane's socket.
 //!
-//! The kernel alone makes room for two windows, as large as they ever were, so that a lane which has become
-//! slow would hold several chunks that others could take. For the same reason a lane takes no frame before
-//! its socket has room. In the beginning the bound is lower: little may be sent before the receiver has given
-//! leave, and a lane that gets none of it begins its slow start a round trip after the others.
+//! The kernel alone makes room for two windows, as large as they ever were, so that a lane which has become slow would
+//! hold several chunks that others could take. For the same reason a lane takes no frame before its socket has room. In
+//! the beginning the limit is lower: little may be sent before the receiver opens the transfer, and a lane that gets
+//! none of it begins its slow start a round trip after the others.
 //!
-//! **Invariant:** at most [`UNSENT_BYTES_MAX`] wait there beyond what the path has been given, and a lane
-//! that waits for room has taken nothing that it could not send.
+//! **Invariant:** at most [`UNSENT_BYTES_MAX`] wait in the socket beyond what the path has been given, and a lane that
+//! waits for room has taken nothing that it could not send.
 
 use std::io;
 use std::net::TcpStream;
@@ -14,21 +14,21 @@ use std::net::TcpStream;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-/// What may wait (`TCP_NOTSENT_LOWAT`, tcp(7)); the kernel lets a lane go on at half of it.
+/// The most unsent bytes (`TCP_NOTSENT_LOWAT`, tcp(7)); the kernel lets a lane go on at half of it.
 const UNSENT_BYTES_MAX: u32 = 1 << 20;
 
-/// The same while a lane has hardly begun. The first files are few, and its first flight is what TCP allows
-/// without a word from the peer (RFC 6928): lanes that had them all in their sockets would leave others with
-/// nothing to begin their slow start with.
+/// The most unsent bytes while a lane has hardly begun. The first files are few, and its first flight is what TCP
+/// allows without an acknowledgement from the peer (RFC 6928): lanes that had them all in their sockets would leave
+/// others with nothing to begin their slow start with.
 const FIRST_UNSENT_BYTES_MAX: u32 = 64 << 10;
 
-/// How much a lane has sent when it has begun: two first flights of a large MTU, or more of a small one.
+/// The bytes after which a lane has begun: two first flights of a large MTU, or more of a small one.
 const BEGUN_BYTES: usize = 192 << 10;
 
-/// How far a lane has come.
+/// The limit of one lane's socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
-    /// Of [`BEGUN_BYTES`].
+    /// The bytes that are left to [`BEGUN_BYTES`].
     to_begin: usize,
 }
 
@@ -56,7 +56,7 @@ impl Room {
         }
     }
 
-    /// So much was given to the socket.
+    /// Notes that so many bytes were written to the socket.
     pub(crate) fn given(&mut self, socket: &TcpStream, bytes: usize) {
         if self.to_begin > 0 {
             self.to_begin = self.to_begin.saturating_sub(bytes);
@@ -68,7 +68,7 @@ impl Room {
 }
 
 fn set_unsent_max(socket: &TcpStream, bytes: u32) {
-    // a kernel without it lets a slow lane hoard more, and that is all
+    // A kernel without this option lets a slow lane hold more, and that is all.
     let _advice = socket2::SockRef::from(socket).set_tcp_notsent_lowat(bytes);
 }
 
@@ -91,7 +91,7 @@ mod tests {
             == 1
     }
 
-    /// How much a peer that reads nothing is given before there is no room.
+    /// The number of bytes that a peer which reads nothing is given before there is no room.
     fn filled(sender: &mut TcpStream) -> usize {
         let mut bytes = 0;
         sender.set_nonblocking(true).unwrap();
@@ -136,7 +136,7 @@ mod tests {
         });
         sender.shutdown(std::net::Shutdown::Both).unwrap();
         waiting.join().unwrap().unwrap_err();
-        // unread data makes it a reset
+        // Unread data makes this close a reset.
         drop(receiver);
     }
 }

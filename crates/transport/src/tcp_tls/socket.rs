@@ -10,10 +10,10 @@ use tokio::net::TcpSocket;
 
 use crate::error::SocketError;
 
-/// Keepalive probes that may stay unanswered before the peer counts as gone.
+/// The number of keepalive probes that may stay unanswered before the peer counts as gone.
 const KEEPALIVE_PROBES: u32 = 5;
 
-/// How sockets are set up.
+/// The settings of sockets.
 #[derive(Clone, Debug)]
 pub struct SocketConfig {
     /// The congestion control by its kernel name, such as `bbr`. Default: none, the system's own. A name that the

@@ -1,12 +1,11 @@
 //! A socket that gives TLS one whole record at a time.
 //!
-//! A lane takes a connection over from rustls, which hands out its keys but no bytes that it has taken from the socket.
-//! With this in between it never has any: what has arrived beyond the record that it was given stays here.
+//! A lane takes a connection over from rustls, which returns its keys but no bytes that it has taken from the socket.
+//! With this type in between it never has any: bytes that have arrived after the record that it was given stay here.
 //! **Invariant:** no part of a record is given before all of it is there, or the socket has ended.
 //!
-//! The length of a record is authenticated only with its end. A bit that flips in it can make it longer than
-//! what comes, and then nobody says anything any more: so a record that stays unfinished is a lost
-//! connection.
+//! The length of a record is authenticated only with its end. A flipped bit in it can make it longer than what comes,
+//! and then both sides wait: so a record that stays unfinished is a lost connection.
 
 use std::{
     future::Future as _,
@@ -31,12 +30,12 @@ const BODY_BYTES_MAX: usize = (1 << 14) + 2048;
 #[derive(Debug)]
 pub(super) struct WholeRecords {
     socket: TcpStream,
-    /// What has arrived and was not given yet; room for one record at least.
+    /// Bytes that have arrived and were not given yet; there is room for one record at least.
     arrived: Vec<u8>,
     filled: usize,
-    /// How much of that may be given.
+    /// The number of these bytes that may be given.
     whole: usize,
-    /// When the record that has begun to arrive counts as one that never ends.
+    /// The moment from which the record that has begun to arrive counts as one that never ends.
     too_late: Option<Pin<Box<Sleep>>>,
 }
 
@@ -45,7 +44,7 @@ impl WholeRecords {
         Self { socket, arrived: vec![0; HEADER_BYTES + BODY_BYTES_MAX], filled: 0, whole: 0, too_late: None }
     }
 
-    /// The socket, and what has come from it after the last record that was given.
+    /// The socket, and the bytes that have come from it after the last record that was given.
     pub(super) fn into_parts(mut self) -> io::Result<(TcpStream, Vec<u8>)> {
         if self.whole > 0 {
             return Err(io::Error::other("a TLS record has been read in part"));
@@ -54,7 +53,7 @@ impl WholeRecords {
         Ok((self.socket, self.arrived))
     }
 
-    /// Gives what may be given and fits.
+    /// Gives bytes that may be given, as far as they fit.
     fn give(&mut self, out: &mut ReadBuf<'_>) {
         let given = self.whole.min(out.remaining());
         out.put_slice(&self.arrived[..given]);
@@ -63,7 +62,7 @@ impl WholeRecords {
         self.whole -= given;
     }
 
-    /// Waits until what has begun to arrive is overdue; between two records the peer may be silent.
+    /// Waits until the rest of a record is overdue; between two records the peer may be silent.
     fn poll_too_late(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
         if self.filled == 0 {
             return Poll::Pending;
@@ -74,7 +73,7 @@ impl WholeRecords {
         Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 
-    /// Waits for more; at the socket's end there is nothing to wait for, and all may be given.
+    /// Waits for more bytes; at the socket's end all that have arrived may be given.
     fn poll_arrival(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut room = ReadBuf::new(&mut self.arrived[self.filled..]);
         ready!(Pin::new(&mut self.socket).poll_read(context, &mut room))?;
@@ -85,11 +84,11 @@ impl WholeRecords {
     }
 }
 
-/// For how long nothing more of a record may come: as long as a path may be gone before control is given up.
+/// The longest wait for the rest of a record: as long as a path may be gone before control is given up.
 const UNFINISHED_MAX: Duration = Duration::from_secs(60);
 
-/// The length of the first record if all of it is there. What cannot be one is given as it is: rustls knows
-/// what to say.
+/// The length of the first record if all of it is there. Bytes that cannot be a record are given as they are: rustls
+/// returns the error.
 #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
 fn whole_bytes(arrived: &[u8]) -> usize {
     let Some(&[content_type, major, _, high, low]) = arrived.first_chunk::<HEADER_BYTES>() else { return 0 };
@@ -194,7 +193,7 @@ mod tests {
             let given = whole.read(&mut out).await.unwrap();
             assert_eq!(&out[..given], record);
         }
-        // the last record is not all there
+        // The last record is not complete.
         tokio::select! {
             biased;
             given = whole.read(&mut out) => panic!("{given:?}"),
@@ -203,7 +202,7 @@ mod tests {
         assert_eq!(whole.into_parts().unwrap().1, rest);
     }
 
-    /// As when a bit of its length has flipped: nothing else follows it.
+    /// A bit of the record's length has flipped: nothing else follows it.
     #[tokio::test(start_paused = true)]
     async fn record_that_does_not_end_is_a_lost_connection() {
         let (mut peer, mut whole) = connected().await;

@@ -1,10 +1,10 @@
-//! A site's certificate authority: whom it vouches for, checked by the clock and against its revocation lists.
+//! A site's certificate authority: the peers it vouches for, checked by the clock and against its revocation lists.
 //!
-//! The daemon asks it about clients whose key has no line of its own ([`ClientAuthority::check`]), the client
-//! about hosts that are not pinned ([`HostAuthority`]). Certificates say who holds a key; that the peer holds
-//! it, the handshake has shown. **Invariant:** where a revocation list is configured, a certificate passes
-//! only if a list of its issuer that is in time does not have it; a list that cannot be read lets nobody
-//! pass. Of what a peer shows only so much is looked at as takes next to no time.
+//! The daemon uses it for clients whose key has no line of its own ([`ClientAuthority::check`]), the client for hosts
+//! that are not pinned ([`HostAuthority`]). Certificates name the holder of a key; that the peer holds it has been
+//! proved by the handshake. **Invariant:** where a revocation list is configured, a certificate passes only if a
+//! current list of its issuer does not have it; a list that cannot be read lets no certificate pass. Of the
+//! certificates that a peer shows only so much is looked at as takes next to no time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,51 +29,51 @@ pub(super) use subject::Named;
 
 const KNOWN_CAS_FILE: &str = "known_cas.pem";
 const KNOWN_CAS_CRL: &str = "known_cas.crl";
-/// Certificates between a peer's own and its authority. Their order is the peer's, and so are their names:
+/// The most certificates between a peer's own and its authority. Their order is the peer's, and so are their names:
 /// webpki tries each as the issuer of each other, which for ten of one name takes it seconds.
 const ISSUERS_MAX: usize = 4;
-/// One of an RSA key of 4096 bits with a few names is half as long.
+/// The longest certificate. One of an RSA key of 4096 bits with a few names is half as long.
 const CERTIFICATE_BYTES_MAX: usize = 4 << 10;
 
-/// An authority that vouches for clients: its certificates and its revocation lists, if it has any, ready to
-/// be held against any number of certificates.
+/// An authority that vouches for clients: its certificates and its revocation lists, if it has any, ready to check any
+/// number of certificates.
 #[derive(Debug)]
 pub(super) struct ClientAuthority(Result<Arc<dyn ClientCertVerifier>, CertificateFault>);
 
-/// Why a certificate is not taken.
+/// Why a certificate is not accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateFault {
-    /// Its time is over.
+    /// The certificate has expired.
     #[error("its certificate expired at {0}")]
     Expired(Expiry),
-    /// Its time has not come.
+    /// The certificate is not valid yet.
     #[error("its certificate is not valid before {0}")]
     NotYetValid(Expiry),
-    /// The authority has taken it back.
+    /// The authority has revoked the certificate.
     #[error("its certificate is revoked")]
     Revoked,
-    /// The authority has nothing to do with it, or did not sign it.
+    /// The authority did not issue the certificate.
     #[error("its certificate is not of the site's authority")]
     NotIssued,
-    /// It is for another host.
+    /// The certificate is for another host.
     #[error("its certificate is not for this host name")]
     OtherName,
-    /// It is for another purpose: a client's where a host's is needed, or the other way round.
+    /// The certificate is for another purpose: a client's where a host's is needed, or the other way round.
     #[error("its certificate is for another purpose")]
     OtherPurpose,
     /// The revocation list is too old.
     #[error("the authority's revocation list was to be renewed by {0}")]
     StaleList(Expiry),
-    /// What was shown with it is more than an authority needs.
+    /// The certificate came with more than an authority needs.
     #[error(
         "it comes with more certificates than {ISSUERS_MAX}, or with larger ones than {CERTIFICATE_BYTES_MAX} bytes"
     )]
     TooMuch,
-    /// None of the revocation lists is of its issuer.
+    /// None of the revocation lists is by the certificate's issuer.
     #[error("there is no revocation list of its certificate's issuer")]
     NoList,
-    /// Anything else.
+    /// Any other fault.
     #[error("{0}")]
     Other(Error),
 }
@@ -92,7 +92,7 @@ impl ClientAuthority {
         Ok(Self(builder.build().map_err(unusable)))
     }
 
-    /// Whether it vouches for a client's certificate, the first of `chain`.
+    /// Checks that the authority vouches for a client's certificate, the first of `chain`.
     pub(super) fn check(
         &self,
         chain: &[CertificateDer<'_>],
@@ -105,16 +105,16 @@ impl ClientAuthority {
     }
 }
 
-/// The authorities by whose word a client trusts one host. Cheap to clone.
+/// The authorities by which a client trusts one host. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct HostAuthority {
     verifier: Result<Arc<WebPkiServerVerifier>, CertificateFault>,
-    /// What the host's certificate must be for.
+    /// The name that the host's certificate must be for.
     name: ServerName<'static>,
 }
 
 impl HostAuthority {
-    /// Reads `known_cas.pem` in `home`, and `known_cas.crl` where that is; `None` where there is no authority, or where
+    /// Reads `known_cas.pem` in `home`, and `known_cas.crl` if it exists; `None` where there is no authority, or where
     /// `host` is no name that a certificate can have.
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl HostAuthority {
         Ok(name.map(|name| Self { verifier, name }))
     }
 
-    /// Whether they vouch for the host's certificate.
+    /// Checks that the authorities vouch for the host's certificate.
     pub(super) fn check(
         &self,
         own: &CertificateDer<'_>,
@@ -145,7 +145,7 @@ impl HostAuthority {
     }
 }
 
-/// Whether what a peer has shown is little enough to be looked at.
+/// Checks that a peer has shown little enough to be looked at.
 fn check_size(own: &CertificateDer<'_>, issuers: &[CertificateDer<'_>]) -> Result<(), CertificateFault> {
     let fits = |certificate: &CertificateDer<'_>| certificate.len() <= CERTIFICATE_BYTES_MAX;
     let few = issuers.len() <= ISSUERS_MAX;
@@ -161,7 +161,7 @@ fn roots(path: &Path, bytes: &[u8]) -> Result<RootCertStore, AuthorityError> {
     if roots.is_empty() { Err(damaged()) } else { Ok(roots) }
 }
 
-/// At least one, each of which can be used: a file without any would revoke nothing.
+/// The revocation lists in a file, at least one, and all of them usable: a file without any would revoke nothing.
 fn lists(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateRevocationListDer<'static>>, AuthorityError> {
     let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(bytes).collect();
     let lists = lists.ok().filter(|lists| !lists.is_empty());
@@ -169,11 +169,12 @@ fn lists(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateRevocationListDer<'
 }
 
 fn unix(now: SystemTime) -> UnixTime {
-    // a clock before 1970 finds no certificate valid
+    // A clock before 1970 finds no certificate valid.
     UnixTime::since_unix_epoch(now.duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// Only a revocation list that cannot be read keeps a verifier from being made.
+/// The fault of an authority whose verifier could not be made: only a revocation list that cannot be read is the
+/// reason.
 fn unusable(error: VerifierBuilderError) -> CertificateFault {
     CertificateFault::Other(Error::General(error.to_string()))
 }
@@ -211,7 +212,7 @@ mod tests {
 
     use super::*;
 
-    /// A certificate of the key that `X` has, for a name, with so many bytes more.
+    /// A certificate for a name, of a new key, with so many bytes more.
     fn certificate(issuer: &Issuer<'_, KeyPair>, name: &str, more: usize) -> CertificateDer<'static> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -229,7 +230,7 @@ mod tests {
         Issuer::new(params, KeyPair::generate().unwrap())
     }
 
-    /// An authority, and what it thinks of a chain as a client's and as a host's.
+    /// An authority's verdicts on a chain, as a client's and as a host's.
     fn verdicts(chain: &[CertificateDer<'static>]) -> [CertificateFault; 2] {
         let mut roots = RootCertStore::empty();
         roots.add(certificate(&issuer("site"), "site", 0)).unwrap();

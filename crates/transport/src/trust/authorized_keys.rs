@@ -11,17 +11,17 @@
 //! there is a limit. In a value a space, a `%`, a control character or a byte that is not UTF-8 is written as
 //! `%` and two hex digits (`%20`).
 //!
-//! In the place of a key a line may name a certificate authority, and whom of those that it vouches for it is about:
+//! In the place of a key a line may name a certificate authority, and which of the holders that it vouches for is
+//! meant:
 //!
 //! ```text
 //! ca=/etc/zmove/site-ca.pem crl=/etc/zmove/site-ca.crl cn=alice name=alice root=/data/alice write
 //! ```
 //!
-//! `ca=` and `crl=` are files in PEM, looked for beside this one if they are relative; without `crl=` nothing
-//! is revoked. `cn=` is the common name in the certificate's subject, and its only one; or `san=` one of its
-//! alternative names of hosts. A key that has a line of its own is judged by that alone. Empty lines and
-//! lines that begin with `#` are kept and skipped. **Invariant:** a list with a line that is not understood
-//! grants nothing to anybody.
+//! `ca=` and `crl=` are files in PEM, looked for beside this one if they are relative; without `crl=` nothing is
+//! revoked. `cn=` is the common name in the certificate's subject, and its only one; or `san=` one of its alternative
+//! names of hosts. A key that has a line of its own is judged by that alone. Empty lines and lines that begin with `#`
+//! are kept and skipped. **Invariant:** a list with a malformed line grants nothing to anybody.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -49,60 +49,60 @@ pub use line::GrantFault;
 const AUTHORIZED_KEYS_FILE: &str = "authorized_keys";
 const LOCK_FILE: &str = "authorized_keys.lock";
 
-/// The keys that may connect, as read when loaded.
+/// The keys that may connect, as the list had them when it was loaded.
 #[derive(Debug, Default)]
 pub struct AuthorizedKeys {
     grants: Vec<Grant>,
-    /// Where each key stands among the grants.
+    /// The place of each key among the grants.
     keys: HashMap<Fingerprint, usize>,
     vouchers: Vouchers,
 }
 
-/// The list of a daemon, which is asked about each connection and read again only when it has changed.
+/// The list of a daemon, which is checked for changes at each connection and read again only when it has changed.
 #[derive(Debug)]
 pub struct KeyList {
     home: PathBuf,
     list: Watched<AuthorizedKeys, AuthorizedKeysError>,
 }
 
-/// Whom a grant is for.
+/// The holder of a grant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
-    /// Who holds this key.
+    /// The holder of this key.
     Key(Fingerprint),
-    /// Whom an authority vouches for under this name.
+    /// The one that an authority vouches for under this name.
     Certified {
         /// The file with the authority's certificates.
         authority: PathBuf,
-        /// The file with its revocation lists, if it is asked.
+        /// The file with the authority's revocation lists, if there is one.
         revoked: Option<PathBuf>,
         /// The name.
         subject: Subject,
     },
 }
 
-/// Whom a certificate is for.
+/// The name in a certificate that a grant is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Subject {
-    /// The only common name of its subject.
+    /// The only common name of the certificate's subject.
     CommonName(String),
-    /// One of its alternative names of hosts.
+    /// One of the certificate's alternative names of hosts.
     Host(String),
 }
 
-/// What one holder may do.
+/// The grant of one holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Whom it is for.
+    /// The holder.
     pub holder: Holder,
-    /// What logs and reports call its holder.
+    /// The name of the holder in logs and reports.
     pub name: String,
-    /// The directories it may reach, each with all below it: absolute, without `..`.
+    /// The directories that the holder may reach, each with all below it: absolute, without `..`.
     pub roots: Vec<PathBuf>,
-    /// Whether it may write there.
+    /// Whether the holder may write there.
     pub access: Access,
-    /// Whether files that it sends keep their setuid and setgid bits, with which whoever runs them has the
-    /// rights of the receiver's user. Default: no.
+    /// Whether files from the holder keep their setuid and setgid bits, with which whoever runs them has the rights of
+    /// the receiver's user. Default: no.
     pub set_ids: bool,
     /// Whether entries that it sends may get owners and groups, with setuid and setgid bits where they do, and
     /// whether it may make devices and set attributes that take rights, as far as the receiver's user may.
@@ -110,12 +110,12 @@ pub struct Grant {
     pub set_owner: bool,
     /// What all its connections together may send. Default: as much as they can.
     pub max_rate: Option<RateLimit>,
-    /// When it is not let in any more. Default: never.
+    /// When the grant expires. Default: never.
     pub expires: Option<Expiry>,
 }
 
 impl Grant {
-    /// What a key may do without a limit of rate and time.
+    /// A grant for a key, without limits of rate and time.
     #[must_use]
     pub fn new(fingerprint: Fingerprint, name: &str, roots: Vec<PathBuf>, access: Access) -> Self {
         let holder = Holder::Key(fingerprint);
@@ -131,7 +131,7 @@ impl Grant {
         }
     }
 
-    /// Its key, unless it is for whoever an authority vouches for.
+    /// The key of the grant, unless it is for a holder that an authority vouches for.
     #[must_use]
     pub const fn key(&self) -> Option<Fingerprint> {
         match &self.holder {
@@ -159,40 +159,40 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Why a key is not let in.
+/// Why a key is not admitted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denial {
-    /// The list does not have it.
+    /// The list does not have the key.
     #[error("unknown key {key}")]
     Unknown {
         /// The key.
         key: Fingerprint,
     },
-    /// Its time is over.
+    /// The grant of the key has expired.
     #[error("the permission of {name} ({key}) expired at {expires}")]
     Expired {
         /// The key.
         key: Fingerprint,
         /// The name of its holder.
         name: String,
-        /// When it ended.
+        /// When it expired.
         expires: Expiry,
     },
-    /// There is a line for the name in its certificate, and the authority does not vouch for it.
+    /// There is a line for the name in the peer's certificate, and the authority does not vouch for it.
     #[error("{name} ({key}): {fault}")]
     Certificate {
         /// The key.
         key: Fingerprint,
-        /// The name in the list of whom it says to be.
+        /// The name of the holder in the list.
         name: String,
-        /// What is wrong with the certificate.
+        /// The fault of the certificate.
         fault: CertificateFault,
     },
-    /// There is a line for the name in its certificate, and the authority cannot be asked.
+    /// There is a line for the name in the peer's certificate, and the authority's files cannot be used.
     #[error("{source}")]
     Authority {
-        /// Why not.
+        /// The error of the files.
         source: Arc<AuthorityError>,
     },
 }
@@ -200,7 +200,7 @@ pub enum Denial {
 /// What a key may do below its roots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
-    /// Be known, and read nothing yet: there is no command that fetches files.
+    /// Nothing beyond being admitted: there is no command yet that fetches files.
     ReadOnly,
     /// Store files, compare them and list them.
     ReadWrite,
@@ -211,8 +211,7 @@ impl AuthorizedKeys {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, others can write to it, or it has a line that is not understood; see
-    /// [`AuthorizedKeysError`].
+    /// The file cannot be read, others can write to it, or it has a malformed line; see [`AuthorizedKeysError`].
     pub fn load(home: &Path) -> Result<Self, AuthorizedKeysError> {
         let lines = read_lines(&home.join(AUTHORIZED_KEYS_FILE))?;
         let grants: Vec<_> = lines.into_iter().filter_map(|line| line.grant).collect();
@@ -221,8 +220,8 @@ impl AuthorizedKeys {
         Ok(Self { grants, keys, vouchers })
     }
 
-    /// The same for a daemon that runs as `user` and decides by it: nobody but root and that user may be able
-    /// to change it.
+    /// As [`load`](Self::load), for a daemon that runs as `user`: only root and that user may be able to change the
+    /// list.
     ///
     /// # Errors
     ///
@@ -232,9 +231,9 @@ impl AuthorizedKeys {
         Self::load(home)
     }
 
-    /// Adds a key to the list in `home`, on disk at once, and returns what it may do now. A key that is there
-    /// already gets the new name, the roots of both, the wider access of both, and the new limits, where
-    /// there are new ones.
+    /// Adds a key to the list in `home`, on disk at once, and returns its grant as it is now. A key that is in the list
+    /// already gets the new name, the roots of both, the wider access of both, and the new limits, where there are new
+    /// ones.
     ///
     /// # Errors
     ///
@@ -245,7 +244,7 @@ impl AuthorizedKeys {
         rewrite(home, |lines| merge(lines, grant))
     }
 
-    /// Takes a key, or all keys of a name, out of the list in `home`, on disk at once. Returns what they were allowed.
+    /// Takes a key, or all keys of a name, out of the list in `home`, on disk at once. Returns their grants.
     ///
     /// # Errors
     ///
@@ -262,11 +261,11 @@ impl AuthorizedKeys {
         })
     }
 
-    /// What the peer of a connection may do now.
+    /// The grant of a connection's peer, if it is valid now.
     ///
     /// # Errors
     ///
-    /// Nothing at all, and why.
+    /// The reason why there is none.
     pub fn judge(&self, claim: &Claim, now: SystemTime) -> Result<&Grant, Denial> {
         let key = claim.key;
         let grant = match self.find(&key) {
@@ -279,7 +278,7 @@ impl AuthorizedKeys {
         }
     }
 
-    /// What a key may do, if it is in time; `None` means nothing.
+    /// The grant of a key, expired or not; `None` where it has none. Only [`judge`](Self::judge) looks at the expiry.
     #[must_use]
     pub fn find(&self, fingerprint: &Fingerprint) -> Option<&Grant> {
         self.keys.get(fingerprint).map(|number| &self.grants[*number])
@@ -299,7 +298,7 @@ impl KeyList {
         Self { home, list: Watched::default() }
     }
 
-    /// The list as it is now.
+    /// The present list.
     ///
     /// # Errors
     ///
@@ -311,7 +310,7 @@ impl KeyList {
     }
 }
 
-/// A line as it stands in the file, with what it grants if it is not empty or a comment.
+/// A line of the file, with its grant if it is not empty or a comment.
 struct Line {
     text: String,
     grant: Option<Grant>,

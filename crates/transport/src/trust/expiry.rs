@@ -1,7 +1,7 @@
 //! The moment at which a permission ends: text ↔ seconds since 1970, always in UTC.
 //!
-//! Written as a date, which means the moment at which that day begins, or as RFC 3339 with `Z`.
-//! **Invariant:** what is printed is read as the same moment.
+//! It is written as a date, which means the begin of that day, or as RFC 3339 with `Z`. **Invariant:** a printed moment
+//! is read as the same moment.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use time::format_description::well_known::Rfc3339;
 /// A moment, to the second, from which on something is not valid any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Expiry(
-    /// From 1970 on, in UTC.
+    /// The moment, not before 1970, in UTC.
     OffsetDateTime,
 );
 
@@ -25,14 +25,14 @@ pub struct ParseExpiryError {
 }
 
 impl Expiry {
-    /// The moment that comes `span` after `now`; `None` where the calendar ends.
+    /// The moment `span` after `now`; `None` where the calendar ends.
     #[must_use]
     pub fn after(now: SystemTime, span: Duration) -> Option<Self> {
         let seconds = now.duration_since(UNIX_EPOCH).ok()?.checked_add(span)?.as_secs();
         OffsetDateTime::from_unix_timestamp(seconds.try_into().ok()?).ok().map(Self)
     }
 
-    /// Whether the moment has come; by a clock before 1970, which is wrong, none has.
+    /// Whether the moment has come; with a clock before 1970, which is wrong, no moment has.
     #[must_use]
     pub fn has_come(self, now: SystemTime) -> bool {
         self.0 <= now
@@ -48,14 +48,14 @@ impl FromStr for Expiry {
 }
 
 fn parse(text: &str) -> Option<OffsetDateTime> {
-    // RFC 3339 has other forms too: other zones, parts of a second
+    // RFC 3339 has other forms too: other zones, and parts of a second.
     let whole = match text.split_once('T') {
         Some((_, time)) if time.len() == "00:00:00Z".len() && time.ends_with('Z') => text.to_owned(),
         Some(_) => return None,
         None => format!("{text}T00:00:00Z"),
     };
     let moment = OffsetDateTime::parse(&whole, &Rfc3339).ok()?;
-    // a leap second is read as a part of the second before it
+    // A leap second is read as a part of the second before it.
     (moment.year() >= 1970 && moment.nanosecond() == 0).then_some(moment)
 }
 
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn dates_and_times_are_read() {
-        // by `date -u -d TEXT +%s`
+        // The expected numbers are by `date -u -d TEXT +%s`.
         for (text, expected) in [
             ("1970-01-01", 0),
             ("2000-02-29", 951_782_400),

@@ -1,7 +1,7 @@
 //! Small private files that several processes may write at once.
 //!
 //! Used for the key, the known hosts and the authorized keys; none is larger than [`FILE_BYTES_MAX`].
-//! **Invariant:** a file is created or replaced whole and flushed, or not at all, whoever else writes.
+//! **Invariant:** a file is created or replaced whole and flushed, or not at all, also where several processes write.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -15,20 +15,20 @@ use rustix::io::Errno;
 
 use crate::error::KeyFileError;
 
-/// The most that is read of any of these files.
+/// The largest of these files that is read.
 pub(super) const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 const FILE_MODE: u32 = 0o600;
 const HOME_MODE: u32 = 0o700;
 
-/// What a file holds, and who may touch it.
+/// The contents and the mode of a file.
 pub(super) struct Contents {
     pub(super) bytes: Vec<u8>,
     /// The permission bits.
     pub(super) mode: u32,
 }
 
-/// Reads a file, or gives `None` where there is none.
+/// Reads a file; `None` where there is none.
 pub(super) fn read(path: &Path) -> Result<Option<Contents>, KeyFileError> {
     let read = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -37,7 +37,7 @@ pub(super) fn read(path: &Path) -> Result<Option<Contents>, KeyFileError> {
     read.map(Some).map_err(|source| KeyFileError::Read { path: path.into(), source })
 }
 
-/// Reads a file, if it is there, that says who is trusted: nobody but its owner may be able to write to it.
+/// Reads a file, if it exists, by which peers are trusted: only its owner may be able to write to it.
 pub(super) fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, KeyFileError> {
     match read(path)? {
         Some(Contents { mode, .. }) if mode & 0o022 != 0 => {
@@ -58,7 +58,7 @@ pub(super) fn read_open(file: &File) -> io::Result<Contents> {
     Ok(Contents { bytes, mode })
 }
 
-/// For `map_err`: a file cannot be written.
+/// The error for a file that cannot be written, for use in `map_err`.
 pub(super) fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> KeyFileError {
     |source| KeyFileError::Write { path: path.into(), source }
 }
@@ -68,7 +68,7 @@ fn create_home_of(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(HOME_MODE).create(directory_of(path))
 }
 
-/// Stores a file that does not exist yet; one that another process stored meanwhile stays as it is.
+/// Stores a file that does not exist yet; a file that another process stored meanwhile stays as it is.
 pub(super) fn create(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     let create = || {
         create_home_of(path)?;
@@ -81,7 +81,7 @@ pub(super) fn create(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     create().map_err(unwritten(path))
 }
 
-/// Stores a file in place of whatever has its name.
+/// Stores a file in the place of any that has its name.
 pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     let replace = || {
         let temporary = Temporary::write(path, bytes)?;
@@ -91,8 +91,8 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     replace().map_err(unwritten(path))
 }
 
-/// Opens a file to append to, with the lock of [`lock`] held on it. One that has been replaced meanwhile is
-/// left for the one that has its name now.
+/// Opens a file to append to it, and holds its [`lock`]. A file that has been replaced meanwhile is left for the one
+/// that has its name now.
 pub(super) fn open_locked(path: &Path) -> Result<File, KeyFileError> {
     let open = || {
         create_home_of(path)?;
@@ -118,7 +118,8 @@ fn is_named(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Waits for the only lock on `file`, held until it is closed. Where the file system has no locks, goes on without.
+/// Waits for the exclusive lock on `file`, held until it is closed. Where the file system has no locks, goes on
+/// without.
 fn lock(file: &File) -> io::Result<()> {
     loop {
         match flock(file, FlockOperation::LockExclusive) {
@@ -148,7 +149,7 @@ fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A flushed file under a name of its own, which goes when this is dropped.
+/// A flushed file under a temporary name, which is removed when this is dropped.
 struct Temporary {
     path: PathBuf,
 }
@@ -172,8 +173,8 @@ impl Drop for Temporary {
     }
 }
 
-/// Whose a file is, or is to be: that of the directory where there is none yet. What root writes for a daemon
-/// that is another user stays that user's.
+/// The owner that a file has, or is to have: that of the directory where the file does not exist yet. A file that root
+/// writes for a daemon with another user stays that user's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Owner(Option<(u32, u32)>);
 
@@ -183,7 +184,7 @@ impl Owner {
         Self(there.ok().map(|there| (there.uid(), there.gid())))
     }
 
-    /// Gives them the file, if this process may do that.
+    /// Changes the owner of a file to this one, if this process may do that.
     fn take_over(self, file: &File) -> io::Result<()> {
         let is = file.metadata()?;
         let Some((user, group)) = self.0.filter(|(user, _)| *user != is.uid()) else { return Ok(()) };

@@ -16,7 +16,7 @@ const PREFIX: &str = "SHA256:";
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// The fingerprint of the key in `certificate`. Nothing else of the certificate is looked at.
+    /// The fingerprint of the key in `certificate`, of which nothing else is looked at.
     pub(crate) fn of_certificate(certificate: &CertificateDer<'_>) -> Result<Self, rustls::Error> {
         let public_key = ParsedCertificate::try_from(certificate)?.subject_public_key_info();
         let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, public_key.as_ref());
@@ -76,7 +76,7 @@ mod tests {
     fn refuses_every_other_form() {
         let padded = format!("{TEXT}=");
         let lower = TEXT.replace("SHA256", "sha256");
-        // 9 instead of 8: the two bits after the last byte are not zero.
+        // With 9 instead of 8 the two bits after the last byte are not zero.
         let loose_bits = TEXT.replace("Hh8", "Hh9");
         let short = &TEXT[..TEXT.len() - 1];
         let bare = &TEXT[7..];

@@ -1,7 +1,7 @@
-//! Who could change what a daemon reads: the check that sshd calls `StrictModes`.
+//! A check of who could change the files that a daemon reads, like sshd's `StrictModes`.
 //!
-//! **Invariant:** a path passes only if root and this process's user alone can change the file, or put
-//! another in its place.
+//! **Invariant:** a path passes only if root and this process's user alone can change the file, or put another in its
+//! place.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -10,20 +10,20 @@ use std::path::Path;
 
 use crate::error::KeyFileError;
 
-/// Checks a file and every directory on the way to it; one that is not there passes.
+/// Checks a file and every directory on the way to it; a file that does not exist passes.
 ///
 /// # Errors
 ///
-/// The first thing on the way that others can change.
+/// The first entry on the way that others can change.
 pub(super) fn check(path: &Path) -> Result<(), KeyFileError> {
     check_for(path, rustix::process::geteuid().as_raw())
 }
 
-/// The same for what another user is going to read.
+/// As [`check`], for a file that another user is going to read.
 ///
 /// # Errors
 ///
-/// The first thing on the way that others can change.
+/// The first entry on the way that others can change.
 pub(super) fn check_for(path: &Path, user: u32) -> Result<(), KeyFileError> {
     let look = |source| KeyFileError::Look { path: path.into(), source };
     let absolute = std::path::absolute(path).map_err(look)?;
@@ -32,7 +32,7 @@ pub(super) fn check_for(path: &Path, user: u32) -> Result<(), KeyFileError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(look(error)),
     };
-    // links on the way count too: who owns one decides where it leads
+    // Links on the way count too: the owner of one decides where it leads.
     check_way(&real, user)?;
     if absolute == real { Ok(()) } else { check_way(&absolute, user) }
 }
@@ -51,7 +51,8 @@ fn check_way(path: &Path, user: u32) -> Result<(), KeyFileError> {
     })
 }
 
-/// In a directory with the sticky bit others may make files, but neither remove nor rename those of their betters.
+/// Whether others may change an entry. In a directory with the sticky bit others may make files, but neither remove nor
+/// rename those of other users.
 fn others_may_write(found: &Metadata) -> bool {
     let sticky = found.is_dir() && found.mode() & 0o1000 != 0;
     !found.is_symlink() && !sticky && found.mode() & 0o022 != 0

@@ -16,9 +16,10 @@ use crate::error::{IdentityError, KeyFileError};
 pub(crate) mod fuzzing;
 
 const KEY_FILE: &str = "key.pem";
-/// The key before the last `replace`.
+/// The file with the key before the last `replace`.
 const KEY_OLD: &str = "key.pem.old";
-/// What an authority has issued for the key: its certificate, then those between it and the authority.
+/// The file with the certificates for the key: the one that an authority has issued, then those between it and the
+/// authority.
 const CERTIFICATE_FILE: &str = "cert.pem";
 const CERTIFICATE_OLD: &str = "cert.pem.old";
 const SEED_CONTEXT: &str = "zmove 2026-11-21 secrets derived from the key";
@@ -28,13 +29,14 @@ const SEED_CONTEXT: &str = "zmove 2026-11-21 secrets derived from the key";
 pub struct Identity {
     certified: Arc<CertifiedKey>,
     fingerprint: Fingerprint,
-    /// What other secrets of this side are derived from.
+    /// The seed from which other secrets of this side are derived.
     seed: [u8; 32],
 }
 
 impl Identity {
-    /// Reads `key.pem` in `home`; makes both, for this user alone, where they do not exist. Where there is a
-    /// `cert.pem` beside it, peers are shown that instead of the certificate that the key has signed itself.
+    /// Reads the key and its self-signed certificate from `key.pem` in `home`; makes both, for this user alone, where
+    /// that does not exist. Where there is a `cert.pem` beside it, peers are shown that instead of the self-signed
+    /// certificate.
     ///
     /// # Errors
     ///
@@ -50,7 +52,8 @@ impl Identity {
         }
     }
 
-    /// The same for a daemon that runs as `user`, of which a stranger to that user must not choose the key.
+    /// As [`load_or_create`](Self::load_or_create), for a daemon that runs as `user`: no other user may be able to
+    /// choose its key.
     ///
     /// # Errors
     ///
@@ -60,7 +63,7 @@ impl Identity {
             guard::check_for(&home.join(file), user)?;
         }
         let identity = Self::load_or_create(home)?;
-        // one that was just made lies where it is found again
+        // A key that was just made must be found in the same place again.
         guard::check_for(&home.join(KEY_FILE), user)?;
         Ok(identity)
     }
@@ -71,12 +74,12 @@ impl Identity {
             return Self::parse(&path, &contents);
         }
         file::create(&path, new_pem()?.as_bytes())?;
-        // Another process may have been first: what counts is what the file holds now.
+        // Another process may have been first: the file's present contents count.
         let contents = file::read(&path)?.ok_or_else(|| KeyFileError::missing(&path))?;
         Self::parse(&path, &contents)
     }
 
-    /// A new key that no file keeps.
+    /// A new key that is not stored in a file.
     ///
     /// # Errors
     ///
@@ -87,18 +90,18 @@ impl Identity {
         Self::new(key, certificate.der().clone()).map_err(IdentityError::Fresh)
     }
 
-    /// Whether `home` has a key, in whatever state.
+    /// Whether `home` has a key, usable or not.
     ///
     /// # Errors
     ///
-    /// The file is there and cannot be looked at.
+    /// The file exists and cannot be looked at.
     pub fn exists(home: &Path) -> Result<bool, IdentityError> {
         let path = home.join(KEY_FILE);
         Ok(path.try_exists().map_err(|source| KeyFileError::Read { path, source })?)
     }
 
-    /// Makes a new key in the place of the one in `home`, which is left in `key.pem.old`, and its `cert.pem`,
-    /// if there is one, in `cert.pem.old`. There is a whole key under the name at any moment.
+    /// Makes a new key in the place of the one in `home`, which is kept in `key.pem.old`, and its `cert.pem`, if there
+    /// is one, in `cert.pem.old`. There is a whole key under the name at any moment.
     ///
     /// # Errors
     ///
@@ -113,13 +116,13 @@ impl Identity {
         Self::load_or_create(home)
     }
 
-    /// The name by which peers know this key.
+    /// The fingerprint by which peers know this key.
     #[must_use]
     pub const fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// The same key under the certificates in `pem`; `None` where they are damaged or for another key.
+    /// The same key with the certificates in `pem`; `None` where they are damaged or for another key.
     fn certified_by(self, pem: &[u8]) -> Option<Self> {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().ok()?;
         let same = Fingerprint::of_certificate(chain.first()?).ok()? == self.fingerprint;
@@ -127,12 +130,12 @@ impl Identity {
         same.then_some(Self { certified, ..self })
     }
 
-    /// Key and certificate in the form that TLS takes.
+    /// Key and certificate in the form for TLS.
     pub(crate) fn certified(&self) -> Arc<CertifiedKey> {
         Arc::clone(&self.certified)
     }
 
-    /// A secret for one use, the same as long as the key is.
+    /// A secret for one use, which stays the same as long as the key does.
     pub(crate) fn derive(&self, context: &str) -> [u8; 32] {
         blake3::derive_key(context, &self.seed)
     }
@@ -161,7 +164,7 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// Gives a file another name, if it is there.
+/// Renames a file, if it exists.
 fn put_aside(path: &Path, old: &Path) -> Result<(), KeyFileError> {
     match std::fs::rename(path, old) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(file::unwritten(old)(error)),
@@ -169,7 +172,7 @@ fn put_aside(path: &Path, old: &Path) -> Result<(), KeyFileError> {
     }
 }
 
-/// What a key file holds: the key, then its certificate.
+/// The contents of a new key file: the key, then its certificate.
 fn new_pem() -> Result<String, IdentityError> {
     let (key, certificate) = generate().map_err(IdentityError::Generate)?;
     Ok(key.serialize_pem() + &certificate.pem())

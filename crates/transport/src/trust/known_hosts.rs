@@ -2,8 +2,8 @@
 //!
 //! One host in a line, `HOST:PORT SHA256:…`, an IPv6 address in brackets; empty lines and lines that begin
 //! with `#` are kept and skipped. Called by a client before it dials, and after it accepted a new host.
-//! **Invariant:** a pin is never replaced: it goes only when the user takes it out, and a list with a damaged
-//! line is not used at all.
+//! **Invariant:** a pin is never replaced: it is removed only by the user, and a list with a damaged line is not used
+//! at all.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use crate::error::{KeyFileError, KnownHostsError};
 pub(crate) mod fuzzing;
 
 const KNOWN_HOSTS_FILE: &str = "known_hosts";
-/// The list as it was before a host was taken out.
+/// The file with the list as it was before a host was taken out.
 const KNOWN_HOSTS_OLD: &str = "known_hosts.old";
 
 /// The known hosts, as read when opened.
@@ -38,7 +38,7 @@ impl KnownHosts {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, or has a line that is not understood; see [`KnownHostsError`].
+    /// The file cannot be read, or has a malformed line; see [`KnownHostsError`].
     pub fn open(home: &Path) -> Result<Self, KnownHostsError> {
         let path = home.join(KNOWN_HOSTS_FILE);
         let bytes = file::read(&path)?.map(|contents| contents.bytes);
@@ -46,7 +46,7 @@ impl KnownHosts {
         Ok(Self { home: home.into(), pins })
     }
 
-    /// Adds a host to the list, on disk at once. Nothing happens if it is there with the same key.
+    /// Adds a host to the list, on disk at once. Does nothing if it is there with the same key.
     ///
     /// # Errors
     ///
@@ -73,8 +73,8 @@ impl KnownHosts {
         }
     }
 
-    /// Takes a host out of the list, on disk at once, and leaves the list as it was in `known_hosts.old`.
-    /// Returns the key that it had, or `None` where it was not in the list.
+    /// Takes a host out of the list, on disk at once, and keeps the list as it was in `known_hosts.old`. Returns the
+    /// key that the host had, or `None` where it was not in the list.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl KnownHosts {
         pins
     }
 
-    /// The key of a host, if known. Upper and lower case are one.
+    /// The key of a host, if known. Upper and lower case are the same.
     #[must_use]
     pub fn lookup(&self, host: &str, port: u16) -> Option<Fingerprint> {
         let host_key = Endpoint::canonical(host, port)?;
@@ -107,7 +107,7 @@ impl KnownHosts {
     }
 }
 
-/// What is wrong with a line of the list.
+/// The fault of a line of the list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostLineFault {
@@ -122,7 +122,7 @@ pub enum HostLineFault {
     Fingerprint {
         /// The field.
         field: String,
-        /// Why not.
+        /// The fault of the field.
         fault: ParseFingerprintError,
     },
     /// An earlier line gives the same host another key.
@@ -136,11 +136,11 @@ pub enum HostLineFault {
 #[derive(Clone, Copy, Debug)]
 struct Pin {
     fingerprint: Fingerprint,
-    /// Where it stands, from 1; 0 when added since.
+    /// The number of its line, from 1; 0 when it was added since.
     line: usize,
 }
 
-/// The list as it is now, which nobody else changes while the file is open.
+/// The present list, which no other process changes while the file is open.
 fn read_locked(path: &Path) -> Result<(File, Vec<u8>), KeyFileError> {
     let file = file::open_locked(path)?;
     let contents =
@@ -166,7 +166,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<HashMap<Endpoint, Pin>, KnownHosts
 
 fn add_line(pins: &mut HashMap<Endpoint, Pin>, line: usize, bytes: &[u8]) -> Result<(), HostLineFault> {
     let text = std::str::from_utf8(bytes).map_err(|_| HostLineFault::Form)?.trim();
-    // a power cut before the flush of an appended line may leave its length and not its bytes
+    // A power cut before the flush of an appended line may leave its length and not its bytes.
     let never_written = bytes.iter().all(|byte| *byte == 0);
     if never_written || text.is_empty() || text.starts_with('#') {
         return Ok(());
@@ -195,7 +195,7 @@ fn without(bytes: &[u8], host_key: &Endpoint) -> Vec<u8> {
     bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| !of_host(line)).flatten().copied().collect()
 }
 
-/// Adds one line in one write; a last line that a crash or an editor left without its end is ended first.
+/// Adds one line in one write; where a crash or an editor left the last line without its end, adds that first.
 fn append(mut file: &File, before: &[u8], host_key: &Endpoint, fingerprint: Fingerprint) -> io::Result<()> {
     let end = if before.last().is_none_or(|byte| *byte == b'\n') { "" } else { "\n" };
     let line = format!("{end}{host_key} {fingerprint}\n");
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!((hosts.lookup("a", 1), hosts.lookup("b", 1)), (None, Some(TWO)));
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("# mine\n#a:1 {ONE}\nb:1 {TWO}"));
         assert_eq!(fs::read_to_string(home.path().join(KNOWN_HOSTS_OLD)).unwrap(), text);
-        // who had the list open before finds the one that is there now
+        // The list that was opened before is read again, since its file has been replaced.
         hosts.pin("a", 1, TWO).unwrap();
         assert_eq!(KnownHosts::open(home.path()).unwrap().lookup("a", 1), Some(TWO));
     }

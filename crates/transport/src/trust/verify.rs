@@ -1,9 +1,9 @@
-//! TLS 1.3 with pinned keys: what both sides demand of each other in the handshake.
+//! TLS 1.3 with pinned keys: the demands of both sides in the handshake.
 //!
-//! The client compares the host's key with its [`HostPolicy`]; the server takes any key, and its caller looks the
-//! fingerprint up before a byte is parsed. Names, dates and issuers in certificates mean something only where an
-//! [authority](super::authority) is asked; otherwise the key counts.
-//! **Invariant:** both sides verify the peer's signature over the handshake, so a copied certificate is worth nothing.
+//! The client compares the host's key with its [`HostPolicy`]; the server accepts any key, and its caller looks the
+//! fingerprint up before a byte is parsed. Names, dates and issuers in certificates count only where an
+//! [authority](super::authority) is used; otherwise the key counts. **Invariant:** both sides verify the peer's
+//! signature over the handshake, so a copied certificate is worth nothing.
 
 use std::sync::{Arc, OnceLock};
 
@@ -28,22 +28,22 @@ use zmove_wire::Version;
 use super::authority::{CertificateFault, HostAuthority};
 use super::{fingerprint::Fingerprint, identity::Identity, provider};
 
-/// What both sides name as the protocol inside TLS, the newest first: the server takes the first that the
-/// client names too, so the version is agreed on before anything is said.
+/// The names of the protocol inside TLS, the newest first: the server takes its first that the client names too, so the
+/// version is agreed on before anything is sent.
 fn protocols() -> Vec<Vec<u8>> {
     Version::PROTOCOLS.map(|(name, _)| name.to_vec()).into()
 }
 
-/// Which keys a client takes from a host.
+/// The keys that a client accepts from a host.
 #[derive(Clone, Debug)]
 pub enum HostPolicy {
-    /// This one only.
+    /// This key only.
     Pinned(Fingerprint),
-    /// The first that a connection of this run proves, then only that one.
+    /// The first key that a connection of this run proves, then only that one.
     AcceptNew(FirstKey),
-    /// None: the handshake fails and tells the key, so that the user can decide.
+    /// No key: the handshake fails with the key in the error, so that the user can decide.
     RefuseUnknown,
-    /// Those that the site's authority vouches for; others are unknown.
+    /// Keys that the site's authority vouches for; others are unknown.
     Vouched(HostAuthority),
 }
 
@@ -59,7 +59,7 @@ impl FirstKey {
     }
 }
 
-/// Why a host's key is not taken.
+/// Why a host's key is not accepted.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum HostKeyFault {
     #[error("the host's key {found} is not known")]
@@ -76,7 +76,7 @@ pub(crate) fn peer_fingerprint(session: &CommonState) -> Result<Fingerprint, Err
     Fingerprint::of_certificate(certificate.ok_or(Error::NoCertificatesPresented)?)
 }
 
-/// Why a host was not taken, for where who makes the connection forgets it. Clones share one value.
+/// Why a host was not accepted, for a connector that loses that error. Clones share one value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HandshakeFault(Arc<OnceLock<Error>>);
 
@@ -90,7 +90,7 @@ impl HandshakeFault {
     }
 }
 
-/// What a client speaks: no resumption, which would pass by the check of the key, and no early data.
+/// The TLS settings of a client: no resumption, which would bypass the check of the key, and no early data.
 pub(crate) fn client_config(
     provider: CryptoProvider,
     identity: &Identity,
@@ -109,8 +109,8 @@ pub(crate) fn client_config(
     config
 }
 
-/// What a server speaks: no tickets, which a client that never reads would leave in its socket, so that the close
-/// resets the connection and destroys data in flight.
+/// The TLS settings of a server: no tickets, which a client that never reads would leave in its socket, so that the
+/// close resets the connection and destroys data in flight.
 pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
     let provider = Arc::new(provider());
     let algorithms = provider.signature_verification_algorithms;
@@ -125,7 +125,7 @@ pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
     config
 }
 
-/// Whether a peer has signed with the key that it shows.
+/// The proof that a peer has signed with the key that it shows.
 type Proof = Result<HandshakeSignatureValid, Error>;
 
 /// The client's check of a host.
@@ -137,13 +137,13 @@ struct HostVerifier {
 }
 
 impl HostVerifier {
-    /// Whether this may be the host's key.
+    /// Checks that this may be the host's key.
     fn judge(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
         let expected = match &self.policy {
             HostPolicy::Pinned(expected) => *expected,
             HostPolicy::AcceptNew(first) => first.get().unwrap_or(found),
             HostPolicy::RefuseUnknown => return Err(HostKeyFault::Unknown { found }),
-            // the certificate has been looked at before
+            // The authority has checked the certificate before.
             HostPolicy::Vouched(_) => found,
         };
         if expected == found { Ok(()) } else { Err(HostKeyFault::Changed { expected, found }) }
@@ -159,7 +159,7 @@ impl HostVerifier {
         if let HostPolicy::Vouched(authority) = &self.policy {
             authority.check(certificate, issuers, now).map_err(|fault| {
                 refused(match fault {
-                    // as from any host that has nothing to do with the site
+                    // A host of no certificate by the authority counts as unknown.
                     CertificateFault::NotIssued => HostKeyFault::Unknown { found },
                     fault => HostKeyFault::Certificate { fault },
                 })
@@ -169,7 +169,7 @@ impl HostVerifier {
         Ok(ServerCertVerified::assertion())
     }
 
-    /// Takes the key of a host that has just proven it.
+    /// Accepts the key of a host that has just proved it.
     fn settle(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
         if let HostPolicy::AcceptNew(first) = &self.policy {
             // Of connections that race, one sets the key and the others are held to it.
@@ -219,7 +219,7 @@ impl ServerCertVerifier for HostVerifier {
     }
 }
 
-/// The server's check of a client: it has a key, and holds it. rustls demands one unless a verifier says otherwise.
+/// The server's check of a client: it has a key, and holds it. By default rustls demands one.
 #[derive(Debug)]
 struct AnyClientVerifier {
     algorithms: WebPkiSupportedAlgorithms,

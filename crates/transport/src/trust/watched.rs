@@ -1,7 +1,7 @@
-//! What files say, parsed once for each time that they change.
+//! The contents of files, parsed once for each time that they change.
 //!
-//! A daemon asks for each connection, also of strangers, and what they can make it do must not grow with its files.
-//! **Invariant:** what is given is what the files held when they were asked for, or later.
+//! A daemon needs them for each connection, also of strangers, and the work that these can cause must not grow with the
+//! files. **Invariant:** the result is of the files' contents when they were asked for, or later.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use super::guard;
 use crate::error::KeyFileError;
 
-/// What some files say, as they were when they were last looked at.
+/// The parsed contents of some files, as they were when they were last looked at.
 #[derive(Debug)]
 pub(super) struct Watched<T, E>(Mutex<Option<Seen<T, E>>>);
 
@@ -22,7 +22,7 @@ struct Seen<T, E> {
     outcome: Result<Arc<T>, Arc<E>>,
 }
 
-/// In which state a file is.
+/// The state of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -32,9 +32,10 @@ struct Stamp {
     ctime: (i64, i64),
 }
 
-/// A file may change once more without another time: for as long as the kernel's clock for times stands still.
+/// The time in which a file may change once more without another time: as long as the kernel's clock for file times
+/// stands still.
 const TICK: Duration = Duration::from_millis(50);
-/// The same where a file system keeps whole seconds, as two of them do.
+/// The same time where a file system has times in whole seconds, or in two of them.
 const TICK_COARSE: Duration = Duration::from_secs(2);
 
 impl<T, E> Default for Watched<T, E> {
@@ -44,8 +45,8 @@ impl<T, E> Default for Watched<T, E> {
 }
 
 impl<T, E> Watched<T, E> {
-    /// What `files` say: what `parse` made of them when they were in this state. An error counts as said by
-    /// the files if it is `lasting`: another try could not end otherwise.
+    /// The result of `parse` for the present state of `files`. An error is kept like a result if it is `lasting`:
+    /// another try could not end otherwise.
     fn get(
         &self,
         files: &[&Path],
@@ -53,7 +54,7 @@ impl<T, E> Watched<T, E> {
         lasting: impl FnOnce(&E) -> bool,
     ) -> Result<Arc<T>, Arc<E>> {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // before they are read: what is read is then never older
+        // Look before parsing: the contents are then never older than this state.
         let stamps: Option<Vec<_>> = files.iter().map(|file| Stamp::of(file)).collect();
         if let (Some(seen), Some(stamps)) = (&*seen, &stamps)
             && seen.stamps == *stamps
@@ -69,28 +70,28 @@ impl<T, E> Watched<T, E> {
 }
 
 impl<T, E: From<KeyFileError>> Watched<T, E> {
-    /// The same of files that root and this user alone can change.
+    /// The same for files that only root and this user can change.
     pub(super) fn get_guarded(
         &self,
         files: &[&Path],
         parse: impl FnOnce() -> Result<T, E>,
         lasting: impl FnOnce(&E) -> bool,
     ) -> Result<Arc<T>, Arc<E>> {
-        // the directories on the way change without the files
+        // The directories on the way can change without the files.
         files.iter().try_for_each(|file| guard::check(file)).map_err(E::from)?;
         self.get(files, parse, lasting)
     }
 }
 
 impl Stamp {
-    /// `None` where nothing is, or where it cannot be looked at.
+    /// The state of a file; `None` where there is none, or where it cannot be looked at.
     fn of(path: &Path) -> Option<Self> {
         let found = fs::metadata(path).ok()?;
         let (mtime, ctime) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
         Some(Self { device: found.dev(), inode: found.ino(), bytes: found.size(), mtime, ctime })
     }
 
-    /// Whether the next change will give it another time.
+    /// Whether the next change will give the file another time.
     fn is_settled(&self) -> bool {
         let (seconds, nanos) = self.ctime;
         let since = Duration::new(u64::try_from(seconds).unwrap_or(0), u32::try_from(nanos).unwrap_or(0));
@@ -104,7 +105,7 @@ impl Stamp {
 mod tests {
     use super::*;
 
-    /// Reads until that is no longer needed: the file system's clock has moved on.
+    /// Reads until nothing is parsed any more: the file system's clock has moved on.
     fn settle(watched: &Watched<String, std::io::Error>, path: &Path) -> String {
         loop {
             let mut parsed = false;
@@ -126,7 +127,7 @@ mod tests {
         let path = home.path().join("f");
         let watched = Watched::default();
         for text in ["one", "two", "six"] {
-            // of the same length, in the same inode, within the same tick
+            // The new text has the same length, is in the same inode, and comes within the same tick.
             fs::write(&path, text).unwrap();
             let said = watched.get(&[&path], || fs::read_to_string(&path), |_| false).unwrap();
             assert_eq!(*said, text);

@@ -1,4 +1,4 @@
-//! An authority that vouches for hosts, over real TLS and QUIC: what it says counts only for who holds the key.
+//! An authority that vouches for hosts, over real TLS and QUIC: its certificates count only for the holder of the key.
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
@@ -41,7 +41,7 @@ impl Site {
         HostPolicy::Vouched(HostAuthority::load(self.home.path(), HOST).unwrap().unwrap())
     }
 
-    /// How a client does with a host that shows `certificate` and signs with the key of `holder`, on each transport.
+    /// Dials a host that shows `certificate` and signs with the key of `holder`, on each transport.
     async fn dial(
         &self,
         holder: &Party,
@@ -71,7 +71,7 @@ async fn serve(config: rustls::ServerConfig, transport: TransportChoice) -> u16 
         let port = endpoint.local_addr().unwrap().port();
         tokio::spawn(async move {
             while let Some(incoming) = endpoint.accept().await {
-                // who hangs up at once may do so before the client has its stream
+                // A client that hangs up at once may do so before it has its stream.
                 tokio::spawn(async { Some(incoming.await.ok()?.closed().await) });
             }
         });
@@ -88,7 +88,7 @@ async fn a_host_with_a_certificate_of_the_authority_is_taken() {
     }
 }
 
-/// The right certificate and the wrong key.
+/// The thief shows the right certificate and has the wrong key.
 #[tokio::test]
 async fn a_host_with_a_copied_certificate_of_the_authority_is_refused() {
     let (site, host, thief) = (Site::new(), Party::new(), Party::new());

@@ -1,4 +1,4 @@
-//! What goes over lanes here.
+//! Frames for lanes in these tests.
 
 use zmove_transport::Frame;
 use zmove_types::{Buffer, BufferPool, FileId, ItemId};

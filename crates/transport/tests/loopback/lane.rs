@@ -17,7 +17,7 @@ use zmove_types::{BufferPool, ItemId, StageClock};
 use crate::frames::{BUFFER_BYTES, GREETING, frame, pattern};
 use crate::party::LONG;
 
-/// The dialler's end, through whatever `relay` makes of the acceptor's address, and the acceptor's.
+/// Both ends of a connection; the dialler connects to the address that `relay` returns for the acceptor's.
 async fn connected(relay: impl FnOnce(SocketAddr) -> SocketAddr) -> (Connection, Connection) {
     let home = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create(home.path()).unwrap();
@@ -99,7 +99,7 @@ async fn frames_arrive_in_clear_from_the_dialler_and_from_the_acceptor() {
     for turned in [false, true] {
         let (mut source, sink) = greeted(turned).await;
         let mut sink = ClearLane::new(sink).unwrap();
-        // the first frame may arrive together with the greeting, or after it
+        // The first frame may arrive together with the greeting, or after it.
         let clock = StageClock::default();
         sink.send(frame(99, b"", b"early"), &mut clock.start()).unwrap();
         let sender = thread::spawn(move || send_all(&mut sink));
@@ -121,7 +121,7 @@ async fn what_was_said_on_another_lane_in_clear_is_refused() {
     sink.finish().unwrap();
     let (mut said, mut back) = (Vec::new(), raw_socket(one.1));
     back.read_to_end(&mut said).unwrap();
-    // back to who has said it, and to the acceptor of another lane
+    // The frames go back to their sender, and to the acceptor of another lane.
     back.write_all(&said).unwrap();
     raw_socket(&other.0).write_all(&said).unwrap();
     for mut source in [sink, ClearLane::new(other.1).unwrap()] {
@@ -154,7 +154,7 @@ async fn frames_that_arrive_with_the_greeting_are_not_lost() {
     for turned in [false, true] {
         let (dialled, accepted) = connected(|address| address).await;
         let (mut source, mut sink) = if turned { (dialled, accepted) } else { (accepted, dialled) };
-        // the first frame's header lies in the greeting's own record, the rest of it in records of the same segment
+        // The first frame's header is in the greeting's own record, the rest of it in records of the same segment.
         let early = frame(0, b"head", &pattern(5000));
         sink.write_all(&[GREETING, &early.header.encode()].concat()).await.unwrap();
         sink.write_all(&early.head).await.unwrap();
@@ -166,7 +166,7 @@ async fn frames_that_arrive_with_the_greeting_are_not_lost() {
             sink.send(frame(number, b"head", &pattern(700)), &mut clock.start()).unwrap();
         }
         sink.finish().unwrap();
-        // all of it has been sent before the first byte is read
+        // All of it has been sent before the first byte is read.
         source.read_exact(&mut [0; GREETING.len()]).await.unwrap();
         let mut source = TlsLane::new(source).unwrap();
         for number in 0..100 {
@@ -210,7 +210,7 @@ async fn lane_whose_bytes_are_changed_on_the_way_is_refused() {
     let mut sink = TlsLane::new(dialled).unwrap();
     let sender = thread::spawn(move || {
         let clock = StageClock::default();
-        // the other end may be gone before all is sent
+        // The other end may be gone before all is sent.
         let sent = sink.send(frame(0, b"", &pattern(BUFFER_BYTES)), &mut clock.start());
         drop(sent.and_then(|()| sink.finish()));
     });
@@ -236,7 +236,7 @@ fn raw_socket(connection: impl AsFd) -> TcpStream {
     socket
 }
 
-/// A relay that flips a bit of what the dialler says, far behind the handshake.
+/// A relay that flips a bit of what the dialler sends, long after the handshake.
 fn flip_one_bit_late(acceptor: SocketAddr) -> SocketAddr {
     const FLIPPED: usize = 1 << 20;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! Connections on loopback: who gets one, and lanes on them, by TLS on TCP, in clear after it, and by QUIC.
+//! Connections on loopback: which peers get one, and lanes on them, by TLS on TCP, in clear after it, and by QUIC.
 
 #![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
 

@@ -1,4 +1,4 @@
-//! A host or user with a key of its own, and how peers speak that keep to no rules.
+//! A host or user with a key of its own, and peers that break the rules.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use zmove_transport::{Fingerprint, Identity};
 
-/// More than anything takes that succeeds.
+/// Longer than anything takes that succeeds.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 /// A host or user with a key of its own.
@@ -44,14 +44,14 @@ impl Party {
         CertificateDer::from_pem_file(self.home.path().join("key.pem")).unwrap()
     }
 
-    /// This party's private key under the certificates of whomever.
+    /// This party's private key with certificates of any kind.
     pub(crate) fn key_with(&self, certificates: Vec<CertificateDer<'static>>) -> Arc<SingleCertAndKey> {
         let key = PrivateKeyDer::from_pem_file(self.home.path().join("key.pem")).unwrap();
         Arc::new(CertifiedKey::new(certificates, any_ecdsa_type(&key).unwrap()).into())
     }
 }
 
-/// A host that shows the given key and speaks whatever protocol.
+/// A host that shows the given key and speaks any protocol.
 pub(crate) fn host_config(key: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> ServerConfig {
     let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
         .with_protocol_versions(&[&TLS13])
@@ -62,7 +62,7 @@ pub(crate) fn host_config(key: Arc<SingleCertAndKey>, protocols: &[&[u8]]) -> Se
     config
 }
 
-/// A client that trusts every host, shows the given key, if any, and speaks whatever protocol.
+/// A client that trusts every host, shows the given key, if any, and speaks any protocol.
 pub(crate) fn client_config(key: Option<Arc<SingleCertAndKey>>, protocols: &[&[u8]]) -> ClientConfig {
     let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_protocol_versions(&[&TLS13])
@@ -116,7 +116,7 @@ impl ServerCertVerifier for TrustAll {
     }
 }
 
-/// A host that speaks TLS so, over TCP, and nothing after the handshake.
+/// A host that speaks TLS with this configuration over TCP, and nothing after the handshake.
 pub(crate) async fn serve_tls(config: ServerConfig) -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! QUIC on loopback: who gets a connection, and lanes from the greeting to the end.
+//! QUIC on loopback: which peers get a connection, and lanes from the greeting to the end.
 
 use std::collections::HashMap;
 use std::{io, net::SocketAddr, net::UdpSocket, sync::Arc, thread, time::Duration};
@@ -41,7 +41,7 @@ async fn accept(listener: &Listener) -> Result<Channel, AcceptError> {
     listener.handshake(listener.accept().await.unwrap(), LONG).await
 }
 
-/// The client's end, which has said its greeting, and the daemon's, which has read it.
+/// The client's end, which has sent its greeting, and the daemon's, which has read it.
 async fn connected() -> (Channel, Channel) {
     let (host, user) = (Party::new(), Party::new());
     let (listener, port) = host.listen_by(TransportChoice::Quic).await;
@@ -56,7 +56,7 @@ async fn connected() -> (Channel, Channel) {
     far.read_exact(&mut [0; GREETING.len()]).await.unwrap();
     assert_eq!((near.peer(), far.peer()), (host.fingerprint(), user.fingerprint()));
     assert_eq!((near.transport(), far.transport()), (Transport::Quic, Transport::Quic));
-    // the socket stays until the connection is gone
+    // The socket stays until the connection is gone.
     tokio::spawn(async move {
         let _kept = listener;
         std::future::pending::<()>().await;
@@ -64,7 +64,7 @@ async fn connected() -> (Channel, Channel) {
     (near, far)
 }
 
-/// Around what is copied and what is not, and more than the windows hold.
+/// Sizes around the bounds of what is copied, and beyond what the windows hold.
 const SIZES: [(usize, usize); 11] = [
     (0, 0),
     (1, 0),
@@ -144,7 +144,7 @@ async fn a_breaker_ends_whoever_waits() {
     });
     breaker.trip();
     assert!(matches!(waiting.join().unwrap(), Err(LaneError::Closed)));
-    // the sender hears of it, however much it has to say
+    // The sender gets the error, however much it has to send.
     let sending = thread::spawn(move || {
         let (clock, mut sink) = (StageClock::default(), near.into_sink(Cipher::Tls, 1).unwrap());
         let mut send = || sink.send(frame(0, b"", &pattern(BUFFER_BYTES)), &mut clock.start());
@@ -227,7 +227,7 @@ async fn a_host_with_a_copied_certificate_is_refused_and_never_pinned() {
     assert_eq!(first.get(), None);
 }
 
-/// What the listener says of a client that trusts every host and shows the given key, if any.
+/// The listener's error for a client that trusts every host and shows the given key, if any.
 async fn accept_quic(listener: &Listener, port: u16, key: Option<Arc<SingleCertAndKey>>) -> AcceptError {
     let tls = client_config(key, &[b"zmove"]);
     let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
@@ -235,7 +235,7 @@ async fn accept_quic(listener: &Listener, port: u16, key: Option<Arc<SingleCertA
     let connecting =
         endpoint.connect_with(config, SocketAddr::from(([127, 0, 0, 1], port)), "zmove").unwrap();
     let talking = async {
-        // the client hears of a refusal only after its own handshake is done
+        // The client receives a refusal only after its own handshake is complete.
         let connection = connecting.await?;
         let (mut stream, _answer) = connection.open_bi().await?;
         stream.write_all(GREETING).await.map_err(io::Error::from)?;
@@ -278,7 +278,7 @@ async fn clients_that_are_asked_back_come_again() {
     );
 }
 
-/// A client that dials a lane too many says nothing on it.
+/// A client that dials a lane too many sends nothing on it.
 #[tokio::test]
 async fn a_connection_that_is_not_needed_is_told_from_a_failure() {
     let (host, user) = (Party::new(), Party::new());
@@ -317,8 +317,8 @@ async fn a_silent_port_is_given_up_in_time() {
     dialler.close().await;
 }
 
-/// A port behind which one host begins its answer to the first datagram and is gone, and another stands from
-/// then on: as if it had been killed and started again.
+/// A port behind which one host begins its answer to the first datagram and is gone, and another takes its place: as if
+/// it had been killed and started again.
 struct Succession {
     near: net::UdpSocket,
     first: SocketAddr,
@@ -362,7 +362,7 @@ impl Succession {
             if host == self.second {
                 self.near.send_to(&datagram[..bytes], client).await.unwrap();
             } else if !begun {
-                // of the packets in it the first stays whole: the client knows which connection it has, and no more
+                // The first of the packets in it stays whole: the client knows which connection it has, and no more.
                 datagram[bytes / 2] ^= 1;
                 self.near.send_to(&datagram[..bytes], client).await.unwrap();
                 begun = true;
@@ -371,7 +371,7 @@ impl Succession {
     }
 }
 
-/// The second host knows nothing of what the first has begun, and has no answer to it, not even a reset.
+/// The second host knows nothing of the handshake that the first has begun, and has no answer to it, not even a reset.
 #[tokio::test]
 async fn a_host_that_is_started_again_amid_a_handshake_is_reached() {
     let (host, user) = (Party::new(), Party::new());
@@ -382,7 +382,7 @@ async fn a_host_that_is_started_again_amid_a_handshake_is_reached() {
     let (accepted_in, mut accepted) = mpsc::unbounded_channel();
     let second = Arc::new(second);
     tokio::spawn(async move {
-        // what comes of the first handshake may look like the beginning of one
+        // The rest of the first handshake may look like the beginning of one.
         while let Ok(incoming) = second.accept().await {
             let (second, accepted_in) = (Arc::clone(&second), accepted_in.clone());
             tokio::spawn(async move {
@@ -406,7 +406,7 @@ fn congestion_controls_have_the_kernels_names() {
     assert!("vegas".parse::<QuicCongestion>().is_err());
 }
 
-/// What a peer can make the other side hold before it is read.
+/// Measures how much a peer can make the other side hold before it is read.
 #[tokio::test]
 async fn little_is_held_of_who_is_not_let_in_and_of_a_lane_that_nobody_has_taken() {
     let (host, user) = (Party::new(), Party::new());
@@ -436,7 +436,7 @@ async fn little_is_held_of_who_is_not_let_in_and_of_a_lane_that_nobody_has_taken
     }
 }
 
-/// Writes until so much has been taken in all.
+/// Writes until so many bytes have been taken in all.
 async fn fill_up(stream: &mut quinn::SendStream, taken: &mut usize, bytes: usize) {
     while *taken < bytes {
         let written = tokio::time::timeout(LONG, stream.write(&vec![0; 40 << 20])).await;

@@ -1,4 +1,4 @@
-//! Trust over real TLS on loopback: who gets a connection, and above all who does not.
+//! Trust over real TLS on loopback: which peers get a connection, and above all which do not.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -61,7 +61,7 @@ async fn connected(host: &Party, user: &Party) -> (Connection, Connection) {
     (client.unwrap(), server.unwrap())
 }
 
-/// What the acceptor says of a client that trusts every host and shows the given key, if any.
+/// The acceptor's error for a client that trusts every host and shows the given key, if any.
 async fn accept_tls(
     acceptor: &Acceptor,
     key: Option<Arc<SingleCertAndKey>>,
@@ -70,7 +70,7 @@ async fn accept_tls(
     meet_tls(acceptor, key, protocols).await.1
 }
 
-/// The same with the client's end.
+/// The client's end and the acceptor's result, for a client that trusts every host.
 async fn meet_tls(
     acceptor: &Acceptor,
     key: Option<Arc<SingleCertAndKey>>,
@@ -96,7 +96,7 @@ async fn both_sides_learn_the_other_key() {
     assert_eq!(suite, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
 }
 
-/// The newest that both know, whatever the client would like best; without a round trip of its own.
+/// The version is the newest that both know, whatever the client would like best, without a round trip of its own.
 #[tokio::test]
 async fn both_sides_know_the_version_after_the_handshake() {
     let [host, user] = [Party::new(), Party::new()];
@@ -136,7 +136,7 @@ async fn server_sends_no_tickets() {
     let (client, server) = meet_tls(&acceptor, Some(key), &[b"zmove"]).await;
     let mut client = client.unwrap();
     server.unwrap().shutdown().await.unwrap();
-    // When the end has been read, a ticket has been counted.
+    // Once the end has been read, a ticket would have been counted.
     assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0);
     assert_eq!(client.get_ref().1.tls13_tickets_received(), 0);
 }

@@ -1,11 +1,11 @@
-//! Removes journals that nobody comes back for, and what they speak of.
+//! Removes journals from which nobody has resumed, and the part files that they list.
 //!
-//! The target directory is known by device and inode; after a reboot, when devices may be numbered anew, by
-//! its inode and the part's time of birth.
+//! The target directory is identified by device and inode; after a reboot, when devices may have other numbers, by its
+//! inode and the part's time of birth.
 //!
-//! **Invariant:** nothing is removed but a part file that its journal tells by directory, name, inode and
-//! time of birth, reached without following a link beneath the target directory that it tells, while no
-//! running transfer has it.
+//! **Invariant:** nothing is removed but a part file with the directory, name, inode and time of birth that its journal
+//! lists, reached without following a link beneath the target directory that it lists, while no running transfer has
+//! it.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -22,10 +22,10 @@ use zmove_types::{RelPath, Timestamp};
 use super::orphans::{self, Listed, Orphan, discard, list};
 use super::{JournalError, Part, Unfinished};
 
-/// Which journals go.
+/// Which journals are removed.
 #[derive(Clone, Copy, Debug)]
 pub struct CleanRule {
-    /// The age of the journals to clean: nobody has written them for this long.
+    /// The age of the journals to remove: the time since they were last written.
     pub older_than: Duration,
     /// What happens to the journal of a target that cannot be reached.
     pub unreachable: Unreachable,
@@ -33,7 +33,7 @@ pub struct CleanRule {
     pub mode: CleanMode,
 }
 
-/// What happens to the journal of a target that cannot be reached, say because it is not mounted now.
+/// What happens to the journal of a target that cannot be reached, for example because it is not mounted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreachable {
     /// The journal is kept for a later run.
@@ -47,50 +47,50 @@ pub enum Unreachable {
 pub enum CleanMode {
     /// Everything that is reported as removed is really removed.
     Remove,
-    /// Nothing is; what is told would be.
+    /// Nothing is removed; the report lists what would be.
     DryRun,
 }
 
-/// What has become of one journal that was old enough.
+/// The result for one journal that was old enough.
 #[derive(Debug)]
 pub struct Cleaned {
-    /// Where it is or was.
+    /// The path of the journal.
     pub path: PathBuf,
     /// When it was last written.
     pub modified: SystemTime,
     /// The journal's contents, or why they could not be read.
     pub contents: Result<Unfinished, JournalError>,
-    /// What has become of the part file of each file that it spoke of, in the same order.
+    /// The result for each part file that the journal lists, in the same order.
     pub parts: Vec<PartFate>,
-    /// Whether it is gone.
+    /// Whether the journal is removed, or would be in a dry run.
     pub removed: Result<bool, JournalError>,
 }
 
-/// What has become of a part file.
+/// The result for one part file.
 #[derive(Debug)]
 pub enum PartFate {
     /// The part file is removed.
     Removed,
     /// The part file did not exist any more.
     Gone,
-    /// A transfer that runs has taken it over.
+    /// A running transfer has taken the part file over.
     InUse,
-    /// Another file has its name.
+    /// Another file has the name of the part file.
     Replaced,
-    /// The path of the target leads to another directory than the one that was meant.
+    /// The path of the target leads to another directory than the one that the journal lists.
     Elsewhere,
     /// The part file could not be reached or removed.
     Failed(io::Error),
 }
 
-/// Removes the journals in `directory` that are as old as `rule` says and that nobody holds, with their part files. One
-/// that cannot be read goes alone, since its part files are not known.
+/// Removes the journals in `directory` that are as old as `rule` asks and that nobody holds, with their part files. A
+/// journal that cannot be read is removed alone, since its part files are not known.
 ///
 /// # Errors
-/// [`JournalError`] when the directory cannot be read. What fails of one journal is told with it.
+/// [`JournalError`] when the directory cannot be read. The failure of one journal is in its [`Cleaned`].
 pub fn clean(directory: &Path, rule: &CleanRule) -> Result<Vec<Cleaned>, JournalError> {
     let now = SystemTime::now();
-    // one of the future is young
+    // A journal dated in the future counts as new.
     let age = |modified: SystemTime| now.duration_since(modified).unwrap_or_default();
     let old = orphans::aged(directory)?.into_iter();
     let old: Vec<_> = old.filter(|(_, modified)| age(*modified) >= rule.older_than).collect();
@@ -103,7 +103,7 @@ pub fn clean(directory: &Path, rule: &CleanRule) -> Result<Vec<Cleaned>, Journal
     Ok(cleaned.collect())
 }
 
-/// The inode and birth of all part files of transfers that run.
+/// The inode and time of birth of each part file of a running transfer.
 fn parts_in_use(journals: Vec<Listed>) -> HashSet<(u64, Timestamp)> {
     let in_use = journals.into_iter().filter(|listed| listed.in_use);
     let files = in_use.filter_map(|listed| listed.contents.ok()).flat_map(|unfinished| unfinished.files);
@@ -150,8 +150,8 @@ fn clean_parts(
     files.collect()
 }
 
-/// The target directory, if its path still leads to the one that was meant. Devices may be numbered anew at
-/// each boot; then only a part whose birth is known is certain.
+/// The target directory, if its path still leads to the one that the journal lists. Devices may have other numbers
+/// after a reboot; then all parts must have a known time of birth.
 fn open_target(unfinished: &Unfinished) -> io::Result<Option<Tree>> {
     let begin = &unfinished.begin;
     let tree = Tree::open(Path::new(OsStr::from_bytes(&begin.target)))?;
@@ -187,7 +187,7 @@ fn clean_part(tree: &Tree, part: &Part, mode: CleanMode) -> io::Result<PartFate>
     Ok(PartFate::Removed)
 }
 
-/// When an open file was made, as a [`Part`] tells it; zero where the file system or the kernel does not.
+/// The time of birth of an open file, as a [`Part`] has it; zero where the file system or the kernel has none.
 #[must_use]
 pub fn birth_of(file: impl AsFd) -> Timestamp {
     rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME)

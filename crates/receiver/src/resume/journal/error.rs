@@ -12,49 +12,50 @@ use super::record::VERSION;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JournalError {
-    /// The system refused.
+    /// A system call failed.
     #[error("{operation} '{}': {source}", Escaped::path(path))]
     Io {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The file or directory concerned.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The first record is not whole, or the file is something else.
     #[error("it is no journal, or its beginning is damaged")]
     Damaged,
-    /// Another release wrote it.
+    /// Another release wrote the journal.
     #[error("it has format version {found}, and this zmove reads {VERSION}: use the release that wrote it")]
     OtherVersion {
-        /// The version it has.
+        /// The version of the journal.
         found: u32,
     },
     /// A field is longer than the format allows.
     #[error("{what} has {bytes} bytes, more than the {limit} that a journal takes")]
     TooLong {
-        /// Which.
+        /// The field.
         what: &'static str,
-        /// How long it is.
+        /// The length of the field.
         bytes: usize,
-        /// How long it may be.
+        /// The longest length that the format allows.
         limit: usize,
     },
-    /// The transfers of one key have left as much as they may; its older ones have to be finished or removed first.
+    /// One key has as many journals, or bytes of them, as it may; its older transfers have to be finished or removed
+    /// first.
     #[error(
         "its key has {limit} {what} here, as many as it may (limits.journals_per_identity, limits.journal_bytes_per_identity)"
     )]
     NoRoom {
-        /// Of what.
+        /// What the limit counts: journals, or bytes.
         what: &'static str,
-        /// How many there may be.
+        /// The limit.
         limit: u64,
     },
     /// More files are unfinished than a journal holds.
     #[error("more than {limit} files are unfinished at once")]
     TooManyFiles {
-        /// How many may be.
+        /// The most files that may be unfinished.
         limit: usize,
     },
     /// A record that could not be written whole could not be taken back either, so nothing may follow it.
@@ -63,7 +64,7 @@ pub enum JournalError {
 }
 
 impl JournalError {
-    /// Names the operation and the file of an error of the system.
+    /// Adds the operation and the path to an error of the system.
     pub(super) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { operation, path: path.to_owned(), source }
     }

@@ -12,10 +12,9 @@ use super::{JournalError, Unfinished, list, orphans};
 
 const BOOT: BootId = BootId([1; 16]);
 
-/// A whole journal: what it comes to is the same when it is written anew.
+/// Reads any bytes as a journal, and checks that a rewritten one has the same contents.
 ///
-/// # Panics
-/// When it is not.
+/// # Panics When it has other contents.
 pub fn journal(bytes: &[u8]) {
     let begun = begin(bytes).expect("memory can be read");
     let replayed = replay(bytes).expect("memory can be read");
@@ -34,8 +33,8 @@ pub fn journal(bytes: &[u8]) {
     assert_eq!(anew.unfinished(BOOT), Unfinished { same_boot: true, ..unfinished });
 }
 
-/// A journal of any records, each given by its type, the length of its body (u16) and its body: frames and
-/// checksums are made to fit, so that all that is said comes to be believed.
+/// Reads a journal of any records, each given by its type, the length of its body (u16) and its body. Frames and
+/// checksums are made to fit, so that every record is read.
 ///
 /// # Panics
 /// As [`journal`].
@@ -43,10 +42,9 @@ pub fn journal_records(bytes: &[u8]) {
     journal(&framed(bytes));
 }
 
-/// The same from a file, as the daemon and `zmove journal` find it: what is listed is what is taken over.
+/// Reads such a journal from a file, as the daemon and `zmove journal` do: what is listed is what is taken over.
 ///
-/// # Panics
-/// When it is not.
+/// # Panics When it is not.
 pub fn journal_files(bytes: &[u8]) {
     let directory = directory();
     let path = directory.join(format!("{:032x}{SUFFIX}", std::process::id()));
@@ -90,7 +88,7 @@ pub fn framed(mut steps: &[u8]) -> Vec<u8> {
     journal
 }
 
-/// As a writer begins a journal anew.
+/// The bytes of a rewritten journal.
 fn written(unfinished: &Unfinished) -> Vec<u8> {
     let mut records = vec![Record::Begin(unfinished.begin.clone(), BOOT)];
     for file in &unfinished.files {

@@ -1,8 +1,7 @@
 //! Opens and locks the files of a directory of journals.
 //!
-//! **Invariant:** a [`Held`] is the file that its path leads to, and nobody else holds it: whoever comes to a
-//! lock looks afterwards whether the file still has a name, since the one who held it before may have removed
-//! it.
+//! **Invariant:** a [`Held`] is the file at its path, and nobody else holds it: after locking a file it is checked that
+//! the file still has a name, since its former holder may have removed it.
 
 use std::fs::File;
 use std::io;
@@ -24,10 +23,10 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Makes a new file and locks it. One that a dead writer has left there gives way.
+    /// Makes a new file and locks it. A file there that a dead writer has left is removed.
     ///
     /// # Errors
-    /// What the system says: `EEXIST` when somebody else makes the same file.
+    /// The system's error: `EEXIST` when somebody else makes the same file.
     pub(crate) fn create(path: &Path) -> Result<Self, JournalError> {
         for _ in 0..RACES_MAX {
             if let Some(left_behind) = Self::take(path)? {
@@ -39,7 +38,7 @@ impl Held {
                 Ok(file) => File::from(file),
                 Err(error) => return Err(JournalError::io("create", path)(error.into())),
             };
-            // until it is locked it looks like one that has been left behind
+            // Until it is locked, the new file looks like one that was left behind.
             if lock(&file).map_err(JournalError::io("lock", path))? {
                 return Ok(Self { file, path: path.to_owned() });
             }
@@ -50,7 +49,7 @@ impl Held {
     /// Takes a file that nobody holds; `None` when somebody does, or it has gone.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn take(path: &Path) -> Result<Option<Self>, JournalError> {
         let Some(file) = open(path)? else { return Ok(None) };
         let held = lock(&file).map_err(JournalError::io("lock", path))?;
@@ -60,7 +59,7 @@ impl Held {
     /// Removes the file.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn remove(self) -> Result<(), JournalError> {
         std::fs::remove_file(&self.path).map_err(JournalError::io("remove", &self.path))
     }
@@ -112,8 +111,9 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Who only looks whether a file is in use ([`is_in_use`]) holds it for a moment, and is waited for.
+/// The pause before another try to lock: a process that only checks whether a file is [in use](is_in_use) holds it so
+/// long.
 const GLANCE: Duration = Duration::from_millis(1);
 const GLANCES_MAX: usize = 100;
-/// How often to try again when a file is taken for one that has been left behind.
+/// How often to try again when another process takes the new file for one that was left behind.
 const RACES_MAX: usize = 16;

@@ -1,9 +1,8 @@
-//! What journals are called: by transfer, owner and target directory, so that who looks for those of one
-//! owner opens no others.
+//! The names of journals, by transfer, owner and target directory, so that a search for those of one owner opens no
+//! others.
 //!
-//! `TRANSFER-OWNER-PLACE.journal`: the transfer's id and two hashes, in hexadecimal digits. Journals of
-//! earlier releases are called `TRANSFER.journal`; they get their name from here when somebody looks for
-//! journals ([`rename_old`]).
+//! A name is `TRANSFER-OWNER-PLACE.journal`: the transfer's id and two hashes, in hexadecimal digits. Journals of
+//! earlier releases are called `TRANSFER.journal`; a search for journals renames them ([`rename_old`]).
 
 use std::fs;
 use std::io;
@@ -12,15 +11,15 @@ use std::path::{Path, PathBuf};
 use super::holding::Held;
 use super::{Begin, JournalError, reader};
 
-/// What the name of a journal ends with.
+/// The end of a journal's name.
 pub(super) const SUFFIX: &str = ".journal";
-/// The same while a journal is written anew.
+/// The end of the name while a journal is being created or rewritten.
 pub(super) const SUFFIX_NEW: &str = ".journal.new";
 
 const TRANSFER_DIGITS: usize = 32;
 const TAG_DIGITS: usize = 16;
 
-/// Where the journal of a transfer is.
+/// The path of a transfer's journal.
 #[must_use]
 pub fn path_of(directory: &Path, begin: &Begin) -> PathBuf {
     path_with(directory, begin, SUFFIX)
@@ -31,12 +30,12 @@ pub(super) fn path_with(directory: &Path, begin: &Begin, suffix: &str) -> PathBu
     directory.join(format!("{}-{owner}-{place}{suffix}", begin.transfer))
 }
 
-/// What the name of a journal tells of it.
+/// The hashes in the name of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tags {
-    /// Whose it is.
+    /// The hash of the owner.
     pub(super) owner: String,
-    /// Whose it is and to which target directory; devices may be numbered anew when the system starts.
+    /// The hash of the owner and the target directory's inode; its device may have another number after a reboot.
     place: String,
 }
 
@@ -53,9 +52,9 @@ impl Tags {
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) path: PathBuf,
-    /// None in the names of earlier releases.
+    /// `None` in the names of earlier releases.
     pub(super) tags: Option<Tags>,
-    /// Whether it is being written anew.
+    /// Whether the journal is being created or rewritten.
     pub(super) is_new: bool,
 }
 
@@ -80,7 +79,7 @@ fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// All journals in `directory`, in the order of their paths, and those that are being written anew.
+/// All journals in `directory`, in the order of their paths, with those that are being created or rewritten.
 pub(super) fn entries(directory: &Path) -> Result<Vec<Named>, JournalError> {
     let cannot = |error| JournalError::io("read directory", directory)(error);
     let entries = match fs::read_dir(directory) {
@@ -94,13 +93,13 @@ pub(super) fn entries(directory: &Path) -> Result<Vec<Named>, JournalError> {
     Ok(named)
 }
 
-/// The journals in `directory`.
+/// The journals in `directory`, without those that are being created or rewritten.
 pub(super) fn journals(directory: &Path) -> Result<impl Iterator<Item = Named>, JournalError> {
     Ok(entries(directory)?.into_iter().filter(|named| !named.is_new))
 }
 
-/// Gives a journal of an earlier release that nobody holds the name by which it is found now. One that cannot
-/// be read keeps its own, by which `zmove journal` finds it.
+/// Renames a journal of an earlier release that nobody holds to the name that is searched for now. One that cannot be
+/// read keeps its name, by which `zmove journal` finds it.
 pub(super) fn rename_old(path: &Path) -> Result<Option<(PathBuf, Tags)>, JournalError> {
     let Some(held) = Held::take(path)? else { return Ok(None) };
     let begin = reader::begin(&held.file).map_err(JournalError::io("read", path))?;

@@ -1,4 +1,4 @@
-//! What lies in a directory of journals: those in use, and those that a dead writer has left.
+//! The journals in a directory: those in use, and those that a dead writer has left.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,11 +18,11 @@ pub struct Orphan {
     held: Held,
     unfinished: Unfinished,
     modified: SystemTime,
-    /// Where its last good record ends.
+    /// The offset at which its last valid record ends.
     end: u64,
 }
 
-/// What has become of one journal: taken, or left alone at its path because it is of no use.
+/// A journal that was taken, or the path of one that cannot be used and was left alone.
 pub type Taken = Result<Orphan, (PathBuf, JournalError)>;
 
 /// A journal as it is found in its directory.
@@ -53,14 +53,15 @@ impl Orphan {
         Ok(Some(Self { held, unfinished, modified, end }))
     }
 
-    /// One of its files has been taken over, or is of no use: it is not told again. What is torn is cut off by that.
+    /// Records that a file has been taken over, or is of no use, so that it is not found again. A torn record is cut
+    /// off.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn ended(&mut self, file: u64) -> Result<(), JournalError> {
         let record = Record::Ended { file }.encode()?;
         let journal = &self.held.file;
-        // when it was last written tells since when nobody should have written to its parts
+        // Keep the time of the last write: since then nobody should have written to the journal's parts.
         let written = journal.set_len(self.end).and_then(|()| journal.write_all_at(&record, self.end));
         written
             .and_then(|()| journal.set_modified(self.modified))
@@ -70,7 +71,7 @@ impl Orphan {
         Ok(())
     }
 
-    /// The journal's contents, or why they cannot be read.
+    /// The journal's contents.
     #[must_use]
     pub fn unfinished(&self) -> &Unfinished {
         &self.unfinished
@@ -88,27 +89,27 @@ impl Orphan {
         self.modified
     }
 
-    /// Removes it.
+    /// Removes the journal.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn remove(self) -> Result<(), JournalError> {
         self.held.remove()
     }
 }
 
-/// Takes all journals in `directory` that nobody holds. One that cannot be read is told with its path and left alone.
+/// Takes all journals in `directory` that nobody holds. One that cannot be read is left alone, and its path returned.
 ///
 /// # Errors
-/// [`JournalError`] when the directory cannot be read; one that is not there holds none.
+/// [`JournalError`] when the directory cannot be read; one that does not exist holds none.
 pub fn orphans(directory: &Path) -> Result<Vec<Taken>, JournalError> {
     let paths = sweep(directory)?.into_iter().map(|named| named.path);
     Ok(take_all(paths, |_| true))
 }
 
-/// As [`orphans`], but only those of the same owner and target directory as `begin` whose beginning is
-/// `wanted`. Others are not touched, so that whom they concern finds them free, nor opened: there may be very
-/// many.
+/// As [`orphans`], but only those of the same owner and target directory as `begin` whose first record is `wanted`.
+/// Others are not locked, so that their own transfers find them free; those of other owners and targets, of which there
+/// may be very many, are not even opened.
 ///
 /// # Errors
 /// As [`orphans`].
@@ -139,7 +140,7 @@ fn take_all(paths: impl Iterator<Item = PathBuf>, wanted: impl Fn(&Begin) -> boo
 /// All journals in `directory`, without taking any.
 ///
 /// # Errors
-/// [`JournalError`] when the directory cannot be read; one that is not there holds none.
+/// [`JournalError`] when the directory cannot be read; one that does not exist holds none.
 pub fn list(directory: &Path) -> Result<Vec<Listed>, JournalError> {
     journals(directory)?.filter_map(|named| look_at(named.path).transpose()).collect()
 }
@@ -147,12 +148,12 @@ pub fn list(directory: &Path) -> Result<Vec<Listed>, JournalError> {
 /// Removes a journal without reading it; `false` when somebody holds it, or it has gone.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn discard(path: &Path) -> Result<bool, JournalError> {
     Held::take(path)?.map_or(Ok(false), |held| held.remove().map(|()| true))
 }
 
-/// The paths of all journals in `directory`, each with when it was last written.
+/// The paths of all journals in `directory`, each with the time of its last write.
 pub(super) fn aged(directory: &Path) -> Result<Vec<(PathBuf, SystemTime)>, JournalError> {
     let mut aged = Vec::new();
     for Named { path, .. } in journals(directory)? {
@@ -173,7 +174,7 @@ fn take_if(path: &Path, wanted: &impl Fn(&Begin) -> bool) -> Result<Option<Orpha
     }
 }
 
-/// The journals, without what a writer that died before it had written anything left behind, which is removed.
+/// The journals, after the removal of those whose writer died while it created or rewrote them.
 fn sweep(directory: &Path) -> Result<Vec<Named>, JournalError> {
     let mut journals = entries(directory)?;
     for left in journals.extract_if(.., |named| named.is_new) {

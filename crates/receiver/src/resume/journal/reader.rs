@@ -1,4 +1,4 @@
-//! Reads a journal back: as many records as are whole, and what they come to.
+//! Reads a journal back: all whole records from its beginning, and the state that they add up to.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
@@ -8,7 +8,7 @@ use zmove_types::{Cv, GroupSpan, Timestamp};
 use super::record::{self, BODY_BYTES_MAX, BootId, CRC_BYTES, HEAD_BYTES, Record};
 use super::{Begin, FILES_MAX, JournalError, Part, Unfinished, UnfinishedFile};
 
-/// Everything that the records of a journal come to.
+/// The state that the records of a journal add up to.
 #[derive(Debug)]
 pub(super) struct Replay {
     begin: Begin,
@@ -29,11 +29,10 @@ struct ReplayedFile {
     left: Option<Timestamp>,
 }
 
-/// Reads a journal from its beginning to its end or to the first record that is not whole; nothing after that
-/// is believed.
+/// Reads a journal from its beginning to its end or to the first record that is not whole; nothing after that is used.
 ///
 /// # Errors
-/// What the system says, by the outer result; by the inner one why the journal is of no use.
+/// The outer result has the system's error, the inner one the reason why the journal cannot be used.
 pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalError>> {
     let mut records = Records { source: BufReader::new(source), position: 0 };
     let mut replay = match records.begin()? {
@@ -56,7 +55,7 @@ pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalErro
     Ok(Ok(replay))
 }
 
-/// Reads no more than how a journal begins.
+/// Reads no more than the first record of a journal.
 ///
 /// # Errors
 /// As [`replay`].
@@ -66,7 +65,7 @@ pub(super) fn begin(source: impl Read) -> io::Result<Result<Begin, JournalError>
 }
 
 impl Replay {
-    /// What is unfinished, as seen in the run of the system `now`.
+    /// The unfinished files, as seen in the run of the system `now`.
     pub(super) fn unfinished(self, now: BootId) -> Unfinished {
         let upto = self.flushed;
         let files = self.files.into_iter().map(|(file, replayed)| {
@@ -78,7 +77,7 @@ impl Replay {
         Unfinished { begin: self.begin, same_boot, files: files.collect() }
     }
 
-    /// Takes the record that stands from `start` to `end`; `false` when nothing that is written says such a thing.
+    /// Applies the record from `start` to `end`; `false` for one that no writer puts there.
     fn apply(&mut self, record: Record, start: u64, end: u64) -> bool {
         match record {
             Record::Begin(..) => return false,
@@ -111,7 +110,7 @@ impl Replay {
             if GroupSpan::of(bytes, index).is_none() {
                 return;
             }
-            // the same contents again do not make what is stored less safe
+            // Writing the same contents again makes what is stored no less safe.
             let known = file.groups.get(&index).filter(|(there, _)| *there == cv);
             let end = known.map_or(end, |&(_, before)| before.min(end));
             file.groups.insert(index, (cv, end));

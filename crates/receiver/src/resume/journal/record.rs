@@ -1,7 +1,7 @@
-//! The records: bytes to values and back.
+//! The bytes of a journal's records.
 //!
 //! A record is the length of its body (u32), its type (u8), the body, and the CRC32C of all that. All numbers are
-//! little-endian. **Invariant:** the first record's frame, magic and version stand where they stand in every version.
+//! little-endian. **Invariant:** the first record's frame, magic and version have the same place in every version.
 
 use zmove_disk::boot_id;
 use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId};
@@ -10,11 +10,11 @@ use super::{Begin, JournalError, OWNER_BYTES_MAX, Part, SourceIdentity, TARGET_B
 
 /// The format that is written and read here.
 pub(super) const VERSION: u32 = 1;
-/// What a journal's first record begins with.
+/// The first bytes in the body of a journal's first record.
 pub(super) const MAGIC: [u8; 8] = *b"zmv-jrnl";
-/// Length and type.
+/// The bytes of a record's length and type.
 pub(super) const HEAD_BYTES: usize = 5;
-/// The checksum at the end.
+/// The bytes of the checksum at its end.
 pub(super) const CRC_BYTES: usize = 4;
 /// The longest body, in bytes; checked before anything is allocated.
 pub(super) const BODY_BYTES_MAX: usize = 1 << 20;
@@ -23,19 +23,19 @@ pub(super) const GROUPS_MAX: usize = 8192;
 
 const NANOS_MAX: u32 = 999_999_999;
 
-/// What one run of the system is known by; zeros where the kernel does not tell.
+/// The identifier of one run of the system; zeros where the kernel has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BootId(pub(super) [u8; 16]);
 
 impl BootId {
-    /// This run of the system.
+    /// The identifier of this run of the system.
     pub(super) fn current() -> Self {
         boot_id().map_or_else(Self::default, Self::of)
     }
 
     fn of(number: u128) -> Self {
         let mut bytes = number.to_le_bytes();
-        // they stand in the order in which they are written
+        // The digits stay in the order in which the kernel writes them.
         bytes.reverse();
         Self(bytes)
     }
@@ -44,7 +44,7 @@ impl BootId {
 /// One record of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Record {
-    /// The first record, and no other.
+    /// The first record of a journal, and never another one.
     Begin(Begin, BootId),
     /// A large file begins.
     Part(u64, Part),
@@ -85,7 +85,7 @@ impl Record {
         }
     }
 
-    /// The record of a type and body whose checksum was right; `None` when it makes no sense.
+    /// Decodes a type and a body whose checksum was right; `None` where they are malformed.
     pub(super) fn decode(kind: u8, body: &[u8]) -> Option<Self> {
         let mut fields = Fields(body);
         let record = match kind {
@@ -104,7 +104,7 @@ impl Record {
     }
 }
 
-/// The version of a first record, whichever it is; `None` when it is none.
+/// The format version in a journal's first record, also one unknown here; `None` for any other record.
 pub(super) fn version(kind: u8, body: &[u8]) -> Option<u32> {
     let mut fields = Fields(body);
     let magic = fields.array::<8>()?;
@@ -172,7 +172,7 @@ fn encode_left(file: u64, ctime: Timestamp) -> Result<Vec<u8>, JournalError> {
 
 fn put_time(body: &mut Vec<u8>, time: Timestamp) {
     body.extend_from_slice(&time.seconds.to_le_bytes());
-    // what is written can be read
+    // The reader refuses more, and what is written must be readable.
     body.extend_from_slice(&time.nanos.min(NANOS_MAX).to_le_bytes());
 }
 

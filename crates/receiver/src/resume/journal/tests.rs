@@ -55,7 +55,7 @@ fn read(bytes: &[u8]) -> Result<Unfinished, JournalError> {
     replay(bytes).unwrap().map(|replay| replay.unfinished(BootId::current()))
 }
 
-/// A journal with every type of record, and after each record where it ends.
+/// A journal with every type of record, and the offset at which each record ends.
 fn sample() -> (Vec<u8>, Vec<usize>) {
     let records = [
         Record::Begin(begin(1), BootId::current()),
@@ -243,7 +243,7 @@ fn only_what_is_wanted_is_taken() {
     assert_eq!(free, [true, false]);
 }
 
-/// Of an owner who has very many, and whose journals say so without being opened: here none of them could be read.
+/// An owner may have very many journals, whose names suffice to leave them out: here none of them could be read.
 #[test]
 fn journals_of_others_and_of_other_places_are_not_opened() {
     let (_home, directory) = home();
@@ -344,7 +344,7 @@ fn what_is_adopted_keeps_what_was_flushed() {
     assert_eq!(files[0].groups, BTreeMap::from([(0, (Cv([1; 32]), false))]), "no flush was told");
 }
 
-/// Or somebody else may have written in between.
+/// Somebody else may have written to the part in between.
 #[test]
 fn what_is_told_of_a_part_after_it_was_left_counts_more() {
     let (_home, directory) = home();

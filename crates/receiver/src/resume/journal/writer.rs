@@ -23,16 +23,16 @@ pub struct Journal {
     directory: PathBuf,
     path: PathBuf,
     state: Lock<State>,
-    /// How long it may become.
+    /// The most bytes that the journal may have when a record is added.
     bytes_max: u64,
 }
 
-/// How many journals one owner may have, and how long they may be together when another begins.
+/// The limits on the journals of one owner, checked when another begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// How many.
+    /// The most journals.
     pub journals: usize,
-    /// How long.
+    /// The most bytes of all journals together.
     pub bytes: u64,
 }
 
@@ -46,41 +46,41 @@ pub struct Mark {
 #[derive(Debug)]
 struct State {
     file: Arc<File>,
-    /// Counts how often the journal has been written anew: positions in another generation mean nothing.
+    /// Counts how often the journal has been rewritten: positions of another generation mean nothing.
     generation: u64,
-    /// Where the next record goes.
+    /// The offset of the next record.
     end: u64,
-    /// Where the last record ends that a flush can speak of.
+    /// The end of the last record that a flush can cover.
     told: u64,
-    /// Up to where a flush has spoken.
+    /// The end of the records that a flush has covered.
     flushed: u64,
-    /// Files that have not ended, with how many bytes of the journal are about each.
+    /// Files that have not ended, each with the bytes of its records.
     files: BTreeMap<u64, u64>,
-    /// At which length it is looked whether most of the journal is of no use any more.
+    /// The length at which to check whether most of the journal is of no use any more.
     compact_at: u64,
     /// Whether the directory has been flushed since the journal got its name.
     named: bool,
     broken: bool,
 }
 
-/// Into how many what the journals of one owner may take is divided, of which one journal has one.
+/// One journal may take one part in so many of what those of one owner may take.
 const SHARES: u64 = 4;
-/// The least length at which a journal is written anew.
+/// The least length at which a journal is rewritten.
 const COMPACT_BYTES_MIN: u64 = 8 << 20;
-/// A journal is written anew if no more than this part of it is about files that have not ended.
+/// A journal is rewritten if no more than this part of it is about files that have not ended.
 const COMPACT_SHARE: u64 = 4;
 
 impl Journal {
     /// Begins the journal of a transfer, in a directory that is made if it is not there.
     ///
     /// # Errors
-    /// [`JournalError::TooLong`] for an owner or target that is; [`JournalError::Io`] for what the system says, with
+    /// [`JournalError::TooLong`] for an owner or target that is too long; [`JournalError::Io`] with the system's error,
     /// `AlreadyExists` when the transfer has a journal.
     pub fn create(directory: &Path, begin: &Begin) -> Result<Self, JournalError> {
         Self::create_within(directory, begin, Room { journals: usize::MAX, bytes: u64::MAX })
     }
 
-    /// The same where the owner has room for one more.
+    /// As [`create`](Self::create), if the owner has room for one more.
     ///
     /// # Errors
     /// As [`create`](Self::create), and [`JournalError::NoRoom`].
@@ -91,7 +91,7 @@ impl Journal {
         let [path, new] = [SUFFIX, SUFFIX_NEW].map(|suffix| path_with(directory, begin, suffix));
         let held = Held::create(&new)?;
         let mut state = State::new(held.file);
-        // under its own name it is never seen empty or free
+        // Create it under another name: under its own it is never seen empty or unlocked.
         let begun = state
             .append(&first, &new)
             .and_then(|()| fs::hard_link(&new, &path).map_err(JournalError::io("create", &path)));
@@ -101,10 +101,11 @@ impl Journal {
         Ok(Self { directory: directory.to_owned(), path, state: Lock::new(state), bytes_max })
     }
 
-    /// A large file begins, or begins anew.
+    /// Records that a large file begins, or begins anew.
     ///
     /// # Errors
-    /// [`JournalError::TooManyFiles`] when [`FILES_MAX`] others have not ended; what the system says.
+    /// [`JournalError::TooManyFiles`] when [`FILES_MAX`] others have not ended; [`JournalError::NoRoom`]; the system's
+    /// error.
     pub fn part(&self, file: u64, part: &Part) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if state.files.len() >= FILES_MAX && !state.files.contains_key(&file) {
@@ -116,11 +117,11 @@ impl Journal {
         state.tell(file, &Record::Part(file, part.clone()).encode()?, &self.path)
     }
 
-    /// The groups of `file` from `first` on have been written, to the kernel. What is told of a file that has
-    /// not begun, or has ended, is not kept.
+    /// Records that the groups of `file` from `first` on have been written, to the kernel. Groups of a file that has
+    /// not begun, or has ended, are ignored.
     ///
     /// # Errors
-    /// What the system says; the groups may then be missing.
+    /// The system's error; the groups may then be missing.
     pub fn groups(&self, file: u64, first: u32, cvs: &[Cv]) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if !state.files.contains_key(&file) {
@@ -135,21 +136,20 @@ impl Journal {
         Ok(())
     }
 
-    /// The position now. Everything that has been told before is in the kernel, so a flush that begins after this
-    /// speaks of it.
+    /// The present position. All records until now are in the kernel, so a flush that begins after this covers them.
     #[must_use]
     pub fn mark(&self) -> Mark {
         let state = self.state.lock();
         Mark { generation: state.generation, position: state.told }
     }
 
-    /// Everything before `upto` is on stable storage by now; the journal goes there too.
+    /// Records that everything before `upto` is on stable storage, and flushes the journal.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn flushed(&self, upto: Mark) -> Result<(), JournalError> {
         let mut state = self.state.lock();
-        // a journal that was written anew meanwhile waits for the next flush
+        // The mark is ignored if the journal was rewritten meanwhile: the next flush covers the groups too.
         if upto.generation != state.generation || upto.position <= state.flushed {
             return Ok(());
         }
@@ -158,10 +158,10 @@ impl Journal {
         self.sync(state)
     }
 
-    /// The file has its name or is given up: there is no part of it any more.
+    /// Records that the file has its name or is given up: it has no part any more.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn ended(&self, file: u64) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if state.files.remove(&file).is_none() {
@@ -175,10 +175,10 @@ impl Journal {
         Ok(())
     }
 
-    /// The transfer writes no more to the part of a file, which has this change time now.
+    /// Records that the transfer writes no more to the part of a file, which has this change time now.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn left(&self, file: u64, ctime: Timestamp) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if !state.files.contains_key(&file) {
@@ -187,7 +187,7 @@ impl Journal {
         state.append(&Record::Left { file, ctime }.encode()?, &self.path)
     }
 
-    /// Takes over a file that another journal holds, under the number that it has in this transfer, and flushes this
+    /// Takes over a file that another journal lists, under the number that it has in this transfer, and flushes this
     /// journal, so that the other one can be removed. The caller leaves out the groups that it does not trust: after a
     /// reboot those which had not been flushed.
     ///
@@ -202,16 +202,16 @@ impl Journal {
         self.sync(state)
     }
 
-    /// Whether it tells of no file that has not ended.
+    /// Whether all files of the journal have ended.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.state.lock().files.is_empty()
     }
 
-    /// Removes the journal, since nothing is unfinished. What is still told to it is lost with it.
+    /// Removes the journal, since nothing is unfinished. Records that are added later are lost with it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn remove(&self) -> Result<(), JournalError> {
         fs::remove_file(&self.path).map_err(JournalError::io("remove", &self.path))
     }
@@ -229,7 +229,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes the journal anew if most of it is about files that have ended. Where that fails it stays as it is.
+    /// Rewrites the journal if most of it is about files that have ended. Where that fails it stays as it is.
     fn compact(&self, state: &mut State) {
         let of_use = state.files.values().sum::<u64>();
         if of_use.saturating_mul(COMPACT_SHARE) <= state.end
@@ -240,7 +240,8 @@ impl Journal {
         state.compact_at = COMPACT_BYTES_MIN.max(state.end * 2);
     }
 
-    /// A journal of what is unfinished, in the place of the present one; `None` when that does not say what it should.
+    /// Replaces the journal by one of the unfinished files; `None` where the present one does not list the expected
+    /// files.
     fn anew(&self, state: &State) -> Result<Option<State>, JournalError> {
         let read = || {
             let mut file = &*state.file;
@@ -313,7 +314,7 @@ fn check_room(directory: &Path, begin: &Begin, room: Room) -> Result<(), Journal
     if count >= most {
         return Err(JournalError::NoRoom { what: "journals", limit: most });
     }
-    // one that has gone meanwhile has no length
+    // A journal that has been removed meanwhile has no length.
     let bytes: u64 =
         own.iter().filter_map(|named| fs::symlink_metadata(&named.path).ok()).map(|found| found.len()).sum();
     if bytes >= room.bytes {
@@ -345,7 +346,7 @@ fn write_anew(
     Ok(state)
 }
 
-/// The groups of a file in records of groups that follow each other: first those that were flushed, then the others.
+/// The groups of a file as records of groups that follow each other: first those that were flushed, then the others.
 pub(super) fn runs(file: u64, unfinished: &UnfinishedFile) -> Vec<Record> {
     let mut runs = run_of(unfinished, true, |first, cvs| Record::Kept { file, first, cvs });
     runs.extend(run_of(unfinished, false, |first, cvs| Record::Groups { file, first, cvs }));
@@ -365,13 +366,13 @@ fn run_of(
 
 #[cfg(test)]
 impl Journal {
-    /// Writes the journal anew now.
+    /// Rewrites the journal now.
     pub(super) fn write_anew(&self) {
         let mut state = self.state.lock();
         *state = self.anew(&state).unwrap().unwrap();
     }
 
-    /// As if the file system had gone read-only.
+    /// Makes writes fail, as if the file system had become read-only.
     pub(super) fn make_read_only(&self) {
         self.state.lock().file = Arc::new(File::open(&self.path).unwrap());
     }

@@ -14,7 +14,7 @@ const BYTES: u64 = 5 * GROUP_BYTES + 9;
 /// A target, a place for journals, and the file that is on its way.
 struct World {
     home: tempfile::TempDir,
-    /// Where its directory is.
+    /// The path of the target.
     place: PathBuf,
     tree: Tree,
     head: FileHead,
@@ -88,7 +88,7 @@ impl World {
         journals.for_each(|journal| pretend_reboot(&journal.unwrap().path()));
     }
 
-    /// Puts the file there another way, later than all parts were written by the clock of the file system.
+    /// Publishes the file by other means, later than all parts were written by the clock of the file system.
     fn overtake(&self) {
         let changed = |path: PathBuf| {
             let stat = path.metadata().unwrap();
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    /// What the next transfer holds of the file.
+    /// The groups of the file that the next transfer holds.
     fn claim(&self, parts: &Parts, source: &SourceIdentity) -> Vec<u32> {
         let path = &self.head.path;
         let held = parts.claim(path, &self.directory(), source, Direct::Off, || || false);
@@ -137,7 +137,7 @@ fn what_was_written_is_held_and_goes_on() {
 }
 
 impl World {
-    /// What counts without being read.
+    /// The groups that count as held without being read.
     fn trusted(&self, parts: &Parts) -> Vec<u32> {
         let path = &self.head.path;
         let held = parts.claim(path, &self.directory(), &self.source(), Direct::Off, || || true);
@@ -152,7 +152,7 @@ fn what_was_flushed_and_nobody_has_touched_since_is_not_read() {
     assert_eq!(world.trusted(&world.parts(2)), [0, 1]);
 }
 
-/// At once, so that its time is hardly later than that of the journal.
+/// The change comes at once, so that its time is hardly later than that of the journal.
 #[test]
 fn what_somebody_has_changed_is_read_again() {
     let world = World::new();
@@ -168,7 +168,7 @@ fn what_a_killed_receiver_has_left_is_read_again() {
     let parts = world.parts(2);
     assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
     drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
-    // and says nothing of what it leaves
+    // The receiver is killed here: nothing records how it leaves the part.
     drop(parts);
     assert_eq!(world.trusted(&world.parts(3)), [] as [u32; 0]);
 }
@@ -216,7 +216,7 @@ fn after_a_flush_that_failed_nothing_more_counts_as_flushed() {
     assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
     drop(parts.take_up(FileId(8), &world.head.path, &world.head).unwrap());
     parts.flush_failed();
-    // the kernel tells the error once, and then flushes what is left
+    // The kernel reports the error once, and then flushes what is left.
     parts.mark().into_iter().for_each(|mark| parts.flushed(mark));
     drop(parts);
     world.damage(1);
@@ -228,7 +228,7 @@ fn after_a_flush_that_failed_nothing_more_counts_as_flushed() {
 fn what_was_not_flushed_is_read_again_even_without_a_reboot() {
     let world = World::new();
     world.break_off(&[0, 1, 2, 3], 2);
-    // as when the device has gone and come back
+    // The loss is as when the device has gone and come back.
     world.damage(3);
     assert_eq!(world.claim(&world.parts(2), &world.source()), [0, 1, 2]);
 }
@@ -249,7 +249,7 @@ fn of_two_journals_with_the_same_part_the_later_one_tells() {
     let world = World::new();
     world.break_off(&[0], 1);
     let journal = world.journal_of(1);
-    // killed after it had taken the part over, and before it had said so to the journal that it had it from
+    // The process was killed after it had taken the part over, and before it recorded that in the earlier journal.
     let left = std::fs::read(&journal).unwrap();
     let parts = world.parts(0);
     assert_eq!(world.claim(&parts, &world.source()), [0]);
@@ -334,8 +334,8 @@ fn small_ones_are_not_journalled() {
     assert_eq!(std::fs::read_dir(world.home.path()).unwrap().count(), 1, "only the target");
 }
 
-/// Or it would stay for ever after a kill in between: no journal would tell of it, and its name does not tell
-/// who made it.
+/// Otherwise a kill in between would leave it for ever: no journal would list it, and its name does not show who made
+/// it.
 #[test]
 fn a_part_gets_the_name_that_lasts_after_its_journal_tells_of_it() {
     let world = World::new();

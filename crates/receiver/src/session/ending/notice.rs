@@ -1,8 +1,8 @@
-//! Tells other processes of the same user that a session is ending: by a locked file in a directory that all
-//! of them know.
+//! Notices for other processes of the same user that a session is ending: locked files in a directory that all of them
+//! know.
 //!
-//! **Invariant:** a notice is up while its process holds it, and no longer: what a dead process has left is
-//! taken down by whoever looks.
+//! **Invariant:** a notice is up while its process holds it, and no longer: one that a dead process has left is removed
+//! by the next that looks.
 
 use std::ffi::OsStr;
 use std::fs::DirEntry;
@@ -13,7 +13,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::resume::journal::{Held, ensure_directory};
 
-/// Where notices are put up.
+/// The directory of notices.
 #[derive(Debug)]
 pub(super) struct Board {
     directory: PathBuf,
@@ -28,10 +28,10 @@ impl Board {
         Self { directory }
     }
 
-    /// Puts a notice up; `None` where the directory cannot be written, and nobody is told.
+    /// Puts a notice up; `None` where the directory cannot be written, and other processes do not wait.
     pub(super) fn put_up(&self, target: &[u8]) -> Option<Notice> {
         ensure_directory(&self.directory).ok()?;
-        // somebody may look at the moment at which it is made, and take it for one that was left behind
+        // Try several names: a process that looks before the new file is locked takes it for one that was left behind.
         let held = (0..TRIES_MAX).find_map(|_| {
             let mut random = [0; 8];
             getrandom(&mut random[..], GetRandomFlags::empty()).ok()?;
@@ -41,7 +41,7 @@ impl Board {
         held.map(|held| Notice(Some(held)))
     }
 
-    /// Whether a session to this target is ending; not where the directory cannot be read.
+    /// Whether a session to this target is ending; `false` where the directory cannot be read.
     pub(super) fn shows(&self, target: &[u8]) -> bool {
         let Ok(entries) = std::fs::read_dir(&self.directory) else { return false };
         let prefix = prefix(target);
@@ -50,17 +50,17 @@ impl Board {
     }
 }
 
-/// Whether somebody holds it; else it goes.
+/// Whether a process holds the notice; otherwise removes it.
 fn is_up(entry: &DirEntry) -> bool {
     match Held::take(&entry.path()) {
         Ok(Some(left_behind)) => left_behind.remove().is_err(),
-        // held, or taken down this moment, as the next look will show
+        // The notice is held, or being removed, as the next look will show.
         Ok(None) => true,
         Err(_) => false,
     }
 }
 
-/// What the names of all notices about a target of this host begin with; several hosts may share a home.
+/// The prefix of the names of all notices about a target on this host; several hosts may share a home.
 fn prefix(target: &[u8]) -> String {
     let mut place = blake3::Hasher::new();
     place.update(rustix::system::uname().nodename().to_bytes_with_nul()).update(target);
@@ -72,7 +72,7 @@ const TRIES_MAX: usize = 4;
 impl Drop for Notice {
     fn drop(&mut self) {
         if let Some(held) = self.0.take() {
-            // what stays is not locked any more
+            // A file that could not be removed is not locked any more.
             let _removed = held.remove();
         }
     }

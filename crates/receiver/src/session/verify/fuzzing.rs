@@ -12,7 +12,7 @@ use crate::quota::Quota;
 /// the size of its file, 2 for the length of its head, then head and data.
 ///
 /// # Panics
-/// When something is said to have been verified that was not sent.
+/// When something counts as verified that was not sent.
 pub fn sealed_frame(bytes: &[u8]) {
     let Some((header, rest)) = bytes.split_first_chunk() else { return };
     let Some((file_bytes, rest)) = rest.split_first_chunk() else { return };
@@ -59,5 +59,5 @@ fn check(frame: Frame, file_bytes: u64) {
     }
 }
 
-/// What the sender has been told of every group.
+/// The value that the sender names for every group.
 const TOLD: Cv = Cv([7; 32]);

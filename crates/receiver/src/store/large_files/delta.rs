@@ -1,10 +1,9 @@
 //! Large files that have changed: nothing is sent that the version at the target has in common with the
 //! source's.
 //!
-//! The receiver hashes the groups of the old version and tells the sender the values. The sender reads its
-//! own file, sends the groups that differ and names the others. A named group is read from the old version
-//! and hashed again before it counts, so a change to that version meanwhile costs a group that is sent, never
-//! a wrong byte.
+//! The receiver hashes the groups of the old version and sends the values. The sender reads its own file, sends the
+//! groups that differ and names the others. A named group is read from the old version and hashed again before it
+//! counts, so a change to that version meanwhile costs a group that is sent, never a wrong byte.
 //!
 //! The new file is made beside the old one. It begins as a clone where the file system has reflinks (XFS,
 //! Btrfs); elsewhere the named groups are copied. Where an earlier transfer has left a part of the new file,
@@ -36,28 +35,28 @@ use crate::store::reports::Outcome;
 use crate::store::target::tree::open_old;
 use crate::store::transfer::Transfer;
 
-/// Old versions that the sender has been told of, by the path of their file.
+/// The old versions whose values the sender has, by the path of their file.
 #[derive(Debug)]
 pub(crate) struct Bases {
     known: Lock<HashMap<RelPath, Base>>,
-    /// For groups that are read from old versions, as many as there are writers.
+    /// Buffers for groups that are read from old versions, as many as there are writers.
     buffers: BufferPool,
 }
 
 /// The old version of one large file.
 #[derive(Debug)]
 pub(crate) struct Base {
-    /// What its groups were told to be, by number.
+    /// The values that were sent for its groups, by number.
     cvs: BTreeMap<u32, Cv>,
     _held: Option<Booked>,
     sources: OnceLock<Sources>,
 }
 
-/// Where groups of the old version are found.
+/// The places where groups of the old version are found.
 #[derive(Debug)]
 struct Sources {
-    /// Whether the new file may have them: it began as a copy, an earlier transfer has written to it, or it
-    /// is the old one, changed in its place. No group is written over another's place.
+    /// Whether groups may be found in the new file: it began as a copy, an earlier transfer has written to it, or it is
+    /// the old one, changed in its place. No group is written over another's place.
     in_place: bool,
     old: Option<DataFile>,
 }
@@ -66,7 +65,7 @@ struct Sources {
 #[derive(Debug)]
 pub(crate) struct Candidate {
     pub(crate) offer: u64,
-    /// Its number in the offer.
+    /// The number of the file in the offer.
     pub(crate) file: u32,
     pub(crate) path: RelPath,
     pub(crate) bytes: u64,
@@ -91,22 +90,22 @@ impl Bases {
 }
 
 impl Candidate {
-    /// Whether a large file stands where one of so many bytes will go, and that is large too.
+    /// Whether a large file is there already where one of so many bytes will go, and that is large too.
     pub(crate) fn is_there(directory: &OwnedFd, name: &Name, bytes: u64) -> bool {
         let large = |there: FileIdentity| there.regular && there.bytes > GROUP_BYTES;
         bytes > GROUP_BYTES && FileIdentity::at(directory, name).is_ok_and(large)
     }
 
-    /// Hashes the old version and tells the sender of it, piece by piece; the last piece ends the offer if
-    /// this is the last of its files.
+    /// Hashes the old version and sends the values, piece by piece; the last piece ends the offer if this is the last
+    /// of its files.
     pub(crate) fn tell(self, transfer: &Transfer, last: bool) {
-        // without room for what is found nothing is, and the file is sent whole
+        // Without memory for the values none are found, and the file is sent whole.
         let mut held = transfer.quota.hold_memory(self.path.as_bytes().len()).ok();
         let old = held.as_mut().zip(open_at(&transfer.target.tree, &self.path).ok());
         let cvs = old.map(|(held, old)| self.hash(transfer, old, held)).unwrap_or_default();
         let mut pieces = runs(&cvs).peekable();
         let Self { offer, file, path, .. } = self;
-        // the sender may declare the file as soon as it has been told all
+        // Add them first: the sender may declare the file as soon as it has all values.
         transfer.bases.add(path, cvs, held);
         loop {
             let (first, cvs) = pieces.next().unwrap_or_default();
@@ -129,7 +128,7 @@ impl Candidate {
                 break;
             }
             let Some(buffer) = transfer.bases.buffers.take() else { break };
-            // a shorter version has no more groups; one that cannot be read is none
+            // A shorter version has no more groups, and one that cannot be read has none.
             let (Some(cv), _) = read_group(transfer.file_io.as_ref(), &old, span, buffer) else { break };
             cvs.insert(span.index, cv);
         }
@@ -138,7 +137,7 @@ impl Candidate {
 }
 
 impl Base {
-    /// What a group was told to be.
+    /// The value that was sent for a group.
     pub(crate) fn cv(&self, index: u32) -> Option<Cv> {
         self.cvs.get(&index).copied()
     }
@@ -157,21 +156,21 @@ impl Base {
         if !in_place {
             new.reserve(bytes, direct)?;
         }
-        // of a copy the new file itself is read: that is what will count
+        // Where the new file is a copy, it is read itself: its bytes are those that will count.
         let old = old.filter(|_| !in_place).and_then(|old| for_reading(old, direct));
         let _first = self.sources.set(Sources { in_place, old });
         Ok(())
     }
 
-    /// The new file is the old version, changed in its place.
+    /// Notes that the new file is the old version, changed in its place.
     pub(crate) fn is_the_file_itself(&self, file: &Staged) {
         let _first = self.sources.set(Sources { in_place: is_read_from_storage(file), old: None });
     }
 
-    /// Has a group of the old version in the new file, if it can be found and still has that value.
+    /// Puts a group of the old version into the new file, if it can be found and still has that value.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn keep(
         &self,
         transfer: &Transfer,
@@ -199,7 +198,7 @@ impl Base {
 }
 
 impl Sources {
-    /// For a file that goes on with a part: how that began is not known.
+    /// The sources for a file that resumes from a part: how the part began is not known.
     fn of_part(transfer: &Transfer, head: &FileHead, part: &Staged) -> Self {
         let old = open_at(&transfer.target.tree, &transfer.target.final_path(head)).ok();
         Self {
@@ -209,14 +208,14 @@ impl Sources {
     }
 }
 
-/// What stays in a file without being written again counts as flushed, so it must not be what only the page
-/// cache holds. (A copy that shares its blocks has nothing there yet; what comes from another file is
-/// written.)
+/// Drops a file's cached pages; `false` where that is not possible. A group that stays in the file without being
+/// written again counts as flushed, so it must be read from the storage. (A copy that shares its blocks has nothing
+/// cached yet; a group from another file is written.)
 fn is_read_from_storage(file: &Staged) -> bool {
     file.data().drop_cached().is_ok()
 }
 
-/// Groups that follow each other, by their first, in as many pieces as messages take.
+/// Runs of consecutive groups, each with its first number, in pieces that fit into messages.
 pub(crate) fn runs(groups: &BTreeMap<u32, Cv>) -> impl Iterator<Item = (u32, Vec<[u8; 32]>)> + use<> {
     let groups: Vec<_> = groups.iter().map(|(index, cv)| (*index, cv.0)).collect();
     let runs = groups.chunk_by(|(one, _), (next, _)| one.checked_add(1) == Some(*next));
@@ -237,8 +236,8 @@ fn for_reading(old: File, direct: Direct) -> Option<DataFile> {
     Some(DataFile::for_reading(old, bytes, direct))
 }
 
-/// Reads and hashes a group; no value where there is less, or it cannot be read: then it is sent, as one that
-/// has changed.
+/// Reads and hashes a group; no value where it is incomplete or cannot be read: then it is sent, as one that has
+/// changed.
 fn read_group(
     file_io: &dyn FileIo,
     file: &DataFile,

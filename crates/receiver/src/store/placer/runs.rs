@@ -11,12 +11,12 @@ use zmove_wire::{BatchEntry, DirectoryGroup};
 use crate::sharing::Lock;
 use crate::store::target::open_directories::Opened;
 
-/// See the module.
+/// The entries that wait, by directory; see the module.
 pub(super) struct Runs<'d>(Lock<Vec<Group<'d>>>);
 
 struct Group<'d> {
     path: Arc<RelPath>,
-    /// How many files there were at first.
+    /// The number of files at first.
     files: usize,
     entries: std::vec::IntoIter<Entry<'d>>,
     threads: usize,
@@ -37,18 +37,19 @@ pub(super) struct Entry<'d> {
 pub(super) struct Run<'d> {
     group: usize,
     pub(super) path: Arc<RelPath>,
-    /// How many files of the directory came in this batch.
+    /// The number of files in the directory that came in this batch.
     pub(super) files: usize,
     pub(super) entries: Vec<Entry<'d>>,
     /// The directory, where another thread has it open.
     pub(super) opened: Option<Opened>,
 }
 
-/// Few, so that threads that join in find something to do; and enough that a thread seldom has to look for more.
+/// The entries of one run: few, so that threads that join in find something to do, and enough that a thread seldom has
+/// to look for more.
 const ENTRIES_PER_RUN: usize = 8;
 
 impl<'d> Runs<'d> {
-    /// All of these; the contents of the files stand one after the other in `data`.
+    /// The entries of these groups; the contents of the files stand one after the other in `data`.
     pub(super) fn new(groups: Vec<DirectoryGroup>, data: &'d [u8]) -> Self {
         let mut rest = data;
         let mut numbers = 0..;
@@ -79,7 +80,7 @@ impl<'d> Runs<'d> {
         Some(Run { group: number, path, files: group.files, entries, opened })
     }
 
-    /// A thread has placed these entries.
+    /// Notes that a thread has placed these entries.
     pub(super) fn leave(&self, done: Option<Run<'_>>) {
         let Some(Run { group, .. }) = done else { return };
         let group = &mut self.0.lock()[group];

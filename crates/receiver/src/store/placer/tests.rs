@@ -1,4 +1,4 @@
-//! Placing batches, and what publishing makes of them.
+//! The placing of batches, and their publication.
 
 use super::*;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(crate) fn transfer_with_journals(home: &Path, journals: Option<PathBuf>) -> 
     transfer_of(7, home, journals)
 }
 
-/// How a directory is asked for.
+/// The opening of a transfer to that directory.
 pub(crate) fn open_at(home: &Path) -> Open {
     Open::new(home.as_os_str().as_encoded_bytes().to_vec(), [0; 16])
 }
@@ -66,14 +66,14 @@ fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
     batch.faults()
 }
 
-/// Places a group as far as that goes before anything is published.
+/// Places a group as far as possible before anything is published.
 fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<PendingBatch> {
     let batch = PendingBatch::new(ItemId(1), Known::Needed, None);
     placer.place_groups(vec![group], &batch, &[b'x'; 64], &placer.transfer.turn(Task::Write));
     batch
 }
 
-/// What has a name that is not hidden.
+/// The names that are not hidden.
 fn visible(directory: &Path) -> Vec<String> {
     names(directory).into_iter().filter(|name| !name.starts_with(".zmove-")).collect()
 }
@@ -97,7 +97,7 @@ fn two_transfers_that_fill_one_new_directory_both_succeed() {
     let (first, second) = (transfer(home.path()), transfer(home.path()));
     let (mut maker, mut guest) = (Placer::new(&first), Placer::new(&second));
     assert_eq!(place(&mut maker, directory_entry("", "d")), []);
-    // open at the one that has not made it, while the other may still replace it
+    // The guest opens the directory, while the maker may still replace it by a staging directory.
     assert_eq!(place(&mut guest, directory_entry("", "d")), []);
     assert_eq!(place(&mut maker, files("d", "f", 8)), []);
     assert_eq!(place(&mut guest, files("d", "g", 9)), []);
@@ -108,7 +108,7 @@ fn two_transfers_that_fill_one_new_directory_both_succeed() {
 fn no_directory_is_made_before_there_is_a_turn_for_it() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
-    // As when the session ends while a thread waits for its turn.
+    // The session ends as while a thread waits for its turn.
     transfer.stopping.store(true, Ordering::Relaxed);
     let mut placer = Placer::new(&transfer);
     begin(&mut placer, directory_entry("deep/down", "d"));
@@ -170,7 +170,7 @@ fn batches_of_one_new_directory_get_their_names_together() {
     let one = begin(&mut first, files("d", "f", 8));
     let other = begin(&mut second, files("d", "g", 1));
     assert_eq!(names(&home.path().join("d")), [""; 0], "nothing has its name");
-    // by each of its files
+    // Each of the files holds its batch.
     assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (9, 2), "nothing is settled");
     publish_all(&transfer);
     assert_eq!(names(&home.path().join("d")).len(), 9);
@@ -202,7 +202,7 @@ fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
     let transfer = transfer(home.path());
     let own = Staged::create(&opened, 0o600).unwrap().into_hidden_name().unwrap();
     let own = own.as_os_str().to_str().unwrap();
-    // as of the boot before
+    // Its name is changed to one of the boot before.
     let mut parts: Vec<_> = own.split('-').collect();
     parts[3] = "1";
     std::fs::write(directory.join(parts.join("-")), "left").unwrap();
@@ -262,7 +262,7 @@ fn a_directory_takes_the_place_of_a_file_only_when_what_is_in_it_is_published() 
     assert_eq!((names(&home.path().join("a/x")).len(), names(&home.path().join("b")).len()), (2, 9));
 }
 
-/// Whoever makes a directory may come to say so only when another thread has put a file into it, or far below it.
+/// The thread that makes a directory may report that only when another has put a file into it, or far below it.
 #[test]
 fn a_directory_that_is_used_is_not_fresh() {
     for below in ["d", "d/x/y/z"] {
@@ -335,7 +335,7 @@ fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
         let mut transfer = transfer(home.path());
         transfer.target.rules.overwrite = overwrite;
         let batch = begin(&mut Placer::new(&transfer), files("d", "f", 2));
-        // newer than what comes
+        // The existing file is newer than the one that comes.
         std::fs::write(home.path().join("d/f1"), "y").unwrap();
         publish_all(&transfer);
         assert_eq!(std::fs::read(home.path().join("d/f1")).unwrap(), b"y");
@@ -345,7 +345,7 @@ fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
     }
 }
 
-/// What is below has its name there already, in the directory that does not get its own.
+/// What is below has its final name already, in the directory that does not get its own.
 #[test]
 fn what_is_below_a_directory_that_cannot_go_where_it_should_has_failed() {
     let home = tempfile::tempdir().unwrap();
@@ -368,7 +368,7 @@ fn what_is_below_a_directory_that_cannot_go_where_it_should_has_failed() {
     assert_eq!(names(&home.path().join("d/other")).len(), 9);
 }
 
-/// A writer has the staging directory open while that is taken apart.
+/// A writer has the staging directory open while that is merged.
 #[test]
 fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
     let home = tempfile::tempdir().unwrap();
@@ -402,7 +402,7 @@ fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
     assert_eq!(names(home.path()), ["d"]);
 }
 
-/// It is begun while the directory above it is being published, and that is merged.
+/// The staging directory is begun while the directory above it is being published, and that is merged.
 #[test]
 fn a_staging_directory_below_one_that_is_merged_gets_its_name_too() {
     let home = tempfile::tempdir().unwrap();
@@ -445,7 +445,7 @@ fn what_appears_below_a_new_directory_stays_if_nothing_is_to_be_replaced() {
         let mut placer = Placer::new(&transfer);
         let batches = [begin(&mut placer, files("d", "f", 8)), begin(&mut placer, files("d/few", "g", 2))];
         std::fs::create_dir(home.path().join("d/few")).unwrap();
-        // newer than what comes
+        // The existing file is newer than the one that comes.
         std::fs::write(home.path().join("d/few/g1"), "y").unwrap();
         publish_all(&transfer);
         assert_eq!(std::fs::read(home.path().join("d/few/g1")).unwrap(), b"y");
@@ -525,7 +525,7 @@ fn what_a_writer_that_panics_was_filling_gets_no_name() {
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let whole = begin(&mut placer, files("d", "f", 8));
-    // it goes without a word, as when its writer panics
+    // The guard is dropped without `leave`, as when its writer panics.
     drop(placer.staging(&path("d"), 1).unwrap());
     publish_all(&transfer);
     assert_eq!(names(&home.path().join("d")), [""; 0]);
@@ -533,7 +533,7 @@ fn what_a_writer_that_panics_was_filling_gets_no_name() {
     assert_eq!(names(home.path()), ["d"]);
 }
 
-/// The kernel tells of a failed flush once, and then calls the pages clean.
+/// The kernel reports a failed flush once, and then calls the pages clean.
 #[test]
 fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
     let home = tempfile::tempdir().unwrap();
@@ -546,7 +546,7 @@ fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
         let name = names(&directory).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
         directory.join(name)
     };
-    // as if it had not come to the storage
+    // The data is changed as if it had not reached the storage.
     std::fs::write(hidden("there"), "0").unwrap();
     std::fs::write(hidden("").join("f5"), "0").unwrap();
     transfer.publisher.suspect();
@@ -569,14 +569,14 @@ fn while_a_flush_is_late_files_are_flushed_one_by_one() {
     let mut placer = Placer::new(&transfer);
     let batches = ["there", "new"].map(|directory| begin(&mut placer, files(directory, "f", 8)));
     let hidden = names(home.path()).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
-    // as if it had not come to the storage
+    // The data is changed as if it had not reached the storage.
     std::fs::write(home.path().join(hidden).join("f5"), "0").unwrap();
     publish_all(&transfer);
     assert_eq!(batches.map(|batch| batch.faults().len()), [0, 1]);
     assert_eq!(["there", "new"].map(|directory| names(&home.path().join(directory)).len()), [8, 7]);
 }
 
-/// What `--checksum` has hashed may be another file by the time that the sender says that it is the same.
+/// A file that `--checksum` has hashed may be another one by the time that the sender reports it as equal.
 #[test]
 fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
     let home = tempfile::tempdir().unwrap();
@@ -584,14 +584,14 @@ fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
     let at = |name: &str| home.path().join(name);
     for name in ["same", "changed"] {
         std::fs::write(at(name), "judged").unwrap();
-        // long ago, so that a change is not of the same tick of the clock
+        // An old time, so that a change is not of the same tick of the clock.
         set_new_file_metadata(File::open(at(name)).unwrap(), &metadata(0o644)).unwrap();
     }
     std::fs::hard_link(at("same"), at("linked")).unwrap();
     let directory = transfer.target.tree.open_directory(&RelPath::root()).unwrap();
     for text in ["same", "changed", "linked"] {
         let there = FileIdentity::at(&directory, &name(text)).unwrap();
-        // what has changed within the last tick of a clock is not remembered
+        // A file that has changed within the last tick of a clock is not remembered.
         while !transfer.target.judged.remember(&directory, &name(text), &there) {
             std::thread::yield_now();
         }

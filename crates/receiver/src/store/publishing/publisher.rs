@@ -1,35 +1,33 @@
-//! Final names: given when a flush that began after the last write has succeeded. Writers hand their files in
+//! The giving of final names: after a flush that began after the last write has succeeded. Writers hand their files in
 //! here, and the thread `zmove-publish` takes them ([`publishing`](crate::store::publishing)).
 //!
 //! ```text
-//!  written ──► unpublished ──flush──► named ──► the sender is told
+//!  written ──► unpublished ──flush──► named ──► reported to the sender
 //!                  │         │ fails
 //!                  │         ▼
-//!                  │    read back past the page cache ──differs──► removed, and told as failed
+//!                  │    read back past the page cache ──differs──► removed, and reported as failed
 //!                  └──── what is left when the session breaks is flushed and named as well
 //! ```
 //!
-//! Everything written since the last publishing is one *generation*: files under hidden names in directories
-//! that were there, staging directories that become new ones in one rename, and whole large files. The
-//! publisher takes the generation, flushes the file systems, and gives all of it its names. It does so after
-//! a time, sooner when nothing more comes, when much waits, where there is no room (what is replaced then
-//! goes, and the write is tried once more), when the sender asks for removals, and at the end, also of a
-//! session that broke.
+//! Everything written since the last publishing is one *generation*: files under hidden names in directories that were
+//! there, staging directories that become new ones in one rename, and whole large files. The publisher takes the
+//! generation, flushes the file systems, and gives all of it its names. It does so after a time, sooner when nothing
+//! more comes, when much waits, where there is no room (replaced files then go, and the write is tried once more), when
+//! the sender asks for removals, and at the end, also of a session that broke.
 //!
-//! Two reasons are behind the order. ext4 with its defaults journals a file's size when write-back is
-//! submitted and not when the data is on the disk, so a power cut would leave the right name, size and time
-//! over zeros. And the kernel tells of a write-back that failed only once, and calls the pages clean: such a
-//! file is then found right, also by its contents, until it has to be read from the disk.
+//! The order has two reasons. ext4 with its defaults journals a file's size when write-back is submitted and not when
+//! the data is on the disk, so a power cut would leave the right name, size and time over zeros. And the kernel reports
+//! a failed write-back only once, and calls the pages clean: such a file is then found right, also by its contents,
+//! until it has to be read from the disk.
 //!
-//! A batch is told twice: as *stored*, which makes room for the next one, and as *published*, which alone
-//! counts. A sender before protocol version 4 knows the first word only and is told when all is published;
-//! for it nothing waits.
+//! A batch is reported twice: as *stored*, which makes room for the next one, and as *published*, which alone counts. A
+//! sender before protocol version 4 knows the first report only and gets it when all is published; for it nothing
+//! waits.
 //!
 //! **Invariant:** in a directory that can be found, a file that has not been flushed has a hidden name
 //! (`--durability none` excepted). So a power cut or a failed flush costs names that were never given, never
 //! data that looks right.
-//!
-//! **Invariant:** an item is told as published when each of its files has its final name, and so have the
+//! **Invariant:** an item is reported as published when each of its files has its final name, and so have the
 //! directories above. A staging directory is never of a later generation than what is below it.
 //!
 //! No lock but `cycle` is held across a call to the storage.
@@ -55,12 +53,12 @@ use crate::store::reports::Outcome;
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
     state: Lock<State>,
-    /// Told of when there is something to do for the thread that publishes, and when it has done something.
+    /// Notified when there is work for the thread that publishes, and when it has done some.
     changed: Condvar,
     /// Held from the begin of a flush until all that it covers has its name.
     cycle: Lock<()>,
-    /// Whether what is written is to be published without waiting for more: the sender goes on only then, or
-    /// wants each file durable by itself.
+    /// Whether what is written is published without waiting for more: the sender goes on only then, or wants each file
+    /// durable by itself.
     promptly: bool,
 }
 
@@ -69,11 +67,11 @@ struct State {
     current: Generation,
     /// Every staging directory that has not got its name, by its final path.
     staged: HashMap<RelPath, Arc<StagingDirectory>>,
-    /// Paths of which a staging directory is being made: who needs one waits.
+    /// Paths of which a staging directory is being made: a thread that needs one waits.
     beginning: HashSet<RelPath>,
     /// Directories that this transfer has made, and into which it has put nothing.
     fresh: HashSet<RelPath>,
-    /// Directories that are being made, each with the number of this making. If the entry has gone when the
+    /// Directories that are being made, each with the number of this making. Where the entry has gone when the
     /// directory is made, another thread has put something into the directory already.
     making: HashMap<RelPath, u64>,
     makings: u64,
@@ -83,29 +81,30 @@ struct State {
     hasher: RandomState,
     /// Staging directories take no more files: their generation is about to be flushed.
     closing: bool,
-    /// Batches that writers are placing, which may have been told as stored already.
+    /// The number of batches that writers are placing; some may have been reported as stored already.
     placing: usize,
     requested: bool,
     stopped: bool,
     failed_flushes: u64,
 }
 
-/// What one flush covers.
+/// All that one flush covers.
 #[derive(Debug, Default)]
 pub(crate) struct Generation {
     pub(crate) staging: HashMap<RelPath, Filling>,
     pub(crate) files: Vec<HiddenFile>,
     pub(crate) large: Vec<WholeFile>,
-    /// All batches placed in it, those without files too: their directories are perhaps below a staging directory.
+    /// All batches placed in the generation, also those without files: their directories may be below a staging
+    /// directory.
     pub(crate) batches: Vec<Arc<PendingBatch>>,
     pub(crate) entries: usize,
     pub(crate) began: Option<Instant>,
     pub(crate) touched: Option<Instant>,
-    /// A flush has failed since some of it was written: each file has to be looked at.
+    /// Whether a flush has failed since some of it was written: then each file has to be looked at.
     pub(crate) suspect: bool,
 }
 
-/// A staging directory and what is in it.
+/// A staging directory and the files in it.
 #[derive(Debug)]
 pub(crate) struct Filling {
     pub(crate) staging: Arc<StagingDirectory>,
@@ -113,7 +112,7 @@ pub(crate) struct Filling {
     pub(crate) filled: Vec<SmallFile>,
     /// Files in it that are not whole and could not be removed.
     pub(crate) spoiled: Vec<Name>,
-    /// A writer has panicked over it: nobody knows what is in it.
+    /// Whether a writer has panicked while it filled the directory: what is in it is not known.
     pub(crate) abandoned: bool,
     pub(crate) _held: Held,
 }
@@ -122,13 +121,13 @@ pub(crate) struct Filling {
 #[derive(Debug)]
 pub(crate) struct SmallFile {
     pub(crate) batch: Arc<PendingBatch>,
-    /// Its number in the batch.
+    /// The number of the file in its batch.
     pub(crate) entry: u32,
-    /// Its final name is in here.
+    /// The entry of the file, with its final name.
     pub(crate) file: FileEntry,
 }
 
-/// One that is not in a staging directory but under a hidden name.
+/// A small file that is not in a staging directory but under a hidden name.
 #[derive(Debug)]
 pub(crate) struct HiddenFile {
     pub(crate) directory: Arc<RelPath>,
@@ -136,7 +135,7 @@ pub(crate) struct HiddenFile {
     pub(crate) small: SmallFile,
 }
 
-/// A large file that is whole and has been flushed by itself.
+/// A large file that is whole, and flushed by itself unless nothing is to be flushed.
 #[derive(Debug)]
 pub(crate) struct WholeFile {
     pub(crate) id: FileId,
@@ -145,7 +144,7 @@ pub(crate) struct WholeFile {
     pub(crate) metadata: Metadata,
 }
 
-/// What the sender knew of a batch's files.
+/// What the sender knew about a batch's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
     /// The files do not exist at the target, or are to be replaced.
@@ -154,18 +153,18 @@ pub(crate) enum Known {
     PerhapsThere,
 }
 
-/// A batch whose entries are being placed and published. The sender is told when the last who holds it
-/// [lets go](PendingBatch::release).
+/// A batch whose entries are being placed and published. The sender is notified when the last holder
+/// [releases](PendingBatch::release) it.
 #[derive(Debug)]
 pub(crate) struct PendingBatch {
     item: ItemId,
     pub(crate) known: Known,
     faults: Lock<Vec<EntryFault>>,
-    /// What the names in it take, booked on the key's quota.
+    /// The memory of the names in it, booked on the key's quota.
     _held: Option<Held>,
 }
 
-/// A writer's leave to fill a staging directory; one that is dropped by a panic spoils it.
+/// A guard for one writer that fills a staging directory; where a panic drops it, the directory is abandoned.
 #[derive(Debug)]
 pub(crate) struct FillingGuard<'a> {
     publisher: &'a Publisher,
@@ -182,12 +181,12 @@ pub(crate) enum Wake {
     Stopped,
 }
 
-/// How long files wait for their names while others keep coming. A process that is killed loses so much.
-/// Longer would publish no faster: what is not in a staging directory yet when that closes costs two
-/// directory operations in the place of one.
+/// How long files wait for their names while others keep coming. A process that is killed loses so much. Longer would
+/// publish no faster: a file that is not in a staging directory yet when that closes costs two directory operations in
+/// the place of one.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(1);
-/// The same on storage that answers late: there a directory is filled for seconds, and what comes to it after
-/// it has its name costs three more requests for each file.
+/// The same wait on storage that answers late: there a directory is filled for seconds, and a file that comes after the
+/// directory has its name costs three more requests.
 pub(crate) const WAIT_LATE_MAX: Duration = Duration::from_secs(5);
 /// What an entry of a batch takes from when it is decoded until it has its name, beside the bytes of its name
 /// and path: at most twice what stands for it in a list that grows, its two names, and what the allocator
@@ -196,17 +195,18 @@ pub(crate) const UNPUBLISHED_BYTES: usize = 3 * ELEMENT_BYTES + ALLOCATION_BYTES
 const HIDDEN_NAME_BYTES: usize = 80;
 const _: () =
     assert!(2 * size_of::<HiddenFile>() + HIDDEN_NAME_BYTES + 2 * ALLOCATION_BYTES <= UNPUBLISHED_BYTES);
-/// How long they wait when nothing else comes.
+/// How long files wait for their names when nothing else comes.
 const IDLE_MAX: Duration = Duration::from_millis(200);
-/// Staging directories of one generation, of which two may be under way.
+/// The most staging directories of one generation, of which two may be under way.
 const STAGING_MAX: usize = 128;
-/// So many large files have their generation published before its time.
+/// The number of large files for which a generation is published before its time.
 const LARGE_MAX: usize = 64;
-/// How many paths of new directories are remembered. One beyond them is filled file by file.
+/// The most paths of new directories that are remembered. A directory beyond them is filled file by file.
 const PATHS_MAX: usize = 16_384;
-/// The longest path that is remembered. With the above: 8 MiB in all, whatever a sender names.
+/// The longest path that is remembered. With the number above: 8 MiB in all, whatever a sender names.
 const PATH_BYTES_MAX: usize = 512;
-/// How many directories are remembered as swept, in 16 bytes each. One beyond them is swept each time it is opened.
+/// The most directories that are remembered as swept, in 16 bytes each. One beyond them is swept each time it is
+/// opened.
 const SWEPT_MAX: usize = 1 << 18;
 /// A generation is published early once it has this many entries.
 const ENTRIES_EARLY: u64 = UNPUBLISHED_ENTRIES_MAX / 8;
@@ -235,13 +235,13 @@ impl Publisher {
         while state.beginning.iter().any(|above| covers(above, path)) {
             state = self.wait(state);
         }
-        // there are few, and a path may have thousands of components
+        // A search of all is fine: there are few, and a path may have thousands of components.
         let covering = state.staged.iter().filter(|(above, _)| covers(above, path));
         let (above, found) = covering.max_by_key(|(above, _)| above.as_bytes().len())?;
         Some((Arc::clone(found.directory()), below(path, above)))
     }
 
-    /// Leave to put files into the staging directory of `path`, if there is one that still takes any.
+    /// A guard for putting files into the staging directory of `path`, if there is one that still takes any.
     pub(crate) fn join(&self, path: &RelPath) -> Option<FillingGuard<'_>> {
         let mut state = self.state.lock();
         while state.beginning.contains(path) {
@@ -257,8 +257,8 @@ impl Publisher {
         Some(FillingGuard { publisher: self, path: path.clone(), staging, left: false })
     }
 
-    /// Begins a staging directory for `path` with `begin`, which also gives what its descriptors are booked
-    /// by; `None` where there can be none now, or that makes none.
+    /// Begins a staging directory for `path` with `begin`, which also returns the booking of its descriptors; `None`
+    /// where there can be none now, or `begin` returns none.
     pub(crate) fn begin(
         &self,
         path: &RelPath,
@@ -325,8 +325,8 @@ impl Publisher {
         self.state.lock().fresh.remove(path)
     }
 
-    /// Something is about to be put into a directory, and perhaps into each one above: those that are not
-    /// there will be made.
+    /// Notes that something is about to be put into a directory, and perhaps into each one above: those that do not
+    /// exist will be made.
     pub(crate) fn is_used(&self, path: &RelPath) {
         let mut state = self.state.lock();
         if state.fresh.is_empty() && state.making.is_empty() {
@@ -342,18 +342,18 @@ impl Publisher {
         self.state.lock().fresh.contains(path)
     }
 
-    /// Whether a directory is to be swept: once for each, or more often where there are very many.
+    /// Whether a directory is to be swept: once each, or more often where there are very many.
     pub(crate) fn begin_clean_up(&self, path: &RelPath) -> bool {
         self.state.lock().is_new_to_clean_up(path)
     }
 
-    /// How many flushes have failed, for a file that is about to be written.
+    /// The number of flushes that have failed, for a file that is about to be written.
     pub(crate) fn failed_flushes(&self) -> u64 {
         self.state.lock().failed_flushes
     }
 
-    /// A small file waits for its name; so many flushes had failed before its first byte was written. One
-    /// that has failed since may have been for this file, whose generation it was not.
+    /// Hands in a small file that waits for its name. `failed_flushes` had failed before its first byte was written:
+    /// one that has failed since may have been for this file, though it belonged to no generation then.
     pub(crate) fn add_file(&self, file: HiddenFile, failed_flushes: u64) {
         let mut state = self.state.lock();
         state.current.suspect |= failed_flushes != state.failed_flushes;
@@ -361,7 +361,7 @@ impl Publisher {
         state.current.touch();
     }
 
-    /// A large file waits for its name.
+    /// Hands in a large file that waits for its name.
     pub(crate) fn add_large(&self, file: WholeFile) {
         let mut state = self.state.lock();
         state.current.large.push(file);
@@ -370,13 +370,13 @@ impl Publisher {
         self.request_if_full(&mut state);
     }
 
-    /// A writer begins to place a batch, and ends when it drops what is returned.
+    /// Notes that a writer begins to place a batch; it ends when the result is dropped.
     pub(crate) fn begin_batch(&self) -> Placing<'_> {
         self.state.lock().placing += 1;
         Placing(self)
     }
 
-    /// Waits until all batches that have come are with the publisher.
+    /// Waits until all batches that have come have been handed in.
     pub(crate) fn wait_until_placed(&self) {
         let mut state = self.state.lock();
         while state.placing > 0 {
@@ -384,8 +384,8 @@ impl Publisher {
         }
     }
 
-    /// A batch of so many entries has been placed; it is told of with all that came before. Waits while much
-    /// is unpublished.
+    /// Hands in a batch of so many entries that has been placed; it is reported with all that came before. Waits while
+    /// much is unpublished.
     pub(crate) fn batch_placed(&self, batch: Arc<PendingBatch>, entries: usize) {
         let mut state = self.state.lock();
         state.current.batches.push(batch);
@@ -399,13 +399,13 @@ impl Publisher {
         }
     }
 
-    /// Nothing more is to be flushed or published by time.
+    /// Ends flushing and publishing by time.
     pub(crate) fn stop(&self) {
         self.state.lock().stopped = true;
         self.changed.notify_all();
     }
 
-    /// Waits for the next thing that the thread which publishes has to do.
+    /// Waits for the next work of the thread that publishes.
     pub(crate) fn next(&self, pause: Duration) -> Wake {
         let state = self.state.lock();
         let idle = |state: &mut State| !state.stopped && !state.requested;
@@ -418,7 +418,7 @@ impl Publisher {
         }
     }
 
-    /// Whether what is unpublished has waited for long enough.
+    /// Whether unpublished files have waited for long enough.
     pub(crate) fn is_due(&self, wait_max: Duration) -> bool {
         let state = self.state.lock();
         let longer = |since: Option<Instant>, time| since.is_some_and(|since| since.elapsed() >= time);
@@ -436,14 +436,14 @@ impl Publisher {
         }
     }
 
-    /// A flush has failed: what has been written is perhaps not on the storage, whatever the next flush says.
+    /// Notes that a flush has failed: what has been written may not be on the storage, even if the next flush succeeds.
     pub(crate) fn suspect(&self) {
         let mut state = self.state.lock();
         state.failed_flushes += 1;
         state.current.suspect = true;
     }
 
-    /// All that has been written until now. Writers that fill a staging directory end that first.
+    /// Takes all that has been written until now. Writers that fill a staging directory end that first.
     pub(crate) fn take(&self) -> Generation {
         let mut state = self.state.lock();
         state.closing = true;
@@ -457,7 +457,7 @@ impl Publisher {
         taken
     }
 
-    /// Leave to publish; one thread has it at a time.
+    /// Waits for the turn to publish, which one thread has at a time.
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
         self.cycle.lock()
     }
@@ -470,7 +470,7 @@ impl Publisher {
         self.state.lock().stopped
     }
 
-    /// A staging directory has its name, or is gone.
+    /// Notes that a staging directory has its name, or is gone.
     pub(crate) fn named(&self, path: &RelPath) {
         self.state.lock().staged.remove(path);
     }
@@ -505,7 +505,7 @@ impl Drop for Beginning<'_> {
 }
 
 impl FillingGuard<'_> {
-    /// The writer has put these files into it; `spoiled` are there and not whole.
+    /// Hands in the files that the writer has put into the directory; `spoiled` ones are there and not whole.
     pub(crate) fn leave(mut self, filled: Vec<SmallFile>, spoiled: Vec<Name>) {
         self.left = true;
         self.end(|filling| {
@@ -555,7 +555,7 @@ impl Generation {
 }
 
 impl SmallFile {
-    /// It could not be published.
+    /// Notes that the file could not be published.
     pub(crate) fn fail(&self, fault: (Operation, FaultCode)) {
         self.batch.fault(self.entry, fault);
     }
@@ -566,19 +566,19 @@ impl PendingBatch {
         Arc::new(Self { item, known, faults: Lock::default(), _held: held })
     }
 
-    /// One of its entries cannot be placed, or not be published.
+    /// Notes that one of its entries cannot be placed, or cannot be published.
     pub(crate) fn fault(&self, entry: u32, (operation, code): (Operation, FaultCode)) {
         let mut faults = self.faults.lock();
         faults.push(EntryFault { entry, operation, code });
     }
 
-    /// What the session is to be told of it, when nobody else holds it any more.
+    /// The outcome to report, if nobody else holds the batch any more.
     pub(crate) fn release(self: Arc<Self>) -> Option<Outcome> {
         let Self { item, faults, .. } = Arc::into_inner(self)?;
         Some(Outcome::Published(item, faults.into_inner()))
     }
 
-    /// What is known of its faults until now.
+    /// The faults until now.
     pub(crate) fn faults(&self) -> Vec<EntryFault> {
         self.faults.lock().clone()
     }

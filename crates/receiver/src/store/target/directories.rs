@@ -1,13 +1,13 @@
 //! The directories of a transfer that get their mode and time at its end, deepest first, when nothing is put
 //! into them any more.
 //!
-//! Directories, a new target too, are made with 0700. So nobody else looks into one that the source keeps
-//! closed, a read-only one can be filled, and each has the source's time in the end. A new target for which
-//! no mode has come by then gets that of any new directory. Directories above the target, and one for which
-//! no mode can come, have the usual mode from the start.
+//! Directories, also a new target, are made with 0700. So nobody else looks into one that the source keeps closed, a
+//! read-only one can be filled, and each has the source's time in the end. A new target for which no mode has come by
+//! then gets that of any new directory. Directories above the target, and a target for which no mode can come, have the
+//! usual mode from the start.
 //!
-//! There may be millions, and a peer may name one path in thousands of entries: paths are shared, not copied,
-//! and what they take is booked.
+//! There may be millions, and a peer may name one path in thousands of entries: paths are shared, not copied, and their
+//! memory is booked.
 
 use std::sync::Arc;
 
@@ -31,18 +31,19 @@ struct State {
     held: Held,
 }
 
-/// One directory and what it gets.
+/// One directory, with its mode and time.
 #[derive(Debug)]
 pub(crate) struct Remembered {
-    /// The directory, or the one that it is in.
+    /// The path of the directory, or of its parent where there is a name.
     pub(crate) path: Arc<RelPath>,
     pub(crate) name: Option<Name>,
-    /// How many directories it is in, itself one of them.
+    /// The number of components of its path below the target root.
     pub(crate) depth: usize,
     pub(crate) metadata: Metadata,
 }
 
-/// What the allocator adds for a path or a name, and a list that grows for what it will hold.
+/// The memory of an element beside its path and name: the allocator's overhead, and the spare room of a list that
+/// grows.
 const OVERHEAD_BYTES: usize = 2 * size_of::<Remembered>();
 
 impl Directories {
@@ -51,7 +52,7 @@ impl Directories {
         Self { state: Lock::new(state) }
     }
 
-    /// Remembers a directory, or the one of that name in it.
+    /// Remembers the directory at `path`, or the one of that name in it.
     ///
     /// # Errors
     /// There are so many that they would take more memory than the key may have.
@@ -61,7 +62,7 @@ impl Directories {
         name: Option<&Name>,
         metadata: Metadata,
     ) -> Result<(), WireError> {
-        // a path that only its batch has so far is kept from now on
+        // A path that only its batch holds so far is kept from now on.
         let path_bytes = if Arc::strong_count(path) == 1 { path.as_bytes().len() } else { 0 };
         let name_bytes = name.map_or(0, |name| name.as_bytes().len());
         let mut state = self.state.lock();
@@ -84,7 +85,7 @@ impl Directories {
         Ok(())
     }
 
-    /// Books what else is kept of them.
+    /// Books other memory for remembered directories.
     ///
     /// # Errors
     /// As [`remember`](Self::remember).
@@ -92,7 +93,7 @@ impl Directories {
         self.state.lock().held.grow(bytes)
     }
 
-    /// All of them, those that are deepest first: each is then set before those that it is in.
+    /// Takes all directories, the deepest first: each is then set before those that it is in.
     pub(crate) fn take_bottom_up(&self) -> Vec<Remembered> {
         let mut directories = std::mem::take(&mut self.state.lock().directories);
         directories.sort_by_key(|directory| std::cmp::Reverse(directory.depth));
@@ -101,7 +102,7 @@ impl Directories {
 }
 
 impl Remembered {
-    /// Where it is.
+    /// The path of the directory.
     pub(crate) fn path(&self) -> RelPath {
         let path = || self.path.join(self.name.as_ref()?).ok();
         path().unwrap_or_else(|| RelPath::clone(&self.path))

@@ -6,14 +6,14 @@
 //! | `end` (default) | – | `fdatasync` | `syncfs` of each file system | `syncfs`, for the names |
 //! | `file` | `fdatasync` | `fdatasync` | the same, then `fsync` of each directory | the same |
 //!
-//! A large file is flushed by itself as soon as it is whole, since its descriptor hears of every error since
-//! it was opened.
+//! A large file is flushed by itself as soon as it is whole, since its descriptor has seen every error since it was
+//! opened.
 //!
-//! Some file systems say yes to `syncfs` without flushing, or whatever the one below them says: there each
-//! file and each directory is flushed by itself ([`Flush::Each`]), and no group of a part counts as flushed.
+//! Some file systems report success of `syncfs` without flushing, or whatever the one below them does: there each file
+//! and each directory is flushed by itself ([`Flush::Each`]), and no group of a part counts as flushed.
 //!
-//! **Invariant:** of each, a descriptor is open from before the first write to it: the kernel tells a
-//! descriptor only of errors that came after it was opened.
+//! **Invariant:** on each file system a descriptor is open from before the first write to it: the kernel reports to a
+//! descriptor only errors that came after it was opened.
 
 use std::collections::HashMap;
 use std::io;
@@ -36,18 +36,18 @@ pub(crate) struct FileSystems {
     patience: Duration,
     /// The flush that was late and may still be under way.
     late: Lock<Option<Flushing>>,
-    /// The thread that flushes, begun with the first flush; none where there can be no more threads.
+    /// The thread that flushes, started with the first flush; `None` where no more threads can be started.
     flusher: OnceLock<Option<Sender<Work>>>,
 }
 
-/// What is flushed, and who waits for it.
+/// The file systems to flush, and the flush that waits for them.
 type Work = (Vec<FileSystem>, Flushing);
 
 #[derive(Clone, Debug)]
 struct FileSystem {
     directory: Arc<OwnedFd>,
     flush: Flush,
-    /// As it was mounted when it was seen first.
+    /// Whether it was mounted for writing when it was seen first.
     first_seen: Writable,
 }
 
@@ -65,28 +65,28 @@ impl Writable {
     }
 }
 
-/// How data comes to the storage below a file system.
+/// How data is flushed to the storage below a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flush {
-    /// By one call for all of it.
+    /// One call flushes the whole file system.
     Whole,
-    /// File by file and directory by directory.
+    /// Each file and each directory is flushed by itself.
     Each,
 }
 
 impl Flush {
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn of(file: impl AsFd) -> io::Result<Self> {
         let kind = rustix::fs::fstatfs(file)?.f_type;
         Ok(if EACH.contains(&kind) { Self::Each } else { Self::Whole })
     }
 }
 
-/// `f_type` of FUSE, which says yes to `syncfs` without asking its server; of those above another file
-/// system, overlayfs and eCryptfs: `syncfs` flushes what is below, and an error of that is told to `fsync` of
-/// the file alone; and of those whose `syncfs` does not ask the disk or the server to empty its cache: FAT,
-/// exFAT, SMB (1 and 2), 9p.
+/// The `f_type` of FUSE, which reports success of `syncfs` without asking its server; of those above another file
+/// system, overlayfs and eCryptfs: `syncfs` flushes what is below, and an error of that is reported to `fsync` of the
+/// file alone; and of those whose `syncfs` does not ask the disk or the server to empty its cache: FAT, exFAT, SMB (1
+/// and 2), 9p.
 const EACH: [i64; 8] =
     [0x6573_5546, 0x794c_7630, 0xf15f, 0x4d44, 0x2011_bab0, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997];
 
@@ -100,17 +100,17 @@ struct Progress {
     changed: Condvar,
 }
 
-/// What a flush has not done.
+/// Why a flush has not covered everything.
 #[derive(Debug)]
 pub(crate) enum Unflushed {
     Failed,
-    /// It takes long, as where somebody else has written much to the same file system. The flush that will
+    /// The flush takes long, as where somebody else has written much to the same file system. Holds the flush that will
     /// cover all that was written until now, if one has begun.
     Late(Option<Flushing>),
 }
 
-/// Longer than storage takes to write what one transfer has in the page cache, and shorter than it may take
-/// for all others.
+/// How long a flush may take: longer than storage takes to write what one transfer has in the page cache, and shorter
+/// than it may take for all others.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Default for FileSystems {
@@ -127,7 +127,7 @@ fn start_flusher() -> Option<Sender<Work>> {
 }
 
 fn flush_all((file_systems, flushing): Work) {
-    // each is flushed, whatever becomes of the others: an error is told once
+    // Flush each of them, even if one fails: an error is reported once.
     let results: Vec<_> = file_systems.iter().map(flush_one).collect();
     flushing.end(results.into_iter().collect());
 }
@@ -135,25 +135,25 @@ fn flush_all((file_systems, flushing): Work) {
 fn flush_one(file_system: &FileSystem) -> Result<(), Errno> {
     let FileSystem { directory, first_seen, .. } = file_system;
     rustix::fs::syncfs(directory)?;
-    // one that has been read-only all the time holds nothing of ours
+    // A file system that has been read-only all the time holds nothing of ours.
     let stayed_read_only = *first_seen == Writable::No && Writable::now(directory)? == Writable::No;
     if stayed_read_only { Ok(()) } else { take_change(directory) }
 }
 
-/// Makes a change, to learn whether the file system still takes any. One that has given up its journal says
-/// yes to `syncfs` and to `fsync` of what has not changed since; of the names that are lost with the journal
-/// it tells nobody, or only the program that happened to flush when that failed.
+/// Makes a change, to learn whether the file system still takes any. One that has given up its journal reports success
+/// of `syncfs`, and of `fsync` of what has not changed since; it reports the names that are lost with the journal to
+/// nobody, or only to the program that happened to flush when the journal failed.
 fn take_change(directory: &OwnedFd) -> Result<(), Errno> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let made = rustix::fs::openat(directory, ".", flags, Mode::RUSR | Mode::WUSR).map(drop);
-    // where there are no files without a name, or none may be made in this directory
+    // The fallback where there are no files without a name, or none may be made in this directory.
     let changed =
         made.or_else(|error| if has_given_up(error) { Err(error) } else { change_times(directory) });
-    // a directory of somebody else's takes no change from us, and says nothing of its file system by that
+    // A directory of somebody else's takes no change from us, which shows nothing about its file system.
     changed.or_else(|error| if has_given_up(error) { Err(error) } else { Ok(()) })
 }
 
-/// Gives a directory the times that it has.
+/// Sets a directory's times to what they are and flushes it: a change that leaves no trace.
 fn change_times(directory: &OwnedFd) -> Result<(), Errno> {
     let stat = rustix::fs::fstat(directory)?;
     let time = |tv_sec, nanoseconds: u64| Timespec { tv_sec, tv_nsec: nanoseconds.try_into().unwrap_or(0) };
@@ -168,7 +168,7 @@ const fn has_given_up(error: Errno) -> bool {
 }
 
 impl Flushing {
-    /// How it has ended, as soon as it has; nothing if that takes longer.
+    /// The result, as soon as the flush has ended; `None` where that takes longer.
     fn wait(&self, patience: Duration) -> Option<Result<(), Errno>> {
         let Progress { ended, changed } = &*self.0;
         let ended = ended.lock();
@@ -189,10 +189,10 @@ impl Flushing {
 }
 
 impl FileSystems {
-    /// To be called with a directory before anything is written to it.
+    /// Notes the file system of a directory. To be called before anything is written to it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn note(&self, directory: impl AsFd) -> io::Result<Flush> {
         let directory = directory.as_fd();
         let device = rustix::fs::fstat(directory)?.st_dev;
@@ -205,14 +205,14 @@ impl FileSystems {
             flush,
             first_seen: Writable::now(directory)?,
         };
-        // who was first has the descriptor that knows more
+        // The first thread's descriptor is kept, since it has seen more errors.
         Ok(self.known.lock().entry(device).or_insert(file_system).flush)
     }
 
-    /// Flushes those that can be as a whole, or begins to.
+    /// Flushes the file systems that can be flushed as a whole, or begins to.
     ///
     /// # Errors
-    /// What the system says of this flush or of a late one before, or that it is late.
+    /// The flush, or an earlier late one, failed or is late.
     pub(crate) fn flush(&self) -> Result<(), Unflushed> {
         let mut late = self.late.lock();
         if let Some(before) = late.take() {
@@ -234,10 +234,10 @@ impl FileSystems {
         }
     }
 
-    /// Flushes them, however long it takes.
+    /// Flushes all file systems, however long it takes.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn flush_to_the_end(&self) -> Result<(), Errno> {
         let mut late = self.late.lock();
         for flushing in late.take().into_iter().chain(std::iter::once_with(|| self.begin_flush())) {
@@ -256,7 +256,7 @@ impl FileSystems {
         flushing
     }
 
-    /// Those that are flushed in this way.
+    /// The file systems that are flushed in this way.
     fn known(&self, flush: Flush) -> Vec<FileSystem> {
         self.known.lock().values().filter(|known| known.flush == flush).cloned().collect()
     }
@@ -269,7 +269,7 @@ impl FileSystems {
 
 #[cfg(test)]
 impl FileSystems {
-    /// With a flush that never ends, and no patience.
+    /// File systems with a flush that never ends, and no patience.
     pub(crate) fn that_are_late() -> Self {
         Self { patience: Duration::ZERO, late: Lock::new(Some(Flushing::default())), ..Self::default() }
     }
@@ -283,7 +283,7 @@ mod tests {
 
     use super::*;
 
-    /// What has become read-only since something was written to it says nothing of that by itself.
+    /// A file system that has become read-only since something was written to it does not report that by itself.
     #[test]
     fn a_file_system_that_has_become_read_only_is_not_flushed() {
         let script = "mount -t tmpfs none /mnt && mkdir /mnt/d && echo ready && read -r _ &&

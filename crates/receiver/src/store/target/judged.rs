@@ -1,8 +1,8 @@
-//! Which files were judged by their contents, and as what: the sender may say later that they need nothing
-//! but a mode and a time, and somebody else may have written into them by then.
+//! The files that were compared by their contents, with their identity at that time: the sender may report later that
+//! they need only a mode and a time, and somebody else may have written to them by then.
 //!
 //! A file is known by its number, since a name of it may lead to another file by then, and another name to the same.
-//! Each takes a few bytes, which are booked, until the end of the transfer.
+//! Each file takes a few bytes, which are booked, until the end of the transfer.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -16,7 +16,7 @@ use zmove_types::{FileNumber, Name};
 
 use crate::quota::{Held, Quota};
 
-/// See the module.
+/// The files that were compared; see the module.
 #[derive(Debug)]
 pub(crate) struct Judged {
     state: Mutex<State>,
@@ -25,12 +25,12 @@ pub(crate) struct Judged {
 
 #[derive(Debug)]
 struct State {
-    /// Hashes of what they looked like.
+    /// The hash of each file's identity when it was compared.
     looks: HashMap<FileNumber, u64>,
     held: Held,
 }
 
-/// What the map takes for a file, with the room that it has left.
+/// The memory of a file in the map, with the map's spare room.
 const FILE_BYTES: usize = 2 * size_of::<(FileNumber, u64)>();
 
 impl Judged {
@@ -39,7 +39,7 @@ impl Judged {
         Self { state: Mutex::new(state), hashes: RandomState::new() }
     }
 
-    /// Remembers what a file is judged as; `false` where that cannot be, and it must not be judged equal.
+    /// Remembers what a compared file looks like; `false` where that fails, and the file must not count as equal.
     pub(crate) fn remember(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
         let Ok(number) = number_at(directory, name.as_os_str()) else { return false };
         if is_just_changed(look) {
@@ -54,14 +54,15 @@ impl Judged {
         true
     }
 
-    /// Whether a file looks as it was judged; one that was not judged is what the sender says.
+    /// Whether a file still looks as it did when it was compared. One that was not compared is as the sender reports
+    /// it.
     pub(crate) fn is_as_judged(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
         let number = number_at(directory, name.as_os_str());
         let hash = self.hash(look);
         number.is_ok_and(|number| self.lock().looks.get(&number).is_none_or(|judged| *judged == hash))
     }
 
-    /// A file has got its mode and time.
+    /// Notes the new identity of a file that has got its mode and time.
     pub(crate) fn is_done(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
         let number = number_at(directory, name.as_os_str())?;
         let look = FileIdentity::at(directory, name)?;

@@ -1,5 +1,5 @@
-//! The directories of the target that one thread has open, wherever they are by now: under their names, or in
-//! a staging directory.
+//! The directories of the target that one thread has open, wherever they are now: under their names, or in a staging
+//! directory.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,7 +14,7 @@ use crate::store::publishing::publisher::{Publisher, covers};
 use crate::store::target::file_systems::Flush;
 use crate::store::target::tree::TargetTree;
 
-/// See the module.
+/// The directories that one thread has open; see the module.
 #[derive(Debug)]
 pub(crate) struct OpenDirectories<'a> {
     target: &'a TargetTree,
@@ -30,7 +30,7 @@ pub(crate) struct Opened {
     pub(crate) new_files: Arc<NewFiles>,
 }
 
-/// Directories that one thread keeps open.
+/// The most directories that one thread keeps open.
 const OPENED_MAX: usize = 64;
 
 impl<'a> OpenDirectories<'a> {
@@ -38,12 +38,12 @@ impl<'a> OpenDirectories<'a> {
         Self { target, publisher, open: HashMap::new() }
     }
 
-    /// A directory that is open here.
+    /// The directory at `path`, if it is open here.
     pub(crate) fn get(&self, path: &RelPath) -> Option<Opened> {
         self.open.get(path).cloned()
     }
 
-    /// A directory of the target that is there, perhaps in a staging directory.
+    /// Opens an existing directory of the target, perhaps in a staging directory.
     pub(crate) fn as_it_is(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         if let Some(opened) = self.open.get(path) {
             return Ok(Arc::clone(&opened.directory));
@@ -52,12 +52,12 @@ impl<'a> OpenDirectories<'a> {
         Ok(self.remember(path, directory)?.directory)
     }
 
-    /// What has been open here of a directory and below is not what stands there now.
+    /// Closes a directory and those below it, since others may have their paths now.
     pub(crate) fn let_go_below(&mut self, path: &RelPath) {
         self.open.retain(|open, _| !covers(path, open));
     }
 
-    /// The directory that stands under a name where a staging directory was to go.
+    /// The directory that has the name under which a staging directory was to be published.
     pub(crate) fn under_its_name(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return self.as_it_is(path);
@@ -90,7 +90,7 @@ impl<'a> OpenDirectories<'a> {
         }
     }
 
-    /// Opens a directory anew.
+    /// Opens an existing directory again.
     pub(crate) fn open(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.publisher.staged_above(path) {
             Some((above, rest)) => Tree::at(above).open_directory(&rest),
@@ -98,7 +98,7 @@ impl<'a> OpenDirectories<'a> {
         }
     }
 
-    /// The same; one that is not there is made.
+    /// Opens a directory, and makes it where it does not exist.
     pub(crate) fn open_or_make(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.publisher.staged_above(path) {
             Some((above, rest)) => Tree::at(above).ensure_directory(&rest),
@@ -106,7 +106,7 @@ impl<'a> OpenDirectories<'a> {
         }
     }
 
-    /// Lets go of a directory if its path leads to another by now, or to none; returns whether it did.
+    /// Closes a directory if its path now leads to another, or to none; returns whether it did.
     pub(crate) fn let_go_if_replaced(&mut self, path: &RelPath) -> bool {
         let Some(held) = self.open.get(path) else { return false };
         let same = self.open(path).is_ok_and(|there| is_same_file(there, &held.directory));

@@ -1,5 +1,4 @@
-//! The directory that a transfer writes to, and the rules by which it does: what stands there, and what is
-//! done to it at once.
+//! The directory that a transfer writes to, and the rules for that: what is there, and what is changed there at once.
 //!
 //! Equal means: a regular file of the same size and, by default, the time that the target's file system makes
 //! of the source's modification time. With `--update` and `--ignore-existing` a file may stay whatever it
@@ -37,21 +36,21 @@ pub(crate) struct TargetTree {
     pub(crate) tree: Tree,
     /// For a single entry: its name at the source and the name it gets.
     rename: Option<(Name, Name)>,
-    /// Whether anything of what will be written was there.
+    /// Whether anything that will be written existed already.
     pub(crate) state: TargetState,
-    /// Whether the directory was made here for its owner only: its mode is to come.
+    /// Whether the directory was made here for its owner only: its mode is still to come.
     pub(crate) is_closed: bool,
     pub(crate) part_names: LastingNames,
     pub(crate) times: KeptTimes,
     pub(crate) keeper: Keeper,
     /// What was judged by its contents.
     pub(crate) judged: Judged,
-    /// How many files have another time than the source's, since their file system does not have that.
+    /// The number of files that got another time than the source's, which their file system cannot store.
     pub(crate) times_beyond_range: AtomicU64,
     pub(crate) file_systems: FileSystems,
-    /// Those that get their mode and time at the end.
+    /// The directories that get their mode and time at the end.
     pub(crate) directories: Directories,
-    /// How many directories each writer may keep open.
+    /// The most directories that each writer may keep open.
     pub(crate) directories_each: usize,
 }
 
@@ -87,7 +86,7 @@ impl TargetTree {
         renamed(self.rename.as_ref(), directory, name)
     }
 
-    /// Where a large file goes in the end.
+    /// The final path of a large file.
     pub(crate) fn final_path(&self, head: &FileHead) -> RelPath {
         let parent = head.path.parent().unwrap_or_else(RelPath::root);
         let Some(name) = head.path.file_name() else { return head.path.clone() };
@@ -219,8 +218,8 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Flushes a file or directory that has been changed at once, where the end of the transfer flushes
-    /// nothing as a whole.
+    /// Flushes a file or directory that was changed under its final name, where the end of the transfer flushes nothing
+    /// as a whole.
     pub(crate) fn flush_if_each(&self, changed: impl AsFd) -> io::Result<()> {
         if self.flushes_each(&changed)? { flush(changed) } else { Ok(()) }
     }
@@ -272,19 +271,19 @@ impl TargetTree {
         Found::Same
     }
 
-    /// Whether what is there may not be replaced by a file of that time at the source.
+    /// Whether an existing entry may not be replaced by a file with that time at the source.
     pub(crate) fn spares(&self, directory: &OwnedFd, there: &FileIdentity, mtime: Timestamp) -> bool {
         self.rules.spare(there, || self.times.kept(directory, mtime))
     }
 
-    /// Whether something stands there that `--update` or `--ignore-existing` keeps. It may have come since
-    /// the sender was told.
+    /// Whether there is an entry that `--update` or `--ignore-existing` keeps. It may have come since the sender was
+    /// answered.
     pub(crate) fn may_not_be_replaced(&self, directory: &OwnedFd, name: &Name, mtime: Timestamp) -> bool {
         self.rules.overwrite != Overwrite::Differing
             && FileIdentity::at(directory, name).is_ok_and(|there| self.spares(directory, &there, mtime))
     }
 
-    /// Counts a file whose time the file system does not have. To be called when the file has got its time.
+    /// Counts a file whose time its file system cannot store. To be called when the file has got its time.
     pub(crate) fn count_beyond_range(
         &self,
         wanted: Timestamp,
@@ -338,7 +337,7 @@ fn flush(changed: impl AsFd) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| rustix::fs::fsync(&changed))?)
 }
 
-/// Flushes a file's data, if that is to be done now.
+/// Flushes a file's data, if `now` is set.
 pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
     if now {
         file.sync_data().map_err(failed_to(Operation::Flush))?;
@@ -346,18 +345,18 @@ pub(crate) fn flush_now(file: &File, now: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Opens what stands under the name of a file that is coming, which need not be a regular file: it is never
-/// followed or waited for.
+/// Opens the entry that has the name of a file to come. It need not be a regular file: a link is not followed, and
+/// opening does not block.
 ///
 /// # Errors
-/// What the system says, `ELOOP` for a symbolic link.
+/// The system's error, `ELOOP` for a symbolic link.
 pub(crate) fn open_old(directory: BorrowedFd<'_>, name: &Name) -> io::Result<File> {
     let path = RelPath::root().join(name).map_err(|error| io::Error::other(error.to_string()))?;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     Ok(open_beneath(directory, &path, flags)?.into())
 }
 
-/// The root of a file that is there; `None` when it cannot be read, or reading it was stopped.
+/// The root of an existing file; `None` where it cannot be read, or reading it was stopped.
 pub(crate) fn contents_root(
     directory: BorrowedFd<'_>,
     name: &Name,

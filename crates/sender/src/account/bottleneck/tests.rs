@@ -5,7 +5,7 @@ use super::*;
 /// The shares of a stage's time that its threads were busy, starved and blocked.
 type Did = (f64, f64, f64);
 
-/// `threads` that did this for `seconds`.
+/// The times of `threads` that spent `seconds` like this.
 fn stage(threads: f64, seconds: f64, (busy, starved, blocked): Did) -> StageTimes {
     let part = |share: f64| Duration::from_secs_f64(threads * seconds * share);
     StageTimes { busy: part(busy), starved: part(starved), blocked: part(blocked), paced: Duration::ZERO }
@@ -85,8 +85,8 @@ fn the_stage_that_all_others_wait_for_is_named() {
     }
 }
 
-/// What 50,000 files of 1 KiB do: all of them are in buffers before the first tenth is created, so the lanes have only
-/// ever waited for readers.
+/// Of 50,000 files of 1 KiB all are in buffers before the first tenth is created, so the lanes have only ever waited
+/// for readers.
 #[test]
 fn after_the_last_data_the_receiver_is_the_limit() {
     let idle = stage(8.0, 1.2, (0.05, 0.95, 0.0));
@@ -111,7 +111,7 @@ fn a_rate_that_was_set_is_not_the_path() {
     let mut allowed = long(AHEAD, FED, FED, (0.05, 0.15, 0.0), IDLE);
     allowed.stages.receive.paced = stage(8.0, 99.0, (0.8, 0.0, 0.0)).busy;
     assert_limit("--max-rate", &allowed, Limit::AllowedRate, 60);
-    // the last of it had arrived long before it was taken
+    // The last data had arrived long before it was taken.
     let mut taken_late = soon_sent(stage(8.0, 9.5, (0.02, 0.1, 0.0)), stage(4.0, 9.5, (0.1, 0.9, 0.0)));
     taken_late.stages.receive.paced = stage(8.0, 9.5, (0.88, 0.0, 0.0)).busy;
     assert_limit("--max-rate at the end", &taken_late, Limit::AllowedRate, 50);

@@ -1,10 +1,10 @@
 //! The first look at a file that will be read, when nobody is writing to it.
 //!
-//! A second look after the read tells by the file's times what has changed since. These are stamped when a write
-//! begins, though, however long it takes, and on kernels before 6.13 and many file systems no finer than by the
-//! clock's tick. **Invariant:** when the first look has returned, writes that had begun before it have ended, where
-//! the file system lets us wait for them, and one that begins later gives the file another time, unless it is one
-//! that has been changed in each tick for [`PATIENCE`].
+//! A second look after the read shows by the file's times what has changed since. These are set when a write begins,
+//! though, however long it takes, and on kernels before 6.13 and many file systems no finer than by the clock's tick.
+//! **Invariant:** when the first look has returned, writes that had begun before it have ended, where the file system
+//! lets us wait for them, and one that begins later gives the file another time, unless the file has been changed in
+//! each tick for [`PATIENCE`].
 
 use std::fs::File;
 use std::io;
@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use zmove_disk::FileIdentity;
 use zmove_types::Timestamp;
 
-/// Looks at a file.
+/// Looks at a file when nobody is writing to it.
 pub(super) fn look(file: &File) -> io::Result<FileIdentity> {
     let started = Instant::now();
     loop {
@@ -39,20 +39,20 @@ fn is_distant(changed: Timestamp, now: Timestamp) -> bool {
     changed.seconds < now.seconds - WRITE_SECONDS_MAX
 }
 
-/// Whether a change that comes after `now` gives a file another time than the one seen.
+/// Whether a change after `now` gives a file another time than the one seen.
 fn tells_what_comes(seen: Timestamp, now: Timestamp) -> bool {
-    // the clock was ahead when the file was changed
+    // The clock was ahead when the file was changed.
     let is_ahead = seen.seconds > now.seconds + 1;
     is_ahead || if has_seconds_only(seen) { seen.seconds != now.seconds } else { seen < now }
 }
 
-/// As some file systems keep times.
+/// Whether a time has whole seconds only, as on some file systems.
 fn has_seconds_only(time: Timestamp) -> bool {
     time.nanos == 0
 }
 
-/// Waits until a write has ended that is under way: to look for data, which some byte is or is not, file systems take
-/// the lock that writes hold. Then the file is to be read from its start.
+/// Waits until a write that is under way has ended: to search for data, from any byte, file systems take the lock that
+/// writes hold. Then sets the position back to the start.
 fn wait_for_write(file: &File, bytes: u64) -> io::Result<()> {
     let _no_data = rustix::fs::seek(file, SeekFrom::Data(bytes.saturating_sub(1)));
     rustix::fs::seek(file, SeekFrom::Start(0))?;
@@ -64,11 +64,11 @@ fn now() -> Timestamp {
     Timestamp { seconds: now.tv_sec, nanos: u32::try_from(now.tv_nsec).unwrap_or(0) }
 }
 
-/// Longer than one write takes, of at most 2 GiB.
+/// The longest time that one write takes, of at most 2 GiB.
 const WRITE_SECONDS_MAX: i64 = 3600;
-/// Several ticks: so long it is waited for one in which a file is not changed,
+/// How long to wait for a tick in which the file is not changed: several ticks.
 const PATIENCE: Duration = Duration::from_millis(60);
-/// and so long for such a second.
+/// How long to wait for a second in which the file is not changed.
 const PATIENCE_SECONDS: Duration = Duration::from_millis(1100);
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!([6_399, 6_400, 10_000, 20_000].map(distant), [true, false, false, false]);
     }
 
-    /// The last byte is the last to be written.
+    /// The last byte is written last.
     #[test]
     fn a_write_that_is_under_way_is_waited_for() {
         const BYTES: usize = 128 << 20;

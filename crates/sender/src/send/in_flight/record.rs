@@ -1,12 +1,10 @@
-//! The record of each item in flight: its work, the lanes that have taken it, since when, and whether it goes
-//! twice.
+//! The record of each item in flight: its work, the lanes that have taken it, since when, and whether it is sent twice.
 //!
-//! At the end of a push lanes run out of work while a slow one still has some. A chunk is late there when it
-//! has been under way for half as long again as chunks usually take, and a little more; usual is the median
-//! of the last ones. If its lane is still sending it, or that lane's kernel still holds something, the chunk
-//! is read and sent again, under the same item, on a lane that is idle. The receiver counts an item once,
-//! whichever copy comes first. At the very end the lanes that have had either copy are cut, since one of them
-//! may still hold the copy that came second.
+//! At the end of a push lanes run out of work while a slow one still has some. A chunk is late there when it has been
+//! under way for half as long again as chunks usually take, and a little more; usual is the median of the last ones. If
+//! its lane is still sending it, or that lane's kernel still holds something, the chunk is read and sent again, under
+//! the same item, on a lane that is idle. The receiver counts an item once, whichever copy comes first. At the very end
+//! the lanes that have had either copy are cut, since one of them may still hold the second copy.
 //!
 //! **Invariant:** a chunk is sent again at most once for being late, and only while no other work waits. An
 //! item is lost when every lane that has had it is gone, and then once.
@@ -18,17 +16,17 @@ use zmove_types::{FileId, ItemId};
 use zmove_wire::WireError;
 use zmove_wire::session::{LastWord, Receipt, Resend, SenderTransfer};
 
-/// All items in flight; `W` is work, well enough described to do it again.
+/// All items in flight; `W` is work, described well enough to do it again.
 #[derive(Debug)]
 pub(super) struct Record<W> {
     pub(super) transfer: SenderTransfer<Item<W>>,
-    /// How many items any lane has.
+    /// The number of items that any lane has.
     on_lanes: usize,
     /// When an item was last taken where no lane had any, settled, or doubted, or lanes were held up by a rate.
     last: Option<Instant>,
-    /// How long the last chunks took, to their receipt.
+    /// The times that the last chunks took to their receipt.
     times: VecDeque<Duration>,
-    /// Groups that are to be read again, and under which item: one entry for each time that it was planned.
+    /// Groups that are to be read again, and under which item: one entry for each time that this was planned.
     again: Vec<Again>,
     /// Lanes that have had a chunk of which there are two copies.
     twice: HashSet<usize>,
@@ -38,15 +36,15 @@ pub(super) struct Record<W> {
 #[derive(Debug)]
 pub(super) struct Item<W> {
     pub(super) work: W,
-    /// Set where it is a chunk.
+    /// The group, where the item is a chunk.
     group: Option<GroupId>,
-    /// The lanes that have taken it without a receipt: one, or two where the first was slow.
+    /// The lanes that have taken the item without a receipt: one, or two where the first was slow.
     lanes: Vec<usize>,
-    /// Set where it is a chunk that a lane has taken.
+    /// The first copy, where the item is a chunk that a lane has taken.
     first: Option<FirstCopy>,
-    /// It has been sent again for being late, or will be.
+    /// Whether the item has been sent again for being late, or will be.
     repeated: bool,
-    /// All lanes that have had it are gone.
+    /// Whether all lanes that have had the item are lost.
     lost: bool,
 }
 
@@ -55,7 +53,7 @@ pub(super) struct Item<W> {
 pub(super) struct FirstCopy {
     pub(super) lane: usize,
     taken: Instant,
-    /// The lane has handed it to what carries the lane.
+    /// Whether the lane has passed it on to its kernel, or to QUIC.
     pub(super) handed_on: bool,
 }
 
@@ -98,8 +96,8 @@ impl<W> Record<W> {
         self.transfer.issue(item, tries, last_word)
     }
 
-    /// A lane has taken an item; a chunk that is taken again stays with the first lane. Returns whether the item is
-    /// in flight: no receipt would come for a copy of one that has been settled.
+    /// Notes that a lane has taken an item; a chunk that is taken again stays with the first lane. Returns whether the
+    /// item is in flight: a copy of a settled one would get no receipt.
     pub(super) fn taken(&mut self, item: ItemId, lane: usize, now: Instant) -> bool {
         let Some(item) = self.transfer.outstanding_mut(item) else {
             self.last = Some(now);
@@ -118,7 +116,7 @@ impl<W> Record<W> {
         true
     }
 
-    /// The lane that took a chunk has nothing more to do with it, but perhaps its kernel has.
+    /// Notes that a lane has passed a chunk on to its kernel, which may still hold it.
     pub(super) fn handed_on(&mut self, item: ItemId, lane: usize) {
         let first = self.transfer.outstanding_mut(item).and_then(|item| item.first.as_mut());
         if let Some(first) = first.filter(|first| first.lane == lane) {
@@ -126,13 +124,13 @@ impl<W> Record<W> {
         }
     }
 
-    /// The receiver has stored an item.
+    /// Books an item that the receiver has stored.
     pub(super) fn stored(&mut self, item: ItemId, now: Instant) -> Result<Receipt<'_, Item<W>>, WireError> {
         self.settle(item, now);
         self.transfer.stored(item)
     }
 
-    /// The receiver found an item damaged, or says that it was lost with its lane, as it has been told.
+    /// Books an item that the receiver found damaged, or reports as lost with its lane, as the sender reported it.
     pub(super) fn mismatch(&mut self, item: ItemId, now: Instant) -> Result<Mismatch<W>, WireError> {
         let lost = self.settle(item, now);
         let resend = if lost { self.transfer.lost(item)? } else { self.transfer.mismatch(item)? };
@@ -143,7 +141,7 @@ impl<W> Record<W> {
         Ok(Mismatch { lost, resend })
     }
 
-    /// Books what is known of an item of which the receiver has just told; returns whether it was lost with its lane.
+    /// Books that the receiver has reported on an item; returns whether that was lost with its lane.
     fn settle(&mut self, item: ItemId, now: Instant) -> bool {
         self.last = Some(now);
         let Some(item) = self.transfer.outstanding_mut(item) else { return false };
@@ -177,7 +175,7 @@ impl<W> Record<W> {
         Some(lane)
     }
 
-    /// A lane is gone; returns the items that no other lane has.
+    /// Notes that a lane is lost; returns the items that no other lane has.
     pub(super) fn lose_lane(&mut self, lane: usize) -> Vec<ItemId> {
         let mut lost = Vec::new();
         for (number, item) in self.transfer.outstanding_items_mut() {
@@ -205,8 +203,8 @@ impl<W> Record<W> {
         late
     }
 
-    /// Has a late chunk sent again when its group is next taken out of the plan. `None` when it is not in flight any
-    /// more.
+    /// Plans that a late chunk is sent again when its group is next taken out of the plan. `None` when it is not in
+    /// flight any more.
     pub(super) fn repeat(&mut self, item: ItemId) -> Option<&W> {
         let record = self.transfer.outstanding_mut(item)?;
         let lane = record.first?.lane;
@@ -217,14 +215,14 @@ impl<W> Record<W> {
         Some(&record.work)
     }
 
-    /// The item under which this group was to be read again, as often as that was planned.
+    /// The item under which this group is to be read again, once for each time that this was planned.
     pub(super) fn item_again(&mut self, group: GroupId) -> Option<ItemId> {
         let planned = self.again.iter().position(|again| again.group == group)?;
         Some(self.again.swap_remove(planned).item)
     }
 
-    /// Lanes that have had a chunk which another had as well. In the end what they still hold is not needed: it may
-    /// be the copy that did not come first, of which the receiver says nothing.
+    /// The lanes that have had a chunk which another lane had as well. At the end what they still hold is not needed:
+    /// it may be the second copy, for which no receipt comes.
     pub(super) fn lanes_with_copies(&self) -> HashSet<usize> {
         self.twice.clone()
     }
@@ -237,7 +235,7 @@ impl<W> Record<W> {
     }
 }
 
-/// What becomes of an item that has not come to its place.
+/// The consequence for an item that has not arrived.
 #[derive(Debug)]
 pub(crate) struct Mismatch<W> {
     /// Whether the item was lost with its lane.
@@ -250,7 +248,7 @@ const TIMES_MAX: usize = 32;
 const LATE_RATIO: f64 = 1.5;
 /// The time that a late chunk must take beyond `LATE_RATIO` times the usual time.
 const LATE_MIN: Duration = Duration::from_millis(100);
-/// Storage that takes so long for anything is rare.
+/// The time without any receipt after which a lane is doubted: storage rarely takes so long.
 const DOUBT_AFTER: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
@@ -272,11 +270,11 @@ mod tests {
     }
 
     fn settle(record: &mut Record<GroupId>, item: u64, now: Instant) {
-        // one that has been settled has no second receipt
+        // A settled item has no second receipt.
         let _settled = record.stored(ItemId(item), now);
     }
 
-    /// Two lanes; the first needs a second for a chunk. The other has taken chunk 9 when this begins.
+    /// Two lanes, of which the first needs a second for a chunk. The other has taken chunk 9 when this begins.
     fn stragglers(start: Instant) -> Record<GroupId> {
         let mut record = issued(11);
         for number in 0..9 {
@@ -289,8 +287,8 @@ mod tests {
         record
     }
 
-    /// Repeats one late chunk and returns its lane; a chunk that its lane has handed on is late only where
-    /// lanes are `stuck`.
+    /// Repeats one late chunk and returns its lane; a chunk that its lane has passed on is late only where lanes are
+    /// `stuck`.
     fn late(record: &mut Record<GroupId>, now: Instant, stuck: bool) -> Vec<usize> {
         let late = record.late(now).into_iter().filter(|(_, first)| !first.handed_on || stuck).take(1);
         late.filter_map(|(item, first)| record.repeat(item).map(|_| first.lane)).collect()

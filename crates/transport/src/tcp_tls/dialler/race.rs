@@ -48,7 +48,7 @@ impl OneAddress {
         self.host.endpoint.clone()
     }
 
-    /// What `start` comes to at the chosen address or, while there is none, at the one that answers first.
+    /// The result of `start` at the chosen address or, while there is none, at the one that answers first.
     pub(crate) async fn connect<T, F>(&self, start: impl Fn(SocketAddr) -> F) -> Result<T, DialError>
     where
         T: Send + 'static,
@@ -59,7 +59,7 @@ impl OneAddress {
         }
         let (address, connected) = first(&self.host, &start).await?;
         let chosen = *self.chosen.get_or_init(|| address);
-        // another connection of this run was quicker at another address
+        // Another connection of this run may have been quicker, at another address.
         if chosen == address { Ok(connected) } else { start(chosen).await }
     }
 }
@@ -78,7 +78,7 @@ pub(super) fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<Soc
     mixed
 }
 
-/// The first outcome that is good of one attempt for each address, and the address; of failures the more telling one.
+/// The first success of one attempt for each address, with the address; otherwise the most informative failure.
 async fn first<T, F>(host: &Host, start: impl Fn(SocketAddr) -> F) -> Result<(SocketAddr, T), DialError>
 where
     T: Send + 'static,
@@ -109,7 +109,7 @@ where
     }
 }
 
-/// The next outcome, or `None` when the head start over one of `others` is used up.
+/// The next outcome, or `None` when the head start is over and there are `others` to start.
 async fn outcome<T: 'static>(running: &mut JoinSet<T>, others: usize) -> Option<Result<T, JoinError>> {
     match others {
         0 => running.join_next().await,
@@ -117,7 +117,7 @@ async fn outcome<T: 'static>(running: &mut JoinSet<T>, others: usize) -> Option<
     }
 }
 
-/// An attempt that panicked, or that a runtime dropped while it shuts down.
+/// The error of an attempt that a runtime dropped while it shut down; a panic goes on.
 fn cancelled(error: JoinError) -> io::Error {
     match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),

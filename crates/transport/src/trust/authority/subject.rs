@@ -1,4 +1,4 @@
-//! Who a certificate is for.
+//! The names in a certificate.
 //!
 //! **Invariant:** a certificate has at most one common name here; of two, it would depend on the reader which
 //! one counts.
@@ -6,11 +6,11 @@
 use rustls_pki_types::{CertificateDer, ServerName};
 use webpki::EndEntityCert;
 
-/// A certificate, whoever made it, and whom it is for.
+/// A certificate, by whatever issuer, and the names it is for.
 pub(in crate::trust) struct Named<'a>(EndEntityCert<'a>);
 
 impl<'a> Named<'a> {
-    /// `None` where it cannot be read, or is so long that looking through its names would be work.
+    /// Reads a certificate; `None` where it is malformed or longer than [`CERTIFICATE_BYTES_MAX`].
     pub(in crate::trust) fn read(certificate: &'a CertificateDer<'_>) -> Option<Self> {
         let fits = certificate.len() <= CERTIFICATE_BYTES_MAX;
         fits.then(|| EndEntityCert::try_from(certificate).ok().map(Self)).flatten()
@@ -21,19 +21,19 @@ impl<'a> Named<'a> {
         only_common_name(self.0.subject())
     }
 
-    /// Its alternative names of hosts, some of which may begin with `*.`; those that are addresses are not among them.
+    /// The alternative host names in it, some of which may begin with `*.`; addresses are not among them.
     pub(in crate::trust) fn hosts(&self) -> impl Iterator<Item = &str> {
         self.0.valid_dns_names()
     }
 
-    /// Whether it has `name` among its alternative names of hosts.
+    /// Whether `name` is among its alternative names of hosts.
     pub(in crate::trust) fn is_for_host(&self, name: &str) -> bool {
         let name = ServerName::try_from(name);
         name.is_ok_and(|name| self.0.verify_is_valid_for_subject_name(&name).is_ok())
     }
 }
 
-/// A row of sets, each of pairs of an object identifier and a value.
+/// The only common name of a subject, which is a sequence of sets, each of pairs of an object identifier and a value.
 fn only_common_name(mut subject: &[u8]) -> Option<String> {
     let mut found = None;
     while !subject.is_empty() {
@@ -57,7 +57,7 @@ fn expect<'a>(bytes: &mut &'a [u8], expected: u8) -> Option<&'a [u8]> {
     next(bytes).filter(|(tag, _)| *tag == expected).map(|(_, value)| value)
 }
 
-/// Takes one value of DER off `bytes`: its tag and what it holds.
+/// Takes one value of DER off `bytes`: its tag and its contents.
 fn next<'a>(bytes: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
     let (&[tag, length], rest) = bytes.split_first_chunk()?;
     let (length, rest) = match length {

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use super::{line, parse_lines, render};
 
-/// A whole file: what is understood stays as it stands, and means the same when it is written anew.
+/// Reads any bytes as a file, and checks that lines without a fault stay unchanged, and mean the same when they are
+/// rewritten.
 ///
-/// # Panics
-/// When it does not.
+/// # Panics When they do not.
 pub fn authorized_keys(bytes: &[u8]) {
     let path = Path::new("authorized_keys");
     let Ok(lines) = parse_lines(path, bytes) else { return };

@@ -16,7 +16,7 @@ use super::{Access, Grant, Holder, Subject};
 use crate::trust::expiry::Expiry;
 use crate::trust::fingerprint::{Fingerprint, ParseFingerprintError};
 
-/// What is wrong with a grant, or with the line that should hold one.
+/// The fault of a grant, or of the line that should hold one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrantFault {
@@ -31,32 +31,31 @@ pub enum GrantFault {
         /// Why the field is no fingerprint.
         fault: ParseFingerprintError,
     },
-    /// A line that begins with an authority and names none of the holders that the authority vouches for, or
-    /// more than one.
+    /// A line that begins with an authority names none of the holders that the authority vouches for, or more than one.
     #[error("`ca=` needs one `cn=` or `san=`")]
     Subject,
-    /// A field that this version does not know.
+    /// This version does not know the field.
     #[error("unknown field {0:?}")]
     UnknownField(String),
-    /// A field that may stand only once.
+    /// A field that may stand only once is repeated.
     #[error("repeated field {0:?}")]
     RepeatedField(String),
-    /// A `%` without two hex digits.
+    /// A `%` is not followed by two hex digits.
     #[error("field {0:?} has a % without two hex digits")]
     Escape(String),
-    /// A rate that cannot be read.
+    /// The rate cannot be read.
     #[error("field {0:?} is no rate: write bits per second as 500Mbit or 10Gbit")]
     Rate(String),
-    /// A moment that cannot be read.
+    /// The moment cannot be read.
     #[error("field {0:?} is no moment in UTC: write 2027-01-31 or 2027-01-31T18:00:00Z")]
     Expiry(String),
-    /// No name, an empty one, or one that is not printable text.
+    /// There is no name, or an empty one, or one that is not printable text.
     #[error("no printable name=")]
     Name,
-    /// No root at all.
+    /// There is no root.
     #[error("no root=")]
     NoRoot,
-    /// A root that is relative, has `..`, or has a NUL.
+    /// A root is relative, has `..`, or has a NUL.
     #[error("root={} is not an absolute path without `..`", .0.display())]
     Root(PathBuf),
     /// The key stands in an earlier line already.
@@ -102,7 +101,7 @@ fn render_holder(holder: &Holder) -> Vec<String> {
     fields
 }
 
-/// What every grant must satisfy, whether read or made.
+/// Checks what every grant must satisfy, whether read or made.
 pub(super) fn check(grant: &Grant) -> Result<(), GrantFault> {
     if grant.name.is_empty() || grant.name.chars().any(char::is_control) {
         return Err(GrantFault::Name);
@@ -121,7 +120,7 @@ fn is_safe_root(root: &Path) -> bool {
     root.is_absolute() && !climbs && !root.as_os_str().as_bytes().contains(&0)
 }
 
-/// What a line begins with.
+/// The first field of a line.
 enum First {
     Key(Fingerprint),
     Authority(PathBuf),
@@ -207,7 +206,7 @@ impl Draft {
     }
 }
 
-/// Takes the value of a field that may stand only once.
+/// Sets the value of a field that may stand only once.
 fn once<T>(place: &mut Option<T>, value: T, field: &str) -> Result<(), GrantFault> {
     match place.replace(value) {
         Some(_) => Err(GrantFault::RepeatedField(field.into())),
@@ -215,19 +214,19 @@ fn once<T>(place: &mut Option<T>, value: T, field: &str) -> Result<(), GrantFaul
     }
 }
 
-/// A value that is a path; one that is relative is looked for beside the list.
+/// The value of a field that is a path; a relative one is looked for beside the list.
 fn path(field: &str, value: &str) -> Result<PathBuf, GrantFault> {
     Ok(OsString::from_vec(decode(field, value)?).into())
 }
 
-/// A value that is printable text, and not empty.
+/// The value of a field that is printable text, and not empty.
 fn text(field: &str, value: &str) -> Result<String, GrantFault> {
     let text = String::from_utf8(decode(field, value)?).map_err(|_| GrantFault::Subject)?;
     let printable = !text.is_empty() && !text.chars().any(char::is_control);
     if printable { Ok(text) } else { Err(GrantFault::Subject) }
 }
 
-/// A field with a value: text as it is, all else as `%` and two hex digits.
+/// A field with its value: text as it is, other bytes as `%` and two hex digits.
 fn encoded(field: &str, value: impl AsRef<OsStr>) -> String {
     let mut encoded = format!("{field}=");
     for chunk in value.as_ref().as_bytes().utf8_chunks() {

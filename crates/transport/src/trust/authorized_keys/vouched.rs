@@ -1,8 +1,8 @@
-//! Whom the authorities of the list vouch for.
+//! The holders that the authorities of the list vouch for.
 //!
-//! Asked about every stranger, so what is done for one is bounded: the lines for the names in a certificate
-//! are looked up, not gone through, and each authority that they name checks the certificate once, by lists
-//! that were parsed before.
+//! This is used for every stranger, so the work for one is bounded: the lines for the names in a certificate are looked
+//! up, not searched, and each authority that they name checks the certificate once, with revocation lists that were
+//! parsed before.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -24,13 +24,13 @@ pub(super) struct Vouchers {
     common_names: HashMap<String, Vec<Line>>,
     /// The lines for the name of a host, in lower case.
     hosts: HashMap<String, Vec<Line>>,
-    /// The same by what follows the first dot, for certificates with a `*` there.
+    /// The same lines by the part after the first dot, for certificates with a `*` before it.
     domains: HashMap<String, Vec<Line>>,
     /// The lines for the address of a host.
     addresses: Vec<Line>,
 }
 
-/// An authority, looked for when it is needed first, and again when its files have changed.
+/// An authority, read when it is needed first, and again when its files have changed.
 #[derive(Debug)]
 struct Voucher {
     certificates: PathBuf,
@@ -44,7 +44,7 @@ struct Line {
     authority: usize,
 }
 
-/// How many lines may be for one certificate; those that come after them in the list do not count.
+/// The most lines for one certificate; those that come after them in the list do not count.
 const LINES_MAX: usize = 64;
 
 impl Vouchers {
@@ -78,7 +78,7 @@ impl Vouchers {
         }
     }
 
-    /// The first line whose authority vouches for the certificates of a key.
+    /// The grant of the first line whose authority vouches for the certificates of a key.
     pub(super) fn judge<'a>(
         &self,
         grants: &'a [Grant],
@@ -106,7 +106,7 @@ impl Vouchers {
         Err(denial)
     }
 
-    /// The lines that are for a name in the first of these certificates, whoever made it, in the order of the list.
+    /// The lines for a name in the first of these certificates, by whatever issuer, in the order of the list.
     fn lines_for(&self, grants: &[Grant], claim: &Claim) -> Vec<Line> {
         let Some(named) = claim.chain.first().and_then(Named::read) else { return Vec::new() };
         let common_name = named.common_name();

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Identity, file, generate};
 
-/// A whole file: whatever stands in it, there is a key or an error that can be shown.
+/// Reads any bytes as a file: the result is a key, or an error that can be printed.
 pub fn identity(bytes: &[u8]) {
     let contents = file::Contents { bytes: bytes.to_vec(), mode: 0o600 };
     match Identity::parse(Path::new("key.pem"), &contents) {

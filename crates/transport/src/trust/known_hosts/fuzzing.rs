@@ -4,10 +4,9 @@ use std::path::Path;
 
 use super::{Endpoint, parse, parse_line};
 
-/// A whole file: each host that is understood is found again by its name and by the line that would be written of it.
+/// Reads any bytes as a file, and checks that each host in it is found again by its name and by its rewritten line.
 ///
-/// # Panics
-/// When one is not.
+/// # Panics When one is not.
 pub fn known_hosts(bytes: &[u8]) {
     let Ok(pins) = parse(Path::new("known_hosts"), bytes) else { return };
     for (host, pin) in &pins {

@@ -1,4 +1,4 @@
-//! The bytes of each record, pinned, and any bytes for one.
+//! Tests that pin the bytes of each record, and that decode any bytes.
 
 use super::*;
 use proptest::prelude::{any, proptest};
@@ -115,7 +115,7 @@ proptest! {
     fn any_body_decodes_or_does_not(kind in 0..9_u8, body in proptest::collection::vec(any::<u8>(), 0..400)) {
         if let Some(record) = Record::decode(kind, &body) {
             let bytes = record.encode().unwrap();
-            // version and magic are looked at elsewhere
+            // Magic and version are checked elsewhere.
             let skipped = if kind == BEGIN { 12 } else { 0 };
             assert_eq!(bytes[HEAD_BYTES + skipped..bytes.len() - CRC_BYTES], body[skipped..]);
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 const ALL: CleanRule =
     CleanRule { older_than: Duration::ZERO, unreachable: Unreachable::Keep, mode: CleanMode::Remove };
 
-/// A target with one part file, and the directory of the journal that speaks of it.
+/// A target with one part file, and the directory of the journal that lists it.
 struct Scene {
     home: tempfile::TempDir,
 }
@@ -151,7 +151,7 @@ fn what_is_young_or_in_use_is_not_touched() {
     assert!(clean(&scene.journals(), &hour).unwrap().is_empty());
     let path = list(&scene.journals()).unwrap().remove(0).path;
     let at = |time| fs::File::options().append(true).open(&path).unwrap().set_modified(time).unwrap();
-    // a clock that was wrong
+    // A journal dated in the future, by a clock that was wrong.
     at(SystemTime::now() + Duration::from_secs(7200));
     assert!(clean(&scene.journals(), &hour).unwrap().is_empty());
     let dry_run = CleanRule { mode: CleanMode::DryRun, ..ALL };
@@ -187,7 +187,7 @@ fn a_damaged_journal_goes_alone() {
     assert!(!path.exists() && scene.part_file().exists());
 }
 
-/// A journal of an earlier run of the system, whose devices may have had other numbers.
+/// A journal from before a reboot, when devices may have had other numbers.
 #[test]
 fn after_a_reboot_a_part_is_known_by_its_birth() {
     let scene = Scene::new();

@@ -1,9 +1,9 @@
-//! Any row of events, against a plain model of what a journal should say of them.
+//! Any sequence of events, checked against a plain model of what the journal should contain.
 
 use super::*;
 use proptest::prelude::{ProptestConfig, Strategy, any, prop_oneof, proptest};
 
-/// What a session can tell.
+/// An event that a session can journal.
 #[derive(Clone, Debug)]
 enum Event {
     Part(u64, u8),
@@ -15,7 +15,7 @@ enum Event {
 
 type Groups = BTreeMap<u32, (Cv, usize)>;
 
-/// What is known, group by group, with the number of the event that told it; zero once it is flushed.
+/// The expected state, group by group, with the number of the event that set it; zero once it is flushed.
 #[derive(Debug, Default)]
 struct Model {
     files: BTreeMap<u64, (Part, Groups)>,
@@ -71,7 +71,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Tells a journal all of it and reads it back; `anew` sees the journal before each event.
+/// Journals all events and reads the journal back; `anew` is called with the journal before each event.
 fn told(events: &[Event], anew: impl Fn(&Journal)) -> Vec<UnfinishedFile> {
     let (_home, directory) = home();
     let journal = Journal::create(&directory, &begin(1)).unwrap();
@@ -112,7 +112,7 @@ proptest! {
 }
 
 proptest! {
-    // each case flushes the disk many times
+    // Each case flushes the disk many times.
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]

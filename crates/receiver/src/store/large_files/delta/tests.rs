@@ -1,4 +1,4 @@
-//! A part that an earlier transfer has left of a file that has changed, beside the old version of that.
+//! A part that an earlier transfer has left of a changed file, beside the file's old version.
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ impl World {
         transfer
     }
 
-    /// A transfer that breaks when these groups have come. What was written besides is not journalled.
+    /// Runs a transfer that breaks when these groups have come. What was written besides is not journalled.
     fn break_off(&self, groups: &[(u32, u8)], besides: &[(u32, u8)]) {
         let transfer = self.transfer(1);
         let directory = transfer.target.tree.open_directory(&RelPath::root()).unwrap();
@@ -98,7 +98,7 @@ impl World {
     }
 }
 
-/// Has a group that was told put into the part; `None` where it was not told.
+/// Puts a group into the part whose value was sent; `None` where none was.
 fn keep(transfer: &Transfer, file: &LargeFile, index: u32) -> Option<bool> {
     let base = file.base.as_ref().unwrap();
     let cv = base.cv(index)?;
@@ -154,7 +154,7 @@ fn of_an_old_version_that_is_replaced_or_gone_only_what_the_part_has_is_kept() {
         },
     ] {
         let world = World::new();
-        // as where the part began as a copy, or was written to and not journalled
+        // The other group is as in a part that began as a copy, or was written to and not journalled.
         world.break_off(&[(1, 12)], &[(2, 3)]);
         let transfer = world.transfer(2);
         let (file, _) = world.declare(&transfer);
