@@ -67,6 +67,9 @@ const RESERVED: [(&str, &[&str]); 26] = [
 /// Where the word may stand.
 const UNSAFE_CRATES: [&str; 3] = ["lab", "sockopt", "uring"];
 
+/// The words with which no documentation comment begins, since they refer to something that it does not name.
+const OPENINGS_WITHOUT_SUBJECT: [&str; 7] = ["Its", "Their", "It", "They", "Those", "Who", "As"];
+
 const LINES_MAX: usize = 800;
 const COLUMNS_MAX: usize = 120;
 
@@ -363,6 +366,25 @@ fn module_of<'m>(path: &str, modules: &'m BTreeMap<String, PathBuf>) -> Option<&
 
 fn is_part_of(part: &str, whole: &str) -> bool {
     part.strip_prefix(whole).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+}
+
+/// A documentation comment is read alone, in an editor or on a page, where nothing comes before its first word.
+#[test]
+fn documentation_begins_with_its_subject() {
+    let mut violations = Vec::new();
+    for path in all_rust_files() {
+        let text = read_to_string(&path).unwrap();
+        let mut is_inside = false;
+        for (number, line) in text.lines().enumerate() {
+            let words = line.trim_start().strip_prefix("/// ");
+            let first = words.and_then(|words| words.split(' ').next()).filter(|_| !is_inside);
+            if let Some(word) = first.filter(|word| OPENINGS_WITHOUT_SUBJECT.contains(word)) {
+                violations.push(format!("{}:{}: '{word}' has no subject", shown(&path), number + 1));
+            }
+            is_inside = line.trim_start().starts_with("///");
+        }
+    }
+    assert_none(&violations);
 }
 
 #[test]
