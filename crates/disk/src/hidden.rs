@@ -113,7 +113,7 @@ pub fn make_hidden<T>(
     make_hidden_beneath(&Parent::of(directory), make)
 }
 
-/// As [`make_hidden`], in a directory that has been looked at already.
+/// Like [`make_hidden`], in a directory that has been looked at already.
 pub(crate) fn make_hidden_beneath<T>(
     parent: &Parent,
     make: impl Fn(&Name) -> rustix::io::Result<T>,

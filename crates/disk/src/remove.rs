@@ -38,7 +38,7 @@ pub fn remove_entries<'n>(
     remove_entries_until(|| false, tree, directory, names, failed)
 }
 
-/// As [`remove_entries`], until `stops` returns true, which is called before each entry; then the rest stays.
+/// Like [`remove_entries`], until `stops` returns true, which is called before each entry; then the rest stays.
 pub fn remove_entries_until<'n>(
     stops: impl Fn() -> bool,
     tree: &Tree,

@@ -58,10 +58,10 @@ impl Staged {
         Self::create_in(directory, &NewFiles::default(), mode)
     }
 
-    /// As [`create`](Self::create), for one of several files in the directory.
+    /// Like [`create`](Self::create), for one of several files in the directory.
     ///
     /// # Errors
-    /// As [`create`](Self::create).
+    /// Like [`create`](Self::create).
     pub fn create_in(directory: &Arc<OwnedFd>, new_files: &NewFiles, mode: u32) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o777);

@@ -276,8 +276,8 @@ impl State {
         self.waiting.iter().find(|waiting| waiting.task == task)
     }
 
-    /// Whether it is a waiting thread's turn. The first of all gets what there is whatever the storage; the first of its
-    /// task need not wait behind the other for what its own is worth.
+    /// Whether a waiting thread may begin. The first of all gets a place that there is whatever the storage; the first
+    /// of its task need not wait behind the other task for places that its own is worth.
     fn may_enter(&self, number: u64, task: Task, places: usize) -> bool {
         let crowd = &self.crowds[task as usize];
         let is_first = |first: Option<&Waiting>| first.is_some_and(|first| first.number == number);

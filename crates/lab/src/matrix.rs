@@ -227,7 +227,7 @@ impl Cell<'_> {
     }
 }
 
-/// Those of the published large set stand for 125 each.
+/// The number of large files; each stands for 125 of the published large set.
 const LARGE_FILES: u64 = 4;
 const PUBLISHED_LARGE_FILES: u64 = 500;
 const SMALL_FILES: u64 = 9;

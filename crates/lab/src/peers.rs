@@ -29,7 +29,7 @@ pub(crate) use self::local::Local;
 /// One tool with its arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Tool {
-    /// As typed, which names it in reports.
+    /// The tool as typed, which is its name in reports.
     pub(crate) label: String,
     pub(crate) kind: Kind,
     arguments: Vec<String>,

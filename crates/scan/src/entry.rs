@@ -68,7 +68,7 @@ pub struct Entry {
 pub struct Beside {
     /// Owner and group.
     pub ids: Ids,
-    /// Its extended attributes, if it has any that were looked for, or an access control list.
+    /// The entry's extended attributes, if it has any that were looked for, or an access control list.
     pub xattrs: Option<Box<XattrMark>>,
 }
 

@@ -60,7 +60,7 @@ use tolerant::Account;
 pub(crate) struct QuicConnection {
     pub(crate) peer: Fingerprint,
     pub(crate) address: SocketAddr,
-    /// As [`Connection::version`](crate::Connection).
+    /// Like [`Connection::version`](crate::Connection).
     pub(crate) version: Version,
     pub(crate) connection: quinn::Connection,
     receiving: RecvStream,

@@ -39,18 +39,18 @@ pub struct Extra {
 /// A user or a group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Account {
-    /// Its number; [`NO_ID`](Self::NO_ID) where only its name counts.
+    /// The number; [`NO_ID`](Self::NO_ID) where only the name counts.
     pub id: u32,
-    /// Its name, which counts where it is known; empty where it has none or numbers are to count.
+    /// The name, which counts where it is known; empty where it has none or numbers are to count.
     pub name: Box<str>,
 }
 
 /// One extended attribute.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Xattr {
-    /// Its whole name, such as `user.comment`.
+    /// The whole name, such as `user.comment`.
     pub name: Box<[u8]>,
-    /// Its value, byte for byte.
+    /// The value, byte for byte.
     pub value: Box<[u8]>,
 }
 

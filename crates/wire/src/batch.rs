@@ -170,7 +170,7 @@ impl BatchEntry {
         }
     }
 
-    /// Its name, unless it is the group's directory itself.
+    /// The entry's name, unless it is the group's directory itself.
     #[must_use]
     pub fn name(&self) -> Option<&Name> {
         match self {

@@ -423,7 +423,7 @@ pub enum Verdict {
     /// Another version of the file exists: [`Held`] will report its groups, and those that are the same need not be
     /// sent. Nor need the groups that [`Held`] has reported before, as with [`Verdict::Resume`].
     Delta,
-    /// Its contents are right, and its metadata are not: only those are to be sent. To
+    /// The file's contents are right and its metadata are not: only those are to be sent. In answer to
     /// [`OfferWith`] only.
     Retouch,
 }

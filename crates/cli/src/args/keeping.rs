@@ -19,31 +19,31 @@ pub(crate) struct KeepingArgs {
     /// Do not keep these: attributes and access control lists at the target then stay as they are
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', help_heading = HEADING)]
     pub(crate) no_preserve: Vec<KindArg>,
-    /// As rsync has it: keep access control lists (they are kept unless --no-A is given)
+    /// rsync's letter: keep access control lists (they are kept unless --no-A is given)
     #[arg(short = 'A', long = "acls", help_heading = HEADING, hide_short_help = true)]
     pub(crate) acls: bool,
-    /// As rsync has it: keep extended attributes (those of users are kept unless --no-X is given)
+    /// rsync's letter: keep extended attributes (those of users are kept unless --no-X is given)
     #[arg(short = 'X', long = "xattrs", help_heading = HEADING, hide_short_help = true)]
     pub(crate) xattrs: bool,
-    /// As rsync has it: keep owners
+    /// rsync's letter: keep owners
     #[arg(short = 'o', long = "owner", help_heading = HEADING, hide_short_help = true)]
     pub(crate) owner: bool,
-    /// As rsync has it: keep groups
+    /// rsync's letter: keep groups
     #[arg(short = 'g', long = "group", help_heading = HEADING, hide_short_help = true)]
     pub(crate) group: bool,
-    /// As rsync has it: keep FIFOs, sockets and devices
+    /// rsync's letter: keep FIFOs, sockets and devices
     #[arg(short = 'D', help_heading = HEADING, hide_short_help = true)]
     pub(crate) special_files: bool,
     /// Do not keep FIFOs, sockets and devices
     #[arg(long = "no-D", help_heading = HEADING, hide_short_help = true)]
     pub(crate) no_special_files: bool,
-    /// As rsync has it: modes are kept anyway
+    /// rsync's letter: modes are kept anyway
     #[arg(short = 'p', long = "perms", help_heading = HEADING, hide_short_help = true)]
     pub(crate) perms: bool,
-    /// As rsync has it: times are kept anyway
+    /// rsync's letter: times are kept anyway
     #[arg(short = 't', long = "times", help_heading = HEADING, hide_short_help = true)]
     pub(crate) times: bool,
-    /// As rsync has it: symbolic links are sent as links anyway
+    /// rsync's letter: symbolic links are sent as links anyway
     #[arg(short = 'l', long = "links", help_heading = HEADING, hide_short_help = true)]
     pub(crate) links: bool,
     /// Do not keep access control lists

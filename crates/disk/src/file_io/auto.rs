@@ -40,7 +40,7 @@ impl Engine for Auto {
         }
     }
 
-    /// As for [`Uring`]; no ring is started before it is of use.
+    /// An engine with a ring of its own, like that of [`Uring`], which starts with the first write that needs it.
     fn anew(&self) -> Option<Arc<dyn FileIo>> {
         Some(Arc::new(Self::default()))
     }

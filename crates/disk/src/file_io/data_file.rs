@@ -32,12 +32,12 @@ use crate::file_io::Way;
 /// Whether the contents of large files pass by the page cache (`O_DIRECT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direct {
-    /// They do where it pays.
+    /// Past the page cache where that pays.
     #[default]
     Auto,
-    /// They do wherever the file system lets them, cached or not.
+    /// Past the page cache wherever the file system allows it, cached or not.
     On,
-    /// They never do.
+    /// Always through the page cache.
     Off,
 }
 

@@ -35,7 +35,7 @@ pub fn open_beneath(root: BorrowedFd<'_>, path: &RelPath, flags: OFlags) -> Resu
 /// How much of a path one system call opens.
 #[derive(Clone, Copy)]
 enum Step {
-    /// As many components as the kernel takes at once, checked by `openat2`.
+    /// A path of as many components as the kernel takes at once, checked by `openat2`.
     Whole,
     /// One component, without following a link.
     Component,

@@ -20,7 +20,7 @@ pub(crate) struct Bench {
     whole: Duration,
 }
 
-/// Who is killed.
+/// The side that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Victim {
     Sender,

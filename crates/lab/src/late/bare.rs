@@ -92,7 +92,7 @@ struct Tree {
 }
 
 impl Tree {
-    /// As many as were asked for.
+    /// Makes up as many names as were asked for.
     fn imagine(&mut self, arguments: &BareArgs) {
         self.directories =
             (0..arguments.directories).map(|number| PathBuf::from(number.to_string())).collect();

@@ -30,7 +30,7 @@ impl Site {
     /// All, in the order of the table.
     pub(crate) const ALL: [Self; 4] = [Self::Durham, Self::Edinburgh, Self::Cambridge, Self::Ral];
 
-    /// As the table has it.
+    /// The site's name in the table.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Durham => "Durham",

@@ -159,7 +159,7 @@ impl Matrix {
         figures::table(&headings, &all_to.iter().map(row).collect::<Vec<_>>())
     }
 
-    /// Those of which there are runs, in their order.
+    /// The sites of which there are runs, in their order.
     fn sites(&self, end: impl Fn(&Entry) -> Site) -> Vec<Site> {
         let seen: Vec<Site> = self.runs.iter().map(end).collect();
         Site::ALL.into_iter().filter(|site| seen.contains(site)).collect()

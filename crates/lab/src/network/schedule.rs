@@ -23,9 +23,9 @@ pub(crate) struct LinkShape {
 /// The fate of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It arrives at this time.
+    /// The packet arrives at this time.
     Due(Duration),
-    /// It never arrives.
+    /// The packet never arrives.
     Dropped,
 }
 

@@ -41,7 +41,7 @@ impl FromStr for Contender {
     }
 }
 
-/// As the command line names them, and as `compare` does.
+/// The tools by the names of the command line, which are those of `compare`.
 const TOOLS: [(&str, &str); 14] = [
     ("zmove", "zmove"),
     ("zmove-quic", "zmove:--transport quic"),

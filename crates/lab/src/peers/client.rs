@@ -141,7 +141,7 @@ impl<'a> Client<'a> {
         Ok(command)
     }
 
-    /// It copies what is in a directory only if that is named `.`.
+    /// XRootD's client, which copies what is in a directory only if that is named `.`.
     fn xrdcp(&self) -> Result<Command> {
         let mut command = self.on_source("xrdcp")?;
         command.args(xrootd::XRDCP_FLAGS).args(&self.tool.arguments);
@@ -149,14 +149,14 @@ impl<'a> Client<'a> {
         Ok(command)
     }
 
-    /// It ends with 255 after every tree, whether that was copied or not; the comparison tells.
+    /// davix, which ends with 255 after every tree, whether that was copied or not; the comparison tells.
     fn davix(&self) -> Result<Command> {
         let (flags, further, source) = (xrootd::DAVIX_FLAGS, self.further(), &self.source);
         let url = format!("http://{}:{}/{RUN_DIRECTORY}", self.address, self.port);
         self.shell(&format!("davix-put {flags} {further} {source} {url} || test $? = 255"))
     }
 
-    /// It has no option for ssh, takes one source, and fills a directory that is there only when it may overwrite it.
+    /// rcp, which has no option for ssh, takes one source, and fills a directory that is there only when it may overwrite it.
     fn rcp(&self) -> Result<Command> {
         let (flags, further) = (RCP_FLAGS, self.further());
         let (source, target) = (self.source.trim_end_matches('/'), self.over_ssh());
@@ -170,7 +170,7 @@ impl<'a> Client<'a> {
         Ok(command)
     }
 
-    /// It is told the round trip, from which its windows follow.
+    /// qcp, which needs the round trip, from which its windows follow.
     fn qcp(&self) -> Result<Command> {
         let (further, target) = (self.further(), self.over_ssh());
         let rtt_ms = self.stage.hosts.round_trip().milliseconds().ceil();

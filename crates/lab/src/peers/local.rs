@@ -104,5 +104,5 @@ fn bare(client: &Client<'_>, operation: &str) -> Result<Command> {
 /// Sixteen at a time, and parts so small that all have work.
 const FPSYNC_MORE: [&str; 4] = ["-n", "16", "-f", "300"];
 const RCLONE_FLAGS: &str = "--config /dev/null --transfers 16 --checkers 16 --multi-thread-streams 8 --quiet";
-/// As many bytes at a time as keep storage busy that takes milliseconds for each request.
+/// Enough bytes at a time to keep storage busy that takes milliseconds for each request.
 const FIO_FLAGS: &str = "--name=lab --bs=1M --iodepth=32 --ioengine=libaio --direct=1";

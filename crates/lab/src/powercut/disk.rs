@@ -71,7 +71,7 @@ pub(crate) enum Loss {
     Some { kept_percent: u64 },
     /// Each block by itself, so many in a hundred.
     Torn { kept_percent: u64 },
-    /// Those that came first.
+    /// The writes that came first, up to the latest.
     Latest,
 }
 

@@ -41,13 +41,13 @@ pub(crate) struct SiegeArgs {
 enum Siege {
     /// Nothing: there are none.
     None,
-    /// They connect and say nothing.
+    /// Connections that send nothing.
     Silent,
-    /// They say one byte each in turn, over and over.
+    /// Connections that send one byte each in turn, over and over.
     Slow,
-    /// They announce a record of 16 KiB that does not come.
+    /// Connections that announce a record of 16 KiB, which does not come.
     Promise,
-    /// They connect and go, ten times a millisecond at most.
+    /// Connections that are made and closed, ten in a millisecond at most.
     Churn,
 }
 

@@ -25,9 +25,9 @@ pub(crate) enum Way {
 /// How connections end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// They are closed in order, as by a program that has finished.
+    /// Connections are closed in order, as by a program that has finished.
     Closed,
-    /// They are reset, as by a host that does not know them.
+    /// Connections are reset, as by a host that does not know them.
     Reset,
 }
 

@@ -194,7 +194,7 @@ impl<'a> Placer<'a> {
         self.directories.remember(path, directory)
     }
 
-    /// As [`directory`](Self::directory), but never one that has been replaced since this thread opened it.
+    /// Like [`directory`](Self::directory), but never one that has been replaced since this thread opened it.
     pub(crate) fn directory_now(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         self.directories.let_go_if_replaced(path);
         Ok(self.directory(path)?.directory)

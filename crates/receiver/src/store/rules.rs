@@ -100,7 +100,7 @@ pub enum Owning {
     /// All belongs to the receiver's user.
     #[default]
     Denied,
-    /// As far as the receiver's user may.
+    /// Allowed as far as the receiver's user may.
     Allowed,
 }
 

@@ -56,9 +56,9 @@ pub struct LaneSupply {
 /// How the number of lanes is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneNumber {
-    /// As many as there were at first: more are dialled only in the place of lost ones.
+    /// The number of lanes at first: more are dialled only in the place of lost ones.
     Fixed,
-    /// As many as help.
+    /// The number of lanes that the tuner finds best.
     Tuned {
         /// The fewest that suit the path.
         least: u16,

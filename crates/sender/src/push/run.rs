@@ -177,7 +177,7 @@ pub(crate) fn cpu_time() -> Duration {
 mod tests {
     use super::*;
 
-    /// It is not known which of the entries were removed before the connection was lost.
+    /// The sender does not know which of the entries were removed before the connection was lost.
     #[test]
     fn what_a_session_asked_to_be_removed_counts_in_the_next_one() {
         let mut earlier = Earlier::default();

@@ -41,11 +41,11 @@ pub struct Mapping {
 pub enum Mapped {
     /// All of them.
     All,
-    /// Those that have no name here.
+    /// Users or groups that have no name here.
     Nameless,
     /// The one of this name.
     Name(String),
-    /// Those whose numbers lie between two, these among them.
+    /// Users or groups whose numbers lie between two, both included.
     Ids(u32, u32),
 }
 

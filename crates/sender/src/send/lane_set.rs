@@ -162,7 +162,7 @@ fn is_silent(info: &TcpInfo) -> bool {
     info.since_ack_received.is_some_and(|time| time > SILENCE_MAX) && on_the_way(info) > 0
 }
 
-/// As long as the control connection waits for its peer.
+/// The time for which the control connection waits for its peer, too.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 impl LaneSet {

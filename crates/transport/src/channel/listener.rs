@@ -120,11 +120,11 @@ impl Listener {
         self.handshake_telling(incoming, deadline, || ()).await
     }
 
-    /// As [`handshake`](Self::handshake); calls `spoken` when the client's first message has come, which over QUIC it
+    /// Like [`handshake`](Self::handshake); calls `spoken` when the client's first message has come, which over QUIC it
     /// always has.
     ///
     /// # Errors
-    /// As [`handshake`](Self::handshake).
+    /// Like [`handshake`](Self::handshake).
     pub async fn handshake_telling(
         &self,
         incoming: Incoming,

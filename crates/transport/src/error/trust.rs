@@ -32,7 +32,7 @@ pub enum KeyFileError {
     Writable {
         /// The file or directory.
         path: PathBuf,
-        /// Its permission bits.
+        /// The permission bits of the file.
         mode: u32,
     },
     /// A directory on the way cannot be looked at.
@@ -80,7 +80,7 @@ pub enum IdentityError {
     Exposed {
         /// The key file.
         path: PathBuf,
-        /// Its permission bits.
+        /// The permission bits of the file.
         mode: u32,
     },
     /// The file holds no private key, or no certificate, in PEM form.

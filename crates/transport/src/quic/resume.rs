@@ -417,7 +417,7 @@ mod tests {
         assert_eq!(path.resume.window(), Some(SAVED / 2), "it may do so later");
     }
 
-    /// As a lane is that has greeted, and waits for leave to send a large file.
+    /// The state of a lane that has sent its greeting and may not yet send a large file.
     #[test]
     fn who_has_said_little_jumps_with_the_first_that_follows() {
         let mut path = Path::new(allowance(1));

@@ -87,7 +87,7 @@ impl Dialler {
         Self::to(identity, Host::resolve(host, port).await?, policy, socket)
     }
 
-    /// As [`new`](Self::new), to a host that has been looked up.
+    /// Like [`new`](Self::new), to a host that has been looked up.
     pub(crate) fn to(
         identity: &Identity,
         host: Host,

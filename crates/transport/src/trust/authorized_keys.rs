@@ -220,12 +220,12 @@ impl AuthorizedKeys {
         Ok(Self { grants, keys, vouchers })
     }
 
-    /// As [`load`](Self::load), for a daemon that runs as `user`: only root and that user may be able to change the
+    /// Like [`load`](Self::load), for a daemon that runs as `user`: only root and that user may be able to change the
     /// list.
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load), and [`KeyFileError`](crate::KeyFileError).
+    /// Like [`load`](Self::load), and [`KeyFileError`](crate::KeyFileError).
     pub fn load_guarded(home: &Path, user: u32) -> Result<Self, AuthorizedKeysError> {
         guard::check_for(&home.join(AUTHORIZED_KEYS_FILE), user)?;
         Self::load(home)
@@ -302,7 +302,7 @@ impl KeyList {
     ///
     /// # Errors
     ///
-    /// As [`AuthorizedKeys::load_guarded`].
+    /// Like [`AuthorizedKeys::load_guarded`].
     pub fn current(&self) -> Result<Arc<AuthorizedKeys>, Arc<AuthorizedKeysError>> {
         let path = self.home.join(AUTHORIZED_KEYS_FILE);
         let in_the_file = |error: &_| matches!(error, AuthorizedKeysError::Damaged { .. });

@@ -19,7 +19,7 @@ pub(super) fn check(path: &Path) -> Result<(), KeyFileError> {
     check_for(path, rustix::process::geteuid().as_raw())
 }
 
-/// As [`check`], for a file that another user is going to read.
+/// Like [`check`], for a file that another user is going to read.
 ///
 /// # Errors
 ///

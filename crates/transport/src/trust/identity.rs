@@ -52,12 +52,12 @@ impl Identity {
         }
     }
 
-    /// As [`load_or_create`](Self::load_or_create), for a daemon that runs as `user`: no other user may be able to
+    /// Like [`load_or_create`](Self::load_or_create), for a daemon that runs as `user`: no other user may be able to
     /// choose its key.
     ///
     /// # Errors
     ///
-    /// As [`load_or_create`](Self::load_or_create), and [`KeyFileError`](crate::KeyFileError).
+    /// Like [`load_or_create`](Self::load_or_create), and [`KeyFileError`](crate::KeyFileError).
     pub fn load_or_create_guarded(home: &Path, user: u32) -> Result<Self, IdentityError> {
         for file in [KEY_FILE, CERTIFICATE_FILE] {
             guard::check_for(&home.join(file), user)?;

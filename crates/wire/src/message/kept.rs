@@ -87,11 +87,11 @@ pub enum Lack {
     Unsupported,
     /// There is no room for it.
     NoRoom,
-    /// It makes no sense there.
+    /// The receiver could make no sense of it.
     Invalid,
-    /// It is more than is carried.
+    /// There is more of it than is carried.
     TooMuch,
-    /// It could not be read at the source.
+    /// The source could not read it.
     Unread,
     /// The receiver is of an older release.
     OldReceiver,

@@ -107,12 +107,12 @@ pub fn orphans(directory: &Path) -> Result<Vec<Taken>, JournalError> {
     Ok(take_all(paths, |_| true))
 }
 
-/// As [`orphans`], but only those of the same owner and target directory as `begin` whose first record is `wanted`.
+/// Like [`orphans`], but only those of the same owner and target directory as `begin` whose first record is `wanted`.
 /// Others are not locked, so that their own transfers find them free; those of other owners and targets, of which there
 /// may be very many, are not even opened.
 ///
 /// # Errors
-/// As [`orphans`].
+/// Like [`orphans`].
 pub fn orphans_like(
     directory: &Path,
     begin: &Begin,

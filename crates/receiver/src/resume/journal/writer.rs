@@ -80,10 +80,10 @@ impl Journal {
         Self::create_within(directory, begin, Room { journals: usize::MAX, bytes: u64::MAX })
     }
 
-    /// As [`create`](Self::create), if the owner has room for one more.
+    /// Like [`create`](Self::create), if the owner has room for one more.
     ///
     /// # Errors
-    /// As [`create`](Self::create), and [`JournalError::NoRoom`].
+    /// Like [`create`](Self::create), and [`JournalError::NoRoom`].
     pub fn create_within(directory: &Path, begin: &Begin, room: Room) -> Result<Self, JournalError> {
         holding::ensure_directory(directory)?;
         check_room(directory, begin, room)?;
@@ -192,7 +192,7 @@ impl Journal {
     /// reboot those which had not been flushed.
     ///
     /// # Errors
-    /// As [`part`](Self::part).
+    /// Like [`part`](Self::part).
     pub fn adopt(&self, file: u64, unfinished: &UnfinishedFile) -> Result<(), JournalError> {
         self.part(file, &unfinished.part)?;
         let mut state = self.state.lock();
