@@ -177,3 +177,54 @@ fn judge(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    use zmove_types::{Metadata, Name};
+    use zmove_wire::OfferedGroup;
+
+    use crate::store::placer::tests::transfer;
+
+    fn offer(directory: &str, file: OfferedFile) -> Offer {
+        let directory = RelPath::from_bytes(directory.as_bytes()).unwrap();
+        Offer { offer: 1, groups: vec![OfferedGroup { directory, files: vec![file] }] }
+    }
+
+    fn named(name: &str, metadata: Metadata) -> OfferedFile {
+        OfferedFile { name: Name::from_bytes(name.as_bytes()).unwrap(), bytes: 1, metadata, source: None }
+    }
+
+    /// Root may look into any directory: it is to be as anybody else, for this thread and those that it starts.
+    fn as_an_ordinary_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+        let work = || {
+            let mut own = capabilities(None).unwrap();
+            own.effective.remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
+            set_capabilities(None, own).unwrap();
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(work).join().unwrap())
+    }
+
+    #[test]
+    fn a_file_in_a_directory_that_is_closed_to_its_owner_is_found() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().join("closed");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("f"), "x").unwrap();
+        let there =
+            FileIdentity::at(std::fs::File::open(&directory).unwrap(), &named("f", Metadata::default()).name);
+        let offer = offer("closed", named("f", there.unwrap().metadata()));
+        std::fs::set_permissions(&directory, Permissions::from_mode(0)).unwrap();
+        let transfer = transfer(home.path());
+        let judged = as_an_ordinary_user(|| {
+            assert!(std::fs::read_dir(&directory).is_err(), "the directory is closed");
+            judge_all(&transfer, &offer)
+        });
+        assert_eq!(judged.verdicts, [Verdict::Skip]);
+    }
+}
