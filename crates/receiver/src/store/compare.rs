@@ -182,13 +182,16 @@ fn judge(
 mod tests {
     use super::*;
     use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+    use std::path::Path;
 
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-    use zmove_types::{Metadata, Name};
-    use zmove_wire::OfferedGroup;
+    use zmove_chunk::group_cv;
+    use zmove_disk::LastingNames;
+    use zmove_types::{FileId, GROUP_BYTES, GroupSpan, Metadata, Name, Timestamp};
+    use zmove_wire::{Extensions, FileHead, OfferedGroup};
 
-    use crate::store::placer::tests::transfer;
+    use crate::store::placer::tests::{transfer, transfer_of, transfer_with_one_place, without_a_standstill};
 
     fn offer(directory: &str, file: OfferedFile) -> Offer {
         let directory = RelPath::from_bytes(directory.as_bytes()).unwrap();
@@ -226,5 +229,39 @@ mod tests {
             judge_all(&transfer, &offer)
         });
         assert_eq!(judged.verdicts, [Verdict::Skip]);
+    }
+
+    /// What an earlier transfer has left of a large file that it has not flushed.
+    fn leave_a_part(home: &Path, journals: &Path) -> FileHead {
+        let head = FileHead {
+            path: RelPath::from_bytes(b"large").unwrap(),
+            metadata: Metadata { mode: 0o600, mtime: Timestamp { seconds: 5, nanos: 6 } },
+            bytes: 5 * GROUP_BYTES,
+            ctime: Timestamp::default(),
+            inode: 7,
+            extensions: Extensions::default(),
+        };
+        let earlier = transfer_of(1, home, Some(journals.to_owned()));
+        let directory = earlier.target.tree.open_directory(&RelPath::root()).unwrap();
+        let names = LastingNames::new("t");
+        let part = earlier.parts.create(FileId(3), (&head.path, &head), &directory, &names).unwrap();
+        part.file().set_len(head.bytes).unwrap();
+        let span = GroupSpan::of(head.bytes, 0).unwrap();
+        let bytes = vec![7; span.len as usize];
+        part.file().write_all_at(&bytes, 0).unwrap();
+        earlier.parts.written(FileId(3), 0, group_cv(0, &bytes));
+        earlier.parts.left(FileId(3), &FileIdentity::of(part.file()).unwrap());
+        head
+    }
+
+    #[test]
+    fn who_looks_gives_its_place_to_those_who_read_back_what_is_left() {
+        let (home, journals) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let head = leave_a_part(home.path(), journals.path());
+        let transfer = transfer_with_one_place(2, home.path(), Some(journals.path().to_owned()));
+        let source = Some(SourceMark { inode: head.inode, ctime: head.ctime });
+        let offer = offer("", OfferedFile { bytes: head.bytes, source, ..named("large", head.metadata) });
+        let judged = without_a_standstill(&transfer, || judge_all(&transfer, &offer));
+        assert_eq!(judged.verdicts, [Verdict::Resume]);
     }
 }
