@@ -24,17 +24,17 @@ use crate::store::transfer::Transfer;
 
 /// What is said of one offer.
 #[derive(Debug, Default)]
-pub(crate) struct Judgement {
+pub(crate) struct Judgement<'o> {
     pub(crate) verdicts: Vec<Verdict>,
     /// What earlier transfers have left of its files.
     pub(crate) held: Vec<Held>,
     /// Files that have changed, whose old versions are still to be looked at.
-    pub(crate) changed: Vec<Candidate>,
+    pub(crate) changed: Vec<Candidate<'o>>,
 }
 
 /// Judges all files of one offer, by several threads where storage answers late; those not yet examined when the
 /// session ends count as needed.
-pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
+pub(crate) fn judge_all<'o>(transfer: &'o Transfer, offer: &'o Offer) -> Judgement<'o> {
     let groups = (0..).zip(&offer.groups);
     let files = groups.flat_map(|(place, group)| group.files.iter().map(move |file| (place, file)));
     let mut verdicts = vec![Verdict::Need; files.clone().count()];
@@ -82,19 +82,19 @@ fn open_once(
 
 /// What one thread has found of an offer.
 #[derive(Default)]
-struct Part {
+struct Part<'o> {
     held: Vec<Held>,
-    changed: Vec<Candidate>,
+    changed: Vec<Candidate<'o>>,
 }
 
-impl Part {
+impl<'o> Part<'o> {
     fn judge(
         &mut self,
-        transfer: &Transfer,
+        transfer: &'o Transfer,
         turn: &Turn<'_>,
         (offer, number): (u64, u32),
-        place: (&Arc<OwnedFd>, &RelPath),
-        file: &OfferedFile,
+        place: (&Arc<OwnedFd>, &'o RelPath),
+        file: &'o OfferedFile,
     ) -> Verdict {
         match judge(transfer, turn, place, file) {
             judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => {
@@ -109,10 +109,10 @@ impl Part {
     /// A large file is needed, or perhaps: but perhaps not all of it.
     fn look_for_more(
         &mut self,
-        transfer: &Transfer,
+        transfer: &'o Transfer,
         (offer, number): (u64, u32),
-        (directory, path): (&Arc<OwnedFd>, &RelPath),
-        file: &OfferedFile,
+        (directory, path): (&Arc<OwnedFd>, &'o RelPath),
+        file: &'o OfferedFile,
         judged: Verdict,
     ) -> Verdict {
         let name = transfer.target.name(path, &file.name);
@@ -127,8 +127,9 @@ impl Part {
         self.held.extend(left);
         let needed = judged == Verdict::Need || !held.is_empty();
         if transfer.target.rules.delta && needed && Candidate::is_there(directory, name, file.bytes) {
-            let (path, held) = (final_path, held.into_keys().collect());
-            self.changed.push(Candidate { offer, file: number, path, bytes: file.bytes, held });
+            let held = held.into_keys().collect();
+            let (directory, bytes) = (path, file.bytes);
+            self.changed.push(Candidate { offer, file: number, directory, name, bytes, held });
             return Verdict::Delta;
         }
         if held.is_empty() { judged } else { Verdict::Resume }
