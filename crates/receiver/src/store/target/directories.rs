@@ -9,6 +9,7 @@
 //! There may be millions, and a peer may name one path in thousands of entries: paths are shared, not copied,
 //! and what they take is booked.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use zmove_types::{Metadata, Name, RelPath};
@@ -26,6 +27,8 @@ pub(crate) struct Directories {
 #[derive(Debug)]
 struct State {
     directories: Vec<Remembered>,
+    /// Where the paths are that these keep: their batches and the runs of those have them for a while as well.
+    paths: HashSet<usize>,
     held: Held,
 }
 
@@ -42,10 +45,14 @@ pub(crate) struct Remembered {
 
 /// What the allocator adds for a path or a name, and a list that grows for what it will hold.
 const OVERHEAD_BYTES: usize = 2 * size_of::<Remembered>();
+/// What the set of paths takes for one, with the room that it has left.
+const ADDRESS_BYTES: usize = 4 * size_of::<usize>();
 
 impl Directories {
     pub(crate) fn new(quota: &Quota) -> Self {
-        Self { state: Lock::new(State { directories: Vec::new(), held: quota.nothing() }) }
+        Self {
+            state: Lock::new(State { directories: Vec::new(), paths: HashSet::new(), held: quota.nothing() }),
+        }
     }
 
     /// Remembers a directory, or the one of that name in it.
@@ -58,12 +65,13 @@ impl Directories {
         name: Option<&Name>,
         metadata: Metadata,
     ) -> Result<(), WireError> {
-        // a path that only its batch has so far is kept from now on
-        let path_bytes = if Arc::strong_count(path) == 1 { path.as_bytes().len() } else { 0 };
+        let mut state = self.state.lock();
+        let State { directories, paths, held } = &mut *state;
+        let address = Arc::as_ptr(path).addr();
+        let path_bytes = if paths.contains(&address) { 0 } else { ADDRESS_BYTES + path.as_bytes().len() };
         let name_bytes = name.map_or(0, |name| name.as_bytes().len());
-        let bytes = OVERHEAD_BYTES + path_bytes + name_bytes;
-        self.book(bytes)?;
-        let directories = &mut self.state.lock().directories;
+        held.grow(OVERHEAD_BYTES + path_bytes + name_bytes)?;
+        paths.insert(address);
         // a path of thousands of components may be named thousands of times
         let same = directories.last().filter(|last| Arc::ptr_eq(&last.path, path));
         let above = same.map_or_else(|| path.depth(), |last| last.depth - usize::from(last.name.is_some()));
@@ -82,7 +90,10 @@ impl Directories {
 
     /// All of them, those that are deepest first: each is then set before those that it is in.
     pub(crate) fn take_bottom_up(&self) -> Vec<Remembered> {
-        let mut directories = std::mem::take(&mut self.state.lock().directories);
+        let mut state = self.state.lock();
+        let mut directories = std::mem::take(&mut state.directories);
+        state.paths.clear();
+        drop(state);
         directories.sort_by_key(|directory| std::cmp::Reverse(directory.depth));
         directories
     }
@@ -112,7 +123,13 @@ mod tests {
             directories.remember(&path, None, Metadata::default()).unwrap();
         }
         let mut more = 0;
-        while directories.remember(&Arc::new(RelPath::clone(&path)), None, Metadata::default()).is_ok() {
+        loop {
+            let its_own = Arc::new(RelPath::clone(&path));
+            // as its batch and a run of that have it
+            let _others = [Arc::clone(&its_own), Arc::clone(&its_own)];
+            if directories.remember(&its_own, None, Metadata::default()).is_err() {
+                break;
+            }
             more += 1;
         }
         assert!((8..17).contains(&more), "{more} of their own");
