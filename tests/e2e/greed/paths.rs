@@ -45,7 +45,7 @@ fn the_paths_of_files_that_have_changed_are_not_kept_for_each() {
     transfer.wait_for_items(1);
     transfer.begin_file(1, &format!("{}/large", deep()), 1);
     transfer.wait_for_items(1);
-    let bytes = vec![0; GROUP_BYTES as usize];
+    let bytes = vec![0; usize::try_from(GROUP_BYTES).unwrap()];
     let header = FrameHeader {
         kind: FrameKind::Chunk,
         file: FileId(1),

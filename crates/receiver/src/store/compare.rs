@@ -223,7 +223,7 @@ mod tests {
         let there =
             FileIdentity::at(std::fs::File::open(&directory).unwrap(), &named("f", Metadata::default()).name);
         let offer = offer("closed", named("f", there.unwrap().metadata()));
-        std::fs::set_permissions(&directory, Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(&directory, Permissions::from_mode(0o000)).unwrap();
         let transfer = transfer(home.path());
         let judged = as_an_ordinary_user(|| {
             assert!(std::fs::read_dir(&directory).is_err(), "the directory is closed");

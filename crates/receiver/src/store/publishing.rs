@@ -310,7 +310,9 @@ struct Lost(HashMap<RelPath, Below>);
 /// What is lost of one staging directory: by the directory that it was in, and by its name there, which the staging
 /// directory itself does not have. A path for each would take gigabytes.
 #[derive(Debug, Default)]
-struct Below(HashMap<RelPath, HashMap<Box<[u8]>, (Operation, FaultCode)>>);
+struct Below(HashMap<RelPath, LostNames>);
+
+type LostNames = HashMap<Box<[u8]>, (Operation, FaultCode)>;
 
 impl Below {
     fn insert(&mut self, path: &RelPath, fault: (Operation, FaultCode)) {
