@@ -5,6 +5,7 @@
 //! memory is then looked at.
 
 mod lost;
+mod paths;
 mod turns;
 
 use std::io::Write as _;
@@ -236,6 +237,19 @@ impl Transfer {
             }
         }
         failed
+    }
+
+    /// Waits until so many batches have their names; if the daemon has broken it off, returns why.
+    fn wait_until_published(&mut self, mut batches: usize) -> Option<String> {
+        while batches > 0 {
+            match self.next_answer() {
+                Some(ToSender::Published { items }) => batches -= items.len(),
+                Some(ToSender::Refused(refusal)) => return Some(refusal.text),
+                Some(_) => {}
+                None => panic!("broken off"),
+            }
+        }
+        None
     }
 
     /// Waits until the daemon has broken it off, and returns why.

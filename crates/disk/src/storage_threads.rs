@@ -32,6 +32,8 @@ mod width;
 pub struct StorageThreads {
     /// The number of threads that may be at work whatever the storage.
     places: usize,
+    /// A thread with a place no longer counts as at work once it has not asked for this long.
+    lease: Duration,
     state: Mutex<State>,
     /// For each task, whether fewer threads are at work than would be of use.
     is_spare: [AtomicBool; 2],
@@ -111,7 +113,7 @@ struct SideBySide<'a, Work, Admit, T> {
 
 /// The longest time until a waiting thread notices that its session has ended.
 const STOPPED_AFTER: Duration = Duration::from_millis(100);
-/// A thread with a place no longer counts as at work once it has not asked for this long.
+/// How long a thread may not ask and still count.
 const LEASE: Duration = Duration::from_secs(1);
 /// Pieces of work are measured together until they have taken this long.
 const MEASURED_MIN: Duration = Duration::from_millis(2);
@@ -121,7 +123,7 @@ const THREADS_MAX: usize = 256;
 impl Default for StorageThreads {
     /// Threads of which all may be at work at once.
     fn default() -> Self {
-        Self::with_places(usize::MAX)
+        Self::with_places(usize::MAX, LEASE)
     }
 }
 
@@ -129,17 +131,24 @@ impl StorageThreads {
     /// Threads that take turns: no more than there are cores are at work, unless storage is late.
     #[must_use]
     pub fn in_turns() -> Self {
-        Self::with_places(cores())
+        Self::with_places(cores(), LEASE)
     }
 
-    fn with_places(places: usize) -> Self {
+    /// Threads of which one is at work at a time, however long it does not ask: for tests of who waits with a place for
+    /// another that needs one.
+    #[must_use]
+    pub fn one_at_a_time() -> Self {
+        Self::with_places(1, Duration::MAX)
+    }
+
+    fn with_places(places: usize, lease: Duration) -> Self {
         let state = State {
             crowds: [Crowd::new(), Crowd::new()],
             at_work: HashMap::new(),
             waiting: VecDeque::new(),
             next: 0,
         };
-        Self { places, state: Mutex::new(state), is_spare: Default::default() }
+        Self { places, lease, state: Mutex::new(state), is_spare: Default::default() }
     }
 
     /// A turn for a thread of a session that ends when `stopping` is set.
@@ -180,7 +189,7 @@ impl StorageThreads {
                 state.wake_first();
                 return None;
             }
-            if state.may_enter(number, task, self.places) {
+            if state.may_enter(number, task, self) {
                 state.waiting.retain(|other| other.number != number);
                 state.at_work.insert(number, (task, Instant::now()));
                 state.crowd(task).enter();
@@ -278,21 +287,21 @@ impl State {
 
     /// Whether a waiting thread may begin. The first of all gets a place that there is whatever the storage; the first
     /// of its task need not wait behind the other task for places that its own is worth.
-    fn may_enter(&self, number: u64, task: Task, places: usize) -> bool {
+    fn may_enter(&self, number: u64, task: Task, threads: &StorageThreads) -> bool {
         let crowd = &self.crowds[task as usize];
         let is_first = |first: Option<&Waiting>| first.is_some_and(|first| first.number == number);
-        is_first(self.waiting.front()) && self.has_room(task, places)
+        is_first(self.waiting.front()) && self.has_room(task, threads)
             || is_first(self.first(task)) && crowd.at_work < crowd.width.threads()
     }
 
-    /// Whether one more thread may do a task, where so many threads may be at work whatever the storage. How many the
-    /// other task is worth does not count: it may be over, and have been about other storage.
-    fn has_room(&self, task: Task, places: usize) -> bool {
+    /// Whether one more thread may do a task. How many the other task is worth does not count: it may be over, and have
+    /// been about other storage.
+    fn has_room(&self, task: Task, &StorageThreads { places, lease, .. }: &StorageThreads) -> bool {
         let width = self.crowds[task as usize].width.threads();
         if self.at_work.len() < places || self.crowds[task as usize].at_work < width {
             return true;
         }
-        let leased = || self.at_work.values().filter(|(_, asked)| asked.elapsed() < LEASE);
+        let leased = || self.at_work.values().filter(|(_, asked)| asked.elapsed() < lease);
         leased().count() < places || leased().filter(|(other, _)| *other == task).count() < width
     }
 
@@ -544,11 +553,11 @@ mod tests {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
         let all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &stopping)).collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
-        assert!(!threads.lock().has_room(Task::Look, threads.places));
+        assert!(!threads.lock().has_room(Task::Look, &threads));
         if let Some((_, asked)) = threads.lock().at_work.values_mut().next() {
             *asked -= LEASE;
         }
-        assert!(threads.lock().has_room(Task::Look, threads.places));
+        assert!(threads.lock().has_room(Task::Look, &threads));
     }
 
     #[test]
@@ -642,6 +651,6 @@ mod tests {
         let all: Vec<_> = (0..threads.places).map(|_| threads.turn(Task::Look, &stopping)).collect();
         assert!(all.iter().all(|turn| !turn.is_over()));
         let state = threads.lock();
-        assert!(!state.has_room(Task::Look, threads.places) && state.has_room(Task::Write, threads.places));
+        assert!(!state.has_room(Task::Look, &threads) && state.has_room(Task::Write, &threads));
     }
 }

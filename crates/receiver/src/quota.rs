@@ -123,6 +123,14 @@ impl Default for Quota {
 }
 
 impl Quota {
+    /// One by which one thread is at work at a time, however long that takes.
+    #[cfg(test)]
+    pub(crate) fn with_one_place() -> Self {
+        let mut book = Book::new(&Limits::default(), Gauge::default());
+        book.storage_threads = StorageThreads::one_at_a_time();
+        Self(Arc::new(book))
+    }
+
     /// Books memory.
     ///
     /// # Errors

@@ -21,16 +21,6 @@ impl Transfer {
             self.send_batch(DirectoryGroup { directory: path(directory), entries });
         }
     }
-
-    fn wait_until_published(&mut self, mut batches: usize) {
-        while batches > 0 {
-            match self.next_answer() {
-                Some(ToSender::Published { items }) => batches -= items.len(),
-                Some(_) => {}
-                None => panic!("broken off"),
-            }
-        }
-    }
 }
 
 /// While files wait in new directories deep down another transfer makes directories of their names there.
@@ -59,7 +49,7 @@ fn the_path_of_what_cannot_get_its_name_is_kept_once() {
         }
     });
     for (files, _) in &mut pairs {
-        files.wait_until_published(1 + BATCHES);
+        assert_eq!(files.wait_until_published(1 + BATCHES), None);
     }
     let peak = site.the_daemon().peak_memory_kib();
     assert!(peak < resting + (80 << 10), "{resting} KiB at rest, {peak} KiB at most");

@@ -137,3 +137,31 @@ impl<'a> Opener<'a> {
         above.open_own_directory(&RelPath::root().join(name).map_err(|_too_long| Errno::NAMETOOLONG)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::Ordering;
+    use zmove_types::Metadata;
+
+    use crate::store::placer::tests::transfer;
+
+    /// The next transfer of its run may be at work there.
+    #[test]
+    fn a_session_that_is_over_changes_no_directory() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().join("d");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::set_permissions(&directory, Permissions::from_mode(0o500)).unwrap();
+        let transfer = transfer(home.path());
+        let (path, metadata) =
+            (RelPath::from_bytes(b"d").unwrap(), Metadata { mode: 0o755, ..Metadata::default() });
+        transfer.remember_directory(&Arc::new(path), None, metadata);
+        transfer.stopping.store(true, Ordering::Relaxed);
+        let done = finish_level(&transfer, &transfer.target.directories.take_bottom_up());
+        assert_eq!(Errno::from_io_error(&done.unwrap_err()), Some(Errno::CANCELED));
+        assert_eq!(directory.metadata().unwrap().permissions().mode() & 0o7777, 0o500);
+    }
+}

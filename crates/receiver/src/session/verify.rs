@@ -166,7 +166,7 @@ fn damaged_files(batch: &Batch, data: &[u8]) -> Vec<EntryFault> {
 pub(crate) mod fuzzing;
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use zmove_types::{BufferPool, GROUP_BYTES, Metadata, Name, RelPath};
     use zmove_wire::{DirectoryGroup, FileEntry, FrameHeader, FrameKind};
@@ -207,6 +207,11 @@ mod tests {
             ..FrameHeader::default()
         };
         Frame { header: sealed(header, &content), head, data: buffer(&data) }
+    }
+
+    /// A batch of one file, `d/f`.
+    pub(crate) fn verified_batch() -> VerifiedBatch {
+        VerifiedBatch::check(batch_frame(None), &Quota::default()).unwrap().unwrap()
     }
 
     #[test]

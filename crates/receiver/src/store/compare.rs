@@ -24,17 +24,17 @@ use crate::store::transfer::Transfer;
 
 /// The answer to one offer.
 #[derive(Debug, Default)]
-pub(crate) struct Judgement {
+pub(crate) struct Judgement<'o> {
     pub(crate) verdicts: Vec<Verdict>,
     /// The groups that earlier transfers have left of its files.
     pub(crate) held: Vec<Held>,
     /// Files that have changed, whose old versions are still to be hashed.
-    pub(crate) changed: Vec<Candidate>,
+    pub(crate) changed: Vec<Candidate<'o>>,
 }
 
 /// Judges all files of one offer, by several threads where storage answers late; those not yet examined when the
 /// session ends count as needed.
-pub(crate) fn judge_all(transfer: &Transfer, offer: &Offer) -> Judgement {
+pub(crate) fn judge_all<'o>(transfer: &'o Transfer, offer: &'o Offer) -> Judgement<'o> {
     let groups = (0..).zip(&offer.groups);
     let files = groups.flat_map(|(place, group)| group.files.iter().map(move |file| (place, file)));
     let mut verdicts = vec![Verdict::Need; files.clone().count()];
@@ -82,19 +82,19 @@ fn open_once(
 
 /// What one thread has found of an offer.
 #[derive(Default)]
-struct Part {
+struct Part<'o> {
     held: Vec<Held>,
-    changed: Vec<Candidate>,
+    changed: Vec<Candidate<'o>>,
 }
 
-impl Part {
+impl<'o> Part<'o> {
     fn judge(
         &mut self,
-        transfer: &Transfer,
+        transfer: &'o Transfer,
         turn: &Turn<'_>,
         (offer, number): (u64, u32),
-        place: (&Arc<OwnedFd>, &RelPath),
-        file: &OfferedFile,
+        place: (&Arc<OwnedFd>, &'o RelPath),
+        file: &'o OfferedFile,
     ) -> Verdict {
         match judge(transfer, turn, place, file) {
             judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => {
@@ -109,10 +109,10 @@ impl Part {
     /// Looks for what need not be sent of a large file that is, or may be, needed: earlier parts, an old version.
     fn look_for_more(
         &mut self,
-        transfer: &Transfer,
+        transfer: &'o Transfer,
         (offer, number): (u64, u32),
-        (directory, path): (&Arc<OwnedFd>, &RelPath),
-        file: &OfferedFile,
+        (directory, path): (&Arc<OwnedFd>, &'o RelPath),
+        file: &'o OfferedFile,
         judged: Verdict,
     ) -> Verdict {
         let name = transfer.target.name(path, &file.name);
@@ -127,8 +127,9 @@ impl Part {
         self.held.extend(left);
         let needed = judged == Verdict::Need || !held.is_empty();
         if transfer.target.rules.delta && needed && Candidate::is_there(directory, name, file.bytes) {
-            let (path, held) = (final_path, held.into_keys().collect());
-            self.changed.push(Candidate { offer, file: number, path, bytes: file.bytes, held });
+            let held = held.into_keys().collect();
+            let (directory, bytes) = (path, file.bytes);
+            self.changed.push(Candidate { offer, file: number, directory, name, bytes, held });
             return Verdict::Delta;
         }
         if held.is_empty() { judged } else { Verdict::Resume }
@@ -181,5 +182,93 @@ fn judge(
                 Found::DiffersBeside | Found::Differs => Verdict::Need,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+    use std::path::Path;
+
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    use zmove_chunk::group_cv;
+    use zmove_disk::LastingNames;
+    use zmove_types::{FileId, GROUP_BYTES, GroupSpan, Metadata, Name, Timestamp};
+    use zmove_wire::{Extensions, FileHead, OfferedGroup};
+
+    use crate::store::placer::tests::{transfer, transfer_of, transfer_with_one_place, without_a_standstill};
+
+    fn offer(directory: &str, file: OfferedFile) -> Offer {
+        let directory = RelPath::from_bytes(directory.as_bytes()).unwrap();
+        Offer { offer: 1, groups: vec![OfferedGroup { directory, files: vec![file] }] }
+    }
+
+    fn named(name: &str, metadata: Metadata) -> OfferedFile {
+        OfferedFile { name: Name::from_bytes(name.as_bytes()).unwrap(), bytes: 1, metadata, source: None }
+    }
+
+    /// Root may look into any directory: it is to be as anybody else, for this thread and those that it starts.
+    fn as_an_ordinary_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+        let work = || {
+            let mut own = capabilities(None).unwrap();
+            own.effective.remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
+            set_capabilities(None, own).unwrap();
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(work).join().unwrap())
+    }
+
+    #[test]
+    fn a_file_in_a_directory_that_is_closed_to_its_owner_is_found() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().join("closed");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("f"), "x").unwrap();
+        let there =
+            FileIdentity::at(std::fs::File::open(&directory).unwrap(), &named("f", Metadata::default()).name);
+        let offer = offer("closed", named("f", there.unwrap().metadata()));
+        std::fs::set_permissions(&directory, Permissions::from_mode(0o000)).unwrap();
+        let transfer = transfer(home.path());
+        let judged = as_an_ordinary_user(|| {
+            assert!(std::fs::read_dir(&directory).is_err(), "the directory is closed");
+            judge_all(&transfer, &offer)
+        });
+        assert_eq!(judged.verdicts, [Verdict::Skip]);
+    }
+
+    /// What an earlier transfer has left of a large file that it has not flushed.
+    fn leave_a_part(home: &Path, journals: &Path) -> FileHead {
+        let head = FileHead {
+            path: RelPath::from_bytes(b"large").unwrap(),
+            metadata: Metadata { mode: 0o600, mtime: Timestamp { seconds: 5, nanos: 6 } },
+            bytes: 5 * GROUP_BYTES,
+            ctime: Timestamp::default(),
+            inode: 7,
+            extensions: Extensions::default(),
+        };
+        let earlier = transfer_of(1, home, Some(journals.to_owned()));
+        let directory = earlier.target.tree.open_directory(&RelPath::root()).unwrap();
+        let names = LastingNames::new("t");
+        let part = earlier.parts.create(FileId(3), (&head.path, &head), &directory, &names).unwrap();
+        part.file().set_len(head.bytes).unwrap();
+        let span = GroupSpan::of(head.bytes, 0).unwrap();
+        let bytes = vec![7; span.len as usize];
+        part.file().write_all_at(&bytes, 0).unwrap();
+        earlier.parts.written(FileId(3), 0, group_cv(0, &bytes));
+        earlier.parts.left(FileId(3), &FileIdentity::of(part.file()).unwrap());
+        head
+    }
+
+    #[test]
+    fn who_looks_gives_its_place_to_those_who_read_back_what_is_left() {
+        let (home, journals) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let head = leave_a_part(home.path(), journals.path());
+        let transfer = transfer_with_one_place(2, home.path(), Some(journals.path().to_owned()));
+        let source = Some(SourceMark { inode: head.inode, ctime: head.ctime });
+        let offer = offer("", OfferedFile { bytes: head.bytes, source, ..named("large", head.metadata) });
+        let judged = without_a_standstill(&transfer, || judge_all(&transfer, &offer));
+        assert_eq!(judged.verdicts, [Verdict::Resume]);
     }
 }

@@ -201,8 +201,8 @@ impl Generation {
             }
         }
         for (path, filling) in &mut self.staging {
-            let directory = filling.staging.directory();
-            let staged = filling.filled.drain(..).map(|file| Suspect::Staged(path.clone(), file));
+            let (directory, path) = (filling.staging.directory(), Arc::new(path.clone()));
+            let staged = filling.filled.drain(..).map(|file| Suspect::Staged(Arc::clone(&path), file));
             suspects.extend(staged.map(|suspect| (Arc::clone(directory), suspect)));
         }
         for (suspect, found) in look_at_all(transfer.file_io.as_ref(), suspects, beside) {
@@ -214,7 +214,7 @@ impl Generation {
                     remove_hidden(directories, &file);
                 }
                 (Suspect::Staged(path, file), fault) => {
-                    let Some(filling) = self.staging.get_mut(&path) else { continue };
+                    let Some(filling) = self.staging.get_mut(&*path) else { continue };
                     let Some(fault) = fault else {
                         filling.filled.push(file);
                         continue;
@@ -231,7 +231,7 @@ impl Generation {
 enum Suspect {
     Hidden(HiddenFile),
     /// A file in the staging directory of that path.
-    Staged(RelPath, SmallFile),
+    Staged(Arc<RelPath>, SmallFile),
 }
 
 impl Suspect {
@@ -303,12 +303,43 @@ struct EndedFile {
 }
 
 /// What has not come to its final place, with all below it, because a staging directory could not become its directory:
-/// by the path of that, and by the path below. Whole paths of what was in one would take gigabytes.
+/// by the path of that.
 #[derive(Debug, Default)]
-struct Lost(HashMap<RelPath, LostBelow>);
+struct Lost(HashMap<RelPath, Below>);
 
-/// The losses of one staging directory, by the path below it.
-type LostBelow = HashMap<RelPath, (Operation, FaultCode)>;
+/// What is lost of one staging directory: by the directory that it was in, and by its name there, which the staging
+/// directory itself does not have. A path for each would take gigabytes.
+#[derive(Debug, Default)]
+struct Below(HashMap<RelPath, LostNames>);
+
+/// The losses of one directory, by name.
+type LostNames = HashMap<Box<[u8]>, (Operation, FaultCode)>;
+
+impl Below {
+    fn insert(&mut self, path: &RelPath, fault: (Operation, FaultCode)) {
+        let (directory, name) = split(path.as_bytes());
+        if !self.0.contains_key(directory) {
+            self.0.insert(path.parent().unwrap_or_else(RelPath::root), HashMap::new());
+        }
+        self.0.get_mut(directory).map(|lost| lost.insert(name.into(), fault));
+    }
+
+    fn get(&self, path: &[u8]) -> Option<(Operation, FaultCode)> {
+        let (directory, name) = split(path);
+        self.0.get(directory)?.get(name).copied()
+    }
+
+    fn remove(&mut self, path: &RelPath) -> Option<(Operation, FaultCode)> {
+        let (directory, name) = split(path.as_bytes());
+        self.0.get_mut(directory)?.remove(name)
+    }
+}
+
+/// The directory of a path, and its name there.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    let slash = path.iter().rposition(|&byte| byte == b'/');
+    slash.map_or((&[], path), |slash| (&path[..slash], &path[slash + 1..]))
+}
 
 impl Lost {
     /// Why a file is not at its path; the entry of a file that is lost by itself is removed.
@@ -319,25 +350,29 @@ impl Lost {
 
     /// Why a directory is not where it should be, and so nothing in it.
     fn with(&mut self, directory: &RelPath) -> Option<(Operation, FaultCode)> {
-        let why = |(rest, lost): (RelPath, &mut LostBelow)| {
-            rest.lineage().find_map(|above| lost.get(above).copied())
-        };
+        let why = |(rest, lost): (RelPath, &mut Below)| rest.lineage().find_map(|above| lost.get(above));
         self.around(directory).into_iter().find_map(why)
     }
 
     /// The losses of the staging directories that cover a path, each with the rest of the path below it.
-    fn around(&mut self, path: &RelPath) -> Vec<(RelPath, &mut LostBelow)> {
+    fn around(&mut self, path: &RelPath) -> Vec<(RelPath, &mut Below)> {
         let covering = self.0.iter_mut().filter(|(staged, _)| covers(staged, path));
         covering.map(|(staged, lost)| (below(path, staged), lost)).collect()
     }
 
     /// Reports the faults that are left: those of directories and links.
     fn tell_rest(self, reports: &Reports) {
-        for (staged, lost) in self.0 {
-            for (below, (operation, code)) in lost {
-                if code != FaultCode::AlreadyThere {
-                    let path = beneath(&staged, &below);
-                    reports.tell(Outcome::Fault(Fault { path, operation, code }));
+        for (staged, Below(lost)) in self.0 {
+            for (directory, lost) in lost {
+                let above = beneath(&staged, &directory);
+                for (name, (operation, code)) in lost {
+                    if code != FaultCode::AlreadyThere {
+                        // the staging directory itself has none
+                        let name = Name::from_bytes(&name).ok();
+                        let path =
+                            name.and_then(|name| above.join(&name).ok()).unwrap_or_else(|| above.clone());
+                        reports.tell(Outcome::Fault(Fault { path, operation, code }));
+                    }
                 }
             }
         }
@@ -535,7 +570,7 @@ fn publish_staging(
     };
     if let Err(error) = merged {
         let lost = lost.0.entry(path.clone()).or_default();
-        lost.insert(RelPath::root(), failure(Operation::Rename, &error));
+        lost.insert(&RelPath::root(), failure(Operation::Rename, &error));
     }
     filled
 }
@@ -551,8 +586,7 @@ fn merge(
     let files: HashMap<_, _> = filled.iter().map(|small| (small.file.name.as_bytes(), small)).collect();
     // A file that the walk does not meet is gone, as when somebody has removed the staging directory.
     let mut gone: HashSet<&[u8]> = files.keys().copied().collect();
-    let mut stayed = Vec::new();
-    let mut failed = Vec::new();
+    let lost = Lock::new(lost.0.entry(path.clone()).or_default());
     let mut stays = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
         gone.remove(below.as_bytes());
         let stays = if let Some(small) = files.get(below.as_bytes()) {
@@ -565,19 +599,17 @@ fn merge(
                 .is_ok_and(|coming| target.may_not_be_replaced(into, &name, coming.mtime))
         };
         if stays {
-            stayed.push((below.clone(), ALREADY_THERE));
+            lost.lock().insert(below, ALREADY_THERE);
         }
         stays
     };
     staging.move_into(standing, &mut stays, &mut |below, error| {
-        failed.push((below, failure(Operation::Rename, &error)));
+        lost.lock().insert(&below, failure(Operation::Rename, &error));
     });
-    let gone = gone.into_iter().map(|name| {
+    for name in gone {
         let below = RelPath::from_bytes(name).expect("a name is a path");
-        (below, failure(Operation::Rename, &Errno::NOENT.into()))
-    });
-    let all = stayed.into_iter().chain(failed).chain(gone);
-    lost.0.entry(path.clone()).or_default().extend(all);
+        lost.lock().insert(&below, failure(Operation::Rename, &Errno::NOENT.into()));
+    }
 }
 
 fn beneath(path: &RelPath, below: &RelPath) -> RelPath {
@@ -601,5 +633,28 @@ fn flush_directories(
             let (operation, code) = failure(Operation::Flush, &error);
             reports.tell(Outcome::Fault(Fault { path: path.clone(), operation, code }));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_in_one_directory_has_the_path_of_that_once() {
+        let deep = RelPath::from_bytes(&["d"; 30_000].join("/").into_bytes()).unwrap();
+        let path =
+            |number: usize| deep.join(&Name::from_bytes(number.to_string().as_bytes()).unwrap()).unwrap();
+        let fault = (Operation::Rename, FaultCode::Incomplete);
+        let mut lost = Below::default();
+        (0..1000).for_each(|number| lost.insert(&path(number), fault));
+        let kept = lost.0.iter().map(|(directory, names)| {
+            directory.as_bytes().len() + names.keys().map(|name| name.len()).sum::<usize>()
+        });
+        assert!(kept.sum::<usize>() < deep.as_bytes().len() + 3000);
+        assert_eq!((lost.get(deep.as_bytes()), lost.get(path(7).as_bytes())), (None, Some(fault)));
+        assert_eq!((lost.remove(&path(7)), lost.remove(&path(7))), (Some(fault), None));
+        lost.insert(&RelPath::root(), fault);
+        assert_eq!((lost.get(b""), lost.get(b"d")), (Some(fault), None));
     }
 }

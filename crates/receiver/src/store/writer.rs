@@ -234,7 +234,10 @@ pub(crate) fn finish_file(transfer: &Transfer, file: &LargeFile, Complete(staged
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::placer::tests::transfer_with_journals;
+    use crate::session::verify::tests::verified_batch;
+    use crate::store::placer::tests::{
+        transfer_with_journals, transfer_with_one_place, without_a_standstill,
+    };
     use zmove_types::{FileId, GROUP_BYTES, Metadata, Timestamp};
     use zmove_wire::{FaultCode, FileHead};
 
@@ -284,5 +287,21 @@ mod tests {
         drop(open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap());
         transfer.fail_file(FileId(1), (Operation::Write, FaultCode::Os(28)));
         assert_nothing_is_left(&home, transfer, file);
+    }
+
+    /// There may be no other place.
+    #[test]
+    fn a_writer_gives_its_place_to_those_who_place_its_batch() {
+        let home = tempfile::tempdir().unwrap();
+        let transfer = transfer_with_one_place(1, home.path(), None);
+        without_a_standstill(&transfer, || {
+            let (jobs_in, jobs) = crossbeam_channel::unbounded();
+            std::thread::scope(|scope| {
+                scope.spawn(|| write_all(&transfer, &jobs));
+                jobs_in.send(Job::Batch(verified_batch())).unwrap();
+                drop(jobs_in);
+            });
+        });
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
     }
 }

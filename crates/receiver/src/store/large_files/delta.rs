@@ -61,13 +61,15 @@ struct Sources {
     old: Option<DataFile>,
 }
 
-/// A large file at the target that has changed at the source.
+/// A large file at the target that has changed at the source. Its path is put together when its turn comes: thousands
+/// of one offer may wait, all in one directory of a long path, and be one file named thousands of times.
 #[derive(Debug)]
-pub(crate) struct Candidate {
+pub(crate) struct Candidate<'o> {
     pub(crate) offer: u64,
     /// The number of the file in the offer.
     pub(crate) file: u32,
-    pub(crate) path: RelPath,
+    pub(crate) directory: &'o RelPath,
+    pub(crate) name: &'o Name,
     pub(crate) bytes: u64,
     /// The groups that an earlier transfer has left.
     pub(crate) held: BTreeSet<u32>,
@@ -89,7 +91,7 @@ impl Bases {
     }
 }
 
-impl Candidate {
+impl Candidate<'_> {
     /// Whether a large file is there already where one of so many bytes will go, and that is large too.
     pub(crate) fn is_there(directory: &OwnedFd, name: &Name, bytes: u64) -> bool {
         let large = |there: FileIdentity| there.regular && there.bytes > GROUP_BYTES;
@@ -100,13 +102,16 @@ impl Candidate {
     /// of its files.
     pub(crate) fn tell(self, transfer: &Transfer, last: bool) {
         // Without memory for the values none are found, and the file is sent whole.
-        let mut held = transfer.quota.hold_memory(self.path.as_bytes().len()).ok();
-        let old = held.as_mut().zip(open_at(&transfer.target.tree, &self.path).ok());
+        let path = self.directory.join(self.name).expect("it was put together when the file was looked at");
+        let mut held = transfer.quota.hold_memory(path.as_bytes().len()).ok();
+        let old = held.as_mut().zip(open_at(&transfer.target.tree, &path).ok());
         let cvs = old.map(|(held, old)| self.hash(transfer, old, held)).unwrap_or_default();
         let mut pieces = runs(&cvs).peekable();
-        let Self { offer, file, path, .. } = self;
-        // Add them first: the sender may declare the file as soon as it has all values.
-        transfer.bases.add(path, cvs, held);
+        let Self { offer, file, .. } = self;
+        if held.is_some() {
+            // Add them first: the sender may declare the file as soon as it has all values.
+            transfer.bases.add(path, cvs, held);
+        }
         loop {
             let (first, cvs) = pieces.next().unwrap_or_default();
             let end = pieces.peek().is_none();

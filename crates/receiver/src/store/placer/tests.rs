@@ -4,12 +4,14 @@ use super::*;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 use zmove_chunk::file_root;
 use zmove_disk::set_new_file_metadata;
 use zmove_types::{ItemId, Timestamp};
 use zmove_wire::{EntryFault, FaultCode, Open};
 
 use crate::config::ReceiverConfig;
+use crate::quota::Quota;
 use crate::store::large_files::Complete;
 use crate::store::target::file_systems::FileSystems;
 use crate::store::target::{Target, WriteAccess};
@@ -30,12 +32,35 @@ pub(crate) fn open_at(home: &Path) -> Open {
 
 /// A transfer of that number.
 pub(crate) fn transfer_of(number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
+    transfer_by(&ReceiverConfig::default(), number, home, journals)
+}
+
+/// A transfer of a key of which one thread is at work at a time.
+pub(crate) fn transfer_with_one_place(number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
+    let config = ReceiverConfig { quota: Quota::with_one_place(), ..ReceiverConfig::default() };
+    transfer_by(&config, number, home, journals)
+}
+
+/// What `work` returns, unless a thread waits with a place for another that needs one.
+#[track_caller]
+pub(crate) fn without_a_standstill<T: Send>(transfer: &Transfer, work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let (done_in, done) = crossbeam_channel::bounded(1);
+        scope.spawn(move || done_in.send(work()));
+        let done = done.recv_timeout(Duration::from_secs(20));
+        // who waits leaves
+        transfer.stopping.store(true, Ordering::Relaxed);
+        done.expect("nobody waits for who waits")
+    })
+}
+
+fn transfer_by(config: &ReceiverConfig, number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
     let open = open_at(home);
     let target = Target::resolve(&open, &WriteAccess::Anywhere).unwrap();
     let (outcomes, _nobody) = tokio::sync::mpsc::channel(1);
     let id = zmove_types::TransferId([number; 16]);
     let parts = crate::resume::parts::Parts::new(journals, id, String::new(), &target.tree);
-    Transfer::new((id, zmove_wire::Version::V4), &open, (target, parts), &ReceiverConfig::default(), outcomes)
+    Transfer::new((id, zmove_wire::Version::V4), &open, (target, parts), config, outcomes)
 }
 
 fn name(text: &str) -> Name {

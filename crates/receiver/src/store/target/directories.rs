@@ -9,6 +9,7 @@
 //! There may be millions, and a peer may name one path in thousands of entries: paths are shared, not copied, and their
 //! memory is booked.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use zmove_types::{Extra, Metadata, Name, RelPath};
@@ -28,6 +29,8 @@ struct State {
     directories: Vec<Remembered>,
     /// What the last one that had anything beside mode and time had: others may share it.
     last_extra: Option<Arc<Extra>>,
+    /// The addresses of the paths that are kept here; their batches hold them too for a while.
+    paths: HashSet<usize>,
     held: Held,
 }
 
@@ -45,10 +48,13 @@ pub(crate) struct Remembered {
 /// The memory of an element beside its path and name: the allocator's overhead, and the spare room of a list that
 /// grows.
 const OVERHEAD_BYTES: usize = 2 * size_of::<Remembered>();
+/// What the set of paths takes for one, with the room that it has left.
+const ADDRESS_BYTES: usize = 4 * size_of::<usize>();
 
 impl Directories {
     pub(crate) fn new(quota: &Quota) -> Self {
-        let state = State { directories: Vec::new(), last_extra: None, held: quota.nothing() };
+        let state =
+            State { directories: Vec::new(), paths: HashSet::new(), last_extra: None, held: quota.nothing() };
         Self { state: Lock::new(state) }
     }
 
@@ -62,21 +68,21 @@ impl Directories {
         name: Option<&Name>,
         metadata: Metadata,
     ) -> Result<(), WireError> {
-        // A path that only its batch holds so far is kept from now on.
-        let path_bytes = if Arc::strong_count(path) == 1 { path.as_bytes().len() } else { 0 };
         let name_bytes = name.map_or(0, |name| name.as_bytes().len());
         let mut state = self.state.lock();
-        let shared = state
-            .last_extra
+        let State { directories, paths, last_extra, held } = &mut *state;
+        let address = Arc::as_ptr(path).addr();
+        let path_bytes = if paths.contains(&address) { 0 } else { ADDRESS_BYTES + path.as_bytes().len() };
+        let is_shared = last_extra
             .as_ref()
             .zip(metadata.extra.as_ref())
             .is_some_and(|(one, other)| Arc::ptr_eq(one, other));
-        let extra_bytes = if shared { 0 } else { metadata.extra_bytes() };
-        state.held.grow(OVERHEAD_BYTES + path_bytes + name_bytes + extra_bytes)?;
+        let extra_bytes = if is_shared { 0 } else { metadata.extra_bytes() };
+        held.grow(OVERHEAD_BYTES + path_bytes + name_bytes + extra_bytes)?;
+        paths.insert(address);
         if metadata.extra.is_some() {
-            state.last_extra.clone_from(&metadata.extra);
+            last_extra.clone_from(&metadata.extra);
         }
-        let directories = &mut state.directories;
         // a path of thousands of components may be named thousands of times
         let same = directories.last().filter(|last| Arc::ptr_eq(&last.path, path));
         let above = same.map_or_else(|| path.depth(), |last| last.depth - usize::from(last.name.is_some()));
@@ -95,7 +101,10 @@ impl Directories {
 
     /// Takes all directories, the deepest first: each is then set before those that it is in.
     pub(crate) fn take_bottom_up(&self) -> Vec<Remembered> {
-        let mut directories = std::mem::take(&mut self.state.lock().directories);
+        let mut state = self.state.lock();
+        let mut directories = std::mem::take(&mut state.directories);
+        state.paths.clear();
+        drop(state);
         directories.sort_by_key(|directory| std::cmp::Reverse(directory.depth));
         directories
     }
@@ -125,7 +134,13 @@ mod tests {
             directories.remember(&path, None, Metadata::default()).unwrap();
         }
         let mut more = 0;
-        while directories.remember(&Arc::new(RelPath::clone(&path)), None, Metadata::default()).is_ok() {
+        loop {
+            let its_own = Arc::new(RelPath::clone(&path));
+            // as its batch and a run of that have it
+            let _others = [Arc::clone(&its_own), Arc::clone(&its_own)];
+            if directories.remember(&its_own, None, Metadata::default()).is_err() {
+                break;
+            }
             more += 1;
         }
         assert!((8..17).contains(&more), "{more} of their own");

@@ -86,7 +86,8 @@ impl World {
 
     /// Offers the file and declares it; returns it with the groups that are held.
     fn declare(&self, transfer: &Transfer) -> (Arc<LargeFile>, Vec<u32>) {
-        let judgement = judge_all(transfer, &self.offer());
+        let offer = self.offer();
+        let judgement = judge_all(transfer, &offer);
         assert_eq!(judgement.verdicts, [Verdict::Delta]);
         let groups = judgement.held.iter().flat_map(|held| (held.first..).zip(&held.cvs));
         let held = groups.map(|(index, _)| index).collect();
@@ -185,11 +186,14 @@ fn a_part_alone_goes_on_as_what_it_is() {
     let world = World::new();
     world.break_off(&[(1, 12)], &[]);
     std::fs::remove_file(world.old()).unwrap();
-    let judgement = judge_all(&world.transfer(2), &world.offer());
+    let (offer, transfer) = (world.offer(), world.transfer(2));
+    let judgement = judge_all(&transfer, &offer);
     assert_eq!((judgement.verdicts, judgement.changed.len()), (vec![Verdict::Resume], 0));
     world.write_old(&[1, 2, 3, 4]);
+    // the next one takes its journals
+    drop(transfer);
     let mut never = world.transfer(3);
     never.target.rules.delta = false;
-    let judgement = judge_all(&never, &world.offer());
+    let judgement = judge_all(&never, &offer);
     assert_eq!((judgement.verdicts, judgement.changed.len()), (vec![Verdict::Resume], 0));
 }

@@ -1,0 +1,79 @@
+//! Paths that are nearly as long as any may be, each of which is kept for longer than the message or batch that it
+//! came in.
+
+use super::*;
+
+fn site_of_little_memory() -> Site {
+    let mut site = Site::local();
+    let limits = "[limits]\nmemory_per_identity = \"64MiB\"\n";
+    std::fs::write(site.path("server").join("zmove.toml"), limits).unwrap();
+    site.start_daemon();
+    paint(site.source().join("f"), 100_000);
+    site
+}
+
+/// One directory in batch after batch: each has the path of its own.
+#[test]
+fn the_paths_of_remembered_directories_are_booked() {
+    let site = site_of_little_memory();
+    let mut greedy = Greedy::new(&site);
+    let resting = site.the_daemon().memory_kib();
+    let mut transfer = greedy.open(&open());
+    let group =
+        || DirectoryGroup { directory: path(&deep()), entries: vec![BatchEntry::Itself(metadata(0o755))] };
+    let mut why = String::new();
+    for _ in 0..40 {
+        (0..128).for_each(|_| transfer.send_batch(group()));
+        // what a batch takes itself is given back
+        if let Some(end) = transfer.wait_until_published(128) {
+            why = end;
+            break;
+        }
+    }
+    assert!(why.contains("limits.memory_per_identity"), "{why}");
+    assert_well(&site, resting);
+}
+
+/// One file that has changed, as often as an offer has room for: 500 MB if each keeps its path.
+#[test]
+fn the_paths_of_files_that_have_changed_are_not_kept_for_each() {
+    let site = site_of_little_memory();
+    let mut greedy = Greedy::new(&site);
+    let mut transfer = greedy.open(&Open { delta: true, ..open() });
+    let entries = vec![BatchEntry::Directory(name("there"), metadata(0o755))];
+    transfer.send_batch(DirectoryGroup { directory: path(&deep()), entries });
+    transfer.wait_for_items(1);
+    transfer.begin_file(1, &format!("{}/large", deep()), 1);
+    transfer.wait_for_items(1);
+    let bytes = vec![0; usize::try_from(GROUP_BYTES).unwrap()];
+    let header = FrameHeader {
+        kind: FrameKind::Chunk,
+        file: FileId(1),
+        group: 0,
+        item: transfer.next_item(),
+        ..FrameHeader::default()
+    };
+    transfer.send(header, Vec::new(), &zmove_chunk::group_cv(0, &bytes).0, &bytes);
+    while !matches!(transfer.next_answer(), Some(ToSender::Stored(stored)) if !stored.files.is_empty()) {}
+    let resting = site.the_daemon().memory_kib();
+    let mark = zmove_wire::SourceMark { inode: 1, ctime: Timestamp { seconds: 1, nanos: 0 } };
+    let file = OfferedFile {
+        name: name("large"),
+        bytes: GROUP_BYTES + 2,
+        metadata: metadata(0o644),
+        source: Some(mark),
+    };
+    let groups = vec![OfferedGroup { directory: path(&deep()), files: vec![file; 4096] }];
+    for offer in 0..2 {
+        greedy.say(&mut transfer, &ToReceiver::Offer(Offer { offer, groups: groups.clone() }));
+    }
+    let mut told = 0;
+    while told < 2 {
+        match transfer.next_answer() {
+            Some(ToSender::Answer(_)) => told += 1,
+            Some(_) => {}
+            None => panic!("broken off"),
+        }
+    }
+    assert_well(&site, resting);
+}
