@@ -62,6 +62,7 @@ fn the_paths_of_files_that_have_changed_are_not_kept_for_each() {
         bytes: GROUP_BYTES + 2,
         metadata: metadata(0o644),
         source: Some(mark),
+        xattrs: None,
     };
     let groups = vec![OfferedGroup { directory: path(&deep()), files: vec![file; 4096] }];
     for offer in 0..2 {

@@ -196,7 +196,7 @@ mod tests {
     use zmove_chunk::group_cv;
     use zmove_disk::LastingNames;
     use zmove_types::{FileId, GROUP_BYTES, GroupSpan, Metadata, Name, Timestamp};
-    use zmove_wire::{Extensions, FileHead, OfferedGroup};
+    use zmove_wire::{FileHead, OfferedGroup};
 
     use crate::store::placer::tests::{transfer, transfer_of, transfer_with_one_place, without_a_standstill};
 
@@ -206,7 +206,13 @@ mod tests {
     }
 
     fn named(name: &str, metadata: Metadata) -> OfferedFile {
-        OfferedFile { name: Name::from_bytes(name.as_bytes()).unwrap(), bytes: 1, metadata, source: None }
+        OfferedFile {
+            name: Name::from_bytes(name.as_bytes()).unwrap(),
+            bytes: 1,
+            metadata,
+            source: None,
+            xattrs: None,
+        }
     }
 
     /// Root may look into any directory: it is to be as anybody else, for this thread and those that it starts.
@@ -242,11 +248,14 @@ mod tests {
     fn leave_a_part(home: &Path, journals: &Path) -> FileHead {
         let head = FileHead {
             path: RelPath::from_bytes(b"large").unwrap(),
-            metadata: Metadata { mode: 0o600, mtime: Timestamp { seconds: 5, nanos: 6 } },
+            metadata: Metadata {
+                mode: 0o600,
+                mtime: Timestamp { seconds: 5, nanos: 6 },
+                ..Metadata::default()
+            },
             bytes: 5 * GROUP_BYTES,
             ctime: Timestamp::default(),
             inode: 7,
-            extensions: Extensions::default(),
         };
         let earlier = transfer_of(1, home, Some(journals.to_owned()));
         let directory = earlier.target.tree.open_directory(&RelPath::root()).unwrap();
