@@ -197,7 +197,7 @@ impl Transfer {
             bytes,
             ctime: Timestamp::default(),
             inode: file,
-            extensions: zmove_wire::Extensions::default(),
+            data: None,
         };
         let head = head.encode();
         let content = *blake3::hash(&head).as_bytes();

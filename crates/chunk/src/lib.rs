@@ -15,5 +15,5 @@
 mod hash;
 mod plan;
 
-pub use hash::{FileHasher, GroupHasher, file_root, group_cv, merge_root, read_root, seal};
+pub use hash::{FileHasher, GroupHasher, file_root, group_cv, merge_root, read_root, seal, sparse_group_cv};
 pub use plan::{Groups, Plan, Work};

@@ -2,7 +2,9 @@
 
 mod messages;
 
-use zmove_types::{FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Timestamp, TransferId};
+use std::sync::Arc;
+
+use zmove_types::{DataRanges, FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Timestamp, TransferId};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FileEntry, FileHead, FrameHeader, FrameKind,
     Greeting, Role,
@@ -71,8 +73,7 @@ const SAMPLE_DATA: &[u8; 3] = b"abc";
 
 fn sample_file() -> FileHead {
     let ctime = Timestamp { seconds: 4, nanos: 5 };
-    let extensions = Extensions::default();
-    FileHead { path: path("d/f"), metadata: metadata(), bytes: 9 << 20, ctime, inode: 7, extensions }
+    FileHead { path: path("d/f"), metadata: metadata(), bytes: 9 << 20, ctime, inode: 7, data: None }
 }
 
 /// A block that is passed over and one that is not.
@@ -91,8 +92,9 @@ pub(crate) fn batch() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn file_head() -> Vec<Vec<u8>> {
-    let extended = FileHead { extensions: sample_extensions(), ..sample_file() };
-    vec![sample_file().encode(), extended.encode()]
+    let data = DataRanges::new(sample_file().bytes, vec![0..4096, 5 << 20..6 << 20]).map(Arc::new);
+    let sparse = FileHead { data, ..sample_file() };
+    vec![sample_file().encode(), sparse.encode()]
 }
 
 /// One frame of each kind, end to end and each by itself.

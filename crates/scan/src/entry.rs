@@ -55,6 +55,8 @@ pub struct Entry {
     pub inode: u64,
     /// The change time, which nobody can set.
     pub ctime: Timestamp,
+    /// Whether it takes less storage than its length, as a file with holes does, and one that is compressed.
+    pub is_sparse: bool,
 }
 
 /// The kind of an entry.
@@ -90,6 +92,7 @@ impl Entry {
             metadata: metadata_of(&stat),
             inode: stat.stx_ino,
             ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
+            is_sparse: is_sparse(&stat),
         })
     }
 }
@@ -112,6 +115,15 @@ pub(crate) fn metadata_of(stat: &Statx) -> Metadata {
     Metadata { mode: u32::from(stat.stx_mode) & 0o7777, mtime }
 }
 
+/// A file system that does not tell the blocks is not asked for holes.
+fn is_sparse(stat: &Statx) -> bool {
+    let told = stat.stx_mask & StatxFlags::BLOCKS.bits() != 0;
+    told && stat.stx_blocks.saturating_mul(BLOCK_BYTES) < stat.stx_size
+}
+
+/// In which blocks are counted, whatever those of the file system are.
+const BLOCK_BYTES: u64 = 512;
+
 fn raw_path(directory: &Directory, name: &CStr) -> PathBuf {
     directory.full_path().join(OsStr::from_bytes(name.to_bytes()))
 }
@@ -123,7 +135,8 @@ pub(crate) const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::INO)
     .union(StatxFlags::SIZE)
     .union(StatxFlags::MTIME)
-    .union(StatxFlags::CTIME);
+    .union(StatxFlags::CTIME)
+    .union(StatxFlags::BLOCKS);
 
 #[cfg(test)]
 mod tests {

@@ -5,13 +5,16 @@
 //! limits.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 
-use zmove_types::{Metadata, Name, RelPath, Root, Timestamp};
+use zmove_types::{DataRanges, GroupSpan, Metadata, Name, RelPath, Root, Timestamp};
 
 use crate::codec::{Reader, put_metadata, put_name, put_path, put_timestamp};
 use crate::error::WireError;
-use crate::extensions::Extensions;
+use crate::extensions::{Extension, Extensions};
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
+use crate::ranges::{decode_ranges, encode_ranges};
 
 /// The decoded head of a batch frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,8 +76,9 @@ pub struct FileHead {
     pub ctime: Timestamp,
     /// The inode of the source file.
     pub inode: u64,
-    /// Further properties of the file, for a peer that speaks [`Version::V4`](crate::Version) or later.
-    pub extensions: Extensions,
+    /// Where it has data, if it has holes that are to be kept: for a peer that speaks
+    /// [`Version::V4`](crate::Version) or later.
+    pub data: Option<Arc<DataRanges>>,
 }
 
 impl Batch {
@@ -235,8 +239,19 @@ fn symlink_target(reader: &mut Reader<'_>) -> Result<Box<[u8]>, WireError> {
 }
 
 impl FileHead {
-    /// The numbers of the large-file extensions that this release knows.
-    pub const EXTENSIONS: &'static [u16] = &[];
+    /// The number of the extension that tells where the file has data. It is critical: frames carry only that.
+    const DATA: u16 = 16;
+    /// The extensions of a large file that are known here.
+    const EXTENSIONS: &'static [u16] = &[Self::DATA];
+
+    /// The data of a group, counted from its beginning.
+    #[must_use]
+    pub fn data_within(&self, span: GroupSpan) -> Vec<Range<usize>> {
+        match &self.data {
+            Some(data) => data.within(span).collect(),
+            None => vec![0..span.len as usize],
+        }
+    }
 
     /// The head's bytes.
     #[must_use]
@@ -247,8 +262,10 @@ impl FileHead {
         out.extend(self.bytes.to_le_bytes());
         put_timestamp(&mut out, self.ctime);
         out.extend(self.inode.to_le_bytes());
-        if !self.extensions.is_empty() {
-            self.extensions.put(&mut out);
+        if let Some(data) = &self.data {
+            let extension =
+                Extension { number: Self::DATA, critical: true, bytes: encode_ranges(data).into() };
+            Extensions::default().with(extension).put(&mut out);
         }
         out
     }
@@ -258,20 +275,17 @@ impl FileHead {
     /// # Errors
     /// [`WireError`] when it is malformed, or has a critical extension that is not known.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        Self::decode_knowing(bytes, Self::EXTENSIONS)
-    }
-
-    fn decode_knowing(bytes: &[u8], known: &[u16]) -> Result<Self, WireError> {
         let mut reader = Reader::new(bytes);
         let (path, metadata, bytes) = (reader.path()?, reader.metadata()?, reader.u64()?);
         let (ctime, inode) = (reader.timestamp()?, reader.u64()?);
-        let extensions = if reader.is_empty() {
-            Extensions::default()
-        } else {
-            Extensions::take(&mut reader)?.only(known, "a large file")?
-        };
+        let mut data = None;
+        if !reader.is_empty() {
+            let extensions = Extensions::take(&mut reader)?.only(Self::EXTENSIONS, "a large file")?;
+            let ranges = extensions.get(Self::DATA).map(|ranges| decode_ranges(ranges, bytes));
+            data = ranges.transpose()?.map(Arc::new);
+        }
         reader.finish()?;
-        Ok(Self { path, metadata, bytes, ctime, inode, extensions })
+        Ok(Self { path, metadata, bytes, ctime, inode, data })
     }
 }
 
@@ -347,23 +361,26 @@ mod tests {
     fn a_declaration_s_bytes_are_pinned() {
         let metadata = Metadata { mode: 0o644, mtime: Timestamp { seconds: -2, nanos: 3 } };
         let (path, ctime) = (RelPath::from_bytes(b"d/f").unwrap(), Timestamp { seconds: 4, nanos: 5 });
-        let extensions = Extensions::default();
-        let head = FileHead { path, metadata, bytes: 0x0102_0304_0506, ctime, inode: 7, extensions };
+        let head = FileHead { path, metadata, bytes: 0x0102_0304_0506, ctime, inode: 7, data: None };
         let mut expected = vec![3, 0, b'd', b'/', b'f', 0xA4, 1, 0, 0, 0xFE];
         expected.extend([0xFF; 7]);
         expected.extend([3, 0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 7]);
         expected.extend([0; 7]);
         assert_eq!(head.encode(), expected);
         assert_eq!(FileHead::decode(&expected), Ok(head.clone()));
-        let extended =
-            FileHead { extensions: Extensions::default().with(extension(5, true, b"z")), ..head.clone() };
-        expected.extend([8, 0, 0, 0, 5, 0, 1, 1, 0, 0, 0, b'z']);
-        assert_eq!(extended.encode(), expected);
-        assert_eq!(FileHead::decode_knowing(&expected, &[5]), Ok(extended));
+        let plain = expected.len();
+        let data = DataRanges::new(head.bytes, vec![8..9]).map(Arc::new);
+        let with_holes = FileHead { data, ..head.clone() };
+        expected.extend([23, 0, 0, 0, 16, 0, 1, 16, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(with_holes.encode(), expected);
+        assert_eq!(FileHead::decode(&expected), Ok(with_holes));
+        let mut beyond = expected.clone();
+        beyond[plain + 26] = 0xFF;
+        assert!(matches!(FileHead::decode(&beyond), Err(WireError::OverLimit { what: "end of data", .. })));
+        expected[plain + 4] = 5;
         let error = WireError::UnknownExtension { what: "a large file", number: 5 };
         assert_eq!(FileHead::decode(&expected), Err(error));
-        let mark = expected.len() - 6;
-        expected[mark] = 0;
+        expected[plain + 6] = 0;
         assert_eq!(FileHead::decode(&expected), Ok(head), "what is not critical is passed over");
     }
 

@@ -18,6 +18,7 @@ mod extensions;
 mod frame;
 pub mod limits;
 mod message;
+mod ranges;
 pub mod session;
 mod version;
 

@@ -6,7 +6,8 @@
 //!      └──── abandoned, failed, contradicted ──► dead (its groups are dropped)
 //! ```
 //!
-//! **Invariant:** a file is handed out as [`Complete`] once, when each of its groups has been written once.
+//! **Invariant:** a file is handed out as [`Complete`] once, when each of its groups has been written once, but for those
+//! that are holes. Of a file without any data one such group comes all the same, since something has to make it whole.
 
 pub(crate) mod delta;
 
@@ -69,6 +70,9 @@ pub(crate) struct LargeFile {
 struct State {
     staged: Option<Arc<Staged>>,
     written: HashSet<u32>,
+    /// How many groups with data have not been written.
+    unwritten: usize,
+    is_complete: bool,
     /// Groups that are being written, with the items of copies that came meanwhile.
     writing: HashMap<u32, Vec<ItemId>>,
 }
@@ -137,7 +141,9 @@ impl FileTable {
                     .into());
                 }
                 table.held.grow(SLOT_BYTES)?;
-                let held = self.quota.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len())?;
+                let ranges = head.data.as_ref().map_or(0, |data| data.ranges().len());
+                let bytes = FILE_BYTES + 2 * head.path.as_bytes().len() + RANGE_BYTES * ranges;
+                let held = self.quota.hold_memory(bytes)?;
                 let (base, given_up) = (base(&head), AtomicBool::new(false));
                 let file = LargeFile { id, head, base, given_up, state: Lock::default(), _held: held };
                 let file = Arc::new(file);
@@ -145,7 +151,7 @@ impl FileTable {
                 table.slots.insert(id, Slot::Live(Arc::clone(&file)));
                 table.living += 1;
                 drop(table);
-                *state = State::going_on_with(prior(&file.head));
+                *state = State::going_on_with(&file.head, prior(&file.head));
                 Ok(())
             }
             Some(Slot::Live(file)) if file.head == head => Ok(()),
@@ -238,6 +244,9 @@ const SLOT_BYTES: usize = 64;
 /// What a file takes while it is alive, beside its path and its groups.
 const FILE_BYTES: usize = 1024;
 
+/// What a range of data takes.
+const RANGE_BYTES: usize = 16;
+
 /// Why a file is not taken.
 #[derive(Debug)]
 pub(crate) enum Undeclarable {
@@ -257,13 +266,20 @@ impl From<WireError> for Undeclarable {
 pub(crate) struct Undeclared;
 
 impl State {
-    fn going_on_with(prior: Option<Prior>) -> Self {
-        let Some(Prior { staged, groups }) = prior else { return Self::default() };
-        Self {
-            staged: Some(Arc::new(staged)),
-            written: groups.into_iter().collect(),
-            writing: HashMap::new(),
-        }
+    fn going_on_with(head: &FileHead, prior: Option<Prior>) -> Self {
+        let (staged, groups) = match prior {
+            Some(Prior { staged, groups }) => (Some(Arc::new(staged)), groups),
+            None => (None, Vec::new()),
+        };
+        let written: HashSet<_> = groups.into_iter().collect();
+        let unwritten = match &head.data {
+            Some(data) => data.groups().filter(|group| !written.contains(group)).count(),
+            None => {
+                let groups = GroupSpan::count(head.bytes).expect("checked when declared");
+                (0..groups).filter(|group| !written.contains(group)).count()
+            }
+        };
+        Self { staged, written, unwritten, ..Self::default() }
     }
 }
 
@@ -305,9 +321,11 @@ impl LargeFile {
     pub(crate) fn written(&self, span: GroupSpan, hold: Arc<Staged>) -> Option<Complete> {
         let mut state = self.state.lock();
         drop(hold);
-        state.written.insert(span.index);
-        let wanted = GroupSpan::count(self.head.bytes).expect("checked when declared") as usize;
-        if state.written.len() < wanted {
+        let has_data = self.head.data.as_ref().is_none_or(|data| data.has_group(span.index));
+        if state.written.insert(span.index) && has_data {
+            state.unwritten -= 1;
+        }
+        if state.unwritten > 0 || std::mem::replace(&mut state.is_complete, true) {
             return None;
         }
         // Holds are dropped under this lock, each after its group was booked: the last group's is the last one.
@@ -324,7 +342,7 @@ impl LargeFile {
             waiting.push(item);
             return Copy::Waiting;
         }
-        if state.written.contains(&span.index) {
+        if state.written.contains(&span.index) || state.is_complete {
             return Copy::Late;
         }
         state.writing.insert(span.index, Vec::new());
@@ -346,7 +364,7 @@ mod tests {
     fn head(bytes: u64) -> FileHead {
         let path = RelPath::from_bytes(b"f").unwrap();
         let (metadata, ctime) = (Metadata::default(), Timestamp::default());
-        FileHead { path, metadata, bytes, ctime, inode: 0, extensions: zmove_wire::Extensions::default() }
+        FileHead { path, metadata, bytes, ctime, inode: 0, data: None }
     }
 
     fn no_base(_: &FileHead) -> Option<Base> {

@@ -32,7 +32,8 @@ pub(crate) struct Book {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unconfirmed {
     look: Look,
-    root: Root,
+    /// None of a file whose holes were not hashed.
+    root: Option<Root>,
 }
 
 impl Book {
@@ -64,7 +65,7 @@ impl Book {
         let Some(sent) = self.unconfirmed.remove(path).filter(|sent| sent.look == look) else {
             return false;
         };
-        self.confirm(path, Some(&sent.root));
+        self.confirm(path, sent.root.as_ref());
         true
     }
 
@@ -85,7 +86,7 @@ impl Book {
     pub(crate) fn leave_open(&mut self, work: &Sent) {
         if let Sent::Batch(batch) = work {
             for file in batch.stored_files() {
-                let sent = Unconfirmed { look: file.look, root: file.root };
+                let sent = Unconfirmed { look: file.look, root: Some(file.root) };
                 self.remember(file.path.clone(), sent);
             }
         }
@@ -100,8 +101,8 @@ impl Book {
     /// The session is over, and the receiver has not said that this large file is whole. A file that was not sent in
     /// full cannot be.
     pub(crate) fn leave_large_open(&mut self, file: &LargeSource) {
-        if let Some(root) = file.root().filter(|_| !file.is_dead()) {
-            let sent = Unconfirmed { look: Look::of(&file.entry), root };
+        if file.is_all_read() && !file.is_dead() {
+            let sent = Unconfirmed { look: Look::of(&file.entry), root: file.root() };
             self.remember(file.target.clone(), sent);
         }
     }

@@ -22,6 +22,8 @@ pub(crate) struct Totals {
     pub(crate) skipped: Count,
     pub(crate) resumed: Count,
     pub(crate) matched: Count,
+    /// Files whose holes are zeros at the target, all or some of them.
+    pub(crate) holes_not_kept: Count,
     pub(crate) specials: Count,
     pub(crate) failed: Count,
     pub(crate) vanished: Count,
@@ -71,6 +73,7 @@ impl Totals {
             skipped: self.skipped.get(),
             bytes_matched: self.matched.get(),
             specials: self.specials.get(),
+            holes_not_kept: self.holes_not_kept.get(),
             failed: self.failed.get(),
             vanished: self.vanished.get(),
             removed: self.removed.get(),

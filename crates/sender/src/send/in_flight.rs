@@ -17,7 +17,7 @@ use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
 
 use self::record::{GroupId, Mismatch, Record};
 use crate::account::heard::Given;
-use crate::read::source::LargeSource;
+use crate::read::source::{Holes, LargeSource};
 use crate::send::sent::Sent;
 
 /// What is in flight in one session, and what large files have no end yet.
@@ -105,6 +105,17 @@ impl InFlight {
         if state.record.transfer.is_settled() {
             self.settled.notify_all();
         }
+    }
+
+    /// So many pieces of planned work need not be done, while a piece that is being done has not come to its end.
+    pub(crate) fn skip_work(&self, pieces: u32) {
+        let mut state = self.lock();
+        (0..pieces).for_each(|_| state.record.transfer.end());
+    }
+
+    /// What the receiver can make of holes.
+    pub(crate) fn holes(&self) -> Holes {
+        if self.version >= Version::V4 { Holes::Kept } else { Holes::Sent }
     }
 
     /// No more work will come but what goes again.
@@ -412,7 +423,7 @@ pub(crate) mod tests {
                 while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
                     std::hint::spin_loop();
                 }
-                session.fail_large(file.id, &file.open(Direct::default()).unwrap_err());
+                session.fail_large(file.id, &file.open(Direct::default(), Holes::Kept).err().unwrap());
             }
         };
         thread::scope(|scope| [scope.spawn(fail_all), scope.spawn(fail_all)].map(drop));

@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_disk::FileIdentity;
 use zmove_transport::{LaneError, LaneSink};
 use zmove_types::{Buffer, Doing, Event, Stopwatch};
-use zmove_wire::{Extensions, FileHead, FrameHeader, FrameKind};
+use zmove_wire::{FileHead, FrameHeader, FrameKind};
 
 use crate::push::session::Session;
 use crate::read::source::LargeSource;
@@ -122,8 +122,7 @@ fn declare(
     let FileIdentity { bytes, ctime, inode, .. } = *identity;
     let path = file.target.clone();
     let metadata = identity.metadata();
-    let extensions = Extensions::default();
-    let head = FileHead { path, metadata, bytes, ctime, inode, extensions }.encode();
+    let head = FileHead { path, metadata, bytes, ctime, inode, data: file.data() }.encode();
     let content = *blake3::hash(&head).as_bytes();
     let header = FrameHeader { kind: FrameKind::Declare, file: file.id, ..FrameHeader::default() };
     sink.send(sealed(&content, header, head, Buffer::empty()), watch)

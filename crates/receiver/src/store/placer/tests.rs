@@ -130,7 +130,7 @@ fn a_large_file_survives_that_its_directory_is_replaced() {
         bytes,
         ctime: Timestamp::default(),
         inode: 1,
-        extensions: zmove_wire::Extensions::default(),
+        data: None,
     };
     second.files.declare(id, head, |_| None, |_| None).unwrap();
     let file = second.files.find(id).unwrap().unwrap();
