@@ -1,6 +1,8 @@
 //! Files with holes: the holes are neither read nor sent nor allocated, and are at the target where they are at the
 //! source, however the file comes there.
 
+#![expect(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
+
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -205,7 +205,7 @@ mod tests {
     fn a_group_with_holes_has_the_value_of_its_bytes() {
         let span = GroupSpan::of(3 * GROUP_BYTES, 1).unwrap();
         let cases: [&[Range<usize>]; 4] =
-            [&[], &[0..1], &[5..70_000, 70_001..GROUP], &[0..4096, 8192..12_288]];
+            [&[], &[0..1, 9..11], &[5..70_000, 70_001..GROUP], &[0..4096, 8192..12_288]];
         for ranges in cases {
             let (mut whole, mut data) = (vec![0; GROUP], Vec::new());
             for range in ranges {

@@ -88,6 +88,7 @@ fn write_zeros(file: &File, range: Range<u64>) -> io::Result<()> {
 const ZEROS_BYTES: usize = 256 << 10;
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
 mod tests {
     use super::*;
 

@@ -32,4 +32,5 @@ pub use probe::{
 pub use push::config::SenderConfig;
 pub use push::job::{Need, Push, PushJob};
 pub use push::run::Run;
+pub use read::source::Holes;
 pub use tune::path::{Finding, PathReport};

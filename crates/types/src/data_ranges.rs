@@ -134,6 +134,7 @@ fn group_of(offset: u64) -> u32 {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
 mod tests {
     use super::*;
 

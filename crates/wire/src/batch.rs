@@ -249,7 +249,7 @@ impl FileHead {
     pub fn data_within(&self, span: GroupSpan) -> Vec<Range<usize>> {
         match &self.data {
             Some(data) => data.within(span).collect(),
-            None => vec![0..span.len as usize],
+            None => std::iter::once(0..span.len as usize).collect(),
         }
     }
 
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(head.encode(), expected);
         assert_eq!(FileHead::decode(&expected), Ok(head.clone()));
         let plain = expected.len();
-        let data = DataRanges::new(head.bytes, vec![8..9]).map(Arc::new);
+        let data = DataRanges::new(head.bytes, Vec::from([Range { start: 8, end: 9 }])).map(Arc::new);
         let with_holes = FileHead { data, ..head.clone() };
         expected.extend([23, 0, 0, 0, 16, 0, 1, 16, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(with_holes.encode(), expected);

@@ -106,8 +106,8 @@ impl DataFile {
         }
         self.direct = DirectFile::open(&self.cached, OFlags::WRONLY, false);
         let allocate = self.direct.is_some() && data_bytes > 0 && allocation_pays(&self.cached, data_bytes)?;
-        let whole = [0..bytes];
-        let wanted = data.map_or(&whole[..], DataRanges::ranges);
+        let whole = 0..bytes;
+        let wanted = data.map_or(std::slice::from_ref(&whole), DataRanges::ranges);
         // where that fails nothing is lost: the writes allocate, and tell why they cannot
         if allocate && wanted.iter().any(|range| self.allocate(range).is_err()) {
             // others need what was taken before it failed

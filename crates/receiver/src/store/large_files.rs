@@ -391,6 +391,44 @@ mod tests {
         assert_eq!(complete, 1);
     }
 
+    fn with_holes(bytes: u64, ranges: &[std::ops::Range<u64>]) -> FileHead {
+        FileHead { data: zmove_types::DataRanges::new(bytes, ranges.to_vec()).map(Arc::new), ..head(bytes) }
+    }
+
+    /// Groups of a hole do not come, or one of them, and what comes beyond that makes nothing of the file.
+    #[test]
+    fn a_file_is_whole_when_its_data_is() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
+        let ranges = [5..6, 3 * GROUP_BYTES..4 * GROUP_BYTES];
+        let cases = [(&ranges[..], &[0, 3][..]), (&[][..], &[2][..]), (&ranges[..], &[0, 1, 1, 3][..])];
+        for (number, (ranges, groups)) in (0..).zip(cases) {
+            let table = FileTable::new(&Quota::default());
+            let (id, head) = (FileId(number), with_holes(5 * GROUP_BYTES, ranges));
+            table.declare(id, head, no_base, no_prior).unwrap();
+            let file = table.find(id).unwrap().unwrap();
+            let span = |index| GroupSpan::of(file.head.bytes, index).unwrap();
+            let mut complete = Vec::new();
+            for index in groups {
+                let hold = file.staged(|| Staged::create(&directory, 0o600)).unwrap();
+                complete.extend(file.written(span(*index), hold).map(|_| *index));
+            }
+            assert_eq!(complete, groups[groups.len() - 1..], "{ranges:?}");
+            for index in 0..5 {
+                assert_eq!(file.begin(span(index), ItemId(9)), Copy::Late, "{ranges:?}");
+            }
+        }
+        let prior = || Prior { staged: Staged::create(&directory, 0o600).unwrap(), groups: vec![0, 3] };
+        let table = FileTable::new(&Quota::default());
+        table.declare(FileId(1), with_holes(5 * GROUP_BYTES, &ranges), no_base, |_| Some(prior())).unwrap();
+        let file = table.find(FileId(1)).unwrap().unwrap();
+        let hold = file.staged(|| Err("made anew")).unwrap();
+        assert!(
+            file.written(GroupSpan::of(5 * GROUP_BYTES, 4).unwrap(), hold).is_some(),
+            "all data was there"
+        );
+    }
+
     #[test]
     fn groups_that_are_there_count() {
         let home = tempfile::tempdir().unwrap();

@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn what_sessions_leave_open_is_bounded() {
         let mut book = Book::default();
-        let sent = Unconfirmed { look: look(5), root: Root([7; 32]) };
+        let sent = Unconfirmed { look: look(5), root: Some(Root([7; 32])) };
         (0..=UNCONFIRMED_MAX).for_each(|number| book.remember(path(&number.to_string()), sent));
         assert_eq!(book.unconfirmed.len(), UNCONFIRMED_MAX);
         // what is known already is known anew

@@ -23,7 +23,7 @@ use crate::push::session::Session;
 use crate::read::entries::{EntryRead, EntryReader, read_file};
 use crate::read::headcount::Headcount;
 use crate::read::read_ahead::{Filling, ReadPack};
-use crate::read::source::{LargeSource, OpenedSource, Progress, SourceDirectory};
+use crate::read::source::{Holes, LargeSource, OpenedSource, Progress, SourceDirectory};
 use crate::send::cargo::{Cargo, Chunk, sealed};
 use crate::send::sent::{Sent, SentBatch};
 
@@ -33,6 +33,7 @@ pub(crate) struct ReaderContext {
     pub(crate) pool: BufferPool,
     pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
+    pub(crate) holes: Holes,
     pub(crate) headcount: Headcount,
     /// Those that read small files side by side.
     pub(crate) threads: StorageThreads,
@@ -239,7 +240,7 @@ impl Reader<'_> {
         again: Option<ItemId>,
     ) -> Result<(), FileError> {
         let OpenedSource { file: opened, identity, holes } =
-            file.open(self.context.direct, self.session.in_flight.holes())?;
+            file.open(self.context.direct, self.session.in_flight.holes(self.context.holes))?;
         if let Some(holes) = holes {
             self.session.account.found_holes(holes);
         }

@@ -153,10 +153,14 @@ pub(crate) struct FoundHoles {
     pub(crate) lacks: bool,
 }
 
-/// Whether a receiver can make holes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Holes {
+/// What becomes of the holes of large files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Holes {
+    /// They are kept.
+    #[default]
     Kept,
+    /// They are to be kept, and the receiver cannot: they are sent as zeros and counted.
+    Lost,
     /// They are sent as zeros.
     Sent,
 }
@@ -232,8 +236,8 @@ impl LargeSource {
             state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
         }
         let is_first = !std::mem::replace(&mut state.was_opened, true);
-        let holes =
-            (is_first && self.entry.is_sparse).then(|| state.look_for_holes(&file, identity.bytes, holes));
+        let holes = (is_first && self.entry.is_sparse && holes != Holes::Sent)
+            .then(|| state.look_for_holes(&file, identity.bytes, holes));
         let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
         state.opened = Some((Arc::clone(&file), identity));
         Ok(OpenedSource { file, identity, holes })
@@ -248,7 +252,7 @@ impl LargeSource {
     pub(crate) fn data_within(&self, span: GroupSpan) -> Vec<Range<usize>> {
         match &self.lock().data {
             Some(data) => data.within(span).collect(),
-            None => vec![0..span.len as usize],
+            None => std::iter::once(0..span.len as usize).collect(),
         }
     }
 
@@ -384,7 +388,7 @@ impl LargeState {
     fn look_for_holes(&mut self, file: &File, bytes: u64, holes: Holes) -> FoundHoles {
         let (data, lost) = find_data(file, bytes).unwrap_or_default();
         let Some(data) = data else { return FoundHoles { bytes: 0, lacks: lost > 0 } };
-        if holes == Holes::Sent {
+        if holes == Holes::Lost {
             return FoundHoles { bytes: 0, lacks: true };
         }
         let is_unread = |index: &u32| self.cvs.get(*index as usize).is_some_and(Option::is_none);

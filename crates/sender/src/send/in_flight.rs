@@ -113,9 +113,9 @@ impl InFlight {
         (0..pieces).for_each(|_| state.record.transfer.end());
     }
 
-    /// What the receiver can make of holes.
-    pub(crate) fn holes(&self) -> Holes {
-        if self.version >= Version::V4 { Holes::Kept } else { Holes::Sent }
+    /// What becomes of holes, where this is `wanted`.
+    pub(crate) fn holes(&self, wanted: Holes) -> Holes {
+        if self.version < Version::V4 && wanted == Holes::Kept { Holes::Lost } else { wanted }
     }
 
     /// No more work will come but what goes again.
