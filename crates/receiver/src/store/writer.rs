@@ -109,8 +109,8 @@ fn is_first(transfer: &Transfer, file: &LargeFile, (item, span): (ItemId, GroupS
     copy == Copy::First
 }
 
-/// Writes the data of a group, which stands piece after piece in the buffer. Where there is no room it is tried once more
-/// when what is replaced has gone.
+/// Writes the data of a group, which stands piece after piece in the buffer. Where there is no room it is tried once
+/// more when what is replaced has gone.
 fn write_group(
     transfer: &Transfer,
     staged: &Staged,
