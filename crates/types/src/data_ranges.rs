@@ -177,6 +177,7 @@ mod tests {
             ranges(3 * GROUP + 5, &[0..1, GROUP - 1..GROUP + 1, 3 * GROUP..3 * GROUP + 5]),
             ranges(3 * GROUP, &[5..3 * GROUP - 7]),
             ranges(GROUP, &[0..4096, 8192..12_288]),
+            ranges(4 * GROUP, &[0..GROUP, 2 * GROUP..3 * GROUP]),
         ];
         for data in cases {
             let mut pieces: Vec<_> = data.holes().collect();
