@@ -7,7 +7,8 @@
 //! ```
 //!
 //! **Invariant:** a file is handed out as [`Complete`] once, when each of its groups has been written once, but for
-//! those that are holes. Of a file without any data one such group comes all the same, since something has to make it whole.
+//! those that are holes. Of a file without any data one such group comes all the same, since something has to make it
+//! whole.
 
 pub(crate) mod delta;
 
