@@ -191,7 +191,7 @@ impl Stage {
         let tree = Tree::open(self.directory.path()).expect("it was made");
         let directory = tree.open_directory(&RelPath::root()).expect("it was made");
         let mut staged = Staged::create(&directory, 0o600).expect("created");
-        staged.reserve(self.bytes, direct).expect("reserved");
+        staged.reserve(self.bytes, None, direct).expect("reserved");
         self.for_each_group(|span| {
             let mut buffer = self.pool.take().expect("open");
             buffer.set_len(span.len as usize);

@@ -135,10 +135,10 @@ fn a_local_push_that_is_interrupted() {
     for _ in 0..8 {
         let site = Site::local();
         paint(site.source().join("small"), 1_000);
-        // a hole that takes longer to move than anybody waits
+        // zeros that take longer to move than anybody waits
         std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
         let appeared = Appearance::of("small", &site.target());
-        let mut zmove = site.zmove(&["push", "--json", "source/"]);
+        let mut zmove = site.zmove(&["push", "--json", "--sparse", "never", "source/"]);
         zmove.0.arg(site.target());
         let client = zmove.start();
         appeared.wait();
@@ -160,7 +160,7 @@ fn a_new_target_is_closed_to_others_as_long_as_its_mode_has_not_come() {
     std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
     set_mode(site.source(), 0o750);
     let appeared = Appearance::of("new", &site.target());
-    let client = site.push_command(&[], &[site.contents().as_os_str()], "new").start();
+    let client = site.push_command(&["--sparse", "never"], &[site.contents().as_os_str()], "new").start();
     appeared.wait();
     let mode = || site.target().join("new").metadata().unwrap().mode() & 0o7777;
     assert_eq!(mode(), 0o700);
@@ -181,7 +181,7 @@ fn what_a_killed_push_leaves_in_a_directory_of_a_lower_layer_goes() {
     std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
     let hidden = || names(&target.join("d")).iter().filter(|name| name.starts_with(".zmove-")).count();
     let appeared = Appearance::of_beginning(".zmove-", &target.join("d"));
-    let client = site.push_command(&[], &[site.contents().as_os_str()], "").start();
+    let client = site.push_command(&["--sparse", "never"], &[site.contents().as_os_str()], "").start();
     appeared.wait();
     kill(client);
     assert_eq!(hidden(), 1);

@@ -296,7 +296,7 @@ fn specials(directory: &Path) -> Vec<String> {
 
 fn large_head(text: &str, mode: u32) -> FileHead {
     let (bytes, ctime) = (GROUP_BYTES + 1, Timestamp::default());
-    FileHead { path: path(text), metadata: metadata(mode), bytes, ctime, inode: 1 }
+    FileHead { path: path(text), metadata: metadata(mode), bytes, ctime, inode: 1, data: None }
 }
 
 /// Declares a large file and sends its two groups.

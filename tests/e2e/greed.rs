@@ -198,6 +198,7 @@ impl Transfer {
             bytes,
             ctime: Timestamp::default(),
             inode: file,
+            data: None,
         };
         let head = head.encode();
         let content = *blake3::hash(&head).as_bytes();

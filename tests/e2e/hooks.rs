@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use zmove_disk::{DataFile, FileIo, Slices, Threads};
+use zmove_disk::{DataFile, FileIo, Slices, Span, Threads};
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Buffer, Stopwatch};
 
@@ -31,21 +31,20 @@ impl FileIo for HookedDisk {
         None
     }
 
-    fn read(
+    fn read_part(
         &self,
         file: &DataFile,
-        offset: u64,
-        len: usize,
+        span: Span,
         buffer: Buffer,
         seen: Slices<'_>,
-    ) -> (io::Result<()>, Buffer) {
+    ) -> (io::Result<usize>, Buffer) {
         (self.before_read)();
-        Threads.read(file, offset, len, buffer, seen)
+        Threads.read_part(file, span, buffer, seen)
     }
 
-    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> (io::Result<()>, Buffer) {
+    fn write_part(&self, file: &DataFile, span: Span, buffer: Buffer) -> (io::Result<()>, Buffer) {
         (self.before_write)();
-        Threads.write(file, offset, buffer)
+        Threads.write_part(file, span, buffer)
     }
 }
 

@@ -36,6 +36,7 @@ mod faults;
 mod full_disk;
 mod grants;
 mod greed;
+mod holes;
 mod hostile;
 mod identities;
 mod inplace;

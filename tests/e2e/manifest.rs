@@ -47,7 +47,7 @@ fn what_a_killed_push_has_left_is_not_sent() {
         names.filter(|name| name.starts_with(".zmove-") && !name.starts_with(".zmove-manifest-")).count()
     };
     let place = site.source().join("d/manifest");
-    let options = ["--manifest", place.to_str().unwrap()];
+    let options = ["--sparse", "never", "--manifest", place.to_str().unwrap()];
     let proxy = Proxy::start(site.the_daemon().address, 1 << 20);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
     let mut killed = site.push_by(&proxy.address, &options).start();

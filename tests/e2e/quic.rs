@@ -146,7 +146,8 @@ fn endless(site: &Site) -> std::process::Child {
     paint(site.source().join("small"), 1_000);
     std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
     let appeared = Appearance::of("small", &site.target());
-    let client = site.push_command(&["--json", "--timeout", "0"], &[&site.contents()], "").start();
+    let options = ["--json", "--timeout", "0", "--sparse", "never"];
+    let client = site.push_command(&options, &[&site.contents()], "").start();
     appeared.wait();
     client
 }

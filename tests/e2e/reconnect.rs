@@ -175,6 +175,7 @@ fn all_lanes_but_one_are_cut() {
 #[test]
 fn a_lane_that_is_cut_is_dialled_again() {
     for options in [&["--streams", "4"][..], &["--limit", "10Gbit"], &[]] {
+        let options = &[options, &["--sparse", "never"]].concat();
         let site = Site::daemon();
         // more than sockets hold
         std::fs::File::create(site.source().join("zeros")).unwrap().set_len(200 << 20).unwrap();
@@ -295,7 +296,7 @@ fn a_daemon_that_comes_back_over_quic() {
     let endless = site.source().join("endless");
     std::fs::File::create(&endless).unwrap().set_len(1 << 40).unwrap();
     let appeared = Appearance::of("small", &site.target());
-    let client = site.push_command(&["--json"], &[&site.contents()], "").start();
+    let client = site.push_command(&["--json", "--sparse", "never"], &[&site.contents()], "").start();
     appeared.wait();
     let mut daemon = site.take_daemon();
     daemon.kill();

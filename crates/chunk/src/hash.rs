@@ -4,6 +4,7 @@
 //! one group or less has no chaining value of its own: its root is the ordinary hash ([`file_root`]).
 
 use std::io::{self, Read};
+use std::ops::Range;
 
 use blake3::hazmat::{HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Root, Xattr};
@@ -28,6 +29,15 @@ impl GroupHasher {
     /// Takes the group's next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
+    }
+
+    /// Takes so many zeros: what a hole reads as.
+    pub fn update_zeros(&mut self, mut bytes: usize) {
+        while bytes > 0 {
+            let zeros = &ZEROS[..bytes.min(ZEROS.len())];
+            self.0.update(zeros);
+            bytes -= zeros.len();
+        }
     }
 
     /// The group's chaining value.
@@ -81,6 +91,29 @@ pub fn group_cv(index: u32, bytes: &[u8]) -> Cv {
     hasher.update(bytes);
     hasher.finish()
 }
+
+/// The chaining value of a group that holds `data`, piece after piece, in `ranges` of it and zeros elsewhere.
+///
+/// # Panics
+/// When the ranges are not as long as the data.
+#[must_use]
+pub fn sparse_group_cv(span: GroupSpan, ranges: impl Iterator<Item = Range<usize>>, data: &[u8]) -> Cv {
+    let mut hasher = GroupHasher::new(span.index);
+    let (mut at, mut rest) = (0, data);
+    for range in ranges {
+        hasher.update_zeros(range.start - at);
+        let (piece, left) = rest.split_at(range.len());
+        hasher.update(piece);
+        at = range.end;
+        rest = left;
+    }
+    assert!(rest.is_empty(), "{} bytes of data too many", rest.len());
+    hasher.update_zeros(span.len as usize - at);
+    hasher.finish()
+}
+
+/// Small enough to stay in the first-level cache.
+static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
 /// The root of everything that `reader` yields; `None` when `stop` has returned `true` before the end.
 ///
@@ -176,6 +209,26 @@ mod tests {
         for len in INTERESTING_SIZES {
             let data = painted(len);
             assert_eq!(root_by_groups(&data), file_root(&data), "{len} bytes");
+        }
+    }
+
+    /// Holes are hashed as the zeros that they read as.
+    #[test]
+    fn a_group_with_holes_has_the_value_of_its_bytes() {
+        let span = GroupSpan::of(3 * GROUP_BYTES, 1).unwrap();
+        let cases: [&[Range<usize>]; 4] =
+            [&[], &[0..1, 9..11], &[5..70_000, 70_001..GROUP], &[0..4096, 8192..12_288]];
+        for ranges in cases {
+            let (mut whole, mut data) = (vec![0; GROUP], Vec::new());
+            for range in ranges {
+                whole[range.clone()].copy_from_slice(&painted(GROUP)[range.clone()]);
+                data.extend_from_slice(&whole[range.clone()]);
+            }
+            assert_eq!(
+                sparse_group_cv(span, ranges.iter().cloned(), &data),
+                group_cv(1, &whole),
+                "{ranges:?}"
+            );
         }
     }
 

@@ -15,5 +15,7 @@
 mod hash;
 mod plan;
 
-pub use hash::{FileHasher, GroupHasher, file_root, group_cv, merge_root, read_root, seal, xattr_digest};
+pub use hash::{
+    FileHasher, GroupHasher, file_root, group_cv, merge_root, read_root, seal, sparse_group_cv, xattr_digest,
+};
 pub use plan::{Groups, Plan, Work};

@@ -72,6 +72,16 @@ impl Groups {
         }
     }
 
+    /// Takes out those before `index`; returns how many.
+    fn skip_to(&mut self, bytes: u64, index: u32) -> u32 {
+        let before = self.count(bytes);
+        match self {
+            Self::From(next) => *next = index.max(*next),
+            Self::Only(groups) => groups.retain(|group| *group >= index),
+        }
+        before - self.count(bytes)
+    }
+
     fn take(&mut self, bytes: u64) -> Option<GroupSpan> {
         let index = match self {
             Self::From(next) => {
@@ -154,6 +164,17 @@ impl<P, F: Clone> Plan<P, F> {
     pub fn push_file_again(&self, file: F, bytes: u64) {
         self.lock().waiting.push(Waiting { bytes, groups: Groups::From(0), file });
         self.changed.notify_all();
+    }
+
+    /// Takes out the groups before `index` of the file of which `which` says so, as far as they have not been handed
+    /// out; returns how many. For a hole that a reader has come upon.
+    pub fn skip_groups(&self, which: impl Fn(&F) -> bool, index: u32) -> u32 {
+        let mut state = self.lock();
+        let file = state.active.iter_mut().find(|active| which(&active.file));
+        let skipped = file.map_or(0, |active| active.groups.skip_to(active.bytes, index));
+        state.active.retain(|active| active.groups.count(active.bytes) > 0);
+        self.changed.notify_all();
+        skipped
     }
 
     /// Ends the plan: nothing more will be added, but for work that must be [done again](Self::push_again).
@@ -352,6 +373,26 @@ mod tests {
         let taken: Vec<_> = std::iter::from_fn(|| plan.try_take()).collect();
         let group = |index| Work::Group(1, GroupSpan::of(4 * GROUP_BYTES, index).unwrap());
         assert_eq!(taken, [group(1), group(3)]);
+    }
+
+    #[test]
+    fn groups_that_are_skipped_are_counted_and_not_handed_out() {
+        let plan: Plan<(), u8> = Plan::new(4, 4);
+        plan.push_file(1, 9 * GROUP_BYTES, Groups::From(0)).unwrap();
+        plan.push_file(2, 8 * GROUP_BYTES, Groups::Only([1, 3, 6].into())).unwrap();
+        plan.end();
+        let index = |work| match work {
+            Some(Work::Group(file, span)) => (file, span.index),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([index(plan.try_take()), index(plan.try_take())], [(1, 0), (2, 1)]);
+        assert_eq!(plan.skip_groups(|file| *file == 1, 7), 6);
+        assert_eq!(plan.skip_groups(|file| *file == 1, 3), 0, "they have gone");
+        assert_eq!(plan.skip_groups(|file| *file == 2, 6), 1);
+        assert_eq!([index(plan.try_take()), index(plan.try_take())], [(1, 7), (2, 6)]);
+        assert_eq!(plan.skip_groups(|file| *file == 1, u32::MAX), 1);
+        assert!(plan.is_nearly_done(1), "nothing is left of either");
+        assert_eq!(plan.try_take(), None);
     }
 
     #[test]

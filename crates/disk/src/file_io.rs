@@ -24,15 +24,32 @@ use data_file::DataFile;
 
 /// Reads and writes at positions.
 pub trait FileIo: Send + Sync + fmt::Debug {
+    /// Reads a span, less only at the end of the file, and shows each slice to `seen` while it is in cache. Returns how
+    /// much was read; what the buffer holds behind the span may be another then.
+    ///
+    /// # Panics
+    /// When the span ends behind the buffer's room.
+    fn read_part(&self, file: &DataFile, span: Span, buffer: Buffer, seen: Slices<'_>) -> Moved<usize>;
+
+    /// Writes a span of the buffer's content.
+    fn write_part(&self, file: &DataFile, span: Span, buffer: Buffer) -> Moved<()>;
+
     /// Reads up to `len` bytes from `offset`, fewer only at the end of the file, and shows each slice to
     /// `seen` while it is in cache. The buffer's length is set to what was read.
     ///
     /// # Panics
     /// When `len` is more than the buffer's capacity.
-    fn read(&self, file: &DataFile, offset: u64, len: usize, buffer: Buffer, seen: Slices<'_>) -> Moved<()>;
+    fn read(&self, file: &DataFile, offset: u64, len: usize, buffer: Buffer, seen: Slices<'_>) -> Moved<()> {
+        let (outcome, mut buffer) = self.read_part(file, Span::new(offset, 0..len), buffer, seen);
+        let outcome = outcome.map(|read| buffer.set_len(read));
+        (outcome, buffer)
+    }
 
     /// Writes the whole buffer at `offset`.
-    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> Moved<()>;
+    fn write(&self, file: &DataFile, offset: u64, buffer: Buffer) -> Moved<()> {
+        let whole = Span::new(offset, 0..buffer.len());
+        self.write_part(file, whole, buffer)
+    }
 
     /// Another engine of this kind with everything of its own, so that storage that does not answer holds up only the
     /// users of one of them. `None` where the users of one engine share nothing that could run out, or no other can be
@@ -80,17 +97,11 @@ impl<'a> Way<'a> {
 }
 
 impl<E: Engine + Send + Sync + fmt::Debug> FileIo for E {
-    fn read(
-        &self,
-        file: &DataFile,
-        offset: u64,
-        len: usize,
-        mut buffer: Buffer,
-        seen: Slices<'_>,
-    ) -> Moved<()> {
-        assert!(len <= buffer.capacity(), "{len} bytes into a buffer of {}", buffer.capacity());
+    fn read_part(&self, file: &DataFile, span: Span, mut buffer: Buffer, seen: Slices<'_>) -> Moved<usize> {
+        let (start, len) = (span.room().start, span.len());
+        assert!(span.room().end <= buffer.capacity(), "{span:?} into a buffer of {}", buffer.capacity());
         let mut filled = 0;
-        if let Some((way, padded)) = file.direct_read(offset, len, &mut buffer) {
+        if let Some((way, padded)) = file.direct_read(&span, &mut buffer) {
             // Beyond `len` is what a growing file holds by now: it was not asked for and is not shown.
             let mut shown = 0;
             let show = &mut |slice: &[u8]| {
@@ -100,37 +111,32 @@ impl<E: Engine + Send + Sync + fmt::Debug> FileIo for E {
                 }
                 shown += wanted;
             };
-            let (outcome, back) = self.read_some(way, Span::new(offset, 0..padded), buffer, show);
+            let padded = Span::new(span.offset(), start..start + padded);
+            let (outcome, back) = self.read_some(way, padded, buffer, show);
             buffer = back;
             match outcome {
                 Ok(_) => filled = shown,
                 Err(error) => file.note_refusal(&error),
             }
         }
-        let outcome = loop {
-            let span = Span::new(offset + filled as u64, filled..len);
-            if span.is_empty() {
-                break Ok(());
-            }
-            let (outcome, back) = self.read_some(Way::Cached(file.cached()), span, buffer, seen);
+        while filled < len {
+            let rest = span.part(filled, len);
+            let (outcome, back) = self.read_some(Way::Cached(file.cached()), rest, buffer, seen);
             buffer = back;
             match outcome {
-                Ok(0) => break Ok(()),
+                Ok(0) => break,
                 Ok(bytes) => filled += bytes,
-                Err(error) => break Err(error),
+                Err(error) => return (Err(error), buffer),
             }
-        };
-        if outcome.is_ok() {
-            buffer.set_len(filled);
         }
-        (outcome, buffer)
+        (Ok(filled), buffer)
     }
 
-    fn write(&self, file: &DataFile, offset: u64, mut buffer: Buffer) -> Moved<()> {
-        let len = buffer.len();
+    fn write_part(&self, file: &DataFile, span: Span, mut buffer: Buffer) -> Moved<()> {
+        let len = span.len();
         let mut written = 0;
-        if let Some((way, body)) = file.direct_write(offset, &mut buffer) {
-            let (outcome, back) = self.write_some(way, Span::new(offset, 0..body), buffer);
+        if let Some((way, body)) = file.direct_write(&span, &mut buffer) {
+            let (outcome, back) = self.write_some(way, span.part(0, body), buffer);
             buffer = back;
             match outcome {
                 Ok(bytes) => written = bytes,
@@ -138,8 +144,8 @@ impl<E: Engine + Send + Sync + fmt::Debug> FileIo for E {
             }
         }
         while written < len {
-            let span = Span::new(offset + written as u64, written..len);
-            let (outcome, back) = self.write_some(Way::Cached(file.cached()), span, buffer);
+            let (outcome, back) =
+                self.write_some(Way::Cached(file.cached()), span.part(written, len), buffer);
             buffer = back;
             match outcome {
                 Ok(0) => return (Err(Errno::IO.into()), buffer),

@@ -21,12 +21,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_types::Name;
+use zmove_types::{DataRanges, Name};
 
 use crate::entry::FileIdentity;
 use crate::entry::own::Held;
 use crate::file_io::data_file::{DataFile, Direct};
 use crate::hidden::make_hidden_beneath;
+use crate::holes::make_holes;
 use crate::new_files::NewFiles;
 use crate::publish::{Replace, publish_file};
 
@@ -190,8 +191,16 @@ impl Staged {
     ///
     /// # Errors
     /// The system's error.
-    pub fn reserve(&mut self, bytes: u64, direct: Direct) -> io::Result<()> {
-        self.data.reserve(bytes, direct)
+    pub fn reserve(&mut self, bytes: u64, data: Option<&DataRanges>, direct: Direct) -> io::Result<()> {
+        self.data.reserve(bytes, data, direct)
+    }
+
+    /// Has a file that may hold anything hold nothing where `data` has holes.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn make_holes(&self, data: &DataRanges) -> io::Result<()> {
+        self.write(|| make_holes(self.file(), data))
     }
 
     /// Makes the empty file a copy of another that shares its blocks, and gives it its final size; `false` where the
@@ -373,7 +382,7 @@ mod tests {
         let (home, fd) = home();
         let names = LastingNames::new("t");
         let mut made = create_lasting(&fd, &names);
-        made.reserve(5, Direct::Auto).unwrap();
+        made.reserve(5, None, Direct::Auto).unwrap();
         made.file().write_all(b"first").unwrap();
         let hidden = made.hidden_name().unwrap().clone();
         drop(made);

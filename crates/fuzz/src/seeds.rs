@@ -5,8 +5,8 @@ mod messages;
 use std::sync::Arc;
 
 use zmove_types::{
-    Account, Extra, FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Special, Timestamp, TransferId,
-    Xattr,
+    Account, DataRanges, Extra, FileId, ItemId, LaneId, Metadata, Name, RelPath, Root, Special, Timestamp,
+    TransferId, Xattr,
 };
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FileEntry, FileHead, FrameHeader, FrameKind,
@@ -77,7 +77,7 @@ const SAMPLE_DATA: &[u8; 3] = b"abc";
 
 fn sample_file() -> FileHead {
     let ctime = Timestamp { seconds: 4, nanos: 5 };
-    FileHead { path: path("d/f"), metadata: metadata(), bytes: 9 << 20, ctime, inode: 7 }
+    FileHead { path: path("d/f"), metadata: metadata(), bytes: 9 << 20, ctime, inode: 7, data: None }
 }
 
 /// A block that is passed over and one that is not.
@@ -116,7 +116,9 @@ pub(crate) fn batch() -> Vec<Vec<u8>> {
 
 pub(crate) fn file_head() -> Vec<Vec<u8>> {
     let extended = FileHead { metadata: whole_metadata(), ..sample_file() };
-    vec![sample_file().encode(), extended.encode()]
+    let data = DataRanges::new(sample_file().bytes, vec![0..4096, 5 << 20..6 << 20]).map(Arc::new);
+    let sparse = FileHead { data, ..extended.clone() };
+    vec![sample_file().encode(), extended.encode(), sparse.encode()]
 }
 
 /// One frame of each kind, end to end and each by itself.

@@ -59,6 +59,8 @@ pub struct Entry {
     pub inode: u64,
     /// The change time, which nobody can set.
     pub ctime: Timestamp,
+    /// Whether it takes less storage than its length, as a file with holes does, and one that is compressed.
+    pub is_sparse: bool,
     /// What else was seen of it.
     pub beside: Beside,
 }
@@ -127,6 +129,7 @@ impl Entry {
             metadata,
             inode: stat.stx_ino,
             ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
+            is_sparse: is_sparse(&stat),
             beside,
         })
     }
@@ -191,6 +194,15 @@ fn device_of(stat: &Statx) -> u64 {
     makedev(stat.stx_rdev_major, stat.stx_rdev_minor)
 }
 
+/// A file system that does not tell the blocks is not asked for holes.
+fn is_sparse(stat: &Statx) -> bool {
+    let told = stat.stx_mask & StatxFlags::BLOCKS.bits() != 0;
+    told && stat.stx_blocks.saturating_mul(BLOCK_BYTES) < stat.stx_size
+}
+
+/// In which blocks are counted, whatever those of the file system are.
+const BLOCK_BYTES: u64 = 512;
+
 fn raw_path(directory: &Directory, name: &CStr) -> PathBuf {
     directory.full_path().join(OsStr::from_bytes(name.to_bytes()))
 }
@@ -203,6 +215,7 @@ pub(crate) const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::SIZE)
     .union(StatxFlags::MTIME)
     .union(StatxFlags::CTIME)
+    .union(StatxFlags::BLOCKS)
     .union(StatxFlags::UID)
     .union(StatxFlags::GID);
 

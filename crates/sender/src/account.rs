@@ -22,7 +22,7 @@ use self::book::Book;
 use self::failure::FileError;
 use self::totals::Totals;
 use crate::read::extras::Extras;
-use crate::read::source::{Look, SourceDirectory};
+use crate::read::source::{FoundHoles, Look, SourceDirectory};
 
 /// Counts what happens to files, and reports it to the user.
 pub(crate) struct Account {
@@ -92,6 +92,12 @@ impl Account {
     pub(crate) fn matched(&self, bytes: u64) {
         self.totals.matched.add(bytes);
         self.observer.on(&Event::Skipped { files: 0, bytes });
+    }
+
+    /// The holes of a large file have been looked for.
+    pub(crate) fn found_holes(&self, holes: FoundHoles) {
+        self.totals.holes_not_kept.add(u64::from(holes.lacks));
+        self.observer.on(&Event::Skipped { files: 0, bytes: holes.bytes });
     }
 
     /// Whether an entry can be at the target; what cannot is counted, or has failed.

@@ -11,6 +11,7 @@
 //! ```
 
 mod buffer;
+mod data_ranges;
 mod digest;
 mod escaped;
 mod event;
@@ -23,6 +24,7 @@ mod stage;
 mod units;
 
 pub use buffer::{Buffer, BufferPool, MemoryId, PAGE_BYTES};
+pub use data_ranges::{DataRanges, DataRangesFinder};
 pub use digest::{Cv, Root};
 pub use escaped::{Escaped, is_unprintable};
 pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};

@@ -4,13 +4,17 @@
 //! an entry beside its form. **Invariant:** a decoded [`Batch`] is consistent: its files' lengths add up to the frame's
 //! data, every path is a [`RelPath`], and counts are within the limits.
 
-use zmove_types::{Metadata, Name, RelPath, Root, Special, Timestamp};
+use std::ops::Range;
+use std::sync::Arc;
+
+use zmove_types::{DataRanges, GroupSpan, Metadata, Name, RelPath, Root, Special, Timestamp};
 
 use crate::codec::{Reader, put_metadata, put_name, put_path, put_timestamp};
 use crate::error::WireError;
-use crate::extensions::Extensions;
-use crate::extra::{ExtraReader, ExtraWriter, OF_ENTRIES};
+use crate::extensions::{Extension, Extensions};
+use crate::extra::{DATA, ExtraReader, ExtraWriter, OF_ENTRIES, OF_LARGE_FILES};
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
+use crate::ranges::{decode_ranges, encode_ranges};
 
 /// The decoded head of a batch frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,6 +75,9 @@ pub struct FileHead {
     pub ctime: Timestamp,
     /// The inode of the source file.
     pub inode: u64,
+    /// Where it has data, if it has holes that are to be kept: for a peer that speaks
+    /// [`Version::V4`](crate::Version) or later.
+    pub data: Option<Arc<DataRanges>>,
 }
 
 impl Batch {
@@ -289,6 +296,15 @@ fn symlink_target(reader: &mut Reader<'_>) -> Result<Box<[u8]>, WireError> {
 }
 
 impl FileHead {
+    /// The data of a group, counted from its beginning.
+    #[must_use]
+    pub fn data_within(&self, span: GroupSpan) -> Vec<Range<usize>> {
+        match &self.data {
+            Some(data) => data.within(span).collect(),
+            None => std::iter::once(0..span.len as usize).collect(),
+        }
+    }
+
     /// The head's bytes; see [`Batch::encode`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -298,7 +314,11 @@ impl FileHead {
         out.extend(self.bytes.to_le_bytes());
         put_timestamp(&mut out, self.ctime);
         out.extend(self.inode.to_le_bytes());
-        let extensions = ExtraWriter::default().next(self.metadata.extra.as_deref(), None);
+        let mut extensions = ExtraWriter::default().next(self.metadata.extra.as_deref(), None);
+        if let Some(data) = &self.data {
+            let bytes = encode_ranges(data).into();
+            extensions = extensions.with(Extension { number: DATA, critical: true, bytes });
+        }
         if !extensions.is_empty() {
             extensions.put(&mut out);
         }
@@ -313,12 +333,15 @@ impl FileHead {
         let mut reader = Reader::new(bytes);
         let (path, mut metadata, bytes) = (reader.path()?, reader.metadata()?, reader.u64()?);
         let (ctime, inode) = (reader.timestamp()?, reader.u64()?);
+        let mut data = None;
         if !reader.is_empty() {
-            let extensions = Extensions::take(&mut reader)?.only(OF_ENTRIES, "a large file")?;
+            let extensions = Extensions::take(&mut reader)?.only(OF_LARGE_FILES, "a large file")?;
             metadata.extra = ExtraReader::default().next(&extensions)?;
+            let ranges = extensions.get(DATA).map(|ranges| decode_ranges(ranges, bytes));
+            data = ranges.transpose()?.map(Arc::new);
         }
         reader.finish()?;
-        Ok(Self { path, metadata, bytes, ctime, inode })
+        Ok(Self { path, metadata, bytes, ctime, inode, data })
     }
 }
 
@@ -330,9 +353,9 @@ fn count(len: usize) -> u32 {
 mod tests {
     use super::*;
     use crate::extra::tests::{any_extra, xattr};
+    use crate::limits::FRAME_HEAD_BYTES_MAX;
     use proptest::prelude::{Strategy, any, prop_oneof, proptest};
-    use std::sync::Arc;
-    use zmove_types::Extra;
+    use zmove_types::{Account, Extra, Xattr};
 
     fn name(bytes: &[u8]) -> Name {
         Name::from_bytes(bytes).unwrap()
@@ -416,17 +439,28 @@ mod tests {
     fn a_declaration_s_bytes_are_pinned() {
         let metadata = Metadata::new(0o644, Timestamp { seconds: -2, nanos: 3 });
         let (path, ctime) = (RelPath::from_bytes(b"d/f").unwrap(), Timestamp { seconds: 4, nanos: 5 });
-        let head = FileHead { path, metadata, bytes: 0x0102_0304_0506, ctime, inode: 7 };
+        let head = FileHead { path, metadata, bytes: 0x0102_0304_0506, ctime, inode: 7, data: None };
         let mut expected = vec![3, 0, b'd', b'/', b'f', 0xA4, 1, 0, 0, 0xFE];
         expected.extend([0xFF; 7]);
         expected.extend([3, 0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 7]);
         expected.extend([0; 7]);
         assert_eq!(head.encode(), expected);
         assert_eq!(FileHead::decode(&expected), Ok(head.clone()));
+        let plain = expected.len();
         let extended = FileHead { metadata: noted(head.metadata.clone()), ..head.clone() };
         expected.extend([&[19, 0, 0, 0][..], &NOTE].concat());
         assert_eq!(extended.encode(), expected);
-        assert_eq!(FileHead::decode(&expected), Ok(extended));
+        assert_eq!(FileHead::decode(&expected), Ok(extended.clone()));
+        let data = DataRanges::new(head.bytes, Vec::from([Range { start: 8, end: 9 }])).map(Arc::new);
+        let with_holes = FileHead { data, ..extended };
+        let mut sparse = expected.clone();
+        sparse[plain] = 42;
+        sparse.extend([16, 0, 1, 16, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(with_holes.encode(), sparse);
+        assert_eq!(FileHead::decode(&sparse), Ok(with_holes));
+        let last = sparse.len() - 1;
+        sparse[last] = 0xFF;
+        assert!(matches!(FileHead::decode(&sparse), Err(WireError::OverLimit { what: "end of data", .. })));
         let number = expected.len() - NOTE.len();
         expected[number] = 9;
         assert_eq!(FileHead::decode(&expected), Ok(head), "what is not critical is passed over");
@@ -441,6 +475,26 @@ mod tests {
     fn noted(metadata: Metadata) -> Metadata {
         let extra = Extra { xattrs: vec![xattr("user.n", b"z")], ..Extra::default() };
         Metadata { extra: Some(Arc::new(extra)), ..metadata }
+    }
+
+    /// As many attributes as Linux lists, as many bytes of them as are carried, and as many ranges: all at once.
+    #[test]
+    fn the_longest_declaration_fits() {
+        const LISTED_BYTES_MAX: usize = 64 << 10;
+        let count = LISTED_BYTES_MAX / "user.00000\0".len();
+        let share = Xattr::ENTRY_BYTES_MAX / count - "user.00000".len();
+        let xattrs = (0..count).map(|number| xattr(&format!("user.{number:05}"), &vec![7; share]));
+        let account = |name: char| Some(Account { id: 1, name: name.to_string().repeat(255).into() });
+        let extra = Extra { owner: account('o'), group: account('g'), xattrs: xattrs.collect() };
+        let ranges = (0..DataRanges::MAX as u64).map(|at| 2 * at..2 * at + 1);
+        let data = DataRanges::new(u64::MAX, ranges.collect()).map(Arc::new);
+        assert!(data.is_some());
+        let path = RelPath::from_bytes([b"a".repeat(255), b"b".repeat(255)].join(&b'/').as_slice()).unwrap();
+        let metadata = Metadata { extra: Some(Arc::new(extra)), ..metadata() };
+        let head = FileHead { path, metadata, bytes: u64::MAX, ctime: Timestamp::default(), inode: 7, data };
+        let bytes = head.encode();
+        assert!(bytes.len() <= FRAME_HEAD_BYTES_MAX);
+        assert_eq!(FileHead::decode(&bytes), Ok(head));
     }
 
     /// Two directories with a group each, so that numbers go on over groups.

@@ -5,10 +5,11 @@
 //! | 1 | all three | owner and group; nothing at all: those of the last entry before it that had any |
 //! | 2 | entries, large files | extended attributes, access control lists among them |
 //! | 3 | offered files | a digest of these |
+//! | 16 | large files | where there is data; what is between reads as zeros |
 //!
-//! None is critical: what the receiver of a transfer keeps is agreed in its [opening](crate::Open). **Invariant:** the
-//! names of attributes ascend, are of a [kind](Kinds::of_xattr), and what there is of them is within
-//! [`Xattr::ENTRY_BYTES_MAX`].
+//! Only the last is critical, since chunks carry data alone: what the receiver of a transfer keeps of the others is
+//! agreed in its [opening](crate::Open). **Invariant:** the names of attributes ascend, are of a
+//! [kind](Kinds::of_xattr), and what there is of them is within [`Xattr::ENTRY_BYTES_MAX`].
 
 use std::sync::Arc;
 
@@ -26,8 +27,13 @@ const OWNERSHIP: u16 = 1;
 const XATTRS: u16 = 2;
 const DIGEST: u16 = 3;
 
-/// Which are known of entries and large files.
+/// The number of the [ranges](crate::ranges) of data of a large file.
+pub(crate) const DATA: u16 = 16;
+
+/// Which are known of entries.
 pub(crate) const OF_ENTRIES: &[u16] = &[OWNERSHIP, XATTRS];
+/// Which are known of large files.
+pub(crate) const OF_LARGE_FILES: &[u16] = &[OWNERSHIP, XATTRS, DATA];
 /// Which are known of offered files.
 pub(crate) const OF_OFFERED: &[u16] = &[OWNERSHIP, DIGEST];
 

@@ -19,6 +19,7 @@ mod extra;
 mod frame;
 pub mod limits;
 mod message;
+mod ranges;
 pub mod session;
 mod version;
 

@@ -19,13 +19,15 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
-use rustix::io::Errno;
-use zmove_types::{Buffer, PAGE_BYTES};
+use rustix::io::{Errno, retry_on_intr};
+use zmove_types::{Buffer, DataRanges, PAGE_BYTES};
+use zmove_uring::Span;
 
 use crate::file_io::Way;
 
@@ -91,33 +93,34 @@ impl DataFile {
         Ok(Self { cached: Arc::new(file), direct })
     }
 
-    /// Gives an empty file that will be written its final size, and the room for it where its parts will come past the
-    /// page cache: those come in any order, and allocating for each of them would take turns.
+    /// Gives an empty file that will be written its final size, and the room for its `data`, or all of it, where its
+    /// parts will come past the page cache: those come in any order, and allocating for each of them would take turns.
     ///
     /// # Errors
     /// The system's error.
-    pub fn reserve(&mut self, bytes: u64, direct: Direct) -> io::Result<()> {
+    pub fn reserve(&mut self, bytes: u64, data: Option<&DataRanges>, direct: Direct) -> io::Result<()> {
         self.cached.set_len(bytes)?;
-        if !write_pays(&self.cached, bytes, direct) {
+        let data_bytes = data.map_or(bytes, DataRanges::data_bytes);
+        if !write_pays(&self.cached, data_bytes, direct) {
             return Ok(());
         }
         self.direct = DirectFile::open(&self.cached, OFlags::WRONLY, false);
-        let allocate = self.direct.is_some() && bytes > 0 && allocation_pays(&self.cached, bytes)?;
-        if allocate { self.allocate(bytes) } else { Ok(()) }
+        let allocate = self.direct.is_some() && data_bytes > 0 && allocation_pays(&self.cached, data_bytes)?;
+        let whole = 0..bytes;
+        let wanted = data.map_or(std::slice::from_ref(&whole), DataRanges::ranges);
+        // where that fails nothing is lost: the writes allocate, and tell why they cannot
+        if allocate && wanted.iter().any(|range| self.allocate(range).is_err()) {
+            // others need what was taken before it failed
+            self.cached.set_len(0)?;
+            self.cached.set_len(bytes)?;
+        }
+        Ok(())
     }
 
-    /// Reserves the blocks. Where that fails nothing is lost: the writes allocate, and return the errors.
-    fn allocate(&self, bytes: u64) -> io::Result<()> {
-        loop {
-            match rustix::fs::fallocate(&self.cached, FallocateFlags::KEEP_SIZE, 0, bytes) {
-                Ok(()) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(_no_room) => break,
-            }
-        }
-        // Give back what was taken before it failed, since others need it.
-        self.cached.set_len(0)?;
-        self.cached.set_len(bytes)
+    fn allocate(&self, range: &Range<u64>) -> io::Result<()> {
+        let bytes = range.end - range.start;
+        let allocate = || rustix::fs::fallocate(&self.cached, FallocateFlags::KEEP_SIZE, range.start, bytes);
+        Ok(retry_on_intr(allocate)?)
     }
 
     /// Whether aligned requests pass by the page cache.
@@ -138,30 +141,26 @@ impl DataFile {
 
     /// The way to read a range past the page cache, and the length to ask for: the end of a file need not be
     /// aligned, the request for it must be.
-    pub(crate) fn direct_read(
-        &self,
-        offset: u64,
-        len: usize,
-        buffer: &mut Buffer,
-    ) -> Option<(Way<'_>, usize)> {
+    pub(crate) fn direct_read(&self, span: &Span, buffer: &mut Buffer) -> Option<(Way<'_>, usize)> {
         let direct = self.direct.as_ref()?;
-        let padded = len.next_multiple_of(direct.align);
-        if !direct.takes(offset, buffer) || padded > buffer.capacity() {
+        let padded = span.len().next_multiple_of(direct.align);
+        if !direct.takes(span, buffer) || span.room().start + padded > buffer.capacity() {
             return None;
         }
-        if direct.prefer_cache && is_mostly_cached(&self.cached, offset, len) {
+        if direct.prefer_cache && is_mostly_cached(&self.cached, span.offset(), span.len()) {
             return None;
         }
         Some((Way::Direct(&direct.file), padded))
     }
 
-    /// The way to write a buffer past the page cache, and how much of it: what is left is less than a page.
-    pub(crate) fn direct_write(&self, offset: u64, buffer: &mut Buffer) -> Option<(Way<'_>, usize)> {
+    /// The way to write a span past the page cache, and how much of it: what is left is less than a page. A span that
+    /// does not begin at a page has none, so that a page with a hole in it is reached by the page cache alone.
+    pub(crate) fn direct_write(&self, span: &Span, buffer: &mut Buffer) -> Option<(Way<'_>, usize)> {
         let direct = self.direct.as_ref()?;
-        let body = buffer.len() - buffer.len() % direct.align;
+        let body = span.len() - span.len() % direct.align;
         let way =
             if direct.writes_in_turns { Way::DirectInTurns(&direct.file) } else { Way::Direct(&direct.file) };
-        (body > 0 && direct.takes(offset, buffer)).then_some((way, body))
+        (body > 0 && direct.takes(span, buffer)).then_some((way, body))
     }
 
     /// Drops clean pages, so that what was on the storage when the file was opened is read from there: after a
@@ -203,9 +202,9 @@ impl DirectFile {
         })
     }
 
-    fn takes(&self, offset: u64, buffer: &mut Buffer) -> bool {
-        let aligned = offset.is_multiple_of(self.align as u64)
-            && buffer.room().as_ptr().addr().is_multiple_of(self.align);
+    fn takes(&self, span: &Span, buffer: &mut Buffer) -> bool {
+        let aligned = span.offset().is_multiple_of(self.align as u64)
+            && buffer.room()[span.room()].as_ptr().addr().is_multiple_of(self.align);
         aligned && !self.refused.load(Ordering::Relaxed)
     }
 }
@@ -322,7 +321,7 @@ mod tests {
         file.sync_all().unwrap();
         let data = DataFile::for_writing(file, Direct::On).unwrap();
         let mut buffer = BufferPool::new(100_000, 1).take().unwrap();
-        let Some((way, _padded)) = data.direct_read(0, 90_000, &mut buffer) else {
+        let Some((way, _padded)) = data.direct_read(&Span::new(0, 0..90_000), &mut buffer) else {
             return eprintln!("skipped: no O_DIRECT in the directory for temporary files");
         };
         assert!(rustix::fs::fcntl_getfl(way.file()).unwrap().contains(OFlags::RDWR));
@@ -351,8 +350,8 @@ mod tests {
         file.write_all_at(&[7; 100_000], 0).unwrap();
         let mut buffer = BufferPool::new(100_000, 1).take().unwrap();
         let data = DataFile::for_reading(file.try_clone().unwrap(), READ_DIRECT_BYTES_MIN, Direct::Auto);
-        assert!(data.direct_read(0, 90_000, &mut buffer).is_none());
+        assert!(data.direct_read(&Span::new(0, 0..90_000), &mut buffer).is_none());
         let data = DataFile::for_reading(file, 100_000, Direct::Off);
-        assert!(data.direct_read(0, 90_000, &mut buffer).is_none());
+        assert!(data.direct_read(&Span::new(0, 0..90_000), &mut buffer).is_none());
     }
 }

@@ -49,7 +49,7 @@ fn a_reserved_file_has_its_size() {
     for direct in [Direct::Auto, Direct::On, Direct::Off] {
         let file = tempfile::tempfile().unwrap();
         let mut data = DataFile::new(file);
-        data.reserve((20 << 20) + 1, direct).unwrap();
+        data.reserve((20 << 20) + 1, None, direct).unwrap();
         assert_eq!(data.file().metadata().unwrap().len(), (20 << 20) + 1);
     }
 }
@@ -58,7 +58,7 @@ fn a_reserved_file_has_its_size() {
 #[test]
 fn a_file_that_would_fill_the_disk_reserves_nothing() {
     let mut data = DataFile::new(tempfile::tempfile().unwrap());
-    data.reserve(1 << 43, Direct::On).unwrap();
+    data.reserve(1 << 43, None, Direct::On).unwrap();
     let metadata = data.file().metadata().unwrap();
     assert_eq!((metadata.len(), metadata.blocks()), (1 << 43, 0));
 }

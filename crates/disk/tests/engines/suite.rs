@@ -103,7 +103,7 @@ pub(crate) fn round_trips(file_io: &dyn FileIo, directory: &Path, direct: Direct
         let path = tempfile::NamedTempFile::new_in(directory).unwrap().into_temp_path();
         let file = File::options().read(true).write(true).open(&path).unwrap();
         let mut data = DataFile::new(file);
-        data.reserve(bytes as u64, direct).unwrap();
+        data.reserve(bytes as u64, None, direct).unwrap();
         for (index, group) in contents.chunks(GROUP).enumerate().rev() {
             let mut buffer = pool.take().unwrap();
             buffer.room()[..group.len()].copy_from_slice(group);
@@ -143,7 +143,7 @@ pub(crate) fn offsets_need_not_be_aligned(file_io: &dyn FileIo, directory: &Path
     }
     let path = tempfile::NamedTempFile::new_in(directory).unwrap().into_temp_path();
     let mut target = DataFile::new(File::options().read(true).write(true).open(&path).unwrap());
-    target.reserve(20_000, direct).unwrap();
+    target.reserve(20_000, None, direct).unwrap();
     for (offset, len) in [(1, 10_000), (10_001, 9_999), (0, 1)] {
         let mut buffer = BufferPool::new(GROUP, 1).take().unwrap();
         buffer.room()[..len].copy_from_slice(&contents[offset..offset + len]);

@@ -32,7 +32,7 @@ pub(crate) struct HalfArgs {
     #[arg(long)]
     zmove: Option<PathBuf>,
     /// Further arguments of every `zmove push`, in one word.
-    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    #[arg(long, default_value = "--sparse never", allow_hyphen_values = true)]
     zmove_args: String,
 }
 

@@ -227,6 +227,10 @@ impl Parts {
         if earlier.file.part.source != source_of(head) {
             return None;
         }
+        // it may have begun as a copy of an old version
+        if head.data.as_ref().is_some_and(|data| staged.make_holes(data).is_err()) {
+            return None;
+        }
         self.look_where(&staged);
         match self.journal().map(|journal| journal.adopt(id.0, &earlier.file)) {
             Some(Ok(())) => self.state.lock().forget(&earlier),

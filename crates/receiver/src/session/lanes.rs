@@ -99,6 +99,6 @@ fn check_group(transfer: &Transfer, frame: Frame) -> Option<Result<Job, StoredIt
         let checked = NamedGroup::check(&frame.header, file.head.bytes, told);
         checked.map(|named| Job::Named(file, named))
     } else {
-        VerifiedChunk::check(frame, file.head.bytes).map(|chunk| Job::Chunk(file, chunk))
+        VerifiedChunk::check(frame, &file.head).map(|chunk| Job::Chunk(file, chunk))
     })
 }

@@ -3,9 +3,10 @@
 //! **Invariant:** a [`VerifiedBatch`] or [`VerifiedChunk`] is made here alone, after its bytes were hashed; the writers
 //! take nothing else.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use zmove_chunk::{file_root, group_cv, seal};
+use zmove_chunk::{file_root, seal, sparse_group_cv};
 use zmove_transport::Frame;
 use zmove_types::{Buffer, Cv, FileId, GroupSpan, ItemId};
 use zmove_wire::{
@@ -86,14 +87,17 @@ fn extra_bytes(batch: &Batch) -> usize {
 }
 
 impl VerifiedChunk {
-    /// Checks one group of a file of `file_bytes`.
+    /// Checks one group of a file, or the data of one that has holes.
     ///
     /// # Errors
-    /// The report for the sender when the group does not exist or does not hash right.
-    pub(crate) fn check(frame: Frame, file_bytes: u64) -> Result<Self, StoredItem> {
+    /// The report for the sender when the group does not exist, has another length or does not hash right.
+    pub(crate) fn check(frame: Frame, head: &FileHead) -> Result<Self, StoredItem> {
         let Frame { header, data, .. } = frame;
-        let span = GroupSpan::of(file_bytes, header.group).filter(|span| span.len as usize == data.len());
-        let hashed = span.map(|span| (span, group_cv(span.index, &data)));
+        let hashed = GroupSpan::of(head.bytes, header.group).and_then(|span| {
+            let pieces = head.data_within(span);
+            let is_whole = pieces.iter().map(Range::len).sum::<usize>() == data.len();
+            is_whole.then(|| (span, sparse_group_cv(span, pieces.into_iter(), &data)))
+        });
         match hashed {
             Some((span, cv)) if is_sealed(&header, &cv.0) => Ok(Self { item: header.item, span, cv, data }),
             _ => Err(damaged(header.item, Vec::new())),
@@ -168,7 +172,9 @@ pub(crate) mod fuzzing;
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use zmove_types::{BufferPool, GROUP_BYTES, Metadata, Name, RelPath};
+    use std::sync::Arc;
+    use zmove_chunk::group_cv;
+    use zmove_types::{BufferPool, DataRanges, GROUP_BYTES, Metadata, Name, RelPath, Timestamp};
     use zmove_wire::{DirectoryGroup, FileEntry, FrameHeader, FrameKind};
 
     fn buffer(bytes: &[u8]) -> Buffer {
@@ -251,13 +257,42 @@ pub(crate) mod tests {
             let header = FrameHeader { kind: FrameKind::Chunk, group, ..FrameHeader::default() };
             Frame { header: sealed(header, &group_cv(1, &bytes).0), head: Vec::new(), data: buffer(&bytes) }
         };
-        let file_bytes = GROUP_BYTES + 1000;
-        assert!(VerifiedChunk::check(frame(1), file_bytes).is_ok());
-        assert!(VerifiedChunk::check(frame(0), file_bytes).is_err());
-        assert!(VerifiedChunk::check(frame(9), file_bytes).is_err());
-        assert!(VerifiedChunk::check(frame(1), file_bytes + 1).is_err());
+        let file = large(GROUP_BYTES + 1000, None);
+        assert!(VerifiedChunk::check(frame(1), &file).is_ok());
+        assert!(VerifiedChunk::check(frame(0), &file).is_err());
+        assert!(VerifiedChunk::check(frame(9), &file).is_err());
+        assert!(VerifiedChunk::check(frame(1), &large(file.bytes + 1, None)).is_err());
         let mut astray = frame(1);
         astray.header.file = FileId(9);
-        assert!(VerifiedChunk::check(astray, file_bytes).is_err());
+        assert!(VerifiedChunk::check(astray, &file).is_err());
+    }
+
+    fn large(bytes: u64, data: Option<DataRanges>) -> FileHead {
+        let (metadata, ctime) = (Metadata::default(), Timestamp::default());
+        let path = RelPath::from_bytes(b"f").unwrap();
+        FileHead { path, metadata, bytes, ctime, inode: 0, data: data.map(Arc::new) }
+    }
+
+    /// A group with holes is checked with the zeros that it will read as, at their places.
+    #[test]
+    fn the_data_of_a_group_with_holes_is_found_only_where_it_belongs() {
+        let mut whole = vec![0; 1000];
+        whole[10..20].fill(3);
+        whole[500..700].fill(4);
+        let frame = || {
+            let header = FrameHeader { kind: FrameKind::Chunk, group: 1, ..FrameHeader::default() };
+            let data = buffer(&[&whole[10..20], &whole[500..700]].concat());
+            Frame { header: sealed(header, &group_cv(1, &whole).0), head: Vec::new(), data }
+        };
+        let check = |ranges: &[(u64, u64)]| {
+            let ranges = ranges.iter().map(|(start, end)| GROUP_BYTES + start..GROUP_BYTES + end).collect();
+            let data = DataRanges::new(GROUP_BYTES + 1000, ranges);
+            VerifiedChunk::check(frame(), &large(GROUP_BYTES + 1000, Some(data.unwrap())))
+        };
+        assert!(check(&[(10, 20), (500, 700)]).is_ok());
+        assert!(check(&[(11, 21), (500, 700)]).is_err());
+        assert!(check(&[(10, 20), (500, 701)]).is_err(), "another length");
+        assert!(check(&[(0, 210)]).is_err() && check(&[]).is_err());
+        assert!(VerifiedChunk::check(frame(), &large(GROUP_BYTES + 1000, None)).is_err());
     }
 }

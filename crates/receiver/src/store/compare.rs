@@ -256,6 +256,7 @@ mod tests {
             bytes: 5 * GROUP_BYTES,
             ctime: Timestamp::default(),
             inode: 7,
+            data: None,
         };
         let earlier = transfer_of(1, home, Some(journals.to_owned()));
         let directory = earlier.target.tree.open_directory(&RelPath::root()).unwrap();

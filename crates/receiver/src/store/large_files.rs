@@ -6,7 +6,8 @@
 //!      └──── abandoned, failed, contradicted ──► dead (its groups are dropped)
 //! ```
 //!
-//! **Invariant:** a file becomes [`Complete`] once, when each of its groups has been written once.
+//! **Invariant:** a file becomes [`Complete`] once, when each of its groups has been written once, but for those that
+//! are holes. Of a file without any data one such group comes all the same, since something has to make it whole.
 
 pub(crate) mod delta;
 
@@ -69,6 +70,9 @@ pub(crate) struct LargeFile {
 struct State {
     staged: Option<Arc<Staged>>,
     written: HashSet<u32>,
+    /// How many groups with data have not been written.
+    unwritten: usize,
+    is_complete: bool,
     /// Groups that are being written, with the items of further copies that came meanwhile.
     writing: HashMap<u32, Vec<ItemId>>,
 }
@@ -137,9 +141,9 @@ impl FileTable {
                     .into());
                 }
                 table.held.grow(SLOT_BYTES)?;
-                let held = self
-                    .quota
-                    .hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + head.metadata.extra_bytes())?;
+                let ranges = head.data.as_ref().map_or(0, |data| data.ranges().len());
+                let beside = head.metadata.extra_bytes() + RANGE_BYTES * ranges;
+                let held = self.quota.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + beside)?;
                 let (base, given_up) = (base(&head), AtomicBool::new(false));
                 let file = LargeFile { id, head, base, given_up, state: Lock::default(), _held: held };
                 let file = Arc::new(file);
@@ -147,7 +151,7 @@ impl FileTable {
                 table.slots.insert(id, Slot::Live(Arc::clone(&file)));
                 table.living += 1;
                 drop(table);
-                *state = State::going_on_with(prior(&file.head));
+                *state = State::going_on_with(&file.head, prior(&file.head));
                 Ok(())
             }
             Some(Slot::Live(file)) if file.head == head => Ok(()),
@@ -240,6 +244,9 @@ const SLOT_BYTES: usize = 64;
 /// The memory of a file while it is alive, beside its path and its groups.
 const FILE_BYTES: usize = 1024;
 
+/// The memory of a range of data.
+const RANGE_BYTES: usize = 16;
+
 /// Why a declaration is not accepted.
 #[derive(Debug)]
 pub(crate) enum Undeclarable {
@@ -259,13 +266,20 @@ impl From<WireError> for Undeclarable {
 pub(crate) struct Undeclared;
 
 impl State {
-    fn going_on_with(prior: Option<Prior>) -> Self {
-        let Some(Prior { staged, groups }) = prior else { return Self::default() };
-        Self {
-            staged: Some(Arc::new(staged)),
-            written: groups.into_iter().collect(),
-            writing: HashMap::new(),
-        }
+    fn going_on_with(head: &FileHead, prior: Option<Prior>) -> Self {
+        let (staged, groups) = match prior {
+            Some(Prior { staged, groups }) => (Some(Arc::new(staged)), groups),
+            None => (None, Vec::new()),
+        };
+        let written: HashSet<_> = groups.into_iter().collect();
+        let unwritten = match &head.data {
+            Some(data) => data.groups().filter(|group| !written.contains(group)).count(),
+            None => {
+                let groups = GroupSpan::count(head.bytes).expect("checked when declared");
+                (0..groups).filter(|group| !written.contains(group)).count()
+            }
+        };
+        Self { staged, written, unwritten, ..Self::default() }
     }
 }
 
@@ -307,9 +321,11 @@ impl LargeFile {
     pub(crate) fn written(&self, span: GroupSpan, hold: Arc<Staged>) -> Option<Complete> {
         let mut state = self.state.lock();
         drop(hold);
-        state.written.insert(span.index);
-        let wanted = GroupSpan::count(self.head.bytes).expect("checked when declared") as usize;
-        if state.written.len() < wanted {
+        let has_data = self.head.data.as_ref().is_none_or(|data| data.has_group(span.index));
+        if state.written.insert(span.index) && has_data {
+            state.unwritten -= 1;
+        }
+        if state.unwritten > 0 || std::mem::replace(&mut state.is_complete, true) {
             return None;
         }
         // Holds are dropped under this lock, each after its group was booked: the hold of the last group is the last
@@ -327,7 +343,7 @@ impl LargeFile {
             waiting.push(item);
             return Copy::Waiting;
         }
-        if state.written.contains(&span.index) {
+        if state.written.contains(&span.index) || state.is_complete {
             return Copy::Late;
         }
         state.writing.insert(span.index, Vec::new());
@@ -349,7 +365,7 @@ mod tests {
     fn head(bytes: u64) -> FileHead {
         let path = RelPath::from_bytes(b"f").unwrap();
         let (metadata, ctime) = (Metadata::default(), Timestamp::default());
-        FileHead { path, metadata, bytes, ctime, inode: 0 }
+        FileHead { path, metadata, bytes, ctime, inode: 0, data: None }
     }
 
     fn no_base(_: &FileHead) -> Option<Base> {
@@ -374,6 +390,44 @@ mod tests {
             complete += usize::from(file.written(span, hold).is_some());
         }
         assert_eq!(complete, 1);
+    }
+
+    fn with_holes(bytes: u64, ranges: &[std::ops::Range<u64>]) -> FileHead {
+        FileHead { data: zmove_types::DataRanges::new(bytes, ranges.to_vec()).map(Arc::new), ..head(bytes) }
+    }
+
+    /// Groups of a hole do not come, or one of them, and what comes beyond that makes nothing of the file.
+    #[test]
+    fn a_file_is_whole_when_its_data_is() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
+        let ranges = [5..6, 3 * GROUP_BYTES..4 * GROUP_BYTES];
+        let cases = [(&ranges[..], &[0, 3][..]), (&[][..], &[2][..]), (&ranges[..], &[0, 1, 1, 3][..])];
+        for (number, (ranges, groups)) in (0..).zip(cases) {
+            let table = FileTable::new(&Quota::default());
+            let (id, head) = (FileId(number), with_holes(5 * GROUP_BYTES, ranges));
+            table.declare(id, head, no_base, no_prior).unwrap();
+            let file = table.find(id).unwrap().unwrap();
+            let span = |index| GroupSpan::of(file.head.bytes, index).unwrap();
+            let mut complete = Vec::new();
+            for index in groups {
+                let hold = file.staged(|| Staged::create(&directory, 0o600)).unwrap();
+                complete.extend(file.written(span(*index), hold).map(|_| *index));
+            }
+            assert_eq!(complete, groups[groups.len() - 1..], "{ranges:?}");
+            for index in 0..5 {
+                assert_eq!(file.begin(span(index), ItemId(9)), Copy::Late, "{ranges:?}");
+            }
+        }
+        let prior = || Prior { staged: Staged::create(&directory, 0o600).unwrap(), groups: vec![0, 3] };
+        let table = FileTable::new(&Quota::default());
+        table.declare(FileId(1), with_holes(5 * GROUP_BYTES, &ranges), no_base, |_| Some(prior())).unwrap();
+        let file = table.find(FileId(1)).unwrap().unwrap();
+        let hold = file.staged(|| Err("made anew")).unwrap();
+        assert!(
+            file.written(GroupSpan::of(5 * GROUP_BYTES, 4).unwrap(), hold).is_some(),
+            "all data was there"
+        );
     }
 
     #[test]

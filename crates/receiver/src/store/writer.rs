@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use rustix::io::Errno;
-use zmove_disk::{Staged, Task, Turn};
+use zmove_disk::{Span, Staged, Task, Turn};
 use zmove_types::{Buffer, Doing, GroupSpan, ItemId, Name, RelPath};
-use zmove_wire::{Operation, TargetState};
+use zmove_wire::{FileHead, Operation, TargetState};
 
 use crate::session::verify::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::store::failure::{Failure, failed_to, failure, is_no_room};
@@ -94,7 +94,7 @@ fn store_chunk(transfer: &Transfer, placer: &mut Placer<'_>, file: &Arc<LargeFil
         return;
     }
     let written = open_staged(transfer, placer, file).and_then(|staged| {
-        write_group(transfer, &staged, span, data)?;
+        write_group(transfer, &staged, &file.head, span, data)?;
         transfer.parts.written(file.id, span.index, cv);
         Ok(staged)
     });
@@ -110,17 +110,34 @@ fn is_first(transfer: &Transfer, file: &LargeFile, (item, span): (ItemId, GroupS
     copy == Copy::First
 }
 
-/// Writes a group; where there is no room, once more when replaced files have gone.
-fn write_group(transfer: &Transfer, staged: &Staged, span: GroupSpan, data: Buffer) -> Result<(), Failure> {
-    let write = |data| staged.write(|| transfer.file_io.write(staged.data(), span.offset(), data));
-    let (outcome, data) = write(data);
-    match outcome.map_err(failed_to(Operation::Write)) {
-        Err(full) if is_no_room(&full) => {
-            make_room(transfer);
-            write(data).0.map_err(failed_to(Operation::Write))
+/// Writes the data of a group, which stands piece after piece in the buffer; where there is no room, once more when
+/// replaced files have gone.
+fn write_group(
+    transfer: &Transfer,
+    staged: &Staged,
+    head: &FileHead,
+    span: GroupSpan,
+    mut data: Buffer,
+) -> Result<(), Failure> {
+    let mut done = 0;
+    for range in head.data_within(span) {
+        let room = done..done + range.len();
+        done = room.end;
+        let part = Span::new(span.offset() + range.start as u64, room);
+        let write = |data| staged.write(|| transfer.file_io.write_part(staged.data(), part.clone(), data));
+        let (outcome, back) = write(data);
+        data = back;
+        match outcome.map_err(failed_to(Operation::Write)) {
+            Err(full) if is_no_room(&full) => {
+                make_room(transfer);
+                let (outcome, back) = write(data);
+                data = back;
+                outcome.map_err(failed_to(Operation::Write))?;
+            }
+            outcome => outcome?,
         }
-        outcome => outcome,
     }
+    Ok(())
 }
 
 /// Stores a group that the sender has named: from the old version, or the sender has to send it.
@@ -183,6 +200,8 @@ fn open_staged(
         let booked = (&transfer.quota, transfer.direct);
         let (bytes, metadata) = (file.head.bytes, &file.head.metadata);
         if let Some(staged) = transfer.target.begin_in_place(&directory, &name, bytes, metadata, booked)? {
+            let data = file.head.data.as_ref();
+            data.map_or(Ok(()), |data| staged.make_holes(data)).map_err(failed_to(Operation::Write))?;
             file.base.iter().for_each(|base| base.is_the_file_itself(&staged));
             return Ok(staged);
         }
@@ -191,8 +210,8 @@ fn open_staged(
             .create(file.id, (&final_path, &file.head), &directory, &transfer.target.part_names)
             .map_err(failed_to(Operation::Create))?;
         let sized = match &file.base {
-            Some(base) => base.begin(&directory, &name, &mut staged, bytes, transfer.direct),
-            None => staged.reserve(bytes, transfer.direct),
+            Some(base) => base.begin(&directory, &name, &mut staged, &file.head, transfer.direct),
+            None => staged.reserve(bytes, file.head.data.as_deref(), transfer.direct),
         };
         if let Err(error) = sized {
             // No group can be written.
@@ -249,7 +268,7 @@ mod tests {
         let path = RelPath::from_bytes(b"large").unwrap();
         let metadata = Metadata::default();
         let ctime = Timestamp::default();
-        let head = FileHead { path, metadata, bytes, ctime, inode: 1 };
+        let head = FileHead { path, metadata, bytes, ctime, inode: 1, data: None };
         transfer.files.declare(FileId(1), head, |_| None, |_| None).unwrap();
         let file = transfer.files.find(FileId(1)).unwrap().unwrap();
         (home, transfer, file)

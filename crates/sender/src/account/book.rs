@@ -32,7 +32,8 @@ pub(crate) struct Book {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unconfirmed {
     look: Look,
-    root: Root,
+    /// None of a file whose holes were not hashed.
+    root: Option<Root>,
 }
 
 impl Book {
@@ -64,7 +65,7 @@ impl Book {
         let Some(sent) = self.unconfirmed.remove(path).filter(|sent| sent.look == look) else {
             return false;
         };
-        self.confirm(path, Some(&sent.root));
+        self.confirm(path, sent.root.as_ref());
         true
     }
 
@@ -85,8 +86,9 @@ impl Book {
     pub(crate) fn leave_open(&mut self, work: &Sent) {
         if let Sent::Batch(batch) = work {
             for file in batch.stored_files() {
-                let Some(root) = file.root else { continue };
-                self.remember(file.path.clone(), Unconfirmed { look: file.look, root });
+                if file.root.is_some() {
+                    self.remember(file.path.clone(), Unconfirmed { look: file.look, root: file.root });
+                }
             }
         }
     }
@@ -100,8 +102,8 @@ impl Book {
     /// Remembers a large file that the receiver has not confirmed as whole when the session is over. A file that was
     /// not sent in full cannot be whole.
     pub(crate) fn leave_large_open(&mut self, file: &LargeSource) {
-        if let Some(root) = file.root().filter(|_| !file.is_dead()) {
-            let sent = Unconfirmed { look: Look::of(&file.entry), root };
+        if file.is_all_read() && !file.is_dead() {
+            let sent = Unconfirmed { look: Look::of(&file.entry), root: file.root() };
             self.remember(file.target.clone(), sent);
         }
     }
@@ -155,7 +157,7 @@ mod tests {
     #[test]
     fn what_sessions_leave_open_is_bounded() {
         let mut book = Book::default();
-        let sent = Unconfirmed { look: look(5), root: Root([7; 32]) };
+        let sent = Unconfirmed { look: look(5), root: Some(Root([7; 32])) };
         (0..=UNCONFIRMED_MAX).for_each(|number| book.remember(path(&number.to_string()), sent));
         assert_eq!(book.unconfirmed.len(), UNCONFIRMED_MAX);
         // A path that is known already takes the new entry.

@@ -125,7 +125,7 @@ impl Receipts {
             Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0)?,
             Some(Sent::Group(file, span, kind)) => {
                 file.group_stored();
-                let bytes = u64::from(span.len);
+                let bytes = file.data_bytes_within(span);
                 match kind {
                     FrameKind::Same => self.session.account.matched(bytes),
                     _ => self.session.account.moved(&Moved { bytes, ..Moved::default() }),
@@ -214,7 +214,7 @@ impl Receipts {
     fn take_file(&mut self, done: FileDone) -> Result<(), WireError> {
         self.heard.file(&self.session.in_flight.given)?;
         let Some(file) = self.session.in_flight.end_large(FileId(done.file)) else { return Ok(()) };
-        if done.fault.is_none() && file.root().is_none() {
+        if done.fault.is_none() && !file.is_all_read() {
             return Err(WireError::OutOfOrder { what: "a whole file that has not been sent" });
         }
         file.close();
@@ -224,7 +224,7 @@ impl Receipts {
             self.session.account.fail(&FileError::Receiver(fault));
             return Ok(());
         }
-        self.session.account.moved(&Moved { files: 1, whole_bytes: file.entry.size, ..Moved::default() });
+        self.session.account.moved(&Moved { files: 1, whole_bytes: file.data_bytes(), ..Moved::default() });
         self.session.account.book().confirm(&file.target, file.root().as_ref());
         Ok(())
     }

@@ -85,6 +85,12 @@ impl Queue {
         self.plan.push_again(Work::Group(file, span));
     }
 
+    /// Takes out the groups of a file before the one of this number: they are a hole.
+    pub(crate) fn skip_groups(&self, file: &Arc<LargeSource>, index: u32) {
+        let skipped = self.plan.skip_groups(|planned| Arc::ptr_eq(planned, file), index);
+        self.in_flight.skip_work(skipped);
+    }
+
     /// Takes back the packs that were to be read ahead and have not been read yet.
     pub(crate) fn take_back_read_ahead(&self) -> Vec<Pack> {
         let is_read_ahead =

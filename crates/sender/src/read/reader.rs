@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use zmove_chunk::{GroupHasher, Work};
-use zmove_disk::{Direct, FileIo, StorageThreads};
+use zmove_disk::{DataFile, Direct, FileIo, Span, StorageThreads};
 use zmove_scan::Entry;
-use zmove_types::{Buffer, BufferPool, Doing, GROUP_BYTES, GroupSpan, ItemId, Stopwatch};
+use zmove_types::{Buffer, BufferPool, Cv, Doing, GROUP_BYTES, GroupSpan, ItemId, Stopwatch};
 use zmove_wire::{Batch, FrameHeader, FrameKind};
 
 use crate::account::failure::FileError;
@@ -23,7 +23,7 @@ use crate::push::session::Session;
 use crate::read::entries::{EntryRead, EntryReader, read_file};
 use crate::read::headcount::Headcount;
 use crate::read::read_ahead::{Filling, ReadPack};
-use crate::read::source::{LargeSource, Progress, SourceDirectory};
+use crate::read::source::{Holes, LargeSource, OpenedSource, Progress, SourceDirectory};
 use crate::send::cargo::{Cargo, Chunk, sealed};
 use crate::send::sent::{Sent, SentBatch};
 
@@ -33,6 +33,7 @@ pub(crate) struct ReaderContext {
     pub(crate) pool: BufferPool,
     pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
+    pub(crate) holes: Holes,
     pub(crate) headcount: Headcount,
     /// The threads that read small files side by side.
     pub(crate) threads: StorageThreads,
@@ -243,25 +244,30 @@ impl Reader<'_> {
         span: GroupSpan,
         again: Option<ItemId>,
     ) -> Result<(), FileError> {
-        let (opened, identity) = file.open(self.context.direct, |opened, identity| {
-            let (metadata, lacks) = self.session.extras.of_file(opened, identity, &file.entry);
-            self.session.account.lacking(&self.session.extras, &file.target, &lacks);
-            metadata
-        })?;
-        let Some(buffer) = self.buffer() else { return Ok(()) };
-        let mut hasher = GroupHasher::new(span.index);
-        let wanted = span.len as usize;
-        let file_io = &self.context.file_io;
-        let (outcome, buffer) =
-            file_io.read(&opened, span.offset(), wanted, buffer, &mut |slice| hasher.update(slice));
-        outcome.map_err(|source| FileError::Read { path: file.display(), source })?;
-        if buffer.len() < wanted {
-            return Err(FileError::Changed { path: file.display() });
+        let holes = self.session.in_flight.holes(self.context.holes);
+        let OpenedSource { file: opened, identity, holes } =
+            file.open(self.context.direct, holes, |opened, identity| {
+                let (metadata, lacks) = self.session.extras.of_file(opened, identity, &file.entry);
+                self.session.account.lacking(&self.session.extras, &file.target, &lacks);
+                metadata
+            })?;
+        if let Some(holes) = holes {
+            self.session.account.found_holes(holes);
         }
-        let cv = hasher.finish();
+        if let Some(next) = file.skips_to(span) {
+            self.session.queue.skip_groups(file, next);
+            return Ok(());
+        }
+        let Some(buffer) = self.buffer() else { return Ok(()) };
+        let (cv, buffer) = self.read_data(file, &opened, span, buffer)?;
         let changed = match file.group_read(span, cv) {
             Progress::Going => false,
-            Progress::AllRead => !file.is_unchanged(),
+            Progress::AllRead => {
+                if self.session.account.book().manifest.is_some() {
+                    file.hash_holes(|| self.session.in_flight.is_stopping());
+                }
+                !file.is_unchanged()
+            }
             Progress::Differs => true,
         };
         if changed {
@@ -280,6 +286,34 @@ impl Reader<'_> {
         let chunk = Chunk { file: Arc::clone(file), identity, tries, late: again.is_some() };
         self.hand_on(Cargo { frame, chunk: Some(chunk) });
         Ok(())
+    }
+
+    /// Reads the data of a group, piece after piece, into a buffer; returns the group's value, holes being zeros.
+    fn read_data(
+        &self,
+        file: &LargeSource,
+        opened: &DataFile,
+        span: GroupSpan,
+        mut buffer: Buffer,
+    ) -> Result<(Cv, Buffer), FileError> {
+        let mut hasher = GroupHasher::new(span.index);
+        let (mut at, mut filled) = (0, 0);
+        for range in file.data_within(span) {
+            hasher.update_zeros(range.start - at);
+            let part = Span::new(span.offset() + range.start as u64, filled..filled + range.len());
+            let seen = &mut |slice: &[u8]| hasher.update(slice);
+            let (outcome, back) = self.context.file_io.read_part(opened, part, buffer, seen);
+            buffer = back;
+            let read = outcome.map_err(|source| FileError::Read { path: file.display(), source })?;
+            if read < range.len() {
+                return Err(FileError::Changed { path: file.display() });
+            }
+            filled += read;
+            at = range.end;
+        }
+        hasher.update_zeros(span.len as usize - at);
+        buffer.set_len(filled);
+        Ok((hasher.finish(), buffer))
     }
 
     /// A buffer, or `None` when the push is being stopped.

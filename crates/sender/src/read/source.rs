@@ -4,15 +4,19 @@ mod at_rest;
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use rustix::fs::{Mode, OFlags};
-use zmove_chunk::{Groups, merge_root};
-use zmove_disk::{DataFile, Direct, FileIdentity};
+use zmove_chunk::{Groups, merge_root, sparse_group_cv};
+use zmove_disk::{DataFile, Direct, FileIdentity, find_data};
 use zmove_scan::{Directory, Entry, SourceRoot};
-use zmove_types::{Cv, FileId, GroupSpan, Metadata, Name, RelPath, Root, Timestamp};
+use zmove_types::{Cv, DataRanges, FileId, GroupSpan, Metadata, Name, RelPath, Root, Timestamp};
 
 use crate::account::failure::FileError;
 
@@ -126,13 +130,47 @@ struct LargeState {
     /// The number of groups that are to be sent and that the receiver has not stored.
     groups_unstored: u32,
     dead: bool,
+    was_opened: bool,
     opened: Option<(Arc<DataFile>, FileIdentity)>,
     /// What else is carried, as it was when the file was opened first.
     metadata: Option<Metadata>,
+    /// Where it has data, if it has holes that are kept; found once, since it stands in its declaration.
+    data: Option<Arc<DataRanges>>,
+    /// A group that is sent although it is a hole: where nothing else is to be sent, it makes the file whole.
+    last_word: Option<u32>,
     cvs: Vec<Option<Cv>>,
     /// The values of groups of another version at the target, which need not be sent where they are the same.
     there: Vec<Option<Cv>>,
     tries: HashMap<u32, u8>,
+}
+
+/// A large file that is open for reading.
+pub(crate) struct OpenedSource {
+    pub(crate) file: Arc<DataFile>,
+    pub(crate) identity: FileIdentity,
+    /// What was found of its holes, at the first opening.
+    pub(crate) holes: Option<FoundHoles>,
+}
+
+/// The holes of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FoundHoles {
+    /// How many bytes are not sent.
+    pub(crate) bytes: u64,
+    /// Whether some, or all, are sent as zeros.
+    pub(crate) lacks: bool,
+}
+
+/// What becomes of the holes of large files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Holes {
+    /// They are kept.
+    #[default]
+    Kept,
+    /// They are to be kept, and the receiver cannot: they are sent as zeros and counted.
+    Lost,
+    /// They are sent as zeros.
+    Sent,
 }
 
 /// The state of a file after a group was read.
@@ -191,15 +229,16 @@ impl LargeSource {
         Groups::Only((0..).zip(&state.cvs).filter_map(|(index, cv)| cv.is_none().then_some(index)).collect())
     }
 
-    /// The open file; opened and held against what the scan saw at the first call.
+    /// The open file; opened and held against what the scan saw at the first call, and asked for its holes.
     pub(crate) fn open(
         &self,
         direct: Direct,
+        holes: Holes,
         carry: impl FnOnce(&File, &FileIdentity) -> Metadata,
-    ) -> Result<(Arc<DataFile>, FileIdentity), FileError> {
+    ) -> Result<OpenedSource, FileError> {
         let mut state = self.lock();
         if let Some((file, identity)) = &state.opened {
-            return Ok((Arc::clone(file), *identity));
+            return Ok(OpenedSource { file: Arc::clone(file), identity: *identity, holes: None });
         }
         let (file, identity) = self.directory.open_file(&self.entry.name)?;
         if identity.bytes != self.entry.size || (self.resumed && !self.is_as_scanned(&identity)) {
@@ -208,13 +247,73 @@ impl LargeSource {
         if state.metadata.is_none() {
             state.metadata = Some(carry(&file, &identity));
         }
-        let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
-        state.opened = Some((Arc::clone(&file), identity));
         // Keep hashes that are there, also where a file is opened again because a group was late.
         if state.cvs.is_empty() {
             state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
         }
-        Ok((file, identity))
+        let is_first = !std::mem::replace(&mut state.was_opened, true);
+        let holes = (is_first && self.entry.is_sparse && holes != Holes::Sent)
+            .then(|| state.look_for_holes(&file, identity.bytes, holes));
+        let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
+        state.opened = Some((Arc::clone(&file), identity));
+        Ok(OpenedSource { file, identity, holes })
+    }
+
+    /// Where it has data, if it has holes that are kept.
+    pub(crate) fn data(&self) -> Option<Arc<DataRanges>> {
+        self.lock().data.clone()
+    }
+
+    /// The data of a group, counted from its beginning.
+    pub(crate) fn data_within(&self, span: GroupSpan) -> Vec<Range<usize>> {
+        match &self.lock().data {
+            Some(data) => data.within(span).collect(),
+            None => std::iter::once(0..span.len as usize).collect(),
+        }
+    }
+
+    /// How many bytes of a group are sent.
+    pub(crate) fn data_bytes_within(&self, span: GroupSpan) -> u64 {
+        self.data_within(span).iter().map(|range| range.len() as u64).sum()
+    }
+
+    /// How many bytes of data the file has.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.lock().data.as_ref().map_or(self.entry.size, |data| data.data_bytes())
+    }
+
+    /// Where a group is a hole that is not sent: the next one that may have to be.
+    pub(crate) fn skips_to(&self, span: GroupSpan) -> Option<u32> {
+        let state = self.lock();
+        let data = state.data.as_ref()?;
+        let wanted = [data.next_group(span.index), state.last_word.filter(|index| *index >= span.index)];
+        let next = wanted.into_iter().flatten().min().unwrap_or(u32::MAX);
+        (next != span.index).then_some(next)
+    }
+
+    /// Values of groups that are holes, as far as they are not known: for the root of all of the file. Computes them by
+    /// several threads, since there may be very many; ends early when `stop` says so.
+    pub(crate) fn hash_holes(&self, stop: impl Fn() -> bool + Sync) {
+        let Some(data) = self.data() else { return };
+        let holes = |cvs: &[Option<Cv>]| {
+            let unknown = (0..).zip(cvs).filter(|(index, cv)| cv.is_none() && !data.has_group(*index));
+            unknown.filter_map(|(index, _)| GroupSpan::of(self.entry.size, index)).collect::<Vec<_>>()
+        };
+        let holes = holes(&self.lock().cvs);
+        let next = AtomicUsize::new(0);
+        let hash = || {
+            while let Some(span) = holes.get(next.fetch_add(1, Ordering::Relaxed))
+                && !stop()
+            {
+                let cv = sparse_group_cv(*span, std::iter::empty(), &[]);
+                self.lock().cvs[span.index as usize] = Some(cv);
+            }
+        };
+        let helpers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(holes.len());
+        thread::scope(|scope| {
+            (1..helpers).for_each(|_| drop(scope.spawn(hash)));
+            hash();
+        });
     }
 
     /// What the file is to get, once it has been opened.
@@ -242,6 +341,12 @@ impl LargeSource {
         }
     }
 
+    /// Whether all that is to be sent has been read.
+    pub(crate) fn is_all_read(&self) -> bool {
+        let state = self.lock();
+        !state.cvs.is_empty() && state.groups_unread == 0
+    }
+
     /// Notes that the receiver has stored a group. After the last one the file need not stay open until it has its
     /// name.
     pub(crate) fn group_stored(&self) {
@@ -258,7 +363,8 @@ impl LargeSource {
         opened.is_some_and(|(file, before)| FileIdentity::of(file.file()).is_ok_and(|now| now == before))
     }
 
-    /// The file's root, when all groups have been read.
+    /// The file's root, when the values of all groups are known: of one with holes only where they were
+    /// [hashed](Self::hash_holes) too.
     pub(crate) fn root(&self) -> Option<Root> {
         let cvs: Option<Vec<_>> = self.lock().cvs.iter().copied().collect();
         cvs.filter(|cvs| !cvs.is_empty()).map(|cvs| merge_root(self.entry.size, &cvs))
@@ -296,5 +402,28 @@ impl LargeSource {
 
     fn lock(&self) -> MutexGuard<'_, LargeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LargeState {
+    /// Finds where the file has data. What cannot be looked for is read, which tells why.
+    fn look_for_holes(&mut self, file: &File, bytes: u64, holes: Holes) -> FoundHoles {
+        let (data, lost) = find_data(file, bytes).unwrap_or_default();
+        let Some(data) = data else { return FoundHoles { bytes: 0, lacks: lost > 0 } };
+        if holes == Holes::Lost {
+            return FoundHoles { bytes: 0, lacks: true };
+        }
+        let is_unread = |index: &u32| self.cvs.get(*index as usize).is_some_and(Option::is_none);
+        let unread = data.groups().filter(is_unread).count();
+        self.groups_unread = u32::try_from(unread).unwrap_or(u32::MAX);
+        if unread == 0 {
+            let groups = GroupSpan::count(bytes).unwrap_or(0);
+            self.last_word = (0..groups).find(is_unread);
+            self.groups_unread = 1;
+        }
+        self.groups_unstored = self.groups_unread;
+        let found = FoundHoles { bytes: bytes - data.data_bytes(), lacks: lost > 0 };
+        self.data = Some(Arc::new(data));
+        found
     }
 }

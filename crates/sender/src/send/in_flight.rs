@@ -17,7 +17,7 @@ use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
 
 use self::record::{GroupId, Mismatch, Record};
 use crate::account::heard::Given;
-use crate::read::source::LargeSource;
+use crate::read::source::{Holes, LargeSource};
 use crate::send::sent::Sent;
 
 /// The items in flight in one session, and the large files that have not come to their end.
@@ -105,6 +105,18 @@ impl InFlight {
         if state.record.transfer.is_settled() {
             self.settled.notify_all();
         }
+    }
+
+    /// Ends so many pieces of planned work that need not be done, while a piece that is being done has not come to its
+    /// end.
+    pub(crate) fn skip_work(&self, pieces: u32) {
+        let mut state = self.lock();
+        (0..pieces).for_each(|_| state.record.transfer.end());
+    }
+
+    /// What becomes of holes, where this is `wanted`.
+    pub(crate) fn holes(&self, wanted: Holes) -> Holes {
+        if self.version < Version::V4 && wanted == Holes::Kept { Holes::Lost } else { wanted }
     }
 
     /// Notes that no more work will come, except what is sent again.
@@ -418,10 +430,8 @@ pub(crate) mod tests {
                 while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
                     std::hint::spin_loop();
                 }
-                session.fail_large(
-                    file.id,
-                    &file.open(Direct::default(), |_, read| read.metadata()).unwrap_err(),
-                );
+                let opened = file.open(Direct::default(), Holes::Kept, |_, read| read.metadata());
+                session.fail_large(file.id, &opened.err().unwrap());
             }
         };
         thread::scope(|scope| [scope.spawn(fail_all), scope.spawn(fail_all)].map(drop));

@@ -122,7 +122,7 @@ fn declare(
     let FileIdentity { bytes, ctime, inode, .. } = *identity;
     let path = file.target.clone();
     let metadata = file.metadata();
-    let head = FileHead { path, metadata, bytes, ctime, inode }.encode();
+    let head = FileHead { path, metadata, bytes, ctime, inode, data: file.data() }.encode();
     let content = *blake3::hash(&head).as_bytes();
     let header = FrameHeader { kind: FrameKind::Declare, file: file.id, ..FrameHeader::default() };
     sink.send(sealed(&content, header, head, Buffer::empty()), watch)

@@ -46,7 +46,7 @@ impl Sent {
                 batch.files.iter().filter(|file| !file.retouched).map(|file| file.look.bytes).sum()
             }
             Self::Group(_, _, FrameKind::Same) => 0,
-            Self::Group(_, span, _) => u64::from(span.len),
+            Self::Group(file, span, _) => file.data_bytes_within(*span),
         }
     }
 

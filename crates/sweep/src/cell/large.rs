@@ -45,7 +45,7 @@ impl LargeFiles {
                 return Ok(None);
             }
             let staged = Staged::create(&directory, MODE).and_then(|mut staged| {
-                staged.reserve(file_bytes, bench.direct)?;
+                staged.reserve(file_bytes, None, bench.direct)?;
                 Ok(staged)
             });
             let staged = staged.map_err(bench.cannot("create a file in"))?;

@@ -28,7 +28,7 @@ impl World {
         let path = RelPath::from_bytes(b"large").unwrap();
         let metadata = Metadata::new(0o600, Timestamp { seconds: 5, nanos: 6 });
         let ctime = Timestamp::default();
-        let head = FileHead { path, metadata, bytes: BYTES, ctime, inode: 7 };
+        let head = FileHead { path, metadata, bytes: BYTES, ctime, inode: 7, data: None };
         let place = home.path().join("target");
         Self { home, place, tree, head }
     }
@@ -59,7 +59,7 @@ impl World {
         let path = &self.head.path;
         let names = LastingNames::new("t");
         let mut part = parts.create(FileId(3), (path, &self.head), &self.directory(), &names).unwrap();
-        part.reserve(BYTES, Direct::Off).unwrap();
+        part.reserve(BYTES, None, Direct::Off).unwrap();
         for (number, &index) in groups.iter().enumerate() {
             if number == flushed {
                 parts.flushed(parts.mark().unwrap());

@@ -2,8 +2,8 @@
 
 use zmove_chunk::{group_cv, seal};
 use zmove_transport::Frame;
-use zmove_types::{Buffer, Cv, GroupSpan};
-use zmove_wire::{FrameHeader, FrameKind};
+use zmove_types::{Buffer, Cv, GroupSpan, Metadata, RelPath, Timestamp};
+use zmove_wire::{FileHead, FrameHeader, FrameKind};
 
 use super::{NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, is_filler};
 use crate::quota::Quota;
@@ -44,7 +44,9 @@ fn check(frame: Frame, file_bytes: u64) {
             assert!(!matches!(declared, Ok(None)), "it is sealed");
         }
         FrameKind::Chunk => {
-            if let Ok(chunk) = VerifiedChunk::check(frame, file_bytes) {
+            let (metadata, ctime, path) = (Metadata::default(), Timestamp::default(), RelPath::root());
+            let head = FileHead { path, metadata, bytes: file_bytes, ctime, inode: 0, data: None };
+            if let Ok(chunk) = VerifiedChunk::check(frame, &head) {
                 let (item, span, cv, data) = chunk.into_parts();
                 assert_eq!((item, span.index, span.len as usize), (header.item, header.group, data.len()));
                 assert_eq!(cv, group_cv(span.index, &data));

@@ -22,7 +22,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
 use zmove_chunk::GroupHasher;
-use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, Staged, Task, Tree};
+use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, Span, Staged, Task, Tree, find_data};
 use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath};
 use zmove_wire::limits::HELD_GROUPS_MAX;
 use zmove_wire::{FileHead, Held};
@@ -123,10 +123,13 @@ impl Candidate<'_> {
     }
 
     fn hash(&self, transfer: &Transfer, old: File, held: &mut Booked) -> BTreeMap<u32, Cv> {
+        // what is a hole there is not looked at, and sent where the source has data
+        let there = find_data(&old, old.metadata().map_or(0, |there| there.len())).unwrap_or_default().0;
         let old = DataFile::new(old);
         let mut cvs = BTreeMap::new();
-        let groups =
-            (0..GroupSpan::count(self.bytes).unwrap_or(0)).filter(|index| !self.held.contains(index));
+        let has_data = |index: &u32| there.as_ref().is_none_or(|there| there.has_group(*index));
+        let groups = (0..GroupSpan::count(self.bytes).unwrap_or(0))
+            .filter(|index| !self.held.contains(index) && has_data(index));
         let turn = transfer.turn(Task::Look);
         for span in groups.map_while(|index| GroupSpan::of(self.bytes, index)) {
             if turn.is_over() || held.grow(GROUP_KEPT_BYTES).is_err() {
@@ -153,13 +156,15 @@ impl Base {
         directory: &OwnedFd,
         name: &Name,
         new: &mut Staged,
-        bytes: u64,
+        head: &FileHead,
         direct: Direct,
     ) -> io::Result<()> {
         let old = open_old(directory.as_fd(), name).ok();
-        let in_place = old.as_ref().map_or(Ok(false), |old| new.clone_contents(old, bytes, direct))?;
-        if !in_place {
-            new.reserve(bytes, direct)?;
+        let in_place = old.as_ref().map_or(Ok(false), |old| new.clone_contents(old, head.bytes, direct))?;
+        match &head.data {
+            data if !in_place => new.reserve(head.bytes, data.as_deref(), direct)?,
+            Some(data) => new.make_holes(data)?,
+            None => {}
         }
         // Where the new file is a copy, it is read itself: its bytes are those that will count.
         let old = old.filter(|_| !in_place).and_then(|old| for_reading(old, direct));
@@ -197,7 +202,12 @@ impl Base {
         if there != Some(cv) {
             return Ok(false);
         }
-        new.write(|| transfer.file_io.write(new.data(), span.offset(), buffer)).0?;
+        for range in head.data_within(span) {
+            let part = Span::new(span.offset() + range.start as u64, range);
+            let (written, back) = new.write(|| transfer.file_io.write_part(new.data(), part, buffer));
+            written?;
+            buffer = back;
+        }
         Ok(true)
     }
 }

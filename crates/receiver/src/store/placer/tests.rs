@@ -155,6 +155,7 @@ fn a_large_file_survives_that_its_directory_is_replaced() {
         bytes,
         ctime: Timestamp::default(),
         inode: 1,
+        data: None,
     };
     second.files.declare(id, head, |_| None, |_| None).unwrap();
     let file = second.files.find(id).unwrap().unwrap();

@@ -57,7 +57,7 @@ impl World {
         let (path, head) = (path(), self.head());
         let part = transfer.parts.create(FileId(3), (&path, &head), &directory, &transfer.target.part_names);
         let mut part = part.unwrap();
-        part.reserve(BYTES, Direct::Off).unwrap();
+        part.reserve(BYTES, None, Direct::Off).unwrap();
         for (index, byte) in groups.iter().chain(besides) {
             part.file().write_all_at(&block(*byte), span(*index).offset()).unwrap();
         }
@@ -69,7 +69,7 @@ impl World {
     fn head(&self) -> FileHead {
         let SourceIdentity { bytes, mtime, ctime, inode } = self.source;
         let metadata = Metadata::new(0o600, mtime);
-        FileHead { path: path(), metadata, bytes, ctime, inode }
+        FileHead { path: path(), metadata, bytes, ctime, inode, data: None }
     }
 
     fn offer(&self) -> Offer {

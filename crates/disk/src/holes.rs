@@ -1,0 +1,143 @@
+//! Holes: found at the source by `SEEK_DATA` and `SEEK_HOLE`, made at the target where a file may hold something.
+//!
+//! What the kernel says is believed: a file system that calls a hole what holds data loses that data in every program
+//! that asks for holes. One that knows no holes says that all is data. A file whose page cache holds what is still to
+//! be written has data there, on the file systems of the kernel.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::{Errno, retry_on_intr};
+use zmove_types::{DataRanges, DataRangesFinder};
+
+/// Where a file of `bytes` has data, and how many holes were too many to keep; no ranges where it has no hole, or the
+/// file system does not tell. The position in the file becomes the beginning.
+///
+/// # Errors
+/// What the system says.
+pub fn find_data(file: &File, bytes: u64) -> io::Result<(Option<DataRanges>, u64)> {
+    let mut finder = DataRangesFinder::default();
+    let mut at = 0;
+    while let Some(data) = next_data(file, at)?.filter(|data| data.start < bytes) {
+        at = data.end;
+        finder.add(data.start..data.end.min(bytes));
+    }
+    seek(file, SeekFrom::Start(0))?;
+    Ok(finder.finish(bytes))
+}
+
+/// The next data of a file from `at` on; to the end, and beyond, where the file system does not tell.
+///
+/// # Errors
+/// What the system says.
+pub fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
+    let start = match seek(file, SeekFrom::Data(at)) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok(None),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some(at..u64::MAX)),
+        Err(error) => return Err(error.into()),
+    };
+    match seek(file, SeekFrom::Hole(start)) {
+        Ok(end) if end > start => Ok(Some(start..end)),
+        // it has been cut off meanwhile
+        Err(Errno::NXIO) => Ok(None),
+        Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(start..u64::MAX)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Has a file hold nothing where `data` has holes: what is there goes, or becomes zeros where the file system cannot
+/// let it go.
+pub(crate) fn make_holes(file: &File, data: &DataRanges) -> io::Result<()> {
+    let bytes = file.metadata()?.len();
+    for hole in data.holes() {
+        let end = hole.end.min(bytes);
+        let mut at = hole.start;
+        while at < end
+            && let Some(there) = next_data(file, at)?.filter(|there| there.start < end)
+        {
+            at = there.end.min(end);
+            clear(file, there.start..at)?;
+        }
+    }
+    Ok(())
+}
+
+fn clear(file: &File, range: Range<u64>) -> io::Result<()> {
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match retry_on_intr(|| fallocate(file, mode, range.start, range.end - range.start)) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => write_zeros(file, range),
+        punched => Ok(punched?),
+    }
+}
+
+fn write_zeros(file: &File, range: Range<u64>) -> io::Result<()> {
+    let zeros = vec![0; ZEROS_BYTES];
+    let mut at = range.start;
+    while at < range.end {
+        let wanted = usize::try_from(range.end - at).map_or(zeros.len(), |left| left.min(zeros.len()));
+        file.write_all_at(&zeros[..wanted], at)?;
+        at += wanted as u64;
+    }
+    Ok(())
+}
+
+const ZEROS_BYTES: usize = 256 << 10;
+
+#[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A file of 8 MiB with data in its second and in its last.
+    fn sparse() -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8 * MIB).unwrap();
+        for at in [MIB, 7 * MIB] {
+            file.write_all_at(&vec![7; 1 << 20], at).unwrap();
+        }
+        file
+    }
+
+    fn ranges(ranges: &[Range<u64>]) -> Option<DataRanges> {
+        DataRanges::new(8 * MIB, ranges.to_vec())
+    }
+
+    #[test]
+    fn data_is_found_and_no_hole_is_not_one() {
+        let file = sparse();
+        let found = find_data(&file, 8 * MIB).unwrap();
+        assert_eq!(found, (ranges(&[MIB..2 * MIB, 7 * MIB..8 * MIB]), 0));
+        assert_eq!(seek(&file, SeekFrom::Current(0)), Ok(0), "it is read from the beginning");
+        file.set_len(0).unwrap();
+        assert_eq!(find_data(&file, 0).unwrap(), (None, 0));
+        file.write_all_at(&[0; 8192], 0).unwrap();
+        assert_eq!(find_data(&file, 8192).unwrap(), (None, 0), "zeros that are allocated are data");
+    }
+
+    #[test]
+    fn what_lies_in_a_hole_goes_and_nothing_else() {
+        let file = sparse();
+        let wanted = ranges(&[MIB..MIB + 4096, 3 * MIB..4 * MIB]).unwrap();
+        make_holes(&file, &wanted).unwrap();
+        assert_eq!(find_data(&file, 8 * MIB).unwrap().0, ranges(&[MIB..MIB + 4096]));
+        let mut there = vec![1; 8192];
+        file.read_exact_at(&mut there, MIB).unwrap();
+        assert!(there[..4096].iter().all(|byte| *byte == 7) && there[4096..].iter().all(|byte| *byte == 0));
+        assert_eq!(file.metadata().unwrap().len(), 8 * MIB);
+    }
+
+    #[test]
+    fn where_nothing_can_be_let_go_zeros_are_written() {
+        let file = sparse();
+        write_zeros(&file, MIB + 5..2 * MIB).unwrap();
+        let mut there = vec![1; 1 << 20];
+        file.read_exact_at(&mut there, MIB).unwrap();
+        assert!(there[..5] == [7; 5] && there[5..].iter().all(|byte| *byte == 0));
+    }
+}

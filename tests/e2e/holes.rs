@@ -1,0 +1,236 @@
+//! Files with holes: the holes are neither read nor sent nor allocated, and are at the target where they are at the
+//! source, however the file comes there.
+
+#![expect(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde_json::Value;
+use zmove_disk::find_data;
+use zmove_types::GROUP_BYTES;
+
+use crate::command::ZMOVE;
+use crate::harness::{Site, every_way, has_program, skip};
+use crate::namespace::Image;
+use crate::proxy::Proxy;
+use crate::resume::{journals_of, wait_for_journal};
+use crate::tree::{names, painted, set_mtime};
+use crate::versions::old_binary;
+
+every_way!(
+    holes_of_all_kinds_are_kept,
+    what_was_data_becomes_a_hole_and_the_other_way_round,
+    it_is_changed_in_its_place,
+    what_is_the_same_is_not_sent,
+);
+
+const GROUP: u64 = GROUP_BYTES;
+const TIB: u64 = 1 << 40;
+
+/// A file with data in these ranges, and a time that no other version of it has.
+fn make(path: &Path, bytes: u64, ranges: &[Range<u64>], version: u64) {
+    let file = File::create(path).unwrap();
+    file.set_len(bytes).unwrap();
+    for range in ranges {
+        file.write_all_at(&painted(range.end - range.start, range.start % 97 + 5 * version), range.start)
+            .unwrap();
+    }
+    set_mtime(path, UNIX_EPOCH + Duration::new(1_700_000_000 + version, 5));
+}
+
+fn ranges_of(path: &Path) -> Vec<Range<u64>> {
+    let file = File::open(path).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    let (data, lost) = find_data(&file, bytes).unwrap();
+    assert_eq!(lost, 0);
+    data.map_or_else(|| vec![0..bytes], |data| data.ranges().to_vec())
+}
+
+/// Whether the files of both directories have the same lengths, holes and data; returns how much data that is.
+#[track_caller]
+fn assert_same_holes(site: &Site) -> u64 {
+    assert_eq!(names(&site.source()), names(&site.target()));
+    let mut data_bytes = 0;
+    for name in names(&site.source()) {
+        let [source, target] = [site.source(), site.target()].map(|directory| directory.join(&name));
+        let look = |path: &Path| path.metadata().map(|stat| (stat.len(), stat.mtime(), stat.mode())).unwrap();
+        assert_eq!(look(&source), look(&target), "{name}");
+        let ranges = ranges_of(&source);
+        assert_eq!(ranges, ranges_of(&target), "{name}");
+        for range in ranges {
+            let read = |path: &Path| {
+                let mut room = vec![0; usize::try_from(range.end - range.start).unwrap()];
+                File::open(path).unwrap().read_exact_at(&mut room, range.start).unwrap();
+                room
+            };
+            assert!(read(&source) == read(&target), "{name} {range:?}");
+            data_bytes += range.end - range.start;
+        }
+    }
+    data_bytes
+}
+
+#[track_caller]
+fn push(site: &Site, options: &[&str]) -> Value {
+    let options = [&["--json"], options].concat();
+    site.push(&options, site.contents(), "").done().summary()
+}
+
+fn number(summary: &Value, key: &str) -> u64 {
+    summary[key].as_u64().unwrap()
+}
+
+/// Of sizes and with holes around the borders of pages, groups and of what is written past the page cache.
+fn grow(site: &Site) {
+    let make = |name: &str, bytes, ranges: &[Range<u64>]| make(&site.source().join(name), bytes, ranges, 0);
+    make("borders", 9 * GROUP + 5, &[0..4096, 2 * GROUP - 8192..2 * GROUP + 4096, 9 * GROUP..9 * GROUP + 5]);
+    make("beginning", 5 * GROUP, &[0..GROUP + 4096]);
+    make("end", 5 * GROUP + 7, &[4 * GROUP + 4096..5 * GROUP + 7]);
+    make("nothing", 9 * GROUP, &[]);
+    make("nothing large", 9 << 30, &[]);
+    make("large", TIB, &[3 * 4096..4 * 4096, TIB / 2..TIB / 2 + 5 * GROUP, TIB - 4096..TIB]);
+    let pieces: Vec<_> = (0..500).map(|at| at * 65_536..at * 65_536 + 4096 * (1 + at % 15)).collect();
+    make("pieces", 40 << 20, &pieces);
+    make("full", 3 * GROUP, &[0..3 * GROUP]);
+}
+
+fn holes_of_all_kinds_are_kept(site: &Site) {
+    grow(site);
+    let summary = push(site, &[]);
+    let data_bytes = assert_same_holes(site);
+    assert_eq!((number(&summary, "bytes"), number(&summary, "files")), (data_bytes, 8));
+    assert_eq!(number(&summary, "holes_not_kept"), 0);
+    let again = push(site, &[]);
+    assert_eq!((number(&again, "bytes"), number(&again, "skipped")), (0, 8));
+}
+
+/// Two versions of which each has data where the other has a hole, within groups and in whole groups.
+const VERSIONS: [&[Range<u64>]; 2] = [
+    &[0..GROUP, 3 * GROUP..4 * GROUP + 8192, 7 * GROUP + 4096..7 * GROUP + 8192],
+    &[4096..8192, 2 * GROUP..3 * GROUP, 6 * GROUP..8 * GROUP],
+];
+
+fn what_was_data_becomes_a_hole_and_the_other_way_round(site: &Site) {
+    let path = site.source().join("f");
+    for (version, options) in
+        (0..).zip([&["--delta", "always"], &["--delta", "always"], &["--delta", "never"]])
+    {
+        make(&path, 9 * GROUP + 5, VERSIONS[usize::try_from(version % 2).unwrap()], version);
+        push(site, options);
+        assert_same_holes(site);
+    }
+}
+
+fn it_is_changed_in_its_place(site: &Site) {
+    let path = site.source().join("f");
+    make(&path, 9 * GROUP, &[0..9 * GROUP], 0);
+    push(site, &[]);
+    let inode = || site.target().join("f").metadata().unwrap().ino();
+    let before = inode();
+    for version in 1..4 {
+        make(&path, 9 * GROUP + 5 * version, VERSIONS[usize::try_from(version % 2).unwrap()], version);
+        push(site, &["--inplace"]);
+        assert_same_holes(site);
+    }
+    make(&path, 9 * GROUP, &[], 5);
+    push(site, &["--inplace"]);
+    assert_same_holes(site);
+    assert_eq!(inode(), before);
+}
+
+fn what_is_the_same_is_not_sent(site: &Site) {
+    let path = site.source().join("f");
+    make(&path, TIB, &[TIB / 2..TIB / 2 + 8 * GROUP, TIB - 5 * 4096..TIB], 0);
+    push(site, &[]);
+    File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .write_all_at(b"changed", TIB / 2 + 2 * GROUP + 9)
+        .unwrap();
+    set_mtime(&path, UNIX_EPOCH + Duration::new(1_800_000_000, 5));
+    let summary = push(site, &["--delta", "always"]);
+    assert_eq!(number(&summary, "bytes"), GROUP);
+    assert_eq!(number(&summary, "bytes_matched"), 7 * GROUP + 5 * 4096);
+    assert_same_holes(site);
+}
+
+#[test]
+fn other_file_systems_keep_them_too() {
+    let images = ["mkfs.xfs -q -f -m reflink=1", "mkfs.btrfs -q -f"];
+    for make in images {
+        let Some(mut site) = Site::within_image(&Image { bytes: 400 << 20, make, options: "loop" }) else {
+            return;
+        };
+        site.start_daemon();
+        grow(&site);
+        push(&site, &[]);
+        assert_same_holes(&site);
+        // where a copy shares the blocks of the version before
+        let path = site.source().join("f");
+        for version in 0..3 {
+            self::make(&path, 9 * GROUP + 5, VERSIONS[version % 2], version as u64);
+            push(&site, &["--delta", "always"]);
+            assert_same_holes(&site);
+        }
+    }
+}
+
+#[test]
+fn what_has_come_does_not_come_again() {
+    let site = Site::daemon();
+    // two holes of many groups, and data of which all, or the last of which, has come
+    make(&site.source().join("large"), TIB, &[TIB / 4..TIB / 4 + 12 * GROUP, TIB - GROUP / 2..TIB], 0);
+    let proxy = Proxy::start(site.the_daemon().address, 8 * GROUP);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let mut client = site.push_by(&proxy.address, &["--json"]).start();
+    proxy.wait_for_stall();
+    wait_for_journal(&site);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    proxy.reset(site.the_daemon().address);
+    site.the_daemon().wait_for_log("broken off by tester");
+    let summary = push(&site, &[]);
+    let data_bytes = assert_same_holes(&site);
+    assert_eq!(journals_of(&site), [], "nothing is unfinished");
+    let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| number(&summary, key));
+    assert!(resumed >= GROUP && moved + resumed == data_bytes, "{summary}");
+}
+
+/// The root of a file with holes is that of its bytes.
+#[test]
+fn a_manifest_is_what_other_programs_make_of_the_file() {
+    if !has_program("b3sum") {
+        return skip("b3sum is missing");
+    }
+    let site = Site::daemon();
+    make(&site.source().join("holes"), 9 * GROUP + 5, VERSIONS[0], 0);
+    make(&site.source().join("nothing"), 9 * GROUP, &[], 0);
+    let manifest = site.path("manifest");
+    push(&site, &["--manifest", manifest.to_str().unwrap()]);
+    assert_same_holes(&site);
+    let mut check = Command::new("b3sum");
+    let checked = check.arg("--check").arg(&manifest).current_dir(site.target()).output().unwrap();
+    assert!(checked.status.success(), "{checked:?}");
+    assert_eq!(std::fs::read_to_string(manifest).unwrap().lines().count(), 2);
+}
+
+/// It gets zeros, and it is said.
+#[test]
+fn an_older_receiver_gets_zeros() {
+    let Some(old) = old_binary() else { return };
+    let mut site = Site::local();
+    site.run_by(old);
+    site.start_daemon();
+    site.run_by(ZMOVE.into());
+    make(&site.source().join("f"), 9 * GROUP + 5, VERSIONS[0], 0);
+    let summary = push(&site, &[]);
+    crate::tree::assert_same(&site.source(), &site.target());
+    assert_eq!((number(&summary, "bytes"), number(&summary, "holes_not_kept")), (9 * GROUP + 5, 1));
+    assert!(site.target().join("f").metadata().unwrap().blocks() * 512 >= 9 * GROUP);
+}
