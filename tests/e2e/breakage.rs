@@ -135,7 +135,7 @@ fn a_local_push_that_is_interrupted() {
     for _ in 0..8 {
         let site = Site::local();
         paint(site.source().join("small"), 1_000);
-        // zeros that take longer to move than anybody waits
+        // These zeros take longer to move than anybody waits.
         std::fs::File::create(site.source().join("endless")).unwrap().set_len(1 << 40).unwrap();
         let appeared = Appearance::of("small", &site.target());
         let mut zmove = site.zmove(&["push", "--json", "--sparse", "never", "source/"]);

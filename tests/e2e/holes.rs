@@ -171,7 +171,7 @@ fn other_file_systems_keep_them_too() {
         grow(&site);
         push(&site, &[]);
         assert_same_holes(&site);
-        // where a copy shares the blocks of the version before
+        // A copy shares the blocks of the version before there.
         let path = site.source().join("f");
         for version in 0..3 {
             self::make(&path, 9 * GROUP + 5, VERSIONS[version % 2], version as u64);
@@ -184,7 +184,7 @@ fn other_file_systems_keep_them_too() {
 #[test]
 fn what_has_come_does_not_come_again() {
     let site = Site::daemon();
-    // two holes of many groups, and data of which all, or the last of which, has come
+    // Two holes have many groups; of the data all, or the last, has come.
     make(&site.source().join("large"), TIB, &[TIB / 4..TIB / 4 + 12 * GROUP, TIB - GROUP / 2..TIB], 0);
     let proxy = Proxy::start(site.the_daemon().address, 8 * GROUP);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
@@ -220,7 +220,7 @@ fn a_manifest_is_what_other_programs_make_of_the_file() {
     assert_eq!(std::fs::read_to_string(manifest).unwrap().lines().count(), 2);
 }
 
-/// It gets zeros, and it is said.
+/// A receiver without extensions gets zeros, and the summary counts the file.
 #[test]
 fn an_older_receiver_gets_zeros() {
     let Some(old) = old_binary() else { return };

@@ -94,7 +94,7 @@ fn other_names_of_a_file_keep_what_they_had(site: &Site) {
 fn only_what_differs_is_written(site: &Site) {
     let there = std::fs::File::create(site.target().join("large")).unwrap();
     there.set_len(LARGE).unwrap();
-    // a group that is wholly a hole is not compared
+    // A group that is wholly a hole is not compared.
     (0..LARGE.div_ceil(GROUP_BYTES)).for_each(|group| there.write_all_at(&[0], group * GROUP_BYTES).unwrap());
     let mut contents = vec![0; usize::try_from(LARGE).unwrap()];
     contents[usize::try_from(GROUP_BYTES).unwrap() + 7] = 1;

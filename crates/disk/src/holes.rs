@@ -42,7 +42,7 @@ pub fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
     };
     match seek(file, SeekFrom::Hole(start)) {
         Ok(end) if end > start => Ok(Some(start..end)),
-        // it has been cut off meanwhile
+        // The file has been cut off meanwhile.
         Err(Errno::NXIO) => Ok(None),
         Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(start..u64::MAX)),
         Err(error) => Err(error.into()),

@@ -93,7 +93,7 @@ impl DataRangesFinder {
             Some(last) if last.end >= range.start => last.end = range.end,
             _ => self.ranges.push(range),
         }
-        // one pass over many, not one for each
+        // Makes one pass over many, not one for each.
         if self.ranges.len() > 2 * DataRanges::MAX {
             self.lose_small_holes();
         }
@@ -207,7 +207,7 @@ mod tests {
         let mut finder = DataRangesFinder::default();
         let (mut at, mut largest) = (0, Vec::new());
         for number in 0..5 * DataRanges::MAX as u64 {
-            // every fifth hole is large, at the beginning as at the end
+            // Every fifth hole is large, at the beginning as at the end.
             let hole = if number % 5 == 4 { 1000 } else { 1 + number % 3 };
             finder.add(at..at + 10);
             if hole == 1000 {
@@ -218,7 +218,7 @@ mod tests {
         let (data, lost) = finder.finish(at);
         let data = data.unwrap();
         assert_eq!((data.ranges().len(), lost), (DataRanges::MAX, 4 * DataRanges::MAX as u64));
-        // the last hole is the end of the file
+        // The last hole is the end of the file.
         assert_eq!(data.holes().collect::<Vec<_>>(), largest);
     }
 

@@ -477,7 +477,7 @@ mod tests {
         Metadata { extra: Some(Arc::new(extra)), ..metadata }
     }
 
-    /// As many attributes as Linux lists, as many bytes of them as are carried, and as many ranges: all at once.
+    /// A file may have as many attributes as Linux lists, as many bytes of them as are carried, and all ranges at once.
     #[test]
     fn the_longest_declaration_fits() {
         const LISTED_BYTES_MAX: usize = 64 << 10;

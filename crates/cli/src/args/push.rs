@@ -119,10 +119,10 @@ pub(crate) enum CipherArg {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SparseArg {
-    /// They are kept: not read, not sent and not allocated
+    /// Holes are kept: not read, not sent and not allocated
     #[default]
     Auto,
-    /// They are sent as the zeros that they read as, and allocated
+    /// Holes are sent as the zeros that they read as, and allocated
     Never,
 }
 

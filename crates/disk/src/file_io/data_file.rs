@@ -108,9 +108,9 @@ impl DataFile {
         let allocate = self.direct.is_some() && data_bytes > 0 && allocation_pays(&self.cached, data_bytes)?;
         let whole = 0..bytes;
         let wanted = data.map_or(std::slice::from_ref(&whole), DataRanges::ranges);
-        // where that fails nothing is lost: the writes allocate, and tell why they cannot
+        // Where that fails nothing is lost: the writes allocate, and return the errors.
         if allocate && wanted.iter().any(|range| self.allocate(range).is_err()) {
-            // others need what was taken before it failed
+            // Give back what was taken before it failed, since others need it.
             self.cached.set_len(0)?;
             self.cached.set_len(bytes)?;
         }

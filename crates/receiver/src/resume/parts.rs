@@ -227,7 +227,7 @@ impl Parts {
         if earlier.file.part.source != source_of(head) {
             return None;
         }
-        // it may have begun as a copy of an old version
+        // The part may have begun as a copy of an old version.
         if head.data.as_ref().is_some_and(|data| staged.make_holes(data).is_err()) {
             return None;
         }

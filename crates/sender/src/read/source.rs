@@ -164,12 +164,12 @@ pub(crate) struct FoundHoles {
 /// What becomes of the holes of large files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Holes {
-    /// They are kept.
+    /// Holes are kept.
     #[default]
     Kept,
-    /// They are to be kept, and the receiver cannot: they are sent as zeros and counted.
+    /// Holes are to be kept, and the receiver cannot: they are sent as zeros and counted.
     Lost,
-    /// They are sent as zeros.
+    /// Holes are sent as zeros.
     Sent,
 }
 

@@ -123,7 +123,7 @@ impl Candidate<'_> {
     }
 
     fn hash(&self, transfer: &Transfer, old: File, held: &mut Booked) -> BTreeMap<u32, Cv> {
-        // what is a hole there is not looked at, and sent where the source has data
+        // A group that is a hole there is not looked at, and sent where the source has data.
         let there = find_data(&old, old.metadata().map_or(0, |there| there.len())).unwrap_or_default().0;
         let old = DataFile::new(old);
         let mut cvs = BTreeMap::new();
