@@ -62,7 +62,8 @@ fn journals(site: &Site) -> PathBuf {
 pub(crate) fn journals_of(site: &Site) -> Vec<(PathBuf, u64)> {
     let Ok(entries) = std::fs::read_dir(journals(site)) else { return Vec::new() };
     let entries = entries.map(Result::unwrap);
-    entries.map(|entry| (entry.path(), entry.metadata().unwrap().len())).collect()
+    // One that has gone since the directory was read is none.
+    entries.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.len()))).collect()
 }
 
 /// Waits until the daemon has journalled some groups.

@@ -156,7 +156,7 @@ impl<'a> Client<'a> {
         self.shell(&format!("davix-put {flags} {further} {source} {url} || test $? = 255"))
     }
 
-    /// rcp, which has no option for ssh, takes one source, and fills a directory that is there only when it may overwrite
+    /// rcp, which has no option for ssh, takes one source, and fills an existing directory only when it may overwrite
     /// it.
     fn rcp(&self) -> Result<Command> {
         let (flags, further) = (RCP_FLAGS, self.further());

@@ -269,7 +269,7 @@ mod tests {
         InquiredEntry, InquiredGroup, InquiredKind, OfferedFile, OfferedGroup, ToReceiver, ToSender,
         decode_message, encode_message,
     };
-    use crate::{Open, Version};
+    use crate::{Open, Purpose, Version};
 
     fn name(text: &str) -> Name {
         Name::from_bytes(text.as_bytes()).unwrap()
@@ -284,7 +284,9 @@ mod tests {
     #[test]
     fn what_is_asked_for_is_pinned_and_critical_where_the_user_has_asked() {
         let say = |keeping: Keeping| {
-            let open = Open { keeping: Some(keeping), ..Open::new(b"/d".to_vec(), [0; 16]) };
+            // A preview, whose opening has no other extension.
+            let purpose = Purpose::Preview;
+            let open = Open { keeping: Some(keeping), purpose, ..Open::new(b"/d".to_vec(), [0; 16]) };
             let ToReceiver::OpenWith(open, extensions) = open.into_message(Version::V4) else {
                 panic!("no opening")
             };
