@@ -15,7 +15,7 @@ use zmove_wire::{BatchEntry, FileEntry, Keeping, Lack, NotKept, ToSender};
 
 use crate::harness::{Site, both_ways, has_program, is_root, skip};
 use crate::intruder::{Intruder, batch, metadata, name};
-use crate::tree::{paint, set_mode};
+use crate::tree::{paint, set_mode, wait_for_another_time};
 
 fn set_xattr(path: &Path, name: &str, value: &[u8]) {
     rustix::fs::setxattr(path, name, value, XattrFlags::empty()).unwrap();
@@ -144,14 +144,30 @@ fn what_changes_alone_is_put_right_without_data(site: &Site) {
     ] {
         assert!(listed.contains(line), "{line}: {listed}");
     }
+    wait_for_target(site);
     let second = push(site, &[]);
     assert_eq!((moved(&second).0, second["bytes"].as_u64()), (0, Some(0)));
     assert_rsync_is_content(site);
     // what the target has alone goes, too
     set_xattr(&site.target().join("many/f1"), "user.alone", b"x");
     set_xattr(&site.target().join("plain"), "user.alone", b"x");
+    wait_for_target(site);
     assert_eq!(moved(&push(site, &[])).0, 0);
     assert_rsync_is_content(site);
+}
+
+/// Waits until nothing at the target was changed in the current tick: what was is sent, and not put right.
+fn wait_for_target(site: &Site) {
+    let mut directories = vec![site.target()];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let entry = entry.unwrap();
+            wait_for_another_time(&entry.path());
+            if entry.file_type().unwrap().is_dir() {
+                directories.push(entry.path());
+            }
+        }
+    }
 }
 
 fn in_place_and_by_contents_they_are_kept_too(site: &Site) {
@@ -169,6 +185,7 @@ fn in_place_and_by_contents_they_are_kept_too(site: &Site) {
     assert_rsync_is_content(site);
     set_xattr(&at("many/f7"), "user.comment", b"eight");
     set_acl(&at("large"), "u:12:r");
+    wait_for_target(site);
     assert_eq!(moved(&push(site, &["--checksum"])).0, 0);
     assert_rsync_is_content(site);
 }
@@ -275,6 +292,7 @@ mod owners {
         );
         let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
         assert!(listed.contains("~ f4 (owner)"), "{listed}");
+        wait_for_target(site);
         assert_eq!(moved(&push(site, &["-a"])), (0, &Value::Array(Vec::new())));
         assert_rsync_is_content(site);
     }
