@@ -32,8 +32,8 @@ impl Default for NewFiles {
 }
 
 impl NewFiles {
-    /// Gives a file just created in the directory its mode and time. What the umask and the directory leave
-    /// of a mode is the same for each file, so it is looked up once.
+    /// Gives a file just created in the directory its mode and time. The part of a mode that
+    /// the umask and the directory leave is the same for each file, so it is looked up once.
     ///
     /// # Errors
     /// The system's error.
