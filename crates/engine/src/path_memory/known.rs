@@ -94,7 +94,7 @@ impl Known {
         Self { rates, window: before.or(window).filter(|window| window.bytes >= WINDOW_MIN), ..self }
     }
 
-    /// The same without a window that nobody may use any more.
+    /// A copy without a window that is too old to be used.
     pub(super) fn without_old_window(self) -> Self {
         Self { window: self.window.filter(|window| window.is_fresh(now())), ..self }
     }
@@ -109,7 +109,7 @@ impl Window {
         Self { bytes, round_trip: at_best.round_trip, ends, at: now() }
     }
 
-    /// Whether it is more, of the same path.
+    /// Whether this window is larger than another one of the same path.
     fn is_above(&self, other: &Self) -> bool {
         self.bytes > other.bytes && self.ends == other.ends && suits(self.round_trip, other.round_trip)
     }
@@ -162,7 +162,7 @@ impl FromStr for Known {
     }
 }
 
-/// What is left of a line.
+/// The words of a line that have not been read.
 struct Words<'a>(Split<'a, char>);
 
 impl<'a> Words<'a> {
