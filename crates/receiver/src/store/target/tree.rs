@@ -93,14 +93,14 @@ impl TargetTree {
         parent.join(self.name(&parent, &name)).unwrap_or_else(|_| head.path.clone())
     }
 
-    /// What a file gets before its name, or when it has been changed in its place.
+    /// Gives a file its metadata: before it gets its name, or when it has been changed in its place.
     pub(crate) fn set_metadata(&self, file: &File, metadata: &Metadata, at: At<'_>) -> Result<(), Failure> {
         self.set_whole(file, metadata, at).map_err(failed_to(Operation::SetMetadata))?;
         self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
 
-    /// The same for a file that has just been made in a directory.
+    /// Gives a file that has just been made in a directory its metadata.
     pub(crate) fn set_new_metadata(
         &self,
         (file, new_files, directory): (&File, &NewFiles, &OwnedFd),
