@@ -58,7 +58,7 @@ struct Waiting<'a> {
     number: usize,
     group: usize,
     entry: &'a PackEntry,
-    /// The offset of its room in the buffer.
+    /// The offset of the entry's room in the buffer.
     offset: usize,
     room: &'a mut [u8],
 }

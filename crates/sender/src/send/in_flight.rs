@@ -235,7 +235,7 @@ impl InFlight {
         self.lock().record.note_progress(now);
     }
 
-    /// A lane of which what it has sent may not have come as a whole, since nothing has been settled for long.
+    /// A lane whose frames may not all have arrived, since none of them has been settled for long.
     pub(crate) fn doubtful_lane(&self, now: Instant) -> Option<usize> {
         self.lock().record.doubtful(now)
     }
