@@ -16,7 +16,7 @@ use crate::hidden::Parent;
 #[derive(Debug)]
 pub struct NewFiles {
     parent: OnceLock<Parent>,
-    /// Whether each of them gets an access control list from the directory.
+    /// Whether new files get an access control list from the directory.
     gives_acl: OnceLock<bool>,
     /// A mode that files get exactly as it is asked for when they are created here, if one is known.
     exact_mode: AtomicU32,

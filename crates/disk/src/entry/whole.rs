@@ -88,7 +88,7 @@ struct Setting<'a> {
     wanted: &'a Wanted<'a>,
     entry: Descriptor<'a>,
     form: FileType,
-    /// The mode that it has now, where that is known.
+    /// The mode that the entry has now, where that is known.
     mode: Option<u32>,
     misses: Vec<Miss>,
 }
