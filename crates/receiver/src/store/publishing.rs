@@ -312,7 +312,7 @@ struct Lost(HashMap<RelPath, Below>);
 #[derive(Debug, Default)]
 struct Below(HashMap<RelPath, LostNames>);
 
-/// The losses of one directory, by name.
+/// The losses in one directory, by name.
 type LostNames = HashMap<Box<[u8]>, (Operation, FaultCode)>;
 
 impl Below {

@@ -110,7 +110,7 @@ pub(crate) struct Filling {
     pub(crate) staging: Arc<StagingDirectory>,
     pub(crate) writers: usize,
     pub(crate) filled: Vec<SmallFile>,
-    /// Files in it that are not whole and could not be removed.
+    /// Files in the staging directory that are not whole and could not be removed.
     pub(crate) spoiled: Vec<Name>,
     /// Whether a writer has panicked while it filled the directory: what is in it is not known.
     pub(crate) abandoned: bool,
