@@ -25,7 +25,7 @@ pub enum ScanItem {
         directory: Arc<Directory>,
         /// The directory's own mode and time.
         metadata: Metadata,
-        /// What else was seen of it.
+        /// The properties beside kind, size, mode and time.
         beside: Beside,
     },
     /// Some entries of one directory, in no order.
@@ -61,7 +61,7 @@ pub struct Entry {
     pub ctime: Timestamp,
     /// Whether the file takes less storage than its length, as a file with holes does, and one that is compressed.
     pub is_sparse: bool,
-    /// What else was seen of it.
+    /// The properties beside kind, size, mode and time.
     pub beside: Beside,
 }
 
