@@ -230,7 +230,7 @@ impl InFlight {
         self.lock().record.lose_lane(lane)
     }
 
-    /// Lanes send what they have as fast as they may.
+    /// Notes that lanes send as fast as the rate allows: what waits for the rate is neither late nor lost.
     pub(crate) fn note_progress(&self, now: Instant) {
         self.lock().record.note_progress(now);
     }
