@@ -144,11 +144,11 @@ enum Phase {
     Normal,
 }
 
-/// What is to become of the usual control's window.
+/// The window with which the usual congestion control goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Start {
     pub(super) window: u64,
-    /// Where slow start ends; none: at the next congestion.
+    /// The window at which slow start ends; `None` for the next congestion.
     pub(super) threshold: Option<u64>,
 }
 
