@@ -138,7 +138,7 @@ impl Extra {
 }
 
 impl Special {
-    /// Among which kinds it is kept.
+    /// The kinds with which such a file is kept.
     #[must_use]
     pub const fn kind(self) -> Kinds {
         match self {
