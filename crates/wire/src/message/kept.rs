@@ -19,7 +19,8 @@ use crate::limits::MISSED_MAX;
 pub struct Keeping {
     /// The kinds.
     pub kinds: Kinds,
-    /// Whether the user has asked for them: a receiver that does not know this refuses the transfer then.
+    /// Whether the user has asked for the kinds: a receiver that does not know this extension then refuses the
+    /// transfer.
     pub asked: bool,
     /// Whether each entry that lacks something is to be named.
     pub named: bool,
