@@ -42,7 +42,7 @@ impl DataRanges {
         &self.ranges
     }
 
-    /// What lies between them, and before the end of the file.
+    /// The holes between the ranges, before the first and behind the last.
     pub fn holes(&self) -> impl Iterator<Item = Range<u64>> {
         let starts = std::iter::once(0).chain(self.ranges.iter().map(|range| range.end));
         let ends = self.ranges.iter().map(|range| range.start).chain(std::iter::once(self.file_bytes));

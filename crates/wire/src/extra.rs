@@ -30,11 +30,11 @@ const DIGEST: u16 = 3;
 /// The number of the [ranges](crate::ranges) of data of a large file.
 pub(crate) const DATA: u16 = 16;
 
-/// Which are known of entries.
+/// The extensions that are known of entries.
 pub(crate) const OF_ENTRIES: &[u16] = &[OWNERSHIP, XATTRS];
-/// Which are known of large files.
+/// The extensions that are known of large files.
 pub(crate) const OF_LARGE_FILES: &[u16] = &[OWNERSHIP, XATTRS, DATA];
-/// Which are known of offered files.
+/// The extensions that are known of offered files.
 pub(crate) const OF_OFFERED: &[u16] = &[OWNERSHIP, DIGEST];
 
 type Ownership = (Option<Account>, Option<Account>);
@@ -98,12 +98,12 @@ fn xattrs(xattrs: &[Xattr]) -> Vec<u8> {
 #[derive(Debug, Default)]
 pub(crate) struct ExtraReader {
     last: Option<Ownership>,
-    /// The last that has ownership alone: entries that have the same share it.
+    /// The last metadata that has ownership alone: entries that have the same share it.
     shared: Option<Arc<Extra>>,
 }
 
 impl ExtraReader {
-    /// What the extensions of the next entry say of it.
+    /// The metadata that the extensions of the next entry carry.
     pub(crate) fn next(&mut self, extensions: &Extensions) -> Result<Option<Arc<Extra>>, WireError> {
         let mut extra = Extra::default();
         if let Some(xattrs) = extensions.get(XATTRS) {
@@ -134,7 +134,7 @@ impl ExtraReader {
     }
 }
 
-/// What the extensions of an offered file say of its attributes.
+/// The digest of an offered file's attributes, as its extensions carry it.
 pub(crate) fn read_digest(extensions: &Extensions) -> Result<Option<Box<XattrDigest>>, WireError> {
     let read = |bytes: &[u8]| {
         let mut reader = Reader::new(bytes);

@@ -302,8 +302,8 @@ struct EndedFile {
     fault: Option<(Operation, FaultCode)>,
 }
 
-/// What has not come to its final place, with all below it, because a staging directory could not become its directory:
-/// by the path of that.
+/// The directories that a staging directory could not become, by path, with all below them that has not come to its
+/// final place.
 #[derive(Debug, Default)]
 struct Lost(HashMap<RelPath, Below>);
 
@@ -312,7 +312,7 @@ struct Lost(HashMap<RelPath, Below>);
 #[derive(Debug, Default)]
 struct Below(HashMap<RelPath, LostNames>);
 
-/// The losses of one directory, by name.
+/// The losses in one directory, by name.
 type LostNames = HashMap<Box<[u8]>, (Operation, FaultCode)>;
 
 impl Below {

@@ -132,9 +132,9 @@ struct LargeState {
     dead: bool,
     was_opened: bool,
     opened: Option<(Arc<DataFile>, FileIdentity)>,
-    /// What else is carried, as it was when the file was opened first.
+    /// The metadata that travel, as they were when the file was opened first.
     metadata: Option<Metadata>,
-    /// Where it has data, if it has holes that are kept; found once, since it stands in its declaration.
+    /// The ranges with data, if the file has holes that are kept; found once, since they stand in its declaration.
     data: Option<Arc<DataRanges>>,
     /// A group that is sent although it is a hole: where nothing else is to be sent, it makes the file whole.
     last_word: Option<u32>,
@@ -148,7 +148,7 @@ struct LargeState {
 pub(crate) struct OpenedSource {
     pub(crate) file: Arc<DataFile>,
     pub(crate) identity: FileIdentity,
-    /// What was found of its holes, at the first opening.
+    /// The file's holes, found at the first opening.
     pub(crate) holes: Option<FoundHoles>,
 }
 

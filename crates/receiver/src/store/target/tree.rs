@@ -93,14 +93,14 @@ impl TargetTree {
         parent.join(self.name(&parent, &name)).unwrap_or_else(|_| head.path.clone())
     }
 
-    /// What a file gets before its name, or when it has been changed in its place.
+    /// Gives a file its metadata: before it gets its name, or when it has been changed in its place.
     pub(crate) fn set_metadata(&self, file: &File, metadata: &Metadata, at: At<'_>) -> Result<(), Failure> {
         self.set_whole(file, metadata, at).map_err(failed_to(Operation::SetMetadata))?;
         self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
 
-    /// The same for a file that has just been made in a directory.
+    /// Gives a file that has just been made in a directory its metadata.
     pub(crate) fn set_new_metadata(
         &self,
         (file, new_files, directory): (&File, &NewFiles, &OwnedFd),
@@ -244,8 +244,9 @@ impl TargetTree {
         })
     }
 
-    /// Contents of that time stay, and what else differs is put right as far as it is known. Where that fails, sending
-    /// the file again will say why.
+    /// Compares a file of the right size with its source by the modification time. Where that is the same, the contents
+    /// stay, and other metadata that differ are set as far as they are known. Where that fails, the file counts as
+    /// different: sending it again will report why.
     pub(crate) fn hold_against(
         &self,
         place @ (directory, name): (&OwnedFd, &Name),
@@ -323,12 +324,12 @@ impl Xattrs<'_> {
     }
 }
 
-/// What is found of a file that is there.
+/// The result of comparing a file at the target with its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// It is as it should be, or has become so.
+    /// The file is as it should be, or has become so.
     Same,
-    /// Its contents are right, and the sender has to say what else it is to have.
+    /// The contents are right, and the sender has to send the metadata.
     DiffersBeside,
     Differs,
 }
