@@ -109,6 +109,19 @@ fn holes_of_all_kinds_are_kept(site: &Site) {
     assert_eq!((number(&again, "bytes"), number(&again, "skipped")), (0, 8));
 }
 
+/// What attributes take counts as storage of the file, so that it takes no less than its length.
+#[test]
+fn a_hole_is_kept_that_attributes_make_up_for() {
+    let site = Site::daemon();
+    let path = site.source().join("f");
+    make(&path, 3 * GROUP, &[0..GROUP, GROUP + 4096..3 * GROUP], 0);
+    if rustix::fs::setxattr(&path, "user.a", &[7; 3000], rustix::fs::XattrFlags::empty()).is_err() {
+        return skip("no extended attributes on this file system");
+    }
+    push(&site, &[]);
+    assert_same_holes(&site);
+}
+
 /// Two versions of which each has data where the other has a hole, within groups and in whole groups.
 const VERSIONS: [&[Range<u64>]; 2] = [
     &[0..GROUP, 3 * GROUP..4 * GROUP + 8192, 7 * GROUP + 4096..7 * GROUP + 8192],

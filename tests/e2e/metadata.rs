@@ -244,6 +244,8 @@ fn give_away(source: &Path) {
     std::fs::create_dir(source.join("d")).unwrap();
     paint(source.join("d/large"), 9 << 20);
     symlink("f3", source.join("given")).unwrap();
+    let flags = XattrFlags::empty();
+    rustix::fs::lsetxattr(source.join("given"), "trusted.of", b"link", flags).unwrap();
     for (name, id) in [("d", 2100), ("d/large", 2101), ("given", 2102)] {
         let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
         chownat(CWD, source.join(name), Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW).unwrap();
@@ -274,6 +276,15 @@ mod owners {
         assert_rsync_is_content(site);
         assert_eq!(site.target().join("f3").metadata().unwrap().mode() & 0o7777, 0o6755);
         assert_eq!(moved(&push(site, &["-a"])), (0, &Value::Array(Vec::new())));
+        assert_rsync_is_content(site);
+        let given = site.source().join("given");
+        rustix::fs::lremovexattr(&given, "trusted.of").unwrap();
+        let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
+        assert!(listed.contains("~ given -> f3 (xattr)") && listed.contains("1 to change"), "{listed}");
+        chownat(CWD, &given, Some(Uid::from_raw(2103)), None, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+        let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
+        assert!(listed.contains("~ given -> f3 (owner, xattr)"), "{listed}");
+        push(site, &["-a"]);
         assert_rsync_is_content(site);
     }
 
@@ -334,7 +345,7 @@ fn without_the_grant_owners_are_counted_and_not_set() {
     };
     let why = "the key's grant does not allow it".to_owned();
     assert_eq!((count("owner"), count("group")), (Some((23, why.clone())), Some((23, why.clone()))));
-    assert_eq!(count("privileged xattr"), Some((1, why)));
+    assert_eq!(count("privileged xattr"), Some((2, why)));
     let stat = site.target().join("f3").metadata().unwrap();
     assert_eq!((stat.uid(), stat.gid(), stat.mode() & 0o7777), (0, 0, 0o755));
     assert_eq!(xattr(&site.target().join("f5"), "trusted.secret"), None);

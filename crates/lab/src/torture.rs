@@ -7,6 +7,7 @@
 mod attempt;
 pub(crate) mod dice;
 mod events;
+pub(crate) mod metadata;
 pub(crate) mod old;
 mod options;
 mod plant;

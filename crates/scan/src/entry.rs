@@ -119,8 +119,9 @@ impl Entry {
             .map_err(failed(Operation::Stat))?;
         let kind = EntryKind::of(directory, raw_name, &stat).map_err(failed(Operation::ReadLink))?;
         let mut metadata = metadata_of(&stat);
-        // a link has none that users may set
-        let kinds = kinds.filter(|_| !matches!(kind, EntryKind::Symlink(_)));
+        // a link has none that users may set, and no list
+        let is_link = matches!(kind, EntryKind::Symlink(_));
+        let kinds = kinds.filter(|kinds| !is_link || kinds.has_any(Kinds::PRIVILEGED));
         let beside = Beside::look(Named(directory.fd(), &name), &stat, kinds, &mut metadata);
         Ok(Self {
             name,

@@ -55,7 +55,7 @@ impl Yard {
     ) -> Result<Self> {
         let target = directory.join("target");
         fs::create_dir(&target).with_context(|| format!("failed to create {}", target.display()))?;
-        let place = Place::prepare(zmove, directory, &target)?;
+        let place = Place::prepare(zmove, directory, &target, &[])?;
         let daemon = place.serve(free_address(dice)?, &[])?;
         Ok(Self { place, daemon, source: source.to_owned(), target, options: options.to_vec() })
     }

@@ -20,6 +20,7 @@ use super::plan::{CutAt, Journals, Plan, Route, Story};
 use super::stand::Stand;
 use super::tally::{FailureKind, Tally};
 use crate::torture::dice::Dice;
+use crate::torture::metadata::Features;
 use crate::torture::old;
 use crate::torture::programs::{Daemon, Place, Running, free_address};
 use crate::torture::same;
@@ -107,7 +108,9 @@ impl<'a> Round<'a> {
         };
         let place = stand.place(directory, &homes)?;
         let mut versions = Versions::default();
-        let tree = Tree::grow_like(&SHAPES, &source, dice.fork(), &mut versions)?;
+        let held = Features::of(directory)?.common(Features::of(&stand.mount)?);
+        let features = Features { privileged: false, ..held };
+        let tree = Tree::grow_like(&SHAPES, &source, features, dice.fork(), &mut versions)?;
         let populated = dice.one_in(2);
         let old_dice = dice.fork();
         let extra = if populated { old::plant(&tree, &target, old_dice, &mut versions)? } else { Vec::new() };

@@ -48,7 +48,7 @@ impl Stand {
         let mounted = file_system.mount(&device.node()?, &mount)?;
         let target = mount.join(TARGET);
         fs::create_dir(&target).context("failed to create the target")?;
-        let place = Place::prepare(zmove, &keys, &target)?;
+        let place = Place::prepare(zmove, &keys, &target, &[])?;
         // makes the daemon's own key, which no round is to make anew
         place.command(RECEIVER_HOME).args(["key", "show"]).output().context("failed to make a key")?;
         mounted.unmount()?;

@@ -66,7 +66,7 @@ fn run(arguments: &SiegeArgs, zmove: &str, directory: &Path) -> Result<()> {
     fs::create_dir(&source)?;
     fs::create_dir(&target)?;
     fs::write(source.join("large"), vec![7; arguments.mib << 20])?;
-    let place = Place::prepare(zmove, directory, &target)?;
+    let place = Place::prepare(zmove, directory, &target, &[])?;
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let mut daemon = place.serve(address, &["--metrics", "off"])?;
     push(&place, &source, address, &target)?;

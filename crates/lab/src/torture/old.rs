@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::dice::Dice;
-use super::plant::{self, Contents, Moment};
-use super::tree::{GROUP_BYTES, Kind, Tree, draw_link};
+use super::metadata::{Features, Kind};
+use super::plant::{self, Contents, GROUP_BYTES, Moment};
+use super::tree::{Tree, draw_link};
 use super::versions::{Version, Versions};
 
 /// Plants it in the empty directory `target`; returns the paths that the source does not have.
@@ -29,7 +30,10 @@ pub(crate) fn plant(
         match kind {
             Kind::Directory => directory(path, &to, &mut dice, versions)?,
             Kind::File => file(path, &from, &to, &mut dice, versions)?,
-            Kind::Link => other(path, &to, &mut dice, versions)?,
+            Kind::Link | Kind::Special => other(path, &to, &mut dice, versions)?,
+        }
+        if dice.one_in(3) {
+            dress(tree.features(), &to, &mut dice)?;
         }
         if *kind == Kind::Directory && is_directory(&to) && dice.one_in(4) {
             let path = path.join("only in the old target");
@@ -53,7 +57,7 @@ fn file(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut Ver
     match dice.within(0..=5) {
         // the same contents, and perhaps the same time and mode
         0..=2 => {
-            fs::copy(from, to).with_context(|| format!("failed to copy {path:?}"))?;
+            plant::copy(from, to)?;
             if dice.one_in(2) {
                 plant::set_mode(to, 0o604)?;
             }
@@ -63,7 +67,7 @@ fn file(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut Ver
         }
         3 if metadata.len() > GROUP_BYTES && dice.one_in(2) => edited(path, from, to, dice, versions)?,
         3 => {
-            let contents = Contents { bytes: metadata.len(), dice: dice.fork() };
+            let contents = Contents::draw(metadata.len(), dice);
             versions.add(path, contents.version());
             contents.write(to)?;
             Moment::draw(dice).set(to)?;
@@ -91,6 +95,17 @@ fn edited(path: &Path, from: &Path, to: &Path, dice: &mut Dice, versions: &mut V
     Moment::draw(dice).set(to)
 }
 
+/// Metadata that the source does not have, and the same time as before.
+fn dress(features: Features, to: &Path, dice: &mut Dice) -> Result<()> {
+    let metadata = fs::symlink_metadata(to).with_context(|| format!("failed to look at {}", to.display()))?;
+    let kind = match () {
+        () if metadata.is_dir() => Kind::Directory,
+        () if metadata.is_file() => Kind::File,
+        () => Kind::Link,
+    };
+    features.dress(to, kind, dice)
+}
+
 /// A file or a link that has nothing to do with the source.
 fn other(path: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Result<()> {
     if dice.one_in(3) {
@@ -102,7 +117,7 @@ fn other(path: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Re
 }
 
 fn new_file(path: &Path, to: &Path, dice: &mut Dice, versions: &mut Versions) -> Result<()> {
-    let contents = Contents { bytes: dice.scaled_within(0..=OLD_BYTES_MAX), dice: dice.fork() };
+    let contents = Contents::draw(dice.scaled_within(0..=OLD_BYTES_MAX), dice);
     versions.add(path, contents.version());
     contents.write(to)?;
     Moment::draw(dice).set(to)

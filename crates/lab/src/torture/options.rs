@@ -3,6 +3,7 @@
 //! A new option of zmove that must survive torture gets a row here, and nothing else.
 
 use super::dice::Dice;
+use super::metadata::Features;
 
 /// The options of one round.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +52,11 @@ impl Options {
         options
     }
 
+    /// What the push keeps of all that the file systems hold.
+    pub(crate) fn keeps(&self, held: Features) -> Features {
+        Features { privileged: held.privileged && self.push.contains(&"-a"), ..held }
+    }
+
     /// The same for another try: what may differ from one to the next is chosen again.
     pub(crate) fn redrawn(&self, dice: &mut Dice) -> Self {
         let mut options = Self { push: Vec::new(), ..self.clone() };
@@ -83,7 +89,7 @@ const fn serve(weight: u64, serve: &'static [&'static str]) -> Choice {
 }
 
 /// No word stands in two rows, or [`Options::redrawn`] would take it for that of the other.
-const ROWS: [(Span, &[Choice]); 9] = [
+const ROWS: [(Span, &[Choice]); 10] = [
     (
         Span::Try,
         &[
@@ -106,6 +112,8 @@ const ROWS: [(Span, &[Choice]); 9] = [
     ),
     (Span::Round, &[push(4, &[]), push(1, &["--checksum"])]),
     (Span::Round, &[push(5, &[]), push(1, &["--inplace"])]),
+    // nothing is drawn that these do not keep
+    (Span::Round, &[push(1, &["--strict-metadata"]), push(3, &["-a", "--strict-metadata"])]),
     (
         Span::Round,
         &[

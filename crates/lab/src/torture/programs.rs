@@ -39,8 +39,8 @@ pub(crate) struct Running {
 }
 
 impl Place {
-    /// Makes keys, and lets the sender write below `target`.
-    pub(crate) fn prepare(zmove: &str, directory: &Path, target: &Path) -> Result<Self> {
+    /// Makes keys, and lets the sender write below `target` and do what else `grants` says.
+    pub(crate) fn prepare(zmove: &str, directory: &Path, target: &Path, grants: &[&str]) -> Result<Self> {
         let place = Self { zmove: zmove.to_owned(), directory: directory.to_owned() };
         for home in [SENDER_HOME, RECEIVER_HOME] {
             fs::create_dir(directory.join(home)).context("failed to make a home")?;
@@ -53,7 +53,11 @@ impl Place {
             format!("zmove key show: no fingerprint; {}", String::from_utf8_lossy(&shown.stderr).trim())
         })?;
         let mut allow = place.command(RECEIVER_HOME);
-        allow.args(["allow", fingerprint, "--name", "torture", "--write", "--root"]).arg(target);
+        allow
+            .args(["allow", fingerprint, "--name", "torture", "--write"])
+            .args(grants)
+            .arg("--root")
+            .arg(target);
         let allowed = allow.output().context("failed to start zmove allow")?;
         if !allowed.status.success() {
             bail!("zmove allow failed: {}", String::from_utf8_lossy(&allowed.stderr).trim());

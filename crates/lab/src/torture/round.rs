@@ -10,6 +10,7 @@ use rustix::process::Signal;
 use super::attempt::{Ending, Stage};
 use super::dice::Dice;
 use super::events;
+use super::metadata::Features;
 use super::old;
 use super::options::{Carrier, Options};
 use super::programs::{Place, free_address};
@@ -59,7 +60,8 @@ impl Round {
         let (source, target) = (directory.join("source"), directory.join("target"));
         fs::create_dir(&target).with_context(failed)?;
         let mut versions = Versions::default();
-        let tree = Tree::grow(&source, dice.fork(), &mut versions)?;
+        let features = options.keeps(Features::of(directory)?);
+        let tree = Tree::grow(&source, features, dice.fork(), &mut versions)?;
         let populated = dice.one_in(3);
         let old_dice = dice.fork();
         let extra = if populated { old::plant(&tree, &target, old_dice, &mut versions)? } else { Vec::new() };
@@ -70,7 +72,7 @@ impl Round {
 
     fn run(&mut self, zmove: &str, directory: &Path, tally: &mut Tally) -> Result<()> {
         self.look();
-        let place = Place::prepare(zmove, directory, &self.target)?;
+        let place = Place::prepare(zmove, directory, &self.target, &["--set-owner"])?;
         let address = free_address(&mut self.dice)?;
         let daemon = place.serve(address, &self.options.serve)?;
         let relay = Relay::start(address)?;

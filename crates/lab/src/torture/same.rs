@@ -1,19 +1,31 @@
-//! Whether the target is the source, to the last byte and every field: type, size, contents, mode, time to
-//! the nanosecond, where links lead. And whether anything of zmove's own is left.
+//! Whether the target is the source, to the last byte and every field: type, size, contents, holes, mode, time to
+//! the nanosecond, owner, extended attributes, which names are one file, where links lead. And whether anything of
+//! zmove's own is left.
 
+use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use super::metadata::xattrs;
+use super::plant::data_ranges;
 use super::versions::Version;
 use super::watch::is_hidden;
 use crate::data::trees::{metadata, names};
 
 /// All differences, in words. `extra` may stand in the target and not in the source.
 pub(crate) fn differences(source: &Path, target: &Path, extra: &[PathBuf]) -> Result<Vec<String>> {
-    let mut comparison = Comparison { source, target, extra, block: vec![0; BLOCK_BYTES], found: Vec::new() };
+    let mut comparison = Comparison {
+        source,
+        target,
+        extra,
+        block: vec![0; BLOCK_BYTES],
+        inodes: Default::default(),
+        found: Vec::new(),
+    };
     comparison.entry(Path::new(""))?;
     Ok(comparison.found)
 }
@@ -44,6 +56,8 @@ struct Comparison<'a> {
     target: &'a Path,
     extra: &'a [PathBuf],
     block: Vec<u8>,
+    /// Of source and target, the first name met of each file.
+    inodes: [HashMap<(u64, u64), PathBuf>; 2],
     found: Vec<String>,
 }
 
@@ -60,16 +74,34 @@ impl Comparison<'_> {
         } else {
             self.field(path, "mode", &(expected.mode() & 0o7777), &(there.mode() & 0o7777));
         }
+        let owners = |metadata: &Metadata| (metadata.uid(), metadata.gid());
+        self.field(path, "owner", &owners(&expected), &owners(&there));
+        self.field(path, "attributes", &xattrs(&from)?, &xattrs(&to)?);
         let modified = |metadata: &Metadata| (metadata.mtime(), metadata.mtime_nsec());
         self.field(path, "time", &modified(&expected), &modified(&there));
         if expected.is_dir() {
             return self.directory(path, &from, &to);
         }
-        if expected.is_file() {
-            let versions = [self.version(&from)?, self.version(&to)?];
-            self.field(path, "contents", &versions[0], &versions[1]);
+        if !expected.is_file() {
+            self.field(path, "device", &expected.rdev(), &there.rdev());
+            return Ok(());
         }
+        self.links(path, &expected, &there);
+        let versions = [self.version(&from)?, self.version(&to)?];
+        self.field(path, "contents", &versions[0], &versions[1]);
+        let holes = [ranges(&from)?, ranges(&to)?];
+        self.field(path, "data", &holes[0], &holes[1]);
         Ok(())
+    }
+
+    /// Whether the first name of this file in the one tree is its first name in the other.
+    fn links(&mut self, path: &Path, expected: &Metadata, there: &Metadata) {
+        let mut firsts = [PathBuf::new(), PathBuf::new()];
+        for ((names, metadata), first) in self.inodes.iter_mut().zip([expected, there]).zip(&mut firsts) {
+            let key = (metadata.dev(), metadata.ino());
+            first.clone_from(names.entry(key).or_insert_with(|| path.to_owned()));
+        }
+        self.field(path, "first name", &firsts[0], &firsts[1]);
     }
 
     fn directory(&mut self, path: &Path, from: &Path, to: &Path) -> Result<()> {
@@ -100,6 +132,12 @@ impl Comparison<'_> {
         let mut file = File::open(path).with_context(failed)?;
         Version::of_file(&mut file, &mut self.block).with_context(failed)
     }
+}
+
+fn ranges(path: &Path) -> Result<Vec<Range<u64>>> {
+    let failed = || format!("failed to look for holes of {}", path.display());
+    let file = File::open(path).with_context(failed)?;
+    data_ranges(&file).with_context(failed)
 }
 
 fn read_link(path: &Path) -> Result<PathBuf> {

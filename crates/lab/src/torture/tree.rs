@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::dice::Dice;
-use super::plant::{self, Contents, Moment};
+use super::metadata::{self, Features, Kind};
+use super::plant::{self, Contents, GROUP_BYTES, Moment};
 use super::versions::{Version, Versions};
 
 /// A tree that was grown.
@@ -19,16 +20,9 @@ pub(crate) struct Tree {
     /// Each directory after its parent; the root is not among them.
     entries: Vec<(PathBuf, Kind)>,
     dice: Dice,
+    features: Features,
     names: usize,
     bytes: u64,
-}
-
-/// What an entry is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Directory,
-    File,
-    Link,
 }
 
 /// How large a tree becomes, and of what.
@@ -43,27 +37,34 @@ pub(crate) struct Shape {
 
 impl Tree {
     /// Grows a tree at `root`, which is made.
-    pub(crate) fn grow(root: &Path, dice: Dice, versions: &mut Versions) -> Result<Self> {
-        Self::grow_like(&SHAPES, root, dice, versions)
+    pub(crate) fn grow(root: &Path, features: Features, dice: Dice, versions: &mut Versions) -> Result<Self> {
+        Self::grow_like(&SHAPES, root, features, dice, versions)
     }
 
     /// Grows one of these shapes.
     pub(crate) fn grow_like(
         shapes: &[Shape],
         root: &Path,
+        features: Features,
         mut dice: Dice,
         versions: &mut Versions,
     ) -> Result<Self> {
         fs::create_dir(root).with_context(|| format!("failed to create {}", root.display()))?;
         let shape = &shapes[dice.weighted(shapes.iter().map(|shape| shape.weight))];
         let (entries, root) = (Vec::new(), root.to_owned());
-        let mut tree = Self { root, entries, dice, names: 0, bytes: 0 };
+        let mut tree = Self { root, entries, dice, features, names: 0, bytes: 0 };
         tree.add_directories(shape, versions)?;
         for _ in 0..tree.dice.within(1..=shape.files) {
             tree.add_file(&shape.sizes, versions)?;
         }
         for _ in 0..tree.dice.within(0..=shape.files / 10 + 1) {
             tree.add_link(versions)?;
+        }
+        for _ in 0..tree.dice.within(0..=SPECIALS_MAX) {
+            tree.add_special(versions)?;
+        }
+        for _ in 0..tree.dice.within(0..=HARD_LINKS_MAX) {
+            tree.add_hard_link(versions)?;
         }
         tree.finish_directories()?;
         Ok(tree)
@@ -77,6 +78,10 @@ impl Tree {
         &self.entries
     }
 
+    pub(crate) fn features(&self) -> Features {
+        self.features
+    }
+
     /// What its files hold together.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
@@ -86,19 +91,35 @@ impl Tree {
     pub(crate) fn change(&mut self, versions: &mut Versions) -> Result<()> {
         for _ in 0..self.dice.within(1..=5) {
             let files: Vec<usize> = self.places_of(Kind::File);
-            match self.dice.within(0..=5) {
+            match self.dice.within(0..=8) {
                 0 => self.add_file(&SHAPES[0].sizes, versions)?,
                 1 => self.add_link(versions)?,
                 _ if files.is_empty() => {}
                 2 => Moment::draw(&mut self.dice).set(&self.file(&files))?,
                 3 => {
-                    let mode = *self.dice.pick(file_modes());
+                    let mode = self.file_mode();
                     plant::set_mode(&self.file(&files), mode)?;
                 }
+                4..=5 => self.redress()?,
+                6 => self.add_special(versions)?,
                 _ => self.rewrite(&files, versions)?,
             }
         }
         Ok(())
+    }
+
+    /// Other metadata for some entry, and the same time.
+    fn redress(&mut self) -> Result<()> {
+        if self.entries.is_empty() {
+            return Ok(());
+        }
+        let place = self.dice.index(self.entries.len());
+        let (path, kind) = &self.entries[place];
+        let (whole, kind) = (self.root.join(path), *kind);
+        if self.dice.one_in(2) {
+            metadata::strip(&whole)?;
+        }
+        self.features.dress(&whole, kind, &mut self.dice)
     }
 
     fn file(&mut self, files: &[usize]) -> PathBuf {
@@ -130,7 +151,9 @@ impl Tree {
             };
             let Some(path) = self.fresh_path(&parent) else { continue };
             versions.add(&path, Version::Directory);
-            fs::create_dir(self.root.join(&path)).with_context(|| format!("failed to create {path:?}"))?;
+            let whole = self.root.join(&path);
+            fs::create_dir(&whole).with_context(|| format!("failed to create {path:?}"))?;
+            self.features.dress(&whole, Kind::Directory, &mut self.dice)?;
             self.entries.push((path, Kind::Directory));
         }
         Ok(())
@@ -150,11 +173,12 @@ impl Tree {
     }
 
     fn write(&mut self, path: &Path, bytes: u64, versions: &mut Versions) -> Result<()> {
-        let contents = Contents { bytes, dice: self.dice.fork() };
+        let contents = Contents::draw(bytes, &mut self.dice);
         versions.add(path, contents.version());
         let whole = self.root.join(path);
         contents.write(&whole)?;
-        plant::set_mode(&whole, *self.dice.pick(file_modes()))?;
+        self.features.dress(&whole, Kind::File, &mut self.dice)?;
+        plant::set_mode(&whole, self.file_mode())?;
         Moment::draw(&mut self.dice).set(&whole)
     }
 
@@ -165,8 +189,44 @@ impl Tree {
         versions.add(&path, Version::Link(to.clone()));
         let whole = self.root.join(&path);
         plant::link(&whole, &to)?;
+        self.features.dress(&whole, Kind::Link, &mut self.dice)?;
         Moment::draw(&mut self.dice).set(&whole)?;
         self.entries.push((path, Kind::Link));
+        Ok(())
+    }
+
+    fn add_special(&mut self, versions: &mut Versions) -> Result<()> {
+        let parent = self.parent();
+        let Some(path) = self.fresh_path(&parent) else { return Ok(()) };
+        if !self.features.privileged {
+            return Ok(());
+        }
+        let whole = self.root.join(&path);
+        metadata::make_special(&whole, &mut self.dice)?;
+        let metadata = fs::symlink_metadata(&whole).with_context(|| format!("failed to look at {path:?}"))?;
+        versions.add(&path, Version::of_special(&metadata));
+        self.features.dress(&whole, Kind::Special, &mut self.dice)?;
+        plant::set_mode(&whole, self.file_mode())?;
+        Moment::draw(&mut self.dice).set(&whole)?;
+        self.entries.push((path, Kind::Special));
+        Ok(())
+    }
+
+    /// Another name of some file.
+    fn add_hard_link(&mut self, versions: &mut Versions) -> Result<()> {
+        let files = self.places_of(Kind::File);
+        let parent = self.parent();
+        let Some(path) = self.fresh_path(&parent) else { return Ok(()) };
+        if files.is_empty() {
+            return Ok(());
+        }
+        let first = self.entries[*self.dice.pick(&files)].0.clone();
+        for version in versions.of(&first).to_vec() {
+            versions.add(&path, version);
+        }
+        fs::hard_link(self.root.join(&first), self.root.join(&path))
+            .with_context(|| format!("failed to link {path:?}"))?;
+        self.entries.push((path, Kind::File));
         Ok(())
     }
 
@@ -196,9 +256,30 @@ impl Tree {
         for place in self.places_of(Kind::Directory).into_iter().rev() {
             let path = self.root.join(&self.entries[place].0);
             Moment::draw(&mut self.dice).set(&path)?;
-            plant::set_mode(&path, *self.dice.pick(directory_modes()))?;
+            plant::set_mode(&path, self.directory_mode())?;
         }
         Ok(())
+    }
+
+    /// Root reads what nobody may read; others can only push what they can read. Setuid bits need their owner.
+    fn file_mode(&mut self) -> u32 {
+        let all = FILE_MODES.len();
+        let count = match () {
+            () if self.features.privileged => all,
+            () if rustix::process::geteuid().is_root() => all - 2,
+            () => all - 4,
+        };
+        *self.dice.pick(&FILE_MODES[..count])
+    }
+
+    fn directory_mode(&mut self) -> u32 {
+        let all = DIRECTORY_MODES.len();
+        let count = match () {
+            () if self.features.privileged => all,
+            () if rustix::process::geteuid().is_root() => all - 1,
+            () => all - 4,
+        };
+        *self.dice.pick(&DIRECTORY_MODES[..count])
     }
 }
 
@@ -226,22 +307,11 @@ pub(super) fn draw_link(dice: &mut Dice) -> OsString {
     }
 }
 
-/// Root reads what nobody may read; others can only push what they can read.
-fn file_modes() -> &'static [u32] {
-    let count = if rustix::process::geteuid().is_root() { FILE_MODES.len() } else { FILE_MODES.len() - 2 };
-    &FILE_MODES[..count]
-}
-
-fn directory_modes() -> &'static [u32] {
-    let count =
-        if rustix::process::geteuid().is_root() { DIRECTORY_MODES.len() } else { DIRECTORY_MODES.len() - 3 };
-    &DIRECTORY_MODES[..count]
-}
-
-/// The last two shut their owner out.
-const FILE_MODES: [u32; 11] = [0o644, 0o644, 0o644, 0o600, 0o755, 0o400, 0o444, 0o777, 0o640, 0o000, 0o200];
-/// The last three shut their owner out.
-const DIRECTORY_MODES: [u32; 8] = [0o755, 0o755, 0o755, 0o700, 0o1777, 0o555, 0o000, 0o111];
+/// The last two are for who gets their owner, the two before shut him out.
+const FILE_MODES: [u32; 13] =
+    [0o644, 0o644, 0o644, 0o600, 0o755, 0o400, 0o444, 0o777, 0o640, 0o000, 0o200, 0o4755, 0o6711];
+/// Likewise the last one, and the three before.
+const DIRECTORY_MODES: [u32; 9] = [0o755, 0o755, 0o755, 0o700, 0o1777, 0o555, 0o000, 0o111, 0o2775];
 
 /// Bytes of a file, from and to.
 const SIZES: [(u64, u64); 6] = [
@@ -261,8 +331,9 @@ const SHAPES: [Shape; 5] = [
     Shape { weight: 1, directories: 30, files: 3, sizes: [1, 1, 1, 1, 0, 0] },
 ];
 
-/// The hash unit of large files.
-pub(super) const GROUP_BYTES: u64 = 4 << 20;
+const SPECIALS_MAX: u64 = 6;
+/// None until hard links are kept.
+const HARD_LINKS_MAX: u64 = 0;
 /// A round should take seconds.
 const BYTES_MAX: u64 = 64 << 20;
 /// Leaves room for the directory of the round, whose paths go to the kernel whole.

@@ -6,8 +6,9 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// One entry as it was, whole.
@@ -18,6 +19,8 @@ pub(crate) enum Version {
     /// A symbolic link, and where to.
     Link(OsString),
     Directory,
+    /// A FIFO, a socket or a device: its mode's type bits, and which device.
+    Special(u32, u64),
 }
 
 /// All versions, by path below the tree's root.
@@ -45,11 +48,17 @@ impl fmt::Debug for Version {
             }
             Self::Link(to) => write!(f, "Link({to:?})"),
             Self::Directory => write!(f, "Directory"),
+            Self::Special(form, device) => write!(f, "Special({form:o}, {device})"),
         }
     }
 }
 
 impl Version {
+    /// What a special file is.
+    pub(crate) fn of_special(metadata: &Metadata) -> Self {
+        Self::Special(metadata.mode() & FORM_BITS, metadata.rdev())
+    }
+
     /// What stands in an open file now.
     pub(crate) fn of_file(file: &mut File, block: &mut [u8]) -> io::Result<Self> {
         let mut hasher = blake3::Hasher::new();
@@ -67,3 +76,5 @@ impl Version {
         }
     }
 }
+
+const FORM_BITS: u32 = 0o170_000;

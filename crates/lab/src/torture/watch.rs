@@ -15,6 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
+
 use super::versions::{Version, Versions};
 
 /// Whoever looks.
@@ -112,18 +114,29 @@ impl Inspector {
             if !self.versions.of(path).iter().any(known) {
                 self.tell(format!("{path:?} leads to {to:?}, as it never did"));
             }
+        } else if !metadata.is_file() {
+            let special = Version::of_special(&metadata);
+            if !self.versions.of(path).contains(&special) {
+                self.tell(format!("{path:?} is {special:?}, as it never was"));
+            }
         } else if self.files == Files::Whole && self.seen.get(path) != Some(&Look::of(&metadata)) {
             self.file(path, &whole);
         }
     }
 
     fn file(&mut self, path: &Path, whole: &Path) {
-        let mut file = match File::open(whole) {
+        // a FIFO may have taken its place, for whose writer an opening would wait
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let opened = rustix::fs::open(whole, flags, Mode::empty()).map(File::from);
+        let mut file = match opened.map_err(std::io::Error::from) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return,
             Err(error) => return self.tell(format!("{path:?} cannot be opened: {error}")),
         };
         let Ok(before) = file.metadata() else { return };
+        if !before.is_file() {
+            return;
+        }
         let version = match Version::of_file(&mut file, &mut self.block) {
             Ok(version) => version,
             Err(error) => return self.tell(format!("{path:?} cannot be read: {error}")),

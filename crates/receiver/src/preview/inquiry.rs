@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 use zmove_disk::{Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn, is_special_at};
-use zmove_types::{Name, RelPath, Timestamp};
+use zmove_types::{Name, RelPath};
 use zmove_wire::{
     Compare, Differences, FaultCode, Finding, Findings, InquiredEntry, InquiredKind, InquiredMetadata,
     Inquiry, Operation, Overwrite,
@@ -141,7 +141,7 @@ impl Previewer {
                 self.look_at_file(turn, directory, name, &there, *bytes, &wanted)
             }
             (InquiredKind::Symlink { target }, FileType::Symlink) => {
-                self.look_at_link(directory, name, &there, target, wanted.mtime)
+                self.look_at_link(directory, name, &there, target, &entry.metadata)
             }
             _ => Finding::Differs(Differences::TYPE),
         }
@@ -178,16 +178,15 @@ impl Previewer {
         name: &Name,
         there: &FileIdentity,
         target: &[u8],
-        mtime: Timestamp,
+        wanted: &InquiredMetadata,
     ) -> Finding {
         let read: io::Result<_> =
             rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new()).map_err(io::Error::from);
         match read {
             Ok(found) => {
-                let differences = Differences::default()
-                    .and_if(Differences::TARGET, &found.as_bytes(), &target)
-                    .and_if(Differences::TIME, &self.times.is_kept(directory, there.mtime, mtime), &true);
-                changed(differences)
+                let differences =
+                    self.metadata_differs(directory, there, wanted, Named(directory.as_fd(), name));
+                changed(differences.and_if(Differences::TARGET, &found.as_bytes(), &target))
             }
             Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
         }

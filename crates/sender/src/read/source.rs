@@ -252,8 +252,9 @@ impl LargeSource {
             state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
         }
         let is_first = !std::mem::replace(&mut state.was_opened, true);
-        let holes = (is_first && self.entry.is_sparse && holes != Holes::Sent)
-            .then(|| state.look_for_holes(&file, identity.bytes, holes));
+        // How much storage it takes does not tell: attributes and what is reserved behind its end count, too.
+        let holes =
+            (is_first && holes != Holes::Sent).then(|| state.look_for_holes(&file, identity.bytes, holes));
         let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
         state.opened = Some((Arc::clone(&file), identity));
         Ok(OpenedSource { file, identity, holes })

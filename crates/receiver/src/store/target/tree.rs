@@ -158,7 +158,7 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Gives a link its owner; what it does not get is counted.
+    /// Gives a link its owner and the attributes that root sets; what it does not get is counted.
     pub(crate) fn own_link(
         &self,
         directory: &OwnedFd,
@@ -166,12 +166,13 @@ impl TargetTree {
         metadata: &Metadata,
         at: At<'_>,
     ) -> io::Result<()> {
-        if metadata.extra.is_none() {
+        let wanted = self.keeper.wanted(&self.rules, metadata, None);
+        let wanted = Wanted { kinds: wanted.kinds.common(Kinds::PRIVILEGED), ..wanted };
+        if metadata.extra.is_none() && wanted.kinds.is_empty() {
             return Ok(());
         }
-        let wanted = self.keeper.wanted(&self.rules, metadata, None);
         let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
-        let misses = Wanted { kinds: Kinds::NONE, ..wanted }.set(Descriptor::Held(link.as_fd()))?;
+        let misses = wanted.set(Descriptor::Held(link.as_fd()))?;
         self.keeper.note(&self.rules, &wanted, &misses, at);
         Ok(())
     }
