@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::sync::mpsc;
-use zmove_sender::{Holes, Link, Push, PushJob, Run, SenderConfig, SessionError, Summary};
+use zmove_sender::{Link, Push, PushJob, Run, SenderConfig, SessionError, Summary};
 use zmove_transport::{Frame, LaneSource, control_pair, memory_lane};
 use zmove_types::{BufferPool, Event, GROUP_BYTES, Observer, StageClock, TransferId};
 use zmove_wire::{
@@ -102,7 +102,7 @@ impl Deceiver {
         let job = (self.job)(job);
         let mut run = Run::begin(None, started);
         // Holes are sent as data, so that large sources need no room.
-        let config = SenderConfig { holes: Holes::Sent, ..SenderConfig::default() };
+        let config = SenderConfig::default();
         let push = Push::start(job, config, &mut run, started);
         let (near, far) = tokio::io::duplex(CONTROL_BYTES_MAX);
         let near = control_pair(Failing { stream: near, writes_left: self.writes_max });

@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use zmove_receiver::ReceiverConfig;
-use zmove_sender::{Holes, SenderConfig};
+use zmove_sender::SenderConfig;
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink, PathProbe, TcpInfo};
 use zmove_types::{Doing, GROUP_BYTES, Stopwatch};
 
@@ -31,7 +31,7 @@ fn a_lossy_path_gets_more_lanes() {
             Box::new(LossySink { inner, lanes: Arc::clone(&lanes) }) as Box<dyn LaneSink>
         })
     };
-    let config = SenderConfig { readers: 2, holes: Holes::Sent, ..SenderConfig::default() };
+    let config = SenderConfig { readers: 2, ..SenderConfig::default() };
     let push = InProcess { lanes: LANES, wrap, more: true, config, ..InProcess::default() };
     let pushed = push.push(&site.source(), &site.target());
     let summary = pushed.summary();

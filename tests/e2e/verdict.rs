@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use zmove_disk::Direct;
 use zmove_receiver::ReceiverConfig;
-use zmove_sender::{Holes, Limit, SenderConfig};
+use zmove_sender::{Limit, SenderConfig};
 use zmove_transport::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use zmove_types::{BufferPool, Doing, GROUP_BYTES, Stopwatch};
 
@@ -28,12 +28,7 @@ const SLOW: Duration = Duration::from_millis(200);
 /// A push with two threads for each stage.
 fn quick() -> InProcess {
     InProcess {
-        config: SenderConfig {
-            readers: 2,
-            direct: Direct::Off,
-            holes: Holes::Sent,
-            ..SenderConfig::default()
-        },
+        config: SenderConfig { readers: 2, direct: Direct::Off, ..SenderConfig::default() },
         receiver: ReceiverConfig { writers: 2, direct: Direct::Off, ..ReceiverConfig::default() },
         ..InProcess::default()
     }

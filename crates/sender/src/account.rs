@@ -22,7 +22,7 @@ use self::book::Book;
 use self::failure::FileError;
 use self::totals::Totals;
 use crate::read::extras::Extras;
-use crate::read::source::{FoundHoles, Look, SourceDirectory};
+use crate::read::source::{Look, SourceDirectory};
 
 /// Counts what happens to files, and reports it to the user.
 pub(crate) struct Account {
@@ -94,10 +94,9 @@ impl Account {
         self.observer.on(&Event::Skipped { files: 0, bytes });
     }
 
-    /// The holes of a large file have been looked for.
-    pub(crate) fn found_holes(&self, holes: FoundHoles) {
-        self.totals.holes_not_kept.add(u64::from(holes.lacks));
-        self.observer.on(&Event::Skipped { files: 0, bytes: holes.bytes });
+    /// Bytes of a large file are holes, and are not sent.
+    pub(crate) fn found_holes(&self, bytes: u64) {
+        self.observer.on(&Event::Skipped { files: 0, bytes });
     }
 
     /// Whether the target can have such an entry; one that it cannot have is counted as left out or as failed.

@@ -35,5 +35,4 @@ pub use push::config::SenderConfig;
 pub use push::job::{Need, Push, PushJob};
 pub use push::run::Run;
 pub use read::extras::{Mapped, Mapping, Owners};
-pub use read::source::Holes;
 pub use tune::path::{Finding, PathReport};

@@ -71,6 +71,9 @@ pub(crate) struct KeepingArgs {
     /// Map groups, as --usermap does
     #[arg(long, value_name = "MAP", help_heading = HEADING)]
     pub(crate) groupmap: Option<AccountMap>,
+    /// What becomes of the holes of files of more than 4 MiB
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t, help_heading = HEADING)]
+    pub(crate) sparse: SparseArg,
     /// End with exit code 23 when anything that was to be kept is not
     #[arg(long, help_heading = HEADING)]
     pub(crate) strict_metadata: bool,
@@ -96,6 +99,17 @@ pub(crate) enum KindArg {
     Specials,
     /// Device files
     Devices,
+    /// Holes: what is one here takes no storage there
+    Holes,
     /// All of these
     All,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SparseArg {
+    /// Holes are kept: not read, not sent and not allocated
+    #[default]
+    Auto,
+    /// Holes are sent as the zeros that they read as, and allocated
+    Never,
 }

@@ -42,9 +42,6 @@ pub(crate) struct PushArgs {
     /// push that breaks off leaves such a file partly changed
     #[arg(long)]
     pub(crate) inplace: bool,
-    /// What becomes of the holes of files of more than 4 MiB
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
-    pub(crate) sparse: SparseArg,
     /// At the end remove what is at the target below the directories sent and not in them; nothing is removed when
     /// any directory or file of the source could not be read, or not be stored at the target, and nothing from
     /// directories that changed at the source meanwhile (exit code 23; the same command removes it)
@@ -115,15 +112,6 @@ pub(crate) enum CipherArg {
     Tls,
     /// Names and contents in clear, still authenticated; the receiver must run with --allow-clear
     None,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SparseArg {
-    /// Holes are kept: not read, not sent and not allocated
-    #[default]
-    Auto,
-    /// Holes are sent as the zeros that they read as, and allocated
-    Never,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

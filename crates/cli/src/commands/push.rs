@@ -9,10 +9,10 @@ use zmove_engine::{
     Connector, LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig, Sources,
     Summary, push_locally,
 };
-use zmove_sender::{Holes, Manifest};
+use zmove_sender::Manifest;
 use zmove_types::Escaped;
 
-use crate::args::{PushArgs, SparseArg};
+use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
@@ -42,10 +42,6 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         scan: settings.scan(),
         owners: settings.owners(),
         rate_max: args.limit,
-        holes: match args.sparse {
-            SparseArg::Auto => Holes::Kept,
-            SparseArg::Never => Holes::Sent,
-        },
         ..SenderConfig::default()
     };
     let push = Push::start(settings.job(&sources)?, config.clone(), &mut run, started);

@@ -6,7 +6,7 @@ use zmove_sender::{Mapped, Mapping, Owners};
 use zmove_types::{Account, Kinds, NoAccounts};
 use zmove_wire::Keeping;
 
-use crate::args::{KeepingArgs, KindArg};
+use crate::args::{KeepingArgs, KindArg, SparseArg};
 use crate::value::account::{AccountMap, SystemAccounts};
 
 /// What the receiver is asked to keep.
@@ -43,6 +43,7 @@ fn unwanted(args: &KeepingArgs) -> Kinds {
         (args.no_owner, Kinds::OWNER),
         (args.no_group, Kinds::GROUP),
         (args.no_special_files, Kinds::SPECIALS.and(Kinds::DEVICES)),
+        (args.sparse == SparseArg::Never, Kinds::HOLES),
     ];
     // modes, times and links are always kept
     of(&all).and(typed).without(Kinds::ALWAYS)
@@ -62,6 +63,7 @@ fn kinds(kind: KindArg) -> Kinds {
         KindArg::Acl => Kinds::ACLS,
         KindArg::Specials => Kinds::SPECIALS,
         KindArg::Devices => Kinds::DEVICES,
+        KindArg::Holes => Kinds::HOLES,
         KindArg::All => KEPT,
     }
 }
@@ -106,9 +108,11 @@ mod tests {
             ("-A", usual, true),
             ("-og", usual.and(Kinds::OWNERSHIP), true),
             ("--preserve owner,acl --no-o", usual.and(Kinds::GROUP), true),
-            ("-a --no-preserve owner,xattr --no-D", Kinds::ALWAYS.and(Kinds::ACLS), true),
+            ("-a --no-preserve owner,xattr --no-D", Kinds::ALWAYS.and(Kinds::ACLS).and(Kinds::HOLES), true),
             ("-D --no-preserve devices", usual.and(Kinds::SPECIALS), true),
-            ("--no-A --no-X", Kinds::ALWAYS, false),
+            ("--no-A --no-X", Kinds::ALWAYS.and(Kinds::HOLES), false),
+            ("--no-A --no-X --sparse never", Kinds::ALWAYS, false),
+            ("--preserve holes", usual, true),
             ("--no-preserve all", Kinds::ALWAYS, false),
             ("--chown ann:", usual.and(Kinds::OWNER), true),
             ("--groupmap *:7", usual.and(Kinds::GROUP), true),

@@ -20,9 +20,6 @@ pub struct Summary {
     pub bytes_resumed: u64,
     /// Bytes of large files that another version at the target had as well, and that were not sent.
     pub bytes_matched: u64,
-    /// Files whose holes are zeros at the target, all or some of them: the receiver is of an older release, or there
-    /// were too many.
-    pub holes_not_kept: u64,
     /// FIFOs, sockets and devices, which are not copied.
     pub specials: u64,
     /// What was to be kept of entries and is not, by kind and reason.

@@ -27,8 +27,6 @@ pub(crate) struct Totals {
     pub(crate) skipped: Count,
     pub(crate) resumed: Count,
     pub(crate) matched: Count,
-    /// Files whose holes are zeros at the target, all or some of them.
-    pub(crate) holes_not_kept: Count,
     pub(crate) specials: Count,
     /// What was not kept, and why.
     pub(crate) not_kept: Mutex<BTreeMap<(Kinds, Lack), u64>>,
@@ -81,7 +79,6 @@ impl Totals {
             bytes_matched: self.matched.get(),
             specials: self.specials.get(),
             not_kept: self.not_kept(),
-            holes_not_kept: self.holes_not_kept.get(),
             failed: self.failed.get(),
             vanished: self.vanished.get(),
             removed: self.removed.get(),

@@ -8,7 +8,6 @@ use zmove_scan::ScanConfig;
 use zmove_types::{GROUP_BYTES, RateLimit};
 
 use crate::read::extras::Owners;
-use crate::read::source::Holes;
 
 /// The settings of a sender.
 #[derive(Clone, Debug)]
@@ -34,8 +33,6 @@ pub struct SenderConfig {
     pub file_io: Arc<dyn FileIo>,
     /// Whether large files pass by the page cache. Default: where it pays.
     pub direct: Direct,
-    /// What becomes of the holes of large files. Default: they are kept.
-    pub holes: Holes,
     /// What all lanes together may carry, with the headers of the packets. Default: as much as there is.
     pub rate_max: Option<RateLimit>,
 }
@@ -53,7 +50,6 @@ impl Default for SenderConfig {
             sample_interval: None,
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
-            holes: Holes::default(),
             rate_max: None,
         }
     }

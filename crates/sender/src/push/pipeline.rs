@@ -55,7 +55,6 @@ impl Pipeline {
             pool: pool.clone(),
             file_io: Arc::clone(&config.file_io),
             direct: config.direct,
-            holes: config.holes,
             headcount: Headcount::default(),
             threads: StorageThreads::default(),
             cargo: cargo_in,

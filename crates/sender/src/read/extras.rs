@@ -14,7 +14,7 @@ use zmove_scan::{Beside, Entry};
 use zmove_types::{Account, Accounts, Extra, Ids, Kinds, Metadata, NoAccounts, Xattr};
 use zmove_wire::{Keeping, Lack, NotKept, Version};
 
-use crate::read::source::SourceDirectory;
+use crate::read::source::{Holes, SourceDirectory};
 
 /// Whom entries are said to belong to.
 #[derive(Clone, Debug)]
@@ -104,6 +104,15 @@ impl Extras {
     pub(crate) fn kinds(&self) -> Kinds {
         let kept = self.kept.load(Ordering::Relaxed);
         if kept == UNTOLD { self.asked.kinds } else { self.asked.kinds.common(Kinds::from_bits(kept)) }
+    }
+
+    /// What becomes of holes.
+    pub(crate) fn holes(&self) -> Holes {
+        match (self.asked.kinds.has_any(Kinds::HOLES), self.kinds().has_any(Kinds::HOLES)) {
+            (true, true) => Holes::Kept,
+            (true, false) => Holes::Lost,
+            (false, _) => Holes::Sent,
+        }
     }
 
     /// Whether entries that lack something are named.

@@ -13,7 +13,7 @@ use crossbeam_channel::Sender;
 use zmove_chunk::{GroupHasher, Work};
 use zmove_disk::{DataFile, Direct, FileIo, Span, StorageThreads};
 use zmove_scan::Entry;
-use zmove_types::{Buffer, BufferPool, Cv, Doing, GROUP_BYTES, GroupSpan, ItemId, Stopwatch};
+use zmove_types::{Buffer, BufferPool, Cv, Doing, GROUP_BYTES, GroupSpan, ItemId, Kinds, Stopwatch};
 use zmove_wire::{Batch, FrameHeader, FrameKind};
 
 use crate::account::failure::FileError;
@@ -23,7 +23,7 @@ use crate::push::session::Session;
 use crate::read::entries::{EntryRead, EntryReader, read_file};
 use crate::read::headcount::Headcount;
 use crate::read::read_ahead::{Filling, ReadPack};
-use crate::read::source::{Holes, LargeSource, OpenedSource, Progress, SourceDirectory};
+use crate::read::source::{FoundHoles, LargeSource, OpenedSource, Progress, SourceDirectory};
 use crate::send::cargo::{Cargo, Chunk, sealed};
 use crate::send::sent::{Sent, SentBatch};
 
@@ -33,7 +33,6 @@ pub(crate) struct ReaderContext {
     pub(crate) pool: BufferPool,
     pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
-    pub(crate) holes: Holes,
     pub(crate) headcount: Headcount,
     /// The threads that read small files side by side.
     pub(crate) threads: StorageThreads,
@@ -244,15 +243,17 @@ impl Reader<'_> {
         span: GroupSpan,
         again: Option<ItemId>,
     ) -> Result<(), FileError> {
-        let holes = self.session.in_flight.holes(self.context.holes);
+        let Session { account, extras, .. } = self.session;
         let OpenedSource { file: opened, identity, holes } =
-            file.open(self.context.direct, holes, |opened, identity| {
-                let (metadata, lacks) = self.session.extras.of_file(opened, identity, &file.entry);
-                self.session.account.lacking(&self.session.extras, &file.target, &lacks);
+            file.open(self.context.direct, extras.holes(), |opened, identity| {
+                let (metadata, lacks) = extras.of_file(opened, identity, &file.entry);
+                account.lacking(extras, &file.target, &lacks);
                 metadata
             })?;
-        if let Some(holes) = holes {
-            self.session.account.found_holes(holes);
+        if let Some(FoundHoles { bytes, lack }) = holes {
+            account.found_holes(bytes);
+            let lacks: Vec<_> = lack.map(|why| (Kinds::HOLES, why)).into_iter().collect();
+            account.lacking(extras, &file.target, &lacks);
         }
         if let Some(next) = file.skips_to(span) {
             self.session.queue.skip_groups(file, next);

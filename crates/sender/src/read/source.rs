@@ -17,6 +17,7 @@ use zmove_chunk::{Groups, merge_root, sparse_group_cv};
 use zmove_disk::{DataFile, Direct, FileIdentity, find_data};
 use zmove_scan::{Directory, Entry, SourceRoot};
 use zmove_types::{Cv, DataRanges, FileId, GroupSpan, Metadata, Name, RelPath, Root, Timestamp};
+use zmove_wire::Lack;
 
 use crate::account::failure::FileError;
 
@@ -157,15 +158,14 @@ pub(crate) struct OpenedSource {
 pub(crate) struct FoundHoles {
     /// How many bytes are not sent.
     pub(crate) bytes: u64,
-    /// Whether some, or all, are sent as zeros.
-    pub(crate) lacks: bool,
+    /// Why some, or all, are sent as zeros.
+    pub(crate) lack: Option<Lack>,
 }
 
-/// What becomes of the holes of large files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Holes {
+/// What becomes of holes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holes {
     /// Holes are kept.
-    #[default]
     Kept,
     /// Holes are to be kept, and the receiver cannot: they are sent as zeros and counted.
     Lost,
@@ -410,9 +410,10 @@ impl LargeState {
     /// Finds where the file has data. What cannot be looked for is read, which tells why.
     fn look_for_holes(&mut self, file: &File, bytes: u64, holes: Holes) -> FoundHoles {
         let (data, lost) = find_data(file, bytes).unwrap_or_default();
-        let Some(data) = data else { return FoundHoles { bytes: 0, lacks: lost > 0 } };
+        let lack = (lost > 0).then_some(Lack::TooMuch);
+        let Some(data) = data else { return FoundHoles { bytes: 0, lack } };
         if holes == Holes::Lost {
-            return FoundHoles { bytes: 0, lacks: true };
+            return FoundHoles { bytes: 0, lack: Some(Lack::OldReceiver) };
         }
         let is_unread = |index: &u32| self.cvs.get(*index as usize).is_some_and(Option::is_none);
         let unread = data.groups().filter(is_unread).count();
@@ -423,7 +424,7 @@ impl LargeState {
             self.groups_unread = 1;
         }
         self.groups_unstored = self.groups_unread;
-        let found = FoundHoles { bytes: bytes - data.data_bytes(), lacks: lost > 0 };
+        let found = FoundHoles { bytes: bytes - data.data_bytes(), lack };
         self.data = Some(Arc::new(data));
         found
     }

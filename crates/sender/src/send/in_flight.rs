@@ -17,7 +17,7 @@ use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
 
 use self::record::{GroupId, Mismatch, Record};
 use crate::account::heard::Given;
-use crate::read::source::{Holes, LargeSource};
+use crate::read::source::LargeSource;
 use crate::send::sent::Sent;
 
 /// The items in flight in one session, and the large files that have not come to their end.
@@ -112,11 +112,6 @@ impl InFlight {
     pub(crate) fn skip_work(&self, pieces: u32) {
         let mut state = self.lock();
         (0..pieces).for_each(|_| state.record.transfer.end());
-    }
-
-    /// What becomes of holes, where this is `wanted`.
-    pub(crate) fn holes(&self, wanted: Holes) -> Holes {
-        if self.version < Version::V4 && wanted == Holes::Kept { Holes::Lost } else { wanted }
     }
 
     /// Notes that no more work will come, except what is sent again.
@@ -386,6 +381,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::push::session::Session;
     use crate::read::extras::Extras;
+    use crate::read::source::Holes;
     use crate::read::source::SourceDirectory;
 
     /// A new record, and the queue of its messages.
