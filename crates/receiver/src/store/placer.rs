@@ -65,7 +65,7 @@ impl<'a> Placer<'a> {
     }
 
     fn by(transfer: &'a Transfer, contents: Arc<ContentsWriter>) -> Self {
-        let directories = OpenDirectories::new(&transfer.target, &transfer.publisher);
+        let directories = OpenDirectories::new(transfer);
         Self { transfer, directories, contents }
     }
 

@@ -140,7 +140,7 @@ impl Generation {
         transfer: &Transfer,
         beside: Option<&Flushing>,
     ) -> Vec<Arc<PendingBatch>> {
-        let mut directories = OpenDirectories::new(&transfer.target, &transfer.publisher);
+        let mut directories = OpenDirectories::new(transfer);
         if self.suspect {
             self.drop_what_is_not_on_the_storage(transfer, &mut directories, beside);
         }
@@ -442,7 +442,7 @@ type NamedIn = (Arc<RelPath>, Vec<HiddenFile>, Vec<Arc<PendingBatch>>);
 /// one after the other.
 fn name_hidden(transfer: &Transfer, waiting: &Lock<std::vec::IntoIter<Vec<HiddenFile>>>) -> Vec<NamedIn> {
     let name = |turn: &Turn<'_>| {
-        let mut directories = OpenDirectories::new(&transfer.target, &transfer.publisher);
+        let mut directories = OpenDirectories::new(transfer);
         let mut done = Vec::new();
         let next = || waiting.lock().next();
         for files in std::iter::from_fn(next) {

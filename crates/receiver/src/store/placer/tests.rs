@@ -37,7 +37,12 @@ pub(crate) fn transfer_of(number: u8, home: &Path, journals: Option<PathBuf>) ->
 
 /// A transfer of a key of which one thread is at work at a time.
 pub(crate) fn transfer_with_one_place(number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
-    let config = ReceiverConfig { quota: Quota::with_one_place(), ..ReceiverConfig::default() };
+    transfer_of_key(&Quota::with_one_place(), number, home, journals)
+}
+
+/// A transfer of the key that has this quota.
+pub(crate) fn transfer_of_key(quota: &Quota, number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
+    let config = ReceiverConfig { quota: quota.clone(), ..ReceiverConfig::default() };
     transfer_by(&config, number, home, journals)
 }
 
