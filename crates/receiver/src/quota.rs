@@ -3,8 +3,8 @@
 //!
 //! Booked are messages, from when they are decoded until they are answered (`messages`); heads of batches, until their
 //! entries are placed; directories and files that are remembered; paths of directories that are open; answers to a peer
-//! that does not read; descriptors of large files; and threads that look at the target. A task that would exceed a limit
-//! fails by itself: nothing waits here, so no key waits for another.
+//! that does not read; descriptors of large files; and threads that look at the target. A task that would exceed a
+//! limit fails by itself: nothing waits here, so no key waits for another.
 //!
 //! With io_uring each key has a ring of its own, since storage that does not answer keeps the slots of the
 //! ring.

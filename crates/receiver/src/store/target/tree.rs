@@ -298,7 +298,7 @@ impl TargetTree {
 /// What is known of a source's extended attributes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Xattrs<'a> {
-    /// They are among the metadata.
+    /// The attributes are among the metadata.
     Known,
     /// Nothing any more: what there is stays.
     Forgotten,
@@ -326,9 +326,9 @@ impl Xattrs<'_> {
 /// What is found of a file that is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// It is as it should be, or has become so.
+    /// The file is as it should be, or has become so.
     Same,
-    /// Its contents are right, and the sender has to say what else it is to have.
+    /// The contents are right, and the sender has to say what else it is to have.
     DiffersBeside,
     Differs,
 }
