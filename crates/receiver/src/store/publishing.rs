@@ -22,7 +22,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_chunk::file_root;
-use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, StagingDirectory, Turn, open_own, publish_file};
+use zmove_disk::{
+    Answers, DataFile, Direct, FileIdentity, FileIo, StagingDirectory, Turn, open_own, publish_file,
+};
 use zmove_types::{BufferPool, FileId, Name, RelPath};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
@@ -174,7 +176,7 @@ impl Generation {
             turn.is_over();
             changed.extend(path.parent());
             changed.insert(path.clone());
-            let filled = publish_staging(transfer, &mut directories, &path, filling, &mut lost);
+            let filled = publish_staging(transfer, &mut directories, &path, filling, &mut lost, &turn);
             named.staged.push((path, filled));
         }
         batches.extend(named.told(transfer, lost, &turn));
@@ -539,6 +541,7 @@ fn publish_staging(
     path: &RelPath,
     filling: Filling,
     lost: &mut Lost,
+    turn: &Turn<'_>,
 ) -> Vec<SmallFile> {
     let Filling { staging, filled, mut spoiled, abandoned, .. } = filling;
     // The directory above may have been merged, and this one with it.
@@ -563,7 +566,7 @@ fn publish_staging(
         Err(_in_the_way) => directories.under_its_name(path).map(|standing| {
             // Where it could not be exchanged back, it has its name already.
             if !staging.is(&standing) {
-                merge(&transfer.target, (path, &staging), &standing, (&filled, &spoiled), lost);
+                merge(&transfer.target, (path, &staging), &standing, (&filled, &spoiled), lost, turn);
                 directories.let_go_below(path);
             }
         }),
@@ -582,6 +585,7 @@ fn merge(
     standing: &Arc<OwnedFd>,
     (filled, spoiled): (&[SmallFile], &[Name]),
     lost: &mut Lost,
+    turn: &Turn<'_>,
 ) {
     let files: HashMap<_, _> = filled.iter().map(|small| (small.file.name.as_bytes(), small)).collect();
     // A file that the walk does not meet is gone, as when somebody has removed the staging directory.
@@ -603,9 +607,13 @@ fn merge(
         }
         stays
     };
-    staging.move_into(standing, &mut stays, &mut |below, error| {
+    let mut failed = |below: RelPath, error: io::Error| {
         lost.lock().insert(&below, failure(Operation::Rename, &error));
-    });
+    };
+    let pause = || {
+        turn.is_over();
+    };
+    staging.move_into(standing, &mut Answers { stays: &mut stays, failed: &mut failed, pause: &pause });
     for name in gone {
         let below = RelPath::from_bytes(name).expect("a name is a path");
         lost.lock().insert(&below, failure(Operation::Rename, &Errno::NOENT.into()));
