@@ -323,7 +323,7 @@ impl Named {
             turn.is_over();
             settle(transfer, &mut lost, directory, filled.iter());
         }
-        lost.tell_rest(&transfer.reports);
+        lost.rest().for_each(|fault| transfer.reports.tell(Outcome::Fault(fault)));
         let staged = self.staged.into_iter().flat_map(|(_, filled)| filled);
         self.files.into_iter().map(|file| file.small).chain(staged).map(|small| small.batch).collect()
     }
@@ -336,12 +336,10 @@ fn settle<'a>(
     directory: &RelPath,
     files: impl Iterator<Item = &'a SmallFile>,
 ) {
-    let with_directory = lost.with(directory);
-    let mut around = lost.around(directory);
+    let mut lost = lost.in_directory(directory);
     for small in files {
         let name = transfer.target.name(directory, &small.file.name);
-        let by_itself = around.iter_mut().find_map(|(rest, lost)| lost.remove(&rest.join(name).ok()?));
-        match by_itself.or(with_directory) {
+        match lost.take(name) {
             Some(fault) => small.fail(fault),
             None => transfer.meter.stored(1),
         }

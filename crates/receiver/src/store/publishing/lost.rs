@@ -7,7 +7,6 @@ use zmove_types::{Name, RelPath};
 use zmove_wire::{Fault, FaultCode, Operation};
 
 use crate::store::publishing::publisher::{below, covers};
-use crate::store::reports::{Outcome, Reports};
 
 /// What has not come to its final place, with all below it, because a staging directory could not become its directory:
 /// by the path of that.
@@ -21,6 +20,13 @@ pub(crate) struct Below(HashMap<RelPath, LostNames>);
 
 /// The losses of one directory, by name.
 type LostNames = HashMap<Box<[u8]>, (Operation, FaultCode)>;
+
+/// What is lost in one directory.
+pub(crate) struct LostIn<'a> {
+    /// Why the directory itself is not where it should be.
+    with_directory: Option<(Operation, FaultCode)>,
+    around: Vec<(RelPath, &'a mut Below)>,
+}
 
 impl Below {
     pub(crate) fn insert(&mut self, path: &RelPath, fault: (Operation, FaultCode)) {
@@ -54,40 +60,51 @@ impl Lost {
         self.0.entry(path.clone()).or_default()
     }
 
-    /// Why a file is not at its path; the entry of a file that is lost by itself is removed.
+    /// Why a file is not at its path.
     pub(crate) fn take(&mut self, path: &RelPath) -> Option<(Operation, FaultCode)> {
-        let itself = self.around(path).into_iter().find_map(|(rest, lost)| lost.remove(&rest));
-        itself.or_else(|| self.with(&path.parent()?))
+        self.in_directory(&path.parent()?).take(&path.file_name()?)
+    }
+
+    /// What is lost in one directory.
+    pub(crate) fn in_directory(&mut self, directory: &RelPath) -> LostIn<'_> {
+        LostIn { with_directory: self.with(directory), around: self.around(directory) }
     }
 
     /// Why a directory is not where it should be, and so nothing in it.
-    pub(crate) fn with(&mut self, directory: &RelPath) -> Option<(Operation, FaultCode)> {
+    fn with(&mut self, directory: &RelPath) -> Option<(Operation, FaultCode)> {
         let why = |(rest, lost): (RelPath, &mut Below)| rest.lineage().find_map(|above| lost.get(above));
         self.around(directory).into_iter().find_map(why)
     }
 
     /// The losses of the staging directories that cover a path, each with the rest of the path below it.
-    pub(crate) fn around(&mut self, path: &RelPath) -> Vec<(RelPath, &mut Below)> {
+    fn around(&mut self, path: &RelPath) -> Vec<(RelPath, &mut Below)> {
         let covering = self.0.iter_mut().filter(|(staged, _)| covers(staged, path));
         covering.map(|(staged, lost)| (below(path, staged), lost)).collect()
     }
 
-    /// Reports the faults that are left: those of directories and links.
-    pub(crate) fn tell_rest(self, reports: &Reports) {
-        for (staged, Below(lost)) in self.0 {
-            for (directory, lost) in lost {
-                let above = beneath(&staged, &directory);
-                for (name, (operation, code)) in lost {
-                    if code != FaultCode::AlreadyThere {
-                        // the staging directory itself has none
-                        let name = Name::from_bytes(&name).ok();
-                        let path =
-                            name.and_then(|name| above.join(&name).ok()).unwrap_or_else(|| above.clone());
-                        reports.tell(Outcome::Fault(Fault { path, operation, code }));
-                    }
-                }
-            }
-        }
+    /// The faults that are left: those of directories and links.
+    pub(crate) fn rest(self) -> impl Iterator<Item = Fault> {
+        let directories = self.0.into_iter().flat_map(|(staged, Below(lost))| {
+            lost.into_iter().map(move |(directory, lost)| (beneath(&staged, &directory), lost))
+        });
+        directories.flat_map(|(above, lost)| {
+            let lost = lost.into_iter().filter(|(_, (_, code))| *code != FaultCode::AlreadyThere);
+            lost.map(move |(name, (operation, code))| {
+                // the staging directory itself has none
+                let name = Name::from_bytes(&name).ok();
+                let path = name.and_then(|name| above.join(&name).ok()).unwrap_or_else(|| above.clone());
+                Fault { path, operation, code }
+            })
+        })
+    }
+}
+
+impl LostIn<'_> {
+    /// Why a file is not there. Where it is lost by itself, all entries of that are removed: one that could not be moved
+    /// into its directory may have one more for what stood there, which could not be moved with the directory above.
+    pub(crate) fn take(&mut self, name: &Name) -> Option<(Operation, FaultCode)> {
+        let each = self.around.iter_mut().filter_map(|(rest, lost)| lost.remove(&rest.join(name).ok()?));
+        each.max_by_key(|(_, code)| *code != FaultCode::AlreadyThere).or(self.with_directory)
     }
 }
 
@@ -117,5 +134,22 @@ mod tests {
         assert_eq!((lost.remove(&path(7)), lost.remove(&path(7))), (Some(fault), None));
         lost.insert(&RelPath::root(), fault);
         assert_eq!((lost.get(b""), lost.get(b"d")), (Some(fault), None));
+    }
+
+    #[test]
+    fn a_file_that_is_lost_in_two_staging_directories_is_told_once() {
+        let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
+        let fault = (Operation::Rename, FaultCode::Incomplete);
+        let there = (Operation::Create, FaultCode::AlreadyThere);
+        for [inner, outer] in [[there, fault], [fault, there], [fault, fault]] {
+            let mut lost = Lost::default();
+            lost.of(&path("a/b")).insert(&path("f"), inner);
+            lost.of(&path("a")).insert(&path("b/f"), outer);
+            lost.of(&path("a")).insert(&path("b/link"), fault);
+            assert_eq!(lost.take(&path("a/b/f")), Some(fault));
+            assert_eq!(lost.take(&path("a/b/f")), None);
+            let rest = Fault { path: path("a/b/link"), operation: fault.0, code: fault.1 };
+            assert_eq!(lost.rest().collect::<Vec<_>>(), [rest]);
+        }
     }
 }
