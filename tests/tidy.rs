@@ -95,7 +95,9 @@ fn crates() -> Vec<PathBuf> {
 fn rust_files(directory: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for path in entries(directory) {
-        if path.is_dir() && !matches!(name(&path), "target" | "corpus" | "artifacts") {
+        // cargo marks what it builds; a module may be called `target`
+        let is_built = || path.join("CACHEDIR.TAG").exists();
+        if path.is_dir() && !matches!(name(&path), "corpus" | "artifacts") && !is_built() {
             files.extend(rust_files(&path));
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             files.push(path);

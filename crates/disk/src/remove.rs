@@ -18,7 +18,7 @@ use zmove_types::{FileNumber, Name, RelPath};
 use crate::entry::number_of;
 use crate::entry::own::Held;
 use crate::hidden::{is_hidden, is_left_over};
-use crate::tree::{DIRECTORY, Tree, make_writable};
+use crate::tree::{DIRECTORY, Tree, make_writable, open_above};
 
 /// The number of directories, the deepest ones, of which names are kept.
 const LISTED_MAX: usize = 8;
@@ -269,12 +269,10 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         }
     }
 
-    /// The directory above the deepest one; `None` where that is the top. Fails where the deepest one has been moved,
-    /// and so leads elsewhere.
+    /// The directory above the deepest one; `None` where that is the top.
     fn above(&self) -> io::Result<Option<OwnedFd>> {
         let (Some(here), [.., above, _]) = (&self.here, &self.levels[..]) else { return Ok(None) };
-        let opened = rustix::fs::openat(here, "..", DIRECTORY, Mode::empty())?;
-        if number_of(&opened)? == above.itself { Ok(Some(opened)) } else { Err(Errno::STALE.into()) }
+        open_above(here, above.itself).map(Some)
     }
 
     /// Notes that an entry of the deepest directory stays, and so all directories above it.

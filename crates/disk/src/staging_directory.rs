@@ -13,14 +13,15 @@
 //! **Invariant:** a staging directory that is dropped without being published is removed with all that is in it; one
 //! that a dead process has left is removed by [`remove_abandoned`](crate::remove_abandoned).
 
-use std::collections::HashSet;
+mod merging;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, RelPath};
 
@@ -30,6 +31,9 @@ use crate::new_files::NewFiles;
 use crate::publish::Replace;
 use crate::remove::remove_entries;
 use crate::tree::{DIRECTORY, Tree};
+
+pub use merging::Answers;
+use merging::Merge;
 
 /// The hidden directory and its place.
 #[derive(Debug)]
@@ -162,48 +166,15 @@ impl StagingDirectory {
     }
 
     /// Moves its entries into another directory, where files replace files and links, and directories are merged with
-    /// those of their name. `stays` is called with the two directories and the path of each entry that is no directory,
-    /// and returns whether the one that is there stays; an entry that cannot be moved is reported to `failed`. Both are
+    /// those of their name. An entry in whose place another [stays](Answers::stays), or which cannot be moved, is
     /// removed here.
-    ///
-    /// Others may still put something into a directory that they have open. **Invariant:** no directory is removed
-    /// while anything is in it, and in one that has been removed the kernel lets nobody make anything.
-    pub fn move_into(
-        &self,
-        target: &Arc<OwnedFd>,
-        stays: &mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
-        failed: &mut dyn FnMut(RelPath, io::Error),
-    ) {
-        let hidden = (self.parent(), self.hidden.clone());
-        let mut merging = vec![Merging {
-            path: RelPath::root(),
-            from: Arc::clone(&self.directory),
-            into: Arc::clone(target),
-            name: hidden,
-            below: Vec::new(),
-            given_up: HashSet::new(),
-        }];
-        while let Some(mut level) = merging.pop() {
-            if let Some(below) = level.below.pop() {
-                match level.open(&below) {
-                    Ok(opened) => merging.extend([level, opened]),
-                    Err(error) => {
-                        level.give_up(below, error, failed);
-                        merging.push(level);
-                    }
-                }
-                continue;
-            }
-            match level.remove() {
-                Ok(()) if merging.is_empty() => self.let_go.store(true, Ordering::Relaxed),
-                Ok(()) => {}
-                Err(_not_empty) if level.move_entries(stays, failed) => merging.push(level),
-                // The directory is removed with all that is in it when this is dropped.
-                Err(_in_the_end) => {
-                    let above = merging.last_mut();
-                    above.map(|above| above.given_up.insert(level.name.1));
-                }
-            }
+    pub fn move_into(&self, target: &Arc<OwnedFd>, answers: &mut Answers<'_>) {
+        let place = (self.parent(), self.hidden.clone());
+        let merged = Merge::begin(place, &self.directory, target, answers).and_then(Merge::run);
+        match merged {
+            Ok(true) => self.let_go.store(true, Ordering::Relaxed),
+            Ok(false) => {}
+            Err(error) => (answers.failed)(RelPath::root(), error),
         }
     }
 }
@@ -221,102 +192,6 @@ pub fn set_usual_mode(directory: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::fs::fchmod(directory, Mode::from_raw_mode(stat?.st_mode))?)
 }
 
-/// A directory that is being merged with another.
-struct Merging {
-    /// The path below the staging directory.
-    path: RelPath,
-    from: Arc<OwnedFd>,
-    into: Arc<OwnedFd>,
-    /// The parent, and the name in it.
-    name: (Arc<OwnedFd>, Name),
-    /// Subdirectories that are in the other one too.
-    below: Vec<Name>,
-    /// Entries that are not moved.
-    given_up: HashSet<Name>,
-}
-
-impl Merging {
-    /// Moves the present entries; returns whether there were any that had not been given up before.
-    fn move_entries(
-        &mut self,
-        stays: &mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
-        failed: &mut dyn FnMut(RelPath, io::Error),
-    ) -> bool {
-        let entries = match Dir::read_from(&self.from).and_then(Iterator::collect::<Result<Vec<_>, _>>) {
-            Ok(entries) => entries,
-            Err(error) => {
-                failed(self.path.clone(), error.into());
-                return false;
-            }
-        };
-        let mut some = false;
-        for entry in entries {
-            if matches!(entry.file_name().to_bytes(), b"." | b"..") {
-                continue;
-            }
-            // An entry whose name cannot be sent was not made here.
-            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
-            if self.given_up.contains(&name) {
-                continue;
-            }
-            let Ok(below) = self.path.join(&name) else {
-                self.give_up(name, Errno::NAMETOOLONG.into(), failed);
-                some = true;
-                continue;
-            };
-            if entry.file_type() != FileType::Directory && stays(&self.from, &self.into, &below) {
-                self.discard(&name);
-                self.given_up.insert(name);
-                some = true;
-                continue;
-            }
-            match rustix::fs::renameat(&self.from, name.as_os_str(), &self.into, name.as_os_str()) {
-                Ok(()) => {}
-                Err(Errno::EXIST | Errno::NOTEMPTY) => self.below.push(name),
-                // The entry is listed, and not there. It may be listed again, so it does not count.
-                Err(Errno::NOENT) => continue,
-                Err(error) => self.give_up(name, error.into(), failed),
-            }
-            some = true;
-        }
-        some
-    }
-
-    fn give_up(&mut self, name: Name, error: io::Error, failed: &mut dyn FnMut(RelPath, io::Error)) {
-        failed(self.path.join(&name).unwrap_or_else(|_too_long| self.path.clone()), error);
-        self.discard(&name);
-        self.given_up.insert(name);
-    }
-
-    fn discard(&self, name: &Name) {
-        let tree = Tree::at(Arc::clone(&self.from));
-        // An entry that cannot be removed is removed later, with this directory as a whole.
-        let _counted = remove_entries(&tree, &RelPath::root(), std::iter::once(name), |_path, _error| {});
-    }
-
-    fn open(&self, name: &Name) -> io::Result<Self> {
-        let open = |parent| rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty());
-        let path = self.path.join(name).map_err(|_too_long| Errno::NAMETOOLONG)?;
-        let (from, into) = (Arc::new(open(&self.from)?), Arc::new(open(&self.into)?));
-        Ok(Self {
-            path,
-            from,
-            into,
-            name: (Arc::clone(&self.from), name.clone()),
-            below: Vec::new(),
-            given_up: HashSet::new(),
-        })
-    }
-
-    fn remove(&self) -> rustix::io::Result<()> {
-        let (parent, name) = &self.name;
-        match rustix::fs::unlinkat(parent, name.as_os_str(), AtFlags::REMOVEDIR) {
-            Err(Errno::NOENT) => Ok(()),
-            removed => removed,
-        }
-    }
-}
-
 impl Drop for StagingDirectory {
     fn drop(&mut self) {
         if !*self.let_go.get_mut() {
@@ -329,7 +204,7 @@ impl Drop for StagingDirectory {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::abandoned::remove_abandoned;
     use crate::staged::Staged;
@@ -337,13 +212,13 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
     use zmove_types::{Metadata, Timestamp};
 
-    fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
+    pub(crate) fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
         let home = tempfile::tempdir().unwrap();
         let fd = rustix::fs::open(home.path(), DIRECTORY, Mode::empty()).unwrap();
         (home, Arc::new(fd))
     }
 
-    fn begin(parent: &Arc<OwnedFd>, text: &str) -> StagingDirectory {
+    pub(crate) fn begin(parent: &Arc<OwnedFd>, text: &str) -> StagingDirectory {
         StagingDirectory::begin(parent, &name(text)).unwrap()
     }
 
@@ -454,7 +329,8 @@ mod tests {
         let staged = Staged::create(staging.directory(), 0o600).unwrap();
         let hidden = staged.into_hidden_name().unwrap();
         let target = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
-        staging.move_into(&target, &mut |_, _, _| false, &mut |path, error| panic!("{path}: {error}"));
+        let failed = &mut |path, error| panic!("{path}: {error}");
+        staging.move_into(&target, &mut Answers { stays: &mut |_, _, _| false, failed, pause: &|| {} });
         // The same file under a name of the boot before.
         let mut parts: Vec<_> = hidden.as_os_str().to_str().unwrap().split('-').collect();
         parts[3] = "1";
@@ -484,7 +360,8 @@ mod tests {
         let filled = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
         let mut failed = Vec::new();
         let mut stays = |_: &OwnedFd, _: &OwnedFd, path: &RelPath| path.as_bytes() == b"both/stays";
-        staging.move_into(&filled, &mut stays, &mut |path, _error| failed.push(path));
+        let mut tell = |path, _error| failed.push(path);
+        staging.move_into(&filled, &mut Answers { stays: &mut stays, failed: &mut tell, pause: &|| {} });
         drop(staging);
         let read = |file: &str| std::fs::read_to_string(home.path().join("d").join(file)).unwrap();
         assert_eq!(["new", "both/goes", "both/new/x"].map(read), ["new"; 3]);

@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_types::{Name, RelPath};
+use zmove_types::{FileNumber, Name, RelPath};
 
+use crate::entry::number_of;
 use crate::entry::own::Held;
 
 mod beneath;
@@ -256,6 +257,15 @@ fn enter_or_make(
         }
     }
     Err(Errno::BUSY.into())
+}
+
+/// Opens the directory above an open one, by which that was reached.
+///
+/// # Errors
+/// `ESTALE` where the open one has been moved since, and so leads elsewhere.
+pub(crate) fn open_above(directory: &OwnedFd, known: FileNumber) -> io::Result<OwnedFd> {
+    let above = rustix::fs::openat(directory, c"..", DIRECTORY, Mode::empty())?;
+    if number_of(&above)? == known { Ok(above) } else { Err(Errno::STALE.into()) }
 }
 
 /// Makes a directory writable for its owner: one that came read-only must take its files again, and gets its mode anew

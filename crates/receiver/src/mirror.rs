@@ -118,7 +118,7 @@ fn remove_all(transfer: &Transfer, remove: &Remove, spared: &Spared) -> u64 {
     let turn = transfer.turn(Task::Write);
     let has_ended = || turn.is_over();
     for group in remove.groups.iter().take_while(|_| !has_ended()) {
-        let stays = spared.among(&transfer.target.tree, &group.directory);
+        let stays = spared.among(&transfer.target.tree, &group.directory, has_ended);
         let names = group.names.iter().take_while(|_| !has_ended()).map(|name| &name.0);
         let names = names.filter(|name| !is_hidden(name.as_bytes()) && !stays(name));
         removed +=
@@ -420,7 +420,10 @@ mod tests {
             let there = entry.file_name().to_string_lossy().to_lowercase();
             there == name.to_string_lossy().to_lowercase()
         };
-        let entry = Dir::read_from(directory).unwrap().map(Result::unwrap).find(same)?;
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY;
+        // it may have been opened only to be passed
+        let readable = rustix::fs::openat(directory, ".", flags, rustix::fs::Mode::empty()).unwrap();
+        let entry = Dir::new(readable).unwrap().map(Result::unwrap).find(same)?;
         number_at(directory, OsStr::from_bytes(entry.file_name().to_bytes())).ok()
     }
 
@@ -499,10 +502,28 @@ mod tests {
         assert_eq!(told(&tree, &keep(&["foo"], Some("a")), &spared), [""; 0]);
         let stays = |path: &str, text: &str| {
             let path = RelPath::from_bytes(path.as_bytes()).unwrap();
-            spared.among(&tree, &path)(&name(text).0)
+            spared.among(&tree, &path, || false)(&name(text).0)
         };
         assert!(stays("", "Foo") && stays("Foo", "f") && stays("Foo/d", "f"));
         assert!(!stays("", "Bar") && !stays("Bar", "f"));
+    }
+
+    #[test]
+    fn each_directory_down_to_what_goes_is_opened_once_and_only_until_the_session_ends() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("Foo"), "x").unwrap();
+        let tree = Tree::open(home.path()).unwrap();
+        let deep = RelPath::from_bytes(&["d"; 1_000].join("/").into_bytes()).unwrap();
+        tree.ensure_directory(&deep).unwrap();
+        let spared = caseless();
+        assert_eq!(told(&tree, &keep(&["d", "foo"], None), &spared), [""; 0]);
+        let stays = |most: usize| {
+            let asked = std::cell::Cell::new(0);
+            let has_ended = || asked.replace(asked.get() + 1) >= most;
+            let stays = spared.among(&tree, &deep, has_ended)(&name("f").0);
+            (stays, asked.get())
+        };
+        assert_eq!([stays(usize::MAX), stays(10)], [(false, 1 + 1_000), (true, 11)]);
     }
 
     /// Some network file systems are like this: they make up another inode number for each spelling.
@@ -519,7 +540,7 @@ mod tests {
         let spared = Spared::by(made_up, &Quota::default());
         let answer = extra(Some(&tree), &keep(&["foo"], None), &spared);
         assert_eq!((answer.names, answer.faults), (vec![], vec![(0, FaultCode::Os(76))]));
-        assert!(spared.among(&tree, &RelPath::root())(&name("Foo").0));
+        assert!(spared.among(&tree, &RelPath::root(), || false)(&name("Foo").0));
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! limits (`docs/OPERATIONS.md` has them).
 //!
 //! Booked are messages, from when they are decoded until they are answered (`messages`); heads of batches, until their
-//! entries are placed; directories and files that are remembered; answers to a peer that does not read; descriptors of
-//! large files; and threads that look at the target. A task that would exceed a limit fails by itself: nothing waits
-//! here, so no key waits for another.
+//! entries are placed; directories and files that are remembered; paths of directories that are open; answers to a peer
+//! that does not read; descriptors of large files; and threads that look at the target. A task that would exceed a
+//! limit fails by itself: nothing waits here, so no key waits for another.
 //!
 //! With io_uring each key has a ring of its own, since storage that does not answer keeps the slots of the
 //! ring.
@@ -25,6 +25,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use rustix::io::Errno;
 use zmove_disk::{FileIo, StorageThreads, Task, Turn};
 use zmove_transport::Fingerprint;
+use zmove_types::RelPath;
 use zmove_wire::WireError;
 
 use crate::quota::limits::{Limits, files_of_process};
@@ -95,6 +96,9 @@ const DESCRIPTORS_PER_THREAD: usize = 3;
 /// The descriptors of a staging directory: its own and that of its parent.
 const DESCRIPTORS_PER_STAGING: usize = 2;
 
+/// How often its path is kept: among all staging directories, and in its generation.
+const PATHS_PER_STAGING: usize = 2;
+
 impl Quotas {
     /// The quota of a key, by the limits that hold now.
     pub(crate) fn of(&self, key: Fingerprint, limits: &Limits) -> Quota {
@@ -164,15 +168,17 @@ impl Quota {
         self.0.files.hold(DESCRIPTORS_PER_FILE).ok_or_else(|| Errno::MFILE.into())
     }
 
-    /// Books the descriptors of a staging directory; `None` where the limit would be exceeded.
-    pub(crate) fn hold_staging(&self) -> Option<Held> {
-        self.0.files.hold(DESCRIPTORS_PER_STAGING)
+    /// Books the descriptors of a staging directory and its path, by which it is found; `None` where a limit would be
+    /// exceeded.
+    pub(crate) fn hold_staging(&self, path: &RelPath) -> Option<(Held, Held)> {
+        let path_bytes = PATHS_PER_STAGING * path.as_bytes().len();
+        self.0.files.hold(DESCRIPTORS_PER_STAGING).zip(self.0.memory.hold(path_bytes))
     }
 
     /// Books the descriptors of a staging directory whose files can also get their names one by one, as long as most
     /// descriptors are left to large files, which cannot do without.
-    pub(crate) fn hold_spare_staging(&self) -> Option<Held> {
-        if self.leaves_most_descriptors() { self.hold_staging() } else { None }
+    pub(crate) fn hold_spare_staging(&self, path: &RelPath) -> Option<(Held, Held)> {
+        if self.leaves_most_descriptors() { self.hold_staging(path) } else { None }
     }
 
     /// Books a thread and the descriptors that it opens; `None` where a limit would be exceeded.
@@ -442,11 +448,11 @@ mod tests {
     fn large_files_find_most_descriptors_when_many_directories_are_staged() {
         let limits = Limits { files_per_identity: 8 * DESCRIPTORS_PER_FILE, ..Limits::default() };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let staged: Vec<_> = std::iter::from_fn(|| quota.hold_spare_staging()).collect();
+        let staged: Vec<_> = std::iter::from_fn(|| quota.hold_spare_staging(&RelPath::root())).collect();
         let files: Vec<_> = std::iter::from_fn(|| quota.hold_file().ok()).collect();
         assert!(!staged.is_empty() && files.len() >= 5, "{} {}", staged.len(), files.len());
         drop(files);
-        assert!(quota.hold_staging().is_some(), "a directory that has to be staged is");
+        assert!(quota.hold_staging(&RelPath::root()).is_some(), "a directory that has to be staged is");
     }
 
     #[test]
@@ -460,7 +466,7 @@ mod tests {
             .iter()
             .flat_map(|quota| std::iter::from_fn(|| quota.hold_file().ok()).collect::<Vec<_>>())
             .collect();
-        let staged: Vec<_> = std::iter::from_fn(|| last.hold_spare_staging()).collect();
+        let staged: Vec<_> = std::iter::from_fn(|| last.hold_spare_staging(&RelPath::root())).collect();
         let files = std::iter::from_fn(|| last.hold_file().ok()).collect::<Vec<_>>().len();
         assert!(!staged.is_empty() && files >= 2, "{} {files}", staged.len());
     }

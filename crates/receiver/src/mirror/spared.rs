@@ -11,11 +11,11 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::Dir;
+use rustix::fs::{Dir, OFlags};
 use rustix::io::Errno;
-use zmove_disk::{Tree, number_at, number_of};
+use zmove_disk::{Tree, number_at, number_of, open_beneath};
 use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::mirror::effort::Effort;
@@ -131,16 +131,36 @@ impl Spared {
         inode.is_some_and(|inode| self.has_inode(inode))
     }
 
-    /// A function that returns whether an entry of the directory at `path` stays.
-    pub(crate) fn among(&self, tree: &Tree, path: &RelPath) -> impl Fn(&Name) -> bool {
-        let directory = if self.is_empty() { None } else { tree.open_directory(path).ok() };
-        let above = std::iter::successors(Some(path.clone()), RelPath::parent);
-        let is_spared = |path: &RelPath| {
-            let inode = tree.open_directory(path).and_then(number_of);
-            inode.is_ok_and(|inode| self.has_inode(inode))
+    /// A function that returns whether an entry of the directory at `path` stays. All do where that is not known: one
+    /// of the directories down to `path` cannot be opened, or `has_ended`, which is asked for each, returns true.
+    pub(crate) fn among(
+        &self,
+        tree: &Tree,
+        path: &RelPath,
+        has_ended: impl Fn() -> bool,
+    ) -> impl Fn(&Name) -> bool {
+        let directory = if self.is_empty() { Ok(None) } else { self.enter(tree, path, has_ended).map(Some) };
+        move |name| match &directory {
+            Ok(directory) => directory.as_ref().is_some_and(|directory| self.has(directory, name)),
+            Err(_all_stay) => true,
+        }
+    }
+
+    /// Walks down to a directory, since to open each one above by its path would take time that grows with the square
+    /// of the depth.
+    ///
+    /// # Errors
+    /// All entries of the directory stay.
+    fn enter(&self, tree: &Tree, path: &RelPath, has_ended: impl Fn() -> bool) -> io::Result<OwnedFd> {
+        let open = |from: BorrowedFd<'_>, path: &RelPath| {
+            let directory = open_beneath(from, path, OFlags::PATH | OFlags::DIRECTORY)?;
+            let stays = has_ended() || self.has_inode(number_of(&directory)?);
+            if stays { Err(Errno::CANCELED.into()) } else { io::Result::Ok(directory) }
         };
-        let all_stay = directory.is_some() && above.into_iter().any(|path| is_spared(&path));
-        move |name| all_stay || directory.as_ref().is_some_and(|directory| self.has(directory, name))
+        path.components().try_fold(open(tree.fd(), &RelPath::root())?, |above, name| {
+            let name = RelPath::from_bytes(name).expect("a part of a path is one");
+            open(above.as_fd(), &name)
+        })
     }
 
     fn has_inode(&self, inode: FileNumber) -> bool {

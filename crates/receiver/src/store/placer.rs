@@ -65,7 +65,7 @@ impl<'a> Placer<'a> {
     }
 
     fn by(transfer: &'a Transfer, contents: Arc<ContentsWriter>) -> Self {
-        let directories = OpenDirectories::new(&transfer.target, &transfer.publisher);
+        let directories = OpenDirectories::new(transfer);
         Self { transfer, directories, contents }
     }
 
@@ -221,7 +221,7 @@ impl<'a> Placer<'a> {
             let parent = self.directory(parent)?.directory;
             let mut error = None;
             let begun = transfer.publisher.begin(path, || {
-                let held = transfer.quota.hold_staging().ok_or_else(|| Errno::MFILE.into());
+                let held = transfer.quota.hold_staging(path).ok_or_else(|| Errno::MFILE.into());
                 let begun = held.and_then(|held| Ok((StagingDirectory::begin(&parent, name)?, held)));
                 begun.map_err(|why| error = Some(why)).ok()
             });
@@ -252,7 +252,7 @@ impl<'a> Placer<'a> {
         };
         let parent_directory = self.directory(&parent).ok()?.directory;
         let begun = publisher.begin(path, || {
-            let held = self.transfer.quota.hold_spare_staging()?;
+            let held = self.transfer.quota.hold_spare_staging(path)?;
             if !publisher.take_fresh(path) && !Tree::make_new(parent_directory.as_fd(), &name).ok()? {
                 return None;
             }

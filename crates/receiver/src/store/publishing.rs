@@ -11,6 +11,7 @@
 //!
 //! `--update` and `--ignore-existing` are checked once more when a name is given (`RENAME_NOREPLACE` for the latter).
 
+mod lost;
 pub(crate) mod publisher;
 
 use std::collections::{HashMap, HashSet};
@@ -22,16 +23,18 @@ use std::time::{Duration, Instant};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_chunk::file_root;
-use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, StagingDirectory, Turn, open_own, publish_file};
+use zmove_disk::{
+    Answers, DataFile, Direct, FileIdentity, FileIo, StagingDirectory, Turn, open_own, publish_file,
+};
 use zmove_types::{BufferPool, FileId, Name, RelPath};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
 use crate::config::BUFFER_BYTES;
 use crate::sharing::{Lock, by_several};
 use crate::store::failure::{ALREADY_THERE, failure};
+use crate::store::publishing::lost::Lost;
 use crate::store::publishing::publisher::{
-    Filling, Generation, HiddenFile, Known, PendingBatch, SmallFile, WAIT_LATE_MAX, WAIT_MAX, Wake,
-    WholeFile, below, covers,
+    Filling, Generation, HiddenFile, Known, PendingBatch, SmallFile, WAIT_LATE_MAX, WAIT_MAX, Wake, WholeFile,
 };
 use crate::store::reports::{Outcome, Reports};
 use crate::store::target::file_systems::{Flushing, Unflushed};
@@ -140,7 +143,7 @@ impl Generation {
         transfer: &Transfer,
         beside: Option<&Flushing>,
     ) -> Vec<Arc<PendingBatch>> {
-        let mut directories = OpenDirectories::new(&transfer.target, &transfer.publisher);
+        let mut directories = OpenDirectories::new(transfer);
         if self.suspect {
             self.drop_what_is_not_on_the_storage(transfer, &mut directories, beside);
         }
@@ -174,7 +177,7 @@ impl Generation {
             turn.is_over();
             changed.extend(path.parent());
             changed.insert(path.clone());
-            let filled = publish_staging(transfer, &mut directories, &path, filling, &mut lost);
+            let filled = publish_staging(transfer, &mut directories, &path, filling, &mut lost, &turn);
             named.staged.push((path, filled));
         }
         batches.extend(named.told(transfer, lost, &turn));
@@ -302,83 +305,6 @@ struct EndedFile {
     fault: Option<(Operation, FaultCode)>,
 }
 
-/// The directories that a staging directory could not become, by path, with all below them that has not come to its
-/// final place.
-#[derive(Debug, Default)]
-struct Lost(HashMap<RelPath, Below>);
-
-/// What is lost of one staging directory: by the directory that it was in, and by its name there, which the staging
-/// directory itself does not have. A path for each would take gigabytes.
-#[derive(Debug, Default)]
-struct Below(HashMap<RelPath, LostNames>);
-
-/// The losses in one directory, by name.
-type LostNames = HashMap<Box<[u8]>, (Operation, FaultCode)>;
-
-impl Below {
-    fn insert(&mut self, path: &RelPath, fault: (Operation, FaultCode)) {
-        let (directory, name) = split(path.as_bytes());
-        if !self.0.contains_key(directory) {
-            self.0.insert(path.parent().unwrap_or_else(RelPath::root), HashMap::new());
-        }
-        self.0.get_mut(directory).map(|lost| lost.insert(name.into(), fault));
-    }
-
-    fn get(&self, path: &[u8]) -> Option<(Operation, FaultCode)> {
-        let (directory, name) = split(path);
-        self.0.get(directory)?.get(name).copied()
-    }
-
-    fn remove(&mut self, path: &RelPath) -> Option<(Operation, FaultCode)> {
-        let (directory, name) = split(path.as_bytes());
-        self.0.get_mut(directory)?.remove(name)
-    }
-}
-
-/// The directory of a path, and its name there.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    let slash = path.iter().rposition(|&byte| byte == b'/');
-    slash.map_or((&[], path), |slash| (&path[..slash], &path[slash + 1..]))
-}
-
-impl Lost {
-    /// Why a file is not at its path; the entry of a file that is lost by itself is removed.
-    fn take(&mut self, path: &RelPath) -> Option<(Operation, FaultCode)> {
-        let itself = self.around(path).into_iter().find_map(|(rest, lost)| lost.remove(&rest));
-        itself.or_else(|| self.with(&path.parent()?))
-    }
-
-    /// Why a directory is not where it should be, and so nothing in it.
-    fn with(&mut self, directory: &RelPath) -> Option<(Operation, FaultCode)> {
-        let why = |(rest, lost): (RelPath, &mut Below)| rest.lineage().find_map(|above| lost.get(above));
-        self.around(directory).into_iter().find_map(why)
-    }
-
-    /// The losses of the staging directories that cover a path, each with the rest of the path below it.
-    fn around(&mut self, path: &RelPath) -> Vec<(RelPath, &mut Below)> {
-        let covering = self.0.iter_mut().filter(|(staged, _)| covers(staged, path));
-        covering.map(|(staged, lost)| (below(path, staged), lost)).collect()
-    }
-
-    /// Reports the faults that are left: those of directories and links.
-    fn tell_rest(self, reports: &Reports) {
-        for (staged, Below(lost)) in self.0 {
-            for (directory, lost) in lost {
-                let above = beneath(&staged, &directory);
-                for (name, (operation, code)) in lost {
-                    if code != FaultCode::AlreadyThere {
-                        // the staging directory itself has none
-                        let name = Name::from_bytes(&name).ok();
-                        let path =
-                            name.and_then(|name| above.join(&name).ok()).unwrap_or_else(|| above.clone());
-                        reports.tell(Outcome::Fault(Fault { path, operation, code }));
-                    }
-                }
-            }
-        }
-    }
-}
-
 impl Named {
     /// Reports the large files, and faults the small ones that are lost; returns the batches.
     fn told(self, transfer: &Transfer, mut lost: Lost, turn: &Turn<'_>) -> Vec<Arc<PendingBatch>> {
@@ -397,7 +323,7 @@ impl Named {
             turn.is_over();
             settle(transfer, &mut lost, directory, filled.iter());
         }
-        lost.tell_rest(&transfer.reports);
+        lost.rest().for_each(|fault| transfer.reports.tell(Outcome::Fault(fault)));
         let staged = self.staged.into_iter().flat_map(|(_, filled)| filled);
         self.files.into_iter().map(|file| file.small).chain(staged).map(|small| small.batch).collect()
     }
@@ -410,12 +336,10 @@ fn settle<'a>(
     directory: &RelPath,
     files: impl Iterator<Item = &'a SmallFile>,
 ) {
-    let with_directory = lost.with(directory);
-    let mut around = lost.around(directory);
+    let mut lost = lost.in_directory(directory);
     for small in files {
         let name = transfer.target.name(directory, &small.file.name);
-        let by_itself = around.iter_mut().find_map(|(rest, lost)| lost.remove(&rest.join(name).ok()?));
-        match by_itself.or(with_directory) {
+        match lost.take(name) {
             Some(fault) => small.fail(fault),
             None => transfer.meter.stored(1),
         }
@@ -442,7 +366,7 @@ type NamedIn = (Arc<RelPath>, Vec<HiddenFile>, Vec<Arc<PendingBatch>>);
 /// one after the other.
 fn name_hidden(transfer: &Transfer, waiting: &Lock<std::vec::IntoIter<Vec<HiddenFile>>>) -> Vec<NamedIn> {
     let name = |turn: &Turn<'_>| {
-        let mut directories = OpenDirectories::new(&transfer.target, &transfer.publisher);
+        let mut directories = OpenDirectories::new(transfer);
         let mut done = Vec::new();
         let next = || waiting.lock().next();
         for files in std::iter::from_fn(next) {
@@ -539,6 +463,7 @@ fn publish_staging(
     path: &RelPath,
     filling: Filling,
     lost: &mut Lost,
+    turn: &Turn<'_>,
 ) -> Vec<SmallFile> {
     let Filling { staging, filled, mut spoiled, abandoned, .. } = filling;
     // The directory above may have been merged, and this one with it.
@@ -563,13 +488,13 @@ fn publish_staging(
         Err(_in_the_way) => directories.under_its_name(path).map(|standing| {
             // Where it could not be exchanged back, it has its name already.
             if !staging.is(&standing) {
-                merge(&transfer.target, (path, &staging), &standing, (&filled, &spoiled), lost);
+                merge(&transfer.target, (path, &staging), &standing, (&filled, &spoiled), lost, turn);
                 directories.let_go_below(path);
             }
         }),
     };
     if let Err(error) = merged {
-        let lost = lost.0.entry(path.clone()).or_default();
+        let lost = lost.of(path);
         lost.insert(&RelPath::root(), failure(Operation::Rename, &error));
     }
     filled
@@ -582,11 +507,12 @@ fn merge(
     standing: &Arc<OwnedFd>,
     (filled, spoiled): (&[SmallFile], &[Name]),
     lost: &mut Lost,
+    turn: &Turn<'_>,
 ) {
     let files: HashMap<_, _> = filled.iter().map(|small| (small.file.name.as_bytes(), small)).collect();
     // A file that the walk does not meet is gone, as when somebody has removed the staging directory.
     let mut gone: HashSet<&[u8]> = files.keys().copied().collect();
-    let lost = Lock::new(lost.0.entry(path.clone()).or_default());
+    let lost = Lock::new(lost.of(path));
     let mut stays = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
         gone.remove(below.as_bytes());
         let stays = if let Some(small) = files.get(below.as_bytes()) {
@@ -603,19 +529,17 @@ fn merge(
         }
         stays
     };
-    staging.move_into(standing, &mut stays, &mut |below, error| {
+    let mut failed = |below: RelPath, error: io::Error| {
         lost.lock().insert(&below, failure(Operation::Rename, &error));
-    });
+    };
+    let pause = || {
+        turn.is_over();
+    };
+    staging.move_into(standing, &mut Answers { stays: &mut stays, failed: &mut failed, pause: &pause });
     for name in gone {
         let below = RelPath::from_bytes(name).expect("a name is a path");
         lost.lock().insert(&below, failure(Operation::Rename, &Errno::NOENT.into()));
     }
-}
-
-fn beneath(path: &RelPath, below: &RelPath) -> RelPath {
-    let whole = [path.as_bytes(), below.as_bytes()].join(&b'/');
-    // An entry whose path would be too long is lost with the whole directory.
-    if below.is_root() { path.clone() } else { RelPath::from_bytes(&whole).unwrap_or_else(|_| path.clone()) }
 }
 
 /// Flushes directories: `--durability file` promises each name before it is reported, and some file systems flush
@@ -633,28 +557,5 @@ fn flush_directories(
             let (operation, code) = failure(Operation::Flush, &error);
             reports.tell(Outcome::Fault(Fault { path: path.clone(), operation, code }));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_lost_in_one_directory_has_the_path_of_that_once() {
-        let deep = RelPath::from_bytes(&["d"; 30_000].join("/").into_bytes()).unwrap();
-        let path =
-            |number: usize| deep.join(&Name::from_bytes(number.to_string().as_bytes()).unwrap()).unwrap();
-        let fault = (Operation::Rename, FaultCode::Incomplete);
-        let mut lost = Below::default();
-        (0..1000).for_each(|number| lost.insert(&path(number), fault));
-        let kept = lost.0.iter().map(|(directory, names)| {
-            directory.as_bytes().len() + names.keys().map(|name| name.len()).sum::<usize>()
-        });
-        assert!(kept.sum::<usize>() < deep.as_bytes().len() + 3000);
-        assert_eq!((lost.get(deep.as_bytes()), lost.get(path(7).as_bytes())), (None, Some(fault)));
-        assert_eq!((lost.remove(&path(7)), lost.remove(&path(7))), (Some(fault), None));
-        lost.insert(&RelPath::root(), fault);
-        assert_eq!((lost.get(b""), lost.get(b"d")), (Some(fault), None));
     }
 }

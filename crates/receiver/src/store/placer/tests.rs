@@ -37,7 +37,12 @@ pub(crate) fn transfer_of(number: u8, home: &Path, journals: Option<PathBuf>) ->
 
 /// A transfer of a key of which one thread is at work at a time.
 pub(crate) fn transfer_with_one_place(number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
-    let config = ReceiverConfig { quota: Quota::with_one_place(), ..ReceiverConfig::default() };
+    transfer_of_key(&Quota::with_one_place(), number, home, journals)
+}
+
+/// A transfer of the key that has this quota.
+pub(crate) fn transfer_of_key(quota: &Quota, number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
+    let config = ReceiverConfig { quota: quota.clone(), ..ReceiverConfig::default() };
     transfer_by(&config, number, home, journals)
 }
 
@@ -501,11 +506,23 @@ fn a_new_directory_is_not_staged_when_large_files_need_the_descriptors() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
-    let _held: Vec<_> = std::iter::from_fn(|| transfer.quota.hold_spare_staging()).collect();
+    let _held: Vec<_> = std::iter::from_fn(|| transfer.quota.hold_spare_staging(&path("d"))).collect();
     let batch = begin(&mut placer, files("d", "f", 8));
     assert_eq!(names(home.path()), ["d"]);
     publish_all(&transfer);
     assert_eq!((batch.faults(), names(&home.path().join("d")).len()), (Vec::new(), 8));
+}
+
+#[test]
+fn the_path_of_a_staging_directory_is_booked_until_that_has_its_name() {
+    let home = tempfile::tempdir().unwrap();
+    let quota = Quota::default();
+    let transfer = transfer_of_key(&quota, 1, home.path(), None);
+    let deep = ["d"; 1_000].join("/");
+    let batch = begin(&mut Placer::new(&transfer), files(&deep, "f", 8));
+    assert_eq!(quota.memory_held(), 2 * deep.len());
+    publish_all(&transfer);
+    assert_eq!((batch.faults(), quota.memory_held()), (Vec::new(), 0));
 }
 
 #[test]

@@ -114,7 +114,7 @@ pub(crate) struct Filling {
     pub(crate) spoiled: Vec<Name>,
     /// Whether a writer has panicked while it filled the directory: what is in it is not known.
     pub(crate) abandoned: bool,
-    pub(crate) _held: Held,
+    pub(crate) _held: (Held, Held),
 }
 
 /// A small file that is whole and waits for its final name.
@@ -257,12 +257,12 @@ impl Publisher {
         Some(FillingGuard { publisher: self, path: path.clone(), staging, left: false })
     }
 
-    /// Begins a staging directory for `path` with `begin`, which also returns the booking of its descriptors; `None`
-    /// where there can be none now, or `begin` returns none.
+    /// Begins a staging directory for `path` with `begin`, which also returns what is booked for it; `None` where there
+    /// can be none now, or `begin` returns none.
     pub(crate) fn begin(
         &self,
         path: &RelPath,
-        begin: impl FnOnce() -> Option<(StagingDirectory, Held)>,
+        begin: impl FnOnce() -> Option<(StagingDirectory, (Held, Held))>,
     ) -> Option<FillingGuard<'_>> {
         let mut state = self.state.lock();
         if state.current.staging.len() >= STAGING_MAX {

@@ -10,16 +10,24 @@ use rustix::io::Errno;
 use zmove_disk::{NewFiles, Tree, is_same_file};
 use zmove_types::RelPath;
 
-use crate::store::publishing::publisher::{Publisher, covers};
+use crate::quota::Held;
+use crate::store::publishing::publisher::covers;
 use crate::store::target::file_systems::Flush;
-use crate::store::target::tree::TargetTree;
+use crate::store::transfer::Transfer;
 
 /// The directories that one thread has open; see the module.
 #[derive(Debug)]
 pub(crate) struct OpenDirectories<'a> {
-    target: &'a TargetTree,
-    publisher: &'a Publisher,
-    open: HashMap<RelPath, Opened>,
+    transfer: &'a Transfer,
+    open: HashMap<RelPath, Kept>,
+}
+
+/// A directory that is kept open.
+#[derive(Debug)]
+struct Kept {
+    opened: Opened,
+    /// The memory of its path, booked on the key's quota.
+    _path: Held,
 }
 
 /// An open directory of the target.
@@ -34,18 +42,18 @@ pub(crate) struct Opened {
 const OPENED_MAX: usize = 64;
 
 impl<'a> OpenDirectories<'a> {
-    pub(crate) fn new(target: &'a TargetTree, publisher: &'a Publisher) -> Self {
-        Self { target, publisher, open: HashMap::new() }
+    pub(crate) fn new(transfer: &'a Transfer) -> Self {
+        Self { transfer, open: HashMap::new() }
     }
 
     /// The directory at `path`, if it is open here.
     pub(crate) fn get(&self, path: &RelPath) -> Option<Opened> {
-        self.open.get(path).cloned()
+        self.open.get(path).map(|kept| kept.opened.clone())
     }
 
     /// Opens an existing directory of the target, perhaps in a staging directory.
     pub(crate) fn as_it_is(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        if let Some(opened) = self.open.get(path) {
+        if let Some(Kept { opened, .. }) = self.open.get(path) {
             return Ok(Arc::clone(&opened.directory));
         }
         let directory = self.open(path)?;
@@ -67,52 +75,84 @@ impl<'a> OpenDirectories<'a> {
         Tree::at(parent).ensure_directory(&name)
     }
 
-    /// Keeps a directory open.
+    /// Keeps a directory open, as far as the key may have the memory that its path takes.
     pub(crate) fn remember(&mut self, path: &RelPath, directory: Arc<OwnedFd>) -> io::Result<Opened> {
-        let flush = self.target.file_systems.note(&directory)?;
-        self.make_room();
+        let flush = self.transfer.target.file_systems.note(&directory)?;
         let opened = Opened { directory, flush, new_files: Arc::default() };
-        self.open.insert(path.clone(), opened.clone());
+        self.keep(path, opened.clone());
         Ok(opened)
     }
 
     /// Keeps a directory open that another thread has opened.
     pub(crate) fn adopt(&mut self, path: &RelPath, opened: Opened) {
         if !self.open.contains_key(path) {
-            self.make_room();
-            self.open.insert(path.clone(), opened);
+            self.keep(path, opened);
         }
     }
 
-    fn make_room(&mut self) {
-        if self.open.len() >= self.target.directories_each.clamp(1, OPENED_MAX) {
+    fn keep(&mut self, path: &RelPath, opened: Opened) {
+        if self.open.len() >= self.transfer.target.directories_each.clamp(1, OPENED_MAX) {
             self.open.clear();
+        }
+        if let Ok(held) = self.transfer.quota.hold_memory(path.as_bytes().len()) {
+            self.open.insert(path.clone(), Kept { opened, _path: held });
         }
     }
 
     /// Opens an existing directory again.
     pub(crate) fn open(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        match self.publisher.staged_above(path) {
+        match self.transfer.publisher.staged_above(path) {
             Some((above, rest)) => Tree::at(above).open_directory(&rest),
-            None => self.target.tree.open_directory(path),
+            None => self.transfer.target.tree.open_directory(path),
         }
     }
 
     /// Opens a directory, and makes it where it does not exist.
     pub(crate) fn open_or_make(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
-        match self.publisher.staged_above(path) {
+        match self.transfer.publisher.staged_above(path) {
             Some((above, rest)) => Tree::at(above).ensure_directory(&rest),
-            None => self.target.tree.ensure_directory(path),
+            None => self.transfer.target.tree.ensure_directory(path),
         }
     }
 
-    /// Closes a directory if its path now leads to another, or to none; returns whether it did.
+    /// Closes a directory if its path now leads to another, or to none; returns whether it may: what is not kept open
+    /// here cannot be compared.
     pub(crate) fn let_go_if_replaced(&mut self, path: &RelPath) -> bool {
-        let Some(held) = self.open.get(path) else { return false };
-        let same = self.open(path).is_ok_and(|there| is_same_file(there, &held.directory));
+        let Some(Kept { opened, .. }) = self.open.get(path) else { return true };
+        let same = self.open(path).is_ok_and(|there| is_same_file(there, &opened.directory));
         if !same {
             self.open.remove(path);
         }
         !same
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::placer::tests::transfer_of_key;
+    use zmove_types::{ByteCount, Name};
+
+    #[test]
+    fn paths_are_booked_and_a_directory_for_which_there_is_no_memory_is_not_kept() {
+        let home = tempfile::tempdir().unwrap();
+        let limits = crate::Limits { memory_per_identity: ByteCount(100_000), ..Default::default() };
+        let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let transfer = transfer_of_key(&quota, 1, home.path(), None);
+        let mut directories = OpenDirectories::new(&transfer);
+        let deep = RelPath::from_bytes(&["d"; 5_000].join("/").into_bytes()).unwrap();
+        let path =
+            |number: usize| deep.join(&Name::from_bytes(number.to_string().as_bytes()).unwrap()).unwrap();
+        let root = transfer.target.tree.open_directory(&RelPath::root()).unwrap();
+        for number in 0..40 {
+            directories.remember(&path(number), Arc::clone(&root)).unwrap();
+        }
+        let kept = (0..40).filter(|number| directories.get(&path(*number)).is_some()).count();
+        assert_eq!((kept, quota.memory_held()), (9, 9 * deep.as_bytes().len() + 9 * 2));
+        assert!(directories.let_go_if_replaced(&path(30)), "nobody knows");
+        directories.let_go_below(&path(3));
+        assert_eq!(quota.memory_held(), 8 * (deep.as_bytes().len() + 2));
+        drop(directories);
+        assert_eq!(quota.memory_held(), 0);
     }
 }

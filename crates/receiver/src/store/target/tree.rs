@@ -300,7 +300,7 @@ impl TargetTree {
 /// What is known of a source's extended attributes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Xattrs<'a> {
-    /// They are among the metadata.
+    /// The attributes are among the metadata.
     Known,
     /// Nothing any more: what there is stays.
     Forgotten,

@@ -1,0 +1,268 @@
+//! The merge of a staging directory with the directory that has its name.
+//!
+//! Others may still put something into a directory that they have open. **Invariant:** no directory is removed while
+//! anything is in it, and in one that has been removed the kernel lets nobody make anything.
+//!
+//! **Invariant:** however deep the directories are, no more of them are open than two with their parents, and each that
+//! is found again on the way back up is the one that was left on the way down.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode};
+use rustix::io::Errno;
+use zmove_types::{FileNumber, Name, RelPath};
+
+use crate::entry::number_of;
+use crate::remove::remove_entries;
+use crate::tree::{DIRECTORY, Tree, open_above};
+
+/// What a merge asks and reports: see [`move_into`](super::StagingDirectory::move_into).
+#[expect(missing_debug_implementations, reason = "it holds closures")]
+pub struct Answers<'a> {
+    /// Whether the entry that is there stays: called with the two directories, and the path below the staging
+    /// directory, of an entry that is no directory.
+    pub stays: &'a mut dyn FnMut(&OwnedFd, &OwnedFd, &RelPath) -> bool,
+    /// Told of each entry that cannot be moved.
+    pub failed: &'a mut dyn FnMut(RelPath, io::Error),
+    /// Called before each entry, so that others may have the core.
+    pub pause: &'a dyn Fn(),
+}
+
+/// A merge that is under way.
+pub(super) struct Merge<'a, 'b> {
+    answers: &'a mut Answers<'b>,
+    /// The directory in which the staging directory is.
+    parent: Arc<OwnedFd>,
+    /// The directories from the staging directory down to the one that is being emptied.
+    levels: Vec<Level>,
+    /// The deepest of them.
+    here: Both,
+    /// The path of these below the staging directory.
+    path: RelPath,
+}
+
+/// A directory of the staging directory, and the one that it is merged with.
+struct Both {
+    from: Arc<OwnedFd>,
+    into: Arc<OwnedFd>,
+}
+
+/// A directory that is being merged with another.
+struct Level {
+    /// The name in the directory above.
+    name: Name,
+    from: FileNumber,
+    into: FileNumber,
+    /// Subdirectories that are in the other one too.
+    below: Vec<Name>,
+    /// Entries that are not moved.
+    given_up: HashSet<Name>,
+}
+
+impl<'a, 'b> Merge<'a, 'b> {
+    /// A merge of the directory `name` of `parent`, which is open as `from`.
+    pub(super) fn begin(
+        (parent, name): (Arc<OwnedFd>, Name),
+        from: &Arc<OwnedFd>,
+        into: &Arc<OwnedFd>,
+        answers: &'a mut Answers<'b>,
+    ) -> io::Result<Self> {
+        let here = Both { from: Arc::clone(from), into: Arc::clone(into) };
+        let levels = vec![Level::of(name, &here)?];
+        Ok(Self { answers, parent, levels, here, path: RelPath::root() })
+    }
+
+    /// Moves all that can be moved; returns whether the directory has gone.
+    ///
+    /// # Errors
+    /// `ESTALE` where a directory has been moved elsewhere meanwhile, or the system's error: the rest is not moved.
+    pub(super) fn run(mut self) -> io::Result<bool> {
+        let mut is_gone = false;
+        while let Some(level) = self.levels.last_mut() {
+            (self.answers.pause)();
+            if let Some(below) = level.below.pop() {
+                if let Err(error) = self.enter(&below) {
+                    self.give_up(below, error);
+                }
+                continue;
+            }
+            let above = self.above()?;
+            is_gone = self.remove(&above).is_ok();
+            if is_gone || !self.move_entries() {
+                self.leave(above, is_gone);
+            }
+        }
+        Ok(is_gone)
+    }
+
+    fn enter(&mut self, name: &Name) -> io::Result<()> {
+        let open = |parent| rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty());
+        let path = self.path.join(name).map_err(|_too_long| Errno::NAMETOOLONG)?;
+        let below = Both { from: Arc::new(open(&self.here.from)?), into: Arc::new(open(&self.here.into)?) };
+        self.levels.push(Level::of(name.clone(), &below)?);
+        (self.path, self.here) = (path, below);
+        Ok(())
+    }
+
+    /// Opens the directories above the deepest ones; only that in which the staging directory is has no other.
+    fn above(&self) -> io::Result<Both> {
+        let [.., above, _] = &self.levels[..] else {
+            return Ok(Both { from: Arc::clone(&self.parent), into: Arc::clone(&self.parent) });
+        };
+        let from = Arc::new(open_above(&self.here.from, above.from)?);
+        Ok(Both { from, into: Arc::new(open_above(&self.here.into, above.into)?) })
+    }
+
+    /// Removes the deepest directory, if it is empty.
+    fn remove(&self, above: &Both) -> rustix::io::Result<()> {
+        let Some(level) = self.levels.last() else { return Ok(()) };
+        match rustix::fs::unlinkat(&above.from, level.name.as_os_str(), AtFlags::REMOVEDIR) {
+            Err(Errno::NOENT) => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// Goes back up. What is left is removed with the staging directory, when that is dropped.
+    fn leave(&mut self, above: Both, is_gone: bool) {
+        let left = self.levels.pop();
+        if !is_gone && let Some((level, left)) = self.levels.last_mut().zip(left) {
+            level.given_up.insert(left.name);
+        }
+        self.here = above;
+        self.path = self.path.parent().unwrap_or_else(RelPath::root);
+    }
+
+    /// Moves the present entries of the deepest directory; returns whether there were any that had not been given up
+    /// before.
+    fn move_entries(&mut self) -> bool {
+        let entries = match Dir::read_from(&self.here.from).and_then(Iterator::collect::<Result<Vec<_>, _>>) {
+            Ok(entries) => entries,
+            Err(error) => {
+                (self.answers.failed)(self.path.clone(), error.into());
+                return false;
+            }
+        };
+        let mut some = false;
+        for entry in entries {
+            (self.answers.pause)();
+            if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                continue;
+            }
+            // An entry whose name cannot be sent was not made here.
+            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
+            if self.levels.last().is_none_or(|level| level.given_up.contains(&name)) {
+                continue;
+            }
+            some |= self.move_entry(name, entry.file_type());
+        }
+        some
+    }
+
+    /// Moves an entry of the deepest directory; `false` where it is not there any more.
+    fn move_entry(&mut self, name: Name, file_type: FileType) -> bool {
+        let Ok(below) = self.path.join(&name) else {
+            self.give_up(name, Errno::NAMETOOLONG.into());
+            return true;
+        };
+        let Both { from, into } = &self.here;
+        if file_type != FileType::Directory && (self.answers.stays)(from, into, &below) {
+            self.discard(name);
+            return true;
+        }
+        match rustix::fs::renameat(from, name.as_os_str(), into, name.as_os_str()) {
+            Ok(()) => {}
+            Err(Errno::EXIST | Errno::NOTEMPTY) => self.levels.last_mut().into_iter().for_each(|level| {
+                level.below.push(name.clone());
+            }),
+            // The entry is listed, and not there. It may be listed again, so it does not count.
+            Err(Errno::NOENT) => return false,
+            Err(error) => self.give_up(name, error.into()),
+        }
+        true
+    }
+
+    fn give_up(&mut self, name: Name, error: io::Error) {
+        (self.answers.failed)(self.path.join(&name).unwrap_or_else(|_too_long| self.path.clone()), error);
+        self.discard(name);
+    }
+
+    fn discard(&mut self, name: Name) {
+        let tree = Tree::at(Arc::clone(&self.here.from));
+        // An entry that cannot be removed is removed later, with this directory as a whole.
+        let _counted = remove_entries(&tree, &RelPath::root(), std::iter::once(&name), |_path, _error| {});
+        self.levels.last_mut().map(|level| level.given_up.insert(name));
+    }
+}
+
+impl Level {
+    fn of(name: Name, Both { from, into }: &Both) -> io::Result<Self> {
+        let (below, given_up) = (Vec::new(), HashSet::new());
+        Ok(Self { name, from: number_of(from)?, into: number_of(into)?, below, given_up })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::publish::Replace;
+    use crate::staging_directory::tests::{begin, place};
+
+    use super::*;
+
+    #[test]
+    fn few_directories_of_a_deep_tree_are_open() {
+        let (home, fd) = place();
+        let home = home.path().canonicalize().unwrap();
+        let staging = begin(&fd, "d");
+        let deep = ["d"; 300].join("/");
+        let theirs = home.join("d").join(&deep);
+        std::fs::create_dir_all(theirs.join("in the way")).unwrap();
+        let ours = home.join(staging.hidden.as_os_str()).join(&deep);
+        std::fs::create_dir_all(&ours).unwrap();
+        std::fs::write(ours.join("f"), "x").unwrap();
+        assert!(staging.publish(Replace::Existing).is_err());
+        let into = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
+        let mut open = 0;
+        let mut stays = |_: &OwnedFd, _: &OwnedFd, _: &RelPath| {
+            let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
+            let targets = descriptors.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+            open += targets.filter(|target| target.starts_with(&home)).count();
+            false
+        };
+        let failed = &mut |path, error| panic!("{path}: {error}");
+        staging.move_into(&into, &mut Answers { stays: &mut stays, failed, pause: &|| {} });
+        drop(staging);
+        // With the parent, the two that are merged, and one descriptor more of the staging directory itself.
+        assert!((1..=4 + 4).contains(&open), "{open}");
+        assert!(theirs.join("f").exists());
+        assert_eq!(std::fs::read_dir(&home).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_directory_that_is_moved_leads_nowhere_else() {
+        let (home, fd) = place();
+        let home = home.path();
+        let staging = begin(&fd, "d");
+        let ours = home.join(staging.hidden.as_os_str());
+        for directory in [ours.join("a/b"), home.join("d/a/b/in the way"), home.join("elsewhere/a")] {
+            std::fs::create_dir_all(directory).unwrap();
+        }
+        std::fs::write(ours.join("a/b/f"), "x").unwrap();
+        std::fs::write(home.join("elsewhere/a/precious"), "x").unwrap();
+        let into = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
+        let mut stays = |_: &OwnedFd, _: &OwnedFd, _: &RelPath| {
+            std::fs::rename(home.join("d/a/b"), home.join("elsewhere/b")).unwrap();
+            false
+        };
+        let mut faults = Vec::new();
+        let failed =
+            &mut |path: RelPath, error| faults.push((path.to_string(), Errno::from_io_error(&error)));
+        staging.move_into(&into, &mut Answers { stays: &mut stays, failed, pause: &|| {} });
+        drop(staging);
+        assert_eq!(faults, [(RelPath::root().to_string(), Some(Errno::STALE))]);
+        assert!(home.join("elsewhere/a/precious").exists() && home.join("elsewhere/b/f").exists());
+        assert_eq!(std::fs::read_dir(home).unwrap().count(), 2);
+    }
+}
