@@ -1,5 +1,5 @@
-//! What is lost of staging directories: the entries that cannot get their names, since somebody else has put something in
-//! the place of their directory, each reported once when all that can has its name.
+//! What is lost of staging directories: the entries that cannot get their names, since somebody else has put something
+//! in the place of their directory, each reported once when all that can has its name.
 
 use std::collections::HashMap;
 
@@ -100,8 +100,9 @@ impl Lost {
 }
 
 impl LostIn<'_> {
-    /// Why a file is not there. Where it is lost by itself, all entries of that are removed: one that could not be moved
-    /// into its directory may have one more for what stood there, which could not be moved with the directory above.
+    /// Why a file is not there. Where it is lost by itself, all entries of that are removed: one that could not be
+    /// moved into its directory may have one more for what stood there, which could not be moved with the directory
+    /// above.
     pub(crate) fn take(&mut self, name: &Name) -> Option<(Operation, FaultCode)> {
         let each = self.around.iter_mut().filter_map(|(rest, lost)| lost.remove(&rest.join(name).ok()?));
         each.max_by_key(|(_, code)| *code != FaultCode::AlreadyThere).or(self.with_directory)
