@@ -32,8 +32,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use zmove_transport::{
-    AcceptError, Channel, ControlReader, ControlWriter, Denial, Fingerprint, Incoming, LaneSource, Listener,
-    Transport, control_pair,
+    AcceptError, CONTROL_SILENCE_MAX, Channel, ControlReader, ControlWriter, Denial, Fingerprint, Incoming,
+    LaneSource, Listener, Transport, control_pair,
 };
 use zmove_types::TransferId;
 use zmove_wire::limits::LANES_UNASKED_MAX;
@@ -58,8 +58,6 @@ use crate::session::{Session, run_session};
 
 /// How long transfers that are cut off may take to clean up.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// A control connection whose peer acknowledges nothing for so long is lost, and its transfer with it.
-const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long an early lane waits for its control connection.
 const EARLY_LANE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a transfer waits in line whose sender knows no [`Waiting`]; less than its lanes wait for control.

@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -19,6 +20,10 @@ pub struct ControlWriter {
     stream: Box<dyn AsyncWrite + Send + Unpin>,
     greeted: bool,
 }
+
+/// How long the peer of a control connection may acknowledge nothing, on either side, before the connection counts as
+/// lost, and its transfer with it.
+pub const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Why the control connection ended early.
 #[derive(Debug, Error)]

@@ -19,7 +19,7 @@ mod tcp_tls;
 mod trust;
 
 pub use channel::{Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach, TransportChoice};
-pub use control::{ControlError, ControlReader, ControlWriter, Inbox, control_pair};
+pub use control::{CONTROL_SILENCE_MAX, ControlError, ControlReader, ControlWriter, Inbox, control_pair};
 pub use endpoint::Endpoint;
 pub use error::{
     AcceptError, AuthorityError, AuthorizedKeysError, BindError, DialError, DialStage, IdentityError,

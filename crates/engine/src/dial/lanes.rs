@@ -3,13 +3,13 @@
 //! With `--limit` the number of lanes stays as it was at first.
 
 use std::io::ErrorKind;
-use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
 use zmove_sender::{LaneNumber, LaneSupply, Link, LossAnswer};
 use zmove_transport::{
-    Channel, ChannelDialler, DialError, LaneError, LaneSink, PathEnds, Transport, control_pair,
+    CONTROL_SILENCE_MAX, Channel, ChannelDialler, DialError, LaneError, LaneSink, PathEnds, Transport,
+    control_pair,
 };
 use zmove_types::LaneId;
 use zmove_wire::{Greeting, Role};
@@ -169,6 +169,3 @@ async fn make_lane(
     channel.flush().await?;
     channel.into_sink(greeting.cipher, count)
 }
-
-/// How long the peer of a control connection may acknowledge nothing before the connection counts as lost.
-const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
