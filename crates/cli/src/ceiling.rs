@@ -73,7 +73,7 @@ impl Moved {
         }
     }
 
-    /// The least time that moving them takes.
+    /// The least time that moving these files takes.
     fn seconds(&self, ceiling: &Ceiling) -> f64 {
         let Counts { small, large: (files, bytes) } =
             self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();

@@ -1,4 +1,4 @@
-//! What can be typed about what is kept of entries beside their contents.
+//! The options for what is kept of entries beside their contents.
 
 use clap::ValueEnum;
 

@@ -50,7 +50,7 @@ pub(crate) struct PushArgs {
     /// directories that changed at the source meanwhile (exit code 23; the same command removes it)
     #[arg(long)]
     pub(crate) delete: bool,
-    /// With --delete: remove also when parts of the source could not be read, but nothing below these, or not be stored
+    /// With --delete: remove also when something could not be read or stored, but nothing below what was not read
     #[arg(long, requires = "delete")]
     pub(crate) ignore_errors: bool,
     /// With --delete: remove no more than N files and directories; what is over stays (exit code 25)

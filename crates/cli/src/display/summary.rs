@@ -21,8 +21,8 @@ pub(crate) struct Carriage {
     pub(crate) resumption: Resumption,
 }
 
-/// Prints the summary in the form that was asked for; within one process nothing has carried the lanes, and there was
-/// nothing to encrypt.
+/// Prints the summary in the form that was asked for. There is no `carriage` within one process, where nothing is
+/// encrypted either.
 pub(crate) fn print(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>, shares: &Shares) {
     let transport = carriage.map(|carriage| carriage.transport);
     if summary.manifest_left_out > 0 {

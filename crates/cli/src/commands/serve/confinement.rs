@@ -29,7 +29,7 @@ const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | ReadDir | WriteFile | Truncate | RemoveFile | RemoveDir | MakeDir | MakeReg | MakeSym | MakeFifo
         | MakeSock | Refer
 });
-/// What it does there for a key that may set owners.
+/// What a receiver does below its roots for a key that may set owners.
 const OWN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeChar | MakeBlock});
 const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
 /// The system's files that are read: this process's own descriptors, the id of the boot, and the number of cores.

@@ -23,7 +23,7 @@ impl Line {
         Ok(line)
     }
 
-    /// The values that can only grow.
+    /// The values of a line that never fall from one line to the next, with their names.
     fn counters(&self) -> [(&'static str, u64); 3] {
         [
             ("bytes_read", self.bytes_read),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
-/// One fault.
+/// A fault of a configuration file, with its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConfigFault {
     /// The line, counted from 1; `None` where the file could not be read.
