@@ -31,7 +31,7 @@ pub struct FileIdentity {
     pub mode: u32,
     /// Owner and group.
     pub ids: Ids,
-    /// Whether it is a regular file.
+    /// Whether the entry is a regular file.
     pub regular: bool,
 }
 

@@ -64,10 +64,10 @@ struct Process {
     /// The machine, with the namespace of process numbers where that is a container's; a machine without an id is
     /// another after each boot. 0 where it is not known.
     machine: u64,
-    /// The run of the system. 0 where it is not known.
+    /// The identifier of the boot; 0 where it is not known.
     boot: u64,
     pid: u64,
-    /// When it began, in ticks since the boot.
+    /// The time at which the process began, in ticks since the boot.
     start: u64,
 }
 

@@ -1,6 +1,6 @@
 //! Holes: found at the source by `SEEK_DATA` and `SEEK_HOLE`, made at the target where a file may hold something.
 //!
-//! What the kernel says is believed: a file system that calls a hole what holds data loses that data in every program
+//! The kernel's answer is believed: a file system that calls a hole what holds data loses that data in every program
 //! that asks for holes. One that knows no holes says that all is data. A file whose page cache holds what is still to
 //! be written has data there, on the file systems of the kernel.
 

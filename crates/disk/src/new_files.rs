@@ -16,7 +16,7 @@ use crate::hidden::Parent;
 #[derive(Debug)]
 pub struct NewFiles {
     parent: OnceLock<Parent>,
-    /// Whether each of them gets an access control list from the directory.
+    /// Whether new files get an access control list from the directory.
     gives_acl: OnceLock<bool>,
     /// A mode that files get exactly as it is asked for when they are created here, if one is known.
     exact_mode: AtomicU32,
@@ -32,8 +32,8 @@ impl Default for NewFiles {
 }
 
 impl NewFiles {
-    /// Gives a file just created in the directory its mode and time. What the umask and the directory leave
-    /// of a mode is the same for each file, so it is looked up once.
+    /// Gives a file just created in the directory its mode and time. The part of a mode that
+    /// the umask and the directory leave is the same for each file, so it is looked up once.
     ///
     /// # Errors
     /// The system's error.

@@ -75,7 +75,7 @@ struct Removal<'a, F> {
     name: &'a Name,
     /// The directories from the entry down to the one that is being emptied.
     levels: Vec<Level>,
-    /// The descriptor of the deepest of them.
+    /// The descriptor of the deepest of these directories.
     here: Option<OwnedFd>,
     entered: u64,
     /// Entries that stay: hashes of the numbers of their directories and their names.

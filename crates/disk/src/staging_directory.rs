@@ -34,7 +34,7 @@ use crate::tree::{DIRECTORY, Tree};
 /// The hidden directory and its place.
 #[derive(Debug)]
 pub struct StagingDirectory {
-    /// The directory that it is in now.
+    /// The directory in which the staging directory is now.
     parent: Mutex<Arc<OwnedFd>>,
     name: Name,
     hidden: Name,
@@ -95,7 +95,7 @@ impl StagingDirectory {
         Arc::clone(&self.parent.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Creates a file in it, with at most the permissions in `mode`.
+    /// Creates a file in the staging directory, with at most the permissions in `mode`.
     ///
     /// # Errors
     /// The system's error.
@@ -119,8 +119,8 @@ impl StagingDirectory {
         Ok(rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty())?)
     }
 
-    /// Gives the directory its name, which nothing or an empty directory may have, or, where that may be replaced, a
-    /// file or link.
+    /// Gives the directory its final name, which nothing or an empty directory may have, or, where that may be
+    /// replaced, a file or link.
     ///
     /// # Errors
     /// The system's error, `EEXIST` or `ENOTEMPTY` when something is in the way, `EISDIR` when a directory has just

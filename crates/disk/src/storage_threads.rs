@@ -100,7 +100,7 @@ struct Place {
     awake: Option<Duration>,
 }
 
-/// What the threads that do one task in parallel share.
+/// The state that the threads which do one task in parallel share.
 struct SideBySide<'a, Work, Admit, T> {
     threads: &'a StorageThreads,
     task: Task,
@@ -134,8 +134,8 @@ impl StorageThreads {
         Self::with_places(cores(), LEASE)
     }
 
-    /// Threads of which one is at work at a time, however long it does not ask: for tests of who waits with a place for
-    /// another that needs one.
+    /// Threads of which one is at work at a time, even one that never asks for its turn: for tests that a thread which
+    /// has the place does not wait for another that needs it.
     #[must_use]
     pub fn one_at_a_time() -> Self {
         Self::with_places(1, Duration::MAX)
@@ -440,7 +440,7 @@ fn awake() -> Option<Duration> {
     awake_by(std::str::from_utf8(&text[..bytes]).ok()?)
 }
 
-/// The same time from the text of `schedstat`: nanoseconds on a core, then those in which the thread waited for one.
+/// The time awake by the text of `schedstat`: nanoseconds on a core, then those in which the thread waited for one.
 fn awake_by(schedstat: &str) -> Option<Duration> {
     let mut numbers = schedstat.split_ascii_whitespace();
     let mut next = || numbers.next()?.parse::<u64>().ok();

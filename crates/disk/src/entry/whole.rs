@@ -20,7 +20,7 @@ use zmove_types::{Account, Ids, Kinds, Timestamp, Xattr};
 use super::only_mtime;
 use super::xattrs::{Descriptor, HasXattrs, by_descriptor, mode_without_acl};
 
-/// What an entry is to have.
+/// The metadata that an entry is to have.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wanted<'a> {
     /// Permission bits.
@@ -33,7 +33,7 @@ pub struct Wanted<'a> {
     pub group: Option<u32>,
     /// All that there is to be of extended attributes; those of other kinds than `kinds` do not count.
     pub xattrs: &'a [Xattr],
-    /// Which kinds of attributes are set, and removed where none is wanted.
+    /// The kinds of attributes that are set, and removed where none is wanted.
     pub kinds: Kinds,
     /// Whether owner and group may be set at all; they are told as missed where they may not and differ.
     pub may_own: bool,
@@ -41,10 +41,10 @@ pub struct Wanted<'a> {
     pub set_ids_with_owner: bool,
 }
 
-/// What an entry did not get, and what the system said.
+/// A part of its metadata that an entry did not get, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Miss {
-    /// Of which kind.
+    /// The kind of the part.
     pub kind: Kinds,
     /// The system's error.
     pub error: Errno,
@@ -56,7 +56,7 @@ impl Wanted<'_> {
     /// Sets all that the entry does not have.
     ///
     /// # Errors
-    /// What the system says where mode or time cannot be set. What else it lacks is returned.
+    /// The system's error where mode or time cannot be set. Every other part that the entry did not get is returned.
     pub fn set(&self, entry: Descriptor<'_>) -> io::Result<Vec<Miss>> {
         let stat = entry.stat()?;
         let (form, mode) = (FileType::from_raw_mode(stat.st_mode), Some(stat.st_mode & 0o7777));
@@ -88,7 +88,7 @@ struct Setting<'a> {
     wanted: &'a Wanted<'a>,
     entry: Descriptor<'a>,
     form: FileType,
-    /// The mode that it has now, where that is known.
+    /// The mode that the entry has now, where that is known.
     mode: Option<u32>,
     misses: Vec<Miss>,
 }

@@ -15,7 +15,7 @@ use zmove_types::{Kinds, Name, Xattr};
 /// An entry by a descriptor.
 #[derive(Clone, Copy, Debug)]
 pub enum Descriptor<'a> {
-    /// What is open.
+    /// An entry that is open.
     Open(BorrowedFd<'a>),
     /// What is held by a descriptor that can do nothing else (`O_PATH`).
     Held(BorrowedFd<'a>),
@@ -25,10 +25,10 @@ pub enum Descriptor<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Named<'a>(pub BorrowedFd<'a>, pub &'a Name);
 
-/// What an entry has.
+/// The extended attributes of an entry.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct FoundXattrs {
-    /// In the ascending order of their names.
+    /// The attributes, in the ascending order of their names.
     pub list: Vec<Xattr>,
     /// The kinds of those that are left out: there is [more](Xattr::ENTRY_BYTES_MAX) than is carried.
     pub too_much: Kinds,
@@ -38,10 +38,10 @@ pub struct FoundXattrs {
 
 /// The access control list of a file.
 const ACCESS: &[u8] = b"system.posix_acl_access";
-/// What new entries of a directory get.
+/// The access control list that a directory gives to new entries.
 const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// What extended attributes can be read of.
+/// A thing of which extended attributes can be read.
 pub trait HasXattrs: Copy {
     /// Writes all names, each with a NUL behind it.
     ///

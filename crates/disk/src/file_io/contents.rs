@@ -1,6 +1,6 @@
 //! The contents of a small file, written in one piece.
 //!
-//! Past the page cache that takes a page-aligned copy where the data does not begin at a page. A copy in
+//! A write past the page cache needs a page-aligned copy where the data does not begin at a page. A copy in the CPU's
 //! cache costs less, for all but the smallest files, than the pages of the page cache that would be
 //! allocated, filled and written back.
 

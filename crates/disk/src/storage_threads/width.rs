@@ -53,7 +53,7 @@ enum Direction {
     Fewer,
 }
 
-/// What threads have done in a stretch of time.
+/// The work of the threads in a stretch of time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
     pub(super) wall: Duration,
@@ -71,7 +71,7 @@ const SAMPLE_MIN: Duration = Duration::from_millis(25);
 const SAMPLE_MAX: Duration = Duration::from_millis(500);
 /// Pieces that each thread should have done in one sample.
 const PIECES_EACH: u64 = 8;
-/// The same at the start. The kernel books at its ticks how long a thread was awake, every 4 ms.
+/// The least length of a sample at the start. The kernel books at its ticks how long a thread was awake, every 4 ms.
 const SAMPLE_MIN_AT_START: Duration = Duration::from_millis(12);
 const PIECES_EACH_AT_START: u64 = 4;
 /// How much more twice the threads must do to stay.
