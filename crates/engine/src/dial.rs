@@ -47,7 +47,7 @@ pub struct Connector<'a> {
 pub struct Reached {
     /// The control connection and the lanes; lanes go on coming up.
     pub link: Link,
-    /// The transport that carries them.
+    /// The transport that carries control and lanes.
     pub transport: Transport,
     /// The endpoint of all connections: to be closed when the session is over.
     pub dialler: ChannelDialler,

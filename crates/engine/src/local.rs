@@ -28,7 +28,7 @@ pub struct LocalReceiver {
     pub direct: Direct,
     /// The directory for the journals of what is unfinished. Default: none, and a push that broke off begins anew.
     pub journals: Option<PathBuf>,
-    /// What names of users and groups mean. Default: nothing, so that numbers count.
+    /// The meaning of names of users and groups. Default: none, so that numbers count.
     pub accounts: Arc<dyn Accounts>,
 }
 

@@ -72,9 +72,9 @@ fn bytes_max(known: &Known) -> Option<u64> {
 const FIRST_WINDOW_BYTES: f64 = 90_000.0;
 /// QUIC's rate as a part of TCP's where the cores are the limit.
 const QUIC_SHARE: f64 = 0.6;
-/// So many windows in all: a rate that was seen while TCP began may be far below what it comes to in a longer push.
+/// The most windows in all: a rate that was seen while TCP began may be far below the rate of a longer push.
 const WINDOWS_MAX: f64 = 8.0;
-/// The scan is waited for for this part of a round trip.
+/// The part of a round trip for which the dial waits for the scan.
 const SCAN_SHARE: u32 = 3;
 /// With one more for a receiver that asks back, and one for a packet that is late.
 const HANDSHAKE_ROUND_TRIPS: u32 = 3;

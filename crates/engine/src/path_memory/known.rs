@@ -27,16 +27,16 @@ pub struct Known {
     pub(crate) day: u64,
     /// The best rates.
     pub rates: Rates,
-    /// What the path has carried of late.
+    /// The bytes that the path has carried within a round trip of late.
     pub window: Option<Window>,
 }
 
 /// The best rate of each transport over a round trip, in bytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// Over TCP; none where that was not used.
+    /// The rate over TCP; `None` where TCP was not used.
     pub tcp: Option<u64>,
-    /// Over QUIC; none where that was not used, zero where it did not get through.
+    /// The rate over QUIC; `None` where QUIC was not used, zero where it did not get through.
     pub quic: Option<u64>,
 }
 
@@ -94,7 +94,7 @@ impl Known {
         Self { rates, window: before.or(window).filter(|window| window.bytes >= WINDOW_MIN), ..self }
     }
 
-    /// The same without a window that nobody may use any more.
+    /// A copy without a window that is too old to be used.
     pub(super) fn without_old_window(self) -> Self {
         Self { window: self.window.filter(|window| window.is_fresh(now())), ..self }
     }
@@ -109,12 +109,12 @@ impl Window {
         Self { bytes, round_trip: at_best.round_trip, ends, at: now() }
     }
 
-    /// Whether it is more, of the same path.
+    /// Whether this window is larger than another one of the same path.
     fn is_above(&self, other: &Self) -> bool {
         self.bytes > other.bytes && self.ends == other.ends && suits(self.round_trip, other.round_trip)
     }
 
-    /// A clock that was set back tells no age.
+    /// Whether the window is young enough to be used; not where the clock was set back, and its age is not known.
     fn is_fresh(&self, now: u64) -> bool {
         now.checked_sub(self.at).is_some_and(|age| age <= WINDOW_AGE_MAX)
     }
@@ -162,7 +162,7 @@ impl FromStr for Known {
     }
 }
 
-/// What is left of a line.
+/// The words of a line that have not been read.
 struct Words<'a>(Split<'a, char>);
 
 impl<'a> Words<'a> {
