@@ -37,7 +37,7 @@ pub struct ReceiverConfig {
     pub set_ids: SetIds,
     /// Whether entries may get owners, devices be made, and attributes be set that take rights. Default: no.
     pub owning: Owning,
-    /// What names of users and groups mean here. Default: nothing, so that numbers count.
+    /// The meaning of names of users and groups on this host. Default: none, so that numbers count.
     pub accounts: Arc<dyn Accounts>,
     /// The rate that the peer's lanes are held to: senders that can keep it by themselves are told. Default: none.
     pub rate_max: Option<RateLimit>,

@@ -255,7 +255,7 @@ fn first_extra(
 /// The result of listing a directory.
 struct Listed {
     found: Found,
-    /// Which of the names that stay were not listed in this spelling; booked as a byte each.
+    /// For each name that stays, whether it was not listed in this spelling; booked as a byte each.
     unlisted: Vec<bool>,
 }
 

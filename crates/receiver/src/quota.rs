@@ -123,7 +123,7 @@ impl Default for Quota {
 }
 
 impl Quota {
-    /// One by which one thread is at work at a time, however long that takes.
+    /// A quota by which one thread is at work at a time, however long that takes.
     #[cfg(test)]
     pub(crate) fn with_one_place() -> Self {
         let mut book = Book::new(&Limits::default(), Gauge::default());

@@ -27,9 +27,9 @@ pub(crate) struct Authorized {
     pub(crate) access: WriteAccess,
     pub(crate) set_ids: SetIds,
     pub(crate) owning: Owning,
-    /// Owner of the journals that its transfers go on with.
+    /// The owner of the journals from which the peer's transfers resume.
     pub(crate) owner: String,
-    /// The limit on the bytes per second of all its lanes together.
+    /// The limit on the bytes per second of all the peer's lanes together.
     pub(crate) max_rate: Option<RateLimit>,
 }
 

@@ -102,7 +102,8 @@ const BEGIN_AT_ONCE: usize = 16;
 const SILENCE_MAX: Duration = Duration::from_millis(100);
 /// The longest handshake: a round trip, and some CPU time on both sides, of which there may be little.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-/// The longest handshake while a connection of a network with fewer waits: a few that stall must not hold up others.
+/// The longest handshake while a connection waits whose network has fewer under way: clients that stall must not hold
+/// up others.
 const HANDSHAKE_ASKED_MAX: Duration = Duration::from_secs(1);
 /// The least fair share of a network: the lanes that several pushes dial at once.
 const FAIR_SHARE_MIN: usize = 32;

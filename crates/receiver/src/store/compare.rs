@@ -80,7 +80,7 @@ fn open_once(
     }
 }
 
-/// What one thread has found of an offer.
+/// The findings of one thread about an offer.
 #[derive(Default)]
 struct Part<'o> {
     held: Vec<Held>,

@@ -50,7 +50,7 @@ pub(crate) struct Target {
 
 /// The place of a target, whose directory need not exist.
 struct Place<'a> {
-    /// The tree that it lies in; `None` only for a user's own target whose parent does not exist.
+    /// The tree that the target lies in; `None` only for a user's own target whose parent does not exist.
     tree: Option<Tree>,
     /// The path of the directory for entries in the tree.
     path: RelPath,

@@ -14,7 +14,7 @@ pub(super) const VERSION: u32 = 1;
 pub(super) const MAGIC: [u8; 8] = *b"zmv-jrnl";
 /// The bytes of a record's length and type.
 pub(super) const HEAD_BYTES: usize = 5;
-/// The bytes of the checksum at its end.
+/// The bytes of the checksum at a record's end.
 pub(super) const CRC_BYTES: usize = 4;
 /// The longest body, in bytes; checked before anything is allocated.
 pub(super) const BODY_BYTES_MAX: usize = 1 << 20;

@@ -49,7 +49,7 @@ use crate::quota::messages::{ALLOCATION_BYTES, ELEMENT_BYTES};
 use crate::sharing::Lock;
 use crate::store::reports::Outcome;
 
-/// What a transfer has written and not published yet; shared by the writers and the thread that publishes.
+/// The files that a transfer has written and not published yet; shared by the writers and the thread that publishes.
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
     state: Lock<State>,
@@ -75,8 +75,8 @@ struct State {
     /// directory is made, another thread has put something into the directory already.
     making: HashMap<RelPath, u64>,
     makings: u64,
-    /// Directories in which nothing of dead processes is left, by the hashes of their paths: of two with the
-    /// same hash one is not swept, which the next transfer does.
+    /// Directories in which nothing of dead processes is left, by the hashes of their paths: of two with the same hash
+    /// one is left to the next transfer.
     swept: HashSet<u64>,
     hasher: RandomState,
     /// Staging directories take no more files: their generation is about to be flushed.
@@ -110,7 +110,7 @@ pub(crate) struct Filling {
     pub(crate) staging: Arc<StagingDirectory>,
     pub(crate) writers: usize,
     pub(crate) filled: Vec<SmallFile>,
-    /// Files in it that are not whole and could not be removed.
+    /// Files in the staging directory that are not whole and could not be removed.
     pub(crate) spoiled: Vec<Name>,
     /// Whether a writer has panicked while it filled the directory: what is in it is not known.
     pub(crate) abandoned: bool,
@@ -185,8 +185,8 @@ pub(crate) enum Wake {
 /// publish no faster: a file that is not in a staging directory yet when that closes costs two directory operations in
 /// the place of one.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(1);
-/// The same wait on storage that answers late: there a directory is filled for seconds, and a file that comes after the
-/// directory has its name costs three more requests.
+/// How long files wait for their names on storage that answers late: there a directory is filled for seconds, and a
+/// file that comes after the directory has its name costs three more requests.
 pub(crate) const WAIT_LATE_MAX: Duration = Duration::from_secs(5);
 /// What an entry of a batch takes from when it is decoded until it has its name, beside the bytes of its name
 /// and path: at most twice what stands for it in a list that grows, its two names, and what the allocator
@@ -491,7 +491,7 @@ impl Drop for Placing<'_> {
     }
 }
 
-/// Takes a path out of those that are being begun, however that ends.
+/// A guard that takes a path out of those that are being begun, however that ends.
 struct Beginning<'a> {
     publisher: &'a Publisher,
     path: &'a RelPath,
@@ -600,7 +600,7 @@ fn remembered_of(path: &RelPath) -> Option<RelPath> {
     RelPath::from_bytes(&bytes[..end]).ok()
 }
 
-/// What of a path is below one that it begins with.
+/// The part of `path` below `above`, with which it begins.
 pub(crate) fn below(path: &RelPath, above: &RelPath) -> RelPath {
     let rest = &path.as_bytes()[above.as_bytes().len()..];
     RelPath::from_bytes(rest.strip_prefix(b"/").unwrap_or(rest)).expect("the end of a path is a path")

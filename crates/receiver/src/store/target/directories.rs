@@ -27,7 +27,7 @@ pub(crate) struct Directories {
 #[derive(Debug)]
 struct State {
     directories: Vec<Remembered>,
-    /// What the last one that had anything beside mode and time had: others may share it.
+    /// The extra metadata of the last directory that had any: others may share it.
     last_extra: Option<Arc<Extra>>,
     /// The addresses of the paths that are kept here; their batches hold them too for a while.
     paths: HashSet<usize>,
@@ -40,7 +40,7 @@ pub(crate) struct Remembered {
     /// The path of the directory, or of its parent where there is a name.
     pub(crate) path: Arc<RelPath>,
     pub(crate) name: Option<Name>,
-    /// The number of components of its path below the target root.
+    /// The number of components of the directory's path below the target root.
     pub(crate) depth: usize,
     pub(crate) metadata: Metadata,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Remembered {
 /// The memory of an element beside its path and name: the allocator's overhead, and the spare room of a list that
 /// grows.
 const OVERHEAD_BYTES: usize = 2 * size_of::<Remembered>();
-/// What the set of paths takes for one, with the room that it has left.
+/// The bytes that the set of paths takes for one path, with the room that it has left.
 const ADDRESS_BYTES: usize = 4 * size_of::<usize>();
 
 impl Directories {

@@ -47,7 +47,7 @@ type Work = (Vec<FileSystem>, Flushing);
 struct FileSystem {
     directory: Arc<OwnedFd>,
     flush: Flush,
-    /// Whether it was mounted for writing when it was seen first.
+    /// Whether the file system was mounted for writing when it was seen first.
     first_seen: Writable,
 }
 
