@@ -25,7 +25,7 @@ pub enum ScanItem {
         directory: Arc<Directory>,
         /// The directory's own mode and time.
         metadata: Metadata,
-        /// What else was seen of it.
+        /// The properties beside kind, size, mode and time.
         beside: Beside,
     },
     /// Some entries of one directory, in no order.
@@ -59,9 +59,9 @@ pub struct Entry {
     pub inode: u64,
     /// The change time, which nobody can set.
     pub ctime: Timestamp,
-    /// Whether it takes less storage than its length, as a file with holes does, and one that is compressed.
+    /// Whether the file takes less storage than its length, as a file with holes does, and one that is compressed.
     pub is_sparse: bool,
-    /// What else was seen of it.
+    /// The properties beside kind, size, mode and time.
     pub beside: Beside,
 }
 
@@ -77,11 +77,11 @@ pub struct Beside {
 /// What is remembered of an entry's extended attributes, which are read when the entry travels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XattrMark {
-    /// What tells those that are kept from others, if there are any.
+    /// The digest by which attributes that are kept are compared, if there are any.
     pub digest: Option<[u8; 32]>,
-    /// How many bytes there are to carry.
+    /// The bytes of the attributes that travel.
     pub bytes: usize,
-    /// Of which kinds they are.
+    /// The kinds of the attributes.
     pub kinds: Kinds,
     /// The mode that the entry is to have where its access control list is not kept.
     pub mode_without_acl: u32,
@@ -166,7 +166,7 @@ impl Beside {
     }
 }
 
-/// What stands beside name and value of each where they travel, rounded up.
+/// The bytes that an attribute takes beside its name and value when it travels, rounded up.
 const XATTR_BESIDE_BYTES: usize = 8;
 
 impl EntryKind {

@@ -36,7 +36,7 @@ pub enum ScanError {
     Path {
         /// The path at the source.
         path: PathBuf,
-        /// The reason why it cannot be carried.
+        /// The reason why the path cannot be carried.
         source: PathError,
     },
     /// A path of the list cannot be sent.
@@ -64,13 +64,13 @@ pub enum ScanError {
     /// A mount that the first walk found below a root is gone.
     #[error("list directory '{}': what was mounted there at the beginning is gone", Escaped::path(path))]
     Unmounted {
-        /// The path at which it was mounted.
+        /// The path of the mount.
         path: PathBuf,
     },
     /// The threads of the walk could not be started: nothing was walked.
     #[error("start the threads of the scan: {source}")]
     Threads {
-        /// The error of starting them.
+        /// The error of starting the threads.
         source: io::Error,
     },
 }

@@ -52,7 +52,7 @@ pub struct Histogram {
 pub struct Share {
     /// The number of files.
     pub files: u64,
-    /// The sum of their sizes, in bytes.
+    /// The sum of the files' sizes, in bytes.
     pub bytes: u64,
 }
 

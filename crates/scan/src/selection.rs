@@ -40,7 +40,7 @@ pub struct Selection {
 pub enum PathKind {
     /// A directory, to which rules with a `/` at their end apply too.
     Directory,
-    /// Anything else.
+    /// An entry that is no directory.
     Other,
 }
 
