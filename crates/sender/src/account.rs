@@ -100,7 +100,7 @@ impl Account {
         self.observer.on(&Event::Skipped { files: 0, bytes: holes.bytes });
     }
 
-    /// Whether an entry can be at the target; what cannot is counted, or has failed.
+    /// Whether the target can have such an entry; one that it cannot have is counted as left out or as failed.
     pub(crate) fn can_carry(&self, extras: &Extras, directory: &SourceDirectory, entry: &Entry) -> bool {
         let path = || directory.display(&entry.name);
         match &entry.kind {

@@ -102,7 +102,7 @@ async fn run(
         let _refused_early = writer.send(&encode_message(&open.into_message(version))).await;
         Ok(inbox(reader))
     };
-    // a later turn is not waited for: what would be measured then is not what there is now
+    // Do not wait for a turn in the queue: the path would be measured later than the user has asked.
     let (inbox, Leave { opened, .. }) =
         leave(greeted, Duration::ZERO, mpsc::unbounded_channel().0, |_none_to_keep| ()).await?;
     let (broken_in, broken) = mpsc::unbounded_channel();

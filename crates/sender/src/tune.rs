@@ -34,9 +34,9 @@ use readers::ReaderTuner;
 /// The limits between which the knobs may move.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Knobs {
-    /// Lanes.
+    /// The limits of the number of lanes.
     pub(crate) lanes: Knob,
-    /// Threads that read.
+    /// The limits of the number of threads that read.
     pub(crate) readers: Knob,
     /// The lanes' answer to loss from the start.
     pub(crate) congestion: Congestion,
@@ -55,7 +55,7 @@ pub(crate) struct Knob {
     pub(crate) most: usize,
 }
 
-/// What a push should have from now on.
+/// The numbers that a push should have from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) lanes: usize,

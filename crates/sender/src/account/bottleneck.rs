@@ -171,8 +171,9 @@ impl Times {
         (starved - held_up, held_up + streaming * lane.share(lane.blocked))
     }
 
-    /// Shares out the time for which the lanes waited for what is behind them, as the receiving lanes spent theirs. For
-    /// `no_fault` these had nothing to receive that a faster path would have brought.
+    /// Shares out the time for which the lanes waited for the path or the receiver, in the proportions in which the
+    /// receiving lanes spent their time. `no_fault` is the time for which a faster path would have brought these
+    /// nothing.
     fn share_downstream(&self, downstream: f64, no_fault: f64, seconds: &mut Seconds) {
         let Stages { receive, store, .. } = &self.stages;
         if store.share(store.busy) > SATURATED {

@@ -177,7 +177,7 @@ fn descriptor(path: &Path) -> io::Result<File> {
     Ok(held.into())
 }
 
-/// The place of a file is resolved, so it has a directory.
+/// The directory of a file's place, which is resolved and so has one.
 fn directory_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("."))
 }

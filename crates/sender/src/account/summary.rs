@@ -29,7 +29,7 @@ pub struct Summary {
     pub not_kept: Vec<NotKept>,
     /// Files and directories that failed.
     pub failed: u64,
-    /// The number of these that vanished while the source was walked.
+    /// The number of failed entries that vanished while the source was walked.
     pub vanished: u64,
     /// Entries that were at the target alone and have been removed, or would be; of a tree that would be removed, only
     /// its top counts.

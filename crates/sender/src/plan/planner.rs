@@ -107,7 +107,7 @@ impl Planner<'_> {
             || self.guess.as_ref().is_some_and(|guess| !guess.held.is_empty())
     }
 
-    /// Goes on with what was held, now that the target is known.
+    /// Goes on with the entries that were held back until the state of the target is known.
     fn learn(&mut self, state: TargetState) {
         self.flush_pack();
         let held = self.guess.take().map(|guess| guess.held);

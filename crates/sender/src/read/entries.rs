@@ -38,10 +38,10 @@ pub(super) enum EntryRead {
 pub(super) struct ReadEntry {
     pub(super) entry: BatchEntry,
     pub(super) file: Option<SentFile>,
-    /// The offset of its contents in the buffer.
+    /// The offset of the file's contents in the buffer.
     pub(super) offset: usize,
     pub(super) bytes: usize,
-    /// What it lacks of what was to be kept.
+    /// The metadata that were to be kept and that the entry lacks.
     pub(super) lacks: Lacks,
 }
 
@@ -58,7 +58,7 @@ struct Waiting<'a> {
     number: usize,
     group: usize,
     entry: &'a PackEntry,
-    /// The offset of its room in the buffer.
+    /// The offset of the entry's room in the buffer.
     offset: usize,
     room: &'a mut [u8],
 }

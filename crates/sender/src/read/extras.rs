@@ -58,9 +58,9 @@ impl Default for Owners {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Extras {
-    /// What was asked for.
+    /// What the sender has asked to be kept.
     asked: Keeping,
-    /// The bits of what the receiver keeps of that.
+    /// The bits of the kinds that the receiver keeps.
     kept: AtomicU32,
     owners: Owners,
     known: Mutex<Known>,
@@ -70,7 +70,7 @@ pub(crate) struct Extras {
 struct Known {
     users: HashMap<u32, Account>,
     groups: HashMap<u32, Account>,
-    /// What entries share that have owners and nothing else.
+    /// The extras that entries share which have owners and nothing else.
     shared: HashMap<Ids, Arc<Extra>>,
     /// Of how many entries what was sent before the receiver had given leave.
     early: BTreeMap<Kinds, u64>,
@@ -85,7 +85,7 @@ const UNTOLD: u32 = u32::MAX;
 pub(crate) type Lacks = Vec<(Kinds, Lack)>;
 
 impl Extras {
-    /// What was asked for of a receiver that speaks `version`.
+    /// The extras that are `asked` for of a receiver that speaks `version`.
     pub(crate) fn new(asked: Option<Keeping>, owners: Owners, version: Version) -> Self {
         let kept = if version >= Version::V4 { UNTOLD } else { Kinds::ALWAYS.bits() };
         let nothing = Keeping { kinds: Kinds::ALWAYS, ..Keeping::default() };

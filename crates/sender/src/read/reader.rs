@@ -65,7 +65,7 @@ impl Reader<'_> {
         if let Work::Group(file, span) = &work
             && let Some(item) = self.session.in_flight.item_again(file.id, *span)
         {
-            // This is no new piece of work that could end, and nobody waited for it to be found.
+            // A repeated group is no new work: the time until now is booked neither as busy nor as starved.
             self.watch.skip();
             return self.repeat_group(file, *span, item);
         }

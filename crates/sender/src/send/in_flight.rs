@@ -230,12 +230,12 @@ impl InFlight {
         self.lock().record.lose_lane(lane)
     }
 
-    /// Lanes send what they have as fast as they may.
+    /// Notes that lanes send as fast as the rate allows: what waits for the rate is neither late nor lost.
     pub(crate) fn note_progress(&self, now: Instant) {
         self.lock().record.note_progress(now);
     }
 
-    /// A lane of which what it has sent may not have come as a whole, since nothing has been settled for long.
+    /// A lane whose frames may not all have arrived, since none of them has been settled for long.
     pub(crate) fn doubtful_lane(&self, now: Instant) -> Option<usize> {
         self.lock().record.doubtful(now)
     }

@@ -172,7 +172,7 @@ impl LaneSet {
         Self { context, lanes: Vec::new(), lanes_most: 0, broken, last_error: None }
     }
 
-    /// Starts a lane. One that cannot be started ends in order, and is as one that did not come up.
+    /// Starts a lane. A lane that cannot be started ends in order, and counts as one that did not come up.
     pub(crate) fn add(&mut self, mut sink: Box<dyn LaneSink>, threads: &mut Threads) {
         sink.hold_to(self.context.session.rate.shared.clone());
         let (hold, let_go) = crossbeam_channel::bounded(0);

@@ -149,7 +149,7 @@ impl Steering {
         self.best.note(Instant::now(), report.bytes_acked.iter().sum(), report.round_trip_min);
     }
 
-    /// What the path has carried within a round trip, at its best.
+    /// The most that the path has carried within a round trip.
     pub(crate) fn at_best(&self) -> Option<AtBest> {
         self.best.found()
     }

@@ -156,14 +156,14 @@ impl<W> Record<W> {
         item.lost
     }
 
-    /// Lanes send what they have as fast as they may.
+    /// Notes that lanes send as fast as the rate allows: what waits for the rate is neither late nor lost.
     pub(super) fn note_progress(&mut self, now: Instant) {
         self.last = Some(now);
     }
 
-    /// The lane that has had its item longest, if nothing has been settled for so long that what it sent may not have
-    /// come as a whole: the receiver may wait for bytes of which nobody knows. Giving a lane up that is only slow
-    /// costs a connection.
+    /// The lane with the oldest item in flight, if nothing has been settled for so long that a part of its frames may
+    /// be lost: the receiver may wait for bytes of which nobody knows. Giving up a lane that is only slow costs a
+    /// connection.
     pub(super) fn doubtful(&mut self, now: Instant) -> Option<usize> {
         if now.saturating_duration_since(self.last?) < DOUBT_AFTER {
             return None;
