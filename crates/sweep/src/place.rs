@@ -22,7 +22,7 @@ use crate::storage::plain_name;
 /// The directory of a running sweep.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// The directory that holds it.
+    /// The directory in which the sweep's directory lies.
     parent: Tree,
     name: Name,
     /// The path of the directory, for messages.

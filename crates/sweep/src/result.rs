@@ -85,7 +85,7 @@ pub struct Moved {
     pub files: u64,
     /// All bytes, including those of files that were cut short.
     pub bytes: u64,
-    /// The time that moving them took.
+    /// The time that moving the bytes took.
     pub seconds: f64,
     /// The rate in bytes.
     pub bytes_per_second: f64,
