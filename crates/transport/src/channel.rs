@@ -45,7 +45,7 @@ pub struct Claim {
 #[derive(Debug)]
 pub struct Channel {
     established: Established,
-    /// What it is held to when it receives as a lane.
+    /// The rate to which the channel is held when it receives as a lane.
     receive_rate: SharedRate,
 }
 

@@ -1,4 +1,5 @@
-//! What `crates/fuzz` runs of this crate: each function takes any bytes and panics when a decoder breaks a promise.
+//! The fuzz targets of this crate, which `crates/fuzz` runs: each function takes any bytes and panics when a decoder
+//! breaks a promise.
 //!
 //! Only with the feature `fuzzing`, which the program is not built with.
 

@@ -60,18 +60,18 @@ use tolerant::Account;
 pub(crate) struct QuicConnection {
     pub(crate) peer: Fingerprint,
     pub(crate) address: SocketAddr,
-    /// Like [`Connection::version`](crate::Connection).
+    /// The protocol version, as in [`Connection::version`](crate::Connection).
     pub(crate) version: Version,
     pub(crate) connection: quinn::Connection,
     receiving: RecvStream,
-    /// `None` once the stream has been handed over.
+    /// The sending half of the stream; `None` once it has been handed over.
     sending: Option<SendStream>,
     /// Whether nothing has been written.
     silent: bool,
     finished: bool,
     lane_bytes: Arc<LaneBytes>,
     account: Arc<Account>,
-    /// Takes a stream that has been finished, and closes the connection when all of it has arrived.
+    /// The way to hand over a finished stream, whose connection is closed when all of it has arrived.
     keeper: UnboundedSender<SendStream>,
 }
 

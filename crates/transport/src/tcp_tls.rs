@@ -111,7 +111,7 @@ impl Connection {
         socket2::SockRef::from(self).set_tcp_user_timeout(Some(longest))
     }
 
-    /// What asks about the connection while others use it.
+    /// A probe that reads the state of the connection while others use it.
     pub(crate) fn probe(&self) -> PathProbe {
         let socket = self.as_fd().try_clone_to_owned().map(std::net::TcpStream::from);
         socket.map(|socket| PathProbe::new(Arc::new(socket))).unwrap_or_default()
@@ -135,7 +135,7 @@ impl Connection {
 fn drain(session: &mut rustls::Connection) -> io::Result<Vec<u8>> {
     let mut plaintext = Vec::new();
     match session.reader().read_to_end(&mut plaintext) {
-        // There is no more yet, or the socket has ended and will return that again.
+        // No more has arrived yet, or the socket has ended and will say so again.
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::UnexpectedEof) => {
             Ok(plaintext)
         }

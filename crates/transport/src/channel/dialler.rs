@@ -40,7 +40,7 @@ pub struct Reach {
     pub socket: SocketConfig,
     /// The congestion control of QUIC. Default: tolerant.
     pub quic_congestion: QuicCongestion,
-    /// What was found of the path, for QUIC's tolerant congestion control. Default: nothing.
+    /// The window that an earlier push has found on the path, for QUIC's tolerant congestion control. Default: none.
     pub saved: Option<SavedWindow>,
     /// With both: whether QUIC goes first, and how long TCP then waits for it. Default: TCP goes first.
     pub quic_first: Option<Duration>,
@@ -53,7 +53,7 @@ pub struct ChannelDialler {
     tcp: Option<Dialler>,
     quic: Option<QuicDialler>,
     quic_first: Option<Duration>,
-    /// What the first connection of a run has settled.
+    /// The transport that the first connection of a run has settled on.
     settled: Arc<OnceLock<Transport>>,
 }
 

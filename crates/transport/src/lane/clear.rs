@@ -34,7 +34,7 @@ pub struct ClearLane {
     sealing: Row,
     checking: Row,
     ended: bool,
-    /// Paid for what is received, or sent.
+    /// The share in the rate by which the lane receives or sends.
     toll: Toll,
 }
 

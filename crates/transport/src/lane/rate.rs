@@ -22,7 +22,7 @@ pub struct SharedRate(Arc<Account>);
 
 #[derive(Debug, Default)]
 struct Account {
-    /// Of what lanes carry; 0 is no rate.
+    /// The rate of what lanes carry, which is below the limit; 0 is no rate.
     bytes_per_second: AtomicU64,
     moments: Mutex<Moments>,
 }
@@ -119,7 +119,7 @@ impl SharedRate {
 const CARRIED: u64 = 19;
 const CARRIED_OF: u64 = 20;
 
-/// What was not used of the rate in this time may be used later: threads wake up late.
+/// The time for which an unused part of the rate may be used later: threads wake up late.
 const BURST: Duration = Duration::from_millis(20);
 
 /// A rate of which nothing was used in this time has room for more lanes. Less than [`BURST`], so that nothing is lost
@@ -134,7 +134,7 @@ const PIECE_BYTES_MAX: usize = 128 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct Toll {
     pub(crate) rate: SharedRate,
-    /// Taken, and not booked yet.
+    /// Bytes that were taken and are not booked yet.
     open: usize,
     broken: Arc<AtomicBool>,
 }

@@ -24,7 +24,7 @@ pub struct TlsLane {
     room: Room,
     sealer: Sealer,
     opener: Opener,
-    /// Paid for what is received, or sent.
+    /// The share in the rate by which the lane receives or sends.
     toll: Toll,
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct QuicLane {
     ended: bool,
     /// The most bytes that may be outstanding when the next frame is passed to the connection.
     outstanding_max: u64,
-    /// Paid for what is received, or sent.
+    /// The share in the rate by which the lane receives or sends.
     toll: Toll,
     /// What was paid for of what is sent.
     paid: u64,

@@ -30,25 +30,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What was found of a path before.
+/// The window that an earlier push has found on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedWindow {
-    /// What was acknowledged within a round trip, on all connections together.
+    /// The bytes that were acknowledged within a round trip, on all connections together.
     pub bytes: u64,
-    /// The shortest round trip then.
+    /// The shortest round trip of that push.
     pub round_trip: Duration,
-    /// Where it was found.
+    /// The path on which the window was found.
     pub ends: PathEnds,
-    /// How many connections share it now.
+    /// The number of connections that share the window now.
     pub connections: u16,
 }
 
 /// The addresses at both ends of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathEnds {
-    /// This host's.
+    /// This host's address.
     pub here: IpAddr,
-    /// The peer's.
+    /// The peer's address.
     pub there: IpAddr,
 }
 
@@ -144,11 +144,11 @@ enum Phase {
     Normal,
 }
 
-/// What is to become of the usual control's window.
+/// The window with which the usual congestion control goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Start {
     pub(super) window: u64,
-    /// Where slow start ends; none: at the next congestion.
+    /// The window at which slow start ends; `None` for the next congestion.
     pub(super) threshold: Option<u64>,
 }
 

@@ -137,7 +137,7 @@ struct HostVerifier {
 }
 
 impl HostVerifier {
-    /// Checks that this may be the host's key.
+    /// Checks by the policy that `found` may be the host's key.
     fn judge(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
         let expected = match &self.policy {
             HostPolicy::Pinned(expected) => *expected,

@@ -35,7 +35,7 @@ struct Stamp {
 /// The time in which a file may change once more without another time: as long as the kernel's clock for file times
 /// stands still.
 const TICK: Duration = Duration::from_millis(50);
-/// The same time where a file system has times in whole seconds, or in two of them.
+/// The time in which a file may change once more without another time, where times are in steps of one or two seconds.
 const TICK_COARSE: Duration = Duration::from_secs(2);
 
 impl<T, E> Default for Watched<T, E> {
@@ -70,7 +70,7 @@ impl<T, E> Watched<T, E> {
 }
 
 impl<T, E: From<KeyFileError>> Watched<T, E> {
-    /// The same for files that only root and this user can change.
+    /// Reads files as [`get`](Self::get) does, if only root and this user can change them.
     pub(super) fn get_guarded(
         &self,
         files: &[&Path],

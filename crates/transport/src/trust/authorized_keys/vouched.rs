@@ -24,7 +24,7 @@ pub(super) struct Vouchers {
     common_names: HashMap<String, Vec<Line>>,
     /// The lines for the name of a host, in lower case.
     hosts: HashMap<String, Vec<Line>>,
-    /// The same lines by the part after the first dot, for certificates with a `*` before it.
+    /// The lines for names of hosts by the part after the first dot, for certificates with a `*` before it.
     domains: HashMap<String, Vec<Line>>,
     /// The lines for the address of a host.
     addresses: Vec<Line>,
