@@ -76,7 +76,7 @@ impl Kinds {
         Self(self.0 & !others.0)
     }
 
-    /// What both have.
+    /// The kinds that are in both sets.
     #[must_use]
     pub const fn common(self, others: Self) -> Self {
         Self(self.0 & others.0)
@@ -88,13 +88,13 @@ impl Kinds {
         self.0 & others.0 != 0
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Each by itself.
+    /// The kinds of the set, each by itself.
     pub fn each(self) -> impl Iterator<Item = Self> {
         Self::NAMED.into_iter().map(|(kind, _)| kind).filter(move |kind| self.has_any(*kind))
     }

@@ -21,16 +21,16 @@ pub struct Metadata {
     pub mode: u32,
     /// When the contents last changed.
     pub mtime: Timestamp,
-    /// What else is kept, if anything. Entries that have the same share it.
+    /// The rest that is kept, if anything. Entries that have the same share it.
     pub extra: Option<Arc<Extra>>,
 }
 
 /// What is kept of an entry beside mode and time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Extra {
-    /// Whom the entry belongs to, where that is kept.
+    /// The user that the entry belongs to, where that is kept.
     pub owner: Option<Account>,
-    /// Which group it belongs to, where that is kept.
+    /// The group that the entry belongs to, where that is kept.
     pub group: Option<Account>,
     /// Extended attributes, access control lists among them, in the ascending order of their names.
     pub xattrs: Vec<Xattr>,
@@ -92,7 +92,7 @@ pub trait Accounts: std::fmt::Debug + Send + Sync {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoAccounts;
 
-/// Which file it is, of all that this host can reach.
+/// The number of a file, which no other has of all that this host can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileNumber {
     /// The number of the device that the file is stored on.
@@ -122,7 +122,7 @@ impl Metadata {
 }
 
 impl Extra {
-    /// About how much memory it takes.
+    /// About how much memory the value takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let names = [&self.owner, &self.group].into_iter().flatten().map(|account| account.name.len());
@@ -130,7 +130,7 @@ impl Extra {
         size_of::<Self>() + names.chain(xattrs).sum::<usize>()
     }
 
-    /// Whether it says nothing.
+    /// Whether neither ownership nor attributes are there.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.owner.is_none() && self.group.is_none() && self.xattrs.is_empty()
@@ -138,7 +138,7 @@ impl Extra {
 }
 
 impl Special {
-    /// Among which kinds it is kept.
+    /// The kinds with which such a file is kept.
     #[must_use]
     pub const fn kind(self) -> Kinds {
         match self {
@@ -163,7 +163,7 @@ impl Xattr {
     /// The most bytes of names and values that are carried of one entry.
     pub const ENTRY_BYTES_MAX: usize = 1 << 20;
 
-    /// How many bytes name and value have.
+    /// The bytes of name and value together.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.name.len() + self.value.len()
