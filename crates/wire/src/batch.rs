@@ -75,7 +75,7 @@ pub struct FileHead {
     pub ctime: Timestamp,
     /// The inode of the source file.
     pub inode: u64,
-    /// Where it has data, if it has holes that are to be kept: for a peer that speaks
+    /// The ranges with data, if the file has holes that are to be kept: for a peer that speaks
     /// [`Version::V4`](crate::Version) or later.
     pub data: Option<Arc<DataRanges>>,
 }

@@ -39,8 +39,8 @@ pub const UNPUBLISHED_ENTRIES_MAX: u64 = 262_144;
 pub const UNPUBLISHED_NAME_BYTES_MAX: u64 = 128 << 20;
 /// The most extensions of one opening, head or entry.
 pub const EXTENSIONS_MAX: usize = 32;
-/// The most bytes of all of them, as they travel: what is carried of one entry's extended attributes
-/// ([`Xattr::ENTRY_BYTES_MAX`](zmove_types::Xattr)) with what stands between them.
+/// The most bytes of the extensions of one opening, head or entry, as they travel: the most that one entry's extended
+/// attributes take ([`Xattr::ENTRY_BYTES_MAX`](zmove_types::Xattr)), and the heads of the extensions.
 pub const EXTENSIONS_BYTES_MAX: usize = (1 << 20) + (256 << 10);
 /// The most entries that one message names as lacking something, and the most kinds and reasons.
 pub const MISSED_MAX: usize = 1024;

@@ -255,8 +255,8 @@ impl Open {
 pub enum TargetShape {
     /// A directory that receives entries.
     Directory {
-        /// The names at its top that will be written, at most [`TOPS_MAX`](crate::limits::TOPS_MAX); an empty list
-        /// stands for any name.
+        /// The names at the directory's top that will be written, at most [`TOPS_MAX`](crate::limits::TOPS_MAX); an
+        /// empty list stands for any name.
         #[serde(deserialize_with = "list::at_most::<{ crate::limits::TOPS_MAX }, _, _>")]
         tops: Vec<TopName>,
     },
@@ -331,7 +331,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// The message that says it, in answer to an opening in which `keeping` was asked for.
+    /// The message that carries this answer to an opening in which `keeping` was asked for.
     #[must_use]
     pub fn into_message(self, keeping: Option<Keeping>) -> ToSender {
         match keeping {

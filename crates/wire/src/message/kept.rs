@@ -19,7 +19,8 @@ use crate::limits::MISSED_MAX;
 pub struct Keeping {
     /// The kinds.
     pub kinds: Kinds,
-    /// Whether the user has asked for them: a receiver that does not know this refuses the transfer then.
+    /// Whether the user has asked for the kinds: a receiver that does not know this extension then refuses the
+    /// transfer.
     pub asked: bool,
     /// Whether each entry that lacks something is to be named.
     pub named: bool,
@@ -41,7 +42,7 @@ impl Keeping {
         Extension { number: KEPT, critical: self.asked, bytes: bytes.into() }
     }
 
-    /// What the extensions of an opening say of it.
+    /// The request to keep metadata in the extensions of an opening.
     ///
     /// # Errors
     /// [`WireError`] when that makes no sense.
@@ -118,22 +119,22 @@ impl fmt::Display for Lack {
 /// What was not kept of some entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NotKept {
-    /// The bit of its kind.
+    /// The bit of the kind that was not kept.
     kind: u32,
-    /// Why.
+    /// The reason.
     pub why: Lack,
-    /// Of how many entries.
+    /// The number of entries that lack the kind.
     pub entries: u64,
 }
 
 impl NotKept {
-    /// Of one kind.
+    /// A count of entries that lack one kind.
     #[must_use]
     pub const fn new(kind: Kinds, why: Lack, entries: u64) -> Self {
         Self { kind: kind.bits(), why, entries }
     }
 
-    /// What.
+    /// The kind that was not kept.
     #[must_use]
     pub const fn kind(&self) -> Kinds {
         Kinds::from_bits(self.kind)
@@ -146,7 +147,7 @@ pub struct Missed {
     /// The entry.
     #[serde(with = "bytes::path")]
     pub path: RelPath,
-    /// What it lacks, and why, the number of entries being one each.
+    /// The kinds that the entry lacks, and why; the number of entries is 1 in each.
     #[serde(deserialize_with = "list::at_most::<{ MISSED_MAX }, _, _>")]
     pub lacks: Vec<NotKept>,
 }

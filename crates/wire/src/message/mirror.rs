@@ -71,7 +71,7 @@ pub struct ExtraName {
     pub range: u32,
     /// The name.
     pub name: ListedName,
-    /// Whether it is a directory.
+    /// Whether the name is that of a directory.
     pub directory: bool,
 }
 
