@@ -2,6 +2,8 @@
 //!
 //! rsync is the judge where it is there: `rsync -naHAX --numeric-ids -i --checksum --delete` must have nothing to do.
 
+mod whole;
+
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;

@@ -14,7 +14,7 @@ use crate::harness::{Site, has_program, is_root, skip};
 use crate::tree::{assert_same, painted};
 
 /// A running sshd that lets one key in, as whoever runs the test.
-struct Sshd {
+pub(crate) struct Sshd {
     child: Child,
     port: u16,
     home: PathBuf,
@@ -22,7 +22,7 @@ struct Sshd {
 
 impl Sshd {
     /// `None` where there is none.
-    fn start(site: &Site) -> Option<Self> {
+    pub(crate) fn start(site: &Site) -> Option<Self> {
         let program =
             ["/usr/sbin/sshd", "/usr/bin/sshd"].map(Path::new).into_iter().find(|path| path.is_file());
         let (Some(program), true) = (program, has_program("ssh")) else {
@@ -68,7 +68,7 @@ impl Sshd {
     }
 
     /// The ssh that knows the way.
-    fn command(&self) -> String {
+    pub(crate) fn command(&self) -> String {
         let home = self.home.display();
         format!(
             "ssh -F none -i '{home}/user_key' -o UserKnownHostsFile='{home}/known' -o StrictHostKeyChecking=no -o LogLevel=ERROR"
@@ -86,7 +86,12 @@ impl Sshd {
 
     /// How the target directory is written where ssh leads.
     fn at_target(&self, site: &Site) -> String {
-        format!("{}@127.0.0.1:{}:{}", user(), self.port, site.target().display())
+        self.at(&site.target())
+    }
+
+    /// How any directory is written.
+    pub(crate) fn at(&self, directory: &Path) -> String {
+        format!("{}@127.0.0.1:{}:{}", user(), self.port, directory.display())
     }
 }
 
@@ -98,7 +103,7 @@ impl Drop for Sshd {
 }
 
 /// `zmove push OPTIONS source/ TARGET` by this ssh, with this zmove at its end.
-fn push_by(site: &Site, ssh: &str, zmove: &Path, options: &[&str], target: &str) -> Zmove {
+pub(crate) fn push_by(site: &Site, ssh: &str, zmove: &Path, options: &[&str], target: &str) -> Zmove {
     let mut push = site.zmove(&["push", "--json", "--ssh-command", ssh, "--remote-zmove"]);
     push.0.arg(zmove).args(options).arg("source/").arg(target);
     push
