@@ -43,6 +43,7 @@ mod lane_bytes;
 mod resume;
 mod settings;
 mod socket;
+mod timer;
 mod tolerant;
 
 pub(crate) use acceptor::{QuicAcceptor, ask_back, bind, handshake};

@@ -10,13 +10,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use quinn::crypto::rustls::QuicClientConfig;
-use quinn::{ConnectionError, Endpoint, TokioRuntime};
+use quinn::{ConnectionError, Endpoint};
 use rustls::AlertDescription;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
 use super::resume::{Allowance, Resumption, SavedWindow};
 use super::settings::{self, QuicCongestion};
+use super::timer::FineRuntime;
 use super::tolerant::Account;
 use super::{DONE, QuicConnection, socket};
 use crate::error::{DialError, DialStage};
@@ -229,7 +230,7 @@ fn open(address: SocketAddr, identity: &Identity) -> io::Result<Endpoint> {
     let socket = UdpSocket::bind(any)?;
     settings::enlarge_buffers(&socket)?;
     let (config, socket) = (settings::endpoint(identity), socket::wrap(socket)?);
-    Endpoint::new_with_abstract_socket(config, None, socket, Arc::new(TokioRuntime))
+    Endpoint::new_with_abstract_socket(config, None, socket, Arc::new(FineRuntime))
 }
 
 /// Lets the connection's driver, which runs on the same thread, send queued packets.

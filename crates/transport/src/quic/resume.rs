@@ -16,9 +16,9 @@
 //!  any             all of a time is lost                         Normal          what the usual control makes of it
 //! ```
 //!
-//! The *initial data* is a first window of RFC 9002, or what a connection that had less to say at first has said after
-//! the handshake; such a one jumps as soon as it has sent a first window of more. *Congestion* is what `tolerant.rs`,
-//! which asks, takes for it. The *pipe* is what was under way before the jump,
+//! The *initial data* is a first window of RFC 9002, or what a connection that had less to say has said in half a round
+//! trip after the handshake; such a one jumps as soon as it has sent a first window of more. *Congestion* is what
+//! `tolerant.rs`, which asks, takes for it. The *pipe* is what was under way before the jump,
 //! and all that has been acknowledged since. quinn paces every window over the round trip.
 //!
 //! **Invariant:** all connections of a run together jump by half of what was saved at most, and by nothing once one
@@ -131,6 +131,8 @@ pub(super) struct Resume {
     in_flight: u64,
     /// When the first acknowledgement came, which is of the handshake.
     answered: Option<Instant>,
+    /// What was sent in half a round trip after that.
+    said: u64,
     /// When the newest packet that was acknowledged had been sent.
     newest_acked: Option<Instant>,
 }
@@ -174,7 +176,7 @@ impl Resume {
         let phase = allowance
             .as_ref()
             .map_or(Phase::Normal, |_| Phase::Reconnaissance { acked: 0, is_confirmed: false });
-        Self { phase, allowance, in_flight: 0, answered: None, newest_acked: None }
+        Self { phase, allowance, in_flight: 0, answered: None, said: 0, newest_acked: None }
     }
 
     /// The window, where it is not the usual control's.
@@ -188,6 +190,9 @@ impl Resume {
     /// `moment` tells what is under way as [`in_flight`](Self::in_flight) does, without these bytes.
     pub(super) fn sent(&mut self, bytes: u64, moment: &Moment) {
         self.in_flight += bytes;
+        if self.answered.is_some_and(|answered| moment.now <= answered + moment.round_trip / 2) {
+            self.said += bytes;
+        }
         match &mut self.phase {
             Phase::Unvalidated { last_sent, .. } => *last_sent = moment.now,
             Phase::Reconnaissance { is_confirmed: true, .. }
@@ -262,11 +267,11 @@ impl Resume {
 
     fn reconnoitre(&mut self, acked: u64, moment: &Moment) {
         let answered = *self.answered.get_or_insert(moment.now);
-        let whole_window = acked >= INITIAL_PACKETS * moment.datagram;
-        let all_said = moment.in_flight <= PROBE_BYTES_MAX && self.has_acked(answered);
-        let is_confirmed = whole_window || all_said;
-        self.phase = Phase::Reconnaissance { acked, is_confirmed };
-        if whole_window && moment.more_waits {
+        let first_window = INITIAL_PACKETS * moment.datagram;
+        let all_said = self.said < first_window + PROBE_BYTES_MAX && self.has_acked(answered);
+        self.phase = Phase::Reconnaissance { acked, is_confirmed: acked >= first_window || all_said };
+        let is_used = acked >= first_window || all_said && moment.in_flight >= first_window;
+        if is_used && moment.more_waits {
             self.jump(moment);
         }
     }
@@ -426,18 +431,35 @@ mod tests {
         path.acked(TRIP, DATAGRAM);
         path.sent(10 * DATAGRAM);
         assert_eq!(path.resume.window(), None, "only the handshake has been answered");
-        path.moment.in_flight = PROBE_BYTES_MAX + 1;
-        path.acked(Duration::ZERO, DATAGRAM);
-        path.sent(10 * DATAGRAM);
-        assert_eq!(path.resume.window(), None, "not all has been answered");
-        path.moment.in_flight = 0;
-        path.acked(Duration::ZERO, DATAGRAM);
+        path.moment.now += TRIP;
+        path.acked(TRIP, DATAGRAM);
         path.sent(9 * DATAGRAM);
         assert_eq!(path.resume.window(), None, "a little more is no reason");
         path.sent(DATAGRAM);
         assert_eq!(path.resume.window(), Some(SAVED / 2));
         assert!(path.congested());
         assert_eq!(path.resume.window(), Some(5 * DATAGRAM), "half of what was under way");
+    }
+
+    /// Else a millisecond decides whether a lane jumps in this round trip or in the next.
+    #[test]
+    fn who_has_said_little_jumps_too_when_more_is_under_way_by_then() {
+        let jumps = |said: u64| {
+            let mut path = Path::new(allowance(1));
+            path.moment.more_waits = false;
+            path.acked(TRIP, DATAGRAM);
+            path.sent(said);
+            path.moment.now += TRIP * 3 / 4;
+            path.sent(20 * DATAGRAM);
+            path.moment.more_waits = true;
+            path.moment.in_flight = 20 * DATAGRAM;
+            path.acked(TRIP, DATAGRAM);
+            assert_eq!(path.resume.window(), None, "that is of the handshake");
+            path.acked(TRIP * 3 / 4, DATAGRAM);
+            path.resume.window()
+        };
+        assert_eq!(jumps(10 * DATAGRAM), Some(SAVED / 2));
+        assert_eq!(jumps(10 * DATAGRAM + PROBE_BYTES_MAX), None, "a first window has to arrive");
     }
 
     #[test]
