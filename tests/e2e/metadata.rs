@@ -367,7 +367,7 @@ fn intrude(root: &Path, entries: Vec<BatchEntry>) -> Vec<NotKept> {
 
 fn file_with(text: &str, metadata: Metadata) -> BatchEntry {
     let root = zmove_chunk::file_root(b"x");
-    BatchEntry::File(FileEntry { name: name(text), metadata, bytes: 1, root })
+    BatchEntry::File(FileEntry { name: name(text), metadata, bytes: 1, root, data: None })
 }
 
 /// `cap_net_raw+ep`.

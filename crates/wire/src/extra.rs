@@ -5,9 +5,9 @@
 //! | 1 | all three | owner and group; nothing at all: those of the last entry before it that had any |
 //! | 2 | entries, large files | extended attributes, access control lists among them |
 //! | 3 | offered files | a digest of these |
-//! | 16 | large files | where there is data; what is between reads as zeros |
+//! | 16 | files of batches, large files | where there is data; what is between reads as zeros |
 //!
-//! Only the last is critical, since chunks carry data alone: what the receiver of a transfer keeps of the others is
+//! Only the last is critical, since frames carry data alone: what the receiver of a transfer keeps of the others is
 //! agreed in its [opening](crate::Open). **Invariant:** the names of attributes ascend, are of a
 //! [kind](Kinds::of_xattr), and what there is of them is within [`Xattr::ENTRY_BYTES_MAX`].
 
@@ -27,11 +27,11 @@ const OWNERSHIP: u16 = 1;
 const XATTRS: u16 = 2;
 const DIGEST: u16 = 3;
 
-/// The number of the [ranges](crate::ranges) of data of a large file.
+/// The number of the [ranges](crate::ranges) of data of a file.
 pub(crate) const DATA: u16 = 16;
 
 /// Which are known of entries.
-pub(crate) const OF_ENTRIES: &[u16] = &[OWNERSHIP, XATTRS];
+pub(crate) const OF_ENTRIES: &[u16] = &[OWNERSHIP, XATTRS, DATA];
 /// Which are known of large files.
 pub(crate) const OF_LARGE_FILES: &[u16] = &[OWNERSHIP, XATTRS, DATA];
 /// Which are known of offered files.
