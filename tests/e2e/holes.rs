@@ -25,6 +25,7 @@ use crate::versions::old_binary;
 every_way!(
     holes_of_all_kinds_are_kept,
     what_was_data_becomes_a_hole_and_the_other_way_round,
+    runs_of_zeros_become_holes,
     it_is_changed_in_its_place,
     what_is_the_same_is_not_sent,
 );
@@ -135,6 +136,32 @@ fn holes_of_all_kinds_are_kept(site: &Site) {
     assert_eq!(summary["not_kept"], json!([]));
     let again = push(site, &[]);
     assert_eq!((number(&again, "bytes"), number(&again, "skipped")), (0, FILES));
+}
+
+fn runs_of_zeros_become_holes(site: &Site) {
+    for (name, bytes) in [("large", 3 * GROUP + 5), ("small", 200_005), ("in a block", 4000)] {
+        let path = site.source().join(name);
+        make(&path, bytes, &[0..bytes], 0);
+        // One byte of the last block but one is not zero.
+        let zeros = vec![0; usize::try_from(bytes / 2).unwrap()];
+        File::options().write(true).open(&path).unwrap().write_all_at(&zeros, bytes / 4 + 9).unwrap();
+        set_mtime(&path, UNIX_EPOCH + Duration::new(1_700_000_000, 5));
+    }
+    make(&site.source().join("holes"), 3 * GROUP, &[0..4096, 2 * GROUP..2 * GROUP + 8192], 0);
+    let summary = push(site, &["--sparse", "zeros"]);
+    crate::tree::assert_same(&site.source(), &site.target());
+    let data = |bytes: u64| {
+        let hole = (bytes / 4 + 9).next_multiple_of(4096)..(bytes / 4 + 9 + bytes / 2) / 4096 * 4096;
+        [0..hole.start, hole.end..bytes]
+    };
+    for (name, bytes) in [("large", 3 * GROUP + 5), ("small", 200_005)] {
+        assert_eq!(ranges_of(&site.target().join(name)), data(bytes), "{name}");
+    }
+    assert_eq!(ranges_of(&site.target().join("in a block")), [0..4000]);
+    assert_eq!(ranges_of(&site.target().join("holes")), ranges_of(&site.source().join("holes")));
+    let data_bytes = |bytes| data(bytes).into_iter().map(|range| range.end - range.start).sum::<u64>();
+    assert_eq!(number(&summary, "bytes"), data_bytes(3 * GROUP + 5) + data_bytes(200_005) + 4000 + 3 * 4096);
+    assert_eq!(number(&push(site, &["--sparse", "zeros"]), "skipped"), 4);
 }
 
 /// Two versions of which each has data where the other has a hole, within groups and in whole groups.

@@ -34,6 +34,47 @@ fn find(file: &File, bytes: u64) -> io::Result<(Option<DataRanges>, u64)> {
     Ok(finder.finish(bytes))
 }
 
+/// Like [`find_data`], with blocks of zeros that are allocated as holes too; so all data is read, until `stop` says so.
+///
+/// # Errors
+/// What the system says, or that it was stopped.
+pub fn find_data_but_zeros(
+    file: &File,
+    bytes: u64,
+    stop: impl Fn() -> bool,
+) -> io::Result<(Option<DataRanges>, u64)> {
+    let mut finder = DataRangesFinder::default();
+    let mut room = vec![0; SEARCHED_AT_ONCE_BYTES];
+    let mut at = 0;
+    while let Some(data) = next_data(file, at)?.filter(|data| data.start < bytes) {
+        let end = data.end.min(bytes);
+        // A block counts from the file's beginning, whatever those of the file system are.
+        at = data.start - data.start % ZERO_BLOCK_BYTES as u64;
+        while at < end {
+            if stop() {
+                return Err(Errno::CANCELED.into());
+            }
+            let piece = usize::try_from(end - at).map_or(room.len(), |left| left.min(room.len()));
+            let piece = &mut room[..piece];
+            file.read_exact_at(piece, at)?;
+            for (start, block) in (at..).step_by(ZERO_BLOCK_BYTES).zip(piece.chunks(ZERO_BLOCK_BYTES)) {
+                if *block != ZERO_BLOCK[..block.len()] {
+                    finder.add(start..start + block.len() as u64);
+                }
+            }
+            at += piece.len() as u64;
+        }
+    }
+    seek(file, SeekFrom::Start(0))?;
+    Ok(finder.finish(bytes))
+}
+
+/// The blocks that are looked at for zeros: those of most file systems.
+const ZERO_BLOCK_BYTES: usize = 4096;
+static ZERO_BLOCK: [u8; ZERO_BLOCK_BYTES] = [0; ZERO_BLOCK_BYTES];
+/// As much as stays in the second-level cache.
+const SEARCHED_AT_ONCE_BYTES: usize = 256 << 10;
+
 /// The next data of a file from `at` on; to the end, and beyond, where the file system does not tell.
 ///
 /// # Errors
@@ -169,6 +210,25 @@ mod tests {
         make_holes(&file, &DataRanges::new(8 * MIB + 5, Vec::new()).unwrap()).unwrap();
         assert_eq!(next_data(&file, 0).unwrap(), None);
         assert_eq!(file.metadata().unwrap().len(), 8 * MIB + 6);
+    }
+
+    #[test]
+    fn blocks_of_zeros_are_found_wherever_they_lie() {
+        let file = sparse();
+        let size = 8 * MIB - 5;
+        file.set_len(size).unwrap();
+        let zeros = |range: Range<u64>| {
+            write_zeros(&file, range).unwrap();
+        };
+        zeros(MIB + 8192..MIB + 16_384);
+        // No block is all zeros here, and the last one is shorter.
+        zeros(MIB + 20_481..MIB + 28_671);
+        zeros(size - 4096 + 5..size);
+        zeros(5 * MIB..6 * MIB);
+        let found = find_data_but_zeros(&file, size, || false).unwrap();
+        let ranges = [MIB..MIB + 8192, MIB + 16_384..2 * MIB, 7 * MIB..8 * MIB - 4096];
+        assert_eq!(found, (DataRanges::new(size, ranges.to_vec()), 0));
+        assert!(find_data_but_zeros(&file, size, || true).is_err());
     }
 
     #[test]

@@ -110,6 +110,8 @@ pub(crate) enum SparseArg {
     /// Holes are kept: not read, not sent and not allocated
     #[default]
     Auto,
+    /// Beside holes, blocks of 4 KiB of zeros become holes; each file is read twice for that
+    Zeros,
     /// Holes are sent as the zeros that they read as, and allocated
     Never,
 }

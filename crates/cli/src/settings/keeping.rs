@@ -31,6 +31,7 @@ fn wanted(args: &KeepingArgs) -> Kinds {
         (args.owner || maps_users, Kinds::OWNER),
         (args.group || maps_groups, Kinds::GROUP),
         (args.special_files, Kinds::SPECIALS.and(Kinds::DEVICES)),
+        (args.sparse == SparseArg::Zeros, Kinds::HOLES),
     ];
     of(&all).and(typed)
 }
@@ -113,6 +114,7 @@ mod tests {
             ("--no-A --no-X", Kinds::ALWAYS.and(Kinds::HOLES), false),
             ("--no-A --no-X --sparse never", Kinds::ALWAYS, false),
             ("--preserve holes", usual, true),
+            ("--sparse zeros", usual, true),
             ("--no-preserve all", Kinds::ALWAYS, false),
             ("--chown ann:", usual.and(Kinds::OWNER), true),
             ("--groupmap *:7", usual.and(Kinds::GROUP), true),

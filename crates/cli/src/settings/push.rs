@@ -12,13 +12,13 @@ use zmove_engine::{
     Confirm, DialSettings, Listener, Location, Overlap, PathMemory, PushJob, Remote, Sources, Timeout,
 };
 use zmove_scan::{ScanConfig, Selection};
-use zmove_sender::{AfterErrors, Guard, Owners, Removals};
+use zmove_sender::{AfterErrors, Guard, Owners, Removals, Zeros};
 use zmove_transport::TransportChoice;
 use zmove_types::FileNumber;
 use zmove_wire::{Cipher, Compare, Durability, Open, Overwrite, Purpose};
 
 use super::{Role, dial, home, journals, keeping};
-use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
+use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, SparseArg, TransportArg};
 use crate::value::exit::usage_error;
 
 /// The settings of a push.
@@ -80,6 +80,14 @@ impl PushSettings {
     /// Whom entries are said to belong to.
     pub(crate) fn owners(&self) -> Owners {
         keeping::owners(&self.args.keeping)
+    }
+
+    /// What becomes of zeros that are allocated.
+    pub(crate) fn zeros(&self) -> Zeros {
+        match self.args.keeping.sparse {
+            SparseArg::Zeros => Zeros::MadeHoles,
+            SparseArg::Auto | SparseArg::Never => Zeros::Sent,
+        }
     }
 
     /// The job of one session. A list of paths is opened anew.

@@ -10,15 +10,15 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use zmove_chunk::{file_root, read_root, sparse_file_root};
-use zmove_disk::{FileIdentity, StorageThreads, Task, Turn, find_data};
+use zmove_disk::{FileIdentity, StorageThreads, Task, Turn};
 use zmove_scan::{Entry, EntryKind};
 use zmove_types::{DataRanges, GroupSpan, Kinds, Root};
-use zmove_wire::{BatchEntry, FileEntry, Lack};
+use zmove_wire::{BatchEntry, FileEntry};
 
 use crate::account::failure::FileError;
 use crate::plan::pack::{PackEntry, PackGroup};
 use crate::read::extras::{Extras, Lacks};
-use crate::read::source::{Holes, Look, SourceDirectory};
+use crate::read::source::{Look, SourceDirectory};
 use crate::send::in_flight::InFlight;
 use crate::send::sent::SentFile;
 
@@ -209,7 +209,7 @@ pub(super) fn read_file(
         let grown = Entry { size, metadata: before.metadata(), inode, ..entry.clone() };
         return Ok(EntryRead::Grown(grown));
     };
-    let (data, lack) = look_for_holes(extras, (&file, before.bytes), entry);
+    let (data, lack) = extras.holes().find((&file, before.bytes), entry, || false);
     let filled = data.as_ref().map_or(wanted, |data| usize::try_from(data.data_bytes()).unwrap_or(wanted));
     let room = &mut room[..filled];
     match read_data(&file, data.as_ref(), room) {
@@ -229,25 +229,6 @@ pub(super) fn read_file(
     let data = data.map(Arc::new);
     let entry = BatchEntry::File(FileEntry { name: entry.name.clone(), metadata, bytes, root, data });
     Ok(EntryRead::Done(Box::new(ReadEntry { entry, file: Some(sent), offset, bytes: filled, lacks })))
-}
-
-/// Where a file has data, if it has holes that are kept, or why they are not.
-fn look_for_holes(
-    extras: &Extras,
-    (file, bytes): (&File, u64),
-    entry: &Entry,
-) -> (Option<DataRanges>, Option<Lack>) {
-    // few files take less storage than their length
-    let holes = if entry.is_sparse { extras.holes() } else { Holes::Sent };
-    if holes == Holes::Sent {
-        return (None, None);
-    }
-    // what cannot be looked for is read
-    match find_data(file, bytes) {
-        Ok((Some(_), _)) if holes == Holes::Lost => (None, Some(Lack::OldReceiver)),
-        Ok((data, lost)) => (data, (lost > 0).then_some(Lack::TooMuch)),
-        Err(_) => (None, None),
-    }
 }
 
 /// Reads a file, or the data of one that has holes, range after range.

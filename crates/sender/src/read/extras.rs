@@ -14,7 +14,8 @@ use zmove_scan::{Beside, Entry};
 use zmove_types::{Account, Accounts, Extra, Ids, Kinds, Metadata, NoAccounts, Xattr};
 use zmove_wire::{Keeping, Lack, NotKept, Version};
 
-use crate::read::source::{Holes, SourceDirectory};
+use crate::read::holes::{Holes, Zeros};
+use crate::read::source::SourceDirectory;
 
 /// Whom entries are said to belong to.
 #[derive(Clone, Debug)]
@@ -63,6 +64,7 @@ pub(crate) struct Extras {
     /// The bits of what the receiver keeps of that.
     kept: AtomicU32,
     owners: Owners,
+    zeros: Zeros,
     known: Mutex<Known>,
 }
 
@@ -89,7 +91,13 @@ impl Extras {
     pub(crate) fn new(asked: Option<Keeping>, owners: Owners, version: Version) -> Self {
         let kept = if version >= Version::V4 { UNTOLD } else { Kinds::ALWAYS.bits() };
         let nothing = Keeping { kinds: Kinds::ALWAYS, ..Keeping::default() };
-        Self { asked: asked.unwrap_or(nothing), kept: AtomicU32::new(kept), owners, known: Mutex::default() }
+        let (asked, kept) = (asked.unwrap_or(nothing), AtomicU32::new(kept));
+        Self { asked, kept, owners, zeros: Zeros::default(), known: Mutex::default() }
+    }
+
+    /// The same, and this becomes of zeros.
+    pub(crate) fn with_zeros(self, zeros: Zeros) -> Self {
+        Self { zeros, ..self }
     }
 
     /// The receiver has said what it keeps; returns what entries lack that were sent before.
@@ -108,10 +116,11 @@ impl Extras {
 
     /// What becomes of holes.
     pub(crate) fn holes(&self) -> Holes {
-        match (self.asked.kinds.has_any(Kinds::HOLES), self.kinds().has_any(Kinds::HOLES)) {
-            (true, true) => Holes::Kept,
-            (true, false) => Holes::Lost,
-            (false, _) => Holes::Sent,
+        match (self.asked.kinds.has_any(Kinds::HOLES), self.kinds().has_any(Kinds::HOLES), self.zeros) {
+            (true, true, Zeros::Sent) => Holes::Kept,
+            (true, true, Zeros::MadeHoles) => Holes::Made,
+            (true, false, _) => Holes::Lost,
+            (false, ..) => Holes::Sent,
         }
     }
 

@@ -23,7 +23,7 @@ use crate::push::session::Session;
 use crate::read::entries::{EntryRead, EntryReader, read_file};
 use crate::read::headcount::Headcount;
 use crate::read::read_ahead::{Filling, ReadPack};
-use crate::read::source::{FoundHoles, LargeSource, OpenedSource, Progress, SourceDirectory};
+use crate::read::source::{LargeSource, OpenedSource, Progress, SourceDirectory};
 use crate::send::cargo::{Cargo, Chunk, sealed};
 use crate::send::sent::{Sent, SentBatch};
 
@@ -243,17 +243,20 @@ impl Reader<'_> {
         span: GroupSpan,
         again: Option<ItemId>,
     ) -> Result<(), FileError> {
-        let Session { account, extras, .. } = self.session;
-        let OpenedSource { file: opened, identity, holes } =
-            file.open(self.context.direct, extras.holes(), |opened, identity| {
+        let Session { account, extras, in_flight, .. } = self.session;
+        let OpenedSource { file: opened, identity, holes } = file.open(
+            self.context.direct,
+            extras.holes(),
+            || in_flight.is_stopping(),
+            |opened, identity| {
                 let (metadata, lacks) = extras.of_file(opened, identity, &file.entry);
                 account.lacking(extras, &file.target, &lacks);
                 metadata
-            })?;
-        if let Some(FoundHoles { bytes, lack }) = holes {
-            account.found_holes(bytes);
-            let lacks: Vec<_> = lack.map(|why| (Kinds::HOLES, why)).into_iter().collect();
-            account.lacking(extras, &file.target, &lacks);
+            },
+        )?;
+        account.found_holes(holes.bytes);
+        if let Some(why) = holes.lack {
+            account.lacking(extras, &file.target, &[(Kinds::HOLES, why)]);
         }
         if let Some(next) = file.skips_to(span) {
             self.session.queue.skip_groups(file, next);
