@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -105,6 +105,7 @@ both_ways!(
     in_place_and_by_contents_they_are_kept_too,
     a_list_that_the_target_gives_widens_nothing,
     what_is_not_to_be_kept_stays_as_it_is,
+    attributes_of_links_are_kept,
 );
 
 fn attributes_and_lists_are_kept(site: &Site) {
@@ -480,6 +481,35 @@ mod specials {
         let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
         assert!(listed.contains("0 to add, 0 to change"), "{listed}");
     }
+}
+
+/// Links have none that users may set.
+fn attributes_of_links_are_kept(site: &Site) {
+    let link = |path: PathBuf| path.join("link");
+    symlink("nowhere", link(site.source())).unwrap();
+    let set = |value: &[u8]| {
+        rustix::fs::lsetxattr(link(site.source()), "trusted.a", value, XattrFlags::empty()).is_ok()
+    };
+    if !is_root() || !set(b"one") {
+        return skip("attributes of links need root and a file system that has them");
+    }
+    grant_owners(site);
+    let there = || {
+        let mut value = [0; 16];
+        let length = rustix::fs::lgetxattr(link(site.target()), "trusted.a", &mut value).ok()?;
+        Some(value[..length].to_vec())
+    };
+    let summary = push(site, &["-a"]);
+    assert_eq!((there(), &summary["not_kept"]), (Some(b"one".to_vec()), &serde_json::json!([])));
+    set(b"two");
+    push(site, &["-a"]);
+    assert_eq!(there(), Some(b"two".to_vec()));
+    rustix::fs::lremovexattr(link(site.source()), "trusted.a").unwrap();
+    push(site, &["-a"]);
+    assert_eq!(there(), None);
+    set(b"three");
+    push(site, &[]);
+    assert_eq!(there(), None, "it is not asked for");
 }
 
 #[test]

@@ -119,8 +119,13 @@ impl Entry {
             .map_err(failed(Operation::Stat))?;
         let kind = EntryKind::of(directory, raw_name, &stat).map_err(failed(Operation::ReadLink))?;
         let mut metadata = metadata_of(&stat);
-        // a link has none that users may set
-        let kinds = kinds.filter(|_| !matches!(kind, EntryKind::Symlink(_)));
+        // a link has none that users may set, and a list of its own neither
+        let kinds = match kind {
+            EntryKind::Symlink(_) => {
+                kinds.map(|kinds| kinds.common(Kinds::PRIVILEGED)).filter(|kinds| !kinds.is_empty())
+            }
+            _ => kinds,
+        };
         let beside = Beside::look(Named(directory.fd(), &name), &stat, kinds, &mut metadata);
         Ok(Self {
             name,

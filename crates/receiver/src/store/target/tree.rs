@@ -158,7 +158,7 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Gives a link its owner; what it does not get is counted.
+    /// Gives a link its owner, and the attributes that it may have; what it does not get is counted.
     pub(crate) fn own_link(
         &self,
         directory: &OwnedFd,
@@ -171,7 +171,8 @@ impl TargetTree {
         }
         let wanted = self.keeper.wanted(&self.rules, metadata, None);
         let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
-        let misses = Wanted { kinds: Kinds::NONE, ..wanted }.set(Descriptor::Held(link.as_fd()))?;
+        let kinds = wanted.kinds.common(Kinds::PRIVILEGED);
+        let misses = Wanted { kinds, ..wanted }.set(Descriptor::Held(link.as_fd()))?;
         self.keeper.note(&self.rules, &wanted, &misses, at);
         Ok(())
     }
