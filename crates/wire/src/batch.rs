@@ -195,7 +195,8 @@ impl BatchEntry {
         }
     }
 
-    fn metadata_mut(&mut self) -> &mut Metadata {
+    /// What the entry is to get, to be changed.
+    pub fn metadata_mut(&mut self) -> &mut Metadata {
         match self {
             Self::Itself(metadata)
             | Self::Directory(_, metadata)

@@ -3,7 +3,7 @@
 //! What a receiver keeps is known when it has given leave; until then it is taken to keep all that it was asked
 //! for, and entries that were sent by then are counted if it does not.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_disk::{Descriptor, FileIdentity, FoundXattrs, HasXattrs, Named, mode_without_acl};
 use zmove_scan::{Beside, Entry};
-use zmove_types::{Account, Accounts, Extra, Ids, Kinds, Metadata, NoAccounts, Xattr};
-use zmove_wire::{Keeping, Lack, NotKept, Version};
+use zmove_types::{Account, Accounts, Extra, Ids, Kinds, Metadata, NoAccounts, RelPath, Xattr};
+use zmove_wire::{Batch, BatchEntry, Keeping, Lack, NotKept, Version};
 
 use crate::read::holes::{Holes, Zeros};
 use crate::read::source::SourceDirectory;
@@ -245,6 +245,41 @@ impl Extras {
     }
 }
 
+/// Takes extended attributes from the entries that have the most, until a batch's head is so many bytes shorter: since
+/// the scan there may have come more than fits. Returns what entries lack now.
+pub(crate) fn leave_out_xattrs(batch: &mut Batch, excess: usize) -> Vec<(RelPath, Lacks)> {
+    let bytes = |entry: &BatchEntry| entry.metadata().xattrs().iter().map(Xattr::bytes).sum::<usize>();
+    let mut most: Vec<_> =
+        batch.groups.iter().flat_map(|group| &group.entries).map(bytes).enumerate().collect();
+    most.sort_unstable_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let mut gained = 0;
+    let too_many = most.into_iter().take_while(|(_, bytes)| {
+        let is_over = gained < excess;
+        gained += bytes;
+        is_over
+    });
+    let too_many: HashSet<_> = too_many.map(|(number, _)| number).collect();
+    let groups = batch.groups.iter_mut();
+    let entries = groups.flat_map(|group| group.entries.iter_mut().map(|entry| (&group.directory, entry)));
+    let left_out = entries.enumerate().filter(|(number, _)| too_many.contains(number));
+    left_out
+        .map(|(_, (directory, entry))| (path_of(directory, entry), without_xattrs(entry.metadata_mut())))
+        .collect()
+}
+
+fn path_of(directory: &RelPath, entry: &BatchEntry) -> RelPath {
+    entry.name().and_then(|name| directory.join(name).ok()).unwrap_or_else(|| directory.clone())
+}
+
+fn without_xattrs(metadata: &mut Metadata) -> Lacks {
+    let kinds = metadata.xattrs().iter().filter_map(|xattr| Kinds::of_xattr(&xattr.name));
+    let kinds = kinds.fold(Kinds::NONE, Kinds::and);
+    metadata.mode = mode_without_acl(metadata.mode, metadata.xattrs());
+    let rest = metadata.extra.as_deref().map(|extra| Extra { xattrs: Vec::new(), ..extra.clone() });
+    metadata.extra = rest.filter(|extra| !extra.is_empty()).map(Arc::new);
+    kinds.each().map(|kind| (kind, Lack::TooMuch)).collect()
+}
+
 fn remembered<K: Copy + Eq + Hash>(
     known: &mut HashMap<K, Account>,
     id: K,
@@ -285,6 +320,9 @@ impl Default for Extras {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zmove_types::Name;
+    use zmove_wire::DirectoryGroup;
+    use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
 
     #[derive(Debug)]
     struct Ann;
@@ -346,6 +384,34 @@ mod tests {
             [map(7, Some("ann")), map(199, Some("bob")), map(200, None), map(200, Some("bob"))],
             [1, 2, 3, 4]
         );
+    }
+
+    /// Attributes may grow between the scan, by which entries are packed, and the reading.
+    #[test]
+    fn attributes_that_do_not_fit_into_a_head_are_left_out_and_counted() {
+        let entry = |text: &str, bytes: usize| {
+            let acl: &[u8] = b"\x02\0\0\0\x01\0\x06\0\xFF\xFF\xFF\xFF\x04\0\x04\0\xFF\xFF\xFF\xFF";
+            let xattr = |name: &str, value| Xattr { name: name.as_bytes().into(), value };
+            let xattrs =
+                vec![xattr("system.posix_acl_access", acl.into()), xattr("user.a", vec![7; bytes].into())];
+            let extra = Some(Arc::new(Extra { owner: Some(account(7, "ann")), xattrs, ..Extra::default() }));
+            let metadata = Metadata { extra, ..Metadata::new(0o660, zmove_types::Timestamp::default()) };
+            BatchEntry::Directory(Name::from_bytes(text.as_bytes()).unwrap(), metadata)
+        };
+        let entries =
+            vec![entry("a", 1000), entry("b", 1_040_000), entry("c", 1_000_000), entry("d", 900_000)];
+        let directory = RelPath::from_bytes(b"d").unwrap();
+        let mut batch = Batch { groups: vec![DirectoryGroup { directory, entries }] };
+        let excess = batch.encode().len() - FRAME_HEAD_BYTES_MAX;
+        let lacks = leave_out_xattrs(&mut batch, excess);
+        assert!(batch.encode().len() <= FRAME_HEAD_BYTES_MAX);
+        let lacking = |kind| (kind, Lack::TooMuch);
+        let b = RelPath::from_bytes(b"d/b").unwrap();
+        assert_eq!(lacks, [(b, vec![lacking(Kinds::XATTRS), lacking(Kinds::ACLS)])]);
+        let left = batch.groups[0].entries[1].metadata();
+        assert_eq!((left.mode, left.xattrs()), (0o640, &[][..]), "its group gets no more than the list gave");
+        assert_eq!(left.extra.as_ref().unwrap().owner, Some(account(7, "ann")));
+        assert_eq!(batch.groups[0].entries[2].metadata().xattrs().len(), 2);
     }
 
     #[test]

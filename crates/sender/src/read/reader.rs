@@ -14,6 +14,7 @@ use zmove_chunk::{GroupHasher, Work};
 use zmove_disk::{DataFile, Direct, FileIo, Span, StorageThreads};
 use zmove_scan::Entry;
 use zmove_types::{Buffer, BufferPool, Cv, Doing, GROUP_BYTES, GroupSpan, ItemId, Kinds, Stopwatch};
+use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
 use zmove_wire::{Batch, FrameHeader, FrameKind};
 
 use crate::account::failure::FileError;
@@ -21,6 +22,7 @@ use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Unread};
 use crate::plan::queue::{Parcel, When};
 use crate::push::session::Session;
 use crate::read::entries::{EntryRead, EntryReader, read_file};
+use crate::read::extras::leave_out_xattrs;
 use crate::read::headcount::Headcount;
 use crate::read::read_ahead::{Filling, ReadPack};
 use crate::read::source::{LargeSource, OpenedSource, Progress, SourceDirectory};
@@ -202,12 +204,16 @@ impl Reader<'_> {
     }
 
     fn send_batch(&mut self, ReadPack { mut pack, filling }: ReadPack) {
-        let Filling { batch, mut buffer, filled, files, lacks } = filling;
+        let Filling { mut batch, mut buffer, filled, files, mut lacks } = filling;
+        let mut head = batch.encode();
+        if let Some(excess) = head.len().checked_sub(FRAME_HEAD_BYTES_MAX).filter(|excess| *excess > 0) {
+            lacks.extend(leave_out_xattrs(&mut batch, excess));
+            head = batch.encode();
+        }
         for (path, lacks) in lacks {
             self.session.account.lacking(&self.session.extras, &path, &lacks);
         }
         buffer.set_len(filled);
-        let head = batch.encode();
         let content = *blake3::hash(&head).as_bytes();
         let tries = pack.tries;
         let kind = if pack.basis == Basis::Known { FrameKind::Batch } else { FrameKind::Guess };
