@@ -15,7 +15,7 @@ use zmove_wire::{BatchEntry, FileEntry, Keeping, Lack, NotKept, ToSender};
 
 use crate::harness::{Site, both_ways, has_program, is_root, skip};
 use crate::intruder::{Intruder, batch, metadata, name};
-use crate::tree::{paint, set_mode, wait_for_another_time};
+use crate::tree::{paint, set_mode, set_mtime, wait_for_another_time};
 
 fn set_xattr(path: &Path, name: &str, value: &[u8]) {
     rustix::fs::setxattr(path, name, value, XattrFlags::empty()).unwrap();
@@ -106,6 +106,7 @@ both_ways!(
     a_list_that_the_target_gives_widens_nothing,
     what_is_not_to_be_kept_stays_as_it_is,
     attributes_of_links_are_kept,
+    modes_and_times_are_not_kept_where_they_are_not_wanted,
 );
 
 fn attributes_and_lists_are_kept(site: &Site) {
@@ -481,6 +482,41 @@ mod specials {
         let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
         assert!(listed.contains("0 to add, 0 to change"), "{listed}");
     }
+}
+
+fn modes_and_times_are_not_kept_where_they_are_not_wanted(site: &Site) {
+    let (file, directory) = ("f", "d");
+    paint(site.source().join(file), 10);
+    std::fs::create_dir(site.source().join(directory)).unwrap();
+    symlink("f", site.source().join("link")).unwrap();
+    set_mode(site.source().join(file), 0o4751);
+    set_mode(site.source().join(directory), 0o711);
+    let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    for name in [file, directory] {
+        set_mtime(site.source().join(name), old);
+    }
+    let look = |name: &str| {
+        let stat = site.target().join(name).symlink_metadata().unwrap();
+        (stat.mode() & 0o7777, stat.modified().unwrap() == old)
+    };
+    push(site, &["--no-preserve", "mode"]);
+    let umask = 0o777 & !usual_mode(site);
+    assert_eq!([look(file), look(directory)], [(0o666 & !umask, true), (0o777 & !umask, true)]);
+    let before = std::time::SystemTime::now();
+    let summary = push(site, &["--no-preserve", "times"]);
+    assert_eq!((moved(&summary).0, [look(file), look(directory)]), (1, [(0o751, false), (0o711, false)]));
+    for name in [file, directory, "link"] {
+        let time = site.target().join(name).symlink_metadata().unwrap().modified().unwrap();
+        assert!(time + std::time::Duration::from_secs(1) > before, "{name} {time:?}");
+    }
+    assert_eq!(moved(&push(site, &["--no-preserve", "times", "-c"])).0, 0);
+    site.push(&["-u", "--no-t"], site.contents(), "").expect(2);
+}
+
+/// The mode of a directory that is made without a wish.
+fn usual_mode(site: &Site) -> u32 {
+    std::fs::create_dir(site.path("usual")).unwrap();
+    site.path("usual").metadata().unwrap().mode() & 0o777
 }
 
 /// Links have none that users may set.

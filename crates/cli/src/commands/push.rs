@@ -42,6 +42,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         scan: settings.scan(),
         owners: settings.owners(),
         zeros: settings.zeros(),
+        instead: settings.instead(),
         rate_max: args.limit,
         ..SenderConfig::default()
     };

@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_disk::{Descriptor, FileIdentity, FoundXattrs, HasXattrs, Named, mode_without_acl};
-use zmove_scan::{Beside, Entry};
-use zmove_types::{Account, Accounts, Extra, Ids, Kinds, Metadata, NoAccounts, RelPath, Xattr};
-use zmove_wire::{Batch, BatchEntry, Keeping, Lack, NotKept, Version};
+use zmove_scan::{Beside, Entry, EntryKind};
+use zmove_types::{Account, Accounts, Extra, Ids, Kinds, Metadata, NoAccounts, RelPath, Timestamp, Xattr};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack, NotKept, Version};
 
+use crate::push::config::SenderConfig;
 use crate::read::holes::{Holes, Zeros};
 use crate::read::source::SourceDirectory;
 
@@ -56,6 +57,36 @@ impl Default for Owners {
     }
 }
 
+/// What entries get where their own is not kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Instead {
+    /// The modification time of all of them. Default: each its own.
+    pub mtime: Option<Timestamp>,
+    /// The umask, which leaves permission bits of 0666, and of 0777 for directories. Default: each its own.
+    pub umask: Option<u32>,
+}
+
+/// What an entry is, as far as its permission bits depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Directory,
+    Other,
+}
+
+impl Form {
+    pub(crate) fn of(kind: &EntryKind) -> Self {
+        if *kind == EntryKind::Directory { Self::Directory } else { Self::Other }
+    }
+}
+
+impl Instead {
+    fn of(self, metadata: Metadata, form: Form) -> Metadata {
+        let all = if form == Form::Directory { 0o777 } else { 0o666 };
+        let mode = self.umask.map_or(metadata.mode, |umask| all & !umask);
+        Metadata { mode, mtime: self.mtime.unwrap_or(metadata.mtime), ..metadata }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Extras {
@@ -65,6 +96,7 @@ pub(crate) struct Extras {
     kept: AtomicU32,
     owners: Owners,
     zeros: Zeros,
+    instead: Instead,
     known: Mutex<Known>,
 }
 
@@ -92,12 +124,14 @@ impl Extras {
         let kept = if version >= Version::V4 { UNTOLD } else { Kinds::ALWAYS.bits() };
         let nothing = Keeping { kinds: Kinds::ALWAYS, ..Keeping::default() };
         let (asked, kept) = (asked.unwrap_or(nothing), AtomicU32::new(kept));
-        Self { asked, kept, owners, zeros: Zeros::default(), known: Mutex::default() }
+        let (zeros, instead) = (Zeros::default(), Instead::default());
+        Self { asked, kept, owners, zeros, instead, known: Mutex::default() }
     }
 
-    /// The same, and this becomes of zeros.
-    pub(crate) fn with_zeros(self, zeros: Zeros) -> Self {
-        Self { zeros, ..self }
+    /// What `config` and the user want of a receiver that speaks `version`.
+    pub(crate) fn of(config: &SenderConfig, asked: Option<Keeping>, version: Version) -> Self {
+        let SenderConfig { zeros, instead, .. } = config;
+        Self { zeros: *zeros, instead: *instead, ..Self::new(asked, config.owners.clone(), version) }
     }
 
     /// The receiver has said what it keeps; returns what entries lack that were sent before.
@@ -139,7 +173,8 @@ impl Extras {
         let is_as_seen = read.ctime == entry.ctime && read.inode == entry.inode;
         let has_any = entry.beside.xattrs.is_some() || !is_as_seen;
         let descriptor = Descriptor::Open(file.as_fd());
-        self.with_extra(read.metadata(), read.ids, has_any.then_some(descriptor))
+        let (metadata, lacks) = self.with_extra(read.metadata(), read.ids, has_any.then_some(descriptor));
+        (self.instead.of(metadata, Form::Other), lacks)
     }
 
     /// The metadata of an entry that is not opened.
@@ -147,7 +182,8 @@ impl Extras {
         let Beside { ids, xattrs } = &entry.beside;
         let opened = directory.opened();
         let named = opened.fd().map(|directory| Named(directory, &entry.name)).filter(|_| xattrs.is_some());
-        self.with_extra(entry.metadata.clone(), *ids, named)
+        let (metadata, lacks) = self.with_extra(entry.metadata.clone(), *ids, named);
+        (self.instead.of(metadata, Form::of(&entry.kind)), lacks)
     }
 
     /// The metadata of a directory itself.
@@ -159,18 +195,25 @@ impl Extras {
     ) -> (Metadata, Lacks) {
         let opened = directory.opened();
         let itself = opened.fd().map(Descriptor::Open).filter(|_| xattrs.is_some());
-        self.with_extra(metadata.clone(), *ids, itself)
+        let (metadata, lacks) = self.with_extra(metadata.clone(), *ids, itself);
+        (self.instead.of(metadata, Form::Directory), lacks)
     }
 
     /// What is said of an entry by what the scan has seen, and the digest of its attributes.
-    pub(crate) fn seen(&self, metadata: &Metadata, beside: &Beside) -> (Metadata, Option<Box<[u8; 32]>>) {
+    pub(crate) fn seen(
+        &self,
+        form: Form,
+        metadata: &Metadata,
+        beside: &Beside,
+    ) -> (Metadata, Option<Box<[u8; 32]>>) {
         let kinds = self.kinds();
         let metadata = Metadata { extra: self.extra(beside.ids, Vec::new()), ..metadata.clone() };
-        match &beside.xattrs {
+        let (metadata, digest) = match &beside.xattrs {
             Some(mark) if kinds.has_any(Kinds::ANY_XATTR) => (metadata, mark.digest.map(Box::new)),
             Some(mark) => (Metadata { mode: mark.mode_without_acl, ..metadata }, None),
             None => (metadata, None),
-        }
+        };
+        (self.instead.of(metadata, form), digest)
     }
 
     /// What an entry lacks, by what the scan has seen, where it stays as it is at the target.
@@ -259,8 +302,10 @@ pub(crate) fn leave_out_xattrs(batch: &mut Batch, excess: usize) -> Vec<(RelPath
         is_over
     });
     let too_many: HashSet<_> = too_many.map(|(number, _)| number).collect();
-    let groups = batch.groups.iter_mut();
-    let entries = groups.flat_map(|group| group.entries.iter_mut().map(|entry| (&group.directory, entry)));
+    let entries = batch.groups.iter_mut().flat_map(|DirectoryGroup { directory, entries }| {
+        let directory = &*directory;
+        entries.iter_mut().map(move |entry| (directory, entry))
+    });
     let left_out = entries.enumerate().filter(|(number, _)| too_many.contains(number));
     left_out
         .map(|(_, (directory, entry))| (path_of(directory, entry), without_xattrs(entry.metadata_mut())))
@@ -321,7 +366,6 @@ impl Default for Extras {
 mod tests {
     use super::*;
     use zmove_types::Name;
-    use zmove_wire::DirectoryGroup;
     use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
 
     #[derive(Debug)]
@@ -395,7 +439,7 @@ mod tests {
             let xattrs =
                 vec![xattr("system.posix_acl_access", acl.into()), xattr("user.a", vec![7; bytes].into())];
             let extra = Some(Arc::new(Extra { owner: Some(account(7, "ann")), xattrs, ..Extra::default() }));
-            let metadata = Metadata { extra, ..Metadata::new(0o660, zmove_types::Timestamp::default()) };
+            let metadata = Metadata { extra, ..Metadata::new(0o660, Timestamp::default()) };
             BatchEntry::Directory(Name::from_bytes(text.as_bytes()).unwrap(), metadata)
         };
         let entries =
@@ -423,7 +467,7 @@ mod tests {
         if rustix::fs::fsetxattr(&file, "user.a", b"x", rustix::fs::XattrFlags::empty()).is_err() {
             return eprintln!("skipped: no extended attributes at {}", path.display());
         }
-        let metadata = Metadata::new(0o644, zmove_types::Timestamp::default());
+        let metadata = Metadata::new(0o644, Timestamp::default());
         let read = |extras: &Extras| {
             let descriptor = Descriptor::Open(file.as_fd());
             extras.with_extra(metadata.clone(), Ids::default(), Some(descriptor))
