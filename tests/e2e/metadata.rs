@@ -106,6 +106,7 @@ both_ways!(
     a_list_that_the_target_gives_widens_nothing,
     what_is_not_to_be_kept_stays_as_it_is,
     attributes_of_links_are_kept,
+    times_of_access_are_kept_where_they_are_wanted,
     modes_and_times_are_not_kept_where_they_are_not_wanted,
 );
 
@@ -517,6 +518,30 @@ fn modes_and_times_are_not_kept_where_they_are_not_wanted(site: &Site) {
 fn usual_mode(site: &Site) -> u32 {
     std::fs::create_dir(site.path("usual")).unwrap();
     site.path("usual").metadata().unwrap().mode() & 0o777
+}
+
+fn times_of_access_are_kept_where_they_are_wanted(site: &Site) {
+    for name in ["small", "large"] {
+        paint(site.source().join(name), if name == "small" { 10 } else { 5 << 20 });
+    }
+    std::fs::create_dir(site.source().join("d")).unwrap();
+    symlink("small", site.source().join("link")).unwrap();
+    let at = |number: u64| std::time::UNIX_EPOCH + std::time::Duration::new(1_500_000_000 + number, 7);
+    for (number, name) in (0..).zip(["small", "large", "d"]) {
+        let times = std::fs::FileTimes::new().set_accessed(at(number)).set_modified(at(9));
+        File::open(site.source().join(name)).unwrap().set_times(times).unwrap();
+    }
+    let accessed = |name: &str| site.target().join(name).symlink_metadata().unwrap().accessed().unwrap();
+    push(site, &[]);
+    assert!(accessed("small") > at(9));
+    std::fs::remove_dir_all(site.target()).unwrap();
+    std::fs::create_dir(site.target()).unwrap();
+    for (number, name) in (0..).zip(["small", "large", "d"]) {
+        let times = std::fs::FileTimes::new().set_accessed(at(number)).set_modified(at(9));
+        File::open(site.source().join(name)).unwrap().set_times(times).unwrap();
+    }
+    push(site, &["--preserve", "atime"]);
+    assert_eq!(["small", "large", "d"].map(accessed), [at(0), at(1), at(2)]);
 }
 
 /// Links have none that users may set.

@@ -93,7 +93,8 @@ fn whole_metadata() -> Metadata {
     let xattr = |name: &str, value: &[u8]| Xattr { name: name.as_bytes().into(), value: value.into() };
     let acl = b"\x02\0\0\0\x01\0\x07\0\xFF\xFF\xFF\xFF\x04\0\x05\0\xFF\xFF\xFF\xFF";
     let xattrs = vec![xattr("system.posix_acl_access", acl), xattr("trusted.a", b""), xattr("user.b", b"x")];
-    let extra = Extra { owner: account(1000, "ann"), group: account(100, ""), xattrs };
+    let atime = Some(Timestamp { seconds: 6, nanos: 7 });
+    let extra = Extra { owner: account(1000, "ann"), group: account(100, ""), xattrs, atime };
     Metadata { extra: Some(Arc::new(extra)), ..metadata() }
 }
 

@@ -70,6 +70,8 @@ pub struct Entry {
 pub struct Beside {
     /// Owner and group.
     pub ids: Ids,
+    /// When the entry was last read.
+    pub atime: Timestamp,
     /// The entry's extended attributes, if it has any that were looked for, or an access control list.
     pub xattrs: Option<Box<XattrMark>>,
 }
@@ -150,10 +152,11 @@ impl Beside {
         metadata: &mut Metadata,
     ) -> Self {
         let ids = Ids { user: stat.stx_uid, group: stat.stx_gid };
-        let Some(kinds) = kinds else { return Self { ids, xattrs: None } };
+        let atime = Timestamp { seconds: stat.stx_atime.tv_sec, nanos: stat.stx_atime.tv_nsec };
+        let Some(kinds) = kinds else { return Self { ids, atime, xattrs: None } };
         let mut xattrs = entry.xattrs(kinds.and(Kinds::ACLS)).map(|found| found.list).unwrap_or_default();
         if xattrs.is_empty() {
-            return Self { ids, xattrs: None };
+            return Self { ids, atime, xattrs: None };
         }
         let mode_without_acl = mode_without_acl(metadata.mode, &xattrs);
         if !kinds.has_any(Kinds::ACLS) {
@@ -167,7 +170,7 @@ impl Beside {
             bytes: xattrs.iter().map(|xattr| xattr.bytes() + XATTR_BESIDE_BYTES).sum(),
             mode_without_acl,
         };
-        Self { ids, xattrs: Some(Box::new(mark)) }
+        Self { ids, atime, xattrs: Some(Box::new(mark)) }
     }
 }
 
@@ -219,6 +222,7 @@ pub(crate) const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::INO)
     .union(StatxFlags::SIZE)
     .union(StatxFlags::MTIME)
+    .union(StatxFlags::ATIME)
     .union(StatxFlags::CTIME)
     .union(StatxFlags::BLOCKS)
     .union(StatxFlags::UID)

@@ -5,6 +5,7 @@
 //! | 1 | all three | owner and group; nothing at all: those of the last entry before it that had any |
 //! | 2 | entries, large files | extended attributes, access control lists among them |
 //! | 3 | offered files | a digest of these |
+//! | 4 | entries, large files | when it was last read |
 //! | 16 | files of batches, large files | where there is data; what is between reads as zeros |
 //!
 //! Only the last is critical, since frames carry data alone: what the receiver of a transfer keeps of the others is
@@ -13,9 +14,9 @@
 
 use std::sync::Arc;
 
-use zmove_types::{Account, Extra, Kinds, Xattr};
+use zmove_types::{Account, Extra, Kinds, Timestamp, Xattr};
 
-use crate::codec::Reader;
+use crate::codec::{Reader, put_timestamp};
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
 use crate::limits::within;
@@ -26,14 +27,15 @@ pub type XattrDigest = [u8; 32];
 const OWNERSHIP: u16 = 1;
 const XATTRS: u16 = 2;
 const DIGEST: u16 = 3;
+const ATIME: u16 = 4;
 
 /// The number of the [ranges](crate::ranges) of data of a file.
 pub(crate) const DATA: u16 = 16;
 
 /// Which are known of entries.
-pub(crate) const OF_ENTRIES: &[u16] = &[OWNERSHIP, XATTRS, DATA];
+pub(crate) const OF_ENTRIES: &[u16] = &[OWNERSHIP, XATTRS, ATIME, DATA];
 /// Which are known of large files.
-pub(crate) const OF_LARGE_FILES: &[u16] = &[OWNERSHIP, XATTRS, DATA];
+pub(crate) const OF_LARGE_FILES: &[u16] = &[OWNERSHIP, XATTRS, ATIME, DATA];
 /// Which are known of offered files.
 pub(crate) const OF_OFFERED: &[u16] = &[OWNERSHIP, DIGEST];
 
@@ -56,6 +58,11 @@ impl ExtraWriter {
             }
             if !extra.xattrs.is_empty() {
                 extensions = extensions.with(say(XATTRS, xattrs(&extra.xattrs)));
+            }
+            if let Some(atime) = extra.atime {
+                let mut bytes = Vec::new();
+                put_timestamp(&mut bytes, atime);
+                extensions = extensions.with(say(ATIME, bytes));
             }
         }
         match digest {
@@ -109,9 +116,11 @@ impl ExtraReader {
         if let Some(xattrs) = extensions.get(XATTRS) {
             extra.xattrs = read_xattrs(&mut Reader::new(xattrs))?;
         }
+        extra.atime = extensions.get(ATIME).map(read_time).transpose()?;
+        let alone = extra.is_empty();
         match extensions.get(OWNERSHIP) {
             None => {}
-            Some([]) if extra.xattrs.is_empty() && self.shared.is_some() => return Ok(self.shared.clone()),
+            Some([]) if alone && self.shared.is_some() => return Ok(self.shared.clone()),
             Some([]) => {
                 let nobody = WireError::OutOfOrder { what: "the owner of the entry before the first" };
                 (extra.owner, extra.group) = self.last.clone().ok_or(nobody)?;
@@ -125,7 +134,6 @@ impl ExtraReader {
         if extra.is_empty() {
             return Ok(None);
         }
-        let alone = extra.xattrs.is_empty();
         let extra = Arc::new(extra);
         if alone {
             self.shared = Some(Arc::clone(&extra));
@@ -143,6 +151,13 @@ pub(crate) fn read_digest(extensions: &Extensions) -> Result<Option<Box<XattrDig
         Ok(Box::new(digest))
     };
     extensions.get(DIGEST).map(read).transpose()
+}
+
+fn read_time(bytes: &[u8]) -> Result<Timestamp, WireError> {
+    let mut reader = Reader::new(bytes);
+    let time = reader.timestamp()?;
+    reader.finish()?;
+    Ok(time)
 }
 
 fn read_ownership(bytes: &[u8]) -> Result<Ownership, WireError> {

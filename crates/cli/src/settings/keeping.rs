@@ -80,12 +80,13 @@ fn of(switches: &[(bool, Kinds)]) -> Kinds {
 }
 
 /// What `-a` keeps.
-const KEPT: Kinds = Kinds::ALL;
+const KEPT: Kinds = Kinds::ALL.without(Kinds::ATIME);
 
 fn kinds(kind: KindArg) -> Kinds {
     match kind {
         KindArg::Mode => Kinds::MODE,
         KindArg::Times => Kinds::TIMES,
+        KindArg::Atime => Kinds::ATIME,
         KindArg::Owner => Kinds::OWNERSHIP,
         KindArg::Xattr => Kinds::XATTRS.and(Kinds::PRIVILEGED),
         KindArg::Acl => Kinds::ACLS,
@@ -144,6 +145,7 @@ mod tests {
             ("--sparse zeros", usual, true),
             ("--no-preserve all", Kinds::NONE, false),
             ("-S", usual, true),
+            ("-a --preserve atime", Kinds::ALL, true),
             ("-a --no-S", KEPT.without(Kinds::HOLES), true),
             ("--no-p", usual.without(Kinds::MODE.and(Kinds::ACLS)), false),
             ("--no-t", usual.without(Kinds::TIMES), false),

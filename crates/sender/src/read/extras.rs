@@ -174,16 +174,16 @@ impl Extras {
         let has_any = entry.beside.xattrs.is_some() || !is_as_seen;
         let descriptor = Descriptor::Open(file.as_fd());
         let (metadata, lacks) = self.with_extra(read.metadata(), read.ids, has_any.then_some(descriptor));
-        (self.instead.of(metadata, Form::Other), lacks)
+        (self.in_the_end(metadata, Form::Other, entry.beside.atime), lacks)
     }
 
     /// The metadata of an entry that is not opened.
     pub(crate) fn of_entry(&self, directory: &SourceDirectory, entry: &Entry) -> (Metadata, Lacks) {
-        let Beside { ids, xattrs } = &entry.beside;
+        let Beside { ids, xattrs, .. } = &entry.beside;
         let opened = directory.opened();
         let named = opened.fd().map(|directory| Named(directory, &entry.name)).filter(|_| xattrs.is_some());
         let (metadata, lacks) = self.with_extra(entry.metadata.clone(), *ids, named);
-        (self.instead.of(metadata, Form::of(&entry.kind)), lacks)
+        (self.in_the_end(metadata, Form::of(&entry.kind), entry.beside.atime), lacks)
     }
 
     /// The metadata of a directory itself.
@@ -191,12 +191,12 @@ impl Extras {
         &self,
         directory: &SourceDirectory,
         metadata: &Metadata,
-        Beside { ids, xattrs }: &Beside,
+        Beside { ids, atime, xattrs }: &Beside,
     ) -> (Metadata, Lacks) {
         let opened = directory.opened();
         let itself = opened.fd().map(Descriptor::Open).filter(|_| xattrs.is_some());
         let (metadata, lacks) = self.with_extra(metadata.clone(), *ids, itself);
-        (self.instead.of(metadata, Form::Directory), lacks)
+        (self.in_the_end(metadata, Form::Directory, *atime), lacks)
     }
 
     /// What is said of an entry by what the scan has seen, and the digest of its attributes.
@@ -248,6 +248,15 @@ impl Extras {
         (Metadata { mode, extra: self.extra(ids, xattrs), ..metadata }, lacks)
     }
 
+    fn in_the_end(&self, metadata: Metadata, form: Form, atime: Timestamp) -> Metadata {
+        let metadata = self.instead.of(metadata, form);
+        if !self.kinds().has_any(Kinds::ATIME) {
+            return metadata;
+        }
+        let extra = metadata.extra.as_deref().cloned().unwrap_or_default();
+        Metadata { extra: Some(Arc::new(Extra { atime: Some(atime), ..extra })), ..metadata }
+    }
+
     /// What a receiver that does not know these kinds passes over without a word.
     fn count_early(&self, has: Kinds) {
         if !has.is_empty() && self.kept.load(Ordering::Relaxed) == UNTOLD {
@@ -276,7 +285,7 @@ impl Extras {
         let owner = kinds.has_any(Kinds::OWNER).then(|| remembered(known_users, ids.user, user));
         let group = kinds.has_any(Kinds::GROUP).then(|| remembered(known_groups, ids.group, group));
         let alone = xattrs.is_empty();
-        let extra = Arc::new(Extra { owner, group, xattrs });
+        let extra = Arc::new(Extra { owner, group, xattrs, atime: None });
         if alone && known.shared.len() < KNOWN_MAX {
             known.shared.insert(ids, Arc::clone(&extra));
         }

@@ -169,7 +169,9 @@ impl TargetTree {
         if metadata.extra.is_none() {
             return Ok(());
         }
-        let wanted = self.keeper.wanted(&self.rules, metadata, None);
+        // its time is set already
+        let mtime = metadata.extra.as_ref().and_then(|extra| extra.atime).map(|_| metadata.mtime);
+        let wanted = self.keeper.wanted(&self.rules, metadata, mtime);
         let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
         let kinds = wanted.kinds.common(Kinds::PRIVILEGED);
         let misses = Wanted { kinds, ..wanted }.set(Descriptor::Held(link.as_fd()))?;
