@@ -352,7 +352,7 @@ fn claimed(mode: u32, xattrs: &[(&str, &[u8])]) -> Metadata {
     let xattr =
         |(name, value): &(&str, &[u8])| Xattr { name: name.as_bytes().into(), value: (*value).into() };
     let xattrs = xattrs.iter().map(xattr).collect();
-    let extra = Some(Arc::new(Extra { owner: account(7), group: account(8), xattrs }));
+    let extra = Some(Arc::new(Extra { owner: account(7), group: account(8), xattrs, atime: None }));
     Metadata { extra, ..metadata(mode) }
 }
 
