@@ -216,7 +216,7 @@ pub(crate) mod tests {
     }
 
     fn owned(owner: Option<Account>, group: Option<Account>, xattrs: &[Xattr]) -> Extra {
-        Extra { owner, group, xattrs: xattrs.to_vec() }
+        Extra { owner, group, xattrs: xattrs.to_vec(), atime: None }
     }
 
     #[test]
@@ -239,6 +239,11 @@ pub(crate) mod tests {
         let said = writer.next(Some(&group), None);
         assert_eq!(said.get(1), Some(&[2, 5, 0, 0, 0, 1, b'x'][..]));
         assert_eq!(reader.next(&said), Ok(Some(Arc::new(group))));
+        let read = Extra { atime: Some(Timestamp { seconds: -2, nanos: 3 }), ..Extra::default() };
+        let said = writer.next(Some(&read), None);
+        let time = [0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 3, 0, 0, 0];
+        assert_eq!((said.get(1), said.get(4)), (None, Some(&time[..])));
+        assert_eq!(reader.next(&said), Ok(Some(Arc::new(read))));
         assert_eq!(writer.next(None, None), Extensions::default());
         assert_eq!(reader.next(&Extensions::default()), Ok(None));
     }
@@ -275,11 +280,13 @@ pub(crate) mod tests {
             proptest::collection::vec(any::<u8>(), 0..9),
             0..4,
         );
-        (account(), account(), xattrs).prop_map(|(owner, group, xattrs)| {
+        let atime = proptest::option::of((any::<i64>(), 0..1_000_000_000_u32));
+        (account(), account(), xattrs, atime).prop_map(|(owner, group, xattrs, atime)| {
             let account =
                 |found: Option<(u32, String)>| found.map(|(id, name)| Account { id, name: name.into() });
             let xattrs = xattrs.iter().map(|(name, value)| xattr(name, value)).collect();
-            let extra = Extra { owner: account(owner), group: account(group), xattrs };
+            let atime = atime.map(|(seconds, nanos)| Timestamp { seconds, nanos });
+            let extra = Extra { owner: account(owner), group: account(group), xattrs, atime };
             (!extra.is_empty()).then_some(extra)
         })
     }
@@ -295,7 +302,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn any_bytes_decode_or_fail(number in 1..3_u16, bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn any_bytes_decode_or_fail(number in 1..5_u16, bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             let _outcome = read(number, &bytes);
         }
     }
