@@ -59,7 +59,13 @@ fn headers(criterion: &mut Criterion) {
 fn batch() -> Batch {
     let entries = (0..FILES).map(|number| {
         let root = Root([number.to_le_bytes()[0]; 32]);
-        BatchEntry::File(FileEntry { name: name(number), metadata: metadata(), bytes: FILE_BYTES, root })
+        BatchEntry::File(FileEntry {
+            name: name(number),
+            metadata: metadata(),
+            bytes: FILE_BYTES,
+            root,
+            data: None,
+        })
     });
     let groups = vec![DirectoryGroup { directory: directory(), entries: entries.collect() }];
     Batch { groups }

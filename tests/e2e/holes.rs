@@ -16,7 +16,7 @@ use zmove_types::GROUP_BYTES;
 
 use crate::command::ZMOVE;
 use crate::harness::{Site, every_way, has_program, skip};
-use crate::namespace::Image;
+use crate::namespace::{Image, Namespace};
 use crate::proxy::Proxy;
 use crate::resume::{journals_of, wait_for_journal};
 use crate::tree::{names, painted, set_mtime};
@@ -25,6 +25,7 @@ use crate::versions::old_binary;
 every_way!(
     holes_of_all_kinds_are_kept,
     what_was_data_becomes_a_hole_and_the_other_way_round,
+    runs_of_zeros_become_holes,
     it_is_changed_in_its_place,
     what_is_the_same_is_not_sent,
 );
@@ -54,10 +55,19 @@ fn ranges_of(path: &Path) -> Vec<Range<u64>> {
 /// Whether the files of both directories have the same lengths, holes and data; returns how much data that is.
 #[track_caller]
 fn assert_same_holes(site: &Site) -> u64 {
-    assert_eq!(names(&site.source()), names(&site.target()));
+    assert_same_holes_in([&site.source(), &site.target()])
+}
+
+#[track_caller]
+fn assert_same_holes_in(directories: [&Path; 2]) -> u64 {
+    assert_eq!(names(directories[0]), names(directories[1]));
     let mut data_bytes = 0;
-    for name in names(&site.source()) {
-        let [source, target] = [site.source(), site.target()].map(|directory| directory.join(&name));
+    for name in names(directories[0]) {
+        let [source, target] = directories.map(|directory| directory.join(&name));
+        if source.is_dir() {
+            data_bytes += assert_same_holes_in([&source, &target]);
+            continue;
+        }
         let look = |path: &Path| path.metadata().map(|stat| (stat.len(), stat.mtime(), stat.mode())).unwrap();
         assert_eq!(look(&source), look(&target), "{name}");
         let ranges = ranges_of(&source);
@@ -97,16 +107,61 @@ fn grow(site: &Site) {
     let pieces: Vec<_> = (0..500).map(|at| at * 65_536..at * 65_536 + 4096 * (1 + at % 15)).collect();
     make("pieces", 40 << 20, &pieces);
     make("full", 3 * GROUP, &[0..3 * GROUP]);
+    grow_small(&site.source(), "");
+    // As many as are made together in a directory that is new.
+    std::fs::create_dir(site.source().join("d")).unwrap();
+    (0..3).for_each(|number| grow_small(&site.source().join("d"), &number.to_string()));
+}
+
+const FILES: u64 = 8 + 4 * 6;
+
+/// Files that travel in batches.
+fn grow_small(directory: &Path, number: &str) {
+    let make = |name: &str, bytes, ranges: &[Range<u64>]| {
+        make(&directory.join(format!("{name}{number}")), bytes, ranges, 0);
+    };
+    make("small end", 4097, &[4096..4097]);
+    make("small middle", 65_536, &[8192..12_288, 16_384..20_480]);
+    make("small borders", GROUP, &[0..4096, GROUP - 4096..GROUP]);
+    make("small nothing", 100_000, &[]);
+    make("small pieces", GROUP - 5, &[4096..8192, 1 << 20..(1 << 20) + 300_000, GROUP - 8192..GROUP - 5]);
+    make("small full", 200_000, &[0..200_000]);
 }
 
 fn holes_of_all_kinds_are_kept(site: &Site) {
     grow(site);
     let summary = push(site, &[]);
     let data_bytes = assert_same_holes(site);
-    assert_eq!((number(&summary, "bytes"), number(&summary, "files")), (data_bytes, 8));
+    assert_eq!((number(&summary, "bytes"), number(&summary, "files")), (data_bytes, FILES));
     assert_eq!(summary["not_kept"], json!([]));
     let again = push(site, &[]);
-    assert_eq!((number(&again, "bytes"), number(&again, "skipped")), (0, 8));
+    assert_eq!((number(&again, "bytes"), number(&again, "skipped")), (0, FILES));
+}
+
+fn runs_of_zeros_become_holes(site: &Site) {
+    for (name, bytes) in [("large", 3 * GROUP + 5), ("small", 200_005), ("in a block", 4000)] {
+        let path = site.source().join(name);
+        make(&path, bytes, &[0..bytes], 0);
+        // One byte of the last block but one is not zero.
+        let zeros = vec![0; usize::try_from(bytes / 2).unwrap()];
+        File::options().write(true).open(&path).unwrap().write_all_at(&zeros, bytes / 4 + 9).unwrap();
+        set_mtime(&path, UNIX_EPOCH + Duration::new(1_700_000_000, 5));
+    }
+    make(&site.source().join("holes"), 3 * GROUP, &[0..4096, 2 * GROUP..2 * GROUP + 8192], 0);
+    let summary = push(site, &["--sparse", "zeros"]);
+    crate::tree::assert_same(&site.source(), &site.target());
+    let data = |bytes: u64| {
+        let hole = (bytes / 4 + 9).next_multiple_of(4096)..(bytes / 4 + 9 + bytes / 2) / 4096 * 4096;
+        [0..hole.start, hole.end..bytes]
+    };
+    for (name, bytes) in [("large", 3 * GROUP + 5), ("small", 200_005)] {
+        assert_eq!(ranges_of(&site.target().join(name)), data(bytes), "{name}");
+    }
+    assert_eq!(ranges_of(&site.target().join("in a block")), [0..4000]);
+    assert_eq!(ranges_of(&site.target().join("holes")), ranges_of(&site.source().join("holes")));
+    let data_bytes = |bytes| data(bytes).into_iter().map(|range| range.end - range.start).sum::<u64>();
+    assert_eq!(number(&summary, "bytes"), data_bytes(3 * GROUP + 5) + data_bytes(200_005) + 4000 + 3 * 4096);
+    assert_eq!(number(&push(site, &["--sparse", "zeros"]), "skipped"), 4);
 }
 
 /// What attributes take counts as storage of the file, so that it takes no less than its length.
@@ -153,6 +208,12 @@ fn it_is_changed_in_its_place(site: &Site) {
     make(&path, 9 * GROUP, &[], 5);
     push(site, &["--inplace"]);
     assert_same_holes(site);
+    // A small file, and a small one that becomes sparse.
+    for (version, ranges) in (6..).zip([&[4096..8192][..], &[0..40_000], &[8192..16_384], &[]]) {
+        make(&path, 40_000 + version, ranges, version);
+        push(site, &["--inplace"]);
+        assert_same_holes(site);
+    }
     assert_eq!(inode(), before);
 }
 
@@ -175,11 +236,14 @@ fn what_is_the_same_is_not_sent(site: &Site) {
 
 #[test]
 fn other_file_systems_keep_them_too() {
-    let images = ["mkfs.xfs -q -f -m reflink=1", "mkfs.btrfs -q -f"];
-    for make in images {
-        let Some(mut site) = Site::within_image(&Image { bytes: 400 << 20, make, options: "loop" }) else {
-            return;
-        };
+    let image = |make, options| Site::within_image(&Image { bytes: 400 << 20, make, options });
+    let sites = [
+        image("mkfs.xfs -q -f -m reflink=1", "loop"),
+        image("mkfs.btrfs -q -f", "loop"),
+        Site::within(|target| Namespace::with_small_disk(target, 400 << 20)),
+    ];
+    for site in sites {
+        let Some(mut site) = site else { return };
         site.start_daemon();
         grow(&site);
         push(&site, &[]);
@@ -187,7 +251,7 @@ fn other_file_systems_keep_them_too() {
         // A copy shares the blocks of the version before there.
         let path = site.source().join("f");
         for version in 0..3 {
-            self::make(&path, 9 * GROUP + 5, VERSIONS[version % 2], version as u64);
+            make(&path, 9 * GROUP + 5, VERSIONS[version % 2], version as u64);
             push(&site, &["--delta", "always"]);
             assert_same_holes(&site);
         }
@@ -242,10 +306,11 @@ fn an_older_receiver_gets_zeros() {
     site.start_daemon();
     site.run_by(ZMOVE.into());
     make(&site.source().join("f"), 9 * GROUP + 5, VERSIONS[0], 0);
+    make(&site.source().join("small"), 65_536, &[0..4096], 0);
     let summary = site.push(&["--json", "--strict-metadata"], site.contents(), "").expect(23).summary();
     crate::tree::assert_same(&site.source(), &site.target());
-    assert_eq!(number(&summary, "bytes"), 9 * GROUP + 5);
+    assert_eq!(number(&summary, "bytes"), 9 * GROUP + 5 + 65_536);
     let why = "the receiver is of an older release";
-    assert_eq!(summary["not_kept"], json!([{ "what": "holes", "why": why, "entries": 1 }]));
+    assert_eq!(summary["not_kept"], json!([{ "what": "holes", "why": why, "entries": 2 }]));
     assert!(site.target().join("f").metadata().unwrap().blocks() * 512 >= 9 * GROUP);
 }

@@ -191,5 +191,5 @@ fn buffer(bytes: &[u8]) -> Buffer {
 /// A file that holds `x`.
 pub(crate) fn file(text: &str, mode: u32) -> BatchEntry {
     let root = zmove_chunk::file_root(b"x");
-    BatchEntry::File(FileEntry { name: name(text), metadata: metadata(mode), bytes: 1, root })
+    BatchEntry::File(FileEntry { name: name(text), metadata: metadata(mode), bytes: 1, root, data: None })
 }

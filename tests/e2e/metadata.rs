@@ -6,7 +6,7 @@ mod whole;
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use zmove_wire::{BatchEntry, FileEntry, Keeping, Lack, NotKept, ToSender};
 
 use crate::harness::{Site, both_ways, has_program, is_root, skip};
 use crate::intruder::{Intruder, batch, metadata, name};
-use crate::tree::{paint, set_mode, wait_for_another_time};
+use crate::tree::{paint, set_mode, set_mtime, wait_for_another_time};
 
 fn set_xattr(path: &Path, name: &str, value: &[u8]) {
     rustix::fs::setxattr(path, name, value, XattrFlags::empty()).unwrap();
@@ -107,6 +107,9 @@ both_ways!(
     in_place_and_by_contents_they_are_kept_too,
     a_list_that_the_target_gives_widens_nothing,
     what_is_not_to_be_kept_stays_as_it_is,
+    attributes_of_links_are_kept,
+    times_of_access_are_kept_where_they_are_wanted,
+    modes_and_times_are_not_kept_where_they_are_not_wanted,
 );
 
 fn attributes_and_lists_are_kept(site: &Site) {
@@ -362,7 +365,7 @@ fn claimed(mode: u32, xattrs: &[(&str, &[u8])]) -> Metadata {
     let xattr =
         |(name, value): &(&str, &[u8])| Xattr { name: name.as_bytes().into(), value: (*value).into() };
     let xattrs = xattrs.iter().map(xattr).collect();
-    let extra = Some(Arc::new(Extra { owner: account(7), group: account(8), xattrs }));
+    let extra = Some(Arc::new(Extra { owner: account(7), group: account(8), xattrs, atime: None }));
     Metadata { extra, ..metadata(mode) }
 }
 
@@ -380,7 +383,7 @@ fn intrude(root: &Path, entries: Vec<BatchEntry>) -> Vec<NotKept> {
 
 fn file_with(text: &str, metadata: Metadata) -> BatchEntry {
     let root = zmove_chunk::file_root(b"x");
-    BatchEntry::File(FileEntry { name: name(text), metadata, bytes: 1, root })
+    BatchEntry::File(FileEntry { name: name(text), metadata, bytes: 1, root, data: None })
 }
 
 /// `cap_net_raw+ep`.
@@ -493,6 +496,94 @@ mod specials {
         let listed = site.push(&["-a", "--dry-run"], site.contents(), "").done().stdout;
         assert!(listed.contains("0 to add, 0 to change"), "{listed}");
     }
+}
+
+fn modes_and_times_are_not_kept_where_they_are_not_wanted(site: &Site) {
+    let (file, directory) = ("f", "d");
+    paint(site.source().join(file), 10);
+    std::fs::create_dir(site.source().join(directory)).unwrap();
+    symlink("f", site.source().join("link")).unwrap();
+    set_mode(site.source().join(file), 0o4751);
+    set_mode(site.source().join(directory), 0o711);
+    let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    for name in [file, directory] {
+        set_mtime(site.source().join(name), old);
+    }
+    let look = |name: &str| {
+        let stat = site.target().join(name).symlink_metadata().unwrap();
+        (stat.mode() & 0o7777, stat.modified().unwrap() == old)
+    };
+    push(site, &["--no-preserve", "mode"]);
+    let umask = 0o777 & !usual_mode(site);
+    assert_eq!([look(file), look(directory)], [(0o666 & !umask, true), (0o777 & !umask, true)]);
+    let before = std::time::SystemTime::now();
+    let summary = push(site, &["--no-preserve", "times"]);
+    assert_eq!((moved(&summary).0, [look(file), look(directory)]), (1, [(0o751, false), (0o711, false)]));
+    for name in [file, directory, "link"] {
+        let time = site.target().join(name).symlink_metadata().unwrap().modified().unwrap();
+        assert!(time + std::time::Duration::from_secs(1) > before, "{name} {time:?}");
+    }
+    assert_eq!(moved(&push(site, &["--no-preserve", "times", "-c"])).0, 0);
+    site.push(&["-u", "--no-t"], site.contents(), "").expect(2);
+}
+
+/// The mode of a directory that is made without a wish.
+fn usual_mode(site: &Site) -> u32 {
+    std::fs::create_dir(site.path("usual")).unwrap();
+    site.path("usual").metadata().unwrap().mode() & 0o777
+}
+
+fn times_of_access_are_kept_where_they_are_wanted(site: &Site) {
+    for name in ["small", "large"] {
+        paint(site.source().join(name), if name == "small" { 10 } else { 5 << 20 });
+    }
+    std::fs::create_dir(site.source().join("d")).unwrap();
+    symlink("small", site.source().join("link")).unwrap();
+    let at = |number: u64| std::time::UNIX_EPOCH + std::time::Duration::new(1_500_000_000 + number, 7);
+    for (number, name) in (0..).zip(["small", "large", "d"]) {
+        let times = std::fs::FileTimes::new().set_accessed(at(number)).set_modified(at(9));
+        File::open(site.source().join(name)).unwrap().set_times(times).unwrap();
+    }
+    let accessed = |name: &str| site.target().join(name).symlink_metadata().unwrap().accessed().unwrap();
+    push(site, &[]);
+    assert!(accessed("small") > at(9));
+    std::fs::remove_dir_all(site.target()).unwrap();
+    std::fs::create_dir(site.target()).unwrap();
+    for (number, name) in (0..).zip(["small", "large", "d"]) {
+        let times = std::fs::FileTimes::new().set_accessed(at(number)).set_modified(at(9));
+        File::open(site.source().join(name)).unwrap().set_times(times).unwrap();
+    }
+    push(site, &["--preserve", "atime"]);
+    assert_eq!(["small", "large", "d"].map(accessed), [at(0), at(1), at(2)]);
+}
+
+/// Links have none that users may set.
+fn attributes_of_links_are_kept(site: &Site) {
+    let link = |path: PathBuf| path.join("link");
+    symlink("nowhere", link(site.source())).unwrap();
+    let set = |value: &[u8]| {
+        rustix::fs::lsetxattr(link(site.source()), "trusted.a", value, XattrFlags::empty()).is_ok()
+    };
+    if !is_root() || !set(b"one") {
+        return skip("attributes of links need root and a file system that has them");
+    }
+    grant_owners(site);
+    let there = || {
+        let mut value = [0; 16];
+        let length = rustix::fs::lgetxattr(link(site.target()), "trusted.a", &mut value).ok()?;
+        Some(value[..length].to_vec())
+    };
+    let summary = push(site, &["-a"]);
+    assert_eq!((there(), &summary["not_kept"]), (Some(b"one".to_vec()), &serde_json::json!([])));
+    set(b"two");
+    push(site, &["-a"]);
+    assert_eq!(there(), Some(b"two".to_vec()));
+    rustix::fs::lremovexattr(link(site.source()), "trusted.a").unwrap();
+    push(site, &["-a"]);
+    assert_eq!(there(), None);
+    set(b"three");
+    push(site, &[]);
+    assert_eq!(there(), None, "it is not asked for");
 }
 
 #[test]

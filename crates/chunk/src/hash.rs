@@ -32,12 +32,8 @@ impl GroupHasher {
     }
 
     /// Takes so many zeros: what a hole reads as.
-    pub fn update_zeros(&mut self, mut bytes: usize) {
-        while bytes > 0 {
-            let zeros = &ZEROS[..bytes.min(ZEROS.len())];
-            self.0.update(zeros);
-            bytes -= zeros.len();
-        }
+    pub fn update_zeros(&mut self, bytes: usize) {
+        zeros(bytes).for_each(|zeros| self.update(zeros));
     }
 
     /// The group's chaining value.
@@ -99,17 +95,43 @@ pub fn group_cv(index: u32, bytes: &[u8]) -> Cv {
 #[must_use]
 pub fn sparse_group_cv(span: GroupSpan, ranges: impl Iterator<Item = Range<usize>>, data: &[u8]) -> Cv {
     let mut hasher = GroupHasher::new(span.index);
+    fill_holes(span.len as usize, ranges, data, |bytes| hasher.update(bytes));
+    hasher.finish()
+}
+
+/// The root of a file of `bytes` that holds `data`, piece after piece, in `ranges` of it and zeros elsewhere.
+///
+/// # Panics
+/// When the ranges are not as long as the data.
+#[must_use]
+pub fn sparse_file_root(bytes: usize, ranges: impl Iterator<Item = Range<usize>>, data: &[u8]) -> Root {
+    let mut hasher = FileHasher::default();
+    fill_holes(bytes, ranges, data, |bytes| hasher.update(bytes));
+    hasher.finish()
+}
+
+/// Gives `update` the data, and zeros for what lies between the ranges of it.
+fn fill_holes(
+    bytes: usize,
+    ranges: impl Iterator<Item = Range<usize>>,
+    data: &[u8],
+    mut update: impl FnMut(&[u8]),
+) {
     let (mut at, mut rest) = (0, data);
     for range in ranges {
-        hasher.update_zeros(range.start - at);
+        zeros(range.start - at).for_each(&mut update);
         let (piece, left) = rest.split_at(range.len());
-        hasher.update(piece);
+        update(piece);
         at = range.end;
         rest = left;
     }
     assert!(rest.is_empty(), "{} bytes of data too many", rest.len());
-    hasher.update_zeros(span.len as usize - at);
-    hasher.finish()
+    zeros(bytes - at).for_each(update);
+}
+
+/// So many zeros, in pieces.
+fn zeros(bytes: usize) -> impl Iterator<Item = &'static [u8]> {
+    (0..bytes).step_by(ZEROS.len()).map(move |at| &ZEROS[..ZEROS.len().min(bytes - at)])
 }
 
 /// Small enough to stay in the first-level cache.
@@ -214,7 +236,7 @@ mod tests {
 
     /// Holes are hashed as the zeros that they read as.
     #[test]
-    fn a_group_with_holes_has_the_value_of_its_bytes() {
+    fn a_group_or_a_file_with_holes_has_the_hash_of_its_bytes() {
         let span = GroupSpan::of(3 * GROUP_BYTES, 1).unwrap();
         let cases: [&[Range<usize>]; 4] =
             [&[], &[0..1, 9..11], &[5..70_000, 70_001..GROUP], &[0..4096, 8192..12_288]];
@@ -229,6 +251,8 @@ mod tests {
                 group_cv(1, &whole),
                 "{ranges:?}"
             );
+            let root = sparse_file_root(GROUP, ranges.iter().cloned(), &data);
+            assert_eq!(root, file_root(&whole), "{ranges:?}");
         }
     }
 

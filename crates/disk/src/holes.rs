@@ -19,15 +19,61 @@ use zmove_types::{DataRanges, DataRangesFinder};
 /// # Errors
 /// What the system says.
 pub fn find_data(file: &File, bytes: u64) -> io::Result<(Option<DataRanges>, u64)> {
+    let found = find(file, bytes);
+    seek(file, SeekFrom::Start(0))?;
+    found
+}
+
+fn find(file: &File, bytes: u64) -> io::Result<(Option<DataRanges>, u64)> {
     let mut finder = DataRangesFinder::default();
     let mut at = 0;
     while let Some(data) = next_data(file, at)?.filter(|data| data.start < bytes) {
         at = data.end;
         finder.add(data.start..data.end.min(bytes));
     }
+    Ok(finder.finish(bytes))
+}
+
+/// Like [`find_data`], with blocks of zeros that are allocated as holes too; so all data is read, until `stop` says so.
+///
+/// # Errors
+/// What the system says, or that it was stopped.
+pub fn find_data_but_zeros(
+    file: &File,
+    bytes: u64,
+    stop: impl Fn() -> bool,
+) -> io::Result<(Option<DataRanges>, u64)> {
+    let mut finder = DataRangesFinder::default();
+    let mut room = vec![0; SEARCHED_AT_ONCE_BYTES];
+    let mut at = 0;
+    while let Some(data) = next_data(file, at)?.filter(|data| data.start < bytes) {
+        let end = data.end.min(bytes);
+        // A block counts from the file's beginning, whatever those of the file system are.
+        at = data.start - data.start % ZERO_BLOCK_BYTES as u64;
+        while at < end {
+            if stop() {
+                return Err(Errno::CANCELED.into());
+            }
+            let piece = usize::try_from(end - at).map_or(room.len(), |left| left.min(room.len()));
+            let piece = &mut room[..piece];
+            file.read_exact_at(piece, at)?;
+            for (start, block) in (at..).step_by(ZERO_BLOCK_BYTES).zip(piece.chunks(ZERO_BLOCK_BYTES)) {
+                if *block != ZERO_BLOCK[..block.len()] {
+                    finder.add(start..start + block.len() as u64);
+                }
+            }
+            at += piece.len() as u64;
+        }
+    }
     seek(file, SeekFrom::Start(0))?;
     Ok(finder.finish(bytes))
 }
+
+/// The blocks that are looked at for zeros: those of most file systems.
+const ZERO_BLOCK_BYTES: usize = 4096;
+static ZERO_BLOCK: [u8; ZERO_BLOCK_BYTES] = [0; ZERO_BLOCK_BYTES];
+/// As much as stays in the second-level cache.
+const SEARCHED_AT_ONCE_BYTES: usize = 256 << 10;
 
 /// The next data of a file from `at` on; to the end, and beyond, where the file system does not tell.
 ///
@@ -52,23 +98,44 @@ pub fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
 /// Has a file hold nothing where `data` has holes: what is there goes, or becomes zeros where the file system cannot
 /// let it go.
 pub(crate) fn make_holes(file: &File, data: &DataRanges) -> io::Result<()> {
-    let bytes = file.metadata()?.len();
+    let length = file.metadata()?.len();
     for hole in data.holes() {
-        let end = hole.end.min(bytes);
+        // A file that is changed in its place is longer than it will be.
+        let end = if hole.end == data.file_bytes() { length } else { hole.end.min(length) };
         let mut at = hole.start;
         while at < end
             && let Some(there) = next_data(file, at)?.filter(|there| there.start < end)
         {
             at = there.end.min(end);
-            clear(file, there.start..at)?;
+            clear(file, there.start..at, length)?;
         }
     }
     Ok(())
 }
 
-fn clear(file: &File, range: Range<u64>) -> io::Result<()> {
+/// Writes the data of a file, which stands piece after piece in `contents`, where it goes.
+///
+/// # Errors
+/// What the system says.
+///
+/// # Panics
+/// When there is not as much data as in `data`.
+pub fn write_data(file: &File, data: &DataRanges, contents: &[u8]) -> io::Result<()> {
+    let mut rest = contents;
+    for Range { start, end } in data.ranges() {
+        let bytes = usize::try_from(end - start).expect("it is in memory");
+        let (piece, behind) = rest.split_at(bytes);
+        file.write_all_at(piece, *start)?;
+        rest = behind;
+    }
+    Ok(())
+}
+
+fn clear(file: &File, range: Range<u64>, length: u64) -> io::Result<()> {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    match retry_on_intr(|| fallocate(file, mode, range.start, range.end - range.start)) {
+    // The last block goes only where all of it is to go.
+    let end = if range.end == length { length.next_multiple_of(BLOCK_BYTES_MAX) } else { range.end };
+    match retry_on_intr(|| fallocate(file, mode, range.start, end - range.start)) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => write_zeros(file, range),
         punched => Ok(punched?),
     }
@@ -86,6 +153,8 @@ fn write_zeros(file: &File, range: Range<u64>) -> io::Result<()> {
 }
 
 const ZEROS_BYTES: usize = 256 << 10;
+/// The largest blocks of the file systems of the kernel.
+const BLOCK_BYTES_MAX: u64 = 64 << 10;
 
 #[cfg(test)]
 #[expect(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
@@ -130,6 +199,50 @@ mod tests {
         file.read_exact_at(&mut there, MIB).unwrap();
         assert!(there[..4096].iter().all(|byte| *byte == 7) && there[4096..].iter().all(|byte| *byte == 0));
         assert_eq!(file.metadata().unwrap().len(), 8 * MIB);
+    }
+
+    /// As a file is that is changed in its place, and has a byte more until it is whole.
+    #[test]
+    fn the_last_block_goes_too() {
+        let file = sparse();
+        file.set_len(8 * MIB + 6).unwrap();
+        file.write_all_at(&[7; 6], 8 * MIB).unwrap();
+        make_holes(&file, &DataRanges::new(8 * MIB + 5, Vec::new()).unwrap()).unwrap();
+        assert_eq!(next_data(&file, 0).unwrap(), None);
+        assert_eq!(file.metadata().unwrap().len(), 8 * MIB + 6);
+    }
+
+    #[test]
+    fn blocks_of_zeros_are_found_wherever_they_lie() {
+        let file = sparse();
+        let size = 8 * MIB - 5;
+        file.set_len(size).unwrap();
+        let zeros = |range: Range<u64>| {
+            write_zeros(&file, range).unwrap();
+        };
+        zeros(MIB + 8192..MIB + 16_384);
+        // No block is all zeros here, and the last one is shorter.
+        zeros(MIB + 20_481..MIB + 28_671);
+        zeros(size - 4096 + 5..size);
+        zeros(5 * MIB..6 * MIB);
+        let found = find_data_but_zeros(&file, size, || false).unwrap();
+        let ranges = [MIB..MIB + 8192, MIB + 16_384..2 * MIB, 7 * MIB..8 * MIB - 4096];
+        assert_eq!(found, (DataRanges::new(size, ranges.to_vec()), 0));
+        assert!(find_data_but_zeros(&file, size, || true).is_err());
+    }
+
+    #[test]
+    fn data_is_written_where_it_goes() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8 * MIB).unwrap();
+        let data = ranges(&[MIB..MIB + 4096, 3 * MIB..3 * MIB + 4096]).unwrap();
+        write_data(&file, &data, &[[7; 4096], [8; 4096]].concat()).unwrap();
+        assert_eq!(find_data(&file, 8 * MIB).unwrap().0, Some(data));
+        let mut there = [0; 1];
+        for (at, byte) in [(MIB, 7), (3 * MIB + 4095, 8)] {
+            file.read_exact_at(&mut there, at).unwrap();
+            assert_eq!(there, [byte]);
+        }
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub use file_io::threads::Threads;
 pub use file_io::uring::Uring;
 pub use file_io::{FileIo, Moved, Slices};
 pub use hidden::{LastingNames, is_hidden, is_passing, make_hidden};
-pub use holes::{find_data, next_data};
+pub use holes::{find_data, find_data_but_zeros, next_data, write_data};
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
 pub use new_files::NewFiles;
 pub use proc::{Mount, boot_id};

@@ -2,6 +2,7 @@
 
 mod messages;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use zmove_types::{
@@ -58,7 +59,7 @@ fn metadata() -> Metadata {
 /// A batch with an entry of each kind; its one file has three bytes.
 fn sample_batch() -> Batch {
     let root = Root(*SAMPLE_ROOT);
-    let file = FileEntry { name: name("a"), metadata: metadata(), bytes: 3, root };
+    let file = FileEntry { name: name("a"), metadata: metadata(), bytes: 3, root, data: None };
     let entries = vec![
         BatchEntry::Itself(metadata()),
         BatchEntry::Directory(name("d"), metadata()),
@@ -92,7 +93,8 @@ fn whole_metadata() -> Metadata {
     let xattr = |name: &str, value: &[u8]| Xattr { name: name.as_bytes().into(), value: value.into() };
     let acl = b"\x02\0\0\0\x01\0\x07\0\xFF\xFF\xFF\xFF\x04\0\x05\0\xFF\xFF\xFF\xFF";
     let xattrs = vec![xattr("system.posix_acl_access", acl), xattr("trusted.a", b""), xattr("user.b", b"x")];
-    let extra = Extra { owner: account(1000, "ann"), group: account(100, ""), xattrs };
+    let atime = Some(Timestamp { seconds: 6, nanos: 7 });
+    let extra = Extra { owner: account(1000, "ann"), group: account(100, ""), xattrs, atime };
     Metadata { extra: Some(Arc::new(extra)), ..metadata() }
 }
 
@@ -109,9 +111,22 @@ fn extended_batch() -> Batch {
     Batch { groups: vec![DirectoryGroup { directory: path("run/7"), entries }] }
 }
 
+/// A file of 64 KiB with three bytes of data.
+fn sparse_batch() -> Batch {
+    let data = DataRanges::new(64 << 10, Vec::from([Range { start: 4096, end: 4099 }])).map(Arc::new);
+    let (bytes, root) = (64 << 10, Root(*SAMPLE_ROOT));
+    let file = FileEntry { name: name("a"), metadata: whole_metadata(), bytes, root, data };
+    Batch { groups: vec![DirectoryGroup { directory: path("d"), entries: vec![BatchEntry::File(file)] }] }
+}
+
 pub(crate) fn batch() -> Vec<Vec<u8>> {
     let with_data = |batch: Batch, bytes: u32| [&bytes.to_le_bytes()[..], &batch.encode()].concat();
-    vec![with_data(sample_batch(), 3), with_data(extended_batch(), 0), with_data(Batch::default(), 0)]
+    vec![
+        with_data(sample_batch(), 3),
+        with_data(extended_batch(), 0),
+        with_data(sparse_batch(), 3),
+        with_data(Batch::default(), 0),
+    ]
 }
 
 pub(crate) fn file_head() -> Vec<Vec<u8>> {

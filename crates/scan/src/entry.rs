@@ -70,6 +70,8 @@ pub struct Entry {
 pub struct Beside {
     /// Owner and group.
     pub ids: Ids,
+    /// When the entry was last read.
+    pub atime: Timestamp,
     /// The entry's extended attributes, if it has any that were looked for, or an access control list.
     pub xattrs: Option<Box<XattrMark>>,
 }
@@ -119,9 +121,13 @@ impl Entry {
             .map_err(failed(Operation::Stat))?;
         let kind = EntryKind::of(directory, raw_name, &stat).map_err(failed(Operation::ReadLink))?;
         let mut metadata = metadata_of(&stat);
-        // a link has none that users may set, and no list
-        let is_link = matches!(kind, EntryKind::Symlink(_));
-        let kinds = kinds.filter(|kinds| !is_link || kinds.has_any(Kinds::PRIVILEGED));
+        // a link has none that users may set, and a list of its own neither
+        let kinds = match kind {
+            EntryKind::Symlink(_) => {
+                kinds.map(|kinds| kinds.common(Kinds::PRIVILEGED)).filter(|kinds| !kinds.is_empty())
+            }
+            _ => kinds,
+        };
         let beside = Beside::look(Named(directory.fd(), &name), &stat, kinds, &mut metadata);
         Ok(Self {
             name,
@@ -146,10 +152,11 @@ impl Beside {
         metadata: &mut Metadata,
     ) -> Self {
         let ids = Ids { user: stat.stx_uid, group: stat.stx_gid };
-        let Some(kinds) = kinds else { return Self { ids, xattrs: None } };
+        let atime = Timestamp { seconds: stat.stx_atime.tv_sec, nanos: stat.stx_atime.tv_nsec };
+        let Some(kinds) = kinds else { return Self { ids, atime, xattrs: None } };
         let mut xattrs = entry.xattrs(kinds.and(Kinds::ACLS)).map(|found| found.list).unwrap_or_default();
         if xattrs.is_empty() {
-            return Self { ids, xattrs: None };
+            return Self { ids, atime, xattrs: None };
         }
         let mode_without_acl = mode_without_acl(metadata.mode, &xattrs);
         if !kinds.has_any(Kinds::ACLS) {
@@ -163,7 +170,7 @@ impl Beside {
             bytes: xattrs.iter().map(|xattr| xattr.bytes() + XATTR_BESIDE_BYTES).sum(),
             mode_without_acl,
         };
-        Self { ids, xattrs: Some(Box::new(mark)) }
+        Self { ids, atime, xattrs: Some(Box::new(mark)) }
     }
 }
 
@@ -215,6 +222,7 @@ pub(crate) const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::INO)
     .union(StatxFlags::SIZE)
     .union(StatxFlags::MTIME)
+    .union(StatxFlags::ATIME)
     .union(StatxFlags::CTIME)
     .union(StatxFlags::BLOCKS)
     .union(StatxFlags::UID)

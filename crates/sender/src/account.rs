@@ -94,8 +94,11 @@ impl Account {
         self.observer.on(&Event::Skipped { files: 0, bytes });
     }
 
-    /// Bytes of a large file are holes, and are not sent.
+    /// Bytes of files are holes, and are not sent.
     pub(crate) fn found_holes(&self, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
         self.observer.on(&Event::Skipped { files: 0, bytes });
     }
 

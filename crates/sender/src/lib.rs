@@ -34,5 +34,6 @@ pub use probe::{
 pub use push::config::SenderConfig;
 pub use push::job::{Need, Push, PushJob};
 pub use push::run::Run;
-pub use read::extras::{Mapped, Mapping, Owners};
+pub use read::extras::{Instead, Mapped, Mapping, Owners};
+pub use read::holes::Zeros;
 pub use tune::path::{Finding, PathReport};

@@ -42,6 +42,12 @@ impl DataRanges {
         &self.ranges
     }
 
+    /// The length of the file.
+    #[must_use]
+    pub const fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
     /// The holes between the ranges, before the first and behind the last.
     pub fn holes(&self) -> impl Iterator<Item = Range<u64>> {
         let starts = std::iter::once(0).chain(self.ranges.iter().map(|range| range.end));

@@ -29,6 +29,8 @@ impl Kinds {
     pub const DEVICES: Self = Self(1 << 8);
     /// Holes: what is one at the source takes no storage at the target.
     pub const HOLES: Self = Self(1 << 10);
+    /// Times of access.
+    pub const ATIME: Self = Self(1 << 11);
 
     /// Everything that an extended attribute may be, access control lists among them.
     pub const ANY_XATTR: Self = Self::XATTRS.and(Self::ACLS).and(Self::PRIVILEGED);
@@ -37,12 +39,16 @@ impl Kinds {
     /// What is kept where nothing is said.
     pub const USUAL: Self = Self::MODE.and(Self::TIMES).and(Self::XATTRS).and(Self::ACLS).and(Self::HOLES);
     /// What there is to keep.
-    pub const ALL: Self =
-        Self::USUAL.and(Self::OWNERSHIP).and(Self::PRIVILEGED).and(Self::SPECIALS).and(Self::DEVICES);
+    pub const ALL: Self = Self::USUAL
+        .and(Self::OWNERSHIP)
+        .and(Self::PRIVILEGED)
+        .and(Self::SPECIALS)
+        .and(Self::DEVICES)
+        .and(Self::ATIME);
     /// What every release has kept.
     pub const ALWAYS: Self = Self::MODE.and(Self::TIMES);
 
-    const NAMED: [(Self, &'static str); 10] = [
+    const NAMED: [(Self, &'static str); 11] = [
         (Self::MODE, "mode"),
         (Self::TIMES, "times"),
         (Self::OWNER, "owner"),
@@ -53,6 +59,7 @@ impl Kinds {
         (Self::SPECIALS, "special"),
         (Self::DEVICES, "device"),
         (Self::HOLES, "holes"),
+        (Self::ATIME, "atime"),
     ];
 
     /// The set with these bits; bits without a meaning here are dropped.
@@ -133,7 +140,7 @@ mod tests {
     #[test]
     fn each_kind_has_one_bit_and_one_name() {
         let bits: Vec<_> = Kinds::ALL.each().map(|kind| kind.bits().trailing_zeros()).collect();
-        assert_eq!(bits, [0, 1, 2, 3, 4, 5, 6, 7, 8, 10]);
+        assert_eq!(bits, [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11]);
         assert!(Kinds::ALL.each().all(|kind| kind.bits().is_power_of_two()));
         assert_eq!(Kinds::from_bits(u32::MAX), Kinds::ALL);
         assert_eq!(Kinds::OWNERSHIP.and(Kinds::ACLS).to_string(), "owner, group, acl");

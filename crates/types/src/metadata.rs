@@ -34,6 +34,8 @@ pub struct Extra {
     pub group: Option<Account>,
     /// Extended attributes, access control lists among them, in the ascending order of their names.
     pub xattrs: Vec<Xattr>,
+    /// When the entry was last read, where that is kept.
+    pub atime: Option<Timestamp>,
 }
 
 /// A user or a group.
@@ -133,7 +135,7 @@ impl Extra {
     /// Whether neither ownership nor attributes are there.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.owner.is_none() && self.group.is_none() && self.xattrs.is_empty()
+        self.owner.is_none() && self.group.is_none() && self.xattrs.is_empty() && self.atime.is_none()
     }
 }
 

@@ -56,10 +56,13 @@ pub struct FileEntry {
     pub name: Name,
     /// Mode and time.
     pub metadata: Metadata,
-    /// The length of the file's contents, which lie in the frame's data.
+    /// The length of the file, whose contents lie in the frame's data.
     pub bytes: u32,
-    /// The root hash of the contents.
+    /// The root hash of the contents, holes being zeros.
     pub root: Root,
+    /// Where it has data, if it has holes that are to be kept: for a peer that speaks
+    /// [`Version::V4`](crate::Version) or later. Only the data lies in the frame, range after range.
+    pub data: Option<Arc<DataRanges>>,
 }
 
 /// A large file, as declared on each lane before its first chunk there.
@@ -95,6 +98,7 @@ impl Batch {
         let mut extras = ExtraWriter::default();
         for (number, entry) in (0_u32..).zip(self.groups.iter().flat_map(|group| &group.entries)) {
             let extensions = extras.next(entry.metadata().extra.as_deref(), None);
+            let extensions = with_data(extensions, entry.data());
             if !extensions.is_empty() {
                 out.extend(number.to_le_bytes());
                 extensions.put(&mut out);
@@ -145,6 +149,7 @@ impl Batch {
                 .ok_or(WireError::OutOfOrder { what: "an entry's extensions" })?;
             let extensions = Extensions::take(reader)?.only(OF_ENTRIES, "a batch's entry")?;
             entry.metadata_mut().extra = extras.next(&extensions)?;
+            entry.take_data(&extensions)?;
         }
         Ok(())
     }
@@ -190,7 +195,8 @@ impl BatchEntry {
         }
     }
 
-    fn metadata_mut(&mut self) -> &mut Metadata {
+    /// What the entry is to get, to be changed.
+    pub fn metadata_mut(&mut self) -> &mut Metadata {
         match self {
             Self::Itself(metadata)
             | Self::Directory(_, metadata)
@@ -201,9 +207,27 @@ impl BatchEntry {
         }
     }
 
+    fn data(&self) -> Option<&DataRanges> {
+        match self {
+            Self::File(file) => file.data.as_deref(),
+            _ => None,
+        }
+    }
+
+    fn take_data(&mut self, extensions: &Extensions) -> Result<(), WireError> {
+        match (self, extensions.get(DATA)) {
+            (_, None) => {}
+            (Self::File(file), Some(ranges)) => {
+                file.data = Some(Arc::new(decode_ranges(ranges, u64::from(file.bytes))?));
+            }
+            (_, Some(_)) => return Err(WireError::OutOfOrder { what: "data of an entry that is no file" }),
+        }
+        Ok(())
+    }
+
     fn data_bytes(&self) -> u64 {
         match self {
-            Self::File(file) => u64::from(file.bytes),
+            Self::File(file) => file.data_bytes() as u64,
             _ => 0,
         }
     }
@@ -254,7 +278,7 @@ impl BatchEntry {
             4 => {
                 let bytes = reader.bounded_u32("file length", FRAME_DATA_BYTES_MAX)?;
                 let bytes = u32::try_from(bytes).expect("bounded by 4 MiB");
-                Ok(Self::File(FileEntry { name, metadata, bytes, root: Root(reader.array()?) }))
+                Ok(Self::File(FileEntry { name, metadata, bytes, root: Root(reader.array()?), data: None }))
             }
             5 => Ok(Self::Retouch(name, metadata)),
             6 => {
@@ -295,6 +319,17 @@ fn symlink_target(reader: &mut Reader<'_>) -> Result<Box<[u8]>, WireError> {
     Ok(reader.bytes(len)?.into())
 }
 
+impl FileEntry {
+    /// How many bytes of the frame's data are the file's.
+    #[must_use]
+    pub fn data_bytes(&self) -> usize {
+        let bytes = self.data.as_ref().map(|data| data.data_bytes());
+        bytes.map_or(self.bytes as usize, |bytes| {
+            usize::try_from(bytes).expect("no more than the file's length")
+        })
+    }
+}
+
 impl FileHead {
     /// The data of a group, counted from its beginning.
     #[must_use]
@@ -314,11 +349,8 @@ impl FileHead {
         out.extend(self.bytes.to_le_bytes());
         put_timestamp(&mut out, self.ctime);
         out.extend(self.inode.to_le_bytes());
-        let mut extensions = ExtraWriter::default().next(self.metadata.extra.as_deref(), None);
-        if let Some(data) = &self.data {
-            let bytes = encode_ranges(data).into();
-            extensions = extensions.with(Extension { number: DATA, critical: true, bytes });
-        }
+        let extensions = ExtraWriter::default().next(self.metadata.extra.as_deref(), None);
+        let extensions = with_data(extensions, self.data.as_deref());
         if !extensions.is_empty() {
             extensions.put(&mut out);
         }
@@ -345,6 +377,11 @@ impl FileHead {
     }
 }
 
+fn with_data(extensions: Extensions, data: Option<&DataRanges>) -> Extensions {
+    let Some(data) = data else { return extensions };
+    extensions.with(Extension { number: DATA, critical: true, bytes: encode_ranges(data).into() })
+}
+
 fn count(len: usize) -> u32 {
     u32::try_from(len).expect("batches hold at most 2048 entries")
 }
@@ -367,7 +404,8 @@ mod tests {
 
     #[test]
     fn batch_bytes_are_pinned() {
-        let file = FileEntry { name: name(b"a"), metadata: metadata(), bytes: 3, root: Root([7; 32]) };
+        let file =
+            FileEntry { name: name(b"a"), metadata: metadata(), bytes: 3, root: Root([7; 32]), data: None };
         let group = DirectoryGroup {
             directory: RelPath::from_bytes(b"d").unwrap(),
             entries: vec![
@@ -385,6 +423,26 @@ mod tests {
         .concat();
         assert_eq!(batch.encode(), expected);
         assert_eq!(Batch::decode(&expected, 3), Ok(batch));
+    }
+
+    #[test]
+    fn a_small_file_s_holes_are_pinned_and_its_data_alone_is_in_the_frame() {
+        let data = DataRanges::new(9, Vec::from([Range { start: 4, end: 6 }])).map(Arc::new);
+        let (metadata, root) = (metadata(), Root([7; 32]));
+        let file = FileEntry { name: name(b"a"), metadata, bytes: 9, root, data };
+        let (link, directory) = (BatchEntry::Retouch(name(b"l"), file.metadata.clone()), RelPath::root());
+        let entries = vec![link, BatchEntry::File(file)];
+        let batch = Batch { groups: vec![DirectoryGroup { directory, entries }] };
+        let mut bytes = batch.encode();
+        let block = [1, 0, 0, 0, 23, 0, 0, 0, 16, 0, 1, 16, 0, 0, 0];
+        let ranges = [4, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0];
+        assert!(bytes.ends_with(&[&block[..], &ranges].concat()));
+        assert_eq!(Batch::decode(&bytes, 2), Ok(batch));
+        assert!(matches!(Batch::decode(&bytes, 9), Err(WireError::OverLimit { .. })));
+        let at = bytes.len() - block.len() - ranges.len();
+        bytes[at] = 0;
+        let error = WireError::OutOfOrder { what: "data of an entry that is no file" };
+        assert_eq!(Batch::decode(&bytes, 9), Err(error));
     }
 
     #[test]
@@ -430,7 +488,9 @@ mod tests {
                 3 => BatchEntry::Retouch(name, meta),
                 4 => BatchEntry::Special(name, meta, Special::Character(u64::from(bytes))),
                 5 => BatchEntry::Special(name, meta, Special::Fifo),
-                _ => BatchEntry::File(FileEntry { name, metadata: meta, bytes, root: Root(root) }),
+                _ => {
+                    BatchEntry::File(FileEntry { name, metadata: meta, bytes, root: Root(root), data: None })
+                }
             },
         )
     }
@@ -485,7 +545,7 @@ mod tests {
         let share = Xattr::ENTRY_BYTES_MAX / count - "user.00000".len();
         let xattrs = (0..count).map(|number| xattr(&format!("user.{number:05}"), &vec![7; share]));
         let account = |name: char| Some(Account { id: 1, name: name.to_string().repeat(255).into() });
-        let extra = Extra { owner: account('o'), group: account('g'), xattrs: xattrs.collect() };
+        let extra = Extra { owner: account('o'), group: account('g'), xattrs: xattrs.collect(), atime: None };
         let ranges = (0..DataRanges::MAX as u64).map(|at| 2 * at..2 * at + 1);
         let data = DataRanges::new(u64::MAX, ranges.collect()).map(Arc::new);
         assert!(data.is_some());

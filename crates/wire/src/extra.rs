@@ -5,17 +5,18 @@
 //! | 1 | all three | owner and group; nothing at all: those of the last entry before it that had any |
 //! | 2 | entries, large files | extended attributes, access control lists among them |
 //! | 3 | offered files | a digest of these |
-//! | 16 | large files | where there is data; what is between reads as zeros |
+//! | 4 | entries, large files | when it was last read |
+//! | 16 | files of batches, large files | where there is data; what is between reads as zeros |
 //!
-//! Only the last is critical, since chunks carry data alone: what the receiver of a transfer keeps of the others is
+//! Only the last is critical, since frames carry data alone: what the receiver of a transfer keeps of the others is
 //! agreed in its [opening](crate::Open). **Invariant:** the names of attributes ascend, are of a
 //! [kind](Kinds::of_xattr), and what there is of them is within [`Xattr::ENTRY_BYTES_MAX`].
 
 use std::sync::Arc;
 
-use zmove_types::{Account, Extra, Kinds, Xattr};
+use zmove_types::{Account, Extra, Kinds, Timestamp, Xattr};
 
-use crate::codec::Reader;
+use crate::codec::{Reader, put_timestamp};
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
 use crate::limits::within;
@@ -26,14 +27,15 @@ pub type XattrDigest = [u8; 32];
 const OWNERSHIP: u16 = 1;
 const XATTRS: u16 = 2;
 const DIGEST: u16 = 3;
+const ATIME: u16 = 4;
 
-/// The number of the [ranges](crate::ranges) of data of a large file.
+/// The number of the [ranges](crate::ranges) of data of a file.
 pub(crate) const DATA: u16 = 16;
 
 /// The extensions that are known of entries.
-pub(crate) const OF_ENTRIES: &[u16] = &[OWNERSHIP, XATTRS];
+pub(crate) const OF_ENTRIES: &[u16] = &[OWNERSHIP, XATTRS, ATIME, DATA];
 /// The extensions that are known of large files.
-pub(crate) const OF_LARGE_FILES: &[u16] = &[OWNERSHIP, XATTRS, DATA];
+pub(crate) const OF_LARGE_FILES: &[u16] = &[OWNERSHIP, XATTRS, ATIME, DATA];
 /// The extensions that are known of offered files.
 pub(crate) const OF_OFFERED: &[u16] = &[OWNERSHIP, DIGEST];
 
@@ -56,6 +58,11 @@ impl ExtraWriter {
             }
             if !extra.xattrs.is_empty() {
                 extensions = extensions.with(say(XATTRS, xattrs(&extra.xattrs)));
+            }
+            if let Some(atime) = extra.atime {
+                let mut bytes = Vec::new();
+                put_timestamp(&mut bytes, atime);
+                extensions = extensions.with(say(ATIME, bytes));
             }
         }
         match digest {
@@ -109,9 +116,11 @@ impl ExtraReader {
         if let Some(xattrs) = extensions.get(XATTRS) {
             extra.xattrs = read_xattrs(&mut Reader::new(xattrs))?;
         }
+        extra.atime = extensions.get(ATIME).map(read_time).transpose()?;
+        let alone = extra.is_empty();
         match extensions.get(OWNERSHIP) {
             None => {}
-            Some([]) if extra.xattrs.is_empty() && self.shared.is_some() => return Ok(self.shared.clone()),
+            Some([]) if alone && self.shared.is_some() => return Ok(self.shared.clone()),
             Some([]) => {
                 let nobody = WireError::OutOfOrder { what: "the owner of the entry before the first" };
                 (extra.owner, extra.group) = self.last.clone().ok_or(nobody)?;
@@ -125,7 +134,6 @@ impl ExtraReader {
         if extra.is_empty() {
             return Ok(None);
         }
-        let alone = extra.xattrs.is_empty();
         let extra = Arc::new(extra);
         if alone {
             self.shared = Some(Arc::clone(&extra));
@@ -143,6 +151,13 @@ pub(crate) fn read_digest(extensions: &Extensions) -> Result<Option<Box<XattrDig
         Ok(Box::new(digest))
     };
     extensions.get(DIGEST).map(read).transpose()
+}
+
+fn read_time(bytes: &[u8]) -> Result<Timestamp, WireError> {
+    let mut reader = Reader::new(bytes);
+    let time = reader.timestamp()?;
+    reader.finish()?;
+    Ok(time)
 }
 
 fn read_ownership(bytes: &[u8]) -> Result<Ownership, WireError> {
@@ -201,7 +216,7 @@ pub(crate) mod tests {
     }
 
     fn owned(owner: Option<Account>, group: Option<Account>, xattrs: &[Xattr]) -> Extra {
-        Extra { owner, group, xattrs: xattrs.to_vec() }
+        Extra { owner, group, xattrs: xattrs.to_vec(), atime: None }
     }
 
     #[test]
@@ -224,6 +239,11 @@ pub(crate) mod tests {
         let said = writer.next(Some(&group), None);
         assert_eq!(said.get(1), Some(&[2, 5, 0, 0, 0, 1, b'x'][..]));
         assert_eq!(reader.next(&said), Ok(Some(Arc::new(group))));
+        let read = Extra { atime: Some(Timestamp { seconds: -2, nanos: 3 }), ..Extra::default() };
+        let said = writer.next(Some(&read), None);
+        let time = [0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 3, 0, 0, 0];
+        assert_eq!((said.get(1), said.get(4)), (None, Some(&time[..])));
+        assert_eq!(reader.next(&said), Ok(Some(Arc::new(read))));
         assert_eq!(writer.next(None, None), Extensions::default());
         assert_eq!(reader.next(&Extensions::default()), Ok(None));
     }
@@ -260,11 +280,13 @@ pub(crate) mod tests {
             proptest::collection::vec(any::<u8>(), 0..9),
             0..4,
         );
-        (account(), account(), xattrs).prop_map(|(owner, group, xattrs)| {
+        let atime = proptest::option::of((any::<i64>(), 0..1_000_000_000_u32));
+        (account(), account(), xattrs, atime).prop_map(|(owner, group, xattrs, atime)| {
             let account =
                 |found: Option<(u32, String)>| found.map(|(id, name)| Account { id, name: name.into() });
             let xattrs = xattrs.iter().map(|(name, value)| xattr(name, value)).collect();
-            let extra = Extra { owner: account(owner), group: account(group), xattrs };
+            let atime = atime.map(|(seconds, nanos)| Timestamp { seconds, nanos });
+            let extra = Extra { owner: account(owner), group: account(group), xattrs, atime };
             (!extra.is_empty()).then_some(extra)
         })
     }
@@ -280,7 +302,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn any_bytes_decode_or_fail(number in 1..3_u16, bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn any_bytes_decode_or_fail(number in 1..5_u16, bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             let _outcome = read(number, &bytes);
         }
     }

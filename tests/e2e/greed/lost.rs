@@ -6,7 +6,7 @@ const BATCHES: usize = 4;
 
 fn empty_file(number: usize) -> BatchEntry {
     let (name, root) = (name(&format!("{number}")), zmove_chunk::file_root(b""));
-    BatchEntry::File(FileEntry { name, metadata: metadata(0o644), bytes: 0, root })
+    BatchEntry::File(FileEntry { name, metadata: metadata(0o644), bytes: 0, root, data: None })
 }
 
 fn new_directory(number: usize) -> BatchEntry {

@@ -58,7 +58,7 @@ fn batches_that_a_client_has_left_in_its_sockets_are_not_stored() {
         for batch in 0..100 {
             let entries = (0..2048).map(|file| {
                 let name = name(&format!("{file:060}"));
-                BatchEntry::File(FileEntry { name, metadata: metadata(0o644), bytes: 0, root })
+                BatchEntry::File(FileEntry { name, metadata: metadata(0o644), bytes: 0, root, data: None })
             });
             let directory = path(&format!("{number}/{batch}"));
             transfer.send_batch(DirectoryGroup { directory, entries: entries.collect() });

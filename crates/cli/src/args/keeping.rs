@@ -12,11 +12,13 @@ pub(crate) struct KeepingArgs {
     /// some 15 bytes for each entry and two system calls at the receiver
     #[arg(short, long, help_heading = HEADING)]
     pub(crate) archive: bool,
-    /// Keep these too [default: modes, times, links, xattr and acl, which costs a system call for each entry and two
-    /// more for each attribute]
+    /// Keep these too [default: mode, times, holes, xattr and acl; these two cost a system call for each entry and two
+    /// more for each attribute, holes one or two for each file that has any, the others nothing]
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', help_heading = HEADING)]
     pub(crate) preserve: Vec<KindArg>,
-    /// Do not keep these: attributes and access control lists at the target then stay as they are
+    /// Do not keep these: attributes and access control lists at the target then stay as they are, holes become zeros,
+    /// modes are what the umask leaves (and no access control lists are kept), times are that of the push, so that the
+    /// next one sends all again unless it compares contents (-c)
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', help_heading = HEADING)]
     pub(crate) no_preserve: Vec<KindArg>,
     /// rsync's letter: keep access control lists (they are kept unless --no-A is given)
@@ -37,15 +39,27 @@ pub(crate) struct KeepingArgs {
     /// Do not keep FIFOs, sockets and devices
     #[arg(long = "no-D", help_heading = HEADING, hide_short_help = true)]
     pub(crate) no_special_files: bool,
-    /// rsync's letter: modes are kept anyway
+    /// rsync's letter: keep holes (they are kept unless --no-S is given; --sparse zeros makes more)
+    #[arg(short = 'S', help_heading = HEADING, hide_short_help = true)]
+    pub(crate) holes: bool,
+    /// Do not keep holes
+    #[arg(long = "no-S", alias = "no-sparse", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) no_holes: bool,
+    /// rsync's letter: keep modes (they are kept unless --no-p is given)
     #[arg(short = 'p', long = "perms", help_heading = HEADING, hide_short_help = true)]
     pub(crate) perms: bool,
-    /// rsync's letter: times are kept anyway
+    /// rsync's letter: keep times (they are kept unless --no-t is given)
     #[arg(short = 't', long = "times", help_heading = HEADING, hide_short_help = true)]
     pub(crate) times: bool,
     /// rsync's letter: symbolic links are sent as links anyway
     #[arg(short = 'l', long = "links", help_heading = HEADING, hide_short_help = true)]
     pub(crate) links: bool,
+    /// Do not keep modes, and no access control lists, but what the umask leaves
+    #[arg(long = "no-p", alias = "no-perms", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) no_perms: bool,
+    /// Do not keep times, but set that of the push
+    #[arg(long = "no-t", alias = "no-times", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) no_times: bool,
     /// Do not keep access control lists
     #[arg(long = "no-A", alias = "no-acls", help_heading = HEADING, hide_short_help = true)]
     pub(crate) no_acls: bool,
@@ -71,7 +85,7 @@ pub(crate) struct KeepingArgs {
     /// Map groups, as --usermap does
     #[arg(long, value_name = "MAP", help_heading = HEADING)]
     pub(crate) groupmap: Option<AccountMap>,
-    /// What becomes of the holes of files of more than 4 MiB
+    /// What becomes of holes
     #[arg(long, value_enum, value_name = "WHEN", default_value_t, help_heading = HEADING)]
     pub(crate) sparse: SparseArg,
     /// End with exit code 23 when anything that was to be kept is not
@@ -86,6 +100,14 @@ const HEADING: &str = "What is kept of files beside their contents";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KindArg {
+    /// Permission bits
+    Mode,
+    /// Modification times
+    #[value(alias = "timestamps")]
+    Times,
+    /// Times of access, as they are before the push reads; some 20 bytes for each entry and two system calls at the
+    /// receiver
+    Atime,
     /// Owner and group
     #[value(alias = "ownership")]
     Owner,
@@ -101,7 +123,7 @@ pub(crate) enum KindArg {
     Devices,
     /// Holes: what is one here takes no storage there
     Holes,
-    /// All of these
+    /// All of these but times of access
     All,
 }
 
@@ -110,6 +132,8 @@ pub(crate) enum SparseArg {
     /// Holes are kept: not read, not sent and not allocated
     #[default]
     Auto,
+    /// Beside holes, blocks of 4 KiB of zeros become holes; each file is read twice for that
+    Zeros,
     /// Holes are sent as the zeros that they read as, and allocated
     Never,
 }

@@ -41,6 +41,8 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         sample_interval,
         scan: settings.scan(),
         owners: settings.owners(),
+        zeros: settings.zeros(),
+        instead: settings.instead(),
         rate_max: args.limit,
         ..SenderConfig::default()
     };

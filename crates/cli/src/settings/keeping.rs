@@ -1,9 +1,10 @@
 //! What a push keeps of entries beside their contents.
 
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use zmove_sender::{Mapped, Mapping, Owners};
-use zmove_types::{Account, Kinds, NoAccounts};
+use zmove_sender::{Instead, Mapped, Mapping, Owners};
+use zmove_types::{Account, Kinds, NoAccounts, Timestamp};
 use zmove_wire::Keeping;
 
 use crate::args::{KeepingArgs, KindArg, SparseArg};
@@ -31,6 +32,7 @@ fn wanted(args: &KeepingArgs) -> Kinds {
         (args.owner || maps_users, Kinds::OWNER),
         (args.group || maps_groups, Kinds::GROUP),
         (args.special_files, Kinds::SPECIALS.and(Kinds::DEVICES)),
+        (args.holes || args.sparse == SparseArg::Zeros, Kinds::HOLES),
     ];
     of(&all).and(typed)
 }
@@ -43,10 +45,34 @@ fn unwanted(args: &KeepingArgs) -> Kinds {
         (args.no_owner, Kinds::OWNER),
         (args.no_group, Kinds::GROUP),
         (args.no_special_files, Kinds::SPECIALS.and(Kinds::DEVICES)),
-        (args.sparse == SparseArg::Never, Kinds::HOLES),
+        (args.no_holes || args.sparse == SparseArg::Never, Kinds::HOLES),
+        (args.no_perms, Kinds::MODE),
+        (args.no_times, Kinds::TIMES),
     ];
-    // modes, times and links are always kept
-    of(&all).and(typed).without(Kinds::ALWAYS)
+    let unwanted = of(&all).and(typed);
+    // a list shows in the mode, and says more of the same
+    if unwanted.has_any(Kinds::MODE) { unwanted.and(Kinds::ACLS) } else { unwanted }
+}
+
+/// What entries get where their own is not kept.
+pub(super) fn instead(args: &KeepingArgs) -> Instead {
+    let kinds = keeping(args).kinds;
+    Instead {
+        mtime: (!kinds.has_any(Kinds::TIMES)).then(now),
+        umask: (!kinds.has_any(Kinds::MODE)).then(umask),
+    }
+}
+
+fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp { seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nanos: since.subsec_nanos() }
+}
+
+/// The umask of this process, as Linux tells it; the usual one where it does not.
+fn umask() -> u32 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let said = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    said.and_then(|umask| u32::from_str_radix(umask.trim(), 8).ok()).unwrap_or(0o022)
 }
 
 fn of(switches: &[(bool, Kinds)]) -> Kinds {
@@ -54,10 +80,13 @@ fn of(switches: &[(bool, Kinds)]) -> Kinds {
 }
 
 /// What `-a` keeps.
-const KEPT: Kinds = Kinds::ALL;
+const KEPT: Kinds = Kinds::ALL.without(Kinds::ATIME);
 
 fn kinds(kind: KindArg) -> Kinds {
     match kind {
+        KindArg::Mode => Kinds::MODE,
+        KindArg::Times => Kinds::TIMES,
+        KindArg::Atime => Kinds::ATIME,
         KindArg::Owner => Kinds::OWNERSHIP,
         KindArg::Xattr => Kinds::XATTRS.and(Kinds::PRIVILEGED),
         KindArg::Acl => Kinds::ACLS,
@@ -113,7 +142,13 @@ mod tests {
             ("--no-A --no-X", Kinds::ALWAYS.and(Kinds::HOLES), false),
             ("--no-A --no-X --sparse never", Kinds::ALWAYS, false),
             ("--preserve holes", usual, true),
-            ("--no-preserve all", Kinds::ALWAYS, false),
+            ("--sparse zeros", usual, true),
+            ("--no-preserve all", Kinds::NONE, false),
+            ("-S", usual, true),
+            ("-a --preserve atime", Kinds::ALL, true),
+            ("-a --no-S", KEPT.without(Kinds::HOLES), true),
+            ("--no-p", usual.without(Kinds::MODE.and(Kinds::ACLS)), false),
+            ("--no-t", usual.without(Kinds::TIMES), false),
             ("--chown ann:", usual.and(Kinds::OWNER), true),
             ("--groupmap *:7", usual.and(Kinds::GROUP), true),
         ] {

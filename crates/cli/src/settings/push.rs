@@ -12,13 +12,13 @@ use zmove_engine::{
     Confirm, DialSettings, Listener, Location, Overlap, PathMemory, PushJob, Remote, Sources, Timeout,
 };
 use zmove_scan::{ScanConfig, Selection};
-use zmove_sender::{AfterErrors, Guard, Owners, Removals};
+use zmove_sender::{AfterErrors, Guard, Instead, Owners, Removals, Zeros};
 use zmove_transport::TransportChoice;
 use zmove_types::FileNumber;
 use zmove_wire::{Cipher, Compare, Durability, Open, Overwrite, Purpose};
 
 use super::{Role, dial, home, journals, keeping};
-use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, TransportArg};
+use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, SparseArg, TransportArg};
 use crate::value::exit::usage_error;
 
 /// The settings of a push.
@@ -82,6 +82,19 @@ impl PushSettings {
         keeping::owners(&self.args.keeping)
     }
 
+    /// What entries get where their own is not kept.
+    pub(crate) fn instead(&self) -> Instead {
+        keeping::instead(&self.args.keeping)
+    }
+
+    /// What becomes of zeros that are allocated.
+    pub(crate) fn zeros(&self) -> Zeros {
+        match self.args.keeping.sparse {
+            SparseArg::Zeros => Zeros::MadeHoles,
+            SparseArg::Auto | SparseArg::Never => Zeros::Sent,
+        }
+    }
+
     /// The job of one session. A list of paths is opened anew.
     ///
     /// # Errors
@@ -132,6 +145,10 @@ fn refuse_contradictions(args: &PushArgs, location: &Location, sources: &[OsStri
         (
             has_list && sources.len() != 1,
             "--files-from takes one SRC, the directory that its paths are relative to",
+        ),
+        (
+            args.update && keeping::instead(&args.keeping).mtime.is_some(),
+            "--update compares times: it cannot be used where they are not kept",
         ),
         (args.limit.is_some() && is_local, "--limit paces connections: it needs a target on another host"),
         (wants_quic_in_clear && !is_local, "--cipher none needs TCP: QUIC is always encrypted"),

@@ -13,7 +13,7 @@
 
 use std::io;
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, Timespec, Uid};
 use rustix::io::Errno;
 use zmove_types::{Account, Ids, Kinds, Timestamp, Xattr};
 
@@ -27,6 +27,8 @@ pub struct Wanted<'a> {
     pub mode: u32,
     /// The modification time; none leaves what there is.
     pub mtime: Option<Timestamp>,
+    /// The time of access, where that is set with the other.
+    pub atime: Option<Timestamp>,
     /// The owner, where one is to be set; [`Account::NO_ID`] where there is none of its name.
     pub owner: Option<u32>,
     /// The group, likewise.
@@ -65,7 +67,7 @@ impl Wanted<'_> {
         setting.set_xattrs()?;
         setting.set_mode()?;
         if let Some(mtime) = self.mtime {
-            entry.set_time(mtime)?;
+            entry.set_times(mtime, self.atime)?;
         }
         Ok(setting.misses)
     }
@@ -227,8 +229,11 @@ impl Descriptor<'_> {
         }
     }
 
-    fn set_time(self, mtime: Timestamp) -> rustix::io::Result<()> {
-        let times = only_mtime(mtime);
+    fn set_times(self, mtime: Timestamp, atime: Option<Timestamp>) -> rustix::io::Result<()> {
+        let mut times = only_mtime(mtime);
+        if let Some(Timestamp { seconds, nanos }) = atime {
+            times.last_access = Timespec { tv_sec: seconds, tv_nsec: nanos.into() };
+        }
         match self {
             Self::Open(file) => rustix::fs::futimens(file, &times),
             Self::Held(file) => {
@@ -248,6 +253,7 @@ mod tests {
     const WANTED: Wanted<'_> = Wanted {
         mode: 0o640,
         mtime: Some(Timestamp { seconds: 5, nanos: 6 }),
+        atime: None,
         owner: None,
         group: None,
         xattrs: &[],

@@ -56,7 +56,7 @@ const MESSAGES_MAX: usize = 16;
 
 /// The memory of an element of a list, in a message or in a batch, beside the bytes of its name or path: its fields,
 /// and what the allocator adds for these bytes.
-pub(crate) const ELEMENT_BYTES: usize = 128;
+pub(crate) const ELEMENT_BYTES: usize = 136;
 
 /// The most that the allocator adds to a string, or takes for the shortest.
 pub(crate) const ALLOCATION_BYTES: usize = 32;

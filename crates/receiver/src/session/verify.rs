@@ -6,16 +6,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use zmove_chunk::{file_root, seal, sparse_group_cv};
+use zmove_chunk::{file_root, seal, sparse_file_root, sparse_group_cv};
 use zmove_transport::Frame;
-use zmove_types::{Buffer, Cv, FileId, GroupSpan, ItemId};
+use zmove_types::{Buffer, Cv, FileId, GroupSpan, ItemId, Root};
 use zmove_wire::{
-    Batch, BatchEntry, EntryFault, FaultCode, FileHead, FrameHeader, FrameKind, Operation, StoredItem,
-    WireError,
+    Batch, BatchEntry, EntryFault, FaultCode, FileEntry, FileHead, FrameHeader, FrameKind, Operation,
+    StoredItem, WireError,
 };
 
 use crate::quota::messages::ELEMENT_BYTES;
 use crate::quota::{Held, Quota};
+use crate::store::large_files::RANGE_BYTES;
 use crate::store::publishing::publisher::UNPUBLISHED_BYTES;
 
 /// A batch whose head and files all hashed right.
@@ -83,7 +84,11 @@ fn extra_bytes(batch: &Batch) -> usize {
     let entries = batch.groups.iter().flat_map(|group| &group.entries);
     let mut extras: Vec<_> = entries.filter_map(|entry| entry.metadata().extra.as_ref()).collect();
     extras.dedup_by(|one, other| Arc::ptr_eq(one, other));
-    extras.iter().map(|extra| extra.bytes()).sum()
+    let ranges = batch.groups.iter().flat_map(|group| &group.entries).map(|entry| match entry {
+        BatchEntry::File(FileEntry { data: Some(data), .. }) => data.ranges().len(),
+        _ => 0,
+    });
+    extras.iter().map(|extra| extra.bytes()).sum::<usize>() + ranges.sum::<usize>() * RANGE_BYTES
 }
 
 impl VerifiedChunk {
@@ -157,13 +162,20 @@ fn damaged_files(batch: &Batch, data: &[u8]) -> Vec<EntryFault> {
     let mut faults = Vec::new();
     for (entry, content) in (0..).zip(batch.groups.iter().flat_map(|group| &group.entries)) {
         let BatchEntry::File(file) = content else { continue };
-        let (bytes, after) = rest.split_at(file.bytes as usize);
+        let (bytes, after) = rest.split_at(file.data_bytes());
         rest = after;
-        if file_root(bytes) != file.root {
+        if root_of(file, bytes) != file.root {
             faults.push(EntryFault { entry, operation: Operation::Verify, code: FaultCode::Damaged });
         }
     }
     faults
+}
+
+fn root_of(file: &FileEntry, bytes: &[u8]) -> Root {
+    match (&file.data, GroupSpan::of(u64::from(file.bytes), 0)) {
+        (Some(data), Some(span)) => sparse_file_root(span.len as usize, data.within(span), bytes),
+        _ => file_root(bytes),
+    }
 }
 
 #[cfg(feature = "fuzzing")]
@@ -189,10 +201,14 @@ pub(crate) mod tests {
     }
 
     fn batch_frame(flip: Option<usize>) -> Frame {
+        frame_of((8, file_root(b"contents"), None), flip)
+    }
+
+    /// A frame with one file of eight bytes of data.
+    fn frame_of((bytes, root, data): (u32, Root, Option<DataRanges>), flip: Option<usize>) -> Frame {
         let contents = b"contents";
-        let name = Name::from_bytes(b"f").unwrap();
-        let (metadata, root) = (Metadata::default(), file_root(contents));
-        let file = FileEntry { name, metadata, bytes: 8, root };
+        let (name, data) = (Name::from_bytes(b"f").unwrap(), data.map(Arc::new));
+        let file = FileEntry { name, metadata: Metadata::default(), bytes, root, data };
         let directory = RelPath::from_bytes(b"d").unwrap();
         let batch =
             Batch { groups: vec![DirectoryGroup { directory, entries: vec![BatchEntry::File(file)] }] };
@@ -237,6 +253,16 @@ pub(crate) mod tests {
             panic!("damage")
         };
         assert_eq!(item.faults[0].entry, 0);
+    }
+
+    #[test]
+    fn a_small_file_with_holes_has_the_hash_of_its_bytes() {
+        let whole = [&[0; 4096][..], b"contents", &[0; 5]].concat();
+        let data = |start| DataRanges::new(4109, Vec::from([Range { start, end: start + 8 }]));
+        let check = |root, data| VerifiedBatch::check(frame_of((4109, root, data), None), &Quota::default());
+        assert!(check(file_root(&whole), data(4096)).unwrap().is_ok());
+        assert!(check(file_root(&whole), data(4095)).unwrap().is_err(), "at another place");
+        assert!(check(file_root(b"contents"), data(4096)).unwrap().is_err(), "of the data alone");
     }
 
     #[test]

@@ -245,7 +245,7 @@ const SLOT_BYTES: usize = 64;
 const FILE_BYTES: usize = 1024;
 
 /// The memory of a range of data.
-const RANGE_BYTES: usize = 16;
+pub(crate) const RANGE_BYTES: usize = 16;
 
 /// Why a declaration is not accepted.
 #[derive(Debug)]

@@ -17,7 +17,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Staged, StagingDirectory, Task, Tree, Turn, place_symlink, remove_abandoned,
+    ContentsWriter, FileIdentity, Staged, StagingDirectory, Task, Tree, Turn, place_symlink,
+    remove_abandoned, write_data,
 };
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, Overwrite};
@@ -418,7 +419,7 @@ impl<'a> Placer<'a> {
         let mode = self.transfer.target.first_mode(&metadata, (staging.new_files(), staging.directory()));
         let created = staging.create(&file.name, mode).map_err(|_error| Unmade::NotTaken)?;
         let at = At(path, Some(&file.name));
-        let written = self.write_whole((staging, &metadata), at, &created, bytes);
+        let written = self.write_whole((staging, &metadata), at, &created, (file, bytes));
         let written = written.and_then(|()| flush_now(&created, self.flushes_each(flush)));
         let Err(why) = written else { return Ok(()) };
         if staging.discard(&file.name).is_err() {
@@ -433,11 +434,26 @@ impl<'a> Placer<'a> {
         (staging, metadata): (&StagingDirectory, &Metadata),
         at: At<'_>,
         file: &File,
-        bytes: &[u8],
+        (entry, bytes): (&FileEntry, &[u8]),
     ) -> Result<(), Failure> {
-        self.contents.write(file, bytes).map_err(failed_to(Operation::Write))?;
+        self.write_new(file, entry, bytes).map_err(failed_to(Operation::Write))?;
         let made = (file, staging.new_files(), &**staging.directory());
         self.transfer.target.set_new_metadata(made, metadata, at)
+    }
+
+    /// Writes the contents of a file that has none yet.
+    fn write_new(&self, file: &File, entry: &FileEntry, bytes: &[u8]) -> io::Result<()> {
+        if entry.data.is_some() {
+            file.set_len(u64::from(entry.bytes))?;
+        }
+        self.write_contents(file, entry, bytes)
+    }
+
+    fn write_contents(&self, file: &File, entry: &FileEntry, bytes: &[u8]) -> io::Result<()> {
+        match &entry.data {
+            Some(data) => write_data(file, data, bytes),
+            None => self.contents.write(file, bytes),
+        }
     }
 
     /// Makes a whole file under a hidden name, which is returned; `None` where it was changed in its place.
@@ -454,9 +470,11 @@ impl<'a> Placer<'a> {
         let directory = &opened.directory;
         let booked = (&transfer.quota, transfer.direct);
         let existing =
-            transfer.target.begin_in_place(directory, name, bytes.len() as u64, &metadata, booked)?;
+            transfer.target.begin_in_place(directory, name, u64::from(file.bytes), &metadata, booked)?;
         if let Some(staged) = existing {
-            let written = staged.write(|| self.contents.write(staged.file(), bytes));
+            let holes = file.data.as_ref().map_or(Ok(()), |data| staged.make_holes(data));
+            let written =
+                holes.and_then(|()| staged.write(|| self.write_contents(staged.file(), file, bytes)));
             written.map_err(failed_to(Operation::Write))?;
             transfer.target.finish_in_place(staged, name, &metadata, At(path, Some(name)))?;
             transfer.meter.stored(1);
@@ -465,7 +483,7 @@ impl<'a> Placer<'a> {
         let mode = transfer.target.first_mode(&metadata, (&opened.new_files, directory));
         let staged =
             Staged::create_in(directory, &opened.new_files, mode).map_err(failed_to(Operation::Create))?;
-        self.contents.write(staged.file(), bytes).map_err(failed_to(Operation::Write))?;
+        self.write_new(staged.file(), file, bytes).map_err(failed_to(Operation::Write))?;
         let made = (staged.file(), &*opened.new_files, &**directory);
         transfer.target.set_new_metadata(made, &metadata, At(path, Some(name)))?;
         flush_now(staged.file(), self.flushes_each(opened.flush))?;

@@ -131,7 +131,13 @@ mod tests {
     }
 
     fn sent(name: &str) -> Sent {
-        let file = SentFile { path: path(name), root: Some(Root([7; 32])), look: look(5), retouched: false };
+        let file = SentFile {
+            path: path(name),
+            root: Some(Root([7; 32])),
+            look: look(5),
+            data_bytes: 5,
+            retouched: false,
+        };
         Sent::Batch(SentBatch { pack: Pack::of(Vec::new()), files: vec![file], faults: Vec::new() })
     }
 

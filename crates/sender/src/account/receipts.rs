@@ -188,6 +188,7 @@ impl Receipts {
         let account = &self.session.account;
         let mut files = 0;
         let mut bytes = 0;
+        let mut holes = 0;
         let faults: Vec<_> = batch.faults.iter().map(|fault| located(batch, *fault)).collect();
         let kept: HashMap<_, _> = faults.iter().map(|fault| (&fault.path, fault.code)).collect();
         for file in &batch.files {
@@ -201,10 +202,12 @@ impl Receipts {
                 None => {
                     account.book().confirm(&file.path, file.root.as_ref());
                     files += 1;
-                    bytes += file.look.bytes;
+                    bytes += file.data_bytes;
+                    holes += file.look.bytes - file.data_bytes;
                 }
             }
         }
+        account.found_holes(holes);
         account.moved(&Moved { files, whole_bytes: bytes, bytes, shown });
         let failed = faults.into_iter().filter(|fault| fault.code != FaultCode::AlreadyThere);
         failed.for_each(|fault| account.fail(&FileError::Receiver(fault)));

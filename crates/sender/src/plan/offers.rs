@@ -8,7 +8,7 @@ use zmove_wire::limits::{OFFER_FILES_MAX, OFFER_NAME_BYTES_MAX, OFFERS_OUTSTANDI
 use zmove_wire::{Answer, Held, Offer, OfferedFile, OfferedGroup, SourceMark, Verdict};
 
 use crate::plan::gathered::{Gathered, MessageLoad};
-use crate::read::extras::Extras;
+use crate::read::extras::{Extras, Form};
 use crate::read::source::SourceDirectory;
 
 /// Files about which the receiver is asked.
@@ -161,7 +161,7 @@ fn fill(groups: &mut GroupValues, held: &Held) {
 }
 
 fn offered(entry: &Entry, extras: &Extras) -> OfferedFile {
-    let (metadata, xattrs) = extras.seen(&entry.metadata, &entry.beside);
+    let (metadata, xattrs) = extras.seen(Form::Other, &entry.metadata, &entry.beside);
     OfferedFile {
         name: entry.name.clone(),
         bytes: entry.size,

@@ -20,7 +20,7 @@ use crate::plan::gathered::{Gathered, MessageLoad};
 use crate::plan::pack::PackEntry;
 use crate::plan::planner::Task;
 use crate::push::session::Session;
-use crate::read::extras::Extras;
+use crate::read::extras::{Extras, Form};
 use crate::read::source::{Look, SourceDirectory};
 
 /// A preview of one push.
@@ -244,7 +244,7 @@ fn groups(asked: &[Inquired], extras: &Extras) -> Vec<InquiredGroup> {
         for Inquired { what, .. } in asked {
             match what {
                 PackEntry::Itself(metadata, beside) => {
-                    group.itself = Some(inquired_metadata(extras, metadata, beside));
+                    group.itself = Some(inquired_metadata(extras, Form::Directory, metadata, beside));
                 }
                 PackEntry::Within(entry) | PackEntry::Compare(entry, _) | PackEntry::Retouch(entry) => {
                     group.entries.push(inquired_entry(entry, extras))
@@ -263,11 +263,11 @@ fn inquired_entry(entry: &Entry, extras: &Extras) -> InquiredEntry {
         EntryKind::File => InquiredKind::File { bytes: entry.size },
         EntryKind::Special(special) => InquiredKind::Special(*special),
     };
-    let metadata = inquired_metadata(extras, &entry.metadata, &entry.beside);
+    let metadata = inquired_metadata(extras, Form::of(&entry.kind), &entry.metadata, &entry.beside);
     InquiredEntry { name: entry.name.clone(), kind, metadata }
 }
 
-fn inquired_metadata(extras: &Extras, metadata: &Metadata, beside: &Beside) -> InquiredMetadata {
-    let (metadata, xattrs) = extras.seen(metadata, beside);
+fn inquired_metadata(extras: &Extras, form: Form, metadata: &Metadata, beside: &Beside) -> InquiredMetadata {
+    let (metadata, xattrs) = extras.seen(form, metadata, beside);
     InquiredMetadata(metadata, xattrs)
 }

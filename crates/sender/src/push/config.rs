@@ -7,7 +7,8 @@ use zmove_disk::{Auto, Direct, FileIo};
 use zmove_scan::ScanConfig;
 use zmove_types::{GROUP_BYTES, RateLimit};
 
-use crate::read::extras::Owners;
+use crate::read::extras::{Instead, Owners};
+use crate::read::holes::Zeros;
 
 /// The settings of a sender.
 #[derive(Clone, Debug)]
@@ -26,6 +27,10 @@ pub struct SenderConfig {
     pub scan: ScanConfig,
     /// Whom entries are said to belong to, where owners are kept. Default: their numbers.
     pub owners: Owners,
+    /// What becomes of zeros that are allocated. Default: they are data.
+    pub zeros: Zeros,
+    /// What entries get where their own is not kept. Default: they keep their own.
+    pub instead: Instead,
     /// How often [`Event::Sampled`](zmove_types::Event::Sampled) is told. Default: never. Shorter shows more and
     /// costs a system call for each lane each time. Not zero.
     pub sample_interval: Option<Duration>,
@@ -47,6 +52,8 @@ impl Default for SenderConfig {
             batch_files_max: 1024,
             scan: ScanConfig::default(),
             owners: Owners::default(),
+            zeros: Zeros::default(),
+            instead: Instead::default(),
             sample_interval: None,
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),

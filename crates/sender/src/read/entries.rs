@@ -4,13 +4,15 @@
 //! fit there any more is left to the reader.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read};
-use std::sync::{Mutex, PoisonError};
+use std::io::{self, ErrorKind, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use zmove_chunk::{file_root, read_root};
+use zmove_chunk::{file_root, read_root, sparse_file_root};
 use zmove_disk::{FileIdentity, StorageThreads, Task, Turn};
 use zmove_scan::{Entry, EntryKind};
-use zmove_types::Root;
+use zmove_types::{DataRanges, GroupSpan, Kinds, Root};
 use zmove_wire::{BatchEntry, FileEntry};
 
 use crate::account::failure::FileError;
@@ -207,19 +209,38 @@ pub(super) fn read_file(
         let grown = Entry { size, metadata: before.metadata(), inode, ..entry.clone() };
         return Ok(EntryRead::Grown(grown));
     };
-    match (&file).read_exact(room) {
+    let (data, lack) = extras.holes().find((&file, before.bytes), entry.is_sparse, || false);
+    let filled = data.as_ref().map_or(wanted, |data| usize::try_from(data.data_bytes()).unwrap_or(wanted));
+    let room = &mut room[..filled];
+    match read_data(&file, data.as_ref(), room) {
         Ok(()) if is_same(&file, &before) => {}
         Err(source) if source.kind() != ErrorKind::UnexpectedEof => {
             return Err(FileError::Read { path: path(), source });
         }
         _ => return Err(FileError::Changed { path: path() }),
     }
-    let root = file_root(room);
+    let span = GroupSpan::of(before.bytes, 0);
+    let ranges = data.as_ref().zip(span).map(|(data, span)| data.within(span));
+    let root = ranges.map_or_else(|| file_root(room), |ranges| sparse_file_root(wanted, ranges, room));
     let bytes = u32::try_from(wanted).expect("it fits into a buffer");
-    let (metadata, lacks) = extras.of_file(&file, &before, entry);
-    let sent = Some(sent_file(directory, entry, Some(root), &before));
-    let entry = BatchEntry::File(FileEntry { name: entry.name.clone(), metadata, bytes, root });
-    Ok(EntryRead::Done(Box::new(ReadEntry { entry, file: sent, offset, bytes: wanted, lacks })))
+    let (metadata, mut lacks) = extras.of_file(&file, &before, entry);
+    lacks.extend(lack.map(|why| (Kinds::HOLES, why)));
+    let sent = SentFile { data_bytes: filled as u64, ..sent_file(directory, entry, Some(root), &before) };
+    let data = data.map(Arc::new);
+    let entry = BatchEntry::File(FileEntry { name: entry.name.clone(), metadata, bytes, root, data });
+    Ok(EntryRead::Done(Box::new(ReadEntry { entry, file: Some(sent), offset, bytes: filled, lacks })))
+}
+
+/// Reads a file, or the data of one that has holes, range after range.
+fn read_data(mut file: &File, data: Option<&DataRanges>, room: &mut [u8]) -> io::Result<()> {
+    let Some(data) = data else { return file.read_exact(room) };
+    let mut rest = room;
+    for Range { start, end } in data.ranges() {
+        let (piece, behind) = rest.split_at_mut(usize::try_from(end - start).unwrap_or(usize::MAX));
+        file.read_exact_at(piece, *start)?;
+        rest = behind;
+    }
+    Ok(())
 }
 
 fn sent_file(
@@ -230,7 +251,7 @@ fn sent_file(
 ) -> SentFile {
     let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
     let look = Look { bytes: read.bytes, mtime: read.mtime };
-    SentFile { path, root, look, retouched: false }
+    SentFile { path, root, look, data_bytes: look.bytes, retouched: false }
 }
 
 fn is_same(file: &File, before: &FileIdentity) -> bool {

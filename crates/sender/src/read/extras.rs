@@ -3,18 +3,20 @@
 //! What a receiver keeps is known when it has given leave; until then it is taken to keep all that it was asked
 //! for, and entries that were sent by then are counted if it does not.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_disk::{Descriptor, FileIdentity, FoundXattrs, HasXattrs, Named, mode_without_acl};
-use zmove_scan::{Beside, Entry};
-use zmove_types::{Account, Accounts, Extra, Ids, Kinds, Metadata, NoAccounts, Xattr};
-use zmove_wire::{Keeping, Lack, NotKept, Version};
+use zmove_scan::{Beside, Entry, EntryKind};
+use zmove_types::{Account, Accounts, Extra, Ids, Kinds, Metadata, NoAccounts, RelPath, Timestamp, Xattr};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack, NotKept, Version};
 
-use crate::read::source::{Holes, SourceDirectory};
+use crate::push::config::SenderConfig;
+use crate::read::holes::{Holes, Zeros};
+use crate::read::source::SourceDirectory;
 
 /// Whom entries are said to belong to.
 #[derive(Clone, Debug)]
@@ -55,6 +57,36 @@ impl Default for Owners {
     }
 }
 
+/// What entries get where their own is not kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Instead {
+    /// The modification time of all of them. Default: each its own.
+    pub mtime: Option<Timestamp>,
+    /// The umask, which leaves permission bits of 0666, and of 0777 for directories. Default: each its own.
+    pub umask: Option<u32>,
+}
+
+/// What an entry is, as far as its permission bits depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Directory,
+    Other,
+}
+
+impl Form {
+    pub(crate) fn of(kind: &EntryKind) -> Self {
+        if *kind == EntryKind::Directory { Self::Directory } else { Self::Other }
+    }
+}
+
+impl Instead {
+    fn of(self, metadata: Metadata, form: Form) -> Metadata {
+        let all = if form == Form::Directory { 0o777 } else { 0o666 };
+        let mode = self.umask.map_or(metadata.mode, |umask| all & !umask);
+        Metadata { mode, mtime: self.mtime.unwrap_or(metadata.mtime), ..metadata }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Extras {
@@ -63,6 +95,8 @@ pub(crate) struct Extras {
     /// The bits of the kinds that the receiver keeps.
     kept: AtomicU32,
     owners: Owners,
+    zeros: Zeros,
+    instead: Instead,
     known: Mutex<Known>,
 }
 
@@ -89,7 +123,15 @@ impl Extras {
     pub(crate) fn new(asked: Option<Keeping>, owners: Owners, version: Version) -> Self {
         let kept = if version >= Version::V4 { UNTOLD } else { Kinds::ALWAYS.bits() };
         let nothing = Keeping { kinds: Kinds::ALWAYS, ..Keeping::default() };
-        Self { asked: asked.unwrap_or(nothing), kept: AtomicU32::new(kept), owners, known: Mutex::default() }
+        let (asked, kept) = (asked.unwrap_or(nothing), AtomicU32::new(kept));
+        let (zeros, instead) = (Zeros::default(), Instead::default());
+        Self { asked, kept, owners, zeros, instead, known: Mutex::default() }
+    }
+
+    /// What `config` and the user want of a receiver that speaks `version`.
+    pub(crate) fn of(config: &SenderConfig, asked: Option<Keeping>, version: Version) -> Self {
+        let SenderConfig { zeros, instead, .. } = config;
+        Self { zeros: *zeros, instead: *instead, ..Self::new(asked, config.owners.clone(), version) }
     }
 
     /// The receiver has said what it keeps; returns what entries lack that were sent before.
@@ -108,10 +150,11 @@ impl Extras {
 
     /// What becomes of holes.
     pub(crate) fn holes(&self) -> Holes {
-        match (self.asked.kinds.has_any(Kinds::HOLES), self.kinds().has_any(Kinds::HOLES)) {
-            (true, true) => Holes::Kept,
-            (true, false) => Holes::Lost,
-            (false, _) => Holes::Sent,
+        match (self.asked.kinds.has_any(Kinds::HOLES), self.kinds().has_any(Kinds::HOLES), self.zeros) {
+            (true, true, Zeros::Sent) => Holes::Kept,
+            (true, true, Zeros::MadeHoles) => Holes::Made,
+            (true, false, _) => Holes::Lost,
+            (false, ..) => Holes::Sent,
         }
     }
 
@@ -130,15 +173,17 @@ impl Extras {
         let is_as_seen = read.ctime == entry.ctime && read.inode == entry.inode;
         let has_any = entry.beside.xattrs.is_some() || !is_as_seen;
         let descriptor = Descriptor::Open(file.as_fd());
-        self.with_extra(read.metadata(), read.ids, has_any.then_some(descriptor))
+        let (metadata, lacks) = self.with_extra(read.metadata(), read.ids, has_any.then_some(descriptor));
+        (self.in_the_end(metadata, Form::Other, entry.beside.atime), lacks)
     }
 
     /// The metadata of an entry that is not opened.
     pub(crate) fn of_entry(&self, directory: &SourceDirectory, entry: &Entry) -> (Metadata, Lacks) {
-        let Beside { ids, xattrs } = &entry.beside;
+        let Beside { ids, xattrs, .. } = &entry.beside;
         let opened = directory.opened();
         let named = opened.fd().map(|directory| Named(directory, &entry.name)).filter(|_| xattrs.is_some());
-        self.with_extra(entry.metadata.clone(), *ids, named)
+        let (metadata, lacks) = self.with_extra(entry.metadata.clone(), *ids, named);
+        (self.in_the_end(metadata, Form::of(&entry.kind), entry.beside.atime), lacks)
     }
 
     /// The metadata of a directory itself.
@@ -146,22 +191,29 @@ impl Extras {
         &self,
         directory: &SourceDirectory,
         metadata: &Metadata,
-        Beside { ids, xattrs }: &Beside,
+        Beside { ids, atime, xattrs }: &Beside,
     ) -> (Metadata, Lacks) {
         let opened = directory.opened();
         let itself = opened.fd().map(Descriptor::Open).filter(|_| xattrs.is_some());
-        self.with_extra(metadata.clone(), *ids, itself)
+        let (metadata, lacks) = self.with_extra(metadata.clone(), *ids, itself);
+        (self.in_the_end(metadata, Form::Directory, *atime), lacks)
     }
 
     /// What is said of an entry by what the scan has seen, and the digest of its attributes.
-    pub(crate) fn seen(&self, metadata: &Metadata, beside: &Beside) -> (Metadata, Option<Box<[u8; 32]>>) {
+    pub(crate) fn seen(
+        &self,
+        form: Form,
+        metadata: &Metadata,
+        beside: &Beside,
+    ) -> (Metadata, Option<Box<[u8; 32]>>) {
         let kinds = self.kinds();
         let metadata = Metadata { extra: self.extra(beside.ids, Vec::new()), ..metadata.clone() };
-        match &beside.xattrs {
+        let (metadata, digest) = match &beside.xattrs {
             Some(mark) if kinds.has_any(Kinds::ANY_XATTR) => (metadata, mark.digest.map(Box::new)),
             Some(mark) => (Metadata { mode: mark.mode_without_acl, ..metadata }, None),
             None => (metadata, None),
-        }
+        };
+        (self.instead.of(metadata, form), digest)
     }
 
     /// What an entry lacks, by what the scan has seen, where it stays as it is at the target.
@@ -196,6 +248,15 @@ impl Extras {
         (Metadata { mode, extra: self.extra(ids, xattrs), ..metadata }, lacks)
     }
 
+    fn in_the_end(&self, metadata: Metadata, form: Form, atime: Timestamp) -> Metadata {
+        let metadata = self.instead.of(metadata, form);
+        if !self.kinds().has_any(Kinds::ATIME) {
+            return metadata;
+        }
+        let extra = metadata.extra.as_deref().cloned().unwrap_or_default();
+        Metadata { extra: Some(Arc::new(Extra { atime: Some(atime), ..extra })), ..metadata }
+    }
+
     /// What a receiver that does not know these kinds passes over without a word.
     fn count_early(&self, has: Kinds) {
         if !has.is_empty() && self.kept.load(Ordering::Relaxed) == UNTOLD {
@@ -224,7 +285,7 @@ impl Extras {
         let owner = kinds.has_any(Kinds::OWNER).then(|| remembered(known_users, ids.user, user));
         let group = kinds.has_any(Kinds::GROUP).then(|| remembered(known_groups, ids.group, group));
         let alone = xattrs.is_empty();
-        let extra = Arc::new(Extra { owner, group, xattrs });
+        let extra = Arc::new(Extra { owner, group, xattrs, atime: None });
         if alone && known.shared.len() < KNOWN_MAX {
             known.shared.insert(ids, Arc::clone(&extra));
         }
@@ -234,6 +295,43 @@ impl Extras {
     fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Takes extended attributes from the entries that have the most, until a batch's head is so many bytes shorter: since
+/// the scan there may have come more than fits. Returns what entries lack now.
+pub(crate) fn leave_out_xattrs(batch: &mut Batch, excess: usize) -> Vec<(RelPath, Lacks)> {
+    let bytes = |entry: &BatchEntry| entry.metadata().xattrs().iter().map(Xattr::bytes).sum::<usize>();
+    let mut most: Vec<_> =
+        batch.groups.iter().flat_map(|group| &group.entries).map(bytes).enumerate().collect();
+    most.sort_unstable_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let mut gained = 0;
+    let too_many = most.into_iter().take_while(|(_, bytes)| {
+        let is_over = gained < excess;
+        gained += bytes;
+        is_over
+    });
+    let too_many: HashSet<_> = too_many.map(|(number, _)| number).collect();
+    let entries = batch.groups.iter_mut().flat_map(|DirectoryGroup { directory, entries }| {
+        let directory = &*directory;
+        entries.iter_mut().map(move |entry| (directory, entry))
+    });
+    let left_out = entries.enumerate().filter(|(number, _)| too_many.contains(number));
+    left_out
+        .map(|(_, (directory, entry))| (path_of(directory, entry), without_xattrs(entry.metadata_mut())))
+        .collect()
+}
+
+fn path_of(directory: &RelPath, entry: &BatchEntry) -> RelPath {
+    entry.name().and_then(|name| directory.join(name).ok()).unwrap_or_else(|| directory.clone())
+}
+
+fn without_xattrs(metadata: &mut Metadata) -> Lacks {
+    let kinds = metadata.xattrs().iter().filter_map(|xattr| Kinds::of_xattr(&xattr.name));
+    let kinds = kinds.fold(Kinds::NONE, Kinds::and);
+    metadata.mode = mode_without_acl(metadata.mode, metadata.xattrs());
+    let rest = metadata.extra.as_deref().map(|extra| Extra { xattrs: Vec::new(), ..extra.clone() });
+    metadata.extra = rest.filter(|extra| !extra.is_empty()).map(Arc::new);
+    kinds.each().map(|kind| (kind, Lack::TooMuch)).collect()
 }
 
 fn remembered<K: Copy + Eq + Hash>(
@@ -276,6 +374,8 @@ impl Default for Extras {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zmove_types::Name;
+    use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
 
     #[derive(Debug)]
     struct Ann;
@@ -339,6 +439,34 @@ mod tests {
         );
     }
 
+    /// Attributes may grow between the scan, by which entries are packed, and the reading.
+    #[test]
+    fn attributes_that_do_not_fit_into_a_head_are_left_out_and_counted() {
+        let entry = |text: &str, bytes: usize| {
+            let acl: &[u8] = b"\x02\0\0\0\x01\0\x06\0\xFF\xFF\xFF\xFF\x04\0\x04\0\xFF\xFF\xFF\xFF";
+            let xattr = |name: &str, value| Xattr { name: name.as_bytes().into(), value };
+            let xattrs =
+                vec![xattr("system.posix_acl_access", acl.into()), xattr("user.a", vec![7; bytes].into())];
+            let extra = Some(Arc::new(Extra { owner: Some(account(7, "ann")), xattrs, ..Extra::default() }));
+            let metadata = Metadata { extra, ..Metadata::new(0o660, Timestamp::default()) };
+            BatchEntry::Directory(Name::from_bytes(text.as_bytes()).unwrap(), metadata)
+        };
+        let entries =
+            vec![entry("a", 1000), entry("b", 1_040_000), entry("c", 1_000_000), entry("d", 900_000)];
+        let directory = RelPath::from_bytes(b"d").unwrap();
+        let mut batch = Batch { groups: vec![DirectoryGroup { directory, entries }] };
+        let excess = batch.encode().len() - FRAME_HEAD_BYTES_MAX;
+        let lacks = leave_out_xattrs(&mut batch, excess);
+        assert!(batch.encode().len() <= FRAME_HEAD_BYTES_MAX);
+        let lacking = |kind| (kind, Lack::TooMuch);
+        let b = RelPath::from_bytes(b"d/b").unwrap();
+        assert_eq!(lacks, [(b, vec![lacking(Kinds::XATTRS), lacking(Kinds::ACLS)])]);
+        let left = batch.groups[0].entries[1].metadata();
+        assert_eq!((left.mode, left.xattrs()), (0o640, &[][..]), "its group gets no more than the list gave");
+        assert_eq!(left.extra.as_ref().unwrap().owner, Some(account(7, "ann")));
+        assert_eq!(batch.groups[0].entries[2].metadata().xattrs().len(), 2);
+    }
+
     #[test]
     fn what_an_old_receiver_does_not_keep_is_counted() {
         let home = tempfile::tempdir().unwrap();
@@ -348,7 +476,7 @@ mod tests {
         if rustix::fs::fsetxattr(&file, "user.a", b"x", rustix::fs::XattrFlags::empty()).is_err() {
             return eprintln!("skipped: no extended attributes at {}", path.display());
         }
-        let metadata = Metadata::new(0o644, zmove_types::Timestamp::default());
+        let metadata = Metadata::new(0o644, Timestamp::default());
         let read = |extras: &Extras| {
             let descriptor = Descriptor::Open(file.as_fd());
             extras.with_extra(metadata.clone(), Ids::default(), Some(descriptor))

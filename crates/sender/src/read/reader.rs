@@ -14,6 +14,7 @@ use zmove_chunk::{GroupHasher, Work};
 use zmove_disk::{DataFile, Direct, FileIo, Span, StorageThreads};
 use zmove_scan::Entry;
 use zmove_types::{Buffer, BufferPool, Cv, Doing, GROUP_BYTES, GroupSpan, ItemId, Kinds, Stopwatch};
+use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
 use zmove_wire::{Batch, FrameHeader, FrameKind};
 
 use crate::account::failure::FileError;
@@ -21,9 +22,10 @@ use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Unread};
 use crate::plan::queue::{Parcel, When};
 use crate::push::session::Session;
 use crate::read::entries::{EntryRead, EntryReader, read_file};
+use crate::read::extras::leave_out_xattrs;
 use crate::read::headcount::Headcount;
 use crate::read::read_ahead::{Filling, ReadPack};
-use crate::read::source::{FoundHoles, LargeSource, OpenedSource, Progress, SourceDirectory};
+use crate::read::source::{LargeSource, OpenedSource, Progress, SourceDirectory};
 use crate::send::cargo::{Cargo, Chunk, sealed};
 use crate::send::sent::{Sent, SentBatch};
 
@@ -202,12 +204,16 @@ impl Reader<'_> {
     }
 
     fn send_batch(&mut self, ReadPack { mut pack, filling }: ReadPack) {
-        let Filling { batch, mut buffer, filled, files, lacks } = filling;
+        let Filling { mut batch, mut buffer, filled, files, mut lacks } = filling;
+        let mut head = batch.encode();
+        if let Some(excess) = head.len().checked_sub(FRAME_HEAD_BYTES_MAX).filter(|excess| *excess > 0) {
+            lacks.extend(leave_out_xattrs(&mut batch, excess));
+            head = batch.encode();
+        }
         for (path, lacks) in lacks {
             self.session.account.lacking(&self.session.extras, &path, &lacks);
         }
         buffer.set_len(filled);
-        let head = batch.encode();
         let content = *blake3::hash(&head).as_bytes();
         let tries = pack.tries;
         let kind = if pack.basis == Basis::Known { FrameKind::Batch } else { FrameKind::Guess };
@@ -243,17 +249,20 @@ impl Reader<'_> {
         span: GroupSpan,
         again: Option<ItemId>,
     ) -> Result<(), FileError> {
-        let Session { account, extras, .. } = self.session;
-        let OpenedSource { file: opened, identity, holes } =
-            file.open(self.context.direct, extras.holes(), |opened, identity| {
+        let Session { account, extras, in_flight, .. } = self.session;
+        let OpenedSource { file: opened, identity, holes } = file.open(
+            self.context.direct,
+            extras.holes(),
+            || in_flight.is_stopping(),
+            |opened, identity| {
                 let (metadata, lacks) = extras.of_file(opened, identity, &file.entry);
                 account.lacking(extras, &file.target, &lacks);
                 metadata
-            })?;
-        if let Some(FoundHoles { bytes, lack }) = holes {
-            account.found_holes(bytes);
-            let lacks: Vec<_> = lack.map(|why| (Kinds::HOLES, why)).into_iter().collect();
-            account.lacking(extras, &file.target, &lacks);
+            },
+        )?;
+        account.found_holes(holes.bytes);
+        if let Some(why) = holes.lack {
+            account.lacking(extras, &file.target, &[(Kinds::HOLES, why)]);
         }
         if let Some(next) = file.skips_to(span) {
             self.session.queue.skip_groups(file, next);

@@ -14,12 +14,12 @@ use std::thread;
 
 use rustix::fs::{Mode, OFlags};
 use zmove_chunk::{Groups, merge_root, sparse_group_cv};
-use zmove_disk::{DataFile, Direct, FileIdentity, find_data};
+use zmove_disk::{DataFile, Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, SourceRoot};
 use zmove_types::{Cv, DataRanges, FileId, GroupSpan, Metadata, Name, RelPath, Root, Timestamp};
-use zmove_wire::Lack;
 
 use crate::account::failure::FileError;
+use crate::read::holes::{FoundHoles, Holes};
 
 /// The size and time of a source file, which stay the same as long as nobody changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,28 +149,8 @@ struct LargeState {
 pub(crate) struct OpenedSource {
     pub(crate) file: Arc<DataFile>,
     pub(crate) identity: FileIdentity,
-    /// The file's holes, found at the first opening.
-    pub(crate) holes: Option<FoundHoles>,
-}
-
-/// The holes of a file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FoundHoles {
-    /// How many bytes are not sent.
-    pub(crate) bytes: u64,
-    /// Why some, or all, are sent as zeros.
-    pub(crate) lack: Option<Lack>,
-}
-
-/// What becomes of holes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Holes {
-    /// Holes are kept.
-    Kept,
-    /// Holes are to be kept, and the receiver cannot: they are sent as zeros and counted.
-    Lost,
-    /// Holes are sent as zeros.
-    Sent,
+    /// What was found of its holes, at the first opening.
+    pub(crate) holes: FoundHoles,
 }
 
 /// The state of a file after a group was read.
@@ -234,11 +214,16 @@ impl LargeSource {
         &self,
         direct: Direct,
         holes: Holes,
+        stop: impl Fn() -> bool,
         carry: impl FnOnce(&File, &FileIdentity) -> Metadata,
     ) -> Result<OpenedSource, FileError> {
         let mut state = self.lock();
         if let Some((file, identity)) = &state.opened {
-            return Ok(OpenedSource { file: Arc::clone(file), identity: *identity, holes: None });
+            return Ok(OpenedSource {
+                file: Arc::clone(file),
+                identity: *identity,
+                holes: FoundHoles::default(),
+            });
         }
         let (file, identity) = self.directory.open_file(&self.entry.name)?;
         if identity.bytes != self.entry.size || (self.resumed && !self.is_as_scanned(&identity)) {
@@ -252,12 +237,19 @@ impl LargeSource {
             state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
         }
         let is_first = !std::mem::replace(&mut state.was_opened, true);
-        // How much storage it takes does not tell: attributes and what is reserved behind its end count, too.
-        let holes =
-            (is_first && holes != Holes::Sent).then(|| state.look_for_holes(&file, identity.bytes, holes));
+        let mut found = FoundHoles::default();
+        if is_first {
+            // How much storage it takes does not tell: attributes and what is reserved behind its end count, too.
+            let (data, lack) = holes.find((&file, identity.bytes), true, stop);
+            found.lack = lack;
+            if let Some(data) = data {
+                found.bytes = identity.bytes - data.data_bytes();
+                state.leave_out_holes(data, identity.bytes);
+            }
+        }
         let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
         state.opened = Some((Arc::clone(&file), identity));
-        Ok(OpenedSource { file, identity, holes })
+        Ok(OpenedSource { file, identity, holes: found })
     }
 
     /// Where it has data, if it has holes that are kept.
@@ -407,14 +399,8 @@ impl LargeSource {
 }
 
 impl LargeState {
-    /// Finds where the file has data. What cannot be looked for is read, which tells why.
-    fn look_for_holes(&mut self, file: &File, bytes: u64, holes: Holes) -> FoundHoles {
-        let (data, lost) = find_data(file, bytes).unwrap_or_default();
-        let lack = (lost > 0).then_some(Lack::TooMuch);
-        let Some(data) = data else { return FoundHoles { bytes: 0, lack } };
-        if holes == Holes::Lost {
-            return FoundHoles { bytes: 0, lack: Some(Lack::OldReceiver) };
-        }
+    /// Takes out of the file what is not `data`.
+    fn leave_out_holes(&mut self, data: DataRanges, bytes: u64) {
         let is_unread = |index: &u32| self.cvs.get(*index as usize).is_some_and(Option::is_none);
         let unread = data.groups().filter(is_unread).count();
         self.groups_unread = u32::try_from(unread).unwrap_or(u32::MAX);
@@ -424,8 +410,6 @@ impl LargeState {
             self.groups_unread = 1;
         }
         self.groups_unstored = self.groups_unread;
-        let found = FoundHoles { bytes: bytes - data.data_bytes(), lack };
         self.data = Some(Arc::new(data));
-        found
     }
 }

@@ -381,7 +381,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::push::session::Session;
     use crate::read::extras::Extras;
-    use crate::read::source::Holes;
+    use crate::read::holes::Holes;
     use crate::read::source::SourceDirectory;
 
     /// A new record, and the queue of its messages.
@@ -426,7 +426,7 @@ pub(crate) mod tests {
                 while arrived.load(Ordering::SeqCst) < 2 * (round + 1) {
                     std::hint::spin_loop();
                 }
-                let opened = file.open(Direct::default(), Holes::Kept, |_, read| read.metadata());
+                let opened = file.open(Direct::default(), Holes::Kept, || false, |_, read| read.metadata());
                 session.fail_large(file.id, &opened.err().unwrap());
             }
         };

@@ -34,6 +34,8 @@ pub(crate) struct SentFile {
     /// The hash of its contents, where they were read.
     pub(crate) root: Option<Root>,
     pub(crate) look: Look,
+    /// How many bytes of it are sent: what is not a hole.
+    pub(crate) data_bytes: u64,
     /// Whether the file was there already and only its metadata is sent.
     pub(crate) retouched: bool,
 }
@@ -43,7 +45,7 @@ impl Sent {
     pub(crate) fn data_bytes(&self) -> u64 {
         match self {
             Self::Batch(batch) => {
-                batch.files.iter().filter(|file| !file.retouched).map(|file| file.look.bytes).sum()
+                batch.files.iter().filter(|file| !file.retouched).map(|file| file.data_bytes).sum()
             }
             Self::Group(_, _, FrameKind::Same) => 0,
             Self::Group(file, span, _) => file.data_bytes_within(*span),
@@ -79,6 +81,6 @@ impl SentBatch {
 
     /// The bytes of these files.
     pub(crate) fn stored_bytes(&self) -> u64 {
-        self.stored_files().map(|file| file.look.bytes).sum()
+        self.stored_files().map(|file| file.data_bytes).sum()
     }
 }

@@ -28,7 +28,7 @@ struct Group<'d> {
 pub(super) struct Entry<'d> {
     /// The entry's number in the batch.
     pub(super) number: u32,
-    /// The contents, where the entry is a file.
+    /// The contents, or what there is of them beside holes, where the entry is a file.
     pub(super) bytes: &'d [u8],
     pub(super) entry: BatchEntry,
 }
@@ -98,7 +98,7 @@ impl<'d> Runs<'d> {
 
 fn take_data<'d>(entry: &BatchEntry, data: &mut &'d [u8]) -> &'d [u8] {
     let BatchEntry::File(file) = entry else { return &[] };
-    let (bytes, rest) = data.split_at(file.bytes as usize);
+    let (bytes, rest) = data.split_at(file.data_bytes());
     *data = rest;
     bytes
 }

@@ -84,7 +84,13 @@ fn metadata(mode: u32) -> Metadata {
 fn files(directory: &str, prefix: &str, count: u32) -> DirectoryGroup {
     let file = |number: u32| {
         let name = name(&format!("{prefix}{number}"));
-        BatchEntry::File(FileEntry { name, metadata: metadata(0o644), bytes: 1, root: file_root(b"x") })
+        BatchEntry::File(FileEntry {
+            name,
+            metadata: metadata(0o644),
+            bytes: 1,
+            root: file_root(b"x"),
+            data: None,
+        })
     };
     DirectoryGroup { directory: path(directory), entries: (0..count).map(file).collect() }
 }

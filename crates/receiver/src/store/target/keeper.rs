@@ -57,6 +57,7 @@ impl Keeper {
         Wanted {
             mode: metadata.mode,
             mtime,
+            atime: extra.and_then(|extra| extra.atime).filter(|_| rules.kinds.has_any(Kinds::ATIME)),
             owner: owner.map(|user| number(&self.users, user, |name| self.accounts.user_id(name))),
             group: group.map(|group| number(&self.groups, group, |name| self.accounts.group_id(name))),
             xattrs: metadata.xattrs(),

@@ -158,7 +158,7 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Gives a link its owner and the attributes that root sets; what it does not get is counted.
+    /// Gives a link its owner, and the attributes that root sets; what it does not get is counted.
     pub(crate) fn own_link(
         &self,
         directory: &OwnedFd,
@@ -166,7 +166,9 @@ impl TargetTree {
         metadata: &Metadata,
         at: At<'_>,
     ) -> io::Result<()> {
-        let wanted = self.keeper.wanted(&self.rules, metadata, None);
+        // its time is set already
+        let mtime = metadata.extra.as_ref().and_then(|extra| extra.atime).map(|_| metadata.mtime);
+        let wanted = self.keeper.wanted(&self.rules, metadata, mtime);
         let wanted = Wanted { kinds: wanted.kinds.common(Kinds::PRIVILEGED), ..wanted };
         if metadata.extra.is_none() && wanted.kinds.is_empty() {
             return Ok(());

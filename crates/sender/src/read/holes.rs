@@ -1,0 +1,62 @@
+//! What becomes of the holes of files, and where an opened file has any.
+
+use std::fs::File;
+
+use zmove_disk::{find_data, find_data_but_zeros};
+use zmove_types::DataRanges;
+use zmove_wire::Lack;
+
+/// What becomes of holes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holes {
+    /// Holes are kept.
+    Kept,
+    /// Holes are kept, and blocks of zeros become holes.
+    Made,
+    /// Holes are to be kept, and the receiver cannot: they are sent as zeros and counted.
+    Lost,
+    /// Holes are sent as zeros.
+    Sent,
+}
+
+/// What becomes of zeros that are allocated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Zeros {
+    /// Zeros are data like any other.
+    #[default]
+    Sent,
+    /// Blocks of 4 KiB of zeros become holes, where holes are kept; each file is read once more for that.
+    MadeHoles,
+}
+
+/// The holes of a large file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FoundHoles {
+    /// How many bytes are not sent.
+    pub(crate) bytes: u64,
+    /// Why some, or all, are sent as zeros.
+    pub(crate) lack: Option<Lack>,
+}
+
+impl Holes {
+    /// Where a file of so many bytes has data, if it has holes that are kept, or why they are not. A file that takes
+    /// as much storage as it is long is not asked: `may_have` is false. What cannot be looked for is read, which
+    /// tells why.
+    pub(crate) fn find(
+        self,
+        (file, bytes): (&File, u64),
+        may_have: bool,
+        stop: impl Fn() -> bool,
+    ) -> (Option<DataRanges>, Option<Lack>) {
+        let found = match self {
+            Self::Made => find_data_but_zeros(file, bytes, stop),
+            Self::Kept | Self::Lost if may_have => find_data(file, bytes),
+            Self::Kept | Self::Lost | Self::Sent => return (None, None),
+        };
+        match found {
+            Ok((Some(_), _)) if self == Self::Lost => (None, Some(Lack::OldReceiver)),
+            Ok((data, lost)) => (data, (lost > 0).then_some(Lack::TooMuch)),
+            Err(_) => (None, None),
+        }
+    }
+}
