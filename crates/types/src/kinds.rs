@@ -27,20 +27,22 @@ impl Kinds {
     pub const SPECIALS: Self = Self(1 << 7);
     /// Device files.
     pub const DEVICES: Self = Self(1 << 8);
+    /// Hard links: files that are one at the source are one at the target.
+    pub const LINKS: Self = Self(1 << 9);
 
     /// Everything that an extended attribute may be, access control lists among them.
     pub const ANY_XATTR: Self = Self::XATTRS.and(Self::ACLS).and(Self::PRIVILEGED);
     /// Both that ownership consists of.
     pub const OWNERSHIP: Self = Self::OWNER.and(Self::GROUP);
     /// What is kept where nothing is said.
-    pub const USUAL: Self = Self::MODE.and(Self::TIMES).and(Self::XATTRS).and(Self::ACLS);
+    pub const USUAL: Self = Self::MODE.and(Self::TIMES).and(Self::XATTRS).and(Self::ACLS).and(Self::LINKS);
     /// What there is to keep.
     pub const ALL: Self =
         Self::USUAL.and(Self::OWNERSHIP).and(Self::PRIVILEGED).and(Self::SPECIALS).and(Self::DEVICES);
     /// What every release has kept.
     pub const ALWAYS: Self = Self::MODE.and(Self::TIMES);
 
-    const NAMED: [(Self, &'static str); 9] = [
+    const NAMED: [(Self, &'static str); 10] = [
         (Self::MODE, "mode"),
         (Self::TIMES, "times"),
         (Self::OWNER, "owner"),
@@ -50,6 +52,7 @@ impl Kinds {
         (Self::PRIVILEGED, "privileged xattr"),
         (Self::SPECIALS, "special"),
         (Self::DEVICES, "device"),
+        (Self::LINKS, "hard link"),
     ];
 
     /// The set with these bits; bits without a meaning here are dropped.
@@ -130,7 +133,7 @@ mod tests {
     #[test]
     fn each_kind_has_one_bit_and_one_name() {
         let bits: Vec<_> = Kinds::ALL.each().map(Kinds::bits).collect();
-        assert_eq!(bits, (0..9).map(|bit| 1 << bit).collect::<Vec<_>>());
+        assert_eq!(bits, (0..10).map(|bit| 1 << bit).collect::<Vec<_>>());
         assert_eq!(Kinds::from_bits(u32::MAX), Kinds::ALL);
         assert_eq!(Kinds::OWNERSHIP.and(Kinds::ACLS).to_string(), "owner, group, acl");
     }

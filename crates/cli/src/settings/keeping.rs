@@ -28,6 +28,7 @@ fn wanted(args: &KeepingArgs) -> Kinds {
         (args.archive, KEPT),
         (args.acls, Kinds::ACLS),
         (args.xattrs, Kinds::XATTRS),
+        (args.hard_links, Kinds::LINKS),
         (args.owner || maps_users, Kinds::OWNER),
         (args.group || maps_groups, Kinds::GROUP),
         (args.special_files, Kinds::SPECIALS.and(Kinds::DEVICES)),
@@ -40,11 +41,12 @@ fn unwanted(args: &KeepingArgs) -> Kinds {
     let all = [
         (args.no_acls, Kinds::ACLS),
         (args.no_xattrs, Kinds::XATTRS.and(Kinds::PRIVILEGED)),
+        (args.no_hard_links, Kinds::LINKS),
         (args.no_owner, Kinds::OWNER),
         (args.no_group, Kinds::GROUP),
         (args.no_special_files, Kinds::SPECIALS.and(Kinds::DEVICES)),
     ];
-    // modes, times and links are always kept
+    // modes, times and symbolic links are always kept
     of(&all).and(typed).without(Kinds::ALWAYS)
 }
 
@@ -60,6 +62,7 @@ fn kinds(kind: KindArg) -> Kinds {
         KindArg::Owner => Kinds::OWNERSHIP,
         KindArg::Xattr => Kinds::XATTRS.and(Kinds::PRIVILEGED),
         KindArg::Acl => Kinds::ACLS,
+        KindArg::Links => Kinds::LINKS,
         KindArg::Specials => Kinds::SPECIALS,
         KindArg::Devices => Kinds::DEVICES,
         KindArg::All => KEPT,
@@ -106,9 +109,11 @@ mod tests {
             ("-A", usual, true),
             ("-og", usual.and(Kinds::OWNERSHIP), true),
             ("--preserve owner,acl --no-o", usual.and(Kinds::GROUP), true),
-            ("-a --no-preserve owner,xattr --no-D", Kinds::ALWAYS.and(Kinds::ACLS), true),
+            ("-H", usual, true),
+            ("-a --no-preserve owner,xattr,links --no-D", Kinds::ALWAYS.and(Kinds::ACLS), true),
             ("-D --no-preserve devices", usual.and(Kinds::SPECIALS), true),
-            ("--no-A --no-X", Kinds::ALWAYS, false),
+            ("--no-A --no-X", Kinds::ALWAYS.and(Kinds::LINKS), false),
+            ("--no-A --no-X --no-H", Kinds::ALWAYS, false),
             ("--no-preserve all", Kinds::ALWAYS, false),
             ("--chown ann:", usual.and(Kinds::OWNER), true),
             ("--groupmap *:7", usual.and(Kinds::GROUP), true),
