@@ -51,9 +51,8 @@ pub fn place_link(
     } else {
         Err(Errno::STALE.into())
     };
-    if placed.is_err() {
-        let _best_effort = rustix::fs::unlinkat(directory, hidden.as_os_str(), AtFlags::empty());
-    }
+    // A rename does nothing where another thread has just made the same link, and leaves the hidden name.
+    let _gone_as_a_rule = rustix::fs::unlinkat(directory, hidden.as_os_str(), AtFlags::empty());
     placed.map(|()| Linked::Made)
 }
 

@@ -52,13 +52,13 @@ pub(crate) enum Word {
 /// What is to be done with a name.
 #[derive(Debug)]
 pub(crate) enum Part {
-    /// It is to travel as any file.
+    /// The name travels as any file.
     File(Entry),
-    /// It is to travel as a link.
+    /// The name travels as a link.
     Link(Entry, Arc<FirstName>),
-    /// It has to wait for the first name.
+    /// The name waits for the first one.
     Waits,
-    /// It becomes a copy, for that reason.
+    /// The name becomes a copy, for that reason.
     Copy(Entry, Lack),
 }
 
@@ -66,7 +66,7 @@ pub(crate) enum Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Made {
     WherePossible,
-    /// It is of an older release.
+    /// The receiver is of an older release.
     Never,
 }
 
@@ -89,7 +89,7 @@ struct Group {
 
 #[derive(Debug)]
 enum First {
-    /// It is under way; these names wait for it.
+    /// The first name is under way, and these names wait for it.
     Awaited(Vec<(SourceDirectory, Entry)>),
     Named(Arc<FirstName>),
 }

@@ -44,11 +44,11 @@ pub(crate) struct SentFile {
 /// The part of a name among those of its file.
 #[derive(Clone, Debug)]
 pub(crate) enum NamePart {
-    /// It is the only one, or travels by itself.
+    /// The only name, or one that travels by itself.
     Alone,
-    /// It may be the first of others.
+    /// The name that may be the first of others.
     First(FileNumber),
-    /// It is to lead to the same file as the first one.
+    /// A name that is to lead to the same file as the first one.
     Link(Arc<FirstName>),
 }
 
