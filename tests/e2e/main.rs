@@ -44,6 +44,7 @@ mod journal;
 mod keys;
 mod limit;
 mod limits;
+mod links;
 mod manifest;
 mod many_lanes;
 mod metadata;

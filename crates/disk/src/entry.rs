@@ -33,6 +33,8 @@ pub struct FileIdentity {
     pub ids: Ids,
     /// Whether the entry is a regular file.
     pub regular: bool,
+    /// How many names it has.
+    pub names: u64,
 }
 
 impl FileIdentity {
@@ -67,6 +69,7 @@ impl FileIdentity {
             mode: stat.st_mode & 0o7777,
             ids: Ids { user: stat.st_uid, group: stat.st_gid },
             regular: FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
+            names: stat.st_nlink,
         }
     }
 }

@@ -11,7 +11,7 @@ use zmove_types::{
 };
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FileEntry, FileHead, FrameHeader, FrameKind,
-    Greeting, Role,
+    Greeting, LinkEntry, Role,
 };
 
 pub(crate) use messages::{control, to_receiver, to_sender};
@@ -67,6 +67,12 @@ fn sample_batch() -> Batch {
         BatchEntry::File(file),
         BatchEntry::Retouch(name("r"), metadata()),
         BatchEntry::Special(name("s"), metadata(), Special::Character(0x0103)),
+        BatchEntry::Link(LinkEntry {
+            name: name("h"),
+            metadata: metadata(),
+            bytes: 3,
+            first: path("run/7/a"),
+        }),
     ];
     Batch { groups: vec![DirectoryGroup { directory: path("run/7"), entries }] }
 }

@@ -33,6 +33,7 @@ use crate::store::rules::Rules;
 use crate::store::target::Seen;
 use crate::store::target::WriteAccess;
 use crate::store::target::keeper::Keeper;
+use crate::store::target::links::Claims;
 
 /// A preview under way.
 struct Preview {
@@ -69,6 +70,7 @@ pub(crate) async fn run(
         rules,
         keeper: Keeper::new(&config.accounts, None),
         times: KeptTimes::default(),
+        claims: Claims::new(&config.quota),
         quota: config.quota.clone(),
         stopping: AtomicBool::new(false),
     });

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, makedev, readlinkat, stat
 use rustix::io::Errno;
 use zmove_chunk::xattr_digest;
 use zmove_disk::{HasXattrs, Named, mode_without_acl};
-use zmove_types::{Ids, Kinds, Metadata, Name, Special, Timestamp};
+use zmove_types::{FileNumber, Ids, Kinds, Metadata, Name, Special, Timestamp};
 
 use crate::directory::Directory;
 use crate::error::{Operation, ScanError};
@@ -61,8 +61,19 @@ pub struct Entry {
     pub ctime: Timestamp,
     /// Whether the file takes less storage than its length, as a file with holes does, and one that is compressed.
     pub is_sparse: bool,
+    /// The file that it is a name of, where a file has more than one.
+    pub shared: Option<SharedFile>,
     /// The properties beside kind, size, mode and time.
     pub beside: Beside,
+}
+
+/// A regular file with several names, of which others may be entries too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedFile {
+    /// Which file it is.
+    pub number: FileNumber,
+    /// How many names it has.
+    pub names: u32,
 }
 
 /// What is seen of an entry beside kind, size, mode and time.
@@ -121,6 +132,7 @@ impl Entry {
             .map_err(failed(Operation::Stat))?;
         let kind = EntryKind::of(directory, raw_name, &stat).map_err(failed(Operation::ReadLink))?;
         let mut metadata = metadata_of(&stat);
+        let shared = (kind == EntryKind::File && stat.stx_nlink > 1).then(|| SharedFile::of(&stat));
         // a link has none that users may set, and a list of its own neither
         let kinds = match kind {
             EntryKind::Symlink(_) => {
@@ -137,8 +149,16 @@ impl Entry {
             inode: stat.stx_ino,
             ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
             is_sparse: is_sparse(&stat),
+            shared,
             beside,
         })
+    }
+}
+
+impl SharedFile {
+    fn of(stat: &Statx) -> Self {
+        let device = makedev(stat.stx_dev_major, stat.stx_dev_minor);
+        Self { number: FileNumber { device, inode: stat.stx_ino }, names: stat.stx_nlink }
     }
 }
 
@@ -225,6 +245,7 @@ pub(crate) const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::ATIME)
     .union(StatxFlags::CTIME)
     .union(StatxFlags::BLOCKS)
+    .union(StatxFlags::NLINK)
     .union(StatxFlags::UID)
     .union(StatxFlags::GID);
 

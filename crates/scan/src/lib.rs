@@ -40,7 +40,7 @@ mod walk;
 
 pub use config::{ScanConfig, ScanRoot};
 pub use directory::{Directory, FileSystems, SourceRoot};
-pub use entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, XattrMark};
+pub use entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, SharedFile, XattrMark};
 pub use error::{ListFault, Operation, ScanError};
 pub use histogram::{Extreme, Histogram, Share, Table, histogram};
 pub use identity::SourceIdentity;

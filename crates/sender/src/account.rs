@@ -73,6 +73,14 @@ impl Account {
         self.observer.on(&Event::Skipped { files: 0, bytes });
     }
 
+    /// Counts a name that leads to a file at the target now; `bytes` is the file's size.
+    pub(crate) fn linked(&self, bytes: u64) {
+        self.totals.linked.add(1);
+        self.totals.files.add(1);
+        self.observer.on(&Event::Stored { files: 1, bytes: 0 });
+        self.observer.on(&Event::Skipped { files: 0, bytes });
+    }
+
     /// Counts what the receiver has confirmed to be at the target.
     pub(crate) fn moved(&self, moved: &Moved) {
         let Moved { files, whole_bytes, bytes, shown } = *moved;

@@ -2,6 +2,7 @@
 
 pub(crate) mod gathered;
 pub(crate) mod guess;
+pub(crate) mod links;
 pub(crate) mod offers;
 pub(crate) mod pack;
 pub(crate) mod planner;

@@ -339,12 +339,13 @@ impl Running<'_> {
         let finished = ended.inspect_err(|_broken_off| leave(&session, lanes, run))?;
         let manifest = account.book().manifest.take();
         let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
-        let Earlier { files, bytes, partial_bytes, removed, resent, repeated, .. } = run.earlier;
+        let Earlier { files, linked, bytes, partial_bytes, removed, resent, repeated, .. } = run.earlier;
         // The part of what this session has resumed that another session of this run has brought.
         let resumed = account.totals.resumed.get();
         let resumed_own = resumed.min(partial_bytes);
         let summary = Summary {
             files: files + account.totals.files.get(),
+            linked: linked + account.totals.linked.get(),
             bytes: bytes + account.totals.bytes.get() + resumed_own,
             // Files that this run has moved before were found equal by its last session.
             skipped: account.totals.skipped.get().saturating_sub(files),

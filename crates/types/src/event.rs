@@ -125,6 +125,8 @@ pub enum EntryForm {
     Directory,
     /// A symbolic link, and the path it points to.
     Symlink(Box<[u8]>),
+    /// A further name of a file, and the path of the first one below the target.
+    Link(RelPath),
 }
 
 /// The progress of a push's stages at one moment. Bytes are of payload and count from the start.

@@ -47,6 +47,21 @@ pub enum BatchEntry {
     Retouch(Name, Metadata),
     /// A FIFO, socket or device; to a receiver that keeps such.
     Special(Name, Metadata, Special),
+    /// Another name of a file; to a receiver that keeps such.
+    Link(LinkEntry),
+}
+
+/// Another name of a file that is at the target under its first one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkEntry {
+    /// The name in the group's directory.
+    pub name: Name,
+    /// Mode and time of the file, by which its first name is known.
+    pub metadata: Metadata,
+    /// The file's size in bytes, likewise.
+    pub bytes: u64,
+    /// The path of the first name below the target root.
+    pub first: RelPath,
 }
 
 /// A small file.
@@ -178,6 +193,7 @@ impl BatchEntry {
             | Self::Symlink(_, metadata, _)
             | Self::Retouch(_, metadata)
             | Self::Special(_, metadata, _)
+            | Self::Link(LinkEntry { metadata, .. })
             | Self::File(FileEntry { metadata, .. }) => metadata,
         }
     }
@@ -191,6 +207,7 @@ impl BatchEntry {
             | Self::Symlink(name, _, _)
             | Self::Retouch(name, _)
             | Self::Special(name, _, _)
+            | Self::Link(LinkEntry { name, .. })
             | Self::File(FileEntry { name, .. }) => Some(name),
         }
     }
@@ -203,6 +220,7 @@ impl BatchEntry {
             | Self::Symlink(_, metadata, _)
             | Self::Retouch(_, metadata)
             | Self::Special(_, metadata, _)
+            | Self::Link(LinkEntry { metadata, .. })
             | Self::File(FileEntry { metadata, .. }) => metadata,
         }
     }
@@ -257,6 +275,11 @@ impl BatchEntry {
                 out.push(tag);
                 out.extend(device.to_le_bytes());
             }
+            Self::Link(LinkEntry { name, metadata, bytes, first }) => {
+                Self::encode_named(out, 7, name, metadata);
+                out.extend(bytes.to_le_bytes());
+                put_path(out, first);
+            }
         }
     }
 
@@ -284,6 +307,13 @@ impl BatchEntry {
             6 => {
                 let (tag, device) = (reader.u8()?, reader.u64()?);
                 Ok(Self::Special(name, metadata, special_of(tag, device)?))
+            }
+            7 => {
+                let (bytes, first) = (reader.u64()?, reader.path()?);
+                if first.is_root() {
+                    return Err(WireError::OutOfOrder { what: "the target directory as a file" });
+                }
+                Ok(Self::Link(LinkEntry { name, metadata, bytes, first }))
             }
             _ => Err(WireError::UnknownTag { what: "batch entry", tag }),
         }
@@ -476,11 +506,32 @@ mod tests {
         }
     }
 
+    #[test]
+    fn links_are_pinned_and_lead_to_a_path_below_the_target() {
+        let first = RelPath::from_bytes(b"d/f").unwrap();
+        let link = LinkEntry { name: name(b"l"), metadata: metadata(), bytes: 0x0102_0304_0506, first };
+        let entries = vec![BatchEntry::Link(link)];
+        let batch = Batch { groups: vec![DirectoryGroup { directory: RelPath::root(), entries }] };
+        let bytes = batch.encode();
+        let before = &bytes[..bytes.len() - 13];
+        assert_eq!(before[10..13], [7, 1, b'l']);
+        assert_eq!(bytes[before.len()..], [6, 5, 4, 3, 2, 1, 0, 0, 3, 0, b'd', b'/', b'f']);
+        assert_eq!(Batch::decode(&bytes, 0), Ok(batch));
+        let to = |path: &[u8]| {
+            let len = u16::try_from(path.len()).unwrap().to_le_bytes();
+            Batch::decode(&[before, &[0; 8], &len, path].concat(), 0).map(|_| ())
+        };
+        assert_eq!(to(b"a"), Ok(()));
+        for path in [&b""[..], b"..", b"../f", b"d/../f", b"/f", b"d//f", b"d/f/", b"d\0f"] {
+            assert!(to(path).is_err(), "{path:?}");
+        }
+    }
+
     fn any_entry() -> impl Strategy<Value = BatchEntry> {
         let any_name = "[a-z\u{e9}]{1,12}".prop_map(|text| name(text.as_bytes()));
         let any_metadata = (0..0o10000_u32, any::<i64>(), 0..1_000_000_000_u32)
             .prop_map(|(mode, seconds, nanos)| Metadata::new(mode, Timestamp { seconds, nanos }));
-        (any_name, any_metadata, any::<[u8; 32]>(), 0..1000_u32, 0..7_u8).prop_map(
+        (any_name, any_metadata, any::<[u8; 32]>(), 0..1000_u32, 0..8_u8).prop_map(
             |(name, meta, root, bytes, kind)| match kind {
                 0 => BatchEntry::Itself(meta),
                 1 => BatchEntry::Directory(name, meta),
@@ -488,6 +539,10 @@ mod tests {
                 3 => BatchEntry::Retouch(name, meta),
                 4 => BatchEntry::Special(name, meta, Special::Character(u64::from(bytes))),
                 5 => BatchEntry::Special(name, meta, Special::Fifo),
+                6 => {
+                    let first = RelPath::root().join(&name).unwrap();
+                    BatchEntry::Link(LinkEntry { name, metadata: meta, bytes: bytes.into(), first })
+                }
                 _ => {
                     BatchEntry::File(FileEntry { name, metadata: meta, bytes, root: Root(root), data: None })
                 }
@@ -619,7 +674,7 @@ mod tests {
         #[test]
         fn any_bytes_decode_or_fail(bytes in prop_oneof![
             proptest::collection::vec(any::<u8>(), 0..300),
-            proptest::collection::vec(0..6_u8, 0..300),
+            proptest::collection::vec(0..8_u8, 0..300),
         ]) {
             let _outcome = Batch::decode(&bytes, 0);
             let _outcome = FileHead::decode(&bytes);

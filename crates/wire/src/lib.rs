@@ -23,7 +23,7 @@ mod ranges;
 pub mod session;
 mod version;
 
-pub use batch::{Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead};
+pub use batch::{Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead, LinkEntry};
 pub use error::WireError;
 pub use extensions::{Extension, Extensions};
 pub use extra::XattrDigest;

@@ -12,13 +12,14 @@ pub(crate) struct KeepingArgs {
     /// some 15 bytes for each entry and two system calls at the receiver
     #[arg(short, long, help_heading = HEADING)]
     pub(crate) archive: bool,
-    /// Keep these too [default: mode, times, holes, xattr and acl; these two cost a system call for each entry and two
-    /// more for each attribute, holes one or two for each file that has any, the others nothing]
+    /// Keep these too [default: mode, times, links, holes, xattr and acl; links cost memory at the sender for each file
+    /// of which it has not seen all names, xattr and acl a system call for each entry and two more for each attribute,
+    /// holes one or two for each file that has any, the others nothing]
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', help_heading = HEADING)]
     pub(crate) preserve: Vec<KindArg>,
-    /// Do not keep these: attributes and access control lists at the target then stay as they are, holes become zeros,
-    /// modes are what the umask leaves (and no access control lists are kept), times are that of the push, so that the
-    /// next one sends all again unless it compares contents (-c)
+    /// Do not keep these: attributes and access control lists at the target then stay as they are, each name of a file
+    /// becomes a file, holes become zeros, modes are what the umask leaves (and no access control lists are kept), times
+    /// are that of the push, so that the next one sends all again unless it compares contents (-c)
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', help_heading = HEADING)]
     pub(crate) no_preserve: Vec<KindArg>,
     /// rsync's letter: keep access control lists (they are kept unless --no-A is given)
@@ -27,6 +28,9 @@ pub(crate) struct KeepingArgs {
     /// rsync's letter: keep extended attributes (those of users are kept unless --no-X is given)
     #[arg(short = 'X', long = "xattrs", help_heading = HEADING, hide_short_help = true)]
     pub(crate) xattrs: bool,
+    /// rsync's letter: keep hard links (they are kept unless --no-H is given)
+    #[arg(short = 'H', long = "hard-links", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) hard_links: bool,
     /// rsync's letter: keep owners
     #[arg(short = 'o', long = "owner", help_heading = HEADING, hide_short_help = true)]
     pub(crate) owner: bool,
@@ -66,6 +70,9 @@ pub(crate) struct KeepingArgs {
     /// Do not keep extended attributes
     #[arg(long = "no-X", alias = "no-xattrs", help_heading = HEADING, hide_short_help = true)]
     pub(crate) no_xattrs: bool,
+    /// Do not keep hard links: each name becomes a file
+    #[arg(long = "no-H", alias = "no-hard-links", help_heading = HEADING, hide_short_help = true)]
+    pub(crate) no_hard_links: bool,
     /// Do not keep owners
     #[arg(long = "no-o", alias = "no-owner", help_heading = HEADING, hide_short_help = true)]
     pub(crate) no_owner: bool,
@@ -117,6 +124,9 @@ pub(crate) enum KindArg {
     /// Access control lists
     #[value(alias = "acls")]
     Acl,
+    /// Hard links: names of one file
+    #[value(alias = "hard-links")]
+    Links,
     /// FIFOs and sockets
     Specials,
     /// Device files

@@ -11,6 +11,7 @@ pub(crate) fn lines(changes: &[Change]) -> String {
         let path = path(change);
         let link = match &change.form {
             EntryForm::Symlink(target) => format!(" -> {}", Escaped(target)),
+            EntryForm::Link(first) => format!(" => {first}"),
             EntryForm::File | EntryForm::Directory => String::new(),
         };
         let (sign, why) = match &change.kind {
@@ -32,9 +33,13 @@ pub(crate) fn as_json(change: &Change) -> Value {
     };
     let target = match &change.form {
         EntryForm::Symlink(target) => Some(Escaped(target).to_string()),
-        EntryForm::File | EntryForm::Directory => None,
+        _ => None,
     };
-    json!({ "event": what, "path": path(change), "why": why, "link": target })
+    let mut line = json!({ "event": what, "path": path(change), "why": why, "link": target });
+    if let EntryForm::Link(first) = &change.form {
+        line["hard_link"] = first.to_string().into();
+    }
+    line
 }
 
 fn path(change: &Change) -> String {
@@ -57,9 +62,12 @@ mod tests {
             change(ChangeKind::Added, "d/gr\u{fc}n\n\\".as_bytes(), EntryForm::File),
             change(changed(), b"caf\xe9\x1b", EntryForm::Directory),
             change(ChangeKind::Added, b"l", EntryForm::Symlink((*b"a\nb").into())),
+            change(ChangeKind::Added, b"h", EntryForm::Link(RelPath::from_bytes(b"d/f").unwrap())),
         ];
-        let expected = "+ ./\n+ d/gr\u{fc}n\\n\\\\\n~ caf\\xe9\\u{1b}/ (size, time)\n+ l -> a\\nb\n";
+        let expected =
+            "+ ./\n+ d/gr\u{fc}n\\n\\\\\n~ caf\\xe9\\u{1b}/ (size, time)\n+ l -> a\\nb\n+ h => d/f\n";
         assert_eq!(lines(&changes), expected);
+        assert_eq!(as_json(&changes[4])["hard_link"], json!("d/f"));
         let shown = as_json(&changes[2]);
         assert_eq!((&shown["event"], &shown["why"]), (&json!("changed"), &json!(["size", "time"])));
     }

@@ -112,6 +112,7 @@ fn extras(summary: &Summary, args: &PushArgs) -> String {
     };
     let counts = [
         (if summary.files > 0 && summary.preview.is_none() { summary.skipped } else { 0 }, there),
+        (summary.linked, "of the files are hard links to others"),
         (if summary.preview.is_none() { summary.removed } else { 0 }, "removed"),
         (summary.spared, "not removed (--max-delete)"),
         (summary.kept_by_change, "not removed (the source changed)"),
@@ -162,6 +163,7 @@ fn as_json(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> se
         "changed": summary.preview.map(|preview| preview.changed),
         "files": summary.files,
         "bytes": summary.bytes,
+        "hard_links": summary.linked,
         "skipped": summary.skipped,
         "bytes_resumed": summary.bytes_resumed,
         "bytes_matched": summary.bytes_matched,

@@ -95,6 +95,7 @@ fn inquiry() -> Inquiry {
         InquiredKind::File { bytes: 5 },
         InquiredKind::Directory,
         InquiredKind::Symlink { target: b"t".to_vec() },
+        InquiredKind::Link { bytes: 5, first: path("d/f") },
     ];
     let entries =
         kinds.map(|kind| InquiredEntry { name: name("e"), kind, metadata: metadata.clone() }).into();

@@ -7,8 +7,10 @@ use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
-use zmove_disk::{Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn, is_special_at};
-use zmove_types::{Name, RelPath};
+use zmove_disk::{
+    Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn, is_special_at, number_at,
+};
+use zmove_types::{Kinds, Name, RelPath};
 use zmove_wire::{
     Compare, Differences, FaultCode, Finding, Findings, InquiredEntry, InquiredKind, InquiredMetadata,
     Inquiry, Operation, Overwrite,
@@ -17,6 +19,7 @@ use zmove_wire::{
 use crate::quota::Quota;
 use crate::store::rules::Rules;
 use crate::store::target::keeper::Keeper;
+use crate::store::target::links::Claims;
 use crate::store::target::tree::{Xattrs, contents_root};
 use crate::store::target::{Seen, renamed};
 
@@ -27,6 +30,7 @@ pub(crate) struct Previewer {
     pub(crate) rules: Rules,
     pub(crate) keeper: Keeper,
     pub(crate) times: KeptTimes,
+    pub(crate) claims: Claims,
     pub(crate) quota: Quota,
     pub(crate) stopping: AtomicBool,
 }
@@ -124,12 +128,15 @@ impl Previewer {
             (InquiredKind::Directory, _) if self.rules.overwrite == Overwrite::Nothing => {
                 Finding::Fails(Operation::MakeDirectory, FaultCode::os(&Errno::NOTDIR.into()))
             }
-            (InquiredKind::File { .. } | InquiredKind::Symlink { .. } | InquiredKind::Special(_), _)
-                if self.rules.overwrite == Overwrite::Nothing =>
+            (_, _)
+                if !matches!(entry.kind, InquiredKind::Directory)
+                    && self.rules.overwrite == Overwrite::Nothing =>
             {
                 Finding::Stays
             }
-            (InquiredKind::File { .. }, FileType::Directory) => in_the_way(Operation::Rename),
+            (InquiredKind::File { .. } | InquiredKind::Link { .. }, FileType::Directory) => {
+                in_the_way(Operation::Rename)
+            }
             (InquiredKind::Special(_), FileType::Directory) => in_the_way(Operation::Create),
             (InquiredKind::Special(special), _) if is_special_at(directory.as_fd(), name, *special) => {
                 let wanted = InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
@@ -139,6 +146,15 @@ impl Previewer {
             (InquiredKind::File { bytes }, FileType::RegularFile) => {
                 let wanted = InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
                 self.look_at_file(turn, directory, name, &there, *bytes, &wanted)
+            }
+            (InquiredKind::Link { bytes, first }, FileType::RegularFile) => {
+                let wanted = InquiredMetadata(self.rules.of_file(wanted).into_owned(), digest.clone());
+                if self.is_one((directory, name), first) {
+                    let alone = FileIdentity { names: 1, ..there };
+                    self.look_at_file(turn, directory, name, &alone, *bytes, &wanted)
+                } else {
+                    Finding::Differs(Differences::LINKS)
+                }
             }
             (InquiredKind::Symlink { target }, FileType::Symlink) => {
                 self.look_at_link(directory, name, &there, target, &entry.metadata)
@@ -163,6 +179,10 @@ impl Previewer {
         if there.bytes != bytes {
             return Finding::Differs(differences.and(Differences::SIZE));
         }
+        let keeps_links = self.rules.kinds.has_any(Kinds::LINKS);
+        if keeps_links && self.claims.is_of_another(directory, name, there) {
+            return Finding::Differs(differences.and(Differences::LINKS));
+        }
         match self.rules.compare {
             Compare::Quick => changed(differences),
             Compare::Checksum => contents_root(directory.as_fd(), name, || turn.is_over())
@@ -170,6 +190,14 @@ impl Previewer {
                     Finding::Contents(differences, root)
                 }),
         }
+    }
+
+    /// Whether a name leads to the same file as the first one of its group.
+    fn is_one(&self, (directory, name): (&OwnedFd, &Name), first: &RelPath) -> bool {
+        let (Some(parent), Some(first)) = (first.parent(), first.file_name()) else { return false };
+        let Place::There(from) = self.place(&parent) else { return false };
+        let number = number_at(directory, name.as_os_str());
+        matches!((number, number_at(from, first.as_os_str())), (Ok(one), Ok(other)) if one == other)
     }
 
     fn look_at_link(

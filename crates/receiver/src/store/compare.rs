@@ -168,6 +168,7 @@ fn judge(
     }
     match target.rules.compare {
         // A file that is not remembered could get the source's time with what somebody else has written since.
+        Compare::Checksum if target.is_of_another(opened, name, &there) => Verdict::Need,
         Compare::Checksum if !target.judged.remember(opened, name, &there) => Verdict::Need,
         Compare::Checksum => {
             contents_root(opened.as_fd(), name, || turn.is_over()).map_or(Verdict::Need, Verdict::Compare)

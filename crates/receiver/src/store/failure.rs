@@ -28,7 +28,7 @@ pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, Fa
             (operation, FaultCode::DirectoryInTheWay)
         }
         (Operation::OpenInPlace, Some(Errno::WOULDBLOCK)) => (operation, FaultCode::Locked),
-        (Operation::Verify, Some(Errno::STALE)) => (operation, FaultCode::Replaced),
+        (Operation::Verify | Operation::Link, Some(Errno::STALE)) => (operation, FaultCode::Replaced),
         (Operation::Verify, Some(Errno::BUSY)) => (operation, FaultCode::Changed),
         _ => (operation, FaultCode::os(error)),
     }

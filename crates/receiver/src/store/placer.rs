@@ -17,11 +17,11 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Staged, StagingDirectory, Task, Tree, Turn, place_symlink,
+    ContentsWriter, FileIdentity, Linked, Staged, StagingDirectory, Task, Tree, Turn, place_symlink,
     remove_abandoned, write_data,
 };
 use zmove_types::{Metadata, Name, RelPath};
-use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, Operation, Overwrite};
+use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, LinkEntry, Operation, Overwrite};
 
 use crate::sharing::Lock;
 use crate::store::failure::{ALREADY_THERE, Failure, again, failed_to, failure, is_no_room};
@@ -376,12 +376,37 @@ impl<'a> Placer<'a> {
                 let hidden = HiddenFile { directory: Arc::clone(path), hidden, small };
                 transfer.publisher.add_file(hidden, failed_flushes);
             }
+            BatchEntry::Link(link) => return self.place_link(opened, path, batch, (*number, link)),
             BatchEntry::Retouch(name, metadata) => {
                 let name = transfer.target.name(path, name);
                 let metadata = transfer.target.rules.of_file(metadata);
                 transfer.target.retouch(directory, name, &metadata, At(path, Some(name)))?;
                 transfer.target.count_beyond_range(metadata.mtime, || FileIdentity::at(directory, name));
             }
+        }
+        Ok(())
+    }
+
+    /// Gives another name to a file that has been published: the flush of this generation then makes it durable.
+    fn place_link(
+        &mut self,
+        opened: &Opened,
+        path: &RelPath,
+        batch: &PendingBatch,
+        (number, link): (u32, &LinkEntry),
+    ) -> Result<(), Failure> {
+        let target = &self.transfer.target;
+        let (parent, first) = (link.first.parent(), link.first.file_name());
+        let (Some(parent), Some(first)) = (parent, first) else { return Ok(()) };
+        let name = target.name(path, &link.name);
+        if target.may_not_be_replaced(&opened.directory, name, link.metadata.mtime) {
+            batch.fault(number, ALREADY_THERE);
+            return Ok(());
+        }
+        let from = self.directories.as_it_is(&parent).map_err(failed_to(Operation::Link))?;
+        match target.place_link((&from, &first), (&opened.directory, name), link)? {
+            Linked::Made => self.transfer.meter.stored(1),
+            Linked::There => batch.fault(number, ALREADY_THERE),
         }
         Ok(())
     }

@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
     use crate::plan::pack::Pack;
-    use crate::send::sent::{SentBatch, SentFile};
+    use crate::send::sent::{NamePart, SentBatch, SentFile};
 
     fn look(bytes: u64) -> Look {
         Look { bytes, mtime: Timestamp { seconds: 7, nanos: 8 } }
@@ -137,6 +137,7 @@ mod tests {
             look: look(5),
             data_bytes: 5,
             retouched: false,
+            part: NamePart::Alone,
         };
         Sent::Batch(SentBatch { pack: Pack::of(Vec::new()), files: vec![file], faults: Vec::new() })
     }

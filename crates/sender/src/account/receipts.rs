@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -20,10 +20,11 @@ use crate::account::heard::{Heard, not_empty};
 use crate::control;
 use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
+use crate::plan::links::{FirstName, Word};
 use crate::plan::resend;
 use crate::push::session::Session;
 use crate::read::extras::Extras;
-use crate::send::sent::{Sent, SentBatch};
+use crate::send::sent::{NamePart, Sent, SentBatch};
 
 /// Takes the receiver's messages about work in flight, and its replies to questions.
 pub(crate) struct Receipts {
@@ -55,6 +56,8 @@ impl Receipts {
 
     /// Takes a message; returns the last one, `Finished`, when it is that.
     pub(crate) fn take(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
+        let session = Arc::clone(&self.session);
+        let _entering = session.entering.lock().unwrap_or_else(PoisonError::into_inner);
         match message {
             ToSender::Answer(answer) => self.reply_sender.reply(Reply::Answer(answer))?,
             ToSender::Held(held) => {
@@ -120,6 +123,7 @@ impl Receipts {
         if let Some(bytes) = settled.unpublished_bytes {
             self.session.account.show(0, bytes);
         }
+        settled.words.into_iter().try_for_each(|word| self.reply_sender.reply(Reply::Link(word)))?;
         self.session.account.totals.bytes_settled.add(settled.data_bytes);
         match settled.work {
             Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0)?,
@@ -192,14 +196,25 @@ impl Receipts {
         let faults: Vec<_> = batch.faults.iter().map(|fault| located(batch, *fault)).collect();
         let kept: HashMap<_, _> = faults.iter().map(|fault| (&fault.path, fault.code)).collect();
         for file in &batch.files {
-            match kept.get(&file.path) {
-                Some(FaultCode::AlreadyThere) => account.skipped(&file.path, file.look),
-                Some(_) => {}
-                None if file.retouched => {
+            let fault = kept.get(&file.path);
+            if let NamePart::First(number) = file.part
+                && fault.is_none_or(|code| *code == FaultCode::AlreadyThere)
+            {
+                let first = FirstName { path: file.path.clone(), root: file.root };
+                self.reply_sender.reply(Reply::Link(Word::Named(number, first)))?;
+            }
+            match (fault, &file.part) {
+                (Some(FaultCode::AlreadyThere), _) => account.skipped(&file.path, file.look),
+                (Some(_), _) => {}
+                (None, NamePart::Link(first)) => {
+                    account.linked(file.look.bytes);
+                    account.book().confirm(&file.path, first.root.as_ref());
+                }
+                (None, _) if file.retouched => {
                     account.skipped(&file.path, file.look);
                     account.book().confirm(&file.path, file.root.as_ref());
                 }
-                None => {
+                (None, _) => {
                     account.book().confirm(&file.path, file.root.as_ref());
                     files += 1;
                     bytes += file.data_bytes;
@@ -209,8 +224,11 @@ impl Receipts {
         }
         account.found_holes(holes);
         account.moved(&Moved { files, whole_bytes: bytes, bytes, shown });
-        let failed = faults.into_iter().filter(|fault| fault.code != FaultCode::AlreadyThere);
-        failed.for_each(|fault| account.fail(&FileError::Receiver(fault)));
+        let told = batch.faults.iter().zip(faults);
+        let failed = told.filter(|(entry, fault)| {
+            fault.code != FaultCode::AlreadyThere && batch.coming_back(entry).is_none()
+        });
+        failed.for_each(|(_, fault)| account.fail(&FileError::Receiver(fault)));
         Ok(())
     }
 
@@ -229,6 +247,10 @@ impl Receipts {
         }
         self.session.account.moved(&Moved { files: 1, whole_bytes: file.data_bytes(), ..Moved::default() });
         self.session.account.book().confirm(&file.target, file.root().as_ref());
+        if let Some(shared) = file.entry.shared {
+            let first = FirstName { path: file.target.clone(), root: file.root() };
+            self.reply_sender.reply(Reply::Link(Word::Named(shared.number, first)))?;
+        }
         Ok(())
     }
 

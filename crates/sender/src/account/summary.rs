@@ -14,6 +14,8 @@ pub struct Summary {
     pub files: u64,
     /// Bytes of the files counted in `files`.
     pub bytes: u64,
+    /// The files among `files` that are a further name of another: a hard link, for which no data was sent.
+    pub linked: u64,
     /// Files that were equal at the target already.
     pub skipped: u64,
     /// Bytes of large files that had come in an earlier transfer and were not sent again.

@@ -25,6 +25,8 @@ pub(crate) struct Totals {
     /// The part of `bytes_handed_over` that the receiver has settled, stored or not.
     pub(crate) bytes_settled: Count,
     pub(crate) skipped: Count,
+    /// The files among `files` that have become another name of a file at the target.
+    pub(crate) linked: Count,
     pub(crate) resumed: Count,
     pub(crate) matched: Count,
     pub(crate) specials: Count,
@@ -76,6 +78,7 @@ impl Totals {
             files: self.files.get(),
             bytes: self.bytes.get(),
             skipped: self.skipped.get(),
+            linked: self.linked.get(),
             bytes_matched: self.matched.get(),
             specials: self.specials.get(),
             not_kept: self.not_kept(),

@@ -10,6 +10,8 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, unbounded};
 use zmove_wire::limits::{INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX};
 use zmove_wire::{Answer, Findings, Held, TargetState, ToSender, WireError};
 
+use crate::plan::links::Word;
+
 /// The end at which replies are taken.
 #[derive(Debug)]
 pub(crate) struct Replies {
@@ -19,13 +21,15 @@ pub(crate) struct Replies {
     pub(crate) mirror: Receiver<ToSender>,
 }
 
-/// A reply about offers; they come in the receiver's order.
+/// A reply about offers and links; they come in the receiver's order.
 #[derive(Debug)]
 pub(crate) enum Reply {
     /// Groups that the receiver holds of one file.
     Held(Held),
     /// The verdicts on all files of an offer.
     Answer(Answer),
+    /// The outcome of a name of a file that has several.
+    Link(Word),
 }
 
 /// A reply that has not been taken yet.
@@ -73,6 +77,7 @@ impl ReplySender {
         let weight = 1 + match &reply {
             Reply::Held(held) => held.cvs.len(),
             Reply::Answer(answer) => answer.verdicts.len(),
+            Reply::Link(_) => 0,
         };
         if self.waiting.fetch_add(weight, Ordering::Relaxed) + weight > WAITING_MAX {
             return Err(WireError::OutOfOrder { what: "more answers than there are offers" });

@@ -9,12 +9,14 @@
 //! at the end of a full pack moves on into the next.
 
 use std::ops::Add;
+use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use zmove_scan::{Beside, Entry, EntryKind, Found};
 use zmove_types::{GROUP_BYTES, Metadata, RelPath, Root};
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 
+use crate::plan::links::FirstName;
 use crate::read::source::SourceDirectory;
 
 /// A file that could not be read, of which it is not known whether the target needs it.
@@ -66,6 +68,8 @@ pub(crate) enum PackEntry {
     Compare(Entry, Root),
     /// A file of any size whose contents are at the target already, and whose other metadata are not.
     Retouch(Entry),
+    /// Another name of a file that is at the target under its first one.
+    Link(Entry, Arc<FirstName>),
 }
 
 impl PackEntry {
@@ -73,7 +77,9 @@ impl PackEntry {
     pub(crate) fn entry(&self) -> Option<&Entry> {
         match self {
             Self::Itself(..) => None,
-            Self::Within(entry) | Self::Compare(entry, _) | Self::Retouch(entry) => Some(entry),
+            Self::Within(entry) | Self::Compare(entry, _) | Self::Retouch(entry) | Self::Link(entry, _) => {
+                Some(entry)
+            }
         }
     }
 
@@ -90,16 +96,19 @@ impl PackEntry {
         let (Self::Itself(_, beside)
         | Self::Within(Entry { beside, .. })
         | Self::Compare(Entry { beside, .. }, _)
+        | Self::Link(Entry { beside, .. }, _)
         | Self::Retouch(Entry { beside, .. })) = self;
         beside.xattrs.as_ref().map_or(0, |mark| mark.bytes)
     }
 
     /// How many bytes the entry's name and link target have.
     pub(crate) fn text_bytes(&self) -> usize {
-        self.entry().map_or(0, |entry| match &entry.kind {
-            EntryKind::Symlink(target) => entry.name.as_bytes().len() + target.len(),
-            _ => entry.name.as_bytes().len(),
-        })
+        let first = if let Self::Link(_, first) = self { first.path.as_bytes().len() } else { 0 };
+        first
+            + self.entry().map_or(0, |entry| match &entry.kind {
+                EntryKind::Symlink(target) => entry.name.as_bytes().len() + target.len(),
+                _ => entry.name.as_bytes().len(),
+            })
     }
 
     /// The entry's path below the target, if it is one of this `directory`.
@@ -302,16 +311,21 @@ impl Pack {
         self.groups.iter().map(|group| group.load().head_bytes as u64).sum()
     }
 
-    /// The target path of an entry, by its number over all groups; `None` past the end.
-    pub(crate) fn target_path(&self, entry: u32) -> Option<RelPath> {
-        let mut left = usize::try_from(entry).ok()?;
+    /// An entry, by its number over all groups, and its directory.
+    pub(crate) fn entry(&self, number: u32) -> Option<(&SourceDirectory, &PackEntry)> {
+        let mut left = usize::try_from(number).ok()?;
         for group in &self.groups {
             if let Some(entry) = group.entries.get(left) {
-                return Some(entry.target_path(&group.directory));
+                return Some((&group.directory, entry));
             }
             left -= group.entries.len();
         }
         None
+    }
+
+    /// The target path of an entry, by its number over all groups; `None` past the end.
+    pub(crate) fn target_path(&self, entry: u32) -> Option<RelPath> {
+        self.entry(entry).map(|(directory, entry)| entry.target_path(directory))
     }
 
     /// Closes the pack's directories while it waits for its receipt.

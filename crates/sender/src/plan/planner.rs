@@ -5,17 +5,18 @@
 //! thousand, many offers at once; directories and links are always sent, because placing one that is there is no work.
 //! Until the target is known a little is sent as a guess, which saves a round trip where it is right.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
-use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem};
-use zmove_types::{Cv, Event, GROUP_BYTES, RelPath, Root};
-use zmove_wire::{Compare, OfferWith, TargetState, ToReceiver};
+use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile};
+use zmove_types::{Cv, Event, FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
+use zmove_wire::{Compare, Lack, OfferWith, TargetState, ToReceiver};
 
 use crate::control::replies::{QueuedReply, Replies, Reply};
 use crate::mirror::{self, Mirror};
 use crate::plan::guess::Guess;
+use crate::plan::links::{FirstName, Links, Made, NoLink, Part, Word};
 use crate::plan::offers::{Answered, Offering};
 use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, Unread};
 use crate::plan::queue::{Parcel, When};
@@ -44,11 +45,13 @@ pub(crate) fn plan_all(
         packer: Packer::new(batch_files_max),
         guess: Some(Guess::new(task.compare, unread_in)),
         offering: None,
+        links: Links::default(),
     };
     planner.take_scan(scan, replies);
     planner.take_unread(&unread);
     planner.take_last_replies(&replies.offers);
     planner.flush_pack();
+    planner.take_last_links(&replies.offers);
     // Where nothing was at the target, nothing is there alone.
     let mirror = task.mirror.as_ref().filter(|_| planner.offering.is_some());
     mirror.inspect(|_| session.in_flight.withhold_end());
@@ -70,6 +73,7 @@ struct Planner<'a> {
     guess: Option<Guess>,
     /// Set while files have to be offered.
     offering: Option<Offering>,
+    links: Links,
 }
 
 impl Planner<'_> {
@@ -95,6 +99,7 @@ impl Planner<'_> {
                 default(PACK_PATIENCE) => {
                     self.flush_pack();
                     self.flush_offers();
+                    self.replace_failed_names(&replies.offers);
                 }
             }
         }
@@ -105,6 +110,7 @@ impl Planner<'_> {
     fn is_full(&self) -> bool {
         self.offering.as_ref().is_some_and(|offering| !offering.may_offer())
             || self.guess.as_ref().is_some_and(|guess| !guess.held.is_empty())
+            || self.links.is_full()
     }
 
     /// Goes on with the entries that were held back until the state of the target is known.
@@ -169,6 +175,35 @@ impl Planner<'_> {
         }
     }
 
+    /// Waits until the last links have been made: they are sent when the first names of their files are at the target.
+    fn take_last_links(&mut self, offers: &Receiver<QueuedReply>) {
+        while !self.session.in_flight.is_stopping() && !self.links.is_done() {
+            match offers.recv_timeout(PACK_PATIENCE) {
+                Ok(reply) => self.take_reply(reply.take()),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.flush_pack();
+                    self.replace_failed_names(offers);
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        self.flush_pack();
+    }
+
+    /// Where nothing is under way any more, first names for which others wait have failed: the next ones are sent.
+    fn replace_failed_names(&mut self, offers: &Receiver<QueuedReply>) {
+        let entering = self.session.entering.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_idle = !self.links.is_done()
+            && self.offering.as_ref().is_none_or(Offering::is_done)
+            && self.session.in_flight.is_idle()
+            && offers.is_empty();
+        drop(entering);
+        if is_idle {
+            self.links.next_first().into_iter().for_each(|(directory, entry)| self.need(&directory, entry));
+            self.flush_pack();
+        }
+    }
+
     fn take_item(&mut self, item: ScanItem) {
         match item {
             ScanItem::Root { directory, metadata, beside } => {
@@ -194,10 +229,72 @@ impl Planner<'_> {
         if !self.session.account.can_carry(&self.session.extras, directory, &entry) {
             return;
         }
-        if let (EntryKind::Special(_), Some(guess)) = (&entry.kind, &mut self.guess) {
+        let shared = entry.shared.filter(|_| self.session.extras.wants_links());
+        let is_special = matches!(entry.kind, EntryKind::Special(_));
+        if let Some(guess) = self.guess.as_mut().filter(|_| is_special || shared.is_some()) {
             // a receiver of an older release would break off
             return guess.hold(directory, entry);
         }
+        match shared {
+            Some(shared) => self.take_name(directory, entry, shared),
+            None => self.take_alone(directory, entry),
+        }
+    }
+
+    /// Plans a name of a file that may have others.
+    fn take_name(&mut self, directory: &SourceDirectory, entry: Entry, shared: SharedFile) {
+        let keeps = self.session.extras.kinds().has_any(Kinds::LINKS);
+        let made = if keeps { Made::WherePossible } else { Made::Never };
+        match self.links.take(directory, entry, shared, made) {
+            Part::File(entry) => self.take_alone(directory, entry),
+            Part::Copy(entry, why) => {
+                self.lacks_link(directory, &entry, why);
+                self.take_alone(directory, entry);
+            }
+            Part::Link(entry, first) => self.pack(directory, PackEntry::Link(entry, first)),
+            Part::Waits => {}
+        }
+    }
+
+    fn lacks_link(&self, directory: &SourceDirectory, entry: &Entry, why: Lack) {
+        let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
+        self.session.account.lacking(&self.session.extras, &path, &[(Kinds::LINKS, why)]);
+    }
+
+    fn take_word(&mut self, word: Word) {
+        match word {
+            Word::Named(number, first) => self.name(number, first),
+            Word::Heard(links) => self.links.heard(links),
+            Word::Changed(directory, entry) => self.need(&directory, entry),
+            Word::Unlinked(directory, entry, tried, code) => {
+                let why = NoLink::of(code);
+                why.lack().inspect(|why| self.lacks_link(&directory, &entry, *why));
+                let number = entry.shared.map(|shared| shared.number);
+                let part = match (why, number) {
+                    (NoLink::Lost | NoLink::Full(_), Some(number)) => {
+                        self.links.unlinked(&directory, entry, (number, &tried))
+                    }
+                    _ => Part::File(Entry { shared: None, ..entry }),
+                };
+                match part {
+                    Part::File(entry) | Part::Copy(entry, _) => self.need(&directory, entry),
+                    Part::Link(entry, first) => self.pack(&directory, PackEntry::Link(entry, first)),
+                    Part::Waits => {}
+                }
+            }
+        }
+    }
+
+    /// Plans the links to a file that is at the target.
+    fn name(&mut self, number: FileNumber, first: FirstName) {
+        let (first, names) = self.links.named(number, first);
+        for (directory, entry) in names {
+            self.pack(&directory, PackEntry::Link(entry, Arc::clone(&first)));
+        }
+    }
+
+    /// Plans an entry that travels by itself.
+    fn take_alone(&mut self, directory: &SourceDirectory, entry: Entry) {
         if entry.kind != EntryKind::File {
             self.need(directory, entry);
         } else if let Some(offering) = &mut self.offering {
@@ -267,10 +364,11 @@ impl Planner<'_> {
     }
 
     fn take_reply(&mut self, reply: Reply) {
-        let Some(offering) = &mut self.offering else { return };
-        let answered = match reply {
-            Reply::Held(held) => offering.take_held(&held).into_iter().collect(),
-            Reply::Answer(answer) => offering.take_answer(answer),
+        let answered = match (reply, &mut self.offering) {
+            (Reply::Link(word), _) => return self.take_word(word),
+            (Reply::Held(held), Some(offering)) => offering.take_held(&held).into_iter().collect(),
+            (Reply::Answer(answer), Some(offering)) => offering.take_answer(answer),
+            (_, None) => return,
         };
         for (directory, entry, answered) in answered {
             match answered {
@@ -283,6 +381,9 @@ impl Planner<'_> {
                     let lacks = self.session.extras.lacks_of(&entry);
                     self.session.account.lacking(&self.session.extras, &path, &lacks);
                     self.session.account.skipped(&path, Look::of(&entry));
+                    if let Some(shared) = entry.shared {
+                        self.name(shared.number, FirstName { path, root: None });
+                    }
                 }
             }
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_chunk::read_root;
 use zmove_scan::{Beside, Entry, EntryBatch, EntryKind, Scan, ScanItem};
-use zmove_types::{Change, ChangeKind, EntryForm, Event, Metadata, RelPath};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, Kinds, Metadata, RelPath};
 use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX};
 use zmove_wire::{
     Compare, Differences, Fault, Finding, Findings, InquireWith, InquiredEntry, InquiredGroup, InquiredKind,
@@ -17,6 +17,7 @@ use crate::account::failure::FileError;
 use crate::control::replies::Replies;
 use crate::mirror;
 use crate::plan::gathered::{Gathered, MessageLoad};
+use crate::plan::links::{FirstName, Links, Made, Part};
 use crate::plan::pack::PackEntry;
 use crate::plan::planner::Task;
 use crate::push::session::Session;
@@ -29,6 +30,7 @@ struct Survey<'a> {
     task: &'a Task,
     gathered: Gathered<Inquired>,
     outstanding: HashMap<u64, Vec<Inquired>>,
+    links: Links,
 }
 
 /// An entry that is asked about.
@@ -41,7 +43,7 @@ struct Inquired {
 pub(super) fn run(session: &Session, scan: &Scan, replies: &Replies, task: &Task) {
     let most = MessageLoad { names: INQUIRED_ENTRIES_MAX, name_bytes: INQUIRED_NAME_BYTES_MAX };
     let gathered = Gathered::new(most);
-    let mut survey = Survey { session, task, gathered, outstanding: HashMap::new() };
+    let mut survey = Survey { session, task, gathered, outstanding: HashMap::new(), links: Links::default() };
     survey.take_scan(scan, &replies.findings);
     survey.take_last(&replies.findings);
     if let Some(mirror) = &task.mirror {
@@ -111,7 +113,26 @@ impl Survey<'_> {
             if entry.kind == EntryKind::File {
                 self.session.account.observer.on(&Event::Found { files: 1, bytes: entry.size });
             }
-            self.gather(Inquired { directory: directory.clone(), what: PackEntry::Within(entry) });
+            let what = self.part(&directory, entry);
+            self.gather(Inquired { directory: directory.clone(), what });
+        }
+    }
+
+    /// An entry as it would travel; of a file with several names the first is taken to arrive at once.
+    fn part(&mut self, directory: &SourceDirectory, entry: Entry) -> PackEntry {
+        let extras = &self.session.extras;
+        let Some(shared) = entry.shared.filter(|_| extras.kinds().has_any(Kinds::LINKS)) else {
+            return PackEntry::Within(entry);
+        };
+        match self.links.take(directory, entry.clone(), shared, Made::WherePossible) {
+            Part::File(entry) => {
+                let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
+                self.links.named(shared.number, FirstName { path, root: None });
+                PackEntry::Within(entry)
+            }
+            Part::Link(entry, first) => PackEntry::Link(entry, first),
+            Part::Copy(entry, _) => PackEntry::Within(entry),
+            Part::Waits => PackEntry::Within(entry),
         }
     }
 
@@ -174,8 +195,10 @@ impl Survey<'_> {
                 opened.inspect_err(|error| self.session.account.fail(error)).ok()?;
             }
             if moves {
+                let is_link = matches!(asked.what, PackEntry::Link(..));
                 totals.files.add(1);
-                totals.bytes.add(entry.size);
+                totals.linked.add(u64::from(is_link));
+                totals.bytes.add(if is_link { 0 } else { entry.size });
             } else {
                 self.session.account.skipped(&asked.target_path(), Look::of(entry));
             }
@@ -212,7 +235,7 @@ impl Survey<'_> {
 
 /// The differences by which a file's data is sent.
 fn moving(compare: Compare) -> Differences {
-    let moving = Differences::TYPE.and(Differences::SIZE).and(Differences::CONTENTS);
+    let moving = Differences::TYPE.and(Differences::SIZE).and(Differences::CONTENTS).and(Differences::LINKS);
     match compare {
         Compare::Quick => moving.and(Differences::TIME),
         Compare::Checksum => moving,
@@ -221,6 +244,9 @@ fn moving(compare: Compare) -> Differences {
 
 impl Inquired {
     fn form(&self) -> EntryForm {
+        if let PackEntry::Link(_, first) = &self.what {
+            return EntryForm::Link(first.path.clone());
+        }
         match self.what.entry().map(|entry| &entry.kind) {
             Some(EntryKind::Symlink(target)) => EntryForm::Symlink(target.clone()),
             Some(EntryKind::File | EntryKind::Special(_)) => EntryForm::File,
@@ -248,6 +274,10 @@ fn groups(asked: &[Inquired], extras: &Extras) -> Vec<InquiredGroup> {
                 }
                 PackEntry::Within(entry) | PackEntry::Compare(entry, _) | PackEntry::Retouch(entry) => {
                     group.entries.push(inquired_entry(entry, extras))
+                }
+                PackEntry::Link(entry, first) => {
+                    let kind = InquiredKind::Link { bytes: entry.size, first: first.path.clone() };
+                    group.entries.push(InquiredEntry { kind, ..inquired_entry(entry, extras) });
                 }
             }
         }

@@ -59,6 +59,8 @@ pub(crate) enum Heard {
 pub(crate) struct Earlier {
     /// Files that are whole and verified because of them.
     pub(crate) files: u64,
+    /// The hard links among them.
+    pub(crate) linked: u64,
     /// The bytes of these files.
     pub(crate) bytes: u64,
     /// Other bytes that these sessions have brought: groups of files that are not whole.
@@ -143,6 +145,7 @@ impl Earlier {
     /// Adds a session that broke off.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
         self.files += totals.files.get();
+        self.linked += totals.linked.get();
         self.bytes += totals.whole_bytes.get();
         self.partial_bytes += totals.bytes.get().saturating_sub(totals.whole_bytes.get());
         self.removed += totals.removed.get();

@@ -1,6 +1,6 @@
 //! The state that all stages of one session share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
@@ -25,6 +25,8 @@ pub(crate) struct Session {
     pub(crate) read_ahead: ReadAhead,
     pub(crate) extras: Extras,
     pub(crate) rate: PushRate,
+    /// Held while a message of the receiver is entered, so that who finds nothing in flight has heard of all of it.
+    pub(crate) entering: Mutex<()>,
 }
 
 impl Session {
@@ -45,6 +47,7 @@ impl Session {
             in_flight,
             read_ahead: ReadAhead::new(),
             rate: PushRate::default(),
+            entering: Mutex::default(),
         }
     }
 

@@ -13,14 +13,15 @@ use zmove_chunk::{file_root, read_root, sparse_file_root};
 use zmove_disk::{FileIdentity, StorageThreads, Task, Turn};
 use zmove_scan::{Entry, EntryKind};
 use zmove_types::{DataRanges, GroupSpan, Kinds, Root};
-use zmove_wire::{BatchEntry, FileEntry};
+use zmove_wire::{BatchEntry, FileEntry, LinkEntry};
 
 use crate::account::failure::FileError;
+use crate::plan::links::FirstName;
 use crate::plan::pack::{PackEntry, PackGroup};
 use crate::read::extras::{Extras, Lacks};
 use crate::read::source::{Look, SourceDirectory};
 use crate::send::in_flight::InFlight;
-use crate::send::sent::SentFile;
+use crate::send::sent::{NamePart, SentFile};
 
 /// The result of reading an entry.
 #[derive(Debug)]
@@ -117,6 +118,7 @@ impl EntryReader<'_> {
                 without_contents(BatchEntry::Itself(metadata), lacks, None)
             }
             PackEntry::Retouch(entry) => return self.retouch(directory, entry),
+            PackEntry::Link(entry, first) => return link(directory, entry, first),
             PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root),
             PackEntry::Within(entry) => match &entry.kind {
                 EntryKind::Directory => {
@@ -251,7 +253,26 @@ fn sent_file(
 ) -> SentFile {
     let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
     let look = Look { bytes: read.bytes, mtime: read.mtime };
-    SentFile { path, root, look, data_bytes: look.bytes, retouched: false }
+    let part = entry.shared.map_or(NamePart::Alone, |shared| NamePart::First(shared.number));
+    SentFile { path, root, look, data_bytes: look.bytes, retouched: false, part }
+}
+
+/// A link to a file whose first name is at the target, unless the name leads to another file by now. A file that has
+/// changed since its first name was sent is not the one that is there, so that the receiver lets this name come back.
+fn link(directory: &SourceDirectory, entry: &Entry, first: &Arc<FirstName>) -> Result<EntryRead, FileError> {
+    let (_file, now) = directory.open_file(&entry.name)?;
+    if now.inode != entry.inode {
+        return Err(FileError::Changed { path: directory.display(&entry.name) });
+    }
+    let link = LinkEntry {
+        name: entry.name.clone(),
+        metadata: now.metadata(),
+        bytes: now.bytes,
+        first: first.path.clone(),
+    };
+    let part = NamePart::Link(Arc::clone(first));
+    let file = SentFile { retouched: true, part, ..sent_file(directory, entry, None, &now) };
+    Ok(without_contents(BatchEntry::Link(link), Lacks::new(), Some(file)))
 }
 
 fn is_same(file: &File, before: &FileIdentity) -> bool {

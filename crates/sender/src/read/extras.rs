@@ -158,6 +158,11 @@ impl Extras {
         }
     }
 
+    /// Whether hard links are to be kept.
+    pub(crate) fn wants_links(&self) -> bool {
+        self.asked.kinds.has_any(Kinds::LINKS)
+    }
+
     /// Whether entries that lack something are named.
     pub(crate) fn is_named(&self) -> bool {
         self.asked.named

@@ -17,6 +17,7 @@ use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
 
 use self::record::{GroupId, Mismatch, Record};
 use crate::account::heard::Given;
+use crate::plan::links::Word;
 use crate::read::source::LargeSource;
 use crate::send::sent::Sent;
 
@@ -54,6 +55,8 @@ pub(crate) struct Settled {
     pub(crate) data_bytes: u64,
     /// The bytes of a batch that are stored while its files have no names yet.
     pub(crate) unpublished_bytes: Option<u64>,
+    /// What is known by it of names of files with several.
+    pub(crate) words: Vec<Word>,
 }
 
 /// Work or a file of which the receiver has not reported the end.
@@ -166,11 +169,12 @@ impl InFlight {
             Ok(match record.stored(item, Instant::now())? {
                 Receipt::Settled(item) => {
                     let data_bytes = item.work.data_bytes();
-                    Settled { work: Some(item.work), data_bytes, unpublished_bytes: None }
+                    Settled { work: Some(item.work), data_bytes, unpublished_bytes: None, words: Vec::new() }
                 }
                 Receipt::Unpublished(item) => {
                     let unpublished_bytes = item.work.store(faults);
-                    Settled { work: None, data_bytes: item.work.data_bytes(), unpublished_bytes }
+                    let (data_bytes, words) = (item.work.data_bytes(), item.work.words());
+                    Settled { work: None, data_bytes, unpublished_bytes, words }
                 }
             })
         })
@@ -285,6 +289,12 @@ impl InFlight {
     /// Whether everything sent has been settled and nothing is planned.
     pub(crate) fn is_settled(&self) -> bool {
         self.lock().record.transfer.is_settled()
+    }
+
+    /// Whether nothing that has been planned until now is to be sent, or without an end.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.lock();
+        state.record.transfer.is_idle() && state.large.is_empty()
     }
 
     /// Waits until all that was planned is settled, or the push is being stopped: called before `release_end`.

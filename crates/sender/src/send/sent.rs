@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use zmove_types::{GroupSpan, RelPath, Root};
+use zmove_types::{FileNumber, GroupSpan, RelPath, Root};
 use zmove_wire::session::{LastWord, Load};
-use zmove_wire::{EntryFault, FrameKind, Version};
+use zmove_wire::{EntryFault, FaultCode, FrameKind, Operation, Version};
 
-use crate::plan::pack::Pack;
+use crate::plan::links::{FirstName, Word};
+use crate::plan::pack::{Pack, PackEntry};
 use crate::read::source::{LargeSource, Look};
 
 /// Work in flight, described well enough to do it again.
@@ -36,8 +37,21 @@ pub(crate) struct SentFile {
     pub(crate) look: Look,
     /// How many bytes of it are sent: what is not a hole.
     pub(crate) data_bytes: u64,
-    /// Whether the file was there already and only its metadata is sent.
+    /// Whether no contents are sent: the file was there already, or this is another name of one.
     pub(crate) retouched: bool,
+    /// Which name it is of a file that has several.
+    pub(crate) part: NamePart,
+}
+
+/// The part of a name among those of its file.
+#[derive(Clone, Debug)]
+pub(crate) enum NamePart {
+    /// The only name, or one that travels by itself.
+    Alone,
+    /// The name that may be the first of others.
+    First(FileNumber),
+    /// A name that is to lead to the same file as the first one.
+    Link(Arc<FirstName>),
 }
 
 impl Sent {
@@ -63,6 +77,14 @@ impl Sent {
         }
     }
 
+    /// What the faults of a batch's storing tell of links, all of which have been made by then, or not.
+    pub(crate) fn words(&self) -> Vec<Word> {
+        let Self::Batch(batch) = self else { return Vec::new() };
+        let links = batch.files.iter().filter(|file| matches!(file.part, NamePart::Link(_))).count();
+        let back = batch.faults.iter().filter_map(|fault| batch.coming_back(fault));
+        back.chain((links > 0).then_some(Word::Heard(links))).collect()
+    }
+
     /// Books the faults of a batch's storing; returns how many bytes of it are stored.
     pub(crate) fn store(&mut self, faults: &[EntryFault]) -> Option<u64> {
         let Self::Batch(batch) = self else { return None };
@@ -77,6 +99,24 @@ impl SentBatch {
         let failed = self.faults.iter().filter_map(|fault| self.pack.target_path(fault.entry));
         let failed: HashSet<_> = failed.collect();
         self.files.iter().filter(move |file| !file.retouched && !failed.contains(&file.path))
+    }
+
+    /// An entry that has failed in a way for which it is to be sent as a file: a link that could not be made, or the
+    /// first name of a file that was to stay, and that has lost or got names since.
+    pub(crate) fn coming_back(&self, EntryFault { entry, operation, code }: &EntryFault) -> Option<Word> {
+        let (directory, entry) = self.pack.entry(*entry)?;
+        let is_left = *code == FaultCode::AlreadyThere;
+        match entry {
+            PackEntry::Link(entry, first) if *operation == Operation::Link && !is_left => {
+                Some(Word::Unlinked(directory.clone(), entry.clone(), Arc::clone(first), *code))
+            }
+            PackEntry::Retouch(entry) | PackEntry::Compare(entry, _)
+                if entry.shared.is_some() && *code == FaultCode::Changed =>
+            {
+                Some(Word::Changed(directory.clone(), entry.clone()))
+            }
+            _ => None,
+        }
     }
 
     /// The bytes of these files.

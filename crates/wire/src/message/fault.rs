@@ -52,6 +52,8 @@ pub enum Operation {
     Delete,
     /// Opening an existing file to change it in place.
     OpenInPlace,
+    /// Making a hard link. The sender then sends the file itself. Told only of entries that are hard links.
+    Link,
 }
 
 /// The cause of a failure.
@@ -166,6 +168,7 @@ impl fmt::Display for Operation {
             Self::List => "list directory",
             Self::Delete => "remove",
             Self::OpenInPlace => "open for a change in place",
+            Self::Link => "make hard link",
         })
     }
 }

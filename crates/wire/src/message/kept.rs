@@ -295,10 +295,10 @@ mod tests {
             (bytes[4..].to_vec(), open.with(extensions).unwrap().keeping.unwrap())
         };
         let (bytes, read) = say(Keeping::default());
-        assert_eq!((bytes, read), (vec![12, 1, 0, 0, 5, 0, 0, 0, 0x33, 4, 0, 0, 0], Keeping::default()));
+        assert_eq!((bytes, read), (vec![12, 1, 0, 0, 5, 0, 0, 0, 0x33, 6, 0, 0, 0], Keeping::default()));
         let asked = Keeping { kinds: Kinds::ALL, asked: true, named: true };
         let (bytes, read) = say(asked);
-        assert_eq!(bytes, [12, 1, 0, 1, 5, 0, 0, 0, 0xFF, 13, 0, 0, 1]);
+        assert_eq!(bytes, [12, 1, 0, 1, 5, 0, 0, 0, 0xFF, 15, 0, 0, 1]);
         assert_eq!(read, Keeping { asked: false, ..asked });
         assert_eq!(Keeping::of_answer(&Keeping::answer(Kinds::ALL)), Ok(Kinds::ALL));
         assert_eq!(Keeping::of_answer(&Extensions::default()), Ok(Kinds::ALWAYS));

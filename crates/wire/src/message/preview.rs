@@ -62,6 +62,14 @@ pub enum InquiredKind {
     },
     /// A FIFO, socket or device; with [`InquireWith`](super::InquireWith) only.
     Special(#[serde(with = "bytes::special")] Special),
+    /// Another name of a regular file; with [`InquireWith`](super::InquireWith) only.
+    Link {
+        /// The file's size in bytes.
+        bytes: u64,
+        /// The path of the first name below the target root.
+        #[serde(with = "bytes::path")]
+        first: RelPath,
+    },
 }
 
 /// Metadata at the source, and a digest of the extended attributes, if there are any: that and what metadata has beside
@@ -120,8 +128,10 @@ impl Differences {
     pub const OWNER: Self = Self(64);
     /// Extended attributes, access control lists among them. With this a number takes two bytes.
     pub const XATTRS: Self = Self(128);
+    /// The names of the file: some are missing, or another file has them too.
+    pub const LINKS: Self = Self(256);
 
-    const NAMED: [(Self, &'static str); 8] = [
+    const NAMED: [(Self, &'static str); 9] = [
         (Self::TYPE, "type"),
         (Self::SIZE, "size"),
         (Self::TIME, "time"),
@@ -130,6 +140,7 @@ impl Differences {
         (Self::TARGET, "target"),
         (Self::OWNER, "owner"),
         (Self::XATTRS, "xattr"),
+        (Self::LINKS, "hard link"),
     ];
 
     /// The union of these differences and others.

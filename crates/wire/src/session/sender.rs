@@ -274,6 +274,12 @@ impl<W> SenderTransfer<W> {
     /// Whether everything sent has been settled and nothing is planned.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.is_all_issued() && self.outstanding.is_empty() && self.unpublished.is_empty()
+        self.plan_ended && self.is_idle()
+    }
+
+    /// Whether all that has been planned until now is settled.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.unfinished == 0 && self.outstanding.is_empty() && self.unpublished.is_empty()
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use zmove_disk::{FileIdentity, number_at};
-use zmove_types::{FileNumber, Name};
+use zmove_types::{FileNumber, Name, Timestamp};
 
 use crate::quota::{Held, Quota};
 
@@ -25,13 +25,20 @@ pub(crate) struct Judged {
 
 #[derive(Debug)]
 struct State {
-    /// The hash of each file's identity when it was compared.
-    looks: HashMap<FileNumber, u64>,
+    looks: HashMap<FileNumber, Look>,
     held: Held,
 }
 
+/// The hash of a file's identity when it was compared.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    hash: u64,
+    /// Whether it had other names, which may go meanwhile: that changes its change time.
+    is_shared: bool,
+}
+
 /// The memory of a file in the map, with the map's spare room.
-const FILE_BYTES: usize = 2 * size_of::<(FileNumber, u64)>();
+const FILE_BYTES: usize = 2 * size_of::<(FileNumber, Look)>();
 
 impl Judged {
     pub(crate) fn new(quota: &Quota) -> Self {
@@ -45,12 +52,13 @@ impl Judged {
         if is_just_changed(look) {
             return false;
         }
-        let hash = self.hash(look);
+        let is_shared = look.names > 1;
+        let hash = self.hash(look, is_shared);
         let mut state = self.lock();
         if !state.looks.contains_key(&number) && state.held.grow(FILE_BYTES).is_err() {
             return false;
         }
-        state.looks.insert(number, hash);
+        state.looks.insert(number, Look { hash, is_shared });
         true
     }
 
@@ -58,23 +66,24 @@ impl Judged {
     /// it.
     pub(crate) fn is_as_judged(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
         let number = number_at(directory, name.as_os_str());
-        let hash = self.hash(look);
-        number.is_ok_and(|number| self.lock().looks.get(&number).is_none_or(|judged| *judged == hash))
+        let judged = number.map(|number| self.lock().looks.get(&number).copied());
+        judged
+            .is_ok_and(|judged| judged.is_none_or(|judged| judged.hash == self.hash(look, judged.is_shared)))
     }
 
     /// Notes the new identity of a file that has got its mode and time.
     pub(crate) fn is_done(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
         let number = number_at(directory, name.as_os_str())?;
         let look = FileIdentity::at(directory, name)?;
-        let hash = self.hash(&look);
         if let Some(judged) = self.lock().looks.get_mut(&number) {
-            *judged = hash;
+            judged.hash = self.hash(&look, judged.is_shared);
         }
         Ok(())
     }
 
-    fn hash(&self, look: &FileIdentity) -> u64 {
-        let FileIdentity { bytes, mtime, ctime, inode, mode, .. } = *look;
+    fn hash(&self, look: &FileIdentity, is_shared: bool) -> u64 {
+        let FileIdentity { bytes, mtime, inode, mode, .. } = *look;
+        let ctime = if is_shared { Timestamp::default() } else { look.ctime };
         self.hashes.hash_one((bytes, (mtime.seconds, mtime.nanos), (ctime.seconds, ctime.nanos), inode, mode))
     }
 

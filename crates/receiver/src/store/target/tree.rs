@@ -26,6 +26,7 @@ use crate::store::target::directories::Directories;
 use crate::store::target::file_systems::{FileSystems, Flush};
 use crate::store::target::judged::Judged;
 use crate::store::target::keeper::{At, Keeper};
+use crate::store::target::links::Claims;
 use crate::store::target::{Target, renamed};
 
 /// The opened target of one transfer, shared by its threads.
@@ -45,6 +46,7 @@ pub(crate) struct TargetTree {
     pub(crate) keeper: Keeper,
     /// What was judged by its contents.
     pub(crate) judged: Judged,
+    pub(crate) claims: Claims,
     /// The number of files that got another time than the source's, which their file system cannot store.
     pub(crate) times_beyond_range: AtomicU64,
     pub(crate) file_systems: FileSystems,
@@ -74,6 +76,7 @@ impl TargetTree {
             times: KeptTimes::default(),
             keeper,
             judged: Judged::new(quota),
+            claims: Claims::new(quota),
             times_beyond_range: AtomicU64::new(0),
             file_systems: FileSystems::default(),
             directories: Directories::new(quota),
@@ -258,6 +261,9 @@ impl TargetTree {
         at: At<'_>,
     ) -> Found {
         if !self.times.is_kept(directory, there.mtime, metadata.mtime) {
+            return Found::Differs;
+        }
+        if self.is_of_another(directory, name, there) {
             return Found::Differs;
         }
         let mut wanted = self.keeper.wanted(&self.rules, metadata, None);

@@ -1,0 +1,81 @@
+//! Hard links: another name for a file that this transfer has published or found equal, and files at the target that
+//! have more names than their sources.
+//!
+//! A sender offers one name of each of its files, and names the others when that has been published. So two names that
+//! are offered are two files, and where they lead to the same one at the target only the first may keep it: the other
+//! is needed, and made anew. Names that are not offered do not count: whoever keeps older states of a tree as hard
+//! links goes on with them.
+//!
+//! A link comes with size and time of its file. A first name that leads to another file, or to none since it has failed,
+//! gets no other name, and the sender then sends the file itself.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+
+use zmove_disk::{FileIdentity, Linked, number_at, place_link};
+use zmove_types::{FileNumber, Kinds, Name};
+use zmove_wire::{LinkEntry, Operation};
+
+use crate::quota::{Held, Quota};
+use crate::sharing::Lock;
+use crate::store::failure::{Failure, failed_to};
+use crate::store::target::tree::TargetTree;
+
+/// The files with several names that offered names have been found to lead to. Each takes a few bytes, which are
+/// booked, until the end of the transfer.
+#[derive(Debug)]
+pub(crate) struct Claims(Lock<State>);
+
+#[derive(Debug)]
+struct State {
+    files: HashSet<FileNumber>,
+    held: Held,
+}
+
+/// The memory of a file in the set, with the set's spare room.
+const FILE_BYTES: usize = 2 * size_of::<FileNumber>() + 2;
+
+impl Claims {
+    pub(crate) fn new(quota: &Quota) -> Self {
+        Self(Lock::new(State { files: HashSet::new(), held: quota.nothing() }))
+    }
+
+    /// Whether a name leads to a file that another name has claimed; if not, it is this one's from now on. Where there
+    /// is no room to remember it, it counts as another's.
+    pub(crate) fn is_of_another(&self, directory: &OwnedFd, name: &Name, there: &FileIdentity) -> bool {
+        if there.names < 2 {
+            return false;
+        }
+        let Ok(number) = number_at(directory, name.as_os_str()) else { return true };
+        let mut state = self.0.lock();
+        if state.files.contains(&number) || state.held.grow(FILE_BYTES).is_err() {
+            return true;
+        }
+        state.files.insert(number);
+        false
+    }
+}
+
+impl TargetTree {
+    /// Whether another name that the sender has offered leads to the same file as this one. To be asked once for each
+    /// name, when all else is as it should be.
+    pub(crate) fn is_of_another(&self, directory: &OwnedFd, name: &Name, there: &FileIdentity) -> bool {
+        self.rules.kinds.has_any(Kinds::LINKS) && self.claims.is_of_another(directory, name, there)
+    }
+
+    /// Makes a link.
+    pub(crate) fn place_link(
+        &self,
+        (from, first): (&OwnedFd, &Name),
+        place: (&OwnedFd, &Name),
+        LinkEntry { metadata, bytes, .. }: &LinkEntry,
+    ) -> Result<Linked, Failure> {
+        let is_it = |there: &FileIdentity| {
+            there.bytes == *bytes && self.times.is_kept(from, there.mtime, metadata.mtime)
+        };
+        let linked = place_link((from, first), place, is_it, self.rules.replaces());
+        let linked = linked.map_err(failed_to(Operation::Link))?;
+        self.flush_if_each(place.0).map_err(failed_to(Operation::Flush))?;
+        Ok(linked)
+    }
+}

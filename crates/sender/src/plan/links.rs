@@ -1,0 +1,386 @@
+//! Hard links: which entries are names of one file, and which of them travels as the file.
+//!
+//! ```text
+//!  the first name ──► offered or sent as any file ──► published, or at the target already
+//!                           │                                │
+//!        later names wait ◄─┤ fails: the next name           └──► later names are sent as links to it
+//!                           └──────────────► becomes the first
+//! ```
+//!
+//! A link that the receiver could not make comes back, and is sent as a file: a copy where the target cannot link, the
+//! first name of those to come where the name that was published does not lead to the file any more.
+//!
+//! A group is forgotten when as many names of it have been seen as its file has. So memory grows with the files that
+//! still miss some, [`GROUPS_MAX`] of them at most: names of others become copies, and are counted. While
+//! [`WAITING_MAX`] names wait for their first one, the scan does.
+//!
+//! **Invariant:** a link is sent only when the receiver has said that its first name is published: nothing waits for
+//! anything at the receiver.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zmove_scan::{Entry, SharedFile};
+use zmove_types::{FileNumber, RelPath, Root};
+use zmove_wire::{FaultCode, Lack};
+
+use crate::read::source::SourceDirectory;
+
+/// A name of a file that is at the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FirstName {
+    /// The path below the target.
+    pub(crate) path: RelPath,
+    /// The hash of the contents, where they were sent.
+    pub(crate) root: Option<Root>,
+}
+
+/// What has become of a name of a file with several.
+#[derive(Debug)]
+pub(crate) enum Word {
+    /// The first name is at the target.
+    Named(FileNumber, FirstName),
+    /// So many links have been made, or have come back before.
+    Heard(usize),
+    /// Another name could not be made for the file that has this first one.
+    Unlinked(SourceDirectory, Entry, Arc<FirstName>, FaultCode),
+    /// The first name was to stay as it is, and has changed since it was looked at.
+    Changed(SourceDirectory, Entry),
+}
+
+/// What is to be done with a name.
+#[derive(Debug)]
+pub(crate) enum Part {
+    /// The name travels as any file.
+    File(Entry),
+    /// The name travels as a link.
+    Link(Entry, Arc<FirstName>),
+    /// The name waits for the first one.
+    Waits,
+    /// The name becomes a copy, for that reason.
+    Copy(Entry, Lack),
+}
+
+/// Whether a receiver makes links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Made {
+    WherePossible,
+    /// The receiver is of an older release.
+    Never,
+}
+
+/// The files with several names; see the module.
+#[derive(Debug, Default)]
+pub(crate) struct Links {
+    groups: HashMap<FileNumber, Group>,
+    /// The number of names that wait.
+    waiting: usize,
+    /// The number of links that have been sent and of which nothing was heard.
+    unheard: usize,
+}
+
+#[derive(Debug)]
+struct Group {
+    /// How many names have not been seen.
+    missing: u32,
+    first: First,
+}
+
+#[derive(Debug)]
+enum First {
+    /// The first name is under way, and these names wait for it.
+    Awaited(Vec<(SourceDirectory, Entry)>),
+    Named(Arc<FirstName>),
+}
+
+/// The most files that are remembered because names of theirs have not been seen. Memory at worst: some 150 bytes and
+/// the path of the first name each.
+const GROUPS_MAX: usize = 1 << 20;
+/// The most names that wait, in some 300 bytes each.
+const WAITING_MAX: usize = 1 << 17;
+
+impl Links {
+    /// Books a name of a file that the scan has found, for a receiver that makes links as `made` says.
+    pub(crate) fn take(
+        &mut self,
+        directory: &SourceDirectory,
+        entry: Entry,
+        shared: SharedFile,
+        made: Made,
+    ) -> Part {
+        let SharedFile { number, names } = shared;
+        let Some(group) = self.groups.get_mut(&number) else {
+            if self.groups.len() >= GROUPS_MAX {
+                return Part::Copy(Entry { shared: None, ..entry }, Lack::TooMuch);
+            }
+            let first = First::Awaited(Vec::new());
+            self.groups.insert(number, Group { missing: names.saturating_sub(1), first });
+            return Part::File(entry);
+        };
+        group.missing = group.missing.saturating_sub(1);
+        if made == Made::Never {
+            return Part::Copy(Entry { shared: None, ..entry }, Lack::OldReceiver);
+        }
+        match &mut group.first {
+            First::Awaited(names) => {
+                names.push((directory.closed(), entry));
+                self.waiting += 1;
+                Part::Waits
+            }
+            First::Named(first) => {
+                let first = Arc::clone(first);
+                self.unheard += 1;
+                self.forget_if_whole(number);
+                Part::Link(entry, first)
+            }
+        }
+    }
+
+    /// Books that the first name of a file is at the target; returns that and the names that have waited for it.
+    pub(crate) fn named(
+        &mut self,
+        number: FileNumber,
+        first: FirstName,
+    ) -> (Arc<FirstName>, Vec<(SourceDirectory, Entry)>) {
+        let first = Arc::new(first);
+        let names = match self.groups.get_mut(&number) {
+            Some(Group { first: state @ First::Awaited(_), .. }) => {
+                match std::mem::replace(state, First::Named(Arc::clone(&first))) {
+                    First::Awaited(names) => names,
+                    First::Named(_) => Vec::new(),
+                }
+            }
+            _ => Vec::new(),
+        };
+        self.waiting -= names.len();
+        self.unheard += names.len();
+        self.forget_if_whole(number);
+        (first, names)
+    }
+
+    /// Books that the outcome of so many links is known.
+    pub(crate) fn heard(&mut self, links: usize) {
+        self.unheard = self.unheard.saturating_sub(links);
+    }
+
+    /// Books that a name could not be made, since `tried` does not lead to the file: the name is the first of those to
+    /// come, unless another is by now.
+    pub(crate) fn unlinked(
+        &mut self,
+        directory: &SourceDirectory,
+        entry: Entry,
+        (number, tried): (FileNumber, &Arc<FirstName>),
+    ) -> Part {
+        // A group that has been forgotten, as all its names had been seen, is now kept to the end.
+        let kept = || Group { missing: 1, first: First::Named(Arc::clone(tried)) };
+        let group = self.groups.entry(number).or_insert_with(kept);
+        match &mut group.first {
+            First::Awaited(names) => {
+                names.push((directory.closed(), entry));
+                self.waiting += 1;
+                Part::Waits
+            }
+            First::Named(first) if !Arc::ptr_eq(first, tried) => {
+                self.unheard += 1;
+                Part::Link(entry, Arc::clone(first))
+            }
+            named @ First::Named(_) => {
+                *named = First::Awaited(Vec::new());
+                Part::File(entry)
+            }
+        }
+    }
+
+    /// The first names have all failed that some names wait for: for each of these, the next one.
+    pub(crate) fn next_first(&mut self) -> Vec<(SourceDirectory, Entry)> {
+        self.unheard = 0;
+        let awaited = self.groups.values_mut().filter_map(|group| match &mut group.first {
+            First::Awaited(names) => names.pop(),
+            First::Named(_) => None,
+        });
+        let next: Vec<_> = awaited.collect();
+        self.waiting -= next.len();
+        next
+    }
+
+    /// Whether the scan has to wait.
+    pub(crate) fn is_full(&self) -> bool {
+        self.waiting >= WAITING_MAX
+    }
+
+    /// Whether nothing waits, and of all links the outcome is known.
+    pub(crate) fn is_done(&self) -> bool {
+        self.waiting == 0 && self.unheard == 0
+    }
+
+    fn forget_if_whole(&mut self, number: FileNumber) {
+        let is_whole = |group: &Group| group.missing == 0 && matches!(group.first, First::Named(_));
+        if self.groups.get(&number).is_some_and(is_whole) {
+            self.groups.remove(&number);
+        }
+    }
+}
+
+/// Why a link that has come back was not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoLink {
+    /// The first name does not lead to the file any more.
+    Lost,
+    /// The file has as many names as it may.
+    Full(Lack),
+    /// This name cannot be one of the file.
+    Never(Lack),
+}
+
+impl NoLink {
+    pub(crate) fn of(code: FaultCode) -> Self {
+        let FaultCode::Os(errno) = code else { return Self::Lost };
+        match Errno::from_raw_os_error(errno) {
+            Errno::MLINK => Self::Full(Lack::Os(errno)),
+            Errno::PERM | Errno::ACCESS => Self::Never(Lack::NotPermitted),
+            Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV => Self::Never(Lack::Unsupported),
+            _ => Self::Never(Lack::Os(errno)),
+        }
+    }
+
+    /// What the name lacks where it becomes a file.
+    pub(crate) fn lack(self) -> Option<Lack> {
+        match self {
+            Self::Lost => None,
+            Self::Full(lack) | Self::Never(lack) => Some(lack),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+
+    use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
+
+    use super::*;
+
+    /// The entries of a directory.
+    fn entries(home: &Path) -> Vec<(SourceDirectory, Entry, SharedFile)> {
+        let root = ScanRoot { source: home.to_owned(), prefix: RelPath::root() };
+        let mut found = Vec::new();
+        for item in scan(vec![root], &ScanConfig::default()).receiver() {
+            let ScanItem::Batch(batch) = item else { continue };
+            let directory = SourceDirectory::held_open(&batch.directory);
+            found.extend(batch.entries.into_iter().map(|entry| {
+                let shared = entry.shared.expect("it has several names");
+                (directory.clone(), entry, shared)
+            }));
+        }
+        found.sort_by(|(_, one, _), (_, other, _)| one.name.cmp(&other.name));
+        found
+    }
+
+    /// A directory with a file of so many names.
+    fn group(names: usize) -> tempfile::TempDir {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("0"), "x").unwrap();
+        for name in 1..names {
+            std::fs::hard_link(home.path().join("0"), home.path().join(name.to_string())).unwrap();
+        }
+        home
+    }
+
+    fn first(path: &str) -> FirstName {
+        FirstName { path: RelPath::from_bytes(path.as_bytes()).unwrap(), root: None }
+    }
+
+    #[test]
+    fn the_scan_sees_which_file_it_is() {
+        let home = group(3);
+        let stat = home.path().join("0").metadata().unwrap();
+        let shared = SharedFile { number: FileNumber { device: stat.dev(), inode: stat.ino() }, names: 3 };
+        assert!(entries(home.path()).iter().all(|(_, _, found)| *found == shared));
+    }
+
+    #[test]
+    fn names_wait_for_the_first_and_a_whole_group_is_forgotten() {
+        let home = group(3);
+        let mut links = Links::default();
+        let parts: Vec<_> = entries(home.path())
+            .into_iter()
+            .map(|(directory, entry, shared)| {
+                (links.take(&directory, entry, shared, Made::WherePossible), shared.number)
+            })
+            .collect();
+        assert!(matches!(&parts[..], [(Part::File(_), _), (Part::Waits, _), (Part::Waits, _)]), "{parts:?}");
+        assert!(!links.is_done());
+        let (_, names) = links.named(parts[0].1, first("0"));
+        assert_eq!((names.len(), links.groups.len(), links.is_done()), (2, 0, false));
+        links.heard(2);
+        assert!(links.is_done());
+    }
+
+    #[test]
+    fn a_name_that_comes_late_is_a_link_at_once() {
+        let home = group(2);
+        let mut links = Links::default();
+        let [(directory, entry, shared), (_, late, _)] = entries(home.path()).try_into().unwrap();
+        assert!(matches!(links.take(&directory, entry, shared, Made::WherePossible), Part::File(_)));
+        assert!(links.named(shared.number, first("0")).1.is_empty());
+        let Part::Link(entry, named) = links.take(&directory, late, shared, Made::WherePossible) else {
+            panic!("no link")
+        };
+        assert_eq!(
+            (entry.name.as_bytes(), named.path.as_bytes(), links.groups.len()),
+            (&b"1"[..], &b"0"[..], 0)
+        );
+    }
+
+    #[test]
+    fn where_the_first_name_fails_the_next_one_is_the_first() {
+        let home = group(3);
+        let mut links = Links::default();
+        let number = entries(home.path()).into_iter().fold(None, |_, (directory, entry, shared)| {
+            links.take(&directory, entry, shared, Made::WherePossible);
+            Some(shared.number)
+        });
+        assert_eq!(links.next_first().len(), 1);
+        let (_, names) = links.named(number.unwrap(), first("2"));
+        assert_eq!(names.len(), 1);
+        assert!(links.next_first().is_empty());
+    }
+
+    #[test]
+    fn names_that_come_back_get_one_new_first_name() {
+        let home = group(4);
+        let mut links = Links::default();
+        let all = entries(home.path());
+        let number = all[0].2.number;
+        for (directory, entry, shared) in all.clone() {
+            links.take(&directory, entry, shared, Made::WherePossible);
+        }
+        let (tried, names) = links.named(number, first("0"));
+        let back = |links: &mut Links, place: usize| {
+            let (directory, entry) = names[place].clone();
+            links.unlinked(&directory, entry, (number, &tried))
+        };
+        assert!(matches!(back(&mut links, 0), Part::File(_)));
+        assert!(matches!(back(&mut links, 1), Part::Waits));
+        assert_eq!(links.named(number, first("1")).1.len(), 1);
+        assert!(matches!(back(&mut links, 2), Part::Link(_, first) if first.path.as_bytes() == b"1"));
+    }
+
+    #[test]
+    fn beyond_the_bound_names_become_copies() {
+        let home = group(2);
+        let mut links = Links::default();
+        let none = |inode| {
+            (FileNumber { device: 0, inode }, Group { missing: 1, first: First::Awaited(Vec::new()) })
+        };
+        links.groups.extend((0..GROUPS_MAX as u64).map(none));
+        for (directory, entry, shared) in entries(home.path()) {
+            assert!(matches!(
+                links.take(&directory, entry, shared, Made::WherePossible),
+                Part::Copy(Entry { shared: None, .. }, _)
+            ));
+        }
+    }
+}
