@@ -564,6 +564,7 @@ fn a_flood_of_links_is_links() {
     assert!(intruded.ended.is_ok(), "{:?}", intruded.ended);
     assert_eq!(root.join("f").metadata().unwrap().nlink(), 2001);
     let faults = faults(&intruded);
-    assert_eq!(faults.len(), 8000);
+    // Two threads may make the same one at once.
+    assert!((6000..=8000).contains(&faults.len()), "{}", faults.len());
     assert!(faults.iter().all(|fault| fault.code == FaultCode::AlreadyThere));
 }

@@ -51,7 +51,13 @@ pub(crate) fn plan_all(
     planner.take_unread(&unread);
     planner.take_last_replies(&replies.offers);
     planner.flush_pack();
-    planner.take_last_links(&replies.offers);
+    let has_links = !planner.links.is_done();
+    if has_links {
+        // All else has been planned: what is late may be sent again meanwhile.
+        session.in_flight.withhold_end();
+        session.in_flight.end_plan();
+        planner.take_last_links(&replies.offers);
+    }
     // Where nothing was at the target, nothing is there alone.
     let mirror = task.mirror.as_ref().filter(|_| planner.offering.is_some());
     mirror.inspect(|_| session.in_flight.withhold_end());
@@ -59,6 +65,8 @@ pub(crate) fn plan_all(
     if let Some(mirror) = mirror {
         session.in_flight.wait_until_settled();
         mirror::run(session, &replies.mirror, mirror);
+    }
+    if mirror.is_some() || has_links {
         session.in_flight.release_end();
     }
 }
