@@ -281,13 +281,14 @@ fn a_manifest_is_what_other_programs_make_of_the_file() {
     let site = Site::daemon();
     make(&site.source().join("holes"), 9 * GROUP + 5, VERSIONS[0], 0);
     make(&site.source().join("nothing"), 9 * GROUP, &[], 0);
+    make(&site.source().join("small"), 65_536, &[8192..12_288], 0);
     let manifest = site.path("manifest");
     push(&site, &["--manifest", manifest.to_str().unwrap()]);
     assert_same_holes(&site);
     let mut check = Command::new("b3sum");
     let checked = check.arg("--check").arg(&manifest).current_dir(site.target()).output().unwrap();
     assert!(checked.status.success(), "{checked:?}");
-    assert_eq!(std::fs::read_to_string(manifest).unwrap().lines().count(), 2);
+    assert_eq!(std::fs::read_to_string(manifest).unwrap().lines().count(), 3);
 }
 
 /// A receiver without extensions gets zeros, and the summary counts the file.
