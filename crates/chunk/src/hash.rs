@@ -3,8 +3,10 @@
 //! **Invariant:** for every file, the root merged from its groups equals `blake3::hash` of its bytes. A file of
 //! one group or less has no chaining value of its own: its root is the ordinary hash ([`file_root`]).
 
+use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 use blake3::hazmat::{HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Root, Xattr};
@@ -164,6 +166,49 @@ pub fn file_root(bytes: &[u8]) -> Root {
     Root(blake3::hash(bytes).into())
 }
 
+/// By what the contents of large files are compared that may have holes: a hash of the length, and of the values of all
+/// groups that are not zeros alone. So it does not matter what is a hole and what is zeros, and no hole of a group's
+/// length is read. `next_data` tells the next data from an offset on; `None` when `stop` has returned `true`.
+///
+/// # Errors
+/// The error of what failed.
+pub fn contents_digest(
+    file: &File,
+    next_data: impl Fn(&File, u64) -> io::Result<Option<Range<u64>>>,
+    stop: impl Fn() -> bool,
+) -> io::Result<Option<Root>> {
+    let bytes = file.metadata()?.len();
+    let mut hasher = FileHasher::default();
+    hasher.update(&bytes.to_le_bytes());
+    let mut at = 0;
+    while let Some(data) = next_data(file, at)? {
+        if stop() {
+            return Ok(None);
+        }
+        let index = u32::try_from(data.start / GROUP_BYTES).ok();
+        let Some(span) = index.and_then(|index| GroupSpan::of(bytes, index)) else { break };
+        if let Some(cv) = cv_unless_zeros(file, span)? {
+            hasher.update(&span.index.to_le_bytes());
+            hasher.update(&cv.0);
+        }
+        at = span.offset() + u64::from(span.len);
+    }
+    Ok(Some(hasher.finish()))
+}
+
+fn cv_unless_zeros(file: &File, span: GroupSpan) -> io::Result<Option<Cv>> {
+    let mut room = vec![0; READ_BYTES];
+    let mut hasher = GroupHasher::new(span.index);
+    let mut is_zeros = true;
+    for at in (0..span.len as usize).step_by(READ_BYTES) {
+        let piece = &mut room[..READ_BYTES.min(span.len as usize - at)];
+        file.read_exact_at(piece, span.offset() + at as u64)?;
+        is_zeros = is_zeros && piece.iter().all(|byte| *byte == 0);
+        hasher.update(piece);
+    }
+    Ok((!is_zeros).then(|| hasher.finish()))
+}
+
 /// The root of a file of `file_bytes` from the chaining values of all its groups, in order.
 ///
 /// # Panics
@@ -254,6 +299,35 @@ mod tests {
             let root = sparse_file_root(GROUP, ranges.iter().cloned(), &data);
             assert_eq!(root, file_root(&whole), "{ranges:?}");
         }
+    }
+
+    #[test]
+    fn what_is_compared_of_contents_does_not_depend_on_what_is_a_hole() {
+        let bytes = 3 * GROUP_BYTES + 5;
+        let path = std::env::temp_dir().join(format!("zmove-chunk-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.set_len(bytes).unwrap();
+        file.write_all_at(b"data", GROUP_BYTES + 9).unwrap();
+        let digest = |starts_and_ends: &[u64]| {
+            let ranges: Vec<_> = starts_and_ends.chunks(2).map(|pair| pair[0]..pair[1]).collect();
+            let next = |_: &File, at| {
+                Ok(ranges.iter().find(|range| range.end > at).map(|range| range.start.max(at)..range.end))
+            };
+            contents_digest(&file, next, || false).unwrap().unwrap()
+        };
+        let start = GROUP_BYTES;
+        let sparse = digest(&[start, start + 4096]);
+        assert_eq!(digest(&[0, bytes]), sparse);
+        assert_eq!(
+            digest(&[0, 4096, start + 4096, start + 8192]),
+            sparse,
+            "all of a group counts that has data"
+        );
+        assert_ne!(digest(&[]), sparse);
+        file.write_all_at(b"a", 3 * GROUP_BYTES).unwrap();
+        assert_ne!(digest(&[0, bytes]), sparse);
+        assert!(contents_digest(&file, |_, at| Ok(Some(at..u64::MAX)), || true).unwrap().is_none());
     }
 
     #[test]

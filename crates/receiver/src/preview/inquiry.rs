@@ -185,10 +185,12 @@ impl Previewer {
         }
         match self.rules.compare {
             Compare::Quick => changed(differences),
-            Compare::Checksum => contents_root(directory.as_fd(), name, || turn.is_over())
-                .map_or(Finding::Differs(differences.and(Differences::CONTENTS)), |root| {
-                    Finding::Contents(differences, root)
-                }),
+            Compare::Checksum => {
+                contents_root((directory.as_fd(), name), bytes, self.rules.kinds, || turn.is_over())
+                    .map_or(Finding::Differs(differences.and(Differences::CONTENTS)), |root| {
+                        Finding::Contents(differences, root)
+                    })
+            }
         }
     }
 

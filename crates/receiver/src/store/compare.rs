@@ -171,7 +171,9 @@ fn judge(
         Compare::Checksum if target.is_of_another(opened, name, &there) => Verdict::Need,
         Compare::Checksum if !target.judged.remember(opened, name, &there) => Verdict::Need,
         Compare::Checksum => {
-            contents_root(opened.as_fd(), name, || turn.is_over()).map_or(Verdict::Need, Verdict::Compare)
+            let root =
+                contents_root((opened.as_fd(), name), file.bytes, target.rules.kinds, || turn.is_over());
+            root.map_or(Verdict::Need, Verdict::Compare)
         }
         Compare::Quick => {
             let metadata = target.rules.of_file(&file.metadata);

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
-use zmove_chunk::read_root;
 use zmove_scan::{Beside, Entry, EntryBatch, EntryKind, Scan, ScanItem};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, Kinds, Metadata, RelPath};
 use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX};
@@ -222,9 +221,12 @@ impl Survey<'_> {
         root: [u8; 32],
     ) -> Option<Finding> {
         let Some(entry) = asked.what.entry() else { return Some(Finding::Same) };
-        let own = asked.directory.open_file(&entry.name).and_then(|(file, _)| {
+        let own = asked.directory.open_file(&entry.name).and_then(|(file, there)| {
             let path = || asked.directory.display(&entry.name);
-            read_root(&file, || self.session.in_flight.is_stopping())
+            let stop = || self.session.in_flight.is_stopping();
+            let extras = &self.session.extras;
+            extras
+                .contents_root(&file, there.bytes, stop)
                 .map_err(|source| FileError::Read { path: path(), source })
         });
         let own = own.inspect_err(|error| self.session.account.fail(error)).ok().flatten()?;

@@ -53,6 +53,8 @@ pub(super) struct EntryReader<'a> {
     pub(super) in_flight: &'a InFlight,
     pub(super) extras: &'a Extras,
     pub(super) threads: &'a StorageThreads,
+    /// Whether the root of each file that is read is told, for a manifest.
+    pub(super) wants_roots: bool,
 }
 
 /// An entry that waits for a thread.
@@ -148,7 +150,8 @@ impl EntryReader<'_> {
     ) -> Result<EntryRead, FileError> {
         let (file, before) = directory.open_file(&entry.name)?;
         let path = || directory.display(&entry.name);
-        let hashed = read_root(&file, || self.in_flight.is_stopping());
+        let stop = || self.in_flight.is_stopping();
+        let hashed = self.extras.contents_root(&file, before.bytes, stop);
         let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
             return Ok(EntryRead::Nothing);
         };
@@ -159,7 +162,14 @@ impl EntryReader<'_> {
             return Ok(EntryRead::NeededAfterAll);
         }
         let (metadata, lacks) = self.extras.of_file(&file, &before, entry);
-        let file = SentFile { retouched: true, ..sent_file(directory, entry, Some(root), &before) };
+        let root = match (self.extras.compares_groups(before.bytes), self.wants_roots) {
+            (false, _) => Some(root),
+            (true, false) => None,
+            (true, true) => {
+                read_root(&file, stop).map_err(|source| FileError::Read { path: path(), source })?
+            }
+        };
+        let file = SentFile { retouched: true, ..sent_file(directory, entry, root, &before) };
         Ok(without_contents(BatchEntry::Retouch(entry.name.clone(), metadata), lacks, Some(file)))
     }
 

@@ -4,14 +4,19 @@
 //! for, and entries that were sent by then are counted if it does not.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
 use std::hash::Hash;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zmove_disk::{Descriptor, FileIdentity, FoundXattrs, HasXattrs, Named, mode_without_acl};
+use zmove_chunk::{contents_digest, read_root};
+use zmove_disk::{Descriptor, FileIdentity, FoundXattrs, HasXattrs, Named, mode_without_acl, next_data};
 use zmove_scan::{Beside, Entry, EntryKind};
-use zmove_types::{Account, Accounts, Extra, Ids, Kinds, Metadata, NoAccounts, RelPath, Timestamp, Xattr};
+use zmove_types::{
+    Account, Accounts, Extra, GROUP_BYTES, Ids, Kinds, Metadata, NoAccounts, RelPath, Root, Timestamp, Xattr,
+};
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack, NotKept, Version};
 
 use crate::push::config::SenderConfig;
@@ -161,6 +166,26 @@ impl Extras {
     /// Whether hard links are to be kept.
     pub(crate) fn wants_links(&self) -> bool {
         self.asked.kinds.has_any(Kinds::LINKS)
+    }
+
+    /// By what the contents of a file of so many bytes are compared; `None` when it is stopped. Of a large one holes
+    /// are not read, where they are kept.
+    pub(crate) fn contents_root(
+        &self,
+        file: &File,
+        bytes: u64,
+        stop: impl Fn() -> bool,
+    ) -> io::Result<Option<Root>> {
+        if self.compares_groups(bytes) {
+            contents_digest(file, next_data, stop)
+        } else {
+            read_root(file, stop)
+        }
+    }
+
+    /// Whether contents of so many bytes are compared by their groups, and not by their root.
+    pub(crate) fn compares_groups(&self, bytes: u64) -> bool {
+        bytes > GROUP_BYTES && self.kinds().has_any(Kinds::HOLES)
     }
 
     /// Whether entries that lack something are named.
@@ -477,7 +502,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("f");
         std::fs::write(&path, "").unwrap();
-        let file = std::fs::File::open(&path).unwrap();
+        let file = File::open(&path).unwrap();
         if rustix::fs::fsetxattr(&file, "user.a", b"x", rustix::fs::XattrFlags::empty()).is_err() {
             return eprintln!("skipped: no extended attributes at {}", path.display());
         }

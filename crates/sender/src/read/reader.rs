@@ -94,8 +94,9 @@ impl Reader<'_> {
     fn read_pack(&mut self, pack: Pack) {
         let Some(mut buffer) = self.buffer() else { return };
         let Pack { groups, unread, .. } = pack;
-        let Session { in_flight, extras, .. } = self.session;
-        let entries = EntryReader { in_flight, extras, threads: &self.context.threads };
+        let Session { in_flight, extras, account, .. } = self.session;
+        let wants_roots = account.book().manifest.is_some();
+        let entries = EntryReader { in_flight, extras, threads: &self.context.threads, wants_roots };
         let mut read = entries.read_all(&groups, buffer.room()).into_iter();
         let mut filling =
             Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new(), lacks: Vec::new() };

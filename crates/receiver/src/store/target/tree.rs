@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_chunk::{read_root, xattr_digest};
+use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
     Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Miss, Named, NewFiles, Tree,
-    Wanted, hold_new, is_beyond_range, is_held_everywhere, open_beneath, place_special, retouch,
+    Wanted, hold_new, is_beyond_range, is_held_everywhere, next_data, open_beneath, place_special, retouch,
 };
-use zmove_types::{Kinds, Metadata, Name, RelPath, Special, Timestamp, TransferId};
+use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Special, Timestamp, TransferId};
 use zmove_wire::{FileHead, Operation, Overwrite, TargetState, XattrDigest};
 
 use crate::quota::Quota;
@@ -366,12 +366,16 @@ pub(crate) fn open_old(directory: BorrowedFd<'_>, name: &Name) -> io::Result<Fil
     Ok(open_beneath(directory, &path, flags)?.into())
 }
 
-/// The root of an existing file; `None` where it cannot be read, or reading it was stopped.
+/// By what the contents of an existing file of so many bytes are compared; `None` where it cannot be read, or reading
+/// it was stopped. Of a large one holes are not read, where they are kept.
 pub(crate) fn contents_root(
-    directory: BorrowedFd<'_>,
-    name: &Name,
+    (directory, name): (BorrowedFd<'_>, &Name),
+    bytes: u64,
+    kinds: Kinds,
     stop: impl Fn() -> bool,
 ) -> Option<[u8; 32]> {
-    let root = read_root(&open_old(directory, name).ok()?, stop).ok()??;
-    Some(root.0)
+    let file = open_old(directory, name).ok()?;
+    let may_have_holes = bytes > GROUP_BYTES && kinds.has_any(Kinds::HOLES);
+    let root = if may_have_holes { contents_digest(&file, next_data, stop) } else { read_root(&file, stop) };
+    Some(root.ok()??.0)
 }
