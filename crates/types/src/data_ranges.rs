@@ -84,6 +84,19 @@ impl DataRanges {
     pub fn groups(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.next_group(0), |index| self.next_group(index.checked_add(1)?))
     }
+
+    /// How many groups hold any data. A peer's head may speak of 2^32 groups: this counts ranges, not groups.
+    #[must_use]
+    pub fn group_count(&self) -> usize {
+        let mut count = 0;
+        let mut uncounted = 0;
+        for range in &self.ranges {
+            let end = u64::from(group_of(range.end - 1)) + 1;
+            count += end - uncounted.max(range.start / GROUP_BYTES);
+            uncounted = end;
+        }
+        usize::try_from(count).expect("a file has fewer than 2^32 groups")
+    }
 }
 
 impl DataRangesFinder {
@@ -199,6 +212,7 @@ mod tests {
             assert_eq!(end, data.file_bytes);
             let groups: Vec<_> = (0..count).filter(|index| data.has_group(*index)).collect();
             assert_eq!(data.groups().collect::<Vec<_>>(), groups);
+            assert_eq!(data.group_count(), groups.len(), "{data:?}");
         }
     }
 
