@@ -437,7 +437,8 @@ mod tests {
         let bytes = groups * GROUP_BYTES;
         let table = FileTable::new(&Quota::default());
         let began = cpu_time();
-        for (id, head) in (0..).zip([head(bytes), with_holes(bytes, &[0..bytes - 1])]) {
+        let data = 0..bytes - 1;
+        for (id, head) in (0..).zip([head(bytes), with_holes(bytes, std::slice::from_ref(&data))]) {
             table.declare(FileId(id), head, no_base, no_prior).unwrap();
             let file = table.find(FileId(id)).unwrap().unwrap();
             assert_eq!(file.state.lock().unwritten as u64, groups);

@@ -22,7 +22,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
 use zmove_chunk::GroupHasher;
-use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, Span, Staged, Task, Tree, find_data};
+use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, Span, Staged, Task, Tree, next_data};
 use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath};
 use zmove_wire::limits::HELD_GROUPS_MAX;
 use zmove_wire::{FileHead, Held};
@@ -123,16 +123,17 @@ impl Candidate<'_> {
     }
 
     fn hash(&self, transfer: &Transfer, old: File, held: &mut Booked) -> BTreeMap<u32, Cv> {
-        // A group that is a hole there is not looked at, and sent where the source has data.
-        let there = find_data(&old, old.metadata().map_or(0, |there| there.len())).unwrap_or_default().0;
         let old = DataFile::new(old);
         let mut cvs = BTreeMap::new();
-        let has_data = |index: &u32| there.as_ref().is_none_or(|there| there.has_group(*index));
-        let groups = (0..GroupSpan::count(self.bytes).unwrap_or(0))
-            .filter(|index| !self.held.contains(index) && has_data(index));
         let turn = transfer.turn(Task::Look);
-        for span in groups.map_while(|index| GroupSpan::of(self.bytes, index)) {
-            if turn.is_over() || held.grow(GROUP_KEPT_BYTES).is_err() {
+        let mut groups = groups_with_data(old.file(), self.bytes);
+        while !turn.is_over()
+            && let Some(span) = groups.next()
+        {
+            if self.held.contains(&span.index) {
+                continue;
+            }
+            if held.grow(GROUP_KEPT_BYTES).is_err() {
                 break;
             }
             let Some(buffer) = transfer.bases.buffers.take() else { break };
@@ -244,6 +245,23 @@ fn open_at(tree: &Tree, path: &RelPath) -> io::Result<File> {
         return Err(io::ErrorKind::IsADirectory.into());
     };
     open_old(tree.open_directory(&parent)?.as_fd(), &name)
+}
+
+/// The groups of a file of `bytes` that are not holes in the old version: those are not looked at, and are sent where
+/// the source has data. Each is looked for when it is asked for, so that neither the length that a peer claims nor an
+/// old version in very many pieces keeps a thread busy between two of them.
+fn groups_with_data(old: &File, bytes: u64) -> impl Iterator<Item = GroupSpan> {
+    let mut next = Some(0);
+    let mut data = 0..0;
+    std::iter::from_fn(move || {
+        let offset = u64::from(next?) * GROUP_BYTES;
+        if data.end <= offset {
+            data = next_data(old, offset).ok()??;
+        }
+        let index = u32::try_from(data.start.max(offset) / GROUP_BYTES).ok()?;
+        next = index.checked_add(1);
+        GroupSpan::of(bytes, index)
+    })
 }
 
 fn for_reading(old: File, direct: Direct) -> Option<DataFile> {

@@ -3,11 +3,13 @@
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::*;
 use crate::resume::journal::SourceIdentity;
 use crate::store::compare::judge_all;
 use crate::store::large_files::LargeFile;
+use crate::store::large_files::tests::cpu_time;
 use crate::store::placer::tests::transfer_of;
 use zmove_chunk::group_cv;
 use zmove_types::{FileId, Metadata, Timestamp};
@@ -196,4 +198,36 @@ fn a_part_alone_goes_on_as_what_it_is() {
     never.target.rules.delta = false;
     let judgement = judge_all(&never, &offer);
     assert_eq!((judgement.verdicts, judgement.changed.len()), (vec![Verdict::Resume], 0));
+}
+
+#[test]
+fn groups_that_are_holes_in_the_old_version_are_not_looked_at() {
+    let old = tempfile::tempfile().unwrap();
+    old.set_len(BYTES).unwrap();
+    for offset in [5, 1 << 20, 2 * GROUP_BYTES + 8192, 3 * GROUP_BYTES - 1] {
+        old.write_all_at(&[1; 2], offset).unwrap();
+    }
+    let groups = |bytes| groups_with_data(&old, bytes).map(|span| (span.index, span.len)).collect::<Vec<_>>();
+    let whole = u32::try_from(GROUP_BYTES).unwrap();
+    assert_eq!(groups(BYTES), [(0, whole), (2, whole), (3, whole)]);
+    assert_eq!(groups(2 * GROUP_BYTES + 7), [(0, whole), (2, 7)]);
+    assert_eq!(groups(GROUP_BYTES), [(0, whole)]);
+}
+
+/// The length is only what the offer says.
+#[test]
+fn an_offer_of_four_thousand_million_groups_costs_what_is_there() {
+    let world = World::new();
+    let old = File::create(world.old()).unwrap();
+    old.set_len(BYTES).unwrap();
+    old.write_all_at(&block(1), 0).unwrap();
+    let transfer = world.transfer(2);
+    let mut offer = world.offer();
+    offer.groups[0].files[0].bytes = u64::from(u32::MAX) * GROUP_BYTES;
+    let judgement = judge_all(&transfer, &offer);
+    let began = cpu_time();
+    judgement.changed.into_iter().for_each(|candidate| candidate.tell(&transfer, true));
+    assert!(cpu_time() - began < Duration::from_secs(1), "{:?}", cpu_time() - began);
+    let base = transfer.bases.take(&path()).unwrap();
+    assert_eq!([0, 1, 2].map(|index| base.cv(index)), [Some(cv(0, 1)), None, None]);
 }
