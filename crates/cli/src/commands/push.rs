@@ -9,7 +9,7 @@ use zmove_engine::{
     Connector, LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig, Sources,
     Summary, push_locally,
 };
-use zmove_sender::{Holes, Manifest};
+use zmove_sender::{Holes, Manifest, PacksPerDoubling};
 use zmove_types::Escaped;
 
 use crate::args::{PushArgs, SparseArg};
@@ -42,6 +42,10 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         scan: settings.scan(),
         owners: settings.owners(),
         rate_max: args.limit,
+        packs_per_doubling: match &settings.location {
+            Location::Local(_) => PacksPerDoubling::Within,
+            Location::Remote(_) => PacksPerDoubling::InSlowStart,
+        },
         holes: match args.sparse {
             SparseArg::Auto => Holes::Kept,
             SparseArg::Never => Holes::Sent,

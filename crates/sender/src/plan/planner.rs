@@ -31,20 +31,10 @@ pub(crate) struct Task {
 }
 
 /// Plans until the scan has ended and every offer is answered; then makes a mirror, if one is asked for.
-pub(crate) fn plan_all(
-    session: &Session,
-    batch_files_max: usize,
-    scan: &Scan,
-    replies: &Replies,
-    task: &Task,
-) {
+pub(crate) fn plan_all(session: &Session, packer: Packer, scan: &Scan, replies: &Replies, task: &Task) {
     let (unread_in, unread) = crossbeam_channel::unbounded();
-    let mut planner = Planner {
-        session,
-        packer: Packer::new(batch_files_max),
-        guess: Some(Guess::new(task.compare, unread_in)),
-        offering: None,
-    };
+    let mut planner =
+        Planner { session, packer, guess: Some(Guess::new(task.compare, unread_in)), offering: None };
     planner.take_scan(scan, replies);
     planner.take_unread(&unread);
     planner.take_last_replies(&replies.offers);
