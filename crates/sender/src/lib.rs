@@ -28,6 +28,7 @@ pub use account::summary::{AtBest, Learnt, Preview, Summary};
 pub use control::link::{CongestionChoice, LaneNumber, LaneSupply, Link, LossAnswer};
 pub use error::SessionError;
 pub use mirror::{AfterErrors, Guard, Removals};
+pub use plan::pack::PacksPerDoubling;
 pub use probe::{
     Carried, ProbeConfig, ProbeEvent, ProbeReport, RAMP_MIN, RAMP_ROUND_TRIPS, Round, RoundTrips, probe,
 };

@@ -9,7 +9,7 @@ use zmove_engine::{
     Connector, LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig, Sources,
     Summary, push_locally,
 };
-use zmove_sender::Manifest;
+use zmove_sender::{Manifest, PacksPerDoubling};
 use zmove_types::Escaped;
 
 use crate::args::PushArgs;
@@ -44,6 +44,10 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         zeros: settings.zeros(),
         instead: settings.instead(),
         rate_max: args.limit,
+        packs_per_doubling: match &settings.location {
+            Location::Local(_) => PacksPerDoubling::Within,
+            Location::Remote(_) => PacksPerDoubling::InSlowStart,
+        },
         ..SenderConfig::default()
     };
     let push = Push::start(settings.job(&sources)?, config.clone(), &mut run, started);

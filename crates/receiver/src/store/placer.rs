@@ -25,7 +25,7 @@ use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, LinkEntry, O
 
 use crate::sharing::Lock;
 use crate::store::failure::{ALREADY_THERE, Failure, again, failed_to, failure, is_no_room};
-use crate::store::placer::runs::{Entry, Run, Runs};
+use crate::store::placer::runs::{Entry, Files, Run, Runs};
 use crate::store::publishing::publisher::{FillingGuard, HiddenFile, Known, PendingBatch, SmallFile};
 use crate::store::publishing::{make_room, publish_all};
 use crate::store::target::file_systems::Flush;
@@ -240,15 +240,15 @@ impl<'a> Placer<'a> {
     }
 
     /// A guard for filling the staging directory of `path`, where there is one or one can be begun for so many files.
-    fn staging(&mut self, path: &RelPath, files: usize) -> Option<FillingGuard<'a>> {
+    fn staging(&mut self, path: &RelPath, files: Files) -> Option<FillingGuard<'a>> {
         let publisher = &self.transfer.publisher;
-        if files > 0
-            && let Some(open) = publisher.join(path)
-        {
+        if files.count == 0 {
+            return None;
+        }
+        if let Some(open) = publisher.join(path) {
             return Some(open);
         }
-        let (Some(parent), Some(name), TOGETHER_FILES_MIN..) = (path.parent(), path.file_name(), files)
-        else {
+        let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), files.are_many()) else {
             return None;
         };
         let parent_directory = self.directory(&parent).ok()?.directory;
@@ -531,6 +531,14 @@ enum Unmade {
     Failed(Failure),
     /// A part of the file is still there.
     Left(Failure),
+}
+
+impl Files {
+    /// Whether they are as many as a staging directory pays for, or are likely to be with those that follow: these find
+    /// a directory in use where it was not begun for the first.
+    const fn are_many(self) -> bool {
+        self.count >= TOGETHER_FILES_MIN || self.may_go_on
+    }
 }
 
 /// The least number of files for which a staging directory pays.

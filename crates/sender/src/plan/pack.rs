@@ -130,8 +130,16 @@ pub(crate) fn packs_of(found: Found) -> u64 {
     found.bytes.div_ceil(FIRST_DATA_BYTES).max(found.entries.div_ceil(FIRST_ENTRIES)).max(1)
 }
 
-/// The number of packs before the limit doubles: about one for each lane that may begin before `Opened`.
-const PACKS_PER_DOUBLING: u32 = 8;
+/// The number of packs before the limit doubles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacksPerDoubling {
+    /// For connections in slow start: about one pack for each lane that may begin before `Opened`.
+    InSlowStart = 8,
+    /// Where nothing is in slow start. Storage that answers late is slow as long as all packs under way are of one
+    /// directory or two, and how many are under way is bounded, however small they are.
+    Within = 1,
+}
+
 const RAMP_DOUBLINGS_MAX: u32 = 16;
 /// The number of directories that a pack holds open.
 const DIRECTORIES_OPEN_MAX: usize = 16;
@@ -142,6 +150,7 @@ pub(crate) struct Packer {
     groups: Vec<PackGroup>,
     load: PackLoad,
     entries_max: usize,
+    packs_per_doubling: PacksPerDoubling,
     packs_made: u32,
 }
 
@@ -155,9 +164,10 @@ struct PackLoad {
 
 impl Packer {
     /// A packer of at most `entries_max` entries a pack.
-    pub(crate) fn new(entries_max: usize) -> Self {
+    pub(crate) fn new(entries_max: usize, packs_per_doubling: PacksPerDoubling) -> Self {
         let entries_max = entries_max.clamp(1, BATCH_ENTRIES_MAX);
-        Self { groups: Vec::new(), load: PackLoad::default(), entries_max, packs_made: 0 }
+        let load = PackLoad::default();
+        Self { groups: Vec::new(), load, entries_max, packs_per_doubling, packs_made: 0 }
     }
 
     /// Adds an entry; returns the pack that had no room for it.
@@ -208,7 +218,7 @@ impl Packer {
     /// slow start (RFC 5681) at once and the target's work begins a few round trips sooner; every few packs the limit
     /// doubles.
     fn ramp<N: Ord + Copy + TryFrom<u64>>(&self, most: N, first: u64) -> N {
-        let doublings = (self.packs_made / PACKS_PER_DOUBLING).min(RAMP_DOUBLINGS_MAX);
+        let doublings = (self.packs_made / self.packs_per_doubling as u32).min(RAMP_DOUBLINGS_MAX);
         N::try_from(first << doublings).map_or(most, |limit| limit.min(most))
     }
 
@@ -345,7 +355,7 @@ mod tests {
         let root = ScanRoot { source: home.to_owned(), prefix: RelPath::root() };
         let scan = scan(vec![root], &ScanConfig::default());
         let mut packer =
-            Packer { packs_made: PACKS_PER_DOUBLING * RAMP_DOUBLINGS_MAX, ..Packer::new(entries_max) };
+            Packer { packs_made: RAMP_DOUBLINGS_MAX, ..Packer::new(entries_max, PacksPerDoubling::Within) };
         let mut packs = Vec::new();
         for item in scan.receiver() {
             let ScanItem::Batch(batch) = item else { continue };
@@ -402,6 +412,27 @@ mod tests {
             assert!(piece.data_bytes() <= 100 || with_data == 1, "{piece:?}");
         }
         assert!(pieces.len() >= 3, "{}", pieces.len());
+    }
+
+    #[test]
+    fn packs_grow_with_each_where_nothing_is_in_slow_start() {
+        let home = tempfile::tempdir().unwrap();
+        let root = ScanRoot { source: home.path().to_owned(), prefix: RelPath::root() };
+        (0..1000).for_each(|file| std::fs::write(home.path().join(file.to_string()), "x").unwrap());
+        let scan = scan(vec![root], &ScanConfig::default());
+        let batch = |item| if let ScanItem::Batch(batch) = item { Some(batch) } else { None };
+        let batches: Vec<_> = scan.receiver().iter().filter_map(batch).collect();
+        let sizes = |packs_per_doubling| {
+            let mut packer = Packer::new(1024, packs_per_doubling);
+            let all = batches.iter().flat_map(|batch| {
+                let directory = SourceDirectory::held_open(&batch.directory);
+                batch.entries.iter().map(move |entry| (directory.clone(), entry.clone()))
+            });
+            let packs = all.filter_map(|(directory, entry)| packer.add(&directory, PackEntry::Within(entry)));
+            packs.map(|pack| pack.entry_count()).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(PacksPerDoubling::Within), [64, 128, 256, 512]);
+        assert_eq!(sizes(PacksPerDoubling::InSlowStart)[..9], [[64; 8].as_slice(), &[128]].concat());
     }
 
     #[test]

@@ -32,17 +32,11 @@ pub(crate) struct Task {
 }
 
 /// Plans until the scan has ended and every offer is answered; then makes a mirror, if one is asked for.
-pub(crate) fn plan_all(
-    session: &Session,
-    batch_files_max: usize,
-    scan: &Scan,
-    replies: &Replies,
-    task: &Task,
-) {
+pub(crate) fn plan_all(session: &Session, packer: Packer, scan: &Scan, replies: &Replies, task: &Task) {
     let (unread_in, unread) = crossbeam_channel::unbounded();
     let mut planner = Planner {
         session,
-        packer: Packer::new(batch_files_max),
+        packer,
         guess: Some(Guess::new(task.compare, unread_in)),
         offering: None,
         links: Links::default(),

@@ -12,6 +12,7 @@ use crate::account::limit::Limit;
 use crate::account::receipts::Receipts;
 use crate::control::replies::Replies;
 use crate::error::SessionError;
+use crate::plan::pack::Packer;
 use crate::plan::planner::{Task, plan_all};
 use crate::push::config::{BUFFER_BYTES, SenderConfig};
 use crate::push::session::Session;
@@ -70,8 +71,8 @@ impl Pipeline {
             pool,
             config,
         };
-        let batch_files_max = pipeline.config.batch_files_max;
-        let planning = move || plan_all(&session, batch_files_max, &scan, &replies, &task);
+        let packer = Packer::new(pipeline.config.batch_files_max, pipeline.config.packs_per_doubling);
+        let planning = move || plan_all(&session, packer, &scan, &replies, &task);
         let planning = pipeline.threads.spawn("zmove-plan".into(), planning);
         let wanted = pipeline.config.readers;
         let started = planning.map_err(SessionError::Thread).and_then(|()| pipeline.set_readers(wanted));

@@ -16,8 +16,7 @@ pub(super) struct Runs<'d>(Lock<Vec<Group<'d>>>);
 
 struct Group<'d> {
     path: Arc<RelPath>,
-    /// The number of files at first.
-    files: usize,
+    files: Files,
     entries: std::vec::IntoIter<Entry<'d>>,
     threads: usize,
     /// The directory, as long as a thread has it open.
@@ -37,11 +36,19 @@ pub(super) struct Entry<'d> {
 pub(super) struct Run<'d> {
     group: usize,
     pub(super) path: Arc<RelPath>,
-    /// The number of files in the directory that came in this batch.
-    pub(super) files: usize,
+    pub(super) files: Files,
     pub(super) entries: Vec<Entry<'d>>,
     /// The directory, where another thread has it open.
     pub(super) opened: Option<Opened>,
+}
+
+/// The files of a directory that came in one batch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Files {
+    pub(super) count: usize,
+    /// Whether it is the last directory of the batch: the batch was full there, so that others of its files are likely
+    /// to follow.
+    pub(super) may_go_on: bool,
 }
 
 /// The entries of one run: few, so that threads that join in find something to do, and enough that a thread seldom has
@@ -53,8 +60,10 @@ impl<'d> Runs<'d> {
     pub(super) fn new(groups: Vec<DirectoryGroup>, data: &'d [u8]) -> Self {
         let mut rest = data;
         let mut numbers = 0..;
-        let mut group = |group: DirectoryGroup| {
-            let files = group.entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
+        let last = groups.len().saturating_sub(1);
+        let mut group = |(number, group): (usize, DirectoryGroup)| {
+            let count = group.entries.iter().filter(|entry| matches!(entry, BatchEntry::File(_))).count();
+            let files = Files { count, may_go_on: number == last };
             let entries: Vec<_> = numbers
                 .by_ref()
                 .zip(group.entries)
@@ -63,7 +72,7 @@ impl<'d> Runs<'d> {
             let (path, entries) = (Arc::new(group.directory), entries.into_iter());
             Group { path, files, entries, threads: 0, opened: None }
         };
-        Self(Lock::new(groups.into_iter().map(&mut group).collect()))
+        Self(Lock::new(groups.into_iter().enumerate().map(&mut group).collect()))
     }
 
     /// The next entries for a thread that has placed those of `done`.

@@ -569,13 +569,28 @@ fn files_are_placed_when_somebody_has_removed_their_staging_directory() {
 }
 
 #[test]
+fn few_files_of_a_new_directory_are_staged_where_others_are_likely_to_follow() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
+    let batch = PendingBatch::new(ItemId(1), Known::Needed, None);
+    let groups = vec![files("whole", "f", 2), files("begun", "f", 2)];
+    placer.place_groups(groups, &batch, b"xxxx", &transfer.turn(Task::Write));
+    begin(&mut placer, files("begun", "g", 2));
+    let hidden_in = |directory: &str| names(&home.path().join(directory)).len();
+    assert_eq!((hidden_in("whole"), hidden_in("begun")), (2, 0));
+    publish_all(&transfer);
+    assert_eq!((hidden_in("whole"), hidden_in("begun")), (2, 4));
+}
+
+#[test]
 fn what_a_writer_that_panics_was_filling_gets_no_name() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let whole = begin(&mut placer, files("d", "f", 8));
     // The guard is dropped without `leave`, as when its writer panics.
-    drop(placer.staging(&path("d"), 1).unwrap());
+    drop(placer.staging(&path("d"), Files { count: 1, may_go_on: false }).unwrap());
     publish_all(&transfer);
     assert_eq!(names(&home.path().join("d")), [""; 0]);
     assert_eq!(whole.faults().len(), 8);
