@@ -523,6 +523,7 @@ fn modes_and_times_are_not_kept_where_they_are_not_wanted(site: &Site) {
         let time = site.target().join(name).symlink_metadata().unwrap().modified().unwrap();
         assert!(time + std::time::Duration::from_secs(1) > before, "{name} {time:?}");
     }
+    wait_for_target(site);
     assert_eq!(moved(&push(site, &["--no-preserve", "times", "-c"])).0, 0);
     site.push(&["-u", "--no-t"], site.contents(), "").expect(1);
 }

@@ -72,7 +72,7 @@ pub fn find_data_but_zeros(
 /// The blocks that are looked at for zeros: those of most file systems.
 const ZERO_BLOCK_BYTES: usize = 4096;
 static ZERO_BLOCK: [u8; ZERO_BLOCK_BYTES] = [0; ZERO_BLOCK_BYTES];
-/// As much as stays in the second-level cache.
+/// A piece that stays in the second-level cache.
 const SEARCHED_AT_ONCE_BYTES: usize = 256 << 10;
 
 /// The next data of a file from `at` on; to the end, and beyond, where the file system does not tell.
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), 8 * MIB);
     }
 
-    /// As a file is that is changed in its place, and has a byte more until it is whole.
+    /// A file that is changed in its place has a byte more until it is whole.
     #[test]
     fn the_last_block_goes_too() {
         let file = sparse();

@@ -42,7 +42,9 @@ pub(crate) async fn run(
 ) -> Result<Summary, SessionError> {
     link.ask(Open { run: run.id(link.transfer), ..push.open.clone() }).await?;
     let Link { version, control: (reader, writer), mut lanes, supply: _none_needed, .. } = link;
-    let extras = Extras::of(&push.config, push.open.keeping, version);
+    let config = &push.config;
+    let extras =
+        Extras::new(push.open.keeping, config.owners.clone(), version).adapting(config.zeros, config.instead);
     let (mut receipts, replies, outgoing) = Receipts::begin(observer, (version, extras), push.started);
     let session = Arc::clone(&receipts.session);
     let started = push.started;

@@ -62,7 +62,9 @@ impl Push {
         let keeping = self.open.keeping;
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
         let Link { cipher, version, control: (reader, writer), lanes, supply, .. } = link;
-        let extras = Extras::of(&self.config, keeping, version);
+        let config = &self.config;
+        let extras =
+            Extras::new(keeping, config.owners.clone(), version).adapting(config.zeros, config.instead);
         let (receipts, replies, outgoing) = Receipts::begin(observer, (version, extras), self.started);
         let totals = &receipts.session.account.totals;
         totals.scan_errors.set(self.sources_missing);

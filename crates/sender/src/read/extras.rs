@@ -19,7 +19,6 @@ use zmove_types::{
 };
 use zmove_wire::{Batch, BatchEntry, DirectoryGroup, Keeping, Lack, NotKept, Version};
 
-use crate::push::config::SenderConfig;
 use crate::read::holes::{Holes, Zeros};
 use crate::read::source::SourceDirectory;
 
@@ -133,10 +132,9 @@ impl Extras {
         Self { asked, kept, owners, zeros, instead, known: Mutex::default() }
     }
 
-    /// What `config` and the user want of a receiver that speaks `version`.
-    pub(crate) fn of(config: &SenderConfig, asked: Option<Keeping>, version: Version) -> Self {
-        let SenderConfig { zeros, instead, .. } = config;
-        Self { zeros: *zeros, instead: *instead, ..Self::new(asked, config.owners.clone(), version) }
+    /// The same, and this becomes of zeros, and of what is not kept of modes and times.
+    pub(crate) fn adapting(self, zeros: Zeros, instead: Instead) -> Self {
+        Self { zeros, instead, ..self }
     }
 
     /// The receiver has said what it keeps; returns what entries lack that were sent before.
