@@ -558,7 +558,7 @@ fn a_flood_of_links_is_links() {
     std::fs::create_dir(&root).unwrap();
     let flood = || (0..2000).map(|number| link(&format!("l{number}"), "f")).collect();
     std::fs::write(root.join("f"), "x").unwrap();
-    set_mtime(&root.join("f"), UNIX_EPOCH + Duration::from_secs(9));
+    set_mtime(root.join("f"), UNIX_EPOCH + Duration::from_secs(9));
     let deeds = (0..5).map(|item| batch(item, "", flood())).collect();
     let intruded = intruder(&root).does(deeds);
     assert!(intruded.ended.is_ok(), "{:?}", intruded.ended);
