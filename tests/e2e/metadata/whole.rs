@@ -1,7 +1,7 @@
 //! A tree of all that there is to keep, made by a script, to file systems of all kinds, over all that carries.
 //!
-//! rsync is the judge, and the data ranges, which it does not compare, are those of the source. Pairs of a carrier and a
-//! file system are chosen; their product is not tried.
+//! rsync is the judge, and the data ranges, which it does not compare, are those of the source. Pairs of a carrier and
+//! a file system are chosen; their product is not tried.
 
 use std::ffi::OsString;
 use std::fs::File;

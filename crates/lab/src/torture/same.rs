@@ -204,6 +204,38 @@ mod tests {
     }
 
     #[test]
+    fn what_else_a_file_has_counts_too() {
+        let linked = |target: &Path| {
+            fs::remove_file(target.join("d/f")).unwrap();
+            fs::write(target.join("first"), "contents").unwrap();
+            fs::hard_link(target.join("first"), target.join("d/f")).unwrap();
+            THEN.set(&target.join("d/f")).unwrap();
+        };
+        assert_eq!(found(linked), "\"first\" is not in the source", "one name in the source is no group");
+        let (source, target) = (tree(), tree());
+        for (root, first) in [(&source, "d/f"), (&target, "d/g")] {
+            fs::write(root.path().join("d/g"), "contents").unwrap();
+            fs::hard_link(root.path().join(first), root.path().join("d/h")).unwrap();
+        }
+        let differ = |source: &Path, target: &Path| differences(source, target, &[]).unwrap().join("; ");
+        assert!(
+            differ(source.path(), target.path()).contains("\"d/h\": first name is \"d/g\" and not \"d/f\"")
+        );
+        let features = super::super::metadata::Features::of(source.path()).unwrap();
+        if features.xattrs {
+            let set = |target: &Path| {
+                rustix::fs::setxattr(target.join("d/f"), "user.a", b"x", rustix::fs::XattrFlags::empty())
+                    .unwrap();
+            };
+            assert!(found(set).contains("attributes"));
+        }
+        if features.privileged {
+            let give = |target: &Path| std::os::unix::fs::chown(target.join("d/f"), Some(7), None).unwrap();
+            assert!(found(give).contains("owner"));
+        }
+    }
+
+    #[test]
     fn another_type_or_another_link_counts() {
         let another = |target: &Path| {
             fs::remove_file(target.join("d/l")).unwrap();
