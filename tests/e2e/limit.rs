@@ -28,22 +28,34 @@ fn a_limit_is_kept_over_all_lanes() {
     }
 }
 
-/// 16 lanes with a share of the rate each took 33 s for this, and one chunk went twice.
+/// 16 lanes with a share of 2 MB/s each took 33 s for this, and one chunk went twice. A lower rate has fewer lanes.
 #[test]
 fn two_chunks_take_no_longer_over_many_lanes() {
     const FEW_BYTES: u32 = 5 << 20;
     for site in [Site::daemon(), Site::clear(), Site::quic()] {
         paint(site.source().join("f"), u64::from(FEW_BYTES));
         let started = Instant::now();
-        let options = ["--limit", "2MB", "--streams", "16", "--json"];
+        let options = ["--limit", "4MB", "--streams", "16", "--json"];
         let summary = site.push(&options, site.contents(), "").done().summary();
-        let (seconds, ideal) = (started.elapsed().as_secs_f64(), f64::from(FEW_BYTES) / 2e6);
+        let (seconds, ideal) = (started.elapsed().as_secs_f64(), f64::from(FEW_BYTES) / 4e6);
         assert!((TOLERANCE * ideal..3.0 * ideal).contains(&seconds), "{seconds} s in the place of {ideal}");
         assert_eq!(
             (&summary["limited_by"], &summary["repeated"]),
             (&"own_rate".into(), &0.into()),
             "{summary}"
         );
+        assert_same(&site.source(), &site.target());
+    }
+}
+
+/// The handshakes of 64 lanes over QUIC are as much as this rate carries in a second.
+#[test]
+fn a_low_limit_has_no_more_lanes_than_it_can_use() {
+    for site in [Site::daemon(), Site::quic()] {
+        paint(site.source().join("f"), 1 << 20);
+        let options = ["--limit", "1MB", "--streams", "64", "--json"];
+        let summary = site.push(&options, site.contents(), "").done().summary();
+        assert_eq!(summary["lanes"], 4, "{summary}");
         assert_same(&site.source(), &site.target());
     }
 }

@@ -20,7 +20,7 @@ pub struct DialSettings {
     /// The answer to a host whose key is not known. Default: it is refused.
     pub unknown_host: UnknownHost,
     /// The number of lanes, 1 to 64. Default: by round trip and cores, then as many as help. A number that is set is
-    /// kept: neither what is remembered of the path nor its losses change it.
+    /// kept: neither what is remembered of the path nor its losses change it. With a low `limit` there are fewer.
     pub streams: Option<u16>,
     /// Transport, socket options and congestion control. Default: TCP, and QUIC where TCP cannot be connected.
     pub reach: Reach,

@@ -8,6 +8,9 @@
 
 use std::time::Duration;
 
+use zmove_types::RateLimit;
+use zmove_wire::limits::LANES_MAX;
+
 /// The number of lanes that are dialled before the round trip time is known.
 pub const LANES_AT_ONCE: u16 = 12;
 /// The rate that the lanes' windows together should be able to fill, in bytes per second: 10 Gbit/s.
@@ -38,6 +41,18 @@ pub(super) fn quic_lanes() -> u16 {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     u16::try_from((2 * cores).clamp(4, 8)).expect("clamped")
 }
+
+/// The most lanes that are of use at a rate, where there is one: each costs a handshake and a search for the path's
+/// MTU, some 25 KiB over QUIC, before anything is paid for.
+pub(super) fn lanes_within(limit: Option<RateLimit>) -> u16 {
+    limit.map_or(LANES_MAX, |limit| {
+        let lanes = limit.bytes_per_second() / LANE_BYTES_PER_SECOND_MIN;
+        u16::try_from(lanes).unwrap_or(LANES_MAX).clamp(1, LANES_MAX)
+    })
+}
+
+/// What any lane carries on any path.
+const LANE_BYTES_PER_SECOND_MIN: u64 = 250_000;
 
 /// The most that the kernel's autotuning lets one connection have in flight, in bytes.
 fn send_window_max() -> f64 {
@@ -85,5 +100,12 @@ mod tests {
         assert_eq!(lanes(90_000, 2, 4), 27);
         assert_eq!(lanes(90_000, 2, 128), 12);
         assert_eq!(lanes(260_000, 2, 4), 32);
+    }
+
+    #[test]
+    fn a_low_rate_has_few_lanes() {
+        let lanes = |rate: &str| lanes_within(Some(rate.parse().expect("a rate")));
+        assert_eq!(["1kB", "1MB", "2MB", "1GB"].map(lanes), [1, 4, 8, LANES_MAX]);
+        assert_eq!(lanes_within(None), LANES_MAX);
     }
 }

@@ -1,10 +1,10 @@
 //! The plan of lanes: how many are dialled when, and how they answer to loss, from what is known of the path
 //! so far.
 //!
-//! `--streams` decides; else the number remembered of the path, if that is more than its round trip asks for;
-//! else the round trip (`machine`). Most lanes are dialled beside control, before the round trip is known, so
-//! that nobody waits a round trip for them. But no more are dialled than the first packs can use, where the
-//! end of the scan or a short path shows that within a few milliseconds.
+//! `--streams` decides, up to what a rate limit can use; else the number remembered of the path, if that is more
+//! than its round trip asks for; else the round trip (`machine`). Most lanes are dialled beside control, before the
+//! round trip is known, so that nobody waits a round trip for them. But no more are dialled than the first packs can
+//! use, where the end of the scan or a short path shows that within a few milliseconds.
 
 use std::time::Duration;
 
@@ -12,7 +12,9 @@ use zmove_sender::{CongestionChoice, LossAnswer, Need};
 use zmove_transport::{ChannelDialler, TransportChoice};
 
 use super::Recalled;
-use super::machine::{Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls, lanes_for, quic_lanes};
+use super::machine::{
+    Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls, lanes_for, lanes_within, quic_lanes,
+};
 use crate::path_memory::Known;
 use crate::settings::DialSettings;
 
@@ -27,6 +29,8 @@ pub(super) struct LanePlan {
     answer: LossAnswer,
     /// The number of lanes that the push can use, where that may be less than the path could.
     need: Option<Need>,
+    /// The most lanes that the rate can use.
+    most: u16,
 }
 
 impl LanePlan {
@@ -35,7 +39,9 @@ impl LanePlan {
         let known = recalled.known.filter(|_| settings.streams.is_none() && settings.limit.is_none());
         let need = need.filter(|_| settings.streams.is_none());
         let quic_first = recalled.quic_first.is_some();
-        Self { fixed: settings.streams, quic_first, known, answer: loss_answer(settings), need }
+        let most = lanes_within(settings.limit);
+        let fixed = settings.streams.map(|lanes| lanes.min(most));
+        Self { fixed, quic_first, known, answer: loss_answer(settings), need, most }
     }
 
     /// The number of first lanes to dial beside control, which is being dialled: as many as are known without waiting
@@ -55,9 +61,10 @@ impl LanePlan {
         usual
     }
 
-    /// The number of lanes that the push can use, if that is known to be less than `usual`.
+    /// The number of lanes that the push and its rate can use, if that is known to be less than `usual`.
     pub(super) fn few(&self, usual: u16) -> Option<u16> {
-        self.need.as_ref().and_then(Need::lanes).filter(|lanes| *lanes < usual)
+        let needed = self.need.as_ref().and_then(Need::lanes).unwrap_or(u16::MAX);
+        Some(needed.min(self.most)).filter(|lanes| *lanes < usual)
     }
 
     /// The number of lanes to dial before transport and round trip are known.
@@ -117,6 +124,7 @@ mod tests {
             known: Some(Known::new(32, true, round_trip, 1_000_000)),
             answer: LossAnswer { tolerant: false, choice: choice() },
             need: None,
+            most: 64,
         };
         let replaced = LossAnswer { tolerant: true, choice: choice() };
         assert_eq!((plan().count(round_trip, 8), plan().answer(round_trip)), (32, replaced));
