@@ -186,6 +186,34 @@ fn a_client_that_is_interrupted() {
     assert_same(&site.source(), &site.target());
 }
 
+/// Nobody says that the sender has gone: what it had sent would get its names, and directories other times, half a
+/// minute later.
+#[test]
+fn a_push_begins_when_that_of_a_sender_that_was_killed_has_ended() {
+    let site = Site::quic();
+    let mut client = endless(&site);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    std::fs::remove_file(site.source().join("endless")).unwrap();
+    site.push_contents();
+    let ends = site.the_daemon().wait_for_logs(" into '", 2);
+    assert!(ends[0].contains("broken off by tester") && ends[1].contains("received from tester"), "{ends:?}");
+    crate::breakage::clean_parts(&site, "server");
+    assert_same(&site.source(), &site.target());
+}
+
+/// A push to the same target while another is under way, which is asked whether its sender is there.
+#[test]
+fn a_push_whose_sender_is_there_goes_on_beside_another() {
+    let site = Site::quic();
+    let client = endless(&site);
+    std::fs::write(site.path("other"), "x").unwrap();
+    site.push(&[], site.path("other"), "").done();
+    assert!(!site.the_daemon().has_logged("broken off"));
+    interrupt(client).expect(20);
+    site.the_daemon().wait_for_log("broken off by tester");
+}
+
 #[test]
 fn a_daemon_that_is_told_to_stop() {
     let mut site = Site::quic();

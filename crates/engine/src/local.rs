@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use zmove_disk::{Auto, Direct, FileIo};
 use zmove_receiver::{Owning, ReceiverConfig, Session, Turns, WriteAccess, run_session};
 use zmove_sender::{Link, Push, Run, SessionError, Summary};
-use zmove_transport::{memory_control, memory_lane};
+use zmove_transport::{Pulse, memory_control, memory_lane};
 use zmove_types::{Accounts, NoAccounts, Observer};
 use zmove_wire::{Cipher, Version};
 
@@ -79,6 +79,7 @@ pub async fn push_locally(
             control: (far_reader, far_writer),
             lanes: sources,
             owner: String::new(),
+            pulse: Pulse::default(),
             access: WriteAccess::Anywhere,
             turns: Turns::default(),
             config: ReceiverConfig {

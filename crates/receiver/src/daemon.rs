@@ -33,7 +33,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use zmove_transport::{
     AcceptError, CONTROL_SILENCE_MAX, Channel, ControlReader, ControlWriter, Denial, Fingerprint, Incoming,
-    LaneSource, Listener, Transport, control_pair,
+    LaneSource, Listener, Pulse, Transport, control_pair,
 };
 use zmove_types::TransferId;
 use zmove_wire::limits::LANES_UNASKED_MAX;
@@ -319,9 +319,10 @@ impl Shared {
         let Some(_registered) = registered else {
             return self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
         };
+        let pulse = stream.pulse();
         let (reader, writer) = control_pair(stream);
         let control = (reader, if greeted { writer.greeted() } else { writer });
-        self.run_transfer(address, control, lanes, &seat, authorized, (greeting, version)).await;
+        self.run_transfer(address, (control, pulse), lanes, &seat, authorized, (greeting, version)).await;
     }
 
     /// Waits in line for a seat, and notifies a sender that knows [`Waiting`]. Returns the seat, and the registry entry
@@ -397,7 +398,7 @@ impl Shared {
     async fn run_transfer(
         &self,
         address: SocketAddr,
-        control: (ControlReader, ControlWriter),
+        (control, pulse): ((ControlReader, ControlWriter), Pulse),
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
         seat: &Seat,
         Authorized { name, access, set_ids, owning, owner, max_rate: rate_max, .. }: Authorized,
@@ -424,7 +425,7 @@ impl Shared {
         // When it stops, the daemon waits until all receivers of this channel have been dropped.
         let mut stopping = self.stopping.subscribe();
         let turns = self.runs.of(seat.key());
-        let session = Session { transfer, version, control, lanes, owner, access, turns, config };
+        let session = Session { transfer, version, control, lanes, owner, pulse, access, turns, config };
         let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         let ended = run_session(session, stop).await;
         let moved = moved(&metered.meter, started.elapsed());

@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource};
+use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, Pulse};
 use zmove_types::{FileId, StageTimes, TransferId};
 use zmove_wire::limits::{
     ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX, within,
@@ -67,6 +67,8 @@ pub struct Session {
     pub lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     /// The owner: the fingerprint of the peer's key, empty within one process.
     pub owner: String,
+    /// A way to ask whether the peer is still there.
+    pub pulse: Pulse,
     /// Where the peer may write.
     pub access: WriteAccess,
     /// The runs that the peer has under way here.
@@ -83,7 +85,7 @@ pub async fn run_session(
     session: Session,
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
-    let Session { transfer, version, control, lanes, owner, access, turns, config } = session;
+    let Session { transfer, version, control, lanes, owner, pulse, access, turns, config } = session;
     let (reader, mut writer) = control;
     writer.greet(&Greeting::new(Role::Control, transfer)).await?;
     let mut ways = Ways { writer, inbox: messages(reader, config.quota.clone()), lanes };
@@ -113,6 +115,7 @@ pub async fn run_session(
         let stop = first_of(stop, &turn);
         return preview::run(ways, open, access, &config, stop).await;
     }
+    let place = config.ending.work_at(&owner, &open.target);
     let (open, target, parts) = match resolve(open, access, (transfer, owner.clone()), &config).await {
         Ok(resolved) => resolved,
         Err(refusal) => return ways.refuse(refusal).await,
@@ -151,8 +154,14 @@ pub async fn run_session(
         ended = running.drive(started) => ended,
         () = stop => Err(SessionError::Stopping),
         () = turn.is_over() => Err(SessionError::Superseded),
+        () = place.is_in_the_way_of_others(pulse) => {
+            Err(ControlError::from(io::Error::from(io::ErrorKind::TimedOut)).into())
+        }
     };
-    running.close(ended).await
+    let ended = running.close(ended).await;
+    // whoever waits for this session begins
+    drop(place);
+    ended
 }
 
 /// What the peer wants, and whether it keeps a rate that it is told.

@@ -20,7 +20,7 @@ use crate::lane::rate::SharedRate;
 use crate::lane::tls::TlsLane;
 use crate::lane::{LaneError, LaneSink, LaneSource};
 use crate::path::{PathProbe, Transport};
-use crate::quic::{QuicConnection, QuicLane};
+use crate::quic::{Pulse, QuicConnection, QuicLane};
 use crate::tcp_tls::Connection;
 use crate::trust::Fingerprint;
 
@@ -148,6 +148,15 @@ impl Channel {
                 connection.probe().read().is_some_and(|info| info.established == Some(false))
             }
             Established::Quic(quic) => quic.connection.close_reason().is_some(),
+        }
+    }
+
+    /// A way to ask whether the peer is still there.
+    #[must_use]
+    pub fn pulse(&self) -> Pulse {
+        match &self.established {
+            Established::Tcp(_) => Pulse::default(),
+            Established::Quic(quic) => quic.pulse(),
         }
     }
 

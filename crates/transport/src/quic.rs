@@ -40,6 +40,7 @@ mod dialler;
 mod keeper;
 mod lane;
 mod lane_bytes;
+mod pulse;
 mod resume;
 mod settings;
 mod socket;
@@ -49,6 +50,7 @@ mod tolerant;
 pub(crate) use acceptor::{QuicAcceptor, ask_back, bind, handshake};
 pub(crate) use dialler::QuicDialler;
 pub(crate) use lane::QuicLane;
+pub use pulse::Pulse;
 pub use resume::{PathEnds, Resumption, SavedWindow};
 pub use settings::{QuicCongestion, UnknownCongestion};
 
@@ -100,6 +102,10 @@ impl QuicConnection {
             keeper,
         });
         (whole, Keeper { connection, lane_bytes, left })
+    }
+
+    pub(crate) fn pulse(&self) -> Pulse {
+        Pulse::of(&self.connection)
     }
 
     /// Lets the peer send as much before it is read as control may.

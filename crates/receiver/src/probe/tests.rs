@@ -4,7 +4,7 @@ use super::*;
 
 use tokio::task::JoinHandle;
 use zmove_chunk::seal;
-use zmove_transport::{ControlReader, ControlWriter, Frame, LaneSink, memory_control, memory_lane};
+use zmove_transport::{ControlReader, ControlWriter, Frame, LaneSink, Pulse, memory_control, memory_lane};
 use zmove_types::{Buffer, StageClock, TransferId};
 use zmove_wire::{
     FrameHeader, FrameKind, Greeting, Purpose, Refusal, RefusalCode, Role, SweepOrder, Version,
@@ -31,7 +31,17 @@ impl Peer {
         let meter = Arc::clone(&config.meter);
         let (transfer, owner, turns) = (TransferId([1; 16]), String::new(), Turns::default());
         let version = Version::V3;
-        let session = Session { transfer, version, control, lanes, owner, access, turns, config };
+        let session = Session {
+            transfer,
+            version,
+            control,
+            lanes,
+            owner,
+            pulse: Pulse::default(),
+            access,
+            turns,
+            config,
+        };
         let session = tokio::spawn(run_session(session, std::future::pending()));
         let mut peer = Self { reader, writer, lanes: lanes_in, session, meter };
         peer.reader.greeting().await.unwrap();
@@ -196,7 +206,8 @@ async fn an_unknown_purpose_is_refused_with_words() {
     let (access, turns, config) = (WriteAccess::Anywhere, Turns::default(), ReceiverConfig::default());
     let (transfer, owner) = (TransferId([1; 16]), String::new());
     let version = Version::V3;
-    let session = Session { transfer, version, control, lanes, owner, access, turns, config };
+    let session =
+        Session { transfer, version, control, lanes, owner, pulse: Pulse::default(), access, turns, config };
     let session = tokio::spawn(run_session(session, std::future::pending()));
     let greeting = reader.greeting().await.unwrap();
     assert_eq!(greeting, Greeting::new(Role::Control, transfer));

@@ -1,6 +1,10 @@
 //! Sessions that are ending: a new one to the same target waits for them.
 //!
 //! A broken session still stores what it has received and verified, and a finished one sets the times of directories.
+//! When a sender over QUIC is killed nobody says so, and its session would do that much later. So a new one has those
+//! that run ask their peers whether they are still there, and one whose peer says nothing ends as if it had been cut
+//! off.
+//!
 //! The wait holds among the sessions of one process, and among all receivers that ssh starts for one user on one host
 //! (`notice`).
 //!
@@ -12,9 +16,10 @@ mod notice;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
+use zmove_transport::Pulse;
 use zmove_wire::{Refusal, RefusalCode};
 
 use notice::{Board, Notice};
@@ -29,6 +34,8 @@ pub struct EndingSessions(Arc<Shared>);
 struct Shared {
     /// The number of sessions, by owner and by target as it was asked for.
     targets: Lock<HashMap<Place, usize>>,
+    /// The sessions that run.
+    running: Lock<HashMap<Place, Vec<Asked>>>,
     changed: Notify,
     /// The notices to and from other processes.
     board: Option<Arc<Board>>,
@@ -36,6 +43,23 @@ struct Shared {
 
 /// The owner of a session, and its target.
 type Place = (String, Vec<u8>);
+
+/// How a session that runs is asked whether its peer is still there, and when it last began to find out that it was;
+/// the channel is closed when the session has ended.
+#[derive(Clone, Debug)]
+struct Asked {
+    question: Arc<Notify>,
+    heard: watch::Receiver<Option<Instant>>,
+}
+
+/// A session that works at a target until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Working {
+    sessions: EndingSessions,
+    place: Place,
+    question: Arc<Notify>,
+    heard: watch::Sender<Option<Instant>>,
+}
 
 /// A session that is ending; it has ended when this is dropped.
 #[derive(Debug)]
@@ -75,13 +99,34 @@ impl EndingSessions {
         ending
     }
 
-    /// Waits until no session of `owner` to `target` is ending, nor one of another process.
+    /// Notes that a session begins to work at a target.
+    pub(crate) fn work_at(&self, owner: &str, target: &[u8]) -> Working {
+        let place = (owner.to_owned(), target.to_vec());
+        let (question, (heard, hears)) = (Arc::<Notify>::default(), watch::channel(None));
+        let asked = Asked { question: Arc::clone(&question), heard: hears };
+        self.0.running.lock().entry(place.clone()).or_default().push(asked);
+        Working { sessions: self.clone(), place, question, heard }
+    }
+
+    /// Waits until each session that works at a target has heard of its peer, or has ended.
+    async fn ask_those_at(&self, place: &Place) {
+        let running = self.0.running.lock().get(place).cloned().unwrap_or_default();
+        let now = Instant::now();
+        running.iter().for_each(|asked| asked.question.notify_one());
+        for Asked { mut heard, .. } in running {
+            let _or_ended = heard.wait_for(|heard| heard.is_some_and(|since| since >= now)).await;
+        }
+    }
+
+    /// Waits until no session of `owner` to `target` is ending, nor one of another process, and none that works there
+    /// has lost its peer without knowing it.
     ///
     /// # Errors
     /// The refusal for the peer, when that takes too long.
     pub(crate) async fn wait_for(&self, owner: &str, target: &[u8]) -> Result<(), Refusal> {
         let place = (owner.to_owned(), target.to_vec());
         let ended = async {
+            self.ask_those_at(&place).await;
             loop {
                 let changed = self.0.changed.notified();
                 tokio::pin!(changed);
@@ -105,6 +150,32 @@ impl EndingSessions {
         let Some(board) = self.0.board.clone() else { return false };
         let target = target.to_vec();
         tokio::task::spawn_blocking(move || board.shows(&target)).await.unwrap_or(false)
+    }
+}
+
+impl Working {
+    /// Resolves when another session asks for the target and the peer is not there any more.
+    pub(crate) async fn is_in_the_way_of_others(&self, peer: Pulse) {
+        loop {
+            self.question.notified().await;
+            let since = Instant::now();
+            if !peer.beats().await {
+                return;
+            }
+            self.heard.send_replace(Some(since));
+        }
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        let mut running = self.sessions.0.running.lock();
+        if let Some(at_place) = running.get_mut(&self.place) {
+            at_place.retain(|asked| !Arc::ptr_eq(&asked.question, &self.question));
+            if at_place.is_empty() {
+                running.remove(&self.place);
+            }
+        }
     }
 }
 
@@ -143,6 +214,32 @@ mod tests {
         assert!(!waiting.is_finished());
         drop(second);
         assert_eq!(waiting.await.unwrap(), Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_that_works_is_asked_each_time_and_waited_for_until_it_has_heard_of_its_peer_or_ended()
+    {
+        let sessions = EndingSessions::default();
+        let working = sessions.work_at("me", b"/a");
+        assert_eq!(sessions.wait_for("me", b"/b").await, Ok(()));
+        let ask = || {
+            let sessions = sessions.clone();
+            tokio::spawn(async move { sessions.wait_for("me", b"/a").await })
+        };
+        for _ in 0..2 {
+            let asking = ask();
+            tokio::task::yield_now().await;
+            assert!(!asking.is_finished());
+            tokio::select! {
+                () = working.is_in_the_way_of_others(Pulse::default()) => panic!("its peer is there"),
+                asked = asking => assert_eq!(asked.unwrap(), Ok(())),
+            }
+        }
+        let asking = ask();
+        tokio::task::yield_now().await;
+        drop(working);
+        assert_eq!(asking.await.unwrap(), Ok(()));
+        assert!(sessions.0.running.lock().is_empty());
     }
 
     /// Two values that share a directory stand for two processes: a file's lock belongs to whoever has opened it.

@@ -1,6 +1,6 @@
 //! The messages to a sender of an older version, and to a newer one.
 
-use zmove_transport::{Frame, memory_control, memory_lane};
+use zmove_transport::{Frame, Pulse, memory_control, memory_lane};
 use zmove_types::{Buffer, Doing, ItemId, Metadata, Name, RelPath, StageClock};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FrameHeader, FrameKind, PublishedItem,
@@ -39,7 +39,8 @@ async fn said(version: Version, opening: ToReceiver, frames: Vec<Frame>) -> Vec<
     config.meter.receive.add(Doing::Paced, Duration::from_millis(3));
     let (access, turns) = (WriteAccess::Beneath(vec![home.path().to_owned()]), Turns::default());
     let (transfer, owner) = (TransferId([1; 16]), String::new());
-    let session = Session { transfer, version, control, lanes, owner, access, turns, config };
+    let session =
+        Session { transfer, version, control, lanes, owner, pulse: Pulse::default(), access, turns, config };
     let session = tokio::spawn(run_session(session, std::future::pending()));
     let announce = ToReceiver::Announce { items: frames.len() as u64, mismatches: 0 };
     let (mut sink, source) = memory_lane();
