@@ -24,7 +24,7 @@ fn site(limits: &str) -> Site {
     site
 }
 
-/// A push that takes the only seat and keeps it.
+/// A push that takes the only slot and keeps it.
 struct Long(Child);
 
 impl Long {
@@ -63,7 +63,7 @@ fn a_push_waits_for_its_turn_and_says_so_once() {
         }
         let long = Long::begin(&site);
         let waiting = push_into(&site, "").start();
-        let line = site.the_daemon().wait_for_log("in line: tester");
+        let line = site.the_daemon().wait_for_log("queued: tester");
         assert!(line.contains(&format!("limits.{limit}")), "{line}");
         long.end();
         assert_waited(finish(waiting), &format!("limits.{limit}"));
@@ -77,7 +77,7 @@ fn a_preview_waits_too() {
     let site = site("transfers = 1");
     let long = Long::begin(&site);
     let waiting = site.push_command(&["--dry-run"], &[site.contents().as_ref()], "").start();
-    site.the_daemon().wait_for_log("in line: tester");
+    site.the_daemon().wait_for_log("queued: tester");
     long.end();
     assert_waited(finish(waiting), "limits.transfers = 1");
 }
@@ -95,12 +95,12 @@ fn connections(process: &Child) -> usize {
 
 /// What waits has one connection: its lanes are closed, and none is dialled before its turn.
 #[test]
-fn a_push_in_line_keeps_no_lanes() {
+fn a_queued_push_keeps_no_lanes() {
     let site = site("transfers = 1");
     paint(site.source().join("large"), 9 << 20);
     let long = Long::begin(&site);
     let waiting = push_into(&site, "a").start();
-    site.the_daemon().wait_for_log("in line: tester");
+    site.the_daemon().wait_for_log("queued: tester");
     // that lanes are closed is nowhere told
     let until = Instant::now() + PATIENCE;
     while connections(&waiting) != 1 {
@@ -126,11 +126,11 @@ fn patience_ends() {
 
 /// More than may wait are refused, and come again by themselves.
 #[test]
-fn the_line_is_bounded() {
+fn the_queue_is_bounded() {
     let site = site("transfers_per_identity = 1\nqueued_per_identity = 1");
     let long = Long::begin(&site);
     let first = push_into(&site, "first").start();
-    site.the_daemon().wait_for_log("in line: tester");
+    site.the_daemon().wait_for_log("queued: tester");
     let at_once = site.push(&["--timeout", "0"], site.contents(), "").expect(10);
     at_once.says(&["limits.queued_per_identity = 1", "try again later"]).lines(1);
     let second = push_into(&site, "second").start();
@@ -146,11 +146,11 @@ fn who_goes_gives_up_the_place() {
     let site = site("transfers_per_identity = 1\nqueued_per_identity = 1");
     let long = Long::begin(&site);
     let mut gone = push_into(&site, "gone").start();
-    site.the_daemon().wait_for_log("in line: tester");
+    site.the_daemon().wait_for_log("queued: tester");
     gone.kill().unwrap();
     gone.wait().unwrap();
     let next = push_into(&site, "next").start();
-    site.the_daemon().wait_for_logs("in line: tester", 2);
+    site.the_daemon().wait_for_logs("queued: tester", 2);
     long.end();
     finish(next).expect(0);
     assert!(!site.target().join("gone").exists());
@@ -175,12 +175,12 @@ fn keys_take_turns() {
     let mut waiting = Vec::new();
     for number in 0..3 {
         waiting.push(push_into(&site, &format!("own{number}")).start());
-        site.the_daemon().wait_for_logs("in line: tester", number + 1);
+        site.the_daemon().wait_for_logs("queued: tester", number + 1);
     }
     let mut friend = push_into(&site, "friend");
     friend.0.env("ZMOVE_HOME", site.path("friend"));
     waiting.push(friend.start());
-    site.the_daemon().wait_for_log("in line: friend");
+    site.the_daemon().wait_for_log("queued: friend");
     long.end();
     for child in waiting {
         assert_waited(finish(child), "limits.transfers = 1");
@@ -219,7 +219,7 @@ fn who_waits_is_told_that_the_daemon_stops() {
     let mut site = site("transfers = 1");
     let mut long = Long::begin(&site);
     let waiting = push_into(&site, "a").start();
-    site.the_daemon().wait_for_log("in line: tester");
+    site.the_daemon().wait_for_log("queued: tester");
     let daemon = site.take_daemon();
     assert_eq!(daemon.terminate(), Some(0));
     finish(waiting).expect(12).says(&["being stopped"]);
@@ -235,7 +235,7 @@ fn an_older_sender_waits_in_silence() {
     let long = Long::begin(&site);
     site.run_by(old);
     let waiting = push_into(&site, "a").start();
-    site.the_daemon().wait_for_log("in line: tester");
+    site.the_daemon().wait_for_log("queued: tester");
     long.end();
     finish(waiting).done();
 }
@@ -253,15 +253,15 @@ fn an_older_sender_does_not_wait_for_ever() {
     long.end();
 }
 
-/// The older sender was refused for ten seconds, and held the seat that came meanwhile for as long.
+/// The older sender was refused for ten seconds, and held the slot that came meanwhile for as long.
 #[test]
-fn an_older_sender_that_has_waited_too_long_and_stays_keeps_no_seat() {
+fn an_older_sender_that_has_waited_too_long_and_stays_keeps_no_slot() {
     let Some(old) = crate::versions::old_binary() else { return };
     let mut site = site("transfers = 1");
     let long = Long::begin(&site);
     site.run_by(old);
     let mut waiting = push_into(&site, "a").start();
-    site.the_daemon().wait_for_log("in line: tester");
+    site.the_daemon().wait_for_log("queued: tester");
     let stopped = Pid::from_child(&waiting);
     kill_process(stopped, Signal::STOP).unwrap();
     site.the_daemon().wait_for_log("try again later");

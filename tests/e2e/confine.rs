@@ -355,7 +355,7 @@ fn nothing_is_listed_or_removed_through_a_link() {
         [within, itself].map(|group| message(&ToReceiver::Remove(Remove { remove: 0, groups: vec![group] })));
     let answers = |deeds| Intruder::new(&yard.root()).does(deeds).answers;
     let listed = answers(vec![message(&keep), Deed::Wait]).into_iter().find_map(|answer| match answer {
-        ToSender::Extra(extra) => Some(extra.names),
+        ToSender::ExtraneousNames(extra) => Some(extra.names),
         _ => None,
     });
     assert_eq!(listed, Some(Vec::new()));

@@ -690,7 +690,7 @@ fn openings_are_booked_and_said_once() {
     let mut transfer = greedy.open(&goes);
     (0..4).for_each(|number| greedy.say(&mut transfer, &keep(number)));
     for _ in 0..4 {
-        assert!(matches!(transfer.next_answer(), Some(ToSender::Extra(_))));
+        assert!(matches!(transfer.next_answer(), Some(ToSender::ExtraneousNames(_))));
     }
     let tops = (0..262_144).map(|number| TopName(name(&format!("{number:x}")))).collect();
     let again = Open { shape: TargetShape::Directory { tops }, ..open() };
@@ -732,7 +732,7 @@ fn answers_of_previews_that_nobody_reads_are_booked() {
     if let Ok(mut last) = greedy.try_open(&open) {
         (0..8).for_each(|number| greedy.say(&mut last, &keep(number)));
         // there may be no room for the questions either
-        while let Some(ToSender::Extra(extra)) = last.next_answer() {
+        while let Some(ToSender::ExtraneousNames(extra)) = last.next_answer() {
             if extra.keep == 7 {
                 break;
             }

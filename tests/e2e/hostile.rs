@@ -6,11 +6,11 @@ use std::path::Path;
 use zmove_sender::PushJob;
 use zmove_transport::Frame;
 use zmove_types::{GROUP_BYTES, RelPath};
-use zmove_wire::limits::{EXTRA_NAMES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
+use zmove_wire::limits::{EXTRANEOUS_NAMES_MAX, OFFER_FILES_MAX, STORED_ITEMS_MAX};
 use zmove_wire::{
-    Answer, Batch, BatchEntry, EntryFault, Extra, ExtraName, Fault, FaultCode, FileDone, Findings, Finished,
-    FrameKind, Held, ListedName, Open, Operation, PublishedItem, Purpose, Stored, StoredItem, TargetState,
-    ToReceiver, ToSender, TopName, Verdict, Version, encode_message,
+    Answer, Batch, BatchEntry, EntryFault, ExtraneousName, ExtraneousNames, Fault, FaultCode, FileDone,
+    Findings, Finished, FrameKind, Held, ListedName, Open, Operation, PublishedItem, Purpose, Stored,
+    StoredItem, TargetState, ToReceiver, ToSender, TopName, Verdict, Version, encode_message,
 };
 
 use crate::deceiver::{Deceived, Deceiver, Heard, opened, published, stored};
@@ -264,12 +264,12 @@ fn a_daemon_that_gives_leave_twice_is_broken_off() {
 fn a_daemon_that_sends_huge_lists_is_broken_off() {
     let item = StoredItem { item: 0, mismatch: true, faults: Vec::new() };
     let name = || ListedName(zmove_types::Name::from_bytes(b"n").unwrap());
-    let extra = || ExtraName { range: 0, name: name(), directory: true };
-    let names = std::iter::repeat_with(extra).take(EXTRA_NAMES_MAX + 1).collect();
+    let extra = || ExtraneousName { range: 0, name: name(), directory: true };
+    let names = std::iter::repeat_with(extra).take(EXTRANEOUS_NAMES_MAX + 1).collect();
     let lists = [
         ToSender::Answer(Answer { offer: 0, verdicts: vec![Verdict::Need; OFFER_FILES_MAX + 1] }),
         ToSender::Stored(Stored { items: vec![item; STORED_ITEMS_MAX + 1], files: Vec::new() }),
-        ToSender::Extra(Extra { names, ..Extra::default() }),
+        ToSender::ExtraneousNames(ExtraneousNames { names, ..ExtraneousNames::default() }),
     ];
     for list in lists {
         after_leave(list).is_broken_off("control");

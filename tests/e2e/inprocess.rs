@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::sync::mpsc;
-use zmove_receiver::{ReceiverConfig, Session, Turns, WriteAccess, run_session};
+use zmove_receiver::{ReceiverConfig, RunLeases, Session, WriteAccess, run_session};
 use zmove_scan::ScanRoot;
 use zmove_sender::{
     LaneNumber, LaneSupply, Link, LossAnswer, Push, PushJob, Removals, Run, SenderConfig, SessionError,
@@ -117,9 +117,18 @@ impl InProcess {
             let receiving = tokio::spawn(async move {
                 let version = far.0.greeting().await.unwrap().agree().unwrap();
                 let (owner, access) = (String::new(), WriteAccess::Anywhere);
-                let (turns, config) = (Turns::default(), receiver);
-                let session =
-                    Session { transfer, version, control: far, lanes: sources, owner, access, turns, config };
+                let (run_leases, config) = (RunLeases::default(), receiver);
+                let session = Session {
+                    transfer,
+                    version,
+                    control: far,
+                    lanes: sources,
+                    owner,
+                    pulse: zmove_transport::Pulse::default(),
+                    access,
+                    run_leases,
+                    config,
+                };
                 run_session(session, std::future::pending()).await
             });
             let (cipher, version) = (Cipher::Tls, Version::NEWEST);

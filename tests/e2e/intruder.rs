@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use zmove_receiver::{ReceiverConfig, Session, SessionReport, Turns, WriteAccess, run_session};
+use zmove_receiver::{ReceiverConfig, RunLeases, Session, SessionReport, WriteAccess, run_session};
 use zmove_transport::{Frame, memory_control, memory_lane};
 use zmove_types::{Buffer, BufferPool, ItemId, Metadata, Name, RelPath, StageClock, Timestamp, TransferId};
 use zmove_wire::{
@@ -62,8 +62,9 @@ impl Intruder {
             control: far,
             lanes,
             owner: "intruder".to_owned(),
+            pulse: zmove_transport::Pulse::default(),
             access: WriteAccess::Beneath(self.roots),
-            turns: Turns::default(),
+            run_leases: RunLeases::default(),
             config: ReceiverConfig::default(),
         };
         let receiving = tokio::spawn(run_session(session, tokio::time::sleep(PATIENCE_AT_MOST)));
@@ -89,8 +90,9 @@ impl Intruder {
                 // the same
                 Deed::Message(bytes) => drop(writer.send(&bytes).await),
                 Deed::Wait => {
-                    let about_names =
-                        |answer: &&ToSender| matches!(answer, ToSender::Extra(_) | ToSender::Removed { .. });
+                    let about_names = |answer: &&ToSender| {
+                        matches!(answer, ToSender::ExtraneousNames(_) | ToSender::Removed { .. })
+                    };
                     let before = answers.iter().filter(about_names).count();
                     while answers.iter().filter(about_names).count() == before {
                         let Some(Ok(answer)) = inbox.recv().await else { break };

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use zmove_receiver::journal::{Begin, Journal, Part, SourceIdentity};
+use zmove_receiver::journal::{Begin, Journal, Part, SourceVersion};
 use zmove_types::{Cv, GROUP_BYTES, Name, RelPath, Timestamp, TransferId};
 
 use crate::command::{Outcome, Runner};
@@ -52,7 +52,7 @@ impl Journals<'_> {
             begun: 1_700_000_000,
         };
         let journal = Journal::create(&self.directory(), &begin).unwrap();
-        let source = SourceIdentity { bytes: 2 * GROUP_BYTES + 5, ..SourceIdentity::default() };
+        let source = SourceVersion { bytes: 2 * GROUP_BYTES + 5, ..SourceVersion::default() };
         let part = Part {
             path: RelPath::from_bytes(format!("sub/file {transfer}\x1b").as_bytes()).unwrap(),
             part: Name::from_bytes(format!(".zmove-{transfer}").as_bytes()).unwrap(),

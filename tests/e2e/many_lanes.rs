@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
-use zmove_receiver::{ReceiverConfig, Session, Turns, WriteAccess, run_session};
+use zmove_receiver::{ReceiverConfig, RunLeases, Session, WriteAccess, run_session};
 use zmove_transport::{
     Connection, Dialler, Frame, HostPolicy, Identity, LaneBreaker, LaneError, LaneSource, SocketConfig,
     memory_control,
@@ -44,8 +44,9 @@ fn nothing_is_kept_of_a_lane_that_has_ended() {
             control: far,
             lanes,
             owner: String::new(),
+            pulse: zmove_transport::Pulse::default(),
             access,
-            turns: Turns::default(),
+            run_leases: RunLeases::default(),
             config,
         };
         let session = tokio::spawn(run_session(session, std::future::pending()));

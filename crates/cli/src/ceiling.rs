@@ -8,14 +8,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use serde::Serialize;
-use zmove_sweep::{Ceiling, Direction, Kept, Storage, Sweep};
+use zmove_sweep::{Ceiling, Direction, SavedSweeps, Storage, Sweep};
 use zmove_transport::Expiry;
 
 use crate::settings::{self, Role};
 
 /// The sweeps that are kept in the home directory of the user.
-pub(crate) fn kept() -> Option<Kept> {
-    settings::home(Role::Client).ok().map(|home| Kept { directory: home.join("sweeps") })
+pub(crate) fn kept() -> Option<SavedSweeps> {
+    settings::home(Role::Client).ok().map(|home| SavedSweeps { directory: home.join("sweeps") })
 }
 
 /// The sweep of the storage of these paths, if they are all on one that has been swept. For a path that does not exist

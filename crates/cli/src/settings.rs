@@ -44,8 +44,8 @@ pub(crate) fn journals(home: &Path) -> PathBuf {
     home.join("journal")
 }
 
-/// The directory in which receivers that ssh has started show each other which of their sessions are ending.
-pub(crate) fn ending(home: &Path) -> PathBuf {
+/// The directory of the leases of targets to which receivers that ssh has started still store.
+pub(crate) fn target_leases(home: &Path) -> PathBuf {
     home.join("ending")
 }
 

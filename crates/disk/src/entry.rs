@@ -8,12 +8,12 @@ use rustix::fs::{AtFlags, FileType, Mode, Stat, Timespec, Timestamps, UTIME_OMIT
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Ids, Metadata, Name, Timestamp};
 
-pub(crate) mod own;
-pub(crate) mod whole;
+pub(crate) mod metadata;
+pub(crate) mod open_own;
 pub(crate) mod xattrs;
 
-use own::open_own;
-use whole::{Miss, Wanted};
+use metadata::{Miss, Wanted};
+use open_own::open_own;
 use xattrs::Descriptor;
 
 /// The properties of a source file that must not differ between the first look and the last.

@@ -14,7 +14,6 @@
 //! ```
 
 mod abandoned;
-mod advice;
 mod entry;
 mod file_io;
 mod hidden;
@@ -25,6 +24,7 @@ mod new_files;
 mod proc;
 mod publish;
 mod remove;
+mod replace_file;
 mod special;
 mod staged;
 mod staging_directory;
@@ -32,9 +32,8 @@ mod storage_threads;
 mod tree;
 
 pub use abandoned::remove_abandoned;
-pub use advice::replace_file;
-pub use entry::own::{hold_new, open_own};
-pub use entry::whole::{Miss, Wanted};
+pub use entry::metadata::{Miss, Wanted};
+pub use entry::open_own::{hold_new, open_own};
 pub use entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, Named, mode_without_acl};
 pub use entry::{
     FileIdentity, is_same_file, number_at, number_of, retouch, set_metadata, set_new_file_metadata,
@@ -54,6 +53,7 @@ pub use new_files::NewFiles;
 pub use proc::{Mount, boot_id};
 pub use publish::{Replace, place_symlink, publish_file};
 pub use remove::{remove_entries, remove_entries_until};
+pub use replace_file::replace_file;
 pub use special::{is_special_at, place_special};
 pub use staged::Staged;
 pub use staged::existing::{Change, Existing};

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::entry::number_of;
-use crate::entry::own::Held;
+use crate::entry::open_own::EntryHandle;
 use crate::hidden::{is_hidden, is_left_over};
 use crate::tree::{DIRECTORY, Tree, make_writable, open_above};
 
@@ -311,7 +311,7 @@ fn open_to_empty(parent: BorrowedFd<'_>, name: &Name) -> io::Result<OwnedFd> {
             Ok(directory)
         }
         Err(Errno::ACCESS) => {
-            let held = Held::hold(parent, name, FileType::Directory)?;
+            let held = EntryHandle::hold(parent, name, FileType::Directory)?;
             refuse_mount(parent, held.as_fd())?;
             Ok(held.open(Mode::RWXU, OFlags::RDONLY | OFlags::DIRECTORY)?)
         }

@@ -9,8 +9,8 @@ use rustix::fs::{AtFlags, FileType, Mode, Stat, StatVfsMountFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, Special};
 
-use crate::entry::own::hold_new;
-use crate::entry::whole::{Miss, Wanted};
+use crate::entry::metadata::{Miss, Wanted};
+use crate::entry::open_own::hold_new;
 use crate::entry::xattrs::Descriptor;
 use crate::hidden::make_hidden;
 use crate::publish::{Replace, publish_file};
@@ -33,7 +33,7 @@ pub fn place_special(
         Ok(stat) if is(&stat, special) => {
             // one with other names may be anybody's
             if let Ok(held) = hold_new(directory.as_fd(), name, form(special)) {
-                return wanted.set(Descriptor::Held(held.as_fd()));
+                return wanted.set(Descriptor::PathOnly(held.as_fd()));
             }
         }
         Ok(_) | Err(Errno::NOENT) => {}
@@ -50,7 +50,7 @@ pub fn place_special(
         Err(error) => return Err(error.into()),
     };
     let placed = hold_new(directory.as_fd(), &hidden, form).and_then(|held| {
-        let misses = wanted.set(Descriptor::Held(held.as_fd()))?;
+        let misses = wanted.set(Descriptor::PathOnly(held.as_fd()))?;
         publish_file(directory, &hidden, name, replace)?;
         Ok(misses)
     });

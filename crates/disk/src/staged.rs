@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use zmove_types::{DataRanges, Name};
 
 use crate::entry::FileIdentity;
-use crate::entry::own::Held;
+use crate::entry::open_own::EntryHandle;
 use crate::file_io::data_file::{DataFile, Direct};
 use crate::hidden::make_hidden_beneath;
 use crate::holes::make_holes;
@@ -279,7 +279,7 @@ fn is_refusal(error: &io::Error) -> bool {
 
 /// Opens a file that has its final mode already, which may forbid that: it was about to get its final name.
 fn open_finished(found: OwnedFd) -> rustix::io::Result<OwnedFd> {
-    let held = Held::of(found, FileType::RegularFile)?;
+    let held = EntryHandle::of(found, FileType::RegularFile)?;
     held.open(Mode::RUSR | Mode::WUSR, OFlags::RDWR | OFlags::NONBLOCK)
 }
 

@@ -159,11 +159,11 @@ impl StorageThreads {
     /// Runs `work` on this thread, and beside it on as many others as are of use; returns all results. Between its
     /// pieces `work` [asks](Turn::is_over) for its turn and [gets help](Turn::get_help). `admit` is called for each
     /// other thread, and what it returns is kept until that ends.
-    pub fn side_by_side<T: Send, Held: Send + 'static>(
+    pub fn side_by_side<T: Send, Permit: Send + 'static>(
         &self,
         (task, name): (Task, &str),
         stopping: &AtomicBool,
-        admit: impl Fn() -> Option<Held> + Sync,
+        admit: impl Fn() -> Option<Permit> + Sync,
         work: impl Fn(&Turn<'_>) -> T + Sync,
     ) -> Vec<T> {
         let shared = SideBySide { threads: self, task, stopping, name, work, admit, done: Mutex::default() };
@@ -239,7 +239,7 @@ impl StorageThreads {
     }
 }
 
-impl<Work: Fn(&Turn<'_>) -> T + Sync, Admit: Fn() -> Option<Held> + Sync, Held: Send + 'static, T: Send>
+impl<Work: Fn(&Turn<'_>) -> T + Sync, Admit: Fn() -> Option<Permit> + Sync, Permit: Send + 'static, T: Send>
     SideBySide<'_, Work, Admit, T>
 {
     fn run<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {

@@ -15,10 +15,10 @@ use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::entry::number_of;
-use crate::entry::own::Held;
+use crate::entry::open_own::EntryHandle;
 
 mod beneath;
-mod guarded;
+mod trusted_path;
 
 pub use beneath::open_beneath;
 
@@ -52,7 +52,7 @@ impl Tree {
     /// # Errors
     /// The system's error, and an error with a text for such a link.
     pub fn open_guarded(path: &Path) -> io::Result<Self> {
-        Ok(Self { root: Arc::new(guarded::open_directory(path)?) })
+        Ok(Self { root: Arc::new(trusted_path::open_directory(path)?) })
     }
 
     /// The tree at an open directory.
@@ -233,7 +233,7 @@ fn enter_own(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd
     match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
         Err(Errno::ACCESS) => {
             let held = rustix::fs::openat(parent, name, HELD, Mode::empty())?;
-            let held = Held::of(held, FileType::Directory)?;
+            let held = EntryHandle::of(held, FileType::Directory)?;
             // A directory that cannot be opened up is as closed as it was.
             held.open_up(OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_error| Errno::ACCESS)
         }

@@ -115,10 +115,10 @@ pub enum OverlapError {
 /// An error in the conversation over ssh's pipes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum WordsError {
-    /// An order cannot be parsed.
+pub enum SshMessageError {
+    /// A request cannot be parsed.
     #[error("read what is to be done from standard input")]
-    Order(#[source] serde_json::Error),
+    Request(#[source] serde_json::Error),
     /// An answer cannot be parsed.
     #[error("read what the receiver says over ssh")]
     Answer(#[source] serde_json::Error),
@@ -149,7 +149,7 @@ pub enum SshError {
     },
     /// The answer over ssh's pipe cannot be understood.
     #[error(transparent)]
-    Words(#[from] WordsError),
+    Words(#[from] SshMessageError),
     /// The pipe from ssh broke.
     #[error("read what the receiver says over ssh")]
     Read(#[source] io::Error),

@@ -5,4 +5,4 @@
 
 pub use crate::location::fuzzing::location;
 pub use crate::path_memory::fuzzing::paths;
-pub use crate::ssh::order_fuzzing::ssh_words;
+pub use crate::ssh::ssh_messages_fuzzing::ssh_words;

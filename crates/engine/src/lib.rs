@@ -64,7 +64,7 @@ pub use dial::{
 };
 pub use error::{
     BoxError, Causes, ConnectError, LocalError, LocationError, OverlapError, PushError, SourcesError,
-    SshError, WordsError,
+    SshError, SshMessageError,
 };
 pub use local::{LocalReceiver, Overlap, push_locally};
 pub use location::{DEFAULT_PORT, Location, Login, Remote, Start};
@@ -74,5 +74,5 @@ pub use random::fresh_transfer;
 pub use reconnect::{Pushed, RemotePush};
 pub use settings::{Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost};
 pub use sources::Sources;
-pub use ssh::{ORDER_BYTES_MAX, Order, Ready, SshSession};
+pub use ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshSession};
 pub use zmove_sender::{Push, PushJob, Run, SenderConfig, Summary};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use zmove_disk::{Auto, Direct, FileIo};
-use zmove_receiver::{Owning, ReceiverConfig, Session, Turns, WriteAccess, run_session};
+use zmove_receiver::{Owning, ReceiverConfig, RunLeases, Session, WriteAccess, run_session};
 use zmove_sender::{Link, Push, Run, SessionError, Summary};
 use zmove_transport::{Pulse, memory_control, memory_lane};
 use zmove_types::{Accounts, NoAccounts, Observer};
@@ -81,7 +81,7 @@ pub async fn push_locally(
             owner: String::new(),
             pulse: Pulse::default(),
             access: WriteAccess::Anywhere,
-            turns: Turns::default(),
+            run_leases: RunLeases::default(),
             config: ReceiverConfig {
                 file_io,
                 direct,

@@ -1,9 +1,9 @@
 //! A receiver on a host without a daemon: ssh starts `zmove receive` there, as the user. It is the daemon's own code
 //! with one key to let in and the rights of its user.
 //!
-//! An [`Order`] and the answer [`Ready`], with which both sides find and trust each other, go over ssh's standard input
-//! and output: fingerprints and a port, nothing secret, and nothing in an argument. Data takes lanes of its own beside
-//! ssh, which would carry it on one TCP connection with a window of 2 MiB.
+//! A [`ReceiveRequest`] and the answer [`ReceiveReply`], with which both sides find and trust each other, go over ssh's
+//! standard input and output: fingerprints and a port, nothing secret, and nothing in an argument. Data takes lanes of
+//! its own beside ssh, which would carry it on one TCP connection with a window of 2 MiB.
 //!
 //! Each session of a push that reconnects has an ssh of its own. The new receiver finds what an earlier one left
 //! unfinished, because such receivers and local pushes have the same owner in the journals, the user.
@@ -23,11 +23,11 @@ use crate::error::SshError;
 use crate::location::{Login, Remote};
 use crate::settings::{DialSettings, SshSettings};
 
-mod order;
+mod messages;
 
 #[cfg(feature = "fuzzing")]
-pub(crate) use order::fuzzing as order_fuzzing;
-pub use order::{ORDER_BYTES_MAX, Order, Ready};
+pub(crate) use messages::fuzzing as ssh_messages_fuzzing;
+pub use messages::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 
 /// A receiver that ssh has started, and that ends when this is dropped.
 pub(crate) struct SshReceiver {
@@ -67,11 +67,16 @@ pub(crate) async fn start(
     let mut input = child.stdin.take().expect("a pipe was asked for");
     let output = child.stdout.take().expect("a pipe was asked for");
     let allow_clear = settings.cipher == Cipher::None;
-    let order = Order::new(identity.fingerprint(), settings.reach.transport, settings.ssh.ports, allow_clear);
-    // An ssh that ends before it has read the order gives its reason by its exit status.
-    let _unheard = input.write_all(order.line().as_bytes()).await;
+    let request = ReceiveRequest::new(
+        identity.fingerprint(),
+        settings.reach.transport,
+        settings.ssh.ports,
+        allow_clear,
+    );
+    // An ssh that ends before it has read the request gives its reason by its exit status.
+    let _unheard = input.write_all(request.line().as_bytes()).await;
     let (answer, name) = tokio::join!(answer(output), host_name(&settings.ssh, remote, login));
-    let Some(Ready { key, port, address, .. }) = answer? else {
+    let Some(ReceiveReply { key, port, address, .. }) = answer? else {
         drop(input);
         // A program that goes on writing something else is not waited for.
         let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
@@ -109,10 +114,10 @@ fn remote_name(remote: &Remote, login: &Login) -> String {
 }
 
 /// The answer in the output of the remote shell; `None` when the output ends without one.
-async fn answer(output: ChildStdout) -> Result<Option<Ready>, SshError> {
+async fn answer(output: ChildStdout) -> Result<Option<ReceiveReply>, SshError> {
     let mut lines = BufReader::new(output).take(SHELL_BYTES_MAX).split(b'\n');
     while let Some(line) = lines.next_segment().await.map_err(SshError::Read)? {
-        if let Some(ready) = Ready::read(&line)? {
+        if let Some(ready) = ReceiveReply::read(&line)? {
             return Ok(Some(ready));
         }
     }

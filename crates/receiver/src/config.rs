@@ -8,7 +8,7 @@ use zmove_types::{Accounts, GROUP_BYTES, NoAccounts, RateLimit};
 
 use crate::meters::TransferMeter;
 use crate::quota::Quota;
-use crate::session::ending::EndingSessions;
+use crate::session::target_leases::TargetLeases;
 use crate::store::rules::{Owning, SetIds};
 
 /// The settings of one receiving session.
@@ -41,8 +41,9 @@ pub struct ReceiverConfig {
     pub accounts: Arc<dyn Accounts>,
     /// The rate that the peer's lanes are held to: senders that can keep it by themselves are told. Default: none.
     pub rate_max: Option<RateLimit>,
-    /// For whose end a session waits. Default: nobody's; clones of one configuration share it.
-    pub ending: EndingSessions,
+    /// The leases of targets for whose end a session waits. Default: none but its own; clones of one configuration
+    /// share it.
+    pub target_leases: TargetLeases,
     /// The quota on which the session's memory, descriptors and threads are booked. Default: one of its own, with the
     /// default limits.
     pub quota: Quota,
@@ -66,7 +67,7 @@ impl Default for ReceiverConfig {
             owning: Owning::default(),
             accounts: Arc::new(NoAccounts),
             rate_max: None,
-            ending: EndingSessions::default(),
+            target_leases: TargetLeases::default(),
             quota: Quota::default(),
             meter: Arc::default(),
         }

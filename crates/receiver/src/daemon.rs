@@ -6,7 +6,7 @@
 //! key (`admission`) until it has greeted and, if it is a lane, found its transfer.
 //!
 //! A transfer is admitted with a share of lanes and buffers, which `Opened` reports to the sender and which the session
-//! keeps to. A transfer for which there is no room waits in line (`waiting_line`) with one connection, before any
+//! keeps to. A transfer for which there is no room waits in the queue (`wait_queue`) with one connection, before any
 //! thread is started. Its sender is notified, and closes the lanes that it had dialled beside control.
 //!
 //! **Invariant:** no message of a peer is parsed before its key is authorized; connections that have not proved a key
@@ -14,12 +14,12 @@
 
 pub(crate) mod admission;
 pub(crate) mod authorizer;
-pub(crate) mod authorizing;
+pub(crate) mod authorizer_threads;
 pub(crate) mod event;
 pub(crate) mod pending_handshakes;
 pub(crate) mod refusals;
 pub(crate) mod registry;
-pub(crate) mod waiting_line;
+pub(crate) mod wait_queue;
 
 use std::error::Error;
 use std::fmt;
@@ -42,9 +42,9 @@ use zmove_wire::{
 };
 
 use crate::config::ReceiverConfig;
-use crate::daemon::admission::{Admissions, InLine, Seat};
+use crate::daemon::admission::{Admissions, Queued, Slot};
 use crate::daemon::authorizer::{Authorized, Authorizer};
-use crate::daemon::authorizing::AuthorizingThreads;
+use crate::daemon::authorizer_threads::AuthorizerThreads;
 use crate::daemon::event::{DaemonEvent, Moved, Rejection, Who};
 use crate::daemon::pending_handshakes::PendingHandshakes;
 use crate::daemon::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
@@ -53,16 +53,16 @@ use crate::meters::{Meters, TransferMeter};
 use crate::quota::Quotas;
 use crate::quota::limits::Limits;
 use crate::quota::rate_limits::Rates;
-use crate::session::turns::Runs;
+use crate::session::run_leases::RunLeasesByKey;
 use crate::session::{Session, run_session};
 
 /// How long transfers that are cut off may take to clean up.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an early lane waits for its control connection.
 const EARLY_LANE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a transfer waits in line whose sender knows no [`Waiting`]; less than its lanes wait for control.
+/// How long a transfer waits in the queue whose sender knows no [`Waiting`]; less than its lanes wait for control.
 const SILENT_WAIT_MAX: Duration = Duration::from_secs(8);
-/// How often it is checked whether the sender of a transfer in line is still connected.
+/// How often it is checked whether the sender of a queued transfer is still connected.
 const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 const RUNNING_ALREADY: &str = "a transfer of that id is running already";
 /// How long to pause when the system has no descriptors left.
@@ -82,19 +82,19 @@ struct Shared {
     config: ReceiverConfig,
     admissions: Admissions,
     meters: Arc<Meters>,
-    /// Turns true when new transfers are refused while running ones go on; each transfer in line listens.
+    /// Turns true when new transfers are refused while running ones go on; each queued transfer listens.
     draining: watch::Sender<bool>,
     registry: Registry,
     rates: Rates,
     quotas: Quotas,
-    runs: Runs,
-    authorizing: AuthorizingThreads,
+    run_leases: RunLeasesByKey,
+    authorizer_threads: AuthorizerThreads,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
 }
 
-/// How a wait in line ended.
+/// How a wait in the queue ended.
 enum Waited {
-    Seat(Seat),
+    Slot(Slot),
     /// The sender has closed its connection.
     Gone,
     TooLong,
@@ -119,8 +119,8 @@ impl Daemon {
             registry: Registry::default(),
             rates: Rates::default(),
             quotas: Quotas::default(),
-            runs: Runs::default(),
-            authorizing: AuthorizingThreads::default(),
+            run_leases: RunLeasesByKey::default(),
+            authorizer_threads: AuthorizerThreads::default(),
             log: Box::new(log),
             stopping: watch::Sender::new(false),
         };
@@ -178,7 +178,7 @@ impl Daemon {
         let max = self.limits().unproven;
         // While many handshakes are pending, a QUIC client has to show that its address is its own.
         let crowded = self.pending.count() > max / 2;
-        let asked = if crowded { incoming.ask_back() } else { Some(incoming) };
+        let asked = if crowded { incoming.send_retry() } else { Some(incoming) };
         let Some(incoming) = asked else { return };
         let (address, shared) = (incoming.address(), Arc::clone(&self.shared));
         let place = self.pending.enter(address.ip(), max);
@@ -216,7 +216,7 @@ impl Shared {
         };
         // Authorizing reads files and checks certificates: it runs on a blocking thread, and no other connection waits.
         let (authorizer, claim) = (Arc::clone(&self.authorizer), channel.claim());
-        match self.authorizing.run(move || authorizer.authorize(&claim)).await {
+        match self.authorizer_threads.run(move || authorizer.authorize(&claim)).await {
             Ok(Ok(authorized)) => Some((channel, authorized)),
             Ok(Err(denial)) => {
                 self.reject(Rejection::UnknownKey, address, with_causes(&denial));
@@ -287,19 +287,19 @@ impl Shared {
             let reason = "this receiver is being stopped";
             return self.turn_away(Rejection::Stopping, stream, reason, stopping()).await;
         }
-        let mut place = match self.admissions.line_up(key) {
+        let mut place = match self.admissions.enqueue(key) {
             Ok(place) => place,
             Err(full) => return self.refuse_full(stream, full).await,
         };
         if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
             return self.reject(Rejection::Transfer, address, error);
         }
-        let (seat, told) = match place.at_once() {
-            Some(seat) => (seat, None),
+        let (slot, told) = match place.at_once() {
+            Some(slot) => (slot, None),
             None => match self.wait_in_line(stream, place, &authorized.name, (greeting, version)).await {
-                Some((channel, seat, told)) => {
+                Some((channel, slot, told)) => {
                     stream = channel;
-                    (seat, told)
+                    (slot, told)
                 }
                 None => return,
             },
@@ -307,7 +307,7 @@ impl Shared {
         stream.open_control_window();
         // Room for more lanes than were granted: lanes greet in any order, before their sender knows how many it may
         // have.
-        let (lanes_in, lanes) = mpsc::channel(usize::from(seat.portion.lanes.max(2 * LANES_UNASKED_MAX)));
+        let (lanes_in, lanes) = mpsc::channel(usize::from(slot.portion.lanes.max(2 * LANES_UNASKED_MAX)));
         let greeted = told.is_some();
         let registered = match told {
             Some(registered) => {
@@ -322,18 +322,18 @@ impl Shared {
         let pulse = stream.pulse();
         let (reader, writer) = control_pair(stream);
         let control = (reader, if greeted { writer.greeted() } else { writer });
-        self.run_transfer(address, (control, pulse), lanes, &seat, authorized, (greeting, version)).await;
+        self.run_transfer(address, (control, pulse), lanes, &slot, authorized, (greeting, version)).await;
     }
 
-    /// Waits in line for a seat, and notifies a sender that knows [`Waiting`]. Returns the seat, and the registry entry
-    /// if the sender has been notified and with that greeted.
+    /// Waits in the queue for a slot, and notifies a sender that knows [`Waiting`]. Returns the slot, and the registry
+    /// entry if the sender has been notified and with that greeted.
     async fn wait_in_line(
         &self,
         mut stream: Channel,
-        mut place: InLine,
+        mut place: Queued,
         name: &str,
         (greeting, version): (Greeting, Version),
-    ) -> Option<(Channel, Seat, Option<Registered>)> {
+    ) -> Option<(Channel, Slot, Option<Registered>)> {
         let (address, key) = (stream.address(), stream.peer());
         let reason = place.full.map_or_else(|| "others were first".to_owned(), |full| full.to_string());
         let who = Who { name: name.to_owned(), address, key };
@@ -356,10 +356,10 @@ impl Shared {
         }
         let patience = told.is_none().then_some(SILENT_WAIT_MAX);
         let waited = self.turn(&mut stream, &mut place, patience).await;
-        // Drop the place first: a seat that comes too late goes to others while this transfer is refused.
+        // Drop the place first: a slot that comes too late goes to others while this transfer is refused.
         drop(place);
         match waited {
-            Waited::Seat(seat) => return Some((stream, seat, told)),
+            Waited::Slot(slot) => return Some((stream, slot, told)),
             Waited::Gone => {}
             Waited::TooLong => self.refuse_full(stream, reason).await,
             Waited::Stopping if told.is_some() => {
@@ -371,8 +371,8 @@ impl Shared {
         None
     }
 
-    /// Waits for the seat of a transfer as long as its sender stays connected, and no longer than `patience`.
-    async fn turn(&self, stream: &mut Channel, place: &mut InLine, patience: Option<Duration>) -> Waited {
+    /// Waits for the slot of a transfer as long as its sender stays connected, and no longer than `patience`.
+    async fn turn(&self, stream: &mut Channel, place: &mut Queued, patience: Option<Duration>) -> Waited {
         let (mut draining, mut stopping) = (self.draining.subscribe(), self.stopping.subscribe());
         let gone = async {
             let mut looks = tokio::time::interval(PRESENCE_INTERVAL);
@@ -387,7 +387,7 @@ impl Shared {
             }
         };
         tokio::select! {
-            seat = place.turn() => seat.map_or(Waited::Gone, Waited::Seat),
+            slot = place.turn() => slot.map_or(Waited::Gone, Waited::Slot),
             () = gone => Waited::Gone,
             () = too_long => Waited::TooLong,
             () = async { drop(draining.wait_for(|draining| *draining).await) } => Waited::Stopping,
@@ -400,17 +400,17 @@ impl Shared {
         address: SocketAddr,
         (control, pulse): ((ControlReader, ControlWriter), Pulse),
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
-        seat: &Seat,
+        slot: &Slot,
         Authorized { name, access, set_ids, owning, owner, max_rate: rate_max, .. }: Authorized,
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
-        let who = Who { name, address, key: seat.key() };
+        let who = Who { name, address, key: slot.key() };
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
         let metered = self.meters.begin();
-        let buffers = seat.portion.buffers;
-        let quota = self.quotas.of(seat.key(), &self.admissions.limits());
+        let buffers = slot.portion.buffers;
+        let quota = self.quotas.of(slot.key(), &self.admissions.limits());
         let config = ReceiverConfig {
-            lanes_max: seat.portion.lanes,
+            lanes_max: slot.portion.lanes,
             buffers_max: self.config.buffers_max.min(buffers),
             memory_max: buffers,
             set_ids,
@@ -424,8 +424,8 @@ impl Shared {
         let started = Instant::now();
         // When it stops, the daemon waits until all receivers of this channel have been dropped.
         let mut stopping = self.stopping.subscribe();
-        let turns = self.runs.of(seat.key());
-        let session = Session { transfer, version, control, lanes, owner, pulse, access, turns, config };
+        let run_leases = self.run_leases.of(slot.key());
+        let session = Session { transfer, version, control, lanes, owner, pulse, access, run_leases, config };
         let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         let ended = run_session(session, stop).await;
         let moved = moved(&metered.meter, started.elapsed());
@@ -462,8 +462,8 @@ impl Shared {
         }
         let lanes = match self.registry.find(key, greeting.transfer, EARLY_LANE_TIMEOUT).await {
             Found::Lanes(lanes) => lanes,
-            // The sender dialled this lane before it knew that its transfer waits in line.
-            Found::InLine => return,
+            // The sender dialled this lane before it knew that its transfer waits in the queue.
+            Found::Queued => return,
             Found::Nothing => {
                 let reason = "a lane of a transfer that its key has not opened";
                 return self.reject(Rejection::Transfer, address, reason);

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use zmove_types::{StageClock, StageTimes};
 
-use crate::sharing::Lock;
+use crate::sync::Lock;
 
 /// The counters of one transfer.
 #[derive(Debug, Default)]
@@ -35,12 +35,12 @@ pub struct Meters(Lock<Book>);
 #[derive(Debug, Default)]
 struct Book {
     running: Vec<Arc<TransferMeter>>,
-    ended: Reading,
+    ended: MeterReading,
 }
 
 /// The totals of all transfers, and the present state of those that run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct MeterReading {
     /// Bytes of file contents received over lanes, whatever became of them.
     pub bytes: u64,
     /// Bytes of filler received from probes.
@@ -61,7 +61,7 @@ pub struct Reading {
 
 /// A transfer that is counted among those that run, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Metered {
+pub(crate) struct MeterGuard {
     meters: Arc<Meters>,
     pub(crate) meter: Arc<TransferMeter>,
 }
@@ -130,8 +130,8 @@ impl TransferMeter {
         self.queued.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn reading(&self) -> Reading {
-        Reading {
+    fn reading(&self) -> MeterReading {
+        MeterReading {
             bytes: self.bytes(),
             probed: self.probed().unwrap_or(0),
             files: self.files(),
@@ -147,19 +147,19 @@ impl TransferMeter {
 impl Meters {
     /// The meters at this moment; a total never falls.
     #[must_use]
-    pub fn read(&self) -> Reading {
+    pub fn read(&self) -> MeterReading {
         let book = self.0.lock();
         book.running.iter().fold(book.ended, |sum, meter| sum.and(&meter.reading()))
     }
 
-    pub(crate) fn begin(self: &Arc<Self>) -> Metered {
+    pub(crate) fn begin(self: &Arc<Self>) -> MeterGuard {
         let meter = Arc::<TransferMeter>::default();
         self.0.lock().running.push(Arc::clone(&meter));
-        Metered { meters: Arc::clone(self), meter }
+        MeterGuard { meters: Arc::clone(self), meter }
     }
 }
 
-impl Reading {
+impl MeterReading {
     fn and(self, other: &Self) -> Self {
         Self {
             bytes: self.bytes + other.bytes,
@@ -183,11 +183,11 @@ fn both(one: StageTimes, other: StageTimes) -> StageTimes {
     }
 }
 
-impl Drop for Metered {
+impl Drop for MeterGuard {
     fn drop(&mut self) {
         let mut book = self.meters.0.lock();
         book.running.retain(|meter| !Arc::ptr_eq(meter, &self.meter));
-        let last = Reading { transfers: 0, lanes: 0, queued: 0, ..self.meter.reading() };
+        let last = MeterReading { transfers: 0, lanes: 0, queued: 0, ..self.meter.reading() };
         book.ended = book.ended.and(&last);
     }
 }

@@ -4,8 +4,8 @@
 //! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, nothing through a link,
 //! and no entry to which a name that stays leads under another spelling.
 
-mod effort;
 mod spared;
+mod work_budget;
 
 use std::collections::BinaryHeap;
 use std::io;
@@ -17,18 +17,18 @@ use rustix::io::Errno;
 use zmove_disk::{Task, Tree, is_hidden, remove_entries_until};
 use zmove_types::Name;
 use zmove_wire::limits::{
-    EXTRA_NAME_BYTES_MAX, EXTRA_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX,
+    EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX,
 };
 use zmove_wire::{
-    Extra, ExtraName, Extraneous, Fault, FaultCode, Keep, KeptRange, ListedName, Operation, Remove, ToSender,
-    WireError,
+    Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Keep, KeptRange, ListedName, Operation,
+    Remove, ToSender, WireError,
 };
 
 use crate::error::SessionError;
-pub(crate) use crate::mirror::effort::Effort;
 pub(crate) use crate::mirror::spared::Spared;
+pub(crate) use crate::mirror::work_budget::WorkBudget;
 use crate::quota::messages::ALLOCATION_BYTES;
-use crate::quota::{Held, Quota};
+use crate::quota::{Booking, Quota};
 use crate::session::threads::Workers;
 use crate::store::publishing::publish_all;
 use crate::store::reports::Outcome;
@@ -52,7 +52,7 @@ impl Mirror {
     pub(crate) fn keep(
         &mut self,
         transfer: &Arc<Transfer>,
-        (keep, question): (Keep, Held),
+        (keep, question): (Keep, Booking),
     ) -> Result<(), SessionError> {
         keep.check()?;
         self.keeps += 1;
@@ -62,11 +62,12 @@ impl Mirror {
         let spared = Arc::clone(&self.spared);
         self.workers.start_for(transfer, move |transfer| {
             let _until_it_is_answered = question;
-            let mut held = transfer.quota.nothing();
-            let mut effort = Effort::new(transfer.turn(Task::Look), &mut held);
-            let answer = ToSender::Extra(extra(Some(&transfer.target.tree), &keep, &spared, &mut effort));
+            let mut held = transfer.quota.book_nothing();
+            let mut budget = WorkBudget::new(transfer.turn(Task::Look), &mut held);
+            let answer =
+                ToSender::ExtraneousNames(extra(Some(&transfer.target.tree), &keep, &spared, &mut budget));
             // Give up the core first: reporting may have to wait.
-            drop(effort);
+            drop(budget);
             transfer.reports.tell_booked(Outcome::Mirror(answer), held);
         })
     }
@@ -75,7 +76,7 @@ impl Mirror {
     pub(crate) fn remove(
         &mut self,
         transfer: &Arc<Transfer>,
-        (remove, held): (Remove, Held),
+        (remove, held): (Remove, Booking),
     ) -> Result<(), SessionError> {
         remove.check()?;
         self.removes += 1;
@@ -138,31 +139,36 @@ fn remove_all(transfer: &Transfer, remove: &Remove, spared: &Spared) -> u64 {
 /// The entries in the directories of `keep` that it does not name; none where the target does not exist. Their memory
 /// is booked; a directory whose names do not fit is reported as one that cannot be listed. When the session has ended,
 /// the answer is incomplete.
-pub(crate) fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared, effort: &mut Effort<'_>) -> Extra {
-    let mut answer = Extra { keep: keep.keep, ..Extra::default() };
+pub(crate) fn extra(
+    tree: Option<&Tree>,
+    keep: &Keep,
+    spared: &Spared,
+    budget: &mut WorkBudget<'_>,
+) -> ExtraneousNames {
+    let mut answer = ExtraneousNames { keep: keep.keep, ..ExtraneousNames::default() };
     let mut name_bytes = 0;
     for (number, range) in (0..).zip(&keep.ranges) {
-        let Some(tree) = tree.filter(|_| !effort.is_over()) else { break };
-        let names = EXTRA_NAMES_MAX.saturating_sub(answer.names.len());
-        let room = Room { names, name_bytes: EXTRA_NAME_BYTES_MAX.saturating_sub(name_bytes) };
-        let booked = effort.booked();
-        let Found { names, more, .. } = match first_extra(tree, range, room, spared, effort) {
+        let Some(tree) = tree.filter(|_| !budget.is_over()) else { break };
+        let names = EXTRANEOUS_NAMES_MAX.saturating_sub(answer.names.len());
+        let room = Room { names, name_bytes: EXTRANEOUS_NAME_BYTES_MAX.saturating_sub(name_bytes) };
+        let booked = budget.booked();
+        let Found { names, more, .. } = match first_extra(tree, range, room, spared, budget) {
             Ok(found) => found,
             Err(error) => {
-                effort.shrink_to(booked);
+                budget.shrink_to(booked);
                 answer.faults.push((number, FaultCode::os(&error)));
                 continue;
             }
         };
         let mut told = range.after.clone();
         for (name, directory) in names.into_sorted_vec() {
-            if name_bytes >= EXTRA_NAME_BYTES_MAX {
+            if name_bytes >= EXTRANEOUS_NAME_BYTES_MAX {
                 answer.rest = told.map(|name| (number, name));
                 return answer;
             }
             name_bytes += name.0.as_bytes().len();
             told = Some(name.clone());
-            answer.names.push(ExtraName { range: number, name, directory });
+            answer.names.push(ExtraneousName { range: number, name, directory });
         }
         if more {
             answer.rest = told.map(|name| (number, name));
@@ -190,13 +196,19 @@ struct Found {
 
 impl Found {
     /// Adds a name, and drops the last ones for which there is no room, though not the only one.
-    fn take(&mut self, name: Name, directory: bool, room: Room, effort: &mut Effort<'_>) -> io::Result<()> {
-        effort.grow(name_takes(&name))?;
+    fn take(
+        &mut self,
+        name: Name,
+        directory: bool,
+        room: Room,
+        budget: &mut WorkBudget<'_>,
+    ) -> io::Result<()> {
+        budget.grow(name_takes(&name))?;
         self.name_bytes += name.as_bytes().len();
         self.names.push((ListedName(name), directory));
         while self.names.len() > room.names.max(1) || self.has_bytes_over(room.name_bytes) {
             let Some((last, _)) = self.names.pop() else { break };
-            effort.shrink(name_takes(&last.0));
+            budget.shrink(name_takes(&last.0));
             self.name_bytes -= last.0.as_bytes().len();
             self.more = true;
         }
@@ -212,7 +224,7 @@ impl Found {
 
 /// The memory of a name in an answer and of its copy in [`Found`], with the allocator's overhead.
 fn name_takes(name: &Name) -> usize {
-    size_of::<ExtraName>() + size_of::<(ListedName, bool)>() + ALLOCATION_BYTES + name.as_bytes().len()
+    size_of::<ExtraneousName>() + size_of::<(ListedName, bool)>() + ALLOCATION_BYTES + name.as_bytes().len()
 }
 
 fn first_extra(
@@ -220,7 +232,7 @@ fn first_extra(
     range: &KeptRange,
     room: Room,
     spared: &Spared,
-    effort: &mut Effort<'_>,
+    budget: &mut WorkBudget<'_>,
 ) -> io::Result<Found> {
     let directory = match tree.open_directory(&range.directory) {
         Ok(directory) => directory,
@@ -230,25 +242,25 @@ fn first_extra(
             return if absent { Ok(Found::default()) } else { Err(error) };
         }
     };
-    let booked = effort.booked();
-    let Listed { found, unlisted } = list(&directory, range, room, effort, |_| false)?;
+    let booked = budget.booked();
+    let Listed { found, unlisted } = list(&directory, range, room, budget, |_| false)?;
     let is_whole = range.after.is_none() && range.open;
     let looks = !is_whole || !found.names.is_empty();
     if looks {
         let names = range.names.iter().zip(&unlisted).filter(|(_, unlisted)| **unlisted);
-        spared.look_for(&directory, names.map(|(name, _)| &name.0), effort)?;
+        spared.look_for(&directory, names.map(|(name, _)| &name.0), budget)?;
     }
     drop(unlisted);
-    effort.shrink(range.names.len());
+    budget.shrink(range.names.len());
     if !looks || spared.is_empty() {
         return Ok(found);
     }
     drop(found);
-    effort.shrink_to(booked);
+    budget.shrink_to(booked);
     let Listed { found, unlisted } =
-        list(&directory, range, room, effort, |name| spared.has(&directory, name))?;
+        list(&directory, range, room, budget, |name| spared.has(&directory, name))?;
     drop(unlisted);
-    effort.shrink(range.names.len());
+    budget.shrink(range.names.len());
     Ok(found)
 }
 
@@ -263,14 +275,14 @@ fn list(
     directory: &OwnedFd,
     range: &KeptRange,
     room: Room,
-    effort: &mut Effort<'_>,
+    budget: &mut WorkBudget<'_>,
     stays: impl Fn(&Name) -> bool,
 ) -> io::Result<Listed> {
     let mut found = Found::default();
-    effort.grow(range.names.len())?;
+    budget.grow(range.names.len())?;
     let mut unlisted = vec![true; range.names.len()];
     for entry in Dir::read_from(directory)? {
-        effort.go_on()?;
+        budget.go_on()?;
         let entry = entry?;
         let bytes = entry.file_name().to_bytes();
         // An entry stays whose name cannot be sent.
@@ -288,7 +300,7 @@ fn list(
             }
             known => known,
         };
-        found.take(name, kind == FileType::Directory, room, effort)?;
+        found.take(name, kind == FileType::Directory, room, budget)?;
     }
     Ok(Listed { found, unlisted })
 }
@@ -313,35 +325,35 @@ mod tests {
         Keep { keep: 7, ranges: vec![range] }
     }
 
-    fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> Extra {
-        extra_on(&mut Quota::default().nothing(), tree, keep, spared)
+    fn extra(tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> ExtraneousNames {
+        extra_on(&mut Quota::default().book_nothing(), tree, keep, spared)
     }
 
     /// The answer of a session that has not ended.
-    fn extra_on(held: &mut Held, tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> Extra {
-        with_effort(held, |effort| super::extra(tree, keep, spared, effort))
+    fn extra_on(held: &mut Booking, tree: Option<&Tree>, keep: &Keep, spared: &Spared) -> ExtraneousNames {
+        with_budget(held, |budget| super::extra(tree, keep, spared, budget))
     }
 
-    fn with_effort<T>(held: &mut Held, work: impl FnOnce(&mut Effort<'_>) -> T) -> T {
+    fn with_budget<T>(held: &mut Booking, work: impl FnOnce(&mut WorkBudget<'_>) -> T) -> T {
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
-        work(&mut Effort::new(threads.turn(Task::Look, &stopping), held))
+        work(&mut WorkBudget::new(threads.turn(Task::Look, &stopping), held))
     }
 
     /// All names are as long as they may be: what is found takes no more memory than what is sent.
     #[test]
     fn what_an_answer_takes_is_bounded_and_booked() {
         let home = tempfile::tempdir().unwrap();
-        let count = EXTRA_NAME_BYTES_MAX / 250 + 500;
+        let count = EXTRANEOUS_NAME_BYTES_MAX / 250 + 500;
         for number in 0..count {
             std::fs::File::create(home.path().join(format!("{number:0250}"))).unwrap();
         }
         let tree = Tree::open(home.path()).unwrap();
         let quota = Quota::default();
-        let mut held = quota.nothing();
+        let mut held = quota.book_nothing();
         let mut told = extra_on(&mut held, Some(&tree), &keep(&[], None), &Spared::default());
         let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name.0)).sum();
         assert_eq!(held.amount(), takes);
-        assert!(takes < 2 * EXTRA_NAME_BYTES_MAX);
+        assert!(takes < 2 * EXTRANEOUS_NAME_BYTES_MAX);
         let (_, last) = told.rest.unwrap();
         let rest = extra(Some(&tree), &keep(&[], Some(&last.0.to_string())), &Spared::default());
         told.names.extend(rest.names);
@@ -358,20 +370,20 @@ mod tests {
         }
         let tree = Tree::open(home.path()).unwrap();
         let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
-        let mut held = Quota::default().nothing();
-        let mut effort = Effort::new(threads.turn(Task::Look, &stopping), &mut held);
+        let mut held = Quota::default().book_nothing();
+        let mut budget = WorkBudget::new(threads.turn(Task::Look, &stopping), &mut held);
         let directory = tree.open_directory(&RelPath::root()).unwrap();
         let mut look = || {
             let KeptRange { names, .. } = &keep(&["a"], None).ranges[0];
             let room = Room { names: 2000, name_bytes: 20_000 };
             let looked = std::cell::Cell::new(0);
-            let listed = list(&directory, &keep(&[], None).ranges[0], room, &mut effort, |_| {
+            let listed = list(&directory, &keep(&[], None).ranges[0], room, &mut budget, |_| {
                 looked.set(looked.get() + 1);
                 false
             });
             let error = |error| Errno::from_io_error(&error);
             let many: Vec<_> = std::iter::repeat_n(&names[0].0, 1000).collect();
-            let found = Spared::default().look_for(&directory, many.into_iter(), &mut effort);
+            let found = Spared::default().look_for(&directory, many.into_iter(), &mut budget);
             (looked.get(), listed.map(drop).map_err(error), found.map_err(error))
         };
         assert_eq!(look(), (1000, Ok(()), Ok(())));
@@ -379,8 +391,8 @@ mod tests {
         let (looked, listed, found) = look();
         assert_eq!((listed, found), (Err(Some(Errno::CANCELED)), Err(Some(Errno::CANCELED))));
         assert!(looked < 256, "{looked}");
-        let told = super::extra(Some(&tree), &keep(&[], None), &Spared::default(), &mut effort);
-        assert_eq!(told, Extra { keep: 7, ..Extra::default() });
+        let told = super::extra(Some(&tree), &keep(&[], None), &Spared::default(), &mut budget);
+        assert_eq!(told, ExtraneousNames { keep: 7, ..ExtraneousNames::default() });
     }
 
     #[test]
@@ -390,7 +402,7 @@ mod tests {
         let limits =
             crate::Limits { memory_per_identity: zmove_types::ByteCount(10), ..crate::Limits::default() };
         let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
-        let mut held = quota.nothing();
+        let mut held = quota.book_nothing();
         let tree = Tree::open(home.path()).unwrap();
         let told = extra_on(&mut held, Some(&tree), &keep(&[], None), &Spared::default());
         assert_eq!(told.faults, [(0, FaultCode::os(&Errno::NOMEM.into()))]);
@@ -400,14 +412,14 @@ mod tests {
     #[test]
     fn a_long_answer_goes_on_where_it_ended() {
         let home = tempfile::tempdir().unwrap();
-        let count = EXTRA_NAMES_MAX + 10;
+        let count = EXTRANEOUS_NAMES_MAX + 10;
         (0..count).for_each(|number| {
             std::fs::File::create(home.path().join(format!("{number:06}"))).unwrap();
         });
         std::fs::create_dir(home.path().join(".zmove-x")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
         let first = extra(Some(&tree), &keep(&["000001"], None), &Spared::default());
-        assert_eq!((first.names.len(), first.names[0].name.clone()), (EXTRA_NAMES_MAX, name("000000")));
+        assert_eq!((first.names.len(), first.names[0].name.clone()), (EXTRANEOUS_NAMES_MAX, name("000000")));
         let (range, last) = first.rest.unwrap();
         assert_eq!((range, &last), (0, &first.names.last().unwrap().name));
         let second = extra(Some(&tree), &keep(&[], Some(&last.0.to_string())), &Spared::default());
@@ -432,7 +444,7 @@ mod tests {
     }
 
     fn told(tree: &Tree, keep: &Keep, spared: &Spared) -> Vec<String> {
-        let Extra { names, faults, .. } = extra(Some(tree), keep, spared);
+        let ExtraneousNames { names, faults, .. } = extra(Some(tree), keep, spared);
         assert_eq!(faults, []);
         names.into_iter().map(|extra| extra.name.0.to_string()).collect()
     }
@@ -468,15 +480,15 @@ mod tests {
         let look = |found: usize| {
             let quota = quota((2 + found * spared::FOUND_BYTES) as u64);
             let spared = Spared::by(look_caseless, &quota);
-            let mut held = quota.hold_memory(2).unwrap();
+            let mut held = quota.book_memory(2).unwrap();
             let directory = tree.open_directory(&RelPath::root()).unwrap();
             let names = asked.ranges[0].names.iter().map(|name| &name.0);
-            let looked = with_effort(&mut held, |effort| spared.look_for(&directory, names, effort));
+            let looked = with_budget(&mut held, |budget| spared.look_for(&directory, names, budget));
             looked.map(|()| held.amount()).map_err(|error| Errno::from_io_error(&error))
         };
         assert_eq!((look(0), look(1)), (Err(Some(Errno::NOMEM)), Ok(2)));
         let quota = quota(1 << 20);
-        let mut held = quota.nothing();
+        let mut held = quota.book_nothing();
         let spared = Spared::by(look_caseless, &Quota::default());
         let told = extra_on(&mut held, Some(&tree), &asked, &spared);
         let takes: usize = told.names.iter().map(|extra| name_takes(&extra.name.0)).sum();
@@ -546,6 +558,6 @@ mod tests {
     #[test]
     fn a_target_that_is_not_there_has_nothing_else() {
         let told = extra(None, &keep(&["a"], None), &Spared::default());
-        assert_eq!(told, Extra { keep: 7, ..Extra::default() });
+        assert_eq!(told, ExtraneousNames { keep: 7, ..ExtraneousNames::default() });
     }
 }

@@ -17,18 +17,18 @@ use zmove_disk::{KeptTimes, Task};
 use zmove_transport::ControlError;
 use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, within};
 use zmove_wire::{
-    Extra, FaultCode, Finished, InquireWith, Inquiry, Keep, Open, Opened, TargetState, ToReceiver, ToSender,
-    TopName, WireError,
+    ExtraneousNames, FaultCode, Finished, InquireWith, Inquiry, Keep, Open, Opened, TargetState, ToReceiver,
+    ToSender, TopName, WireError,
 };
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
-use crate::mirror::{Effort, Spared, extra};
+use crate::mirror::{Spared, WorkBudget, extra};
 use crate::preview::inquiry::Previewer;
-use crate::quota::Held;
-use crate::quota::messages::Booked;
+use crate::quota::Booking;
+use crate::quota::messages::BookedMessage;
+use crate::session::connections::{Connections, SessionReport, look};
 use crate::session::threads::Workers;
-use crate::session::ways::{SessionReport, Ways, look};
 use crate::store::rules::Rules;
 use crate::store::target::Seen;
 use crate::store::target::WriteAccess;
@@ -37,7 +37,7 @@ use crate::store::target::links::Claims;
 
 /// A preview under way.
 struct Preview {
-    ways: Ways,
+    connections: Connections,
     previewer: Arc<Previewer>,
     /// The threads that look at the target.
     workers: Workers,
@@ -45,11 +45,11 @@ struct Preview {
 }
 
 /// One answer to the sender, with the memory that is booked for it until it has been sent.
-type Answer = Result<(ToSender, Held), WireError>;
+type Answer = Result<(ToSender, Booking), WireError>;
 
 /// Answers inquiries until the sender has announced the end.
 pub(crate) async fn run(
-    mut ways: Ways,
+    mut connections: Connections,
     open: Open,
     access: WriteAccess,
     config: &ReceiverConfig,
@@ -59,12 +59,12 @@ pub(crate) async fn run(
     let rules = Rules::of(&open, config.set_ids, config.owning);
     let seen = match look(move || Seen::look(&open, &access)).await {
         Ok(seen) => seen,
-        Err(refusal) => return ways.refuse(refusal).await,
+        Err(refusal) => return connections.refuse(refusal).await,
     };
     let state = if seen.tree.is_some() { TargetState::Populated } else { TargetState::Empty };
     let single_name = seen.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     let opened = Opened { state, lanes_max: config.lanes_max, single_name };
-    ways.send(&opened.into_message(keeping)).await?;
+    connections.send(&opened.into_message(keeping)).await?;
     let previewer = Arc::new(Previewer {
         seen,
         rules,
@@ -75,14 +75,14 @@ pub(crate) async fn run(
         stopping: AtomicBool::new(false),
     });
     let mut preview =
-        Preview { ways, previewer, workers: Workers::new(&config.quota), answers: JoinSet::new() };
+        Preview { connections, previewer, workers: Workers::new(&config.quota), answers: JoinSet::new() };
     let ended = tokio::select! {
         ended = preview.converse() => ended,
         () = stop => Err(SessionError::Stopping),
     };
     preview.previewer.stopping.store(true, Ordering::Relaxed);
     preview.workers.end().await;
-    preview.ways.part(&ended).await;
+    preview.connections.part(&ended).await;
     ended.map(|()| SessionReport { target, ..SessionReport::default() })
 }
 
@@ -91,8 +91,8 @@ impl Preview {
         let mut announced = false;
         while !announced || !self.answers.is_empty() {
             tokio::select! {
-                message = self.ways.inbox.recv() => {
-                    let Booked { message, held } = message.ok_or(ControlError::Closed)??;
+                message = self.connections.inbox.recv() => {
+                    let BookedMessage { message, held } = message.ok_or(ControlError::Closed)??;
                     match message {
                         ToReceiver::Inquire(inquiry) | ToReceiver::InquireWith(InquireWith(inquiry)) if !announced => {
                             self.take(inquiry, held)?
@@ -106,15 +106,15 @@ impl Preview {
                     // A closed channel means that the thread which was to answer has panicked.
                     let answer = answer.ok().and_then(Result::ok).ok_or(SessionError::Panicked)?;
                     let (answer, _until_it_is_told) = answer?;
-                    self.ways.send(&answer).await?;
+                    self.connections.send(&answer).await?;
                 }
-                Some(lane) = self.ways.lanes.recv() => drop(lane),
+                Some(lane) = self.connections.lanes.recv() => drop(lane),
             }
         }
-        Ok(self.ways.send_last(&ToSender::Finished(Finished::default())).await?)
+        Ok(self.connections.send_last(&ToSender::Finished(Finished::default())).await?)
     }
 
-    fn list(&mut self, keep: Keep, held: Held) -> Result<(), SessionError> {
+    fn list(&mut self, keep: Keep, held: Booking) -> Result<(), SessionError> {
         keep.check()?;
         if self.answers.len() >= KEEPS_OUTSTANDING_MAX {
             return Err(WireError::OutOfOrder { what: "a list of names that stay" }.into());
@@ -123,18 +123,23 @@ impl Preview {
             if previewer.seen.is_closed {
                 let faults =
                     (0..).zip(&keep.ranges).map(|(range, _)| (range, FaultCode::os(&Errno::ACCESS.into())));
-                return Ok(ToSender::Extra(Extra {
+                return Ok(ToSender::ExtraneousNames(ExtraneousNames {
                     keep: keep.keep,
                     faults: faults.collect(),
-                    ..Extra::default()
+                    ..ExtraneousNames::default()
                 }));
             }
-            let mut effort = Effort::new(previewer.quota.turn(Task::Look, &previewer.stopping), room);
-            Ok(ToSender::Extra(extra(previewer.seen.tree.as_ref(), &keep, &Spared::default(), &mut effort)))
+            let mut budget = WorkBudget::new(previewer.quota.turn(Task::Look, &previewer.stopping), room);
+            Ok(ToSender::ExtraneousNames(extra(
+                previewer.seen.tree.as_ref(),
+                &keep,
+                &Spared::default(),
+                &mut budget,
+            )))
         })
     }
 
-    fn take(&mut self, inquiry: Inquiry, held: Held) -> Result<(), SessionError> {
+    fn take(&mut self, inquiry: Inquiry, held: Booking) -> Result<(), SessionError> {
         let entries: usize = inquiry.groups.iter().map(|group| group.entries.len()).sum();
         within("entries inquired about", entries.max(inquiry.groups.len()), INQUIRED_ENTRIES_MAX)?;
         if self.answers.len() >= INQUIRIES_OUTSTANDING_MAX {
@@ -152,14 +157,14 @@ impl Preview {
     /// it.
     fn answer(
         &mut self,
-        question: Held,
-        answer: impl FnOnce(&Previewer, &mut Held) -> Result<ToSender, WireError> + Send + 'static,
+        question: Booking,
+        answer: impl FnOnce(&Previewer, &mut Booking) -> Result<ToSender, WireError> + Send + 'static,
     ) -> Result<(), SessionError> {
         let (told, answered) = oneshot::channel();
         self.answers.spawn(answered);
         let previewer = Arc::clone(&self.previewer);
         self.workers.start(move || {
-            let mut held = previewer.quota.nothing();
+            let mut held = previewer.quota.book_nothing();
             let answer = answer(&previewer, &mut held);
             drop(question);
             // Nobody receives it any more only when the session is over.

@@ -20,9 +20,9 @@ use zmove_wire::{Finished, Moment, Open, Opened, Sampled, TargetState, ToReceive
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::error::SessionError;
 use crate::meters::TransferMeter;
+use crate::session::connections::{Connections, SessionReport, cpu_time, look, micros};
 use crate::session::threads::LaneThreads;
 use crate::session::verify::is_filler;
-use crate::session::ways::{SessionReport, Ways, cpu_time, look, micros};
 use crate::store::target::Seen;
 use crate::store::target::WriteAccess;
 
@@ -32,7 +32,7 @@ use sweeping::{Place, Sweeping};
 
 /// Counts until the sender has announced the end. Only a key that may write to the target is admitted.
 pub(crate) async fn run(
-    mut ways: Ways,
+    mut connections: Connections,
     open: Open,
     access: WriteAccess,
     config: &ReceiverConfig,
@@ -42,16 +42,16 @@ pub(crate) async fn run(
     let target = open.target.clone();
     let seen = match look(move || Seen::look(&open, &access)).await {
         Ok(seen) => seen,
-        Err(refusal) => return ways.refuse(refusal).await,
+        Err(refusal) => return connections.refuse(refusal).await,
     };
     let lanes_max = config.lanes_max.max(LANES_UNASKED_MAX);
     let opened = Opened { state: TargetState::Empty, lanes_max, single_name: None };
-    ways.send(&ToSender::Opened(opened)).await?;
+    connections.send(&ToSender::Opened(opened)).await?;
     let (told, news) = mpsc::channel(usize::from(lanes_max));
     let tally = Tally::new(PROBE_BYTES_MAX, usize::from(lanes_max), Arc::clone(&config.meter));
     let place = seen.tree.map(|tree| Place { tree, shown: shown(&target), config: config.clone() });
     let mut probe = Probe {
-        ways,
+        connections,
         lanes: LaneThreads::new(config),
         lanes_ended: 0,
         tally: Arc::new(tally),
@@ -76,7 +76,7 @@ fn shown(target: &[u8]) -> PathBuf {
 
 /// A probe under way.
 struct Probe {
-    ways: Ways,
+    connections: Connections,
     lanes: LaneThreads,
     lanes_ended: u32,
     tally: Arc<Tally>,
@@ -92,7 +92,7 @@ impl Probe {
     async fn converse(&mut self) -> Result<(), SessionError> {
         loop {
             tokio::select! {
-                Some(lane) = self.ways.lanes.recv(), if self.lanes.count() < self.lanes_max => {
+                Some(lane) = self.connections.lanes.recv(), if self.lanes.count() < self.lanes_max => {
                     self.add_lane(lane)?;
                 }
                 Some(LaneEnded { number, ended }) = self.news.recv() => {
@@ -102,9 +102,9 @@ impl Probe {
                     self.answer_those_that_waited().await?;
                 }
                 swept = self.sweeping.done() => {
-                    self.ways.send(&ToSender::Swept(swept?)).await?;
+                    self.connections.send(&ToSender::Swept(swept?)).await?;
                 }
-                message = self.ways.inbox.recv() => match message.ok_or(ControlError::Closed)??.message {
+                message = self.connections.inbox.recv() => match message.ok_or(ControlError::Closed)??.message {
                     ToReceiver::Sample { sample, when: Moment::Now } => self.answer(sample).await?,
                     ToReceiver::Sample { sample, when: Moment::Ended(lanes) } => {
                         self.wait(sample, lanes)?;
@@ -117,7 +117,7 @@ impl Probe {
             }
         }
         let finished = Finished { cpu_us: self.tally.cpu_us(), ..Finished::default() };
-        Ok(self.ways.send_last(&ToSender::Finished(finished)).await?)
+        Ok(self.connections.send_last(&ToSender::Finished(finished)).await?)
     }
 
     fn add_lane(&mut self, lane: Box<dyn LaneSource>) -> Result<(), SessionError> {
@@ -149,14 +149,14 @@ impl Probe {
 
     async fn answer(&mut self, sample: u64) -> Result<(), ControlError> {
         let sampled = self.tally.sample(sample);
-        self.ways.send(&ToSender::Sampled(sampled)).await
+        self.connections.send(&ToSender::Sampled(sampled)).await
     }
 
     /// Stops the sweep and the lanes, and waits until their threads have ended.
     async fn close(mut self, ended: &Result<(), SessionError>) {
         self.sweeping.stop();
-        self.ways.part(ended).await;
-        drop((self.ways, self.news));
+        self.connections.part(ended).await;
+        drop((self.connections, self.news));
         self.sweeping.end().await;
         self.tally.stopping.store(true, Ordering::Relaxed);
         self.tally.pool.close();

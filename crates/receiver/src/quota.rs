@@ -9,7 +9,7 @@
 //! With io_uring each key has a ring of its own, since storage that does not answer keeps the slots of the
 //! ring.
 //!
-//! **Invariant:** everything that is kept is booked, and is given back by dropping the [`Held`] that stands
+//! **Invariant:** everything that is kept is booked, and is given back by dropping the [`Booking`] that stands
 //! for it, so that no way out of a task forgets it.
 
 pub(crate) mod limits;
@@ -30,7 +30,7 @@ use zmove_wire::WireError;
 
 use crate::quota::limits::{Limits, files_of_process};
 use crate::resume::journal::Room;
-use crate::sharing::Lock;
+use crate::sync::Lock;
 
 /// The quotas of all keys that have transfers under way.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ struct Gauge {
 
 /// An amount that is booked, and given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct Booking {
     gauge: Arc<Gauge>,
     amount: usize,
 }
@@ -139,15 +139,15 @@ impl Quota {
     ///
     /// # Errors
     /// The limit would be exceeded.
-    pub(crate) fn hold_memory(&self, bytes: usize) -> Result<Held, WireError> {
-        let mut held = self.nothing();
+    pub(crate) fn book_memory(&self, bytes: usize) -> Result<Booking, WireError> {
+        let mut held = self.book_nothing();
         held.grow(bytes)?;
         Ok(held)
     }
 
-    /// A booking of no memory yet, which is to [grow](Held::grow).
-    pub(crate) fn nothing(&self) -> Held {
-        Held { gauge: Arc::clone(&self.0.memory), amount: 0 }
+    /// A booking of no memory yet, which is to [grow](Booking::grow).
+    pub(crate) fn book_nothing(&self) -> Booking {
+        Booking { gauge: Arc::clone(&self.0.memory), amount: 0 }
     }
 
     #[cfg(test)]
@@ -156,7 +156,7 @@ impl Quota {
     }
 
     /// Books the window of a lane; `None` where the windows would exceed their limit, half of that of memory.
-    pub(crate) fn hold_window(&self, bytes: usize) -> Option<Held> {
+    pub(crate) fn book_window(&self, bytes: usize) -> Option<Booking> {
         self.0.windows.hold(bytes)
     }
 
@@ -164,25 +164,25 @@ impl Quota {
     ///
     /// # Errors
     /// `EMFILE`, as when the process has no descriptors left.
-    pub(crate) fn hold_file(&self) -> io::Result<Held> {
+    pub(crate) fn book_file(&self) -> io::Result<Booking> {
         self.0.files.hold(DESCRIPTORS_PER_FILE).ok_or_else(|| Errno::MFILE.into())
     }
 
     /// Books the descriptors of a staging directory and its path, by which it is found; `None` where a limit would be
     /// exceeded.
-    pub(crate) fn hold_staging(&self, path: &RelPath) -> Option<(Held, Held)> {
+    pub(crate) fn book_staging(&self, path: &RelPath) -> Option<(Booking, Booking)> {
         let path_bytes = PATHS_PER_STAGING * path.as_bytes().len();
         self.0.files.hold(DESCRIPTORS_PER_STAGING).zip(self.0.memory.hold(path_bytes))
     }
 
     /// Books the descriptors of a staging directory whose files can also get their names one by one, as long as most
     /// descriptors are left to large files, which cannot do without.
-    pub(crate) fn hold_spare_staging(&self, path: &RelPath) -> Option<(Held, Held)> {
-        if self.leaves_most_descriptors() { self.hold_staging(path) } else { None }
+    pub(crate) fn book_spare_staging(&self, path: &RelPath) -> Option<(Booking, Booking)> {
+        if self.leaves_most_descriptors() { self.book_staging(path) } else { None }
     }
 
     /// Books a thread and the descriptors that it opens; `None` where a limit would be exceeded.
-    pub(crate) fn hold_thread(&self) -> Option<(Held, Held)> {
+    pub(crate) fn book_thread(&self) -> Option<(Booking, Booking)> {
         self.0.threads.hold(1).zip(self.0.files.hold(DESCRIPTORS_PER_THREAD))
     }
 
@@ -209,14 +209,14 @@ impl Quota {
         stopping: &AtomicBool,
         work: impl Fn(&Turn<'_>) -> T + Sync,
     ) -> Vec<T> {
-        self.0.storage_threads.side_by_side(task, stopping, || self.hold_helper(), work)
+        self.0.storage_threads.side_by_side(task, stopping, || self.book_helper(), work)
     }
 
     /// Runs `work`, which gives names, as [`side_by_side`](Self::side_by_side) does, but with turns of its own: writers
     /// may hold all other turns while they wait for this work.
     pub(crate) fn name_side_by_side<T: Send>(&self, work: impl Fn(&Turn<'_>) -> T + Sync) -> Vec<T> {
         let task = (Task::Write, "zmove-publish");
-        self.0.naming_threads.side_by_side(task, &NEVER, || self.hold_helper(), work)
+        self.0.naming_threads.side_by_side(task, &NEVER, || self.book_helper(), work)
     }
 
     /// A turn for a thread that gives names.
@@ -225,8 +225,8 @@ impl Quota {
     }
 
     /// Books a thread that helps others, as long as most descriptors are left to large files.
-    fn hold_helper(&self) -> Option<(Held, Held)> {
-        if self.leaves_most_descriptors() { self.hold_thread() } else { None }
+    fn book_helper(&self) -> Option<(Booking, Booking)> {
+        if self.leaves_most_descriptors() { self.book_thread() } else { None }
     }
 
     fn leaves_most_descriptors(&self) -> bool {
@@ -294,8 +294,8 @@ impl Gauge {
         Self { whole: Some(Arc::clone(whole)), ..Self::default() }
     }
 
-    fn hold(self: &Arc<Self>, amount: usize) -> Option<Held> {
-        self.take(amount).then(|| Held { gauge: Arc::clone(self), amount })
+    fn hold(self: &Arc<Self>, amount: usize) -> Option<Booking> {
+        self.take(amount).then(|| Booking { gauge: Arc::clone(self), amount })
     }
 
     fn take(&self, amount: usize) -> bool {
@@ -339,7 +339,7 @@ impl Gauge {
     }
 }
 
-impl Held {
+impl Booking {
     /// Books more.
     ///
     /// # Errors
@@ -378,7 +378,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for Booking {
     fn drop(&mut self) {
         self.gauge.release(self.amount);
     }
@@ -399,22 +399,22 @@ mod tests {
         };
         let (quotas, [one, other]) = (Quotas::default(), [1, 2].map(|byte| Fingerprint([byte; 32])));
         let (first, second) = (quotas.of(one, &limits), quotas.of(one, &limits));
-        let mut held = first.hold_memory(60).unwrap();
-        assert!(second.hold_memory(41).is_err() && held.grow(41).is_err());
+        let mut held = first.book_memory(60).unwrap();
+        assert!(second.book_memory(41).is_err() && held.grow(41).is_err());
         let (files, thread) =
-            ([first.hold_file().unwrap(), second.hold_file().unwrap()], first.hold_thread());
-        let error = second.hold_file().unwrap_err();
+            ([first.book_file().unwrap(), second.book_file().unwrap()], first.book_thread());
+        let error = second.book_file().unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
-        assert!(second.hold_thread().is_none());
+        assert!(second.book_thread().is_none());
         // Other keys are not affected.
         let stranger = quotas.of(other, &limits);
         drop((
-            stranger.hold_memory(100).unwrap(),
-            stranger.hold_file().unwrap(),
-            stranger.hold_thread().unwrap(),
+            stranger.book_memory(100).unwrap(),
+            stranger.book_file().unwrap(),
+            stranger.book_thread().unwrap(),
         ));
         drop((held, files, thread));
-        drop((second.hold_memory(100).unwrap(), second.hold_file().unwrap(), second.hold_thread().unwrap()));
+        drop((second.book_memory(100).unwrap(), second.book_file().unwrap(), second.book_thread().unwrap()));
     }
 
     #[test]
@@ -425,8 +425,8 @@ mod tests {
         let limits = |files| Limits { files_per_identity: files * DESCRIPTORS_PER_FILE, ..Limits::default() };
         let of = |byte, limits: &Limits| quotas.of(Fingerprint([byte; 32]), limits);
         let all = |quota: &Quota| {
-            let held: Vec<_> = std::iter::from_fn(|| quota.hold_file().ok()).collect();
-            let error = quota.hold_file().unwrap_err();
+            let held: Vec<_> = std::iter::from_fn(|| quota.book_file().ok()).collect();
+            let error = quota.book_file().unwrap_err();
             assert_eq!(Errno::from_io_error(&error), Some(Errno::MFILE));
             held
         };
@@ -448,11 +448,11 @@ mod tests {
     fn large_files_find_most_descriptors_when_many_directories_are_staged() {
         let limits = Limits { files_per_identity: 8 * DESCRIPTORS_PER_FILE, ..Limits::default() };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let staged: Vec<_> = std::iter::from_fn(|| quota.hold_spare_staging(&RelPath::root())).collect();
-        let files: Vec<_> = std::iter::from_fn(|| quota.hold_file().ok()).collect();
+        let staged: Vec<_> = std::iter::from_fn(|| quota.book_spare_staging(&RelPath::root())).collect();
+        let files: Vec<_> = std::iter::from_fn(|| quota.book_file().ok()).collect();
         assert!(!staged.is_empty() && files.len() >= 5, "{} {}", staged.len(), files.len());
         drop(files);
-        assert!(quota.hold_staging(&RelPath::root()).is_some(), "a directory that has to be staged is");
+        assert!(quota.book_staging(&RelPath::root()).is_some(), "a directory that has to be staged is");
     }
 
     #[test]
@@ -464,10 +464,10 @@ mod tests {
         let [one, other, last] = [1, 2, 3].map(|byte| quotas.of(Fingerprint([byte; 32]), &limits));
         let _theirs: Vec<_> = [one, other]
             .iter()
-            .flat_map(|quota| std::iter::from_fn(|| quota.hold_file().ok()).collect::<Vec<_>>())
+            .flat_map(|quota| std::iter::from_fn(|| quota.book_file().ok()).collect::<Vec<_>>())
             .collect();
-        let staged: Vec<_> = std::iter::from_fn(|| last.hold_spare_staging(&RelPath::root())).collect();
-        let files = std::iter::from_fn(|| last.hold_file().ok()).collect::<Vec<_>>().len();
+        let staged: Vec<_> = std::iter::from_fn(|| last.book_spare_staging(&RelPath::root())).collect();
+        let files = std::iter::from_fn(|| last.book_file().ok()).collect::<Vec<_>>().len();
         assert!(!staged.is_empty() && files >= 2, "{} {files}", staged.len());
     }
 
@@ -476,11 +476,11 @@ mod tests {
         let (quotas, key) = (Quotas::default(), Fingerprint([1; 32]));
         let limits = |bytes| Limits { memory_per_identity: ByteCount(bytes), ..Limits::default() };
         let first = quotas.of(key, &limits(10));
-        let held = first.hold_memory(10).unwrap();
+        let held = first.book_memory(10).unwrap();
         drop(quotas.of(key, &limits(20)));
-        let more = first.hold_memory(10).unwrap();
+        let more = first.book_memory(10).unwrap();
         drop(quotas.of(key, &limits(5)));
         drop((held, more));
-        assert!(first.hold_memory(6).is_err() && first.hold_memory(5).is_ok());
+        assert!(first.book_memory(6).is_err() && first.book_memory(5).is_ok());
     }
 }

@@ -3,14 +3,14 @@
 //! **Invariant:** when [`run_session`] returns, all its threads have ended, whichever way the transfer went, and
 //! nothing temporary is left but the parts of large files that a journal lists.
 
-pub(crate) mod ending;
+pub(crate) mod connections;
 pub(crate) mod finish;
 pub(crate) mod lanes;
 pub(crate) mod lost_lanes;
+pub(crate) mod run_leases;
+pub(crate) mod target_leases;
 pub(crate) mod threads;
-pub(crate) mod turns;
 pub(crate) mod verify;
-pub(crate) mod ways;
 
 use std::future::Future;
 use std::io;
@@ -37,17 +37,17 @@ use crate::error::SessionError;
 use crate::mirror::Mirror;
 use crate::preview;
 use crate::probe;
-use crate::quota::Held;
+use crate::quota::Booking;
 use crate::quota::limits::BUFFERS_BESIDE_LANES;
-use crate::quota::messages::{Booked, Messages, messages};
+use crate::quota::messages::{BookedMessage, Messages, messages};
 use crate::resume::parts::Parts;
-use crate::session::ending::{Ending, EndingSessions};
+use crate::session::connections::{Connections, SessionReport, cpu_time, look, micros, refusal_of};
 use crate::session::lanes::run_lane;
 use crate::session::lost_lanes::LostLanes;
+use crate::session::run_leases::{RunLease, RunLeases};
+use crate::session::target_leases::{TargetLease, TargetLeases};
 use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};
-use crate::session::turns::{Turn, Turns};
-use crate::session::ways::{SessionReport, Ways, cpu_time, look, micros, refusal_of};
-use crate::store::compare::{Judgement, judge_all};
+use crate::store::compare::{Comparison, compare_all};
 use crate::store::publishing::{self, publish_all};
 use crate::store::reports::{Outcome, Told};
 use crate::store::target::{Target, WriteAccess};
@@ -71,8 +71,8 @@ pub struct Session {
     pub pulse: Pulse,
     /// Where the peer may write.
     pub access: WriteAccess,
-    /// The runs that the peer has under way here.
-    pub turns: Turns,
+    /// The leases of the runs that the peer has under way here.
+    pub run_leases: RunLeases,
     /// The settings.
     pub config: ReceiverConfig,
 }
@@ -85,66 +85,61 @@ pub async fn run_session(
     session: Session,
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
-    let Session { transfer, version, control, lanes, owner, pulse, access, turns, config } = session;
+    let Session { transfer, version, control, lanes, owner, pulse, access, run_leases, config } = session;
     let (reader, mut writer) = control;
     writer.greet(&Greeting::new(Role::Control, transfer)).await?;
-    let mut ways = Ways { writer, inbox: messages(reader, config.quota.clone()), lanes };
+    let mut connections = Connections { writer, inbox: messages(reader, config.quota.clone()), lanes };
     // what the opening takes counts until it is done with
-    let (Opening { open, keeps_rate }, held) = match opening(&mut ways.inbox).await {
+    let (Opening { open, keeps_rate }, held) = match opening(&mut connections.inbox).await {
         Ok(opening) => opening,
-        // a newer sender may ask for what this receiver does not know
-        Err(error @ SessionError::PeerMisbehaved(_)) => {
-            let _peer_gone = ways.refuse(refusal_of(&error)).await;
-            return Err(error);
-        }
-        Err(error) => return Err(error),
+        Err(error) => return Err(refuse_opening(connections, error).await),
     };
     if let Some(limit) = config.rate_max.filter(|_| keeps_rate) {
-        ways.send(&ToSender::RateMax { bytes_per_second: limit.bytes_per_second() }).await?;
+        connections.send(&ToSender::RateMax { bytes_per_second: limit.bytes_per_second() }).await?;
     }
     config.meter.opened(&open.target);
-    let turn = turns.take(open.run).await;
+    let lease = run_leases.acquire(open.run).await;
     if open.purpose == Purpose::Probe {
-        let stop = first_of(stop, &turn);
-        return probe::run(ways, open, access, &config, stop).await;
+        let stop = first_of(stop, &lease);
+        return probe::run(connections, open, access, &config, stop).await;
     }
-    if let Err(refusal) = config.ending.wait_for(&owner, &open.target).await {
-        return ways.refuse(refusal).await;
+    if let Err(refusal) = config.target_leases.wait_until_free(&owner, &open.target).await {
+        return connections.refuse(refusal).await;
     }
     if open.purpose == Purpose::Preview {
-        let stop = first_of(stop, &turn);
-        return preview::run(ways, open, access, &config, stop).await;
+        let stop = first_of(stop, &lease);
+        return preview::run(connections, open, access, &config, stop).await;
     }
-    let place = config.ending.work_at(&owner, &open.target);
+    let place = config.target_leases.work_at(&owner, &open.target);
     let (open, target, parts) = match resolve(open, access, (transfer, owner.clone()), &config).await {
         Ok(resolved) => resolved,
-        Err(refusal) => return ways.refuse(refusal).await,
+        Err(refusal) => return connections.refuse(refusal).await,
     };
     drop(held);
     let single_name = target.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     // Files of which groups are held are only found if they are offered.
     let state = if parts.has_earlier() { TargetState::Populated } else { target.state };
     let opened = Opened { state, lanes_max: config.lanes_max, single_name };
-    ways.send(&opened.into_message(open.keeping)).await?;
+    connections.send(&opened.into_message(open.keeping)).await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let transfer = Arc::new(Transfer::new((transfer, version), &open, (target, parts), &config, outcomes_in));
     let threads = SessionThreads::start(&transfer, &config)?;
     let started = cpu_time();
     let mut running = Running {
         version,
-        ways,
+        connections,
         outcomes,
         threads,
         transfer,
         open: Arc::new(open),
         ledger: ReceiverTransfer::default(),
-        unsent: config.quota.nothing(),
+        unsent: config.quota.book_nothing(),
         report: SessionReport::default(),
         offers: 0,
-        judging: Workers::new(&config.quota),
-        sessions: config.ending,
+        comparing: Workers::new(&config.quota),
+        target_leases: config.target_leases,
         owner,
-        ending: None,
+        target_lease: None,
         finishing: None,
         lost: LostLanes::default(),
         mirror: Mirror::new(&config.quota),
@@ -153,10 +148,8 @@ pub async fn run_session(
     let ended = tokio::select! {
         ended = running.drive(started) => ended,
         () = stop => Err(SessionError::Stopping),
-        () = turn.is_over() => Err(SessionError::Superseded),
-        () = place.is_in_the_way_of_others(pulse) => {
-            Err(ControlError::from(io::Error::from(io::ErrorKind::TimedOut)).into())
-        }
+        () = lease.superseded() => Err(SessionError::Superseded),
+        lost = place.is_in_the_way_of_others(pulse) => Err(lost.into()),
     };
     let ended = running.close(ended).await;
     // whoever waits for this session begins
@@ -170,13 +163,21 @@ struct Opening {
     keeps_rate: bool,
 }
 
-async fn opening(inbox: &mut Messages) -> Result<(Opening, Held), SessionError> {
+/// Tells a peer why its opening is not understood: a newer sender may ask for what this receiver does not know.
+async fn refuse_opening(connections: Connections, error: SessionError) -> SessionError {
+    if let SessionError::PeerMisbehaved(_) = error {
+        let _peer_gone = connections.refuse(refusal_of(&error)).await;
+    }
+    error
+}
+
+async fn opening(inbox: &mut Messages) -> Result<(Opening, Booking), SessionError> {
     let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
     match first.map_err(|_| SessionError::Silent)? {
-        Some(Ok(Booked { message: ToReceiver::Open(open), held })) => {
+        Some(Ok(BookedMessage { message: ToReceiver::Open(open), held })) => {
             Ok((Opening { open, keeps_rate: false }, held))
         }
-        Some(Ok(Booked { message: ToReceiver::OpenWith(open, extensions), held })) => {
+        Some(Ok(BookedMessage { message: ToReceiver::OpenWith(open, extensions), held })) => {
             // one that is marked critical and not known refuses the transfer
             let keeps_rate = extensions.get(Open::KEEPS_RATE).is_some();
             Ok((Opening { open: open.with(extensions)?, keeps_rate }, held))
@@ -191,11 +192,11 @@ async fn opening(inbox: &mut Messages) -> Result<(Opening, Held), SessionError> 
 /// [`finish::finish`] on a thread of its own.
 type Finishing = tokio::task::JoinHandle<io::Result<(Duration, Vec<Outcome>)>>;
 
-/// Resolves when the session is to stop or its turn is over.
-async fn first_of(stop: impl Future<Output = ()>, turn: &Turn) {
+/// Resolves when the session is to stop or a later transfer of its run has come.
+async fn first_of(stop: impl Future<Output = ()>, lease: &RunLease) {
     tokio::select! {
         () = stop => {}
-        () = turn.is_over() => {}
+        () = lease.superseded() => {}
     }
 }
 
@@ -304,22 +305,22 @@ impl SessionThreads {
 /// A session whose transfer is under way.
 struct Running {
     version: Version,
-    ways: Ways,
+    connections: Connections,
     outcomes: mpsc::Receiver<Told>,
     threads: SessionThreads,
     transfer: Arc<Transfer>,
     open: Arc<Open>,
     ledger: ReceiverTransfer,
     /// The memory booked for the ledger's messages that have not been sent.
-    unsent: Held,
+    unsent: Booking,
     report: SessionReport,
     offers: usize,
     /// The threads that compare offered files with those at the target.
-    judging: Workers,
-    sessions: EndingSessions,
+    comparing: Workers,
+    target_leases: TargetLeases,
     owner: String,
     /// Set from when on a later session to the same target has to wait.
-    ending: Option<Ending>,
+    target_lease: Option<TargetLease>,
     /// The task of the last flush and of the times of directories, while it runs.
     finishing: Option<Finishing>,
     lost: LostLanes,
@@ -333,16 +334,16 @@ impl Running {
         loop {
             tokio::select! {
                 // A sender that exchanges a lane dials the new one while the old one ends.
-                Some(lane) = self.ways.lanes.recv(), if self.threads.lanes.count() < self.lanes_max => {
+                Some(lane) = self.connections.lanes.recv(), if self.threads.lanes.count() < self.lanes_max => {
                     self.threads.add_lane(&self.transfer, lane)?;
                 }
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
                 error = self.lost.overdue() => return Err(error.into()),
-                message = self.ways.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
+                message = self.connections.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
             }
             while let Some(action) = self.ledger.poll()? {
                 match action {
-                    ReceiverAction::Send(message) => self.ways.send(&message).await?,
+                    ReceiverAction::Send(message) => self.connections.send(&message).await?,
                     ReceiverAction::Finish => return self.finish(cpu_started).await,
                 }
             }
@@ -350,7 +351,7 @@ impl Running {
         }
     }
 
-    fn take_message(&mut self, Booked { message, held }: Booked) -> Result<(), SessionError> {
+    fn take_message(&mut self, BookedMessage { message, held }: BookedMessage) -> Result<(), SessionError> {
         match message {
             ToReceiver::Open(_) | ToReceiver::OpenWith(..) => {
                 Err(WireError::OutOfOrder { what: "a second opening" }.into())
@@ -366,7 +367,7 @@ impl Running {
             ToReceiver::Abandon { file } => {
                 self.transfer.files.hear_of(FileId(file))?;
                 let Some(file) = self.transfer.files.retire(FileId(file)) else { return Ok(()) };
-                self.judging.start_for(&self.transfer, move |transfer| transfer.discard_retired(&file))
+                self.comparing.start_for(&self.transfer, move |transfer| transfer.discard_retired(&file))
             }
             ToReceiver::LaneLost { items } => self.take_lost(items),
             ToReceiver::Announce { items, mismatches } => Ok(self.ledger.announced(items, mismatches)?),
@@ -389,7 +390,7 @@ impl Running {
         Ok(())
     }
 
-    fn take_offer(&mut self, offer: Offer, held: Held) -> Result<(), SessionError> {
+    fn take_offer(&mut self, offer: Offer, held: Booking) -> Result<(), SessionError> {
         let files: usize = offer.groups.iter().map(|group| group.files.len()).sum();
         within("offered files", files.max(offer.groups.len()), OFFER_FILES_MAX)?;
         self.offers += 1;
@@ -398,9 +399,9 @@ impl Running {
                 WireError::OutOfOrder { what: "an offer before the earlier ones are answered" }.into()
             );
         }
-        self.judging.start_for(&self.transfer, move |transfer| {
+        self.comparing.start_for(&self.transfer, move |transfer| {
             let _until_it_is_answered = held;
-            let Judgement { verdicts, held, changed } = judge_all(transfer, &offer);
+            let Comparison { verdicts, held, changed } = compare_all(transfer, &offer);
             let answer = Answer { offer: offer.offer, verdicts };
             transfer.reports.tell(Outcome::Answer(held, answer, changed.is_empty()));
             let mut changed = changed.into_iter().peekable();
@@ -496,13 +497,13 @@ impl Running {
         if !self.mirror.is_idle() {
             return Err(WireError::OutOfOrder { what: "the end before all is removed" }.into());
         }
-        self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
+        self.target_lease = Some(self.target_leases.acquire(&self.owner, &self.open.target).await);
         // The parts of files that were given up are discarded before the end.
-        let judging = std::mem::replace(&mut self.judging, Workers::new(&self.transfer.quota));
-        let mut judged = std::pin::pin!(judging.complete());
+        let comparing = std::mem::replace(&mut self.comparing, Workers::new(&self.transfer.quota));
+        let mut compared = std::pin::pin!(comparing.complete());
         loop {
             tokio::select! {
-                () = &mut judged => break,
+                () = &mut compared => break,
                 Some(told) = self.outcomes.recv() => self.take_last(told)?,
             }
             self.send_all().await?;
@@ -536,17 +537,17 @@ impl Running {
         };
         let receive_us = micros(self.transfer.meter.receive.times().paced);
         if receive_us > 0 && self.version >= Version::V3 {
-            self.ways.send(&ToSender::Paced { receive_us }).await?;
+            self.connections.send(&ToSender::Paced { receive_us }).await?;
         }
         let files = self.transfer.target.times_beyond_range.load(Ordering::Relaxed);
         if files > 0 && self.version >= Version::V4 {
-            self.ways.send(&ToSender::TimesBeyondRange { files }).await?;
+            self.connections.send(&ToSender::TimesBeyondRange { files }).await?;
         }
         let counts = self.transfer.target.keeper.counts();
         if !counts.is_empty() {
-            self.ways.send(&ToSender::NotKept { counts }).await?;
+            self.connections.send(&ToSender::NotKept { counts }).await?;
         }
-        Ok(self.ways.send_last(&ToSender::Finished(report)).await?)
+        Ok(self.connections.send_last(&ToSender::Finished(report)).await?)
     }
 
     /// Handles an outcome that comes after all data has arrived: a lane that breaks now is no error.
@@ -556,7 +557,7 @@ impl Running {
 
     async fn send_all(&mut self) -> Result<(), SessionError> {
         while let Some(ReceiverAction::Send(message)) = self.ledger.poll()? {
-            self.ways.send(&message).await?;
+            self.connections.send(&message).await?;
         }
         self.unsent.clear();
         Ok(())
@@ -564,17 +565,17 @@ impl Running {
 
     /// Ends the session: stops its threads and tasks, and waits for them.
     async fn close(mut self, ended: Result<(), SessionError>) -> Result<SessionReport, SessionError> {
-        if ended.is_err() && self.ending.is_none() {
-            self.ending = Some(self.sessions.begin(&self.owner, &self.open.target).await);
+        if ended.is_err() && self.target_lease.is_none() {
+            self.target_lease = Some(self.target_leases.acquire(&self.owner, &self.open.target).await);
         }
-        self.ways.part(&ended).await;
+        self.connections.part(&ended).await;
         self.transfer.stopping.store(true, Ordering::Relaxed);
         self.transfer.pool.close();
-        self.ways.lanes.close();
+        self.connections.lanes.close();
         self.outcomes.close();
         self.threads.lanes.trip();
         // The peer sees the end of the connection now, and closes its lanes.
-        drop(self.ways);
+        drop(self.connections);
         let (threads, transfer, broken) = (self.threads, Arc::clone(&self.transfer), ended.is_err());
         let stopped = move || {
             threads.join(&transfer);
@@ -590,12 +591,12 @@ impl Running {
             let _ended = finishing.await;
         }
         self.mirror.end().await;
-        self.judging.end().await;
+        self.comparing.end().await;
         let (target, journal_trouble) = (self.open.target.clone(), self.transfer.parts.trouble());
         // Drop the transfer here, so that the next session finds its parts and journals free.
         let transfer = self.transfer;
         tokio::task::spawn_blocking(move || drop(transfer)).await.expect("nothing that is let go of panics");
-        drop(self.ending);
+        drop(self.target_lease);
         ended.map(|()| SessionReport { target, journal_trouble, ..self.report })
     }
 }

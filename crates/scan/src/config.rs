@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use zmove_types::{Kinds, RelPath};
 
 use crate::directory::FileSystems;
-use crate::identity::SourceIdentity;
+use crate::first_walk::FirstWalk;
 use crate::selection::Selection;
 
 /// One tree or file to walk.
@@ -53,7 +53,7 @@ pub struct ScanConfig {
     pub apart: Option<fn(BorrowedFd<'_>, &[u8]) -> bool>,
     /// The record by which a later walk of the same roots knows that they are the same. Default: none. A record costs a
     /// system call for each directory, and an open descriptor for each root.
-    pub identity: Option<Arc<SourceIdentity>>,
+    pub first_walk: Option<Arc<FirstWalk>>,
 }
 
 impl ScanConfig {
@@ -72,7 +72,7 @@ impl Default for ScanConfig {
             file_systems: FileSystems::default(),
             xattrs: None,
             apart: None,
-            identity: None,
+            first_walk: None,
         }
     }
 }

@@ -3,4 +3,4 @@
 //!
 //! The program is built without the feature `fuzzing`, which they need.
 
-pub use crate::list::fuzzing::path_list;
+pub use crate::path_list::fuzzing::path_list;

@@ -27,25 +27,25 @@ mod config;
 mod directory;
 mod entry;
 mod error;
+mod first_walk;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod histogram;
-mod identity;
-mod list;
-mod listings;
+mod path_list;
 mod scan;
 mod selection;
+mod source_names;
 mod walk;
 
 pub use config::{ScanConfig, ScanRoot};
 pub use directory::{Directory, FileSystems, SourceRoot};
 pub use entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, SharedFile, XattrMark};
 pub use error::{ListFault, Operation, ScanError};
+pub use first_walk::FirstWalk;
 pub use histogram::{Extreme, Histogram, Share, Table, histogram};
-pub use identity::SourceIdentity;
-pub use list::{PathList, Separator};
-pub use listings::{Listing, Listings};
+pub use path_list::{PathList, Separator};
 pub use scan::{Scan, scan, scan_list};
 pub use selection::{Effect, PathKind, PatternError, Rule, Selection};
+pub use source_names::{DirectoryNames, SourceNames};
 pub use walk::{Found, Tally};

@@ -12,7 +12,7 @@
 //! **Invariant:** the answer by name depends on the target path, the kind and the rules alone, so that both
 //! sides of a transfer come to the same one.
 
-mod gate;
+mod directory_filter;
 mod pattern;
 
 use std::ops::RangeInclusive;
@@ -22,7 +22,7 @@ use zmove_types::RelPath;
 
 use pattern::AppliesTo;
 
-pub(crate) use gate::Gate;
+pub(crate) use directory_filter::DirectoryFilter;
 pub use pattern::{Effect, PatternError, Rule};
 
 /// The selection of wanted entries. The last rule that matches a path decides, and a path that none matches is wanted.

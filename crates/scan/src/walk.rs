@@ -19,15 +19,15 @@ use crate::config::{ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
-use crate::selection::{Gate, PathKind};
+use crate::selection::{DirectoryFilter, PathKind};
 
-mod listed;
+mod descriptor_wait;
+mod files_from;
 mod names;
-mod patience;
 mod tally;
 
+use descriptor_wait::DescriptorWait;
 use names::NameList;
-use patience::Patience;
 pub use tally::{Found, Tally};
 
 /// The state that all jobs of one walk share. The stream ends when the last job lets go of it.
@@ -37,7 +37,7 @@ pub(crate) struct Walk {
     config: ScanConfig,
     tally: Arc<Tally>,
     stopped: AtomicBool,
-    patience: Patience,
+    descriptor_wait: DescriptorWait,
     stretches_waiting: AtomicUsize,
     scratch: Mutex<Vec<Scratch>>,
 }
@@ -63,7 +63,7 @@ impl Walk {
             config: config.clone(),
             tally,
             stopped: AtomicBool::new(false),
-            patience: Patience::new(),
+            descriptor_wait: DescriptorWait::new(),
             stretches_waiting: AtomicUsize::new(0),
             scratch: Mutex::default(),
         }
@@ -90,7 +90,7 @@ impl Walk {
 
     /// Opens a directory below a root, waiting while descriptors are short.
     fn open(&self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Arc<Directory>, Errno> {
-        self.patience.open(|| Directory::open(root, path)).map(Arc::new)
+        self.descriptor_wait.open(|| Directory::open(root, path)).map(Arc::new)
     }
 
     /// Queues a job on the pool that the caller runs on.
@@ -142,8 +142,8 @@ impl<'walk> Worker<'walk> {
             return Ok(());
         }
         let directory = self.open_root(root, Extent::Tree, flags)?;
-        if let Some(identity) = &self.walk.config.identity {
-            identity.note_root(directory.root());
+        if let Some(first_walk) = &self.walk.config.first_walk {
+            first_walk.note_root(directory.root());
         }
         self.send_root(&directory).map_err(|errno| (Operation::Stat, errno))?;
         self.list(&directory);
@@ -185,13 +185,13 @@ impl<'walk> Worker<'walk> {
             let root = Arc::new(SourceRoot::open(&path, &root.prefix, extent, flags)?);
             Directory::open(&root, &RelPath::root())
         };
-        self.walk.patience.open(open).map(Arc::new).map_err(|errno| (Operation::Open, errno))
+        self.walk.descriptor_wait.open(open).map(Arc::new).map_err(|errno| (Operation::Open, errno))
     }
 
     fn visit_directory(&mut self, root: &Arc<SourceRoot>, path: &RelPath) {
         let opened = self.walk.open(root, path).and_then(|directory| {
-            if let Some(identity) = &self.walk.config.identity {
-                identity.note_mount(&directory, &directory.status()?);
+            if let Some(first_walk) = &self.walk.config.first_walk {
+                first_walk.note_mount(&directory, &directory.status()?);
             }
             let within = directory.is_within(self.walk.config.file_systems)?;
             Ok(within.then_some(directory))
@@ -261,21 +261,21 @@ impl<'walk> Worker<'walk> {
         mut report: impl FnMut(&mut Self, ScanError),
     ) -> Vec<Entry> {
         let walk = self.walk;
-        let mut gate = Gate::new(walk.config.selection.as_deref(), directory);
+        let mut filter = DirectoryFilter::new(walk.config.selection.as_deref(), directory);
         let mut entries = Vec::with_capacity(names.len());
         for name in names.iter() {
             if walk.is_stopped() {
                 return Vec::new();
             }
-            if !walk.is_apart(directory, name) && gate.may_admit(name) {
+            if !walk.is_apart(directory, name) && filter.may_admit(name) {
                 match Entry::look_up(directory, name, walk.config.xattrs) {
-                    Ok(entry) if gate.admits(&entry) => entries.push(entry),
+                    Ok(entry) if filter.admits(&entry) => entries.push(entry),
                     Ok(_not_wanted) => {}
                     Err(error) => report(self, error),
                 }
             }
         }
-        self.leave_out(gate.left_out);
+        self.leave_out(filter.left_out);
         entries
     }
 

@@ -1,12 +1,12 @@
 //! The account of a push: what was found, moved and refused, where its time went, and the report at the end.
 
-pub(crate) mod book;
 pub(crate) mod bottleneck;
 pub(crate) mod failure;
-pub(crate) mod heard;
+pub(crate) mod file_ledger;
 pub(crate) mod limit;
 pub(crate) mod manifest;
 pub(crate) mod receipts;
+pub(crate) mod report_limits;
 pub(crate) mod summary;
 pub(crate) mod timeline;
 pub(crate) mod totals;
@@ -18,8 +18,8 @@ use zmove_types::{Cv, Escaped, Event, GroupSpan, Kinds, Observer, RelPath};
 use zmove_wire::limits::SYMLINK_BYTES_MAX;
 use zmove_wire::{Lack, Missed, NotKept};
 
-use self::book::Book;
 use self::failure::FileError;
+use self::file_ledger::FileLedger;
 use self::totals::Totals;
 use crate::read::extras::Extras;
 use crate::read::source::{Look, SourceDirectory};
@@ -28,7 +28,7 @@ use crate::read::source::{Look, SourceDirectory};
 pub(crate) struct Account {
     pub(crate) totals: Totals,
     pub(crate) observer: Arc<dyn Observer>,
-    book: Mutex<Book>,
+    files: Mutex<FileLedger>,
 }
 
 /// The files and bytes that a receipt is for.
@@ -46,18 +46,18 @@ pub(crate) struct Moved {
 
 impl Account {
     pub(crate) fn new(observer: Arc<dyn Observer>) -> Self {
-        Self { totals: Totals::default(), observer, book: Mutex::default() }
+        Self { totals: Totals::default(), observer, files: Mutex::default() }
     }
 
-    /// The book of single files, which lasts longer than this session.
-    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The ledger of single files, which lasts longer than this session.
+    pub(crate) fn files(&self) -> MutexGuard<'_, FileLedger> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a file that was at the target already; it counts as moved if an earlier session has brought it.
     pub(crate) fn skipped(&self, path: &RelPath, look: Look) {
         let bytes = look.bytes;
-        if self.book().confirm_earlier(path, look) {
+        if self.files().confirm_earlier(path, look) {
             return self.moved(&Moved { files: 1, whole_bytes: bytes, bytes, shown: 0 });
         }
         self.totals.skipped.add(1);
@@ -146,7 +146,7 @@ impl Account {
 
     /// Names an entry that lacks something.
     pub(crate) fn name_missed(&self, Missed { path, lacks }: &Missed) {
-        let path = self.book().renamed().unwrap_or_else(|| path.clone());
+        let path = self.files().renamed().unwrap_or_else(|| path.clone());
         for lack in lacks {
             let message = format!("{} of '{}' ({})", lack.kind(), Escaped::path(&path.as_path()), lack.why);
             self.observer.on(&Event::NotKept { message });
@@ -159,7 +159,7 @@ impl Account {
         self.totals.unread.add(u64::from(error.is_unread()));
         self.totals.unplaced.add(u64::from(error.is_unplaced()));
         let message = error.to_string();
-        if self.book().tell(&message) {
+        if self.files().tell(&message) {
             self.observer.on(&Event::Failed { message });
         }
     }

@@ -32,36 +32,36 @@ pub(crate) fn inbox(reader: ControlReader) -> Inbox<ToSender> {
     reader.into_inbox(decode_message, INBOX_MESSAGES_MAX)
 }
 
-/// That a transfer may begin.
+/// The permission to begin a transfer.
 #[derive(Debug)]
-pub(crate) struct Leave {
+pub(crate) struct Permission {
     pub(crate) opened: Opened,
     /// What the receiver knows to keep of entries beside their contents.
     pub(crate) kept: Kinds,
 }
 
-/// Waits until the receiver, once it has `greeted`, opens the transfer. Where the transfer has to stand in line, it
+/// Waits until the receiver, once it has `greeted`, opens the transfer. Where the transfer has to wait in the queue, it
 /// waits for `patience` and tells `waits`; `told_rate` hears the rate of the key, if it has one.
-pub(crate) async fn leave(
+pub(crate) async fn permission(
     greeted: impl Future<Output = Result<Inbox<ToSender>, SessionError>>,
     patience: Duration,
     waits: mpsc::UnboundedSender<Waiting>,
     told_rate: impl Fn(RateLimit),
-) -> Result<(Inbox<ToSender>, Leave), SessionError> {
+) -> Result<(Inbox<ToSender>, Permission), SessionError> {
     let first = async {
         let mut inbox = greeted.await?;
         let answer = receive(&mut inbox).await?;
         Ok((inbox, answer))
     };
-    let answered = timeout(LEAVE_TIMEOUT, first).await;
+    let answered = timeout(PERMISSION_TIMEOUT, first).await;
     let (mut inbox, mut answer) = answered.unwrap_or(Err(SessionError::Silent))?;
     let due = Instant::now() + patience;
     loop {
         answer = match answer {
-            ToSender::Opened(opened) => return Ok((inbox, Leave { opened, kept: Kinds::ALWAYS })),
+            ToSender::Opened(opened) => return Ok((inbox, Permission { opened, kept: Kinds::ALWAYS })),
             ToSender::OpenedWith(opened, extensions) => {
                 let kept = Keeping::of_answer(&extensions)?;
-                return Ok((inbox, Leave { opened, kept }));
+                return Ok((inbox, Permission { opened, kept }));
             }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
             ToSender::Waiting(Waiting { text, .. }) if patience.is_zero() => {
@@ -76,7 +76,7 @@ pub(crate) async fn leave(
             }
             ToSender::RateMax { bytes_per_second } => {
                 told_rate(RateLimit::nearest(bytes_per_second));
-                let next = timeout(LEAVE_TIMEOUT, receive(&mut inbox)).await;
+                let next = timeout(PERMISSION_TIMEOUT, receive(&mut inbox)).await;
                 next.unwrap_or(Err(SessionError::Silent))?
             }
             _ => return Err(WireError::OutOfOrder { what: "the first answer" }.into()),
@@ -139,6 +139,6 @@ pub(crate) async fn explained<T>(
 
 const INBOX_MESSAGES_MAX: usize = 8;
 /// The longest wait for `Opened`: a receiver that looks at its target for longer will not come back to it.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
+const PERMISSION_TIMEOUT: Duration = Duration::from_secs(120);
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);

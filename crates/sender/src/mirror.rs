@@ -2,10 +2,10 @@
 //! target has below them and they do not are removed. The planner calls it at its end, which is not announced until
 //! this is done.
 //!
-//! One thread walks the sources ([`Listings`]), so that no names need be kept from the first walk, and the receiver
+//! One thread walks the sources ([`SourceNames`]), so that no names need be kept from the first walk, and the receiver
 //! compares the names with its directories. Of these the sender has one directory's at a time; the receiver has those
-//! of the messages that are under way and of as many answers. The names that are to be removed ([`Doom`]) are held
-//! until the walk has ended well. They are bounded; if there are more, another round follows.
+//! of the messages that are under way and of as many answers. The names that are to be removed ([`ExtraneousList`]) are
+//! held until the walk has ended well. They are bounded; if there are more, another round follows.
 //!
 //! Only directories that the push owns are mirrored: those below a source that is a directory, and the target itself
 //! where a source's contents go into it. Where nothing of the sources was at the target there is nothing to compare. An
@@ -13,7 +13,7 @@
 //!
 //! An entry that has another name at this walk than at the first has not been sent, and its copy under the
 //! old name may be the only one. So entries at the target alone stay, for this run, where the source's
-//! directory has changed since the beginning ([`SourceIdentity`] tells).
+//! directory has changed since the beginning ([`FirstWalk`] tells).
 //!
 //! A removal that the sender has asked for counts as done, also for the next session when the connection is
 //! lost before the answer.
@@ -24,7 +24,7 @@
 //! out of the push. Nothing is removed either when a source is another directory than the one that was pushed, or
 //! something that was mounted in it is gone; nor from a directory whose source has changed since the push began.
 
-mod doomed;
+mod extraneous;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,17 +32,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use zmove_scan::{FileSystems, Listing, Listings, ScanError, ScanRoot, Selection, SourceIdentity};
+use zmove_scan::{DirectoryNames, FileSystems, FirstWalk, ScanError, ScanRoot, Selection, SourceNames};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, FileNumber};
 use zmove_wire::limits::{
     KEEP_NAME_BYTES_MAX, KEEP_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVE_NAME_BYTES_MAX, REMOVE_NAMES_MAX,
     REMOVES_OUTSTANDING_MAX,
 };
 use zmove_wire::{
-    Extra, Fault, Keep, KeptRange, ListedName, Operation, Purpose, Remove, RemoveGroup, ToReceiver, ToSender,
+    ExtraneousNames, Fault, Keep, KeptRange, ListedName, Operation, Purpose, Remove, RemoveGroup, ToReceiver,
+    ToSender,
 };
 
-use self::doomed::{Doom, Doomed, Taken, Whereabouts};
+use self::extraneous::{ExtraneousEntries, ExtraneousList, TakenEntries, Whereabouts};
 use crate::account::Account;
 use crate::account::failure::FileError;
 use crate::plan::gathered::MessageLoad;
@@ -55,8 +56,8 @@ pub(crate) struct Mirror {
     /// The rules: an entry that they leave out by its name is not removed.
     pub(crate) selection: Option<Arc<Selection>>,
     pub(crate) file_systems: FileSystems,
-    /// The identity of the sources as the first walk found them.
-    pub(crate) identity: Arc<SourceIdentity>,
+    /// The sources as the first walk found them.
+    pub(crate) first_walk: Arc<FirstWalk>,
     pub(crate) removals: Removals,
     pub(crate) purpose: Purpose,
 }
@@ -158,7 +159,7 @@ fn stays(account: &Account, mirror: &Mirror) -> bool {
     let message = format!(
         "nothing was removed at the target: {why} ({errors} errors); --ignore-errors removes nevertheless"
     );
-    if account.book().tell(&message) {
+    if account.files().tell(&message) {
         account.observer.on(&Event::Warned { message });
     }
     true
@@ -177,7 +178,7 @@ struct Round<'a> {
     load: MessageLoad,
     outstanding: HashMap<u64, Question>,
     removing: usize,
-    doom: Doom,
+    extraneous: ExtraneousList,
     /// Whether more is to be removed than can be held: another round does the rest.
     full: bool,
 }
@@ -206,7 +207,7 @@ impl<'a> Round<'a> {
             load: MessageLoad::default(),
             outstanding: HashMap::new(),
             removing: 0,
-            doom: Doom::new(mirror.selection.clone(), mirror.removals.entries_max.is_some()),
+            extraneous: ExtraneousList::new(mirror.selection.clone(), mirror.removals.entries_max.is_some()),
             full: false,
         }
     }
@@ -219,8 +220,8 @@ impl<'a> Round<'a> {
         self.session.account.totals.kept_by_change.set(0);
         // The first walk has reported what could not be read.
         let told = self.session.account.totals.scan_errors.get() > 0;
-        let Mirror { roots, selection, file_systems, identity, .. } = self.mirror;
-        let listings = Listings::of(roots, selection.clone(), *file_systems, Arc::clone(identity));
+        let Mirror { roots, selection, file_systems, first_walk, .. } = self.mirror;
+        let listings = SourceNames::of(roots, selection.clone(), *file_systems, Arc::clone(first_walk));
         for listing in listings {
             if self.session.in_flight.is_stopping() {
                 return are_those_pushed;
@@ -243,21 +244,23 @@ impl<'a> Round<'a> {
         are_those_pushed
     }
 
-    /// Waits until all questions are answered, also those about doomed directories.
+    /// Waits until all questions are answered, also those about extraneous directories.
     fn settle(&mut self) {
         self.ask();
         while !self.session.in_flight.is_stopping()
-            && (self.doom.has_unseen() || !self.outstanding.is_empty())
+            && (self.extraneous.has_unseen() || !self.outstanding.is_empty())
         {
             self.wait_until(|round| round.outstanding.len() < KEEPS_OUTSTANDING_MAX);
-            match self.doom.look_inside() {
-                Some(ranges) => self.send(ranges, Whereabouts::Doomed),
-                None => self.wait_until(|round| round.outstanding.is_empty() || round.doom.has_unseen()),
+            match self.extraneous.look_inside() {
+                Some(ranges) => self.send(ranges, Whereabouts::Extraneous),
+                None => {
+                    self.wait_until(|round| round.outstanding.is_empty() || round.extraneous.has_unseen())
+                }
             }
         }
     }
 
-    fn keep(&mut self, Listing { directory, names, changed }: Listing) {
+    fn keep(&mut self, DirectoryNames { directory, names, changed }: DirectoryNames) {
         let whereabouts = if changed { Whereabouts::ChangedSource } else { Whereabouts::Source };
         if whereabouts != self.whereabouts {
             self.ask();
@@ -330,7 +333,7 @@ impl<'a> Round<'a> {
 
     fn take(&mut self, answer: ToSender) {
         match answer {
-            ToSender::Extra(extra) => self.take_extra(extra),
+            ToSender::ExtraneousNames(extra) => self.take_extra(extra),
             ToSender::Removed { entries, .. } => {
                 self.removing = self.removing.saturating_sub(1);
                 self.session.account.totals.removed.add(entries);
@@ -339,13 +342,13 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn take_extra(&mut self, Extra { keep, names, rest, faults }: Extra) {
+    fn take_extra(&mut self, ExtraneousNames { keep, names, rest, faults }: ExtraneousNames) {
         let Some(Question { ranges, whereabouts }) = self.outstanding.remove(&keep) else { return };
         let directory = |range: u32| ranges.get(range as usize).map(|range| &range.directory);
         for (range, code) in faults {
             if let Some(path) = directory(range).cloned() {
-                if whereabouts == Whereabouts::Doomed {
-                    self.doom.spare(&path);
+                if whereabouts == Whereabouts::Extraneous {
+                    self.extraneous.spare(&path);
                 }
                 self.session.account.fail(&FileError::Receiver(Fault {
                     path,
@@ -359,8 +362,8 @@ impl<'a> Round<'a> {
             let asked = ranges.get(extra.range as usize).filter(|range| range.is_extra(&extra.name.0));
             if let Some(range) = asked {
                 let form = if extra.directory { EntryForm::Directory } else { EntryForm::File };
-                let room = !self.full && !self.doom.is_full();
-                self.full |= !self.doom.add(&range.directory, (extra.name, form), whereabouts, room);
+                let room = !self.full && !self.extraneous.is_full();
+                self.full |= !self.extraneous.add(&range.directory, (extra.name, form), whereabouts, room);
             }
         }
         if self.full && self.mirror.purpose == Purpose::Preview {
@@ -378,27 +381,28 @@ impl<'a> Round<'a> {
         self.send(first.into_iter().chain(ranges).collect(), whereabouts);
     }
 
-    /// Takes as many doomed entries as may still be removed in this run. They count as removed from now on: should the
-    /// connection be lost, it is not known which are.
-    fn take_doomed(&mut self) -> Vec<Doomed> {
+    /// Takes as many extraneous entries as may still be removed in this run. They count as removed from now on: should
+    /// the connection be lost, it is not known which are.
+    fn take_extraneous(&mut self) -> Vec<ExtraneousEntries> {
         let totals = &self.session.account.totals;
-        let before = totals.doomed.get();
+        let before = totals.extraneous.get();
         let room = self.mirror.removals.entries_max.map(|max| max.saturating_sub(before));
-        let Taken { doomed, entries, spared, kept } = self.doom.take(room.unwrap_or(u64::MAX));
-        totals.doomed.add(entries);
+        let TakenEntries { extraneous, entries, spared, kept } =
+            self.extraneous.take(room.unwrap_or(u64::MAX));
+        totals.extraneous.add(entries);
         totals.spared.add(spared);
         totals.kept_by_change.add(kept);
-        doomed
+        extraneous
     }
 
-    /// Has the doomed entries removed, or reports which would be.
+    /// Has the extraneous entries removed, or reports which would be.
     fn let_go(mut self) {
         if self.mirror.purpose == Purpose::Preview {
             return self.list();
         }
         let mut groups = Vec::<RemoveGroup>::new();
         let mut load = MessageLoad::default();
-        for Doomed { directory, names, .. } in self.take_doomed() {
+        for ExtraneousEntries { directory, names, .. } in self.take_extraneous() {
             for (name, _) in names {
                 if load.names >= REMOVE_NAMES_MAX || load.name_bytes >= REMOVE_NAME_BYTES_MAX {
                     self.remove(std::mem::take(&mut groups));
@@ -435,7 +439,7 @@ impl<'a> Round<'a> {
             let message = "more entries would be removed than a preview lists".to_owned();
             self.session.account.observer.on(&Event::Warned { message });
         }
-        for Doomed { directory, names, .. } in self.take_doomed() {
+        for ExtraneousEntries { directory, names, .. } in self.take_extraneous() {
             self.session.account.totals.removed.add(names.len() as u64);
             let change = |(name, form): (ListedName, EntryForm)| {
                 let path = directory.join(&name.0).ok()?;

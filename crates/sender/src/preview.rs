@@ -23,7 +23,7 @@ use crate::account::Account;
 use crate::account::receipts::Receipts;
 use crate::account::summary::{Preview, Summary};
 use crate::control::link::Link;
-use crate::control::{self, GOODBYE_TIMEOUT, Leave};
+use crate::control::{self, GOODBYE_TIMEOUT, Permission};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::push::job::Push;
@@ -54,9 +54,10 @@ pub(crate) async fn run(
     let mut threads = Threads::new(broken_in);
     let conversation = async {
         let greeted = control::greeted(reader, version);
-        let (mut inbox, Leave { opened, kept }) = leave(greeted, run.patience, &session.account).await?;
+        let (mut inbox, Permission { opened, kept }) =
+            permission(greeted, run.patience, &session.account).await?;
         session.account.not_kept(&session.extras.learn(kept));
-        session.account.book().single_name = opened.single_name.map(|name| name.0);
+        session.account.files().single_name = opened.single_name.map(|name| name.0);
         session.account.totals.scan_errors.set(push.sources_missing);
         let task = Task { compare: push.open.compare, mirror: push.mirror };
         let surveyed = Arc::clone(&session);
@@ -106,17 +107,17 @@ pub(crate) async fn run(
 }
 
 /// Waits for `Opened`, and reports each wait.
-async fn leave(
+async fn permission(
     greeted: impl Future<Output = Result<Inbox<ToSender>, SessionError>>,
     patience: Duration,
     account: &Account,
-) -> Result<(Inbox<ToSender>, Leave), SessionError> {
+) -> Result<(Inbox<ToSender>, Permission), SessionError> {
     let (waits_in, mut waits) = mpsc::unbounded_channel();
     let waiting = async {
         while let Some(waiting) = waits.recv().await {
             control::tell_waiting(&*account.observer, &waiting);
         }
     };
-    // the waits end when leave has come, or will not
-    tokio::join!(control::leave(greeted, patience, waits_in, |_none_to_keep| ()), waiting).0
+    // the waits end when the permission has come, or will not
+    tokio::join!(control::permission(greeted, patience, waits_in, |_none_to_keep| ()), waiting).0
 }

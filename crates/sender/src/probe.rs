@@ -23,7 +23,7 @@ use zmove_wire::{
 };
 
 use crate::control::link::Link;
-use crate::control::{GOODBYE_TIMEOUT, Leave, inbox, leave, receive};
+use crate::control::{GOODBYE_TIMEOUT, Permission, inbox, permission, receive};
 use crate::error::SessionError;
 use crate::push::run::cpu_time;
 use crate::tune::path::PathReport;
@@ -103,8 +103,8 @@ async fn run(
         Ok(inbox(reader))
     };
     // Do not wait for a turn in the queue: the path would be measured later than the user has asked.
-    let (inbox, Leave { opened, .. }) =
-        leave(greeted, Duration::ZERO, mpsc::unbounded_channel().0, |_none_to_keep| ()).await?;
+    let (inbox, Permission { opened, .. }) =
+        permission(greeted, Duration::ZERO, mpsc::unbounded_channel().0, |_none_to_keep| ()).await?;
     let (broken_in, broken) = mpsc::unbounded_channel();
     let mut probing = Probing {
         writer,

@@ -24,7 +24,7 @@ use zmove_wire::{Cipher, Finished, Open, Purpose, ToReceiver, ToSender, Version,
 use self::job::Push;
 use self::pipeline::Pipeline;
 use self::reading::{LIMIT_INTERVAL, Reading};
-use self::run::{Earlier, Heard, Run};
+use self::run::{Earlier, Phase, Run};
 use self::session::Session;
 use self::threads::Broken;
 use crate::account::limit::Limit;
@@ -32,7 +32,7 @@ use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::Link;
-use crate::control::{self, GOODBYE_TIMEOUT, Leave, Unsayable};
+use crate::control::{self, GOODBYE_TIMEOUT, Permission, Unsayable};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview;
@@ -68,14 +68,14 @@ impl Push {
         let (receipts, replies, outgoing) = Receipts::begin(observer, (version, extras), self.started);
         let totals = &receipts.session.account.totals;
         totals.scan_errors.set(self.sources_missing);
-        totals.doomed.set(run.earlier.doomed);
+        totals.extraneous.set(run.earlier.extraneous);
         let pipeline = Pipeline::start(self.config, &receipts, self.scan, replies, task)?;
-        *receipts.session.account.book() = std::mem::take(&mut run.book);
+        *receipts.session.account.files() = std::mem::take(&mut run.files);
         let (writer, unsayable) = control::write_all(writer, outgoing);
         let mut running = Running {
             run,
             inbox: None,
-            heard: Heard::Nothing,
+            phase: Phase::Nothing,
             writer,
             unsayable,
             lanes,
@@ -100,7 +100,7 @@ struct Running<'a> {
     run: &'a mut Run,
     /// `None` until the receiver has opened the transfer.
     inbox: Option<Inbox<ToSender>>,
-    heard: Heard,
+    phase: Phase,
     writer: tokio::task::JoinHandle<()>,
     unsayable: Unsayable,
     lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
@@ -119,14 +119,14 @@ struct Running<'a> {
 impl Running<'_> {
     /// Runs until the receiver's last message.
     async fn drive(&mut self, reader: ControlReader) -> Result<Finished, SessionError> {
-        let (inbox, Leave { opened, kept }) = self.await_leave(reader).await?;
+        let (inbox, Permission { opened, kept }) = self.await_permission(reader).await?;
         let Session { account, extras, .. } = &*self.pipeline.session;
         account.not_kept(&extras.learn(kept));
         self.inbox = Some(inbox);
-        self.heard = Heard::Leave;
+        self.phase = Phase::Permission;
         self.need_lanes()?;
         self.lanes_max = opened.lanes_max;
-        self.pipeline.session.account.book().single_name = opened.single_name.map(|name| name.0);
+        self.pipeline.session.account.files().single_name = opened.single_name.map(|name| name.0);
         // The planner has gone only when the session is being stopped.
         let _stopping = self.receipts.reply_sender.state.send(opened.state);
         self.steering.begin(&self.pipeline.config, self.lanes_max);
@@ -175,8 +175,8 @@ impl Running<'_> {
 
     /// Reports once that the receiver has answered to something that was sent.
     fn note_answer(&mut self, message: &ToSender) {
-        if self.heard < Heard::Answer && !matches!(message, ToSender::Refused(_)) {
-            self.heard = Heard::Answer;
+        if self.phase < Phase::Answer && !matches!(message, ToSender::Refused(_)) {
+            self.phase = Phase::Answer;
             self.pipeline.session.account.observer.on(&Event::Answered);
         }
     }
@@ -204,20 +204,23 @@ impl Running<'_> {
         })
     }
 
-    /// Waits for leave; meanwhile the first encrypted lanes carry what is guessed to be needed. A lane that breaks
-    /// now says less than the refusal that is about to come.
-    async fn await_leave(&mut self, reader: ControlReader) -> Result<(Inbox<ToSender>, Leave), SessionError> {
+    /// Waits for the permission to begin; meanwhile the first encrypted lanes carry what is guessed to be needed. A
+    /// lane that breaks now says less than the refusal that is about to come.
+    async fn await_permission(
+        &mut self,
+        reader: ControlReader,
+    ) -> Result<(Inbox<ToSender>, Permission), SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let session = Arc::clone(&self.pipeline.session);
         let told_rate = move |limit| session.rate.lower(limit, Limit::AllowedRate);
         let greeted = control::greeted(reader, self.version);
-        let leave = control::leave(greeted, self.run.patience, waits_in, told_rate);
-        tokio::pin!(leave);
+        let permission = control::permission(greeted, self.run.patience, waits_in, told_rate);
+        tokio::pin!(permission);
         let mut in_line = false;
         loop {
             let room = self.lanes_early && self.pipeline.lane_set.lanes_up() < usize::from(self.lanes_max);
             tokio::select! {
-                left = &mut leave => {
+                left = &mut permission => {
                     // The notice of a wait may have come together with the turn.
                     if let Ok(waiting) = waits.try_recv() {
                         self.stand_in_line(&waiting);
@@ -290,7 +293,7 @@ impl Running<'_> {
 
     /// Takes what the receiver still sends after a connection was lost.
     async fn explain(&mut self, error: SessionError) -> Result<Finished, SessionError> {
-        let inbox = self.inbox.as_mut().expect("leave comes with the inbox");
+        let inbox = self.inbox.as_mut().expect("the permission comes with the inbox");
         control::explained(self.receipts.take_rest(inbox), error).await
     }
 
@@ -313,7 +316,7 @@ impl Running<'_> {
 
     async fn close(self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
         let elapsed = self.run.started.elapsed();
-        let judged = self.pipeline.session.timeline.started.elapsed();
+        let measured = self.pipeline.session.timeline.started.elapsed();
         self.pipeline.stop();
         let lanes = self.pipeline.lane_set.lanes_most;
         let learnt = self.steering.learnt();
@@ -321,7 +324,7 @@ impl Running<'_> {
         let reached = self.sample();
         self.end_lanes(&ended);
         let run = self.run;
-        run.note(self.heard);
+        run.note(self.phase);
         run.earlier.reached = reached;
         if ended.is_err() {
             self.writer.abort();
@@ -339,7 +342,7 @@ impl Running<'_> {
         joined.expect("a push's threads do not panic");
         let account = &session.account;
         let finished = ended.inspect_err(|_broken_off| leave(&session, lanes, run))?;
-        let manifest = account.book().manifest.take();
+        let manifest = account.files().manifest.take();
         let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
         let Earlier { files, linked, bytes, partial_bytes, removed, resent, repeated, .. } = run.earlier;
         // The part of what this session has resumed that another session of this run has brought.
@@ -357,14 +360,14 @@ impl Running<'_> {
             reconnects: run.reconnects(),
             lanes: lanes.max(run.earlier.lanes),
             elapsed,
-            judged,
+            measured,
             first_byte: run.earlier.first_byte.or(session.timeline.first_byte()),
             flush: Duration::from_micros(finished.flush_us),
             sender_cpu: run.cpu(),
             receiver_cpu: Duration::from_micros(finished.cpu_us),
             manifest_left_out,
             times_beyond_range,
-            bottleneck: reading.times(judged, lanes, &finished, paced).bottleneck(),
+            bottleneck: reading.times(measured, lanes, &finished, paced).bottleneck(),
             path: reading.path,
             removed: removed + account.totals.removed.get(),
             learnt,
@@ -383,13 +386,13 @@ impl Running<'_> {
 /// Leaves in `run` what the next session has to know about one that broke off.
 fn leave(session: &Session, lanes: usize, run: &mut Run) {
     let Session { account, in_flight, timeline, .. } = session;
-    let mut book = std::mem::take(&mut *account.book());
+    let mut files = std::mem::take(&mut *account.files());
     in_flight.for_each_unsettled(|unsettled| match unsettled {
-        Unsettled::Item(work) => book.leave_open(work),
-        Unsettled::Large(file) => book.leave_large_open(file),
+        Unsettled::Item(work) => files.leave_open(work),
+        Unsettled::Large(file) => files.leave_large_open(file),
     });
-    book.break_off();
-    run.book = book;
+    files.break_off();
+    run.files = files;
     run.earlier.add(&account.totals, lanes, timeline.first_byte());
 }
 
@@ -403,7 +406,7 @@ async fn next(samples: &mut Option<tokio::time::Interval>) {
 
 /// The receiver's next message.
 async fn hear(inbox: &mut Option<Inbox<ToSender>>) -> Result<ToSender, SessionError> {
-    control::receive(inbox.as_mut().expect("leave comes with the inbox")).await
+    control::receive(inbox.as_mut().expect("the permission comes with the inbox")).await
 }
 
 /// How often to decide what the push should have; see [`tune`](crate::tune).

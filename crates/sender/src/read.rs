@@ -2,8 +2,8 @@
 
 mod entries;
 pub(crate) mod extras;
-pub(crate) mod headcount;
 pub(crate) mod holes;
 pub(crate) mod read_ahead;
 pub(crate) mod reader;
+pub(crate) mod reader_count;
 pub(crate) mod source;

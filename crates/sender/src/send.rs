@@ -1,6 +1,6 @@
 //! Sending: the lanes with their threads, and what is in flight on them.
 
-pub(crate) mod cargo;
+pub(crate) mod frames;
 pub(crate) mod in_flight;
 pub(crate) mod lane;
 pub(crate) mod lane_set;

@@ -23,16 +23,16 @@ mod cell;
 mod compare;
 mod error;
 mod host;
-mod kept;
 mod place;
 mod plan;
 mod result;
 mod run;
+mod saved_sweeps;
 mod storage;
 
 pub use ceiling::Ceiling;
 pub use compare::{Compared, Comparison};
 pub use error::SweepError;
-pub use kept::Kept;
 pub use result::{CacheUse, Direction, Host, Measured, Moved, ReadError, Storage, Sweep};
 pub use run::{SweepConfig, SweepEvent, sweep};
+pub use saved_sweeps::SavedSweeps;

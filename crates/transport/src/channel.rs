@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use zmove_wire::{Cipher, Version};
 
 use crate::lane::clear::ClearLane;
-use crate::lane::rate::SharedRate;
+use crate::lane::rate_limiter::SharedRate;
 use crate::lane::tls::TlsLane;
 use crate::lane::{LaneError, LaneSink, LaneSource};
 use crate::path::{PathProbe, Transport};

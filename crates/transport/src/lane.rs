@@ -12,13 +12,13 @@ use zmove_types::{Buffer, BufferPool, Doing, Stopwatch};
 use zmove_wire::{FrameHeader, WireError};
 
 use crate::control::{is_close, is_loss};
-use crate::lane::rate::SharedRate;
+use crate::lane::rate_limiter::SharedRate;
 use crate::path::PathProbe;
 use crate::record::RecordError;
 
 pub(crate) mod clear;
 pub(crate) mod memory;
-pub(crate) mod rate;
+pub(crate) mod rate_limiter;
 pub(crate) mod tls;
 
 /// One frame: header, head, data.

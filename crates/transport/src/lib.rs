@@ -27,7 +27,7 @@ pub use error::{
 };
 pub use lane::clear::ClearLane;
 pub use lane::memory::{memory_control, memory_lane};
-pub use lane::rate::SharedRate;
+pub use lane::rate_limiter::SharedRate;
 pub use lane::tls::TlsLane;
 pub use lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
 pub use path::{PathProbe, Transport};

@@ -37,9 +37,9 @@ use crate::trust::Fingerprint;
 
 mod acceptor;
 mod dialler;
-mod keeper;
 mod lane;
 mod lane_bytes;
+mod linger;
 mod pulse;
 mod resume;
 mod settings;
@@ -47,15 +47,15 @@ mod socket;
 mod timer;
 mod tolerant;
 
-pub(crate) use acceptor::{QuicAcceptor, ask_back, bind, handshake};
+pub(crate) use acceptor::{QuicAcceptor, bind, handshake, send_retry};
 pub(crate) use dialler::QuicDialler;
 pub(crate) use lane::QuicLane;
 pub use pulse::Pulse;
 pub use resume::{PathEnds, Resumption, SavedWindow};
 pub use settings::{QuicCongestion, UnknownCongestion};
 
-use keeper::Keeper;
 use lane_bytes::LaneBytes;
+use linger::Linger;
 use tolerant::Account;
 
 /// An established connection to a peer whose key is known.
@@ -75,7 +75,7 @@ pub(crate) struct QuicConnection {
     lane_bytes: Arc<LaneBytes>,
     account: Arc<Account>,
     /// The way to hand over a finished stream, whose connection is closed when all of it has arrived.
-    keeper: UnboundedSender<SendStream>,
+    linger: UnboundedSender<SendStream>,
 }
 
 impl QuicConnection {
@@ -85,9 +85,9 @@ impl QuicConnection {
         connection: quinn::Connection,
         stream: (SendStream, RecvStream),
         account: Arc<Account>,
-    ) -> (Option<Self>, Keeper) {
+    ) -> (Option<Self>, Linger) {
         let lane_bytes = Arc::<LaneBytes>::default();
-        let (keeper, left) = unbounded_channel();
+        let (linger, left) = unbounded_channel();
         let whole = peer_of(&connection).map(|(peer, version)| Self {
             peer,
             address: canonical(connection.remote_address()),
@@ -99,9 +99,9 @@ impl QuicConnection {
             finished: false,
             lane_bytes: Arc::clone(&lane_bytes),
             account,
-            keeper,
+            linger,
         });
-        (whole, Keeper { connection, lane_bytes, left })
+        (whole, Linger { connection, lane_bytes, left })
     }
 
     pub(crate) fn pulse(&self) -> Pulse {
@@ -175,8 +175,8 @@ impl Drop for QuicConnection {
     fn drop(&mut self) {
         let Some(mut sending) = self.sending.take() else { return };
         if self.finished {
-            // Without a keeper the connection is closed already.
-            let _closed = self.keeper.send(sending);
+            // Without a `Linger` the connection is closed already.
+            let _closed = self.linger.send(sending);
         } else if self.silent {
             // The peer may not know yet that there is a stream, and need not learn it.
             self.connection.close(DROPPED, b"");

@@ -24,17 +24,17 @@ use crate::trust::{Fingerprint, peer_fingerprint};
 
 mod acceptor;
 mod dialler;
-mod room;
 mod socket;
-mod whole;
+mod unsent_limit;
+mod whole_records;
 
 pub use acceptor::Acceptor;
 pub(crate) use acceptor::{canonical, listen};
 pub use dialler::Dialler;
 pub(crate) use dialler::{Connected, Deadline, Host, OneAddress, tls_fault};
-pub(crate) use room::Room;
 pub use socket::SocketConfig;
-use whole::WholeRecords;
+pub(crate) use unsent_limit::UnsentLimit;
+use whole_records::WholeRecords;
 
 /// The receive window of a lane before autotuning has seen how fast it is; see [`zmove_sockopt::open_receive_window`].
 const LANE_WINDOW_BYTES: u32 = 8 << 20;
@@ -65,7 +65,7 @@ pub struct Connection {
 pub(crate) struct Parts {
     /// The socket, in blocking mode.
     pub(crate) socket: std::net::TcpStream,
-    pub(crate) room: Room,
+    pub(crate) unsent_limit: UnsentLimit,
     /// The TLS session, which holds no arrived data.
     pub(crate) session: rustls::Connection,
     pub(crate) secrets: Arc<TrafficSecrets>,
@@ -97,8 +97,8 @@ impl Connection {
         let socket = socket.into_std()?;
         socket.set_nonblocking(false)?;
         zmove_sockopt::open_receive_window(&socket, LANE_WINDOW_BYTES)?;
-        let room = Room::new(&socket);
-        Ok(Parts { socket, room, session, secrets: self.secrets, plaintext, records })
+        let unsent_limit = UnsentLimit::new(&socket);
+        Ok(Parts { socket, unsent_limit, session, secrets: self.secrets, plaintext, records })
     }
 
     /// Ends the connection when the peer has not acknowledged bytes, or has not made room for more, for so long.

@@ -10,12 +10,12 @@ mod authority;
 mod authorized_keys;
 mod expiry;
 mod file;
+mod file_cache;
 mod fingerprint;
-mod guard;
 mod identity;
 mod known_hosts;
+mod strict_modes;
 mod verify;
-mod watched;
 
 pub use authority::{CertificateFault, HostAuthority};
 #[cfg(feature = "fuzzing")]

@@ -34,21 +34,21 @@ impl Kinds {
     /// Times of access.
     pub const ATIME: Self = Self(1 << 11);
 
-    /// Everything that an extended attribute may be, access control lists among them.
+    /// All kinds of extended attributes, access control lists among them.
     pub const ANY_XATTR: Self = Self::XATTRS.and(Self::ACLS).and(Self::PRIVILEGED);
-    /// Both that ownership consists of.
+    /// The two kinds of which ownership consists.
     pub const OWNERSHIP: Self = Self::OWNER.and(Self::GROUP);
-    /// What is kept where nothing is said.
+    /// The kinds that are kept where nothing is asked for.
     pub const USUAL: Self =
         Self::MODE.and(Self::TIMES).and(Self::XATTRS).and(Self::ACLS).and(Self::LINKS).and(Self::HOLES);
-    /// What there is to keep.
+    /// All kinds that there are.
     pub const ALL: Self = Self::USUAL
         .and(Self::OWNERSHIP)
         .and(Self::PRIVILEGED)
         .and(Self::SPECIALS)
         .and(Self::DEVICES)
         .and(Self::ATIME);
-    /// What every release has kept.
+    /// The kinds that every release has kept.
     pub const ALWAYS: Self = Self::MODE.and(Self::TIMES);
 
     const NAMED: [(Self, &'static str); 12] = [

@@ -20,7 +20,7 @@
 mod cache;
 mod op;
 mod probe;
-mod registry;
+mod registered_buffers;
 mod ring;
 mod slot;
 

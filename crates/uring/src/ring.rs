@@ -18,7 +18,7 @@ use zmove_types::Buffer;
 
 use crate::op::{Direction, Next, Op, Part, Request, Span};
 use crate::probe::{Unavailable, open_ring, probe};
-use crate::registry::Registry;
+use crate::registered_buffers::RegisteredBuffers;
 use crate::slot::{CANCEL, Slots, WAKE};
 
 /// The settings of one ring.
@@ -169,7 +169,7 @@ impl Drop for Ring {
 struct Driver {
     ring: IoUring,
     slots: Slots,
-    registry: Registry,
+    registered_buffers: RegisteredBuffers,
     backlog: Option<Request>,
     requests: Receiver<Request>,
     wake: Arc<File>,
@@ -180,9 +180,9 @@ impl Driver {
     fn new(config: RingConfig, requests: Receiver<Request>, wake: Arc<File>) -> io::Result<Self> {
         // Two more entries than slots: the requests that wake and cancel.
         let ring = open_ring((u32::from(config.depth) + 2).next_power_of_two())?;
-        let registry = Registry::new(&ring.submitter(), config.registered_max);
+        let registered_buffers = RegisteredBuffers::new(&ring.submitter(), config.registered_max);
         let slots = Slots::new(config.depth);
-        Ok(Self { ring, slots, registry, backlog: None, requests, wake, open: true })
+        Ok(Self { ring, slots, registered_buffers, backlog: None, requests, wake, open: true })
     }
 
     fn run(mut self) {
@@ -224,7 +224,7 @@ impl Driver {
     }
 
     fn launch(&mut self, part: Part) {
-        let registered = self.registry.index(&self.ring.submitter(), part.op());
+        let registered = self.registered_buffers.index(&self.ring.submitter(), part.op());
         let entry = part.entry(registered);
         let number = self.slots.keep(part);
         self.push(&entry.user_data(number));
@@ -247,7 +247,7 @@ impl Driver {
 
     fn submit_and_wait(&mut self) {
         let submitter = self.ring.submitter();
-        let waited = if self.registry.pins_any() {
+        let waited = if self.registered_buffers.pins_any() {
             let patience = Timespec::new().sec(UNPIN_SECONDS);
             submitter.submit_with_args(1, &SubmitArgs::new().timespec(&patience))
         } else {
@@ -255,7 +255,7 @@ impl Driver {
         };
         match waited.map_err(|error| error.raw_os_error()) {
             Ok(_) | Err(Some(libc::EINTR)) => {}
-            Err(Some(libc::ETIME)) => self.registry.let_go(&submitter),
+            Err(Some(libc::ETIME)) => self.registered_buffers.let_go(&submitter),
             // The kernel is short of memory, or has completions to deliver first.
             Err(Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM)) => std::thread::yield_now(),
             Err(error) => panic!("io_uring_enter: error {error:?}"),

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use zmove_types::{DataRanges, GroupSpan, Metadata, Name, RelPath, Root, Special, Timestamp};
 
-use crate::codec::{Reader, put_metadata, put_name, put_path, put_timestamp};
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
 use crate::extra::{DATA, ExtraReader, ExtraWriter, OF_ENTRIES, OF_LARGE_FILES};
+use crate::fields::{Reader, put_metadata, put_name, put_path, put_timestamp};
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_DATA_BYTES_MAX, SYMLINK_BYTES_MAX};
 use crate::ranges::{decode_ranges, encode_ranges};
 

@@ -8,8 +8,8 @@
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::codec::Reader;
 use crate::error::WireError;
+use crate::fields::Reader;
 use crate::limits::{EXTENSIONS_BYTES_MAX, EXTENSIONS_MAX, within};
 
 /// One block of extensions.

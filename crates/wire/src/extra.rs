@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 use zmove_types::{Account, Extra, Kinds, Timestamp, Xattr};
 
-use crate::codec::{Reader, put_timestamp};
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
+use crate::fields::{Reader, put_timestamp};
 use crate::limits::within;
 
 /// A digest of extended attributes, by which two files are compared.

@@ -14,8 +14,8 @@
 
 use zmove_types::{FileId, ItemId};
 
-use crate::codec::Reader;
 use crate::error::WireError;
+use crate::fields::Reader;
 use crate::limits::{FILLER_BYTES_MAX, FRAME_DATA_BYTES_MAX, FRAME_HEAD_BYTES_MAX, within};
 
 /// The kind of a frame, with its number on the wire.

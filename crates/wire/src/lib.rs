@@ -12,10 +12,10 @@
 //! ```
 
 mod batch;
-mod codec;
 mod error;
 mod extensions;
 mod extra;
+mod fields;
 mod frame;
 pub mod limits;
 mod message;
@@ -29,11 +29,11 @@ pub use extensions::{Extension, Extensions};
 pub use extra::XattrDigest;
 pub use frame::{FrameHeader, FrameKind};
 pub use message::{
-    Answer, Compare, Differences, Durability, EntryFault, Extra, ExtraName, Extraneous, Fault, FaultCode,
-    FileDone, Finding, Findings, Finished, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind,
-    InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, ListedName, Missed, Moment, NotKept, Offer,
-    OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, PublishedItem, Purpose,
-    Refusal, RefusalCode, Remove, RemoveGroup, Sampled, SourceMark, StageReport, Stored, StoredItem,
+    Answer, Compare, Differences, Durability, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault,
+    FaultCode, FileDone, Finding, Findings, Finished, Held, InquireWith, InquiredEntry, InquiredGroup,
+    InquiredKind, InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, ListedName, Missed, Moment,
+    NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, PublishedItem,
+    Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Sampled, SourceMark, StageReport, Stored, StoredItem,
     SweepOrder, Swept, SweptSize, TargetShape, TargetState, ToReceiver, ToSender, TopName, Verdict, Waiting,
     decode_message, decode_message_within, encode_message,
 };

@@ -68,10 +68,10 @@ pub const KEEP_RANGES_MAX: usize = 4096;
 pub const KEEP_NAME_BYTES_MAX: usize = 4 << 20;
 /// The most [`Keep`](crate::Keep)s that wait for an answer.
 pub const KEEPS_OUTSTANDING_MAX: usize = 8;
-/// The most names in one [`Extra`](crate::Extra).
-pub const EXTRA_NAMES_MAX: usize = 65_536;
-/// The most bytes of names in one [`Extra`](crate::Extra); one more name still fits.
-pub const EXTRA_NAME_BYTES_MAX: usize = 4 << 20;
+/// The most names in one [`ExtraneousNames`](crate::ExtraneousNames).
+pub const EXTRANEOUS_NAMES_MAX: usize = 65_536;
+/// The most bytes of names in one [`ExtraneousNames`](crate::ExtraneousNames); one more name still fits.
+pub const EXTRANEOUS_NAME_BYTES_MAX: usize = 4 << 20;
 /// The most names that one message removes.
 pub const REMOVE_NAMES_MAX: usize = 1024;
 /// The most bytes of paths and names in one [`Remove`](crate::Remove); one more of each still fits the longest message.

@@ -25,7 +25,9 @@ mod probe;
 use counted::Counted;
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
 pub use kept::{InquireWith, Keeping, Lack, Missed, NotKept, OfferWith};
-pub use mirror::{Extra, ExtraName, Extraneous, Keep, KeptRange, ListedName, Remove, RemoveGroup};
+pub use mirror::{
+    Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,
+};
 pub use preview::{
     Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
 };
@@ -102,7 +104,7 @@ pub enum ToSender {
     /// Findings on the entries of an inquiry: what a transfer would do with them.
     Findings(Findings),
     /// Entries that are in the directories of names that stay, beside those names.
-    Extra(Extra),
+    ExtraneousNames(ExtraneousNames),
     /// The names of a [`Remove`] are gone, but for those that faults have named.
     Removed {
         /// The number of the message that this answers.
@@ -642,7 +644,7 @@ mod tests {
         assert_eq!(tag(&ToSender::Finished(Finished::default())), 5);
         assert_eq!(tag(&ToSender::Held(Held { offer: 0, file: 0, first: 0, cvs: vec![], end: true })), 6);
         assert_eq!(tag(&ToSender::Findings(Findings { inquiry: 0, findings: vec![] })), 7);
-        assert_eq!(tag(&ToSender::Extra(Extra::default())), 8);
+        assert_eq!(tag(&ToSender::ExtraneousNames(ExtraneousNames::default())), 8);
         assert_eq!(tag(&ToSender::Removed { remove: 0, entries: 0 }), 9);
         assert_eq!(tag(&ToSender::Sampled(Sampled::default())), 10);
         assert_eq!(tag(&ToSender::Swept(Swept { sizes: vec![], complete: true, fault: None })), 11);

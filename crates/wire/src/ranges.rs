@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use zmove_types::DataRanges;
 
-use crate::codec::Reader;
 use crate::error::WireError;
+use crate::fields::Reader;
 use crate::limits::within;
 
 const RANGE_BYTES: usize = 16;

@@ -6,7 +6,7 @@
 use thiserror::Error;
 use zmove_types::{LaneId, TransferId};
 
-use crate::codec::Reader;
+use crate::fields::Reader;
 
 /// A version of the protocol. Each wire change is one line here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,12 +7,12 @@
 mod finding;
 mod link;
 mod peer;
+mod peer_findings;
 mod report;
 mod root;
 mod storage;
 mod system;
 mod tcp;
-mod verdict;
 mod windows;
 
 use anyhow::Result;
@@ -78,7 +78,7 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     report.add("this host", host);
     report.add(format!("its network, for {rate}"), network);
     if let Some(peer) = peer {
-        report.add(format!("the receiver at {}", peer.host), verdict::judge(peer, link.mtu));
+        report.add(format!("the receiver at {}", peer.host), peer_findings::findings(peer, link.mtu));
     }
     report
 }

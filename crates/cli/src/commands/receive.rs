@@ -1,6 +1,6 @@
 //! `zmove receive`: the receiver of one push, started over ssh by `push` elsewhere.
 //!
-//! The program reads its order from standard input, writes to standard output where it listens, and lets one key in,
+//! The program reads its request from standard input, writes to standard output where it listens, and lets one key in,
 //! which may do what this user may. **Invariant:** it ends when its transfer ends, when standard input does, or when
 //! nobody comes.
 
@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::sync::Notify;
-use zmove_engine::{ORDER_BYTES_MAX, Order, Ready};
-use zmove_receiver::{Authorizer, Daemon, DaemonEvent, EndingSessions, ReceiverConfig};
+use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
+use zmove_receiver::{Authorizer, Daemon, DaemonEvent, ReceiverConfig, TargetLeases};
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
 use crate::display::terminal;
@@ -26,27 +26,29 @@ use crate::value::exit::Exit;
 pub(crate) fn run() -> Result<Exit> {
     let mut input = BufReader::new(std::io::stdin());
     let mut line = String::new();
-    input.by_ref().take(ORDER_BYTES_MAX).read_line(&mut line).context("read standard input")?;
-    let order = Order::read(&line)?;
-    let key = order.key.parse().context("read the sender's key")?;
+    input.by_ref().take(RECEIVE_REQUEST_BYTES_MAX).read_line(&mut line).context("read standard input")?;
+    let request = ReceiveRequest::read(&line)?;
+    let key = request.key.parse().context("read the sender's key")?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
     // The runtime is never shut down: a store that is stuck then keeps later pushes waiting until the process ends.
     let runtime = ManuallyDrop::new(runtime);
-    runtime.block_on(receive(&order, key, input))?;
+    runtime.block_on(receive(&request, key, input))?;
     Ok(Exit::Done)
 }
 
-async fn receive(order: &Order, key: Fingerprint, mut input: BufReader<Stdin>) -> Result<()> {
+async fn receive(request: &ReceiveRequest, key: Fingerprint, mut input: BufReader<Stdin>) -> Result<()> {
     let identity = Identity::for_once()?;
     let reached = reached();
     let mut signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
-    let listener = bind(order, &identity, reached).await?;
+    let listener = bind(request, &identity, reached).await?;
     let port = listener.local_addr().context("read the listening address")?.port();
     let home = settings::home(Role::Client).ok();
     let config = ReceiverConfig {
         journals: home.as_deref().map(settings::journals),
-        ending: home.map(|home| EndingSessions::shared_in(settings::ending(&home))).unwrap_or_default(),
-        allow_clear: order.allow_clear,
+        target_leases: home
+            .map(|home| TargetLeases::shared_in(settings::target_leases(&home)))
+            .unwrap_or_default(),
+        allow_clear: request.allow_clear,
         accounts: Arc::new(SystemAccounts),
         ..ReceiverConfig::default()
     };
@@ -64,7 +66,7 @@ async fn receive(order: &Order, key: Fingerprint, mut input: BufReader<Stdin>) -
     });
     // This resolves at the end of input, or when it cannot be read: whoever has started this is gone.
     let closed = tokio::task::spawn_blocking(move || std::io::copy(&mut input, &mut std::io::sink()));
-    terminal::print(Ready::new(identity.fingerprint(), port, reached).line());
+    terminal::print(ReceiveReply::new(identity.fingerprint(), port, reached).line());
     let stop = async {
         tokio::select! {
             Err(_nobody) = tokio::time::timeout(COME_TIMEOUT, begun.notified()) => {}
@@ -78,8 +80,8 @@ async fn receive(order: &Order, key: Fingerprint, mut input: BufReader<Stdin>) -
 }
 
 /// Listens at a port of the range, on all addresses of the family by which ssh has come.
-async fn bind(order: &Order, identity: &Identity, reached: Option<IpAddr>) -> Result<Listener> {
-    let choice = order.carriers;
+async fn bind(request: &ReceiveRequest, identity: &Identity, reached: Option<IpAddr>) -> Result<Listener> {
+    let choice = request.carriers;
     let any = match reached {
         Some(IpAddr::V4(_)) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
         Some(IpAddr::V6(_)) | None => Ipv6Addr::UNSPECIFIED.into(),
@@ -87,7 +89,7 @@ async fn bind(order: &Order, identity: &Identity, reached: Option<IpAddr>) -> Re
     let bind = async |port| {
         Listener::bind(SocketAddr::new(any, port), identity, choice, &SocketConfig::default()).await
     };
-    let Some(range) = order.ports else { return Ok(bind(0).await?) };
+    let Some(range) = request.ports else { return Ok(bind(0).await?) };
     let mut refused: Option<BindError> = None;
     for port in range.ports() {
         match bind(port).await {

@@ -10,6 +10,7 @@
 mod check;
 pub(crate) mod config;
 mod confinement;
+mod http;
 mod metrics;
 mod privileges;
 mod service;
@@ -104,11 +105,11 @@ async fn serve(
     warn_of_small_buffers(&listener);
     tokio::spawn(expire_journals(journals.clone(), config.journal_age));
     let counts = Counts::default();
-    let (counted, quiet) = (counts.clone(), log::Quiet::default());
+    let (counted, log_limit) = (counts.clone(), log::LogRateLimit::default());
     let authorizer = Authorizer::Listed(KeyList::new(home.clone()));
     let daemon = Daemon::new(listener, authorizer, receiver_config(config, &journals), move |event| {
         counted.count(event);
-        quiet.tell(event);
+        log_limit.tell(event);
     });
     set_limits(&daemon, config.limits);
     if let Some(bound) = metrics {
@@ -187,7 +188,7 @@ fn serve_metrics(bound: io::Result<TcpListener>, page: Page) {
             if let Ok(address) = listener.local_addr() {
                 log::note(format_args!("metrics at http://{address}/metrics"));
             }
-            tokio::spawn(metrics::serve(listener, page));
+            tokio::spawn(http::serve(listener, page));
         }
         Err(error) => log::warning(format_args!("no metrics at {error}")),
     }

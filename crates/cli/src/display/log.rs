@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** control characters from a peer are escaped, and nothing secret is ever an event.
 
-mod quiet;
+mod rate_limit;
 
 use std::fmt::{self, Debug, Display};
 use std::os::linux::fs::MetadataExt as _;
@@ -21,7 +21,7 @@ use zmove_wire::Cipher;
 use crate::args::LogFormat;
 use crate::display::terminal::Printable;
 
-pub(crate) use quiet::Quiet;
+pub(crate) use rate_limit::LogRateLimit;
 
 /// Sends all events of this program to standard error from now on.
 pub(crate) fn start(format: LogFormat) {

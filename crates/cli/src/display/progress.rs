@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::args::PushArgs;
 use crate::ceiling::Moved;
-use crate::display::listing;
+use crate::display::dry_run;
 use crate::display::terminal;
 use crate::display::trace::Trace;
 use indicatif::ProgressBar;
@@ -250,9 +250,9 @@ impl Watcher {
 
     fn list(&self, changes: &[Change]) {
         match self.form {
-            Form::Json => changes.iter().for_each(|change| print_json(&listing::as_json(change))),
+            Form::Json => changes.iter().for_each(|change| print_json(&dry_run::as_json(change))),
             Form::Failures => {}
-            Form::Bar | Form::Lines => self.bar.suspend(|| terminal::print(listing::lines(changes))),
+            Form::Bar | Form::Lines => self.bar.suspend(|| terminal::print(dry_run::lines(changes))),
         }
     }
 

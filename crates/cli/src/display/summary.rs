@@ -208,7 +208,7 @@ fn shares(bottleneck: &Bottleneck) -> serde_json::Value {
 fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
     let started =
         if summary.reconnects > 0 { Duration::ZERO } else { summary.first_byte.unwrap_or_default() };
-    let sending = summary.judged.saturating_sub(started);
+    let sending = summary.measured.saturating_sub(started);
     let goodput = |bytes: Option<&u64>| bytes.map(|bytes| ByteRate::new(*bytes, sending).0);
     let lanes = &path.bytes_acked;
     json!({
@@ -218,7 +218,7 @@ fn path_as_json(path: &PathReport, summary: &Summary) -> serde_json::Value {
         "segments_retransmitted": path.segments_retransmitted,
         "retransmitted_share": path.retransmitted_share(),
         "busy_lane_seconds": path.busy.as_secs_f64(),
-        "idle_share": path.idle_share(summary.judged),
+        "idle_share": path.idle_share(summary.measured),
         "receive_window_limited_share": path.receive_window_share(),
         "send_buffer_limited_share": path.send_buffer_share(),
         "congestion_limited_share": path.congestion_share(),

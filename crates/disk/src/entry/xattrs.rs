@@ -18,7 +18,7 @@ pub enum Descriptor<'a> {
     /// An entry that is open.
     Open(BorrowedFd<'a>),
     /// What is held by a descriptor that can do nothing else (`O_PATH`).
-    Held(BorrowedFd<'a>),
+    PathOnly(BorrowedFd<'a>),
 }
 
 /// An entry by its name in a directory; a link is not followed.
@@ -145,14 +145,14 @@ impl HasXattrs for Descriptor<'_> {
     fn list_into(self, buffer: &mut [u8]) -> rustix::io::Result<usize> {
         match self {
             Self::Open(file) => rustix::fs::flistxattr(file, buffer),
-            Self::Held(file) => rustix::fs::listxattr(by_descriptor(file), buffer),
+            Self::PathOnly(file) => rustix::fs::listxattr(by_descriptor(file), buffer),
         }
     }
 
     fn get_into(self, name: &CStr, buffer: &mut [u8]) -> rustix::io::Result<usize> {
         match self {
             Self::Open(file) => rustix::fs::fgetxattr(file, name, buffer),
-            Self::Held(file) => rustix::fs::getxattr(by_descriptor(file), name, buffer),
+            Self::PathOnly(file) => rustix::fs::getxattr(by_descriptor(file), name, buffer),
         }
     }
 }
@@ -162,14 +162,14 @@ impl Descriptor<'_> {
         let flags = XattrFlags::empty();
         match self {
             Self::Open(file) => rustix::fs::fsetxattr(file, name, value, flags),
-            Self::Held(file) => rustix::fs::setxattr(by_descriptor(file), name, value, flags),
+            Self::PathOnly(file) => rustix::fs::setxattr(by_descriptor(file), name, value, flags),
         }
     }
 
     pub(super) fn remove_xattr(self, name: &[u8]) -> rustix::io::Result<()> {
         let removed = match self {
             Self::Open(file) => rustix::fs::fremovexattr(file, name),
-            Self::Held(file) => rustix::fs::removexattr(by_descriptor(file), name),
+            Self::PathOnly(file) => rustix::fs::removexattr(by_descriptor(file), name),
         };
         // it has gone meanwhile
         if removed == Err(Errno::NODATA) { Ok(()) } else { removed }
@@ -262,7 +262,7 @@ mod tests {
         let named = Named(directory.as_fd(), &entry).xattrs(Kinds::XATTRS).unwrap();
         for found in [
             subject.xattrs(Kinds::XATTRS).unwrap(),
-            Descriptor::Held(held.as_fd()).xattrs(Kinds::XATTRS).unwrap(),
+            Descriptor::PathOnly(held.as_fd()).xattrs(Kinds::XATTRS).unwrap(),
             named,
         ] {
             let read: Vec<_> = found.list.iter().map(|xattr| (&*xattr.name, &*xattr.value)).collect();

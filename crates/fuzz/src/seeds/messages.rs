@@ -4,13 +4,13 @@ use serde::Serialize;
 use std::sync::Arc;
 use zmove_types::{Kinds, Metadata, Timestamp};
 use zmove_wire::{
-    Answer, Compare, Differences, Durability, EntryFault, Extra, ExtraName, Extraneous, Fault, FaultCode,
-    FileDone, Finding, Findings, Finished, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind,
-    InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, ListedName, Missed, Moment, NotKept, Offer,
-    OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, PublishedItem, Purpose,
-    Refusal, RefusalCode, Remove, RemoveGroup, Role, Sampled, SourceMark, StageReport, Stored, StoredItem,
-    SweepOrder, Swept, SweptSize, TargetShape, TargetState, ToReceiver, ToSender, TopName, Verdict,
-    encode_message,
+    Answer, Compare, Differences, Durability, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault,
+    FaultCode, FileDone, Finding, Findings, Finished, Held, InquireWith, InquiredEntry, InquiredGroup,
+    InquiredKind, InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, ListedName, Missed, Moment,
+    NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, PublishedItem,
+    Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Role, Sampled, SourceMark, StageReport, Stored,
+    StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, ToReceiver, ToSender, TopName,
+    Verdict, encode_message,
 };
 
 use super::{greeting_of, name, path, sample_extensions, whole_metadata};
@@ -157,9 +157,9 @@ fn replies() -> Vec<ToSender> {
         ToSender::Finished(Finished { receive: stage, store: stage, flush_us: 5, cpu_us: 6 }),
         ToSender::Held(Held { offer: 1, file: 2, first: 3, cvs: vec![[8; 32]; 2], end: true }),
         ToSender::Findings(findings()),
-        ToSender::Extra(Extra {
+        ToSender::ExtraneousNames(ExtraneousNames {
             keep: 1,
-            names: vec![ExtraName { range: 0, name: ListedName(name("x")), directory: true }],
+            names: vec![ExtraneousName { range: 0, name: ListedName(name("x")), directory: true }],
             rest: Some((0, ListedName(name("x")))),
             faults: vec![(1, FaultCode::Os(13))],
         }),

@@ -1,7 +1,7 @@
 //! What each key has under way, checked against the limits before anything begins.
 //!
-//! **Invariant:** what was admitted is given back when its [`Seat`] or [`Held`] is dropped, and only then; and while
-//! transfers are [in line](InLine), none gets a seat that the first in turn could have.
+//! **Invariant:** what was admitted is given back when its [`Slot`] or [`Permit`] is dropped, and only then; and while
+//! transfers are [queued](Queued), none gets a slot that the first in turn could have.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,9 +12,9 @@ use tokio::sync::{oneshot, watch};
 use zmove_transport::Fingerprint;
 use zmove_wire::limits::LANES_UNASKED_MAX;
 
-use crate::daemon::waiting_line::Line;
+use crate::daemon::wait_queue::WaitQueue;
 use crate::quota::limits::{Limits, Portion};
-use crate::sharing::Lock;
+use crate::sync::Lock;
 
 /// What is under way at one daemon; clones share it.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ struct Book {
     limits: Limits,
     all: Use,
     each: HashMap<Fingerprint, Use>,
-    line: Line<oneshot::Sender<Seat>>,
+    queue: WaitQueue<oneshot::Sender<Slot>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,27 +45,27 @@ struct Use {
 
 /// A transfer that was admitted.
 #[derive(Debug)]
-pub(crate) struct Seat {
-    held: Held,
+pub(crate) struct Slot {
+    permit: Permit,
     pub(crate) portion: Portion,
 }
 
-/// A place in the line for a [`Seat`]; given up when dropped.
+/// A place in the queue for a [`Slot`]; given up when dropped.
 #[derive(Debug)]
-pub(crate) struct InLine {
+pub(crate) struct Queued {
     admissions: Admissions,
     key: Fingerprint,
     number: u64,
-    seat: oneshot::Receiver<Seat>,
+    slot: oneshot::Receiver<Slot>,
     /// How many transfers of the same key were waiting before this one.
     pub(crate) ahead: usize,
-    /// The limit that keeps the place waiting; `None` if it got its seat at once.
+    /// The limit that keeps the place waiting; `None` if it got its slot at once.
     pub(crate) full: Option<Full>,
 }
 
 /// A booking of what was admitted; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct Permit {
     admissions: Admissions,
     key: Fingerprint,
     what: Use,
@@ -86,8 +86,8 @@ pub(crate) struct Full {
 
 impl Admissions {
     pub(crate) fn new(limits: Limits) -> Self {
-        let (all, each, line) = (Use::default(), HashMap::new(), Line::default());
-        let book = Book { limits, all, each, line };
+        let (all, each, queue) = (Use::default(), HashMap::new(), WaitQueue::default());
+        let book = Book { limits, all, each, queue };
         Self(Arc::new(Shared { book: Lock::new(book), transfers: watch::Sender::new(0) }))
     }
 
@@ -109,7 +109,7 @@ impl Admissions {
     }
 
     /// Admits a connection whose key is proved, which belongs to no transfer yet.
-    pub(crate) fn wait(&self, key: Fingerprint) -> Result<Held, Full> {
+    pub(crate) fn wait(&self, key: Fingerprint) -> Result<Permit, Full> {
         let mut book = self.0.book.lock();
         let (own, limits) = (book.of(key), book.limits);
         let (limit, value) = ("waiting_per_identity", limits.waiting_per_identity);
@@ -118,76 +118,76 @@ impl Admissions {
     }
 
     /// Admits the sending of a refusal; `None` where the connection is to be closed without one.
-    pub(crate) fn tell(&self, key: Fingerprint) -> Option<Held> {
+    pub(crate) fn tell(&self, key: Fingerprint) -> Option<Permit> {
         let mut book = self.0.book.lock();
         let few = book.all.refusals < TOLD_MAX && book.of(key).refusals < TOLD_PER_KEY_MAX;
         few.then(|| self.hold(&mut book, key, Use { refusals: 1, ..Use::default() }))
     }
 
-    /// Puts a transfer in line for a seat.
-    pub(crate) fn line_up(&self, key: Fingerprint) -> Result<InLine, Full> {
+    /// Puts a transfer into the queue for a slot.
+    pub(crate) fn enqueue(&self, key: Fingerprint) -> Result<Queued, Full> {
         let mut book = self.0.book.lock();
         let (limit, value) = ("queued_per_identity", book.limits.queued_per_identity);
-        let (ahead, full) = (book.line.len_of(key), book.portion(key).err());
+        let (ahead, full) = (book.queue.len_of(key), book.portion(key).err());
         check(ahead < value, Full { what: "waiting transfers", limit, value })?;
-        let (seat_in, seat) = oneshot::channel();
-        let number = book.line.enter(key, seat_in);
+        let (slot_in, slot) = oneshot::channel();
+        let number = book.queue.enter(key, slot_in);
         drop(book);
         self.seat_those_in_line();
-        Ok(InLine { admissions: self.clone(), key, number, seat, ahead, full })
+        Ok(Queued { admissions: self.clone(), key, number, slot, ahead, full })
     }
 
-    /// Gives a seat to each transfer in line for which there is room, in turn.
+    /// Gives a slot to each queued transfer for which there is room, in turn.
     fn seat_those_in_line(&self) {
-        let mut seated = Vec::new();
+        let mut admitted = Vec::new();
         let mut book = self.0.book.lock();
-        let mut line = std::mem::take(&mut book.line);
-        while let Some(next) = line.next(|key| self.sit(&mut book, key).ok()) {
-            seated.push(next);
+        let mut queue = std::mem::take(&mut book.queue);
+        while let Some(next) = queue.next(|key| self.occupy(&mut book, key).ok()) {
+            admitted.push(next);
         }
-        book.line = line;
+        book.queue = queue;
         drop(book);
-        for (waiter, seat) in seated {
-            // Where the waiter has just gone, its seat is dropped here, and with that given back.
-            drop(waiter.send(seat));
+        for (waiter, slot) in admitted {
+            // Where the waiter has just gone, its slot is dropped here, and with that given back.
+            drop(waiter.send(slot));
         }
     }
 
-    fn sit(&self, book: &mut Book, key: Fingerprint) -> Result<Seat, Full> {
+    fn occupy(&self, book: &mut Book, key: Fingerprint) -> Result<Slot, Full> {
         let portion = book.portion(key)?;
         let what = Use { transfers: 1, lanes: usize::from(portion.lanes), ..Use::default() };
-        Ok(Seat { held: self.hold(book, key, what), portion })
+        Ok(Slot { permit: self.hold(book, key, what), portion })
     }
 
-    fn hold(&self, book: &mut Book, key: Fingerprint, what: Use) -> Held {
-        book.change(key, |held| held.change(what, usize::add_assign));
+    fn hold(&self, book: &mut Book, key: Fingerprint, what: Use) -> Permit {
+        book.change(key, |used| used.change(what, usize::add_assign));
         self.0.transfers.send_replace(book.all.transfers);
-        Held { admissions: self.clone(), key, what }
+        Permit { admissions: self.clone(), key, what }
     }
 }
 
-impl Seat {
-    /// The key that the seat is booked on.
+impl Slot {
+    /// The key that the slot is booked on.
     pub(crate) fn key(&self) -> Fingerprint {
-        self.held.key
+        self.permit.key
     }
 }
 
-impl InLine {
-    /// The seat, if it has been given already.
-    pub(crate) fn at_once(&mut self) -> Option<Seat> {
-        self.seat.try_recv().ok()
+impl Queued {
+    /// The slot, if it has been given already.
+    pub(crate) fn at_once(&mut self) -> Option<Slot> {
+        self.slot.try_recv().ok()
     }
 
-    /// Waits for the seat.
-    pub(crate) async fn turn(&mut self) -> Option<Seat> {
-        (&mut self.seat).await.ok()
+    /// Waits for the slot.
+    pub(crate) async fn turn(&mut self) -> Option<Slot> {
+        (&mut self.slot).await.ok()
     }
 }
 
-impl Drop for InLine {
+impl Drop for Queued {
     fn drop(&mut self) {
-        self.admissions.0.book.lock().line.leave(self.key, self.number);
+        self.admissions.0.book.lock().queue.leave(self.key, self.number);
     }
 }
 
@@ -232,10 +232,10 @@ impl Use {
     }
 }
 
-impl Drop for Held {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut book = self.admissions.0.book.lock();
-        book.change(self.key, |held| held.change(self.what, usize::sub_assign));
+        book.change(self.key, |used| used.change(self.what, usize::sub_assign));
         self.admissions.0.transfers.send_replace(book.all.transfers);
         drop(book);
         if self.what.transfers > 0 {
@@ -263,13 +263,13 @@ mod tests {
         [1, 2].map(|byte| Fingerprint([byte; 32]))
     }
 
-    fn seat(admissions: &Admissions, key: Fingerprint) -> Seat {
-        admissions.line_up(key).unwrap().at_once().unwrap()
+    fn slot(admissions: &Admissions, key: Fingerprint) -> Slot {
+        admissions.enqueue(key).unwrap().at_once().unwrap()
     }
 
     /// The limit that one more transfer of a key meets.
     fn full(admissions: &Admissions, key: Fingerprint) -> Full {
-        let mut place = admissions.line_up(key).unwrap();
+        let mut place = admissions.enqueue(key).unwrap();
         assert!(place.at_once().is_none());
         place.full.unwrap()
     }
@@ -279,14 +279,14 @@ mod tests {
         let [one, other] = keys();
         let limits = Limits { transfers: 3, transfers_per_identity: 2, ..Limits::default() };
         let admissions = Admissions::new(limits);
-        let seats = [seat(&admissions, one), seat(&admissions, one)];
+        let slots = [slot(&admissions, one), slot(&admissions, one)];
         assert_eq!(full(&admissions, one).limit, "transfers_per_identity");
-        let third = seat(&admissions, other);
+        let third = slot(&admissions, other);
         assert_eq!(full(&admissions, other).limit, "transfers");
-        drop((seats, third));
+        drop((slots, third));
         assert_eq!(admissions.0.book.lock().all, Use::default());
         assert!(admissions.0.book.lock().each.is_empty());
-        seat(&admissions, one);
+        slot(&admissions, one);
     }
 
     #[test]
@@ -294,10 +294,10 @@ mod tests {
         let [one, other] = keys();
         let limits = Limits { lanes: 400, lanes_per_identity: 200, ..Limits::default() };
         let admissions = Admissions::new(limits);
-        let seats = [25, 21, 19].map(|lanes| {
-            let seat = seat(&admissions, one);
-            assert_eq!(seat.portion.lanes, lanes);
-            seat
+        let slots = [25, 21, 19].map(|lanes| {
+            let slot = slot(&admissions, one);
+            assert_eq!(slot.portion.lanes, lanes);
+            slot
         });
         admissions.set_limits(Limits { lanes_per_identity: 70, ..limits });
         let full = full(&admissions, one);
@@ -305,18 +305,18 @@ mod tests {
             full.to_string(),
             "as many data connections as there may be are under way (limits.lanes_per_identity = 70)"
         );
-        assert_eq!(seat(&admissions, other).portion.lanes, 8);
-        drop(seats);
+        assert_eq!(slot(&admissions, other).portion.lanes, 8);
+        drop(slots);
     }
 
     /// With the default limits a key reaches that of its transfers before that of its lanes.
     #[test]
     fn lanes_are_enough_for_as_many_transfers_as_a_key_may_have() {
         let (admissions, [one, _]) = (Admissions::new(Limits::default()), keys());
-        let seats: Vec<_> =
-            (0..Limits::default().transfers_per_identity).map(|_| seat(&admissions, one)).collect();
+        let slots: Vec<_> =
+            (0..Limits::default().transfers_per_identity).map(|_| slot(&admissions, one)).collect();
         assert_eq!(full(&admissions, one).limit, "transfers_per_identity");
-        drop(seats);
+        drop(slots);
     }
 
     #[test]
@@ -324,13 +324,13 @@ mod tests {
         let [one, other] = keys();
         let limits = Limits { transfers: 1, ..Limits::default() };
         let admissions = Admissions::new(limits);
-        let held = seat(&admissions, one);
-        let mut first = admissions.line_up(one).unwrap();
-        let gone = admissions.line_up(one).unwrap();
-        let mut second = admissions.line_up(one).unwrap();
-        let mut late = admissions.line_up(other).unwrap();
+        let permit = slot(&admissions, one);
+        let mut first = admissions.enqueue(one).unwrap();
+        let gone = admissions.enqueue(one).unwrap();
+        let mut second = admissions.enqueue(one).unwrap();
+        let mut late = admissions.enqueue(other).unwrap();
         assert_eq!([&first, &second, &late].map(|place| place.ahead), [0, 2, 0]);
-        drop((gone, held));
+        drop((gone, permit));
         assert!(late.at_once().is_none() && second.at_once().is_none());
         drop(first.at_once().unwrap());
         assert!(second.at_once().is_none(), "the other key is first");
@@ -344,23 +344,23 @@ mod tests {
         let [one, other] = keys();
         let limits = Limits { transfers: 1, queued_per_identity: 1, ..Limits::default() };
         let admissions = Admissions::new(limits);
-        let _held = seat(&admissions, one);
-        let mut waiting = admissions.line_up(one).unwrap();
-        assert_eq!(admissions.line_up(one).unwrap_err().limit, "queued_per_identity");
-        let _other = admissions.line_up(other).unwrap();
+        let _held = slot(&admissions, one);
+        let mut waiting = admissions.enqueue(one).unwrap();
+        assert_eq!(admissions.enqueue(one).unwrap_err().limit, "queued_per_identity");
+        let _other = admissions.enqueue(other).unwrap();
         admissions.set_limits(Limits { transfers: 2, ..limits });
         assert!(waiting.at_once().is_some());
     }
 
-    /// A seat that was given away and never taken is given back.
+    /// A slot that was given away and never taken is given back.
     #[test]
     fn who_goes_with_a_seat_makes_room() {
         let [one, other] = keys();
         let admissions = Admissions::new(Limits { transfers: 1, ..Limits::default() });
-        let held = seat(&admissions, one);
-        let (seated, mut next) = (admissions.line_up(one).unwrap(), admissions.line_up(other).unwrap());
-        drop(held);
-        drop(seated);
+        let permit = slot(&admissions, one);
+        let (admitted, mut next) = (admissions.enqueue(one).unwrap(), admissions.enqueue(other).unwrap());
+        drop(permit);
+        drop(admitted);
         assert!(next.at_once().is_some());
     }
 
@@ -390,15 +390,15 @@ mod tests {
     #[tokio::test]
     async fn it_is_idle_when_the_last_transfer_has_ended() {
         let admissions = Admissions::new(Limits::default());
-        let seat = seat(&admissions, keys()[0]);
-        assert_eq!(seat.key(), keys()[0]);
+        let slot = slot(&admissions, keys()[0]);
+        assert_eq!(slot.key(), keys()[0]);
         let idle = tokio::spawn({
             let admissions = admissions.clone();
             async move { admissions.idle().await }
         });
         tokio::task::yield_now().await;
         assert!(!idle.is_finished());
-        drop(seat);
+        drop(slot);
         idle.await.unwrap();
     }
 }

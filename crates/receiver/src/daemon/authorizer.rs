@@ -46,7 +46,7 @@ impl Authorizer {
         match self {
             Self::Listed(list) => {
                 let keys = list.current()?;
-                Ok(keys.judge(claim, SystemTime::now()).map(|grant| Authorized::listed(grant, key)))
+                Ok(keys.authorize(claim, SystemTime::now()).map(|grant| Authorized::listed(grant, key)))
             }
             Self::Only(only) if *only == key => Ok(Ok(Authorized::user())),
             Self::Only(_) => Ok(Err(Denial::Unknown { key })),

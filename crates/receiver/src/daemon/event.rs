@@ -9,7 +9,7 @@ use zmove_types::Escaped;
 use zmove_wire::Cipher;
 
 use crate::error::SessionError;
-use crate::session::ways::SessionReport;
+use crate::session::connections::SessionReport;
 
 /// The peer of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub enum DaemonEvent {
         /// The reason, in words.
         reason: String,
     },
-    /// A transfer waits in line.
+    /// A transfer waits in the queue.
     Waits {
         /// The sender.
         who: Who,
@@ -148,7 +148,7 @@ impl fmt::Display for DaemonEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rejected { address, reason, .. } => write!(f, "rejected {address}: {reason}"),
-            Self::Waits { who, reason } => write!(f, "in line: {who}: {reason}"),
+            Self::Waits { who, reason } => write!(f, "queued: {who}: {reason}"),
             Self::Begun { who } => write!(f, "begun by {who}"),
             Self::Received { who, cipher, moved, report } => {
                 let target = Escaped(&moved.target);

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
 use crate::quota::limits::files_of_process;
-use crate::sharing::Lock;
+use crate::sync::Lock;
 
 /// The connections of one daemon that have not proved a key; clones share them.
 #[derive(Clone, Debug, Default)]

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, mpsc};
 use zmove_transport::{Fingerprint, LaneSource};
 use zmove_types::TransferId;
 
-use crate::sharing::Lock;
+use crate::sync::Lock;
 
 /// The running transfers of one daemon.
 #[derive(Clone, Debug, Default)]
@@ -18,7 +18,7 @@ pub(crate) struct Registry(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The channel for each transfer's lanes; `None` while the transfer is in line and its sender has been notified.
+    /// The channel for each transfer's lanes; `None` while the transfer is queued and its sender has been notified.
     transfers: Lock<HashMap<Key, Option<LanesIn>>>,
     changed: Notify,
 }
@@ -30,8 +30,8 @@ pub(crate) type LanesIn = mpsc::Sender<Box<dyn LaneSource>>;
 #[derive(Debug)]
 pub(crate) enum Found {
     Lanes(LanesIn),
-    /// The transfer is in line; its sender dials other lanes when it begins.
-    InLine,
+    /// The transfer is queued; its sender dials other lanes when it begins.
+    Queued,
     Nothing,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Registered {
 }
 
 impl Registry {
-    /// Enters a transfer, with the channel for its lanes unless it is in line; `None` where its owner has one of that
+    /// Enters a transfer, with the channel for its lanes unless it is queued; `None` where its owner has one of that
     /// id already.
     pub(crate) fn enter(
         &self,
@@ -71,7 +71,7 @@ impl Registry {
                 changed.as_mut().enable();
                 match self.0.transfers.lock().get(&(owner, transfer)) {
                     Some(Some(lanes)) => return Found::Lanes(lanes.clone()),
-                    Some(None) => return Found::InLine,
+                    Some(None) => return Found::Queued,
                     None => {}
                 }
                 changed.await;
@@ -82,7 +82,7 @@ impl Registry {
 }
 
 impl Registered {
-    /// Enters the channel for the lanes of a transfer that was in line and now begins.
+    /// Enters the channel for the lanes of a transfer that was queued and now begins.
     pub(crate) fn begin(&self, lanes: LanesIn) {
         self.registry.0.transfers.lock().insert(self.key, Some(lanes));
         self.registry.0.changed.notify_waiters();
@@ -126,7 +126,7 @@ mod tests {
         let (registry, owner) = (Registry::default(), Fingerprint([1; 32]));
         let registered = registry.enter(owner, TRANSFER, None).unwrap();
         let find = || registry.find(owner, TRANSFER, Duration::from_secs(1));
-        assert!(matches!(find().await, Found::InLine));
+        assert!(matches!(find().await, Found::Queued));
         let (lanes, _kept) = mpsc::channel(1);
         assert!(registry.enter(owner, TRANSFER, Some(lanes.clone())).is_none());
         registered.begin(lanes);

@@ -18,9 +18,9 @@ use rustix::io::Errno;
 use zmove_disk::{Tree, number_at, number_of, open_beneath};
 use zmove_types::{FileNumber, Name, RelPath};
 
-use crate::mirror::effort::Effort;
-use crate::quota::{Held, Quota};
-use crate::sharing::Lock;
+use crate::mirror::work_budget::WorkBudget;
+use crate::quota::{Booking, Quota};
+use crate::sync::Lock;
 
 /// The entries that a session spares; see the module. A name that stays and its entry may come in different messages.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(super) type Look = fn(&OwnedFd, &OsStr) -> Option<FileNumber>;
 #[derive(Debug)]
 struct State {
     inodes: HashSet<FileNumber>,
-    held: Held,
+    held: Booking,
     /// Whether everything is spared, since there are more inodes than may be remembered.
     all: bool,
 }
@@ -60,7 +60,7 @@ impl Spared {
     }
 
     pub(super) fn by(look: Look, quota: &Quota) -> Self {
-        let state = State { inodes: HashSet::new(), held: quota.nothing(), all: false };
+        let state = State { inodes: HashSet::new(), held: quota.book_nothing(), all: false };
         Self { state: Lock::new(state), look }
     }
 
@@ -79,17 +79,17 @@ impl Spared {
         &self,
         directory: &OwnedFd,
         unlisted: impl Iterator<Item = &'a Name>,
-        effort: &mut Effort<'_>,
+        budget: &mut WorkBudget<'_>,
     ) -> io::Result<()> {
-        let booked = effort.booked();
-        let found = self.find(directory, unlisted, effort)?;
+        let booked = budget.booked();
+        let found = self.find(directory, unlisted, budget)?;
         found.names.values().for_each(|inode| self.remember(*inode));
         if found.names.values().any(|inode| found.elsewhere.contains(inode)) {
             number_of(directory).map(|inode| self.remember(inode))?;
             return Err(Errno::NOTUNIQ.into());
         }
         drop(found);
-        effort.shrink_to(booked);
+        budget.shrink_to(booked);
         Ok(())
     }
 
@@ -99,13 +99,13 @@ impl Spared {
         &self,
         directory: &OwnedFd,
         unlisted: impl Iterator<Item = &'a Name>,
-        effort: &mut Effort<'_>,
+        budget: &mut WorkBudget<'_>,
     ) -> io::Result<Found<'a>> {
         let mut found = Found::default();
         for name in unlisted {
-            effort.go_on()?;
+            budget.go_on()?;
             let Some(inode) = (self.look)(directory, name.as_os_str()) else { continue };
-            effort.grow(FOUND_BYTES)?;
+            budget.grow(FOUND_BYTES)?;
             found.names.insert(name, inode);
             found.elsewhere.insert(inode);
         }
@@ -113,7 +113,7 @@ impl Spared {
             return Ok(found);
         }
         for entry in Dir::read_from(directory)? {
-            effort.go_on()?;
+            budget.go_on()?;
             let entry = entry?;
             let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
             if let Some(inode) = (self.look)(directory, name.as_os_str()) {

@@ -11,7 +11,7 @@ use zmove_wire::{
     decode_message, encode_message,
 };
 
-use crate::session::turns::Turns;
+use crate::session::run_leases::RunLeases;
 use crate::session::{Session, run_session};
 
 /// A sender in the middle of a probe.
@@ -29,7 +29,7 @@ impl Peer {
         let (lanes_in, lanes) = mpsc::channel(64);
         let config = ReceiverConfig::default();
         let meter = Arc::clone(&config.meter);
-        let (transfer, owner, turns) = (TransferId([1; 16]), String::new(), Turns::default());
+        let (transfer, owner, run_leases) = (TransferId([1; 16]), String::new(), RunLeases::default());
         let version = Version::V3;
         let session = Session {
             transfer,
@@ -39,7 +39,7 @@ impl Peer {
             owner,
             pulse: Pulse::default(),
             access,
-            turns,
+            run_leases,
             config,
         };
         let session = tokio::spawn(run_session(session, std::future::pending()));
@@ -203,11 +203,21 @@ fn bytes_are_bounded() {
 async fn an_unknown_purpose_is_refused_with_words() {
     let ((mut reader, mut writer), control) = memory_control();
     let (_lanes_in, lanes) = mpsc::channel(1);
-    let (access, turns, config) = (WriteAccess::Anywhere, Turns::default(), ReceiverConfig::default());
+    let (access, run_leases, config) =
+        (WriteAccess::Anywhere, RunLeases::default(), ReceiverConfig::default());
     let (transfer, owner) = (TransferId([1; 16]), String::new());
     let version = Version::V3;
-    let session =
-        Session { transfer, version, control, lanes, owner, pulse: Pulse::default(), access, turns, config };
+    let session = Session {
+        transfer,
+        version,
+        control,
+        lanes,
+        owner,
+        pulse: Pulse::default(),
+        access,
+        run_leases,
+        config,
+    };
     let session = tokio::spawn(run_session(session, std::future::pending()));
     let greeting = reader.greeting().await.unwrap();
     assert_eq!(greeting, Greeting::new(Role::Control, transfer));

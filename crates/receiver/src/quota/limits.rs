@@ -7,7 +7,7 @@ use std::time::Duration;
 use zmove_types::{ByteCount, GROUP_BYTES};
 use zmove_wire::limits::{LANES_MAX, LANES_UNASKED_MAX};
 
-/// The limits of one daemon. What exceeds one waits in line, is refused, or is closed; the log names the limit.
+/// The limits of one daemon. What exceeds one waits in the queue, is refused, or is closed; the log names the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections that have not proved a key. One more queues, or has one closed of a network above its share.
@@ -21,7 +21,7 @@ pub struct Limits {
     pub transfers: usize,
     /// Transfers of one key at once. Default: 32.
     pub transfers_per_identity: usize,
-    /// Transfers of one key that wait in line for their turn; the next is refused. Default: 256; each takes
+    /// Transfers of one key that wait in the queue for their turn; the next is refused. Default: 256; each takes
     /// some 40 KiB.
     pub queued_per_identity: usize,
     /// Lanes of all transfers together; each is a thread and, over TCP, a descriptor. A transfer is promised an eighth

@@ -10,17 +10,17 @@ use zmove_wire::{
     RemoveGroup, ToReceiver, WireError, decode_message_within,
 };
 
-use crate::quota::{Held, Quota};
+use crate::quota::{Booking, Quota};
 
 /// A message, and the memory that is booked for it.
 #[derive(Debug)]
-pub(crate) struct Booked {
+pub(crate) struct BookedMessage {
     pub(crate) message: ToReceiver,
-    pub(crate) held: Held,
+    pub(crate) held: Booking,
 }
 
 /// The messages of one session as they arrive.
-pub(crate) type Messages = Inbox<Booked>;
+pub(crate) type Messages = Inbox<BookedMessage>;
 
 /// Reads the messages of a session. A message for which its key has no memory left ends the session, and so does a
 /// second opening: openings in the queue would keep their names, where those of the first are dropped once the target
@@ -29,13 +29,13 @@ pub(crate) fn messages(reader: ControlReader, quota: Quota) -> Messages {
     let opened = Cell::new(false);
     let decode = move |bytes: &[u8]| {
         // Book the raw bytes first: nothing is decoded for which there is no room.
-        let mut held = quota.hold_memory(bytes.len())?;
+        let mut held = quota.book_memory(bytes.len())?;
         let room = |strings| held.grow(ELEMENT_BYTES * strings);
         let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
         if matches!(message, ToReceiver::Open(_) | ToReceiver::OpenWith(..)) && opened.replace(true) {
             return Err(WireError::OutOfOrder { what: "a second opening" });
         }
-        Ok::<_, WireError>(Booked { message, held })
+        Ok::<_, WireError>(BookedMessage { message, held })
     };
     reader.into_inbox(decode, MESSAGES_MAX)
 }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     /// The messages as a session with this quota reads them.
-    async fn read(said: &[ToReceiver], quota: &Quota) -> Vec<Result<Booked, String>> {
+    async fn read(said: &[ToReceiver], quota: &Quota) -> Vec<Result<BookedMessage, String>> {
         let (mut peer, own) = tokio::io::duplex(1 << 20);
         let mut inbox = messages(zmove_transport::control_pair(own).0, quota.clone());
         for message in said {

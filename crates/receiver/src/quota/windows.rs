@@ -6,19 +6,19 @@
 
 use zmove_transport::{LaneSource, LaneWindow};
 
-use crate::quota::{Held, Quota};
+use crate::quota::{Booking, Quota};
 
 /// The number of lanes with a wide window: a sender with more lanes needs less of each.
 const WIDE_LANES: usize = 8;
 
 /// Opens the window of a lane that joins `others`, as far as the key has room; returns the booking.
-pub(crate) fn open_window(source: &mut dyn LaneSource, others: usize, quota: &Quota) -> Option<Held> {
+pub(crate) fn open_window(source: &mut dyn LaneSource, others: usize, quota: &Quota) -> Option<Booking> {
     if !source.has_window() {
         return None;
     }
     let wanted = if others < WIDE_LANES { LaneWindow::Wide } else { LaneWindow::Narrow };
     let booked = [wanted, LaneWindow::Narrow].into_iter().find_map(|window| {
-        let held = quota.hold_window(usize::try_from(window.bytes()).ok()?)?;
+        let held = quota.book_window(usize::try_from(window.bytes()).ok()?)?;
         Some((window, held))
     });
     let (window, held) = match booked {
@@ -59,7 +59,7 @@ mod tests {
         }
     }
 
-    fn opened(others: usize, quota: &Quota) -> (LaneWindow, Option<Held>) {
+    fn opened(others: usize, quota: &Quota) -> (LaneWindow, Option<Booking>) {
         let mut lane = Lane(None);
         let held = open_window(&mut lane, others, quota);
         (lane.0.unwrap(), held)

@@ -47,7 +47,7 @@ mod clean;
 mod error;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
-mod holding;
+mod locked_file;
 mod naming;
 mod orphans;
 mod reader;
@@ -63,9 +63,9 @@ use zmove_types::{Cv, GroupSpan, Name, RelPath, Timestamp, TransferId};
 
 pub use clean::{CleanMode, CleanRule, Cleaned, PartFate, Unreachable, birth_of, clean};
 pub use error::JournalError;
-pub(crate) use holding::{Held, ensure_directory};
+pub(crate) use locked_file::{LockedFile, ensure_directory};
 pub use naming::path_of;
-pub use orphans::{Listed, Orphan, Taken, discard, list, orphans, orphans_like};
+pub use orphans::{FoundJournal, Orphan, Taken, discard, list, orphans, orphans_like};
 pub use writer::{Journal, Mark, Room};
 
 /// The first record of a journal: the transfer, its owner and its target.
@@ -87,7 +87,7 @@ pub struct Begin {
 
 /// The version of a source file that the groups belong to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SourceIdentity {
+pub struct SourceVersion {
     /// Size in bytes.
     pub bytes: u64,
     /// When the contents last changed.
@@ -106,7 +106,7 @@ pub struct Part {
     /// The name of the file until then, in the same directory.
     pub part: Name,
     /// The version of the source file that it is a copy of.
-    pub source: SourceIdentity,
+    pub source: SourceVersion,
     /// The inode of the part file.
     pub inode: u64,
     /// When the part file was made ([`birth_of`]); zero where the file system does not store that.

@@ -35,12 +35,12 @@ use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, TransferId};
 use zmove_wire::FileHead;
 
 use crate::config::BUFFER_BYTES;
-use crate::quota::{Held, Quota};
+use crate::quota::{Booking, Quota};
 use crate::resume::journal::{
-    Begin, Journal, JournalError, Mark, Orphan, Part, SourceIdentity, UnfinishedFile, birth_of, orphans_like,
+    Begin, Journal, JournalError, Mark, Orphan, Part, SourceVersion, UnfinishedFile, birth_of, orphans_like,
 };
-use crate::sharing::{Lock, by_several};
 use crate::store::target::file_systems::Flush;
+use crate::sync::{Lock, run_on_several};
 
 /// All parts of one transfer.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ struct State {
     /// The parts whose groups were reported to the sender as held, until it declares the file.
     prepared: HashMap<RelPath, Prepared>,
     /// The memory booked for this state.
-    held: Option<Held>,
+    held: Option<Booking>,
 }
 
 #[derive(Debug)]
@@ -124,7 +124,7 @@ impl Parts {
     pub(crate) fn booked_on(mut self, quota: &Quota) -> Self {
         self.quota = quota.clone();
         let state = self.state.get_mut();
-        match quota.hold_memory(state.bytes()) {
+        match quota.book_memory(state.bytes()) {
             Ok(held) => state.held = Some(held),
             Err(error) => *state = State { trouble: Some(error.to_string()), ..State::default() },
         }
@@ -148,11 +148,11 @@ impl Parts {
         &self,
         path: &RelPath,
         directory: &Arc<OwnedFd>,
-        source: &SourceIdentity,
+        source: &SourceVersion,
         direct: Direct,
         hashing: impl Fn() -> Stop + Sync,
     ) -> BTreeMap<u32, Cv> {
-        let Ok(descriptors) = self.quota.hold_file() else { return BTreeMap::new() };
+        let Ok(descriptors) = self.quota.book_file() else { return BTreeMap::new() };
         let Some(mut earlier) = self.take_earlier(path) else { return BTreeMap::new() };
         // A part that cannot be opened now stays in its journal, for a later transfer.
         let Ok(reopened) = reopen(directory, &earlier.file.part, direct) else { return BTreeMap::new() };
@@ -202,7 +202,7 @@ impl Parts {
         if groups.is_empty() {
             return Some(HashSet::new());
         }
-        let _booked = self.quota.hold_memory(BUFFER_BYTES).ok()?;
+        let _booked = self.quota.book_memory(BUFFER_BYTES).ok()?;
         let next = AtomicUsize::new(0);
         let look = || {
             let (stop, mut buffer, mut found) = (hashing(), vec![0; BUFFER_BYTES], Vec::new());
@@ -216,9 +216,9 @@ impl Parts {
             }
             found
         };
-        let hold = |_| self.quota.hold_thread().zip(self.quota.hold_memory(BUFFER_BYTES).ok());
+        let hold = |_| self.quota.book_thread().zip(self.quota.book_memory(BUFFER_BYTES).ok());
         let helpers = (1..READERS_MAX.min(groups.len())).map_while(hold);
-        Some(by_several("zmove-resume", helpers, look).into_iter().collect())
+        Some(run_on_several("zmove-resume", helpers, look).into_iter().collect())
     }
 
     /// The part from which a file that has just been declared resumes.
@@ -251,7 +251,7 @@ impl Parts {
         directory: &Arc<OwnedFd>,
         names: &LastingNames,
     ) -> io::Result<Staged> {
-        let descriptors = self.quota.hold_file()?;
+        let descriptors = self.quota.book_file()?;
         let journal = (head.bytes >= JOURNALLED_BYTES_MIN).then(|| self.journal()).flatten();
         let mut staged = Staged::create(directory, 0o600)?;
         staged.attach(descriptors);
@@ -490,7 +490,7 @@ fn is_there(staged: &Staged, span: GroupSpan, cv: Cv, buffer: &mut [u8]) -> bool
     staged.file().read_exact_at(bytes, span.offset()).is_ok() && group_cv(span.index, bytes) == cv
 }
 
-pub(crate) fn source_of(head: &FileHead) -> SourceIdentity {
+pub(crate) fn source_of(head: &FileHead) -> SourceVersion {
     let FileHead { metadata, bytes, ctime, inode, .. } = head;
-    SourceIdentity { bytes: *bytes, mtime: metadata.mtime, ctime: *ctime, inode: *inode }
+    SourceVersion { bytes: *bytes, mtime: metadata.mtime, ctime: *ctime, inode: *inode }
 }

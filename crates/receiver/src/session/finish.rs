@@ -11,7 +11,6 @@ use zmove_disk::{Task, Tree, Turn, set_usual_mode};
 use zmove_types::RelPath;
 use zmove_wire::{Extraneous, Fault, FaultCode, FileDone, Operation};
 
-use crate::sharing::Lock;
 use crate::store::failure::failure;
 use crate::store::large_files::LargeFile;
 use crate::store::publishing::publish_all;
@@ -20,6 +19,7 @@ use crate::store::target::directories::Remembered;
 use crate::store::target::keeper::At;
 use crate::store::target::tree::TargetTree;
 use crate::store::transfer::Transfer;
+use crate::sync::Lock;
 
 /// Finishes a transfer; returns how long the flush took, and the outcomes to report before the end.
 ///

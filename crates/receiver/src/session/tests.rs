@@ -37,10 +37,19 @@ async fn said(version: Version, opening: ToReceiver, frames: Vec<Frame>) -> Vec<
     let (lanes_in, lanes) = mpsc::channel(1);
     let config = ReceiverConfig { rate_max: Some("1MB".parse().unwrap()), ..ReceiverConfig::default() };
     config.meter.receive.add(Doing::Paced, Duration::from_millis(3));
-    let (access, turns) = (WriteAccess::Beneath(vec![home.path().to_owned()]), Turns::default());
+    let (access, run_leases) = (WriteAccess::Beneath(vec![home.path().to_owned()]), RunLeases::default());
     let (transfer, owner) = (TransferId([1; 16]), String::new());
-    let session =
-        Session { transfer, version, control, lanes, owner, pulse: Pulse::default(), access, turns, config };
+    let session = Session {
+        transfer,
+        version,
+        control,
+        lanes,
+        owner,
+        pulse: Pulse::default(),
+        access,
+        run_leases,
+        config,
+    };
     let session = tokio::spawn(run_session(session, std::future::pending()));
     let announce = ToReceiver::Announce { items: frames.len() as u64, mismatches: 0 };
     let (mut sink, source) = memory_lane();

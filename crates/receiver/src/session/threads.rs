@@ -116,7 +116,7 @@ impl Workers {
 
     /// Adds a thread: the first one in any case, others only as far as the key may have them.
     fn add_thread(&mut self) -> Result<(), SessionError> {
-        let held = self.quota.hold_thread();
+        let held = self.quota.book_thread();
         if held.is_none() && !self.threads.is_empty() {
             return Ok(());
         }

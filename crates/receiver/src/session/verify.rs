@@ -15,7 +15,7 @@ use zmove_wire::{
 };
 
 use crate::quota::messages::ELEMENT_BYTES;
-use crate::quota::{Held, Quota};
+use crate::quota::{Booking, Quota};
 use crate::store::large_files::RANGE_BYTES;
 use crate::store::publishing::publisher::UNPUBLISHED_BYTES;
 
@@ -26,7 +26,7 @@ pub(crate) struct VerifiedBatch {
     guessed: bool,
     batch: Batch,
     data: Buffer,
-    held: Held,
+    held: Booking,
 }
 
 /// A group whose bytes hashed right at its place in its file.
@@ -56,7 +56,7 @@ impl VerifiedBatch {
         if !is_sealed(&header, blake3::hash(&head).as_bytes()) {
             return Ok(Err(damaged(header.item, Vec::new())));
         }
-        let mut held = quota.hold_memory(head.len())?;
+        let mut held = quota.book_memory(head.len())?;
         let batch = Batch::decode(&head, header.data_bytes)?;
         held.grow(ELEMENT_BYTES * batch.groups.len() + UNPUBLISHED_BYTES * batch.entry_count())?;
         held.grow(extra_bytes(&batch))?;
@@ -74,7 +74,7 @@ impl VerifiedBatch {
     }
 
     /// The item, its batch and data, and the booking that lasts as long as they are at work.
-    pub(crate) fn into_parts(self) -> (ItemId, Batch, Buffer, Held) {
+    pub(crate) fn into_parts(self) -> (ItemId, Batch, Buffer, Booking) {
         (self.item, self.batch, self.data, self.held)
     }
 }

@@ -15,16 +15,16 @@ use zmove_disk::{FileIdentity, Task, Turn};
 use zmove_types::{Cv, RelPath};
 use zmove_wire::{Compare, Held, Offer, OfferedFile, SourceMark, Verdict};
 
-use crate::resume::journal::SourceIdentity;
-use crate::sharing::Lock;
+use crate::resume::journal::SourceVersion;
 use crate::store::large_files::delta::{Candidate, runs};
 use crate::store::target::keeper::At;
 use crate::store::target::tree::{Found, Xattrs, contents_root};
 use crate::store::transfer::Transfer;
+use crate::sync::Lock;
 
 /// The answer to one offer.
 #[derive(Debug, Default)]
-pub(crate) struct Judgement<'o> {
+pub(crate) struct Comparison<'o> {
     pub(crate) verdicts: Vec<Verdict>,
     /// The groups that earlier transfers have left of its files.
     pub(crate) held: Vec<Held>,
@@ -34,7 +34,7 @@ pub(crate) struct Judgement<'o> {
 
 /// Judges all files of one offer, by several threads where storage answers late; those not yet examined when the
 /// session ends count as needed.
-pub(crate) fn judge_all<'o>(transfer: &'o Transfer, offer: &'o Offer) -> Judgement<'o> {
+pub(crate) fn compare_all<'o>(transfer: &'o Transfer, offer: &'o Offer) -> Comparison<'o> {
     let groups = (0..).zip(&offer.groups);
     let files = groups.flat_map(|(place, group)| group.files.iter().map(move |file| (place, file)));
     let mut verdicts = vec![Verdict::Need; files.clone().count()];
@@ -54,18 +54,18 @@ pub(crate) fn judge_all<'o>(transfer: &'o Transfer, offer: &'o Offer) -> Judgeme
                 }),
             };
             if let Some(directory) = &directory {
-                *verdict = part.judge(transfer, turn, (offer.offer, number), (directory, path), file);
+                *verdict = part.compare(transfer, turn, (offer.offer, number), (directory, path), file);
             }
             opened = Some((place, directory));
         }
         part
     });
-    let mut judgement = Judgement { verdicts, ..Judgement::default() };
+    let mut comparison = Comparison { verdicts, ..Comparison::default() };
     for part in parts {
-        judgement.held.extend(part.held);
-        judgement.changed.extend(part.changed);
+        comparison.held.extend(part.held);
+        comparison.changed.extend(part.changed);
     }
-    judgement
+    comparison
 }
 
 /// Opens a directory into which other threads look as well: all but the first wait for it.
@@ -88,7 +88,7 @@ struct Part<'o> {
 }
 
 impl<'o> Part<'o> {
-    fn judge(
+    fn compare(
         &mut self,
         transfer: &'o Transfer,
         turn: &Turn<'_>,
@@ -96,11 +96,11 @@ impl<'o> Part<'o> {
         place: (&Arc<OwnedFd>, &'o RelPath),
         file: &'o OfferedFile,
     ) -> Verdict {
-        match judge(transfer, turn, place, file) {
-            judged @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => {
+        match compare(transfer, turn, place, file) {
+            compared @ (Verdict::Need | Verdict::Compare(_)) if file.source.is_some() => {
                 // Give up the core: this may wait for threads with turns of their own.
                 turn.pause();
-                self.look_for_more(transfer, (offer, number), place, file, judged)
+                self.look_for_more(transfer, (offer, number), place, file, compared)
             }
             verdict => verdict,
         }
@@ -113,10 +113,10 @@ impl<'o> Part<'o> {
         (offer, number): (u64, u32),
         (directory, path): (&Arc<OwnedFd>, &'o RelPath),
         file: &'o OfferedFile,
-        judged: Verdict,
+        compared: Verdict,
     ) -> Verdict {
         let name = transfer.target.name(path, &file.name);
-        let Ok(final_path) = path.join(name) else { return judged };
+        let Ok(final_path) = path.join(name) else { return compared };
         let held = if transfer.target.is_for_change_in_place(directory, name) {
             // A part would take the place of the file that is to be changed.
             BTreeMap::new()
@@ -125,14 +125,14 @@ impl<'o> Part<'o> {
         };
         let left = runs(&held).map(|(first, cvs)| Held { offer, file: number, first, cvs, end: false });
         self.held.extend(left);
-        let needed = judged == Verdict::Need || !held.is_empty();
+        let needed = compared == Verdict::Need || !held.is_empty();
         if transfer.target.rules.delta && needed && Candidate::is_there(directory, name, file.bytes) {
             let held = held.into_keys().collect();
             let (directory, bytes) = (path, file.bytes);
             self.changed.push(Candidate { offer, file: number, directory, name, bytes, held });
             return Verdict::Delta;
         }
-        if held.is_empty() { judged } else { Verdict::Resume }
+        if held.is_empty() { compared } else { Verdict::Resume }
     }
 }
 
@@ -144,14 +144,14 @@ fn claim(
     file: &OfferedFile,
 ) -> BTreeMap<u32, Cv> {
     let Some(SourceMark { inode, ctime }) = file.source else { return BTreeMap::new() };
-    let source = SourceIdentity { bytes: file.bytes, mtime: file.metadata.mtime, ctime, inode };
+    let source = SourceVersion { bytes: file.bytes, mtime: file.metadata.mtime, ctime, inode };
     transfer.parts.claim(path, directory, &source, transfer.direct, || {
         let turn = transfer.turn(Task::Look);
         move || turn.is_over()
     })
 }
 
-fn judge(
+fn compare(
     transfer: &Transfer,
     turn: &Turn<'_>,
     (opened, path): (&Arc<OwnedFd>, &RelPath),
@@ -169,7 +169,7 @@ fn judge(
     match target.rules.compare {
         // A file that is not remembered could get the source's time with what somebody else has written since.
         Compare::Checksum if target.is_of_another(opened, name, &there) => Verdict::Need,
-        Compare::Checksum if !target.judged.remember(opened, name, &there) => Verdict::Need,
+        Compare::Checksum if !target.compared.remember(opened, name, &there) => Verdict::Need,
         Compare::Checksum => {
             let root =
                 contents_root((opened.as_fd(), name), file.bytes, target.rules.kinds, || turn.is_over());
@@ -178,10 +178,10 @@ fn judge(
         Compare::Quick => {
             let metadata = target.rules.of_file(&file.metadata);
             let wanted = (&*metadata, Xattrs::Digest(file.xattrs.as_deref()));
-            match target.hold_against((opened, name), &there, wanted, At(path, Some(name))) {
+            match target.compare_metadata((opened, name), &there, wanted, At(path, Some(name))) {
                 Found::Same => Verdict::Skip,
                 // what is not remembered could get the source's time with what somebody else has written since
-                Found::DiffersBeside if target.judged.remember(opened, name, &there) => Verdict::Retouch,
+                Found::DiffersBeside if target.compared.remember(opened, name, &there) => Verdict::Retouch,
                 Found::DiffersBeside | Found::Differs => Verdict::Need,
             }
         }
@@ -240,11 +240,11 @@ mod tests {
         let offer = offer("closed", named("f", there.unwrap().metadata()));
         std::fs::set_permissions(&directory, Permissions::from_mode(0o000)).unwrap();
         let transfer = transfer(home.path());
-        let judged = as_an_ordinary_user(|| {
+        let compared = as_an_ordinary_user(|| {
             assert!(std::fs::read_dir(&directory).is_err(), "the directory is closed");
-            judge_all(&transfer, &offer)
+            compare_all(&transfer, &offer)
         });
-        assert_eq!(judged.verdicts, [Verdict::Skip]);
+        assert_eq!(compared.verdicts, [Verdict::Skip]);
     }
 
     /// What an earlier transfer has left of a large file that it has not flushed.
@@ -281,7 +281,7 @@ mod tests {
         let transfer = transfer_with_one_place(2, home.path(), Some(journals.path().to_owned()));
         let source = Some(SourceMark { inode: head.inode, ctime: head.ctime });
         let offer = offer("", OfferedFile { bytes: head.bytes, source, ..named("large", head.metadata) });
-        let judged = without_a_standstill(&transfer, || judge_all(&transfer, &offer));
-        assert_eq!(judged.verdicts, [Verdict::Resume]);
+        let compared = without_a_standstill(&transfer, || compare_all(&transfer, &offer));
+        assert_eq!(compared.verdicts, [Verdict::Resume]);
     }
 }

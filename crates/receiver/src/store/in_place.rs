@@ -56,7 +56,7 @@ impl TargetTree {
             return Ok(None);
         }
         let survives_power_cut = self.rules.flushes();
-        let descriptors = quota.hold_file().map_err(cannot)?;
+        let descriptors = quota.book_file().map_err(cannot)?;
         let change = Change { bytes, mode: metadata.mode, mtime: metadata.mtime, survives_power_cut };
         let mut staged = existing.begin(change, direct).map_err(cannot)?;
         staged.attach(descriptors);

@@ -21,10 +21,10 @@ use zmove_types::{FileId, GroupSpan, ItemId};
 use zmove_wire::limits::FILES_UNFINISHED_MAX;
 use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 
-use crate::quota::{Held, Quota};
+use crate::quota::{Booking, Quota};
 use crate::resume::parts::Prior;
-use crate::sharing::Lock;
 use crate::store::large_files::delta::Base;
+use crate::sync::Lock;
 
 /// All large files of a transfer.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct Table {
     /// The number of files that were given up before they were declared.
     unheard: usize,
     /// The memory booked for the slots, which stay until the transfer ends.
-    held: Held,
+    held: Booking,
 }
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub(crate) struct LargeFile {
     pub(crate) base: Option<Base>,
     given_up: AtomicBool,
     state: Lock<State>,
-    _held: Held,
+    _held: Booking,
 }
 
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ struct State {
 
 /// The order of a chunk among the copies of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Copy {
+pub(crate) enum GroupCopy {
     /// The chunk is to be written.
     First,
     /// Another copy is being written; this one is settled with it.
@@ -94,7 +94,7 @@ pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
     pub(crate) fn new(quota: &Quota) -> Self {
-        let table = Table { slots: HashMap::new(), living: 0, unheard: 0, held: quota.nothing() };
+        let table = Table { slots: HashMap::new(), living: 0, unheard: 0, held: quota.book_nothing() };
         Self { quota: quota.clone(), table: Lock::new(table) }
     }
 
@@ -143,7 +143,7 @@ impl FileTable {
                 table.held.grow(SLOT_BYTES)?;
                 let ranges = head.data.as_ref().map_or(0, |data| data.ranges().len());
                 let beside = head.metadata.extra_bytes() + RANGE_BYTES * ranges;
-                let held = self.quota.hold_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + beside)?;
+                let held = self.quota.book_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + beside)?;
                 let (base, given_up) = (base(&head), AtomicBool::new(false));
                 let file = LargeFile { id, head, base, given_up, state: Lock::default(), _held: held };
                 let file = Arc::new(file);
@@ -334,18 +334,18 @@ impl LargeFile {
 
     /// Books a group as being written, if this is its first copy. A copy that comes meanwhile waits for
     /// [`end`](Self::end); a later one is not written.
-    pub(crate) fn begin(&self, span: GroupSpan, item: ItemId) -> Copy {
+    pub(crate) fn begin(&self, span: GroupSpan, item: ItemId) -> GroupCopy {
         let mut state = self.state.lock();
         // A copy may not be settled early: the group may be the last, whose writer is giving the file its name.
         if let Some(waiting) = state.writing.get_mut(&span.index) {
             waiting.push(item);
-            return Copy::Waiting;
+            return GroupCopy::Waiting;
         }
         if state.written.contains(&span.index) || state.is_complete {
-            return Copy::Late;
+            return GroupCopy::Late;
         }
         state.writing.insert(span.index, Vec::new());
-        Copy::First
+        GroupCopy::First
     }
 
     /// Ends the writing of a first copy; returns the items of the copies that have waited for it.
@@ -416,7 +416,7 @@ mod tests {
             }
             assert_eq!(complete, groups[groups.len() - 1..], "{ranges:?}");
             for index in 0..5 {
-                assert_eq!(file.begin(span(index), ItemId(9)), Copy::Late, "{ranges:?}");
+                assert_eq!(file.begin(span(index), ItemId(9)), GroupCopy::Late, "{ranges:?}");
             }
         }
         let prior = || Prior { staged: Staged::create(&directory, 0o600).unwrap(), groups: vec![0, 3] };
@@ -462,7 +462,7 @@ mod tests {
         table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| panic!("asked once")).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let span = |index| GroupSpan::of(file.head.bytes, index).unwrap();
-        assert_eq!(file.begin(span(2), ItemId(1)), Copy::Late);
+        assert_eq!(file.begin(span(2), ItemId(1)), GroupCopy::Late);
         let hold = file.staged(|| Err("made anew")).unwrap();
         assert!(file.written(span(1), hold).is_some());
     }
@@ -475,14 +475,14 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
         let span = GroupSpan::of(file.head.bytes, 0).unwrap();
-        assert_eq!(file.begin(span, ItemId(1)), Copy::First);
-        assert_eq!(file.begin(span, ItemId(1)), Copy::Waiting);
-        assert_eq!(file.begin(span, ItemId(2)), Copy::Waiting);
+        assert_eq!(file.begin(span, ItemId(1)), GroupCopy::First);
+        assert_eq!(file.begin(span, ItemId(1)), GroupCopy::Waiting);
+        assert_eq!(file.begin(span, ItemId(2)), GroupCopy::Waiting);
         let hold = file.staged(|| Staged::create(&directory, 0o600)).unwrap();
         assert!(file.written(span, hold).is_none());
-        assert_eq!(file.begin(span, ItemId(4)), Copy::Waiting);
+        assert_eq!(file.begin(span, ItemId(4)), GroupCopy::Waiting);
         assert_eq!(file.end(span), [ItemId(1), ItemId(2), ItemId(4)]);
-        assert_eq!(file.begin(span, ItemId(3)), Copy::Late);
+        assert_eq!(file.begin(span, ItemId(3)), GroupCopy::Late);
         assert_eq!(file.end(span), []);
     }
 

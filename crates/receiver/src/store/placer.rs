@@ -23,7 +23,6 @@ use zmove_disk::{
 use zmove_types::{Metadata, Name, RelPath};
 use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, LinkEntry, Operation, Overwrite};
 
-use crate::sharing::Lock;
 use crate::store::failure::{ALREADY_THERE, Failure, again, failed_to, failure, is_no_room};
 use crate::store::placer::runs::{Entry, Files, Run, Runs};
 use crate::store::publishing::publisher::{FillingGuard, HiddenFile, Known, PendingBatch, SmallFile};
@@ -33,6 +32,7 @@ use crate::store::target::keeper::At;
 use crate::store::target::open_directories::{OpenDirectories, Opened};
 use crate::store::target::tree::{Xattrs, flush_now};
 use crate::store::transfer::Transfer;
+use crate::sync::Lock;
 
 /// The placer of one thread: the transfer, and the directories that the thread has open.
 #[derive(Debug)]
@@ -222,7 +222,7 @@ impl<'a> Placer<'a> {
             let parent = self.directory(parent)?.directory;
             let mut error = None;
             let begun = transfer.publisher.begin(path, || {
-                let held = transfer.quota.hold_staging(path).ok_or_else(|| Errno::MFILE.into());
+                let held = transfer.quota.book_staging(path).ok_or_else(|| Errno::MFILE.into());
                 let begun = held.and_then(|held| Ok((StagingDirectory::begin(&parent, name)?, held)));
                 begun.map_err(|why| error = Some(why)).ok()
             });
@@ -253,7 +253,7 @@ impl<'a> Placer<'a> {
         };
         let parent_directory = self.directory(&parent).ok()?.directory;
         let begun = publisher.begin(path, || {
-            let held = self.transfer.quota.hold_spare_staging(path)?;
+            let held = self.transfer.quota.book_spare_staging(path)?;
             if !publisher.take_fresh(path) && !Tree::make_new(parent_directory.as_fd(), &name).ok()? {
                 return None;
             }

@@ -30,7 +30,6 @@ use zmove_types::{BufferPool, FileId, Name, RelPath};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
 use crate::config::BUFFER_BYTES;
-use crate::sharing::{Lock, by_several};
 use crate::store::failure::{ALREADY_THERE, failure};
 use crate::store::publishing::lost::Lost;
 use crate::store::publishing::publisher::{
@@ -42,6 +41,7 @@ use crate::store::target::keeper::At;
 use crate::store::target::open_directories::OpenDirectories;
 use crate::store::target::tree::{TargetTree, Xattrs};
 use crate::store::transfer::Transfer;
+use crate::sync::{Lock, run_on_several};
 
 /// Runs the thread that publishes, until it is [stopped](crate::store::publishing::publisher::Publisher::stop). It also
 /// flushes while nothing is to be published, for four fifths of the time at most, so that little is left for the end.
@@ -268,7 +268,7 @@ fn look_at_all(
         };
         take.iter().map(look).collect()
     };
-    by_several("zmove-look", 1..READERS, look)
+    run_on_several("zmove-look", 1..READERS, look)
 }
 
 /// Whether a file is on the storage as it should be, read past the page cache.

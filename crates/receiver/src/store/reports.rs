@@ -5,7 +5,7 @@ use zmove_transport::LaneError;
 use zmove_types::ItemId;
 use zmove_wire::{Answer, EntryFault, Fault, FileDone, Held, Missed, StoredItem, ToSender, WireError};
 
-use crate::quota::{Held as Booked, Quota};
+use crate::quota::{Booking, Quota};
 
 /// The way by which the threads of a transfer tell its session.
 #[derive(Clone, Debug)]
@@ -46,20 +46,20 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) struct Told {
     pub(crate) outcome: Outcome,
-    pub(crate) held: Booked,
+    pub(crate) held: Booking,
 }
 
 impl Reports {
     /// Reports to the session; waits while many reports are queued. For threads only.
     pub(crate) fn tell(&self, outcome: Outcome) {
-        match self.quota.hold_memory(outcome.bytes()) {
+        match self.quota.book_memory(outcome.bytes()) {
             Ok(held) => self.tell_booked(outcome, held),
-            Err(error) => self.tell_booked(Outcome::OverLimit(error), self.quota.nothing()),
+            Err(error) => self.tell_booked(Outcome::OverLimit(error), self.quota.book_nothing()),
         }
     }
 
     /// Reports something to the session whose memory is booked already.
-    pub(crate) fn tell_booked(&self, outcome: Outcome, held: Booked) {
+    pub(crate) fn tell_booked(&self, outcome: Outcome, held: Booking) {
         // Nobody receives it any more only when the session is over.
         let _session_over = self.outcomes.blocking_send(Told { outcome, held });
     }

@@ -6,9 +6,9 @@
 //! A root that its mode would open, and that is refused nevertheless, did not exist when the daemon was confined: the
 //! client is answered that a restart is needed.
 
+pub(crate) mod compared;
 pub(crate) mod directories;
 pub(crate) mod file_systems;
-pub(crate) mod judged;
 pub(crate) mod keeper;
 pub(crate) mod links;
 pub(crate) mod open_directories;

@@ -13,7 +13,6 @@ use crate::config::{BUFFER_BYTES, ReceiverConfig};
 use crate::meters::TransferMeter;
 use crate::quota::Quota;
 use crate::resume::parts::{Parts, is_overtaken};
-use crate::sharing::Lock;
 use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile};
 use crate::store::publishing::publisher::Publisher;
@@ -22,6 +21,7 @@ use crate::store::rules::Rules;
 use crate::store::target::Target;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::tree::TargetTree;
+use crate::sync::Lock;
 
 /// The shared state of one transfer.
 #[derive(Debug)]

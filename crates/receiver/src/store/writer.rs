@@ -12,7 +12,7 @@ use zmove_wire::{FileHead, Operation, TargetState};
 
 use crate::session::verify::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::store::failure::{Failure, failed_to, failure, is_no_room};
-use crate::store::large_files::{Complete, Copy, LargeFile};
+use crate::store::large_files::{Complete, GroupCopy, LargeFile};
 use crate::store::placer::Placer;
 use crate::store::publishing::publisher::{Known, PendingBatch, WholeFile};
 use crate::store::publishing::{end_large, make_room};
@@ -104,10 +104,10 @@ fn store_chunk(transfer: &Transfer, placer: &mut Placer<'_>, file: &Arc<LargeFil
 /// Whether an item is the first copy of its group; a later copy is settled with the first.
 fn is_first(transfer: &Transfer, file: &LargeFile, (item, span): (ItemId, GroupSpan)) -> bool {
     let copy = file.begin(span, item);
-    if copy == Copy::Late {
+    if copy == GroupCopy::Late {
         transfer.reports.settle(item);
     }
-    copy == Copy::First
+    copy == GroupCopy::First
 }
 
 /// Writes the data of a group, which stands piece after piece in the buffer; where there is no room, once more when

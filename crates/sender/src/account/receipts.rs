@@ -16,7 +16,7 @@ use zmove_wire::{
 
 use crate::account::Moved;
 use crate::account::failure::FileError;
-use crate::account::heard::{Heard, not_empty};
+use crate::account::report_limits::{ReportCounts, not_empty};
 use crate::control;
 use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
@@ -34,7 +34,7 @@ pub(crate) struct Receipts {
     pub(crate) paced: Duration,
     /// The number of files with a different time at the target, whose file system cannot store theirs.
     pub(crate) times_beyond_range: u64,
-    heard: Heard,
+    reported: ReportCounts,
 }
 
 impl Receipts {
@@ -49,8 +49,8 @@ impl Receipts {
         let (reply_sender, replies) = replies::channel();
         let session = Arc::new(Session::new(observer, (version, extras), started, outgoing_in));
         let paced = Duration::ZERO;
-        let heard = Heard::default();
-        let receipts = Self { session, reply_sender, paced, times_beyond_range: 0, heard };
+        let reported = ReportCounts::default();
+        let receipts = Self { session, reply_sender, paced, times_beyond_range: 0, reported };
         (receipts, replies, outgoing)
     }
 
@@ -61,11 +61,13 @@ impl Receipts {
         match message {
             ToSender::Answer(answer) => self.reply_sender.reply(Reply::Answer(answer))?,
             ToSender::Held(held) => {
-                self.heard.held(&self.session.in_flight.given, &held)?;
+                self.reported.held(&self.session.in_flight.sent_counts, &held)?;
                 self.reply_sender.reply(Reply::Held(held))?;
             }
             ToSender::Findings(findings) => self.reply_sender.findings(findings)?,
-            answer @ (ToSender::Extra(_) | ToSender::Removed { .. }) => self.reply_sender.mirror(answer)?,
+            answer @ (ToSender::ExtraneousNames(_) | ToSender::Removed { .. }) => {
+                self.reply_sender.mirror(answer)?
+            }
             ToSender::Stored(Stored { items, files }) => {
                 not_empty(!items.is_empty() || !files.is_empty())?;
                 items.into_iter().try_for_each(|item| self.take_item(item))?;
@@ -76,8 +78,8 @@ impl Receipts {
                 items.into_iter().try_for_each(|item| self.take_published(item))?;
             }
             ToSender::Fault(fault) => {
-                let removals = self.session.account.totals.doomed.get();
-                self.heard.fault(&self.session.in_flight.given, &fault, removals)?;
+                let removals = self.session.account.totals.extraneous.get();
+                self.reported.fault(&self.session.in_flight.sent_counts, &fault, removals)?;
                 self.session.account.fail(&FileError::Receiver(fault));
             }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
@@ -96,7 +98,7 @@ impl Receipts {
             ToSender::Missed { entries } => {
                 not_empty(!entries.is_empty())?;
                 for missed in entries {
-                    self.heard.missed(&self.session.in_flight.given, &missed.path)?;
+                    self.reported.missed(&self.session.in_flight.sent_counts, &missed.path)?;
                     self.session.account.name_missed(&missed);
                 }
             }
@@ -188,7 +190,7 @@ impl Receipts {
 
     /// Settles a batch; `shown` of its bytes the user has seen.
     fn take_batch(&mut self, batch: &SentBatch, shown: u64) -> Result<(), WireError> {
-        Heard::entry_faults(batch.faults.len(), batch.pack.entry_count())?;
+        ReportCounts::entry_faults(batch.faults.len(), batch.pack.entry_count())?;
         let account = &self.session.account;
         let mut files = 0;
         let mut bytes = 0;
@@ -208,14 +210,14 @@ impl Receipts {
                 (Some(_), _) => {}
                 (None, NamePart::Link(first)) => {
                     account.linked(file.look.bytes);
-                    account.book().confirm(&file.path, first.root.as_ref());
+                    account.files().confirm(&file.path, first.root.as_ref());
                 }
                 (None, _) if file.retouched => {
                     account.skipped(&file.path, file.look);
-                    account.book().confirm(&file.path, file.root.as_ref());
+                    account.files().confirm(&file.path, file.root.as_ref());
                 }
                 (None, _) => {
-                    account.book().confirm(&file.path, file.root.as_ref());
+                    account.files().confirm(&file.path, file.root.as_ref());
                     files += 1;
                     bytes += file.data_bytes;
                     holes += file.look.bytes - file.data_bytes;
@@ -233,7 +235,7 @@ impl Receipts {
     }
 
     fn take_file(&mut self, done: FileDone) -> Result<(), WireError> {
-        self.heard.file(&self.session.in_flight.given)?;
+        self.reported.file(&self.session.in_flight.sent_counts)?;
         let Some(file) = self.session.in_flight.end_large(FileId(done.file)) else { return Ok(()) };
         if done.fault.is_none() && !file.is_all_read() {
             return Err(WireError::OutOfOrder { what: "a whole file that has not been sent" });
@@ -246,7 +248,7 @@ impl Receipts {
             return Ok(());
         }
         self.session.account.moved(&Moved { files: 1, whole_bytes: file.data_bytes(), ..Moved::default() });
-        self.session.account.book().confirm(&file.target, file.root().as_ref());
+        self.session.account.files().confirm(&file.target, file.root().as_ref());
         if let Some(shared) = file.entry.shared {
             let first = FirstName { path: file.target.clone(), root: file.root() };
             self.reply_sender.reply(Reply::Link(Word::Named(shared.number, first)))?;

@@ -48,7 +48,7 @@ pub struct Summary {
     /// The time from the start of the command to the receiver's last message.
     pub elapsed: Duration,
     /// The part of that time which the bottleneck and the path are about: since connections last came back.
-    pub judged: Duration,
+    pub measured: Duration,
     /// The time from the start of the command to the first data on a lane.
     pub first_byte: Option<Duration>,
     /// The duration of the receiver's last flush.
@@ -125,6 +125,6 @@ impl Summary {
     /// The share of the time for which nothing was on its way, from 0 to 1.
     #[must_use]
     pub fn path_idle(&self) -> Option<f64> {
-        Some(self.path.as_ref()?.idle_share(self.judged))
+        Some(self.path.as_ref()?.idle_share(self.measured))
     }
 }

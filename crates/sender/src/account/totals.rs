@@ -40,7 +40,7 @@ pub(crate) struct Totals {
     pub(crate) changed: Count,
     pub(crate) removed: Count,
     /// Entries that were asked to be removed in this run, with all below them where that counts.
-    pub(crate) doomed: Count,
+    pub(crate) extraneous: Count,
     /// Entries that are at the target alone and stay because as many have been removed as may be.
     pub(crate) spared: Count,
     /// Entries that are at the target alone and stay because the source has changed since the first walk began.

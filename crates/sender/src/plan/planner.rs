@@ -355,7 +355,7 @@ impl Planner<'_> {
         let Some(offering) = &mut self.offering else { return };
         let Session { in_flight, extras, .. } = self.session;
         while let Some(offer) = offering.next_offer(extras) {
-            in_flight.given.offer(&offer);
+            in_flight.sent_counts.offer(&offer);
             let with = extras.speaks();
             in_flight.tell(if with {
                 ToReceiver::OfferWith(OfferWith(offer))

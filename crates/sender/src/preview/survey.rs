@@ -210,7 +210,7 @@ impl Survey<'_> {
 
     /// The path that an entry has at the target.
     fn final_path(&self, asked: &Inquired) -> RelPath {
-        self.session.account.book().renamed().unwrap_or_else(|| asked.target_path())
+        self.session.account.files().renamed().unwrap_or_else(|| asked.target_path())
     }
 
     /// Reads our own file and compares; `None` where it cannot be read, which has then been reported.

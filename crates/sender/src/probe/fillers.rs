@@ -12,7 +12,7 @@ use zmove_wire::limits::FILLER_BYTES_MAX;
 use zmove_wire::{FrameHeader, FrameKind};
 
 use crate::error::SessionError;
-use crate::send::cargo::sealed;
+use crate::send::frames::sealed;
 
 /// Lanes that are being filled. When this is dropped they are broken, and their threads have ended.
 pub(super) struct Fillers {

@@ -53,11 +53,11 @@ impl Push {
             roots: sources.clone(),
             selection,
             file_systems,
-            identity: run.identity(&removals.own_directories),
+            first_walk: run.first_walk(&removals.own_directories),
             removals,
             purpose: open.purpose,
         });
-        config.scan.identity = mirror.as_ref().map(|mirror| Arc::clone(&mirror.identity));
+        config.scan.first_walk = mirror.as_ref().map(|mirror| Arc::clone(&mirror.first_walk));
         let extraneous = if mirror.is_some() { Extraneous::Goes } else { Extraneous::Stays };
         let scan = match list {
             Some(list) => scan_list(list, &config.scan),

@@ -17,8 +17,8 @@ use crate::plan::planner::{Task, plan_all};
 use crate::push::config::{BUFFER_BYTES, SenderConfig};
 use crate::push::session::Session;
 use crate::push::threads::{Broken, Threads};
-use crate::read::headcount::Headcount;
 use crate::read::reader::{ReaderContext, read_all};
+use crate::read::reader_count::ReaderCount;
 use crate::send::lane::LaneContext;
 use crate::send::lane_set::LaneSet;
 
@@ -48,7 +48,7 @@ impl Pipeline {
         if let Some(limit) = config.rate_max {
             session.rate.lower(limit, Limit::OwnRate);
         }
-        let (cargo_in, cargo) = crossbeam_channel::bounded(config.readers);
+        let (frames_in, frames) = crossbeam_channel::bounded(config.readers);
         let (broken_in, broken) = mpsc::unbounded_channel();
         let pool = BufferPool::new(BUFFER_BYTES, config.buffers_max);
         let readers = Arc::new(ReaderContext {
@@ -56,11 +56,11 @@ impl Pipeline {
             pool: pool.clone(),
             file_io: Arc::clone(&config.file_io),
             direct: config.direct,
-            headcount: Headcount::default(),
+            reader_count: ReaderCount::default(),
             threads: StorageThreads::default(),
-            cargo: cargo_in,
+            frames: frames_in,
         });
-        let lane_context = LaneContext { session: Arc::clone(&session), cargo };
+        let lane_context = LaneContext { session: Arc::clone(&session), frames };
         let mut pipeline = Self {
             session: Arc::clone(&session),
             lane_set: LaneSet::new(lane_context, broken_in.clone()),
@@ -83,13 +83,13 @@ impl Pipeline {
     /// Starts readers up to so many, or has those beyond end after their present work. Readers that cannot be started
     /// are done without, unless there are none at all: that is an error.
     pub(crate) fn set_readers(&mut self, wanted: usize) -> Result<(), SessionError> {
-        let running = self.readers.headcount.want(wanted);
+        let running = self.readers.reader_count.want(wanted);
         for number in running..wanted {
             let context = Arc::clone(&self.readers);
             let started =
                 self.threads.spawn(format!("zmove-read-{number}"), move || read_all(&context, number));
             if let Err(source) = started {
-                self.readers.headcount.stop_before(number);
+                self.readers.reader_count.stop_before(number);
                 return if number == 0 { Err(SessionError::Thread(source)) } else { Ok(()) };
             }
         }

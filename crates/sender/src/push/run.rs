@@ -4,7 +4,7 @@
 //! the receiver of what is there.
 //!
 //! - Files and bytes moved: those of earlier sessions are added. Files that the last session found equal because of
-//!   them are taken off. [`Book`] keeps what is known of single files.
+//!   them are taken off. [`FileLedger`] keeps what is known of single files.
 //! - Entries removed: those of earlier sessions are added. The walk for names begins again, and nothing of a
 //!   session is being removed when the next begins.
 //! - Failures are counted by the last session, which has tried everything again.
@@ -16,10 +16,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zmove_scan::SourceIdentity;
+use zmove_scan::FirstWalk;
 use zmove_types::{FileNumber, Sample, TransferId};
 
-use crate::account::book::Book;
+use crate::account::file_ledger::FileLedger;
 use crate::account::manifest::Manifest;
 use crate::account::totals::Totals;
 
@@ -30,26 +30,26 @@ pub struct Run {
     cpu_started: Duration,
     /// The id of the first session's transfer.
     id: Option<TransferId>,
-    pub(crate) heard: Heard,
+    pub(crate) phase: Phase,
     /// The number of sessions that the receiver has opened.
     begun: u64,
     /// The number of sessions in which the receiver has answered to something.
     answered: u64,
     pub(crate) earlier: Earlier,
-    pub(crate) book: Book,
+    pub(crate) files: FileLedger,
     /// The longest wait of the next session for its turn at a busy receiver.
     pub(crate) patience: Duration,
-    /// The identity of the sources as the first walk found them, where the target becomes a mirror of them.
-    identity: Option<Arc<SourceIdentity>>,
+    /// The sources as the first walk found them, where the target becomes a mirror of them.
+    first_walk: Option<Arc<FirstWalk>>,
 }
 
 /// How far the conversation of a session came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Heard {
+pub(crate) enum Phase {
     #[default]
     Nothing,
     /// The receiver has opened the transfer.
-    Leave,
+    Permission,
     /// The receiver has answered to something that was sent.
     Answer,
 }
@@ -68,7 +68,7 @@ pub(crate) struct Earlier {
     /// Entries that were at the target alone and have been removed.
     pub(crate) removed: u64,
     /// Entries that any of these sessions asked to be removed.
-    pub(crate) doomed: u64,
+    pub(crate) extraneous: u64,
     pub(crate) resent: u64,
     pub(crate) repeated: u64,
     pub(crate) lanes: usize,
@@ -85,20 +85,20 @@ impl Run {
             started,
             cpu_started: cpu_time(),
             id: None,
-            heard: Heard::Nothing,
+            phase: Phase::Nothing,
             begun: 0,
             answered: 0,
             earlier: Earlier::default(),
-            book: Book::new(manifest),
+            files: FileLedger::new(manifest),
             patience: Duration::ZERO,
-            identity: None,
+            first_walk: None,
         }
     }
 
     /// Whether the receiver has ever opened the transfer.
     #[must_use]
     pub fn was_up(&self) -> bool {
-        self.heard >= Heard::Leave
+        self.phase >= Phase::Permission
     }
 
     /// Sets how long the next session waits for its turn at a busy receiver; the default is not at all.
@@ -112,11 +112,11 @@ impl Run {
         self.answered
     }
 
-    /// The identity by which all walks check that the sources are what they were when the first walk began, which is
+    /// The record by which all walks check that the sources are what they were when the first walk began, which is
     /// now unless there has been one.
-    pub(crate) fn identity(&mut self, own_directories: &[FileNumber]) -> Arc<SourceIdentity> {
-        let begin = || Arc::new(SourceIdentity::begin(own_directories.to_vec()));
-        Arc::clone(self.identity.get_or_insert_with(begin))
+    pub(crate) fn first_walk(&mut self, own_directories: &[FileNumber]) -> Arc<FirstWalk> {
+        let begin = || Arc::new(FirstWalk::begin(own_directories.to_vec()));
+        Arc::clone(self.first_walk.get_or_insert_with(begin))
     }
 
     /// The number of times that the run went on after its connections were lost.
@@ -134,10 +134,10 @@ impl Run {
     }
 
     /// Notes how far a session has come.
-    pub(crate) fn note(&mut self, heard: Heard) {
-        self.heard = self.heard.max(heard);
-        self.begun += u64::from(heard >= Heard::Leave);
-        self.answered += u64::from(heard == Heard::Answer);
+    pub(crate) fn note(&mut self, phase: Phase) {
+        self.phase = self.phase.max(phase);
+        self.begun += u64::from(phase >= Phase::Permission);
+        self.answered += u64::from(phase == Phase::Answer);
     }
 }
 
@@ -149,7 +149,7 @@ impl Earlier {
         self.bytes += totals.whole_bytes.get();
         self.partial_bytes += totals.bytes.get().saturating_sub(totals.whole_bytes.get());
         self.removed += totals.removed.get();
-        self.doomed = totals.doomed.get();
+        self.extraneous = totals.extraneous.get();
         self.resent += totals.resent.get();
         self.repeated += totals.repeated.get();
         self.lanes = self.lanes.max(lanes);
@@ -184,20 +184,21 @@ mod tests {
     #[test]
     fn what_a_session_asked_to_be_removed_counts_in_the_next_one() {
         let mut earlier = Earlier::default();
-        let totals = Totals { doomed: 5.into(), removed: 3.into(), ..Totals::default() };
+        let totals = Totals { extraneous: 5.into(), removed: 3.into(), ..Totals::default() };
         earlier.add(&totals, 1, None);
         // The next session begins with the number that the first had asked for.
-        let totals = Totals { doomed: (earlier.doomed + 2).into(), removed: 2.into(), ..Totals::default() };
+        let totals =
+            Totals { extraneous: (earlier.extraneous + 2).into(), removed: 2.into(), ..Totals::default() };
         earlier.add(&totals, 1, None);
-        assert_eq!((earlier.doomed, earlier.removed), (7, 5));
+        assert_eq!((earlier.extraneous, earlier.removed), (7, 5));
     }
 
     #[test]
     fn leave_is_not_forgotten_and_each_answer_counts() {
         let mut run = Run::begin(None, Instant::now());
         assert!(!run.was_up());
-        for heard in [Heard::Answer, Heard::Nothing, Heard::Leave, Heard::Answer] {
-            run.note(heard);
+        for phase in [Phase::Answer, Phase::Nothing, Phase::Permission, Phase::Answer] {
+            run.note(phase);
         }
         assert_eq!((run.was_up(), run.answered()), (true, 2));
         assert_eq!(run.reconnects(), 2, "also after a session in which nothing more was said");

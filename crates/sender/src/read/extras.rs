@@ -1,6 +1,6 @@
 //! What is carried of entries beside contents, mode and time: who they belong to, and their extended attributes.
 //!
-//! What a receiver keeps is known when it has given leave; until then it is taken to keep all that it was asked
+//! What a receiver keeps is known when it has opened the transfer; until then it is taken to keep all that it was asked
 //! for, and entries that were sent by then are counted if it does not.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -110,13 +110,13 @@ struct Known {
     groups: HashMap<u32, Account>,
     /// The extras that entries share which have owners and nothing else.
     shared: HashMap<Ids, Arc<Extra>>,
-    /// Of how many entries what was sent before the receiver had given leave.
+    /// Of how many entries what was sent before the receiver had opened the transfer.
     early: BTreeMap<Kinds, u64>,
 }
 
 /// How many users, groups and pairs of them are remembered.
 const KNOWN_MAX: usize = 4096;
-/// What is not told by a receiver that has not given leave.
+/// What is not told by a receiver that has not opened the transfer.
 const UNTOLD: u32 = u32::MAX;
 
 /// What an entry lacks where it travels.

@@ -23,10 +23,10 @@ use crate::plan::queue::{Parcel, When};
 use crate::push::session::Session;
 use crate::read::entries::{EntryRead, EntryReader, read_file};
 use crate::read::extras::leave_out_xattrs;
-use crate::read::headcount::Headcount;
 use crate::read::read_ahead::{Filling, ReadPack};
+use crate::read::reader_count::ReaderCount;
 use crate::read::source::{LargeSource, OpenedSource, Progress, SourceDirectory};
-use crate::send::cargo::{Cargo, Chunk, sealed};
+use crate::send::frames::{Chunk, OutgoingFrame, sealed};
 use crate::send::sent::{Sent, SentBatch};
 
 /// The state that all readers share.
@@ -35,11 +35,11 @@ pub(crate) struct ReaderContext {
     pub(crate) pool: BufferPool,
     pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
-    pub(crate) headcount: Headcount,
+    pub(crate) reader_count: ReaderCount,
     /// The threads that read small files side by side.
     pub(crate) threads: StorageThreads,
     /// The queue that all lanes share.
-    pub(crate) cargo: Sender<Cargo>,
+    pub(crate) frames: Sender<OutgoingFrame>,
 }
 
 /// Runs one reader until the push is being stopped, or there are to be fewer readers.
@@ -49,7 +49,7 @@ pub(crate) fn read_all(context: &ReaderContext, number: usize) {
     while let Some(work) = session.queue.take(|| session.in_flight.is_stopping()) {
         reader.take(work);
         reader.watch.lap(Doing::Busy);
-        if context.headcount.may_go(number) {
+        if context.reader_count.may_go(number) {
             return;
         }
     }
@@ -95,7 +95,7 @@ impl Reader<'_> {
         let Some(mut buffer) = self.buffer() else { return };
         let Pack { groups, unread, .. } = pack;
         let Session { in_flight, extras, account, .. } = self.session;
-        let wants_roots = account.book().manifest.is_some();
+        let wants_roots = account.files().manifest.is_some();
         let entries = EntryReader { in_flight, extras, threads: &self.context.threads, wants_roots };
         let mut read = entries.read_all(&groups, buffer.room()).into_iter();
         let mut filling =
@@ -223,7 +223,7 @@ impl Reader<'_> {
             return;
         };
         let header = FrameHeader { kind, item, ..FrameHeader::default() };
-        self.hand_on(Cargo { frame: sealed(&content, header, head, buffer), chunk: None });
+        self.hand_on(OutgoingFrame { frame: sealed(&content, header, head, buffer), chunk: None });
     }
 
     fn read_group(&mut self, file: &Arc<LargeSource>, span: GroupSpan) {
@@ -274,7 +274,7 @@ impl Reader<'_> {
         let changed = match file.group_read(span, cv) {
             Progress::Going => false,
             Progress::AllRead => {
-                if self.session.account.book().manifest.is_some() {
+                if self.session.account.files().manifest.is_some() {
                     file.hash_holes(|| self.session.in_flight.is_stopping());
                 }
                 !file.is_unchanged()
@@ -295,7 +295,7 @@ impl Reader<'_> {
         let header = FrameHeader { kind, group: span.index, item, file: file.id, ..FrameHeader::default() };
         let frame = sealed(&cv.0, header, Vec::new(), data);
         let chunk = Chunk { file: Arc::clone(file), identity, tries, late: again.is_some() };
-        self.hand_on(Cargo { frame, chunk: Some(chunk) });
+        self.hand_on(OutgoingFrame { frame, chunk: Some(chunk) });
         Ok(())
     }
 
@@ -343,11 +343,11 @@ impl Reader<'_> {
         item
     }
 
-    fn hand_on(&mut self, cargo: Cargo) {
-        self.session.account.totals.bytes_read.add(u64::from(cargo.frame.header.data_bytes));
+    fn hand_on(&mut self, outgoing: OutgoingFrame) {
+        self.session.account.totals.bytes_read.add(u64::from(outgoing.frame.header.data_bytes));
         self.watch.lap(Doing::Busy);
         // The lanes are gone only when the push is being stopped.
-        let _stopping = self.context.cargo.send(cargo);
+        let _stopping = self.context.frames.send(outgoing);
         self.watch.lap(Doing::Blocked);
     }
 }

@@ -149,7 +149,7 @@ struct LargeState {
 pub(crate) struct OpenedSource {
     pub(crate) file: Arc<DataFile>,
     pub(crate) identity: FileIdentity,
-    /// What was found of its holes, at the first opening.
+    /// The file's holes, found at the first opening.
     pub(crate) holes: FoundHoles,
 }
 

@@ -16,7 +16,7 @@ use zmove_wire::session::Receipt;
 use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
 
 use self::record::{GroupId, Mismatch, Record};
-use crate::account::heard::Given;
+use crate::account::report_limits::SentCounts;
 use crate::plan::links::Word;
 use crate::read::source::LargeSource;
 use crate::send::sent::Sent;
@@ -34,7 +34,7 @@ pub(crate) struct InFlight {
     /// The number of lanes that have nothing to do.
     lanes_idle: AtomicUsize,
     /// What the receiver may report about.
-    pub(crate) given: Given,
+    pub(crate) sent_counts: SentCounts,
 }
 
 #[derive(Default)]
@@ -81,7 +81,7 @@ impl InFlight {
             state: Mutex::default(),
             settled: Condvar::new(),
             lanes_idle: AtomicUsize::new(0),
-            given: Given::default(),
+            sent_counts: SentCounts::default(),
         }
     }
 
@@ -92,9 +92,9 @@ impl InFlight {
 
     /// Books a large file as planned, in so many pieces of work.
     pub(crate) fn begin_file(&self, file: Arc<LargeSource>, pieces: u64) {
-        self.given.files.add(1);
+        self.sent_counts.files.add(1);
         let above = file.target.parent().unwrap_or_else(RelPath::root);
-        self.given.entries(1, &above);
+        self.sent_counts.entries(1, &above);
         let mut state = self.lock();
         state.large.insert(file.id, file);
         state.record.transfer.begin(pieces);
@@ -138,7 +138,7 @@ impl InFlight {
         state.begun.extend(begins);
         if let Sent::Batch(batch) = &work {
             for group in &batch.pack.groups {
-                self.given.entries(group.entries.len() as u64, group.directory.target_path());
+                self.sent_counts.entries(group.entries.len() as u64, group.directory.target_path());
             }
         }
         let last_word = work.last_word(self.version);

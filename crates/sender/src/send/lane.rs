@@ -16,13 +16,13 @@ use zmove_wire::{FileHead, FrameHeader, FrameKind};
 
 use crate::push::session::Session;
 use crate::read::source::LargeSource;
-use crate::send::cargo::{Cargo, Chunk, sealed};
+use crate::send::frames::{Chunk, OutgoingFrame, sealed};
 
 /// The state that all lanes share.
 pub(crate) struct LaneContext {
     pub(crate) session: Arc<Session>,
     /// The queue that all lanes share.
-    pub(crate) cargo: Receiver<Cargo>,
+    pub(crate) frames: Receiver<OutgoingFrame>,
 }
 
 /// Runs one lane until the readers are gone, its holder is dropped, or it breaks.
@@ -32,7 +32,7 @@ pub(crate) fn run_lane(
     mut sink: Box<dyn LaneSink>,
     let_go: &Receiver<()>,
 ) -> Result<(), LaneError> {
-    let LaneContext { session, cargo: queue } = context;
+    let LaneContext { session, frames: queue } = context;
     let Session { in_flight, account, timeline, .. } = &**session;
     let mut watch = timeline.lane_clock.start();
     let mut declared = HashSet::new();
@@ -41,8 +41,8 @@ pub(crate) fn run_lane(
         // Where nothing is queued, nothing waited for the path.
         watch.lap(if queue.is_empty() { Doing::Starved } else { Doing::Blocked });
         await_turn(context, let_go, &mut watch);
-        let Some(cargo) = in_flight.while_idle(|| next(queue, let_go)) else { break };
-        let Cargo { frame, chunk } = cargo;
+        let Some(outgoing) = in_flight.while_idle(|| next(queue, let_go)) else { break };
+        let OutgoingFrame { frame, chunk } = outgoing;
         let bytes = u64::from(frame.header.data_bytes);
         let late = chunk.as_ref().is_some_and(|chunk| chunk.late);
         if late {
@@ -83,11 +83,11 @@ pub(crate) fn run_lane(
 
 /// Where there is a rate and other lanes use all of it, leaves to them what is in the queue.
 fn await_turn(
-    LaneContext { session, cargo }: &LaneContext,
+    LaneContext { session, frames }: &LaneContext,
     let_go: &Receiver<()>,
     watch: &mut Stopwatch<'_>,
 ) {
-    let is_needed = || !cargo.is_empty() && !is_let_go(let_go) && !session.in_flight.is_stopping();
+    let is_needed = || !frames.is_empty() && !is_let_go(let_go) && !session.in_flight.is_stopping();
     while is_needed()
         && let Some(wait) = session.rate.shared.wait_to_begin(Instant::now())
     {
@@ -103,12 +103,12 @@ fn is_let_go(let_go: &Receiver<()>) -> bool {
 /// How soon a lane that waits for its turn sees that it is not needed.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-fn next(queue: &Receiver<Cargo>, let_go: &Receiver<()>) -> Option<Cargo> {
+fn next(queue: &Receiver<OutgoingFrame>, let_go: &Receiver<()>) -> Option<OutgoingFrame> {
     if is_let_go(let_go) {
         return None;
     }
     select! {
-        recv(queue) -> cargo => cargo.ok(),
+        recv(queue) -> outgoing => outgoing.ok(),
         recv(let_go) -> _ => None,
     }
 }
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    fn context(cargo: Receiver<Cargo>) -> LaneContext {
+    fn context(frames: Receiver<OutgoingFrame>) -> LaneContext {
         let (outgoing, _messages) = unbounded_channel();
         let session = Session::new(
             Arc::new(NoObserver),
@@ -184,19 +184,19 @@ mod tests {
             Instant::now(),
             outgoing,
         );
-        LaneContext { session: Arc::new(session), cargo }
+        LaneContext { session: Arc::new(session), frames }
     }
 
     fn frame() -> Frame {
         Frame { header: FrameHeader::default(), head: Vec::new(), data: Buffer::empty() }
     }
 
-    fn cargo() -> Cargo {
-        Cargo { frame: frame(), chunk: None }
+    fn outgoing() -> OutgoingFrame {
+        OutgoingFrame { frame: frame(), chunk: None }
     }
 
     /// Runs a lane whose holder is dropped, over what waits in `queue`; returns whether it ended in order.
-    fn run_let_go(queue: &Receiver<Cargo>) -> bool {
+    fn run_let_go(queue: &Receiver<OutgoingFrame>) -> bool {
         let (hold, let_go) = bounded(0);
         let finished = Arc::new(AtomicBool::new(false));
         let sink = Box::new(Unused { finished: Arc::clone(&finished), room: None });
@@ -207,11 +207,11 @@ mod tests {
 
     #[test]
     fn a_lane_that_is_let_go_ends_in_order_and_leaves_what_waits() {
-        let (cargo_in, cargo) = bounded(1);
-        assert!(run_let_go(&cargo));
-        cargo_in.send(self::cargo()).unwrap();
-        assert!(run_let_go(&cargo));
-        assert_eq!(cargo.len(), 1);
+        let (frames_in, frames) = bounded(1);
+        assert!(run_let_go(&frames));
+        frames_in.send(outgoing()).unwrap();
+        assert!(run_let_go(&frames));
+        assert_eq!(frames.len(), 1);
     }
 
     /// The copy would get no receipt, and the lane would seem to be stuck.
@@ -219,10 +219,10 @@ mod tests {
     fn a_late_copy_of_what_has_arrived_is_not_sent() {
         let file = vanished(1).remove(0);
         let identity = FileIdentity::of(tempfile::tempfile().unwrap()).unwrap();
-        let (cargo_in, queue) = bounded(1);
+        let (frames_in, queue) = bounded(1);
         let chunk = Some(Chunk { file, identity, tries: 0, late: true });
-        cargo_in.send(Cargo { frame: frame(), chunk }).unwrap();
-        drop(cargo_in);
+        frames_in.send(OutgoingFrame { frame: frame(), chunk }).unwrap();
+        drop(frames_in);
         let (_hold, let_go) = bounded(0);
         let sink = Box::new(Unused { finished: Arc::default(), room: None });
         let context = context(queue);
@@ -233,8 +233,8 @@ mod tests {
 
     #[test]
     fn a_lane_leaves_what_waits_to_those_that_use_all_of_the_rate() {
-        let (cargo_in, queue) = bounded(1);
-        cargo_in.send(cargo()).unwrap();
+        let (frames_in, queue) = bounded(1);
+        frames_in.send(outgoing()).unwrap();
         let context = context(queue);
         let rate = &context.session.rate;
         rate.lower(RateLimit::nearest(1000), Limit::OwnRate);
@@ -251,13 +251,13 @@ mod tests {
             waiting.join()
         });
         waiting.unwrap();
-        assert_eq!(context.cargo.len(), 1);
+        assert_eq!(context.frames.len(), 1);
     }
 
     #[test]
     fn a_lane_that_has_no_room_takes_nothing() {
-        let (cargo_in, queue) = bounded(1);
-        cargo_in.send(cargo()).unwrap();
+        let (frames_in, queue) = bounded(1);
+        frames_in.send(outgoing()).unwrap();
         let (asked, asking) = bounded(1);
         let (room, awaited) = bounded(1);
         let finished = Arc::new(AtomicBool::new(false));
@@ -269,7 +269,7 @@ mod tests {
         });
         asking.recv().unwrap();
         queue.try_recv().expect("others can take it");
-        drop(cargo_in);
+        drop(frames_in);
         room.send(()).unwrap();
         lane.join().unwrap().unwrap();
         assert!(finished.load(Ordering::Relaxed));

@@ -57,7 +57,7 @@ struct Lane {
 ///                   └─────────────────── thread ended ───────────────────┘
 /// ```
 enum LaneState {
-    /// The lane takes cargo until the sender in here is dropped.
+    /// The lane takes frames until the sender in here is dropped.
     Up(#[expect(dead_code, reason = "only its drop counts")] crossbeam_channel::Sender<()>),
     /// The lane takes nothing more; what it has taken is still being sent, or on the way.
     LetGo,
@@ -256,14 +256,14 @@ impl LaneSet {
         });
     }
 
-    /// The number of lanes that take cargo.
+    /// The number of lanes that take frames.
     pub(crate) fn lanes_up(&self) -> usize {
         self.lanes.iter().filter(|lane| lane.is_up()).count()
     }
 
     /// The number of frames that wait for a lane.
     pub(crate) fn frames_waiting(&self) -> usize {
-        self.context.cargo.len()
+        self.context.frames.len()
     }
 
     pub(crate) fn breakers(&self) -> Vec<LaneBreaker> {

@@ -161,12 +161,12 @@ impl Incoming {
     /// Has a client prove that its address is its own by dialling again; `None` when it has been asked to. For use
     /// while there are many clients.
     #[must_use]
-    pub fn ask_back(self) -> Option<Self> {
+    pub fn send_retry(self) -> Option<Self> {
         let Self { address, accepted } = self;
         match accepted {
             Accepted::Tcp(_) => Some(Self { address, accepted }),
             Accepted::Quic(incoming) => {
-                let incoming = quic::ask_back(*incoming)?;
+                let incoming = quic::send_retry(*incoming)?;
                 Some(Self { address, accepted: Accepted::Quic(Box::new(incoming)) })
             }
         }

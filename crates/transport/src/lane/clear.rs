@@ -21,21 +21,21 @@ use rustls::Side;
 use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
-use crate::lane::rate::{SharedRate, Toll};
+use crate::lane::rate_limiter::{RateLimiter, SharedRate};
 use crate::lane::tls::tcp_breaker;
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::path::PathProbe;
-use crate::tcp_tls::{Connection, Parts, Room};
+use crate::tcp_tls::{Connection, Parts, UnsentLimit};
 
 /// One end of a lane in clear; the dialler sends, the acceptor receives, or the other way round.
 pub struct ClearLane {
     incoming: BufReader<Chain<Cursor<Vec<u8>>, Socket>>,
-    room: Room,
+    unsent_limit: UnsentLimit,
     sealing: Row,
     checking: Row,
     ended: bool,
     /// The share in the rate by which the lane receives or sends.
-    toll: Toll,
+    limiter: RateLimiter,
 }
 
 /// The lane's socket, shared with its breaker and its probe: one descriptor for all of them.
@@ -59,7 +59,7 @@ impl ClearLane {
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or TLS has carried more than the greeting.
     pub fn new(connection: Connection) -> Result<Self, LaneError> {
-        let Parts { socket, room, session, plaintext, records, .. } = connection.into_parts()?;
+        let Parts { socket, unsent_limit, session, plaintext, records, .. } = connection.into_parts()?;
         if !plaintext.is_empty() {
             return Err(LaneError::Forged);
         }
@@ -67,20 +67,24 @@ impl ClearLane {
             rustls::Connection::Client(_) => (Side::Client, Side::Server),
             rustls::Connection::Server(_) => (Side::Server, Side::Client),
         };
-        Ok(Self::over((socket, room), records, (Row::of(&session, own)?, Row::of(&session, peer)?)))
+        Ok(Self::over((socket, unsent_limit), records, (Row::of(&session, own)?, Row::of(&session, peer)?)))
     }
 
     /// A lane after TLS: `arrived` came before the bytes that are in the socket; the rows are what this end seals and
     /// checks.
-    fn over((socket, room): (TcpStream, Room), arrived: Vec<u8>, (sealing, checking): (Row, Row)) -> Self {
+    fn over(
+        (socket, unsent_limit): (TcpStream, UnsentLimit),
+        arrived: Vec<u8>,
+        (sealing, checking): (Row, Row),
+    ) -> Self {
         let incoming =
             BufReader::with_capacity(ARRIVED_BYTES_MAX, Cursor::new(arrived).chain(Socket(Arc::new(socket))));
-        Self { incoming, room, sealing, checking, ended: false, toll: Toll::default() }
+        Self { incoming, unsent_limit, sealing, checking, ended: false, limiter: RateLimiter::default() }
     }
 
     /// The same lane, which receives no faster than `rate`.
     pub(crate) fn held_to(self, rate: SharedRate) -> Self {
-        Self { toll: Toll::new(rate), ..self }
+        Self { limiter: RateLimiter::new(rate), ..self }
     }
 
     /// Writes all parts, by one system call where the socket takes all of them.
@@ -92,7 +96,7 @@ impl ClearLane {
             match socket.write_vectored(parts) {
                 Ok(0) => return Err(LaneError::Closed),
                 Ok(written) => {
-                    self.room.given(socket, written);
+                    self.unsent_limit.note_written(socket, written);
                     IoSlice::advance_slices(&mut parts, written);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -105,10 +109,10 @@ impl ClearLane {
     /// Fills `out`, long pieces straight from the socket. The end of the connection is no orderly end of the lane.
     fn fill(&mut self, out: &mut [u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         watch.lap(Doing::Busy);
-        for piece in out.chunks_mut(self.toll.piece_bytes()) {
+        for piece in out.chunks_mut(self.limiter.piece_bytes()) {
             self.incoming.read_exact(piece)?;
             watch.lap(Doing::Starved);
-            self.toll.pay(piece.len(), watch);
+            self.limiter.throttle(piece.len(), watch);
         }
         Ok(())
     }
@@ -163,7 +167,7 @@ const ARRIVED_BYTES_MAX: usize = 16 << 10;
 
 impl LaneSink for ClearLane {
     fn await_room(&mut self) -> Result<(), LaneError> {
-        Ok(self.room.wait(self.socket())?)
+        Ok(self.unsent_limit.wait(self.socket())?)
     }
 
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
@@ -171,10 +175,10 @@ impl LaneSink for ClearLane {
         let mac = self.sealing.next(&header);
         let parts = [&header[..], mac.as_bytes(), &frame.head, &frame.data];
         watch.lap(Doing::Busy);
-        let piece_bytes = self.toll.piece_bytes();
-        if self.toll.rate.is_set() {
+        let piece_bytes = self.limiter.piece_bytes();
+        if self.limiter.rate.is_set() {
             for piece in parts.iter().flat_map(|part| part.chunks(piece_bytes)) {
-                self.toll.pay_all(piece.len(), watch);
+                self.limiter.throttle_now(piece.len(), watch);
                 self.write_all(&mut [IoSlice::new(piece)])?;
             }
         } else {
@@ -195,7 +199,7 @@ impl LaneSink for ClearLane {
     }
 
     fn hold_to(&mut self, rate: SharedRate) {
-        self.toll = Toll::new(rate);
+        self.limiter = RateLimiter::new(rate);
     }
 
     fn breaker(&self) -> LaneBreaker {
@@ -216,7 +220,7 @@ impl LaneSource for ClearLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        self.toll.breaker(tcp_breaker(self.socket()))
+        self.limiter.breaker(tcp_breaker(self.socket()))
     }
 }
 
@@ -250,7 +254,7 @@ mod tests {
     fn lane(socket: TcpStream, seal: [u8; blake3::KEY_LEN], check: [u8; blake3::KEY_LEN]) -> ClearLane {
         let row = |key| Row { key, sequence: 0 };
         ClearLane::over(
-            (socket.try_clone().unwrap(), Room::new(&socket)),
+            (socket.try_clone().unwrap(), UnsentLimit::new(&socket)),
             Vec::new(),
             (row(seal), row(check)),
         )

@@ -11,21 +11,21 @@ use std::sync::Arc;
 
 use zmove_types::{BufferPool, Doing, Stopwatch};
 
-use crate::lane::rate::{SharedRate, Toll};
+use crate::lane::rate_limiter::{RateLimiter, SharedRate};
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
 use crate::path::PathProbe;
 use crate::record::{Opener, Sealer, traffic_keys};
-use crate::tcp_tls::{Connection, Parts, Room};
+use crate::tcp_tls::{Connection, Parts, UnsentLimit};
 
 /// One end of a lane over TLS on TCP; the dialler sends, the acceptor receives, or the other way round.
 pub struct TlsLane {
     /// The socket, shared with the lane's breaker and its probe: one descriptor for all of them.
     socket: Arc<TcpStream>,
-    room: Room,
+    unsent_limit: UnsentLimit,
     sealer: Sealer,
     opener: Opener,
     /// The share in the rate by which the lane receives or sends.
-    toll: Toll,
+    limiter: RateLimiter,
 }
 
 impl TlsLane {
@@ -34,15 +34,15 @@ impl TlsLane {
     /// # Errors
     /// [`LaneError`] when the connection has ended already, or is not between two records.
     pub fn new(connection: Connection) -> Result<Self, LaneError> {
-        let Parts { socket, room, session, secrets, plaintext, records } = connection.into_parts()?;
+        let Parts { socket, unsent_limit, session, secrets, plaintext, records } = connection.into_parts()?;
         let (seal, open) = traffic_keys(session, &secrets)?;
         let (sealer, opener) = (Sealer::new(seal), Opener::new(open, plaintext, &records));
-        Ok(Self { socket: Arc::new(socket), room, sealer, opener, toll: Toll::default() })
+        Ok(Self { socket: Arc::new(socket), unsent_limit, sealer, opener, limiter: RateLimiter::default() })
     }
 
     /// The same lane, which receives no faster than `rate`.
     pub(crate) fn held_to(self, rate: SharedRate) -> Self {
-        Self { toll: Toll::new(rate), ..self }
+        Self { limiter: RateLimiter::new(rate), ..self }
     }
 
     /// Seals all of `bytes`; records for which there is room wait and are sent with the next ones.
@@ -58,10 +58,10 @@ impl TlsLane {
 
     fn flush(&mut self, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         watch.lap(Doing::Busy);
-        for piece in self.sealer.waiting().chunks(self.toll.piece_bytes()) {
-            self.toll.pay_all(piece.len(), watch);
+        for piece in self.sealer.waiting().chunks(self.limiter.piece_bytes()) {
+            self.limiter.throttle_now(piece.len(), watch);
             (&*self.socket).write_all(piece)?;
-            self.room.given(&self.socket, piece.len());
+            self.unsent_limit.note_written(&self.socket, piece.len());
             watch.lap(Doing::Blocked);
         }
         self.sealer.clear();
@@ -79,7 +79,7 @@ impl TlsLane {
             watch.lap(Doing::Busy);
             let received = self.opener.receive(&mut &*self.socket)?;
             watch.lap(Doing::Starved);
-            self.toll.pay(received, watch);
+            self.limiter.throttle(received, watch);
             if received == 0 {
                 return Err(LaneError::Closed);
             }
@@ -96,7 +96,7 @@ pub(crate) fn tcp_breaker(socket: &Arc<TcpStream>) -> LaneBreaker {
 
 impl LaneSink for TlsLane {
     fn await_room(&mut self) -> Result<(), LaneError> {
-        Ok(self.room.wait(&self.socket)?)
+        Ok(self.unsent_limit.wait(&self.socket)?)
     }
 
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
@@ -115,7 +115,7 @@ impl LaneSink for TlsLane {
     }
 
     fn hold_to(&mut self, rate: SharedRate) {
-        self.toll = Toll::new(rate);
+        self.limiter = RateLimiter::new(rate);
     }
 
     fn breaker(&self) -> LaneBreaker {
@@ -133,7 +133,7 @@ impl LaneSource for TlsLane {
     }
 
     fn breaker(&self) -> LaneBreaker {
-        self.toll.breaker(tcp_breaker(&self.socket))
+        self.limiter.breaker(tcp_breaker(&self.socket))
     }
 }
 

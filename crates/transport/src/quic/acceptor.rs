@@ -65,7 +65,7 @@ pub(crate) async fn handshake(incoming: Incoming, deadline: Duration) -> Result<
 
 /// Has a client prove that its address is its own; `None` when it has been asked to. One that has done so, or cannot be
 /// asked, is returned.
-pub(crate) fn ask_back(incoming: Incoming) -> Option<Incoming> {
+pub(crate) fn send_retry(incoming: Incoming) -> Option<Incoming> {
     if incoming.remote_address_validated() || !incoming.may_retry() {
         return Some(incoming);
     }
@@ -80,8 +80,8 @@ async fn secure(incoming: Incoming) -> Result<QuicConnection, AcceptError> {
         Err(ConnectionError::ApplicationClosed(_)) => return Err(AcceptError::Unused),
         Err(error) => return Err(handshake_error(error)),
     };
-    let (whole, mut keeper) = QuicConnection::new(connection, stream, Arc::default());
-    tokio::spawn(async move { keeper.keep().await });
+    let (whole, mut linger) = QuicConnection::new(connection, stream, Arc::default());
+    tokio::spawn(async move { linger.wait().await });
     whole.ok_or(AcceptError::NotZmove)
 }
 

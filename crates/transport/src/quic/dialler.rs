@@ -137,17 +137,17 @@ impl QuicDialler {
             Ok(stream) => stream,
             Err(error) => return drop(made.send(Err(self.lost(error, deadline)))),
         };
-        let (whole, mut keeper) = QuicConnection::new(connection, stream, account);
+        let (whole, mut linger) = QuicConnection::new(connection, stream, account);
         if made.send(whole.ok_or_else(|| DialError::NotZmove { host: self.address.endpoint() })).is_err() {
             return;
         }
         tokio::select! {
-            () = keeper.keep() => {}
+            () = linger.wait() => {}
             _ = leave.wait_for(|leave| *leave) => {
                 // Send what has been finished before the close.
                 let_others_run().await;
-                keeper.connection.close(DONE, b"");
-                keeper.lane_bytes.lose();
+                linger.connection.close(DONE, b"");
+                linger.lane_bytes.lose();
             }
         }
         let_others_run().await;

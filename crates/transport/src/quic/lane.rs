@@ -20,7 +20,7 @@ use zmove_sockopt::TcpInfo;
 use zmove_types::{BufferPool, Doing, Stopwatch};
 use zmove_wire::FrameHeader;
 
-use crate::lane::rate::{SharedRate, Toll};
+use crate::lane::rate_limiter::{RateLimiter, SharedRate};
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
 use crate::path::PathProbe;
 
@@ -37,9 +37,9 @@ pub(crate) struct QuicLane {
     /// The most bytes that may be outstanding when the next frame is passed to the connection.
     outstanding_max: u64,
     /// The share in the rate by which the lane receives or sends.
-    toll: Toll,
-    /// What was paid for of what is sent.
-    paid: u64,
+    limiter: RateLimiter,
+    /// The bytes of what is sent that the limiter has counted.
+    counted: u64,
 }
 
 impl QuicLane {
@@ -58,14 +58,14 @@ impl QuicLane {
             room: vec![Bytes::new(); CHUNKS_AT_ONCE],
             ended: false,
             outstanding_max: OUTSTANDING_BYTES_MIN,
-            toll: Toll::default(),
-            paid: 0,
+            limiter: RateLimiter::default(),
+            counted: 0,
         }
     }
 
     /// The same lane, which receives no faster than `rate`.
     pub(crate) fn held_to(self, rate: SharedRate) -> Self {
-        Self { toll: Toll::new(rate), ..self }
+        Self { limiter: RateLimiter::new(rate), ..self }
     }
 
     /// Passes one piece to the connection; waits where that has no credit.
@@ -79,21 +79,22 @@ impl QuicLane {
         Ok(written.map_err(|error| lost_if(error.into()))?)
     }
 
-    /// What is to be paid before `bytes` more are given to the connection: them, and what it has sent beside all that
+    /// The bytes that the limiter is to count before `bytes` more are given to the connection: them, and what it has
+    /// sent beside all that
     /// was given to it. That is its handshake, its search for the path's MTU, heads of packets, what was lost.
     fn owed(&mut self, bytes: usize) -> usize {
         let sent = self.connection.connection.stats().udp_tx.bytes;
-        let owed = bytes as u64 + sent.saturating_sub(self.paid);
-        self.paid += owed;
+        let owed = bytes as u64 + sent.saturating_sub(self.counted);
+        self.counted += owed;
         usize::try_from(owed).unwrap_or(usize::MAX)
     }
 
     fn write_at_pace(&mut self, mut bytes: Bytes, watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         while !bytes.is_empty() {
-            let piece = bytes.split_to(self.toll.piece_bytes().min(bytes.len()));
-            if self.toll.rate.is_set() {
+            let piece = bytes.split_to(self.limiter.piece_bytes().min(bytes.len()));
+            if self.limiter.rate.is_set() {
                 let owed = self.owed(piece.len());
-                self.toll.pay_all(owed, watch);
+                self.limiter.throttle_now(owed, watch);
             }
             self.write(piece)?;
             watch.lap(Doing::Blocked);
@@ -129,7 +130,7 @@ impl QuicLane {
         watch.lap(Doing::Starved);
         match came {
             Some(chunks) => {
-                self.toll.pay(self.room[..chunks].iter().map(Bytes::len).sum(), watch);
+                self.limiter.throttle(self.room[..chunks].iter().map(Bytes::len).sum(), watch);
                 self.arrived.extend(self.room[..chunks].iter_mut().map(std::mem::take));
             }
             None => self.ended = true,
@@ -171,10 +172,10 @@ impl LaneSink for QuicLane {
     }
 
     fn hold_to(&mut self, rate: SharedRate) {
-        self.toll = Toll::new(rate);
-        if self.toll.rate.is_set() {
+        self.limiter = RateLimiter::new(rate);
+        if self.limiter.rate.is_set() {
             let owed = self.owed(0);
-            self.toll.book(owed);
+            self.limiter.book(owed);
         }
     }
 
@@ -238,7 +239,7 @@ impl LaneSource for QuicLane {
 
     fn breaker(&self) -> LaneBreaker {
         let connection = self.connection.connection.clone();
-        self.toll.breaker(LaneBreaker::new(move || connection.close(DROPPED, b"")))
+        self.limiter.breaker(LaneBreaker::new(move || connection.close(DROPPED, b"")))
     }
 }
 

@@ -59,12 +59,12 @@ impl LaneBytes {
     /// Counts these bytes as under way until they are dropped.
     pub(super) fn add(self: &Arc<Self>, payload: impl Deref<Target = [u8]> + Send + 'static) -> Bytes {
         let len = payload.len() as u64;
-        let held = Held { payload, lane_bytes: Arc::clone(self) };
+        let unacknowledged = Unacknowledged { payload, lane_bytes: Arc::clone(self) };
         let mut state = self.lock();
         state.outstanding += len;
         state.busy_since.get_or_insert_with(Instant::now);
         drop(state);
-        Bytes::from_owner(held)
+        Bytes::from_owner(unacknowledged)
     }
 
     /// Books a wait for the peer's window.
@@ -110,19 +110,19 @@ impl LaneBytes {
     }
 }
 
-/// Bytes that QUIC holds.
-struct Held<T: Deref<Target = [u8]>> {
+/// Bytes that QUIC holds until the peer has acknowledged them.
+struct Unacknowledged<T: Deref<Target = [u8]>> {
     payload: T,
     lane_bytes: Arc<LaneBytes>,
 }
 
-impl<T: Deref<Target = [u8]>> AsRef<[u8]> for Held<T> {
+impl<T: Deref<Target = [u8]>> AsRef<[u8]> for Unacknowledged<T> {
     fn as_ref(&self) -> &[u8] {
         &self.payload
     }
 }
 
-impl<T: Deref<Target = [u8]>> Drop for Held<T> {
+impl<T: Deref<Target = [u8]>> Drop for Unacknowledged<T> {
     fn drop(&mut self) {
         self.lane_bytes.settle(self.payload.len() as u64);
     }

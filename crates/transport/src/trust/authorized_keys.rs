@@ -32,8 +32,8 @@ use std::time::SystemTime;
 use zmove_types::RateLimit;
 
 use super::authority::CertificateFault;
-use super::watched::Watched;
-use super::{expiry::Expiry, file, fingerprint::Fingerprint, guard};
+use super::file_cache::FileCache;
+use super::{expiry::Expiry, file, fingerprint::Fingerprint, strict_modes};
 use crate::channel::Claim;
 use crate::error::{AuthorityError, AuthorizedKeysError};
 
@@ -62,7 +62,7 @@ pub struct AuthorizedKeys {
 #[derive(Debug)]
 pub struct KeyList {
     home: PathBuf,
-    list: Watched<AuthorizedKeys, AuthorizedKeysError>,
+    list: FileCache<AuthorizedKeys, AuthorizedKeysError>,
 }
 
 /// The holder of a grant.
@@ -227,7 +227,7 @@ impl AuthorizedKeys {
     ///
     /// Like [`load`](Self::load), and [`KeyFileError`](crate::KeyFileError).
     pub fn load_guarded(home: &Path, user: u32) -> Result<Self, AuthorizedKeysError> {
-        guard::check_for(&home.join(AUTHORIZED_KEYS_FILE), user)?;
+        strict_modes::check_for(&home.join(AUTHORIZED_KEYS_FILE), user)?;
         Self::load(home)
     }
 
@@ -266,11 +266,11 @@ impl AuthorizedKeys {
     /// # Errors
     ///
     /// The reason why there is none.
-    pub fn judge(&self, claim: &Claim, now: SystemTime) -> Result<&Grant, Denial> {
+    pub fn authorize(&self, claim: &Claim, now: SystemTime) -> Result<&Grant, Denial> {
         let key = claim.key;
         let grant = match self.find(&key) {
             Some(grant) => grant,
-            None => self.vouchers.judge(&self.grants, claim, now)?,
+            None => self.vouchers.authorize(&self.grants, claim, now)?,
         };
         match grant.expires.filter(|expires| expires.has_come(now)) {
             Some(expires) => Err(Denial::Expired { key, name: grant.name.clone(), expires }),
@@ -278,7 +278,8 @@ impl AuthorizedKeys {
         }
     }
 
-    /// The grant of a key, expired or not; `None` where it has none. Only [`judge`](Self::judge) looks at the expiry.
+    /// The grant of a key, expired or not; `None` where it has none. Only [`authorize`](Self::authorize) looks at the
+    /// expiry.
     #[must_use]
     pub fn find(&self, fingerprint: &Fingerprint) -> Option<&Grant> {
         self.keys.get(fingerprint).map(|number| &self.grants[*number])
@@ -295,7 +296,7 @@ impl KeyList {
     /// The list in `home`.
     #[must_use]
     pub fn new(home: PathBuf) -> Self {
-        Self { home, list: Watched::default() }
+        Self { home, list: FileCache::default() }
     }
 
     /// The present list.
@@ -306,7 +307,7 @@ impl KeyList {
     pub fn current(&self) -> Result<Arc<AuthorizedKeys>, Arc<AuthorizedKeysError>> {
         let path = self.home.join(AUTHORIZED_KEYS_FILE);
         let in_the_file = |error: &_| matches!(error, AuthorizedKeysError::Damaged { .. });
-        self.list.get_guarded(&[&path], || AuthorizedKeys::load(&self.home), in_the_file)
+        self.list.get_strict(&[&path], || AuthorizedKeys::load(&self.home), in_the_file)
     }
 }
 

@@ -9,7 +9,7 @@ use rcgen::{Certificate, CertificateParams, DnType, KeyPair, PKCS_ECDSA_P256_SHA
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
-use super::{SERVER_NAME, file, fingerprint::Fingerprint, guard, provider};
+use super::{SERVER_NAME, file, fingerprint::Fingerprint, provider, strict_modes};
 use crate::error::{IdentityError, KeyFileError};
 
 #[cfg(feature = "fuzzing")]
@@ -60,11 +60,11 @@ impl Identity {
     /// Like [`load_or_create`](Self::load_or_create), and [`KeyFileError`](crate::KeyFileError).
     pub fn load_or_create_guarded(home: &Path, user: u32) -> Result<Self, IdentityError> {
         for file in [KEY_FILE, CERTIFICATE_FILE] {
-            guard::check_for(&home.join(file), user)?;
+            strict_modes::check_for(&home.join(file), user)?;
         }
         let identity = Self::load_or_create(home)?;
         // A key that was just made must be found in the same place again.
-        guard::check_for(&home.join(KEY_FILE), user)?;
+        strict_modes::check_for(&home.join(KEY_FILE), user)?;
         Ok(identity)
     }
 

@@ -138,7 +138,7 @@ struct HostVerifier {
 
 impl HostVerifier {
     /// Checks by the policy that `found` may be the host's key.
-    fn judge(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
+    fn apply_policy(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
         let expected = match &self.policy {
             HostPolicy::Pinned(expected) => *expected,
             HostPolicy::AcceptNew(first) => first.get().unwrap_or(found),
@@ -165,7 +165,7 @@ impl HostVerifier {
                 })
             })?;
         }
-        self.judge(found).map_err(refused)?;
+        self.apply_policy(found).map_err(refused)?;
         Ok(ServerCertVerified::assertion())
     }
 
@@ -175,7 +175,7 @@ impl HostVerifier {
             // Of connections that race, one sets the key and the others are held to it.
             first.0.get_or_init(|| found);
         }
-        self.judge(found)
+        self.apply_policy(found)
     }
 }
 

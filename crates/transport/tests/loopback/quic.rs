@@ -267,8 +267,8 @@ async fn clients_that_are_asked_back_come_again() {
         Ok::<_, DialError>(channel)
     };
     let accepted = async {
-        assert!(listener.accept().await.unwrap().ask_back().is_none());
-        let again = listener.accept().await.unwrap().ask_back().unwrap();
+        assert!(listener.accept().await.unwrap().send_retry().is_none());
+        let again = listener.accept().await.unwrap().send_retry().unwrap();
         listener.handshake(again, LONG).await
     };
     let (dialled, accepted) = tokio::join!(dialled, accepted);

@@ -8,10 +8,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zmove_types::{Kinds, RelPath};
 
 use super::{InquiredMetadata, Inquiry, Offer, bytes, list};
-use crate::codec::Reader;
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
 use crate::extra::{ExtraReader, ExtraWriter, OF_OFFERED, read_digest};
+use crate::fields::Reader;
 use crate::limits::MISSED_MAX;
 
 /// What a sender asks to be kept.

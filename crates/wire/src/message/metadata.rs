@@ -1,4 +1,4 @@
-//! Times and metadata within messages. Only this file and `codec`, for batches, know their form on the wire.
+//! Times and metadata within messages. Only this file and `fields`, for batches, know their form on the wire.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -51,12 +51,13 @@ pub struct ListedName(#[serde(with = "bytes::name")] pub Name);
 
 /// Names in the ranges of a [`Keep`] that are not at the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Extra {
+pub struct ExtraneousNames {
     /// The number of the message that this answers.
     pub keep: u64,
-    /// The names, range by range and in order within one, at most [`EXTRA_NAMES_MAX`](crate::limits::EXTRA_NAMES_MAX).
-    #[serde(deserialize_with = "list::at_most::<{ crate::limits::EXTRA_NAMES_MAX }, _, _>")]
-    pub names: Vec<ExtraName>,
+    /// The names, range by range and in order within one, at most
+    /// [`EXTRANEOUS_NAMES_MAX`](crate::limits::EXTRANEOUS_NAMES_MAX).
+    #[serde(deserialize_with = "list::at_most::<{ crate::limits::EXTRANEOUS_NAMES_MAX }, _, _>")]
+    pub names: Vec<ExtraneousName>,
     /// The range, and the name in it, behind which the answer ends unfinished; `None` if it is complete.
     pub rest: Option<(u32, ListedName)>,
     /// Ranges whose directory could not be listed.
@@ -66,7 +67,7 @@ pub struct Extra {
 
 /// One name that is not at the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExtraName {
+pub struct ExtraneousName {
     /// The number of the name's range in the message that is answered.
     pub range: u32,
     /// The name.

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::commands::doctor::finding::{Finding, Keep, Level, Place};
-use crate::display::figures::counted;
+use crate::display::format::counted;
 use crate::display::terminal::Printable;
 
 /// All findings, by section.

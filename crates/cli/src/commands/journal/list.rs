@@ -1,7 +1,7 @@
 //! One journal of `zmove journal list`.
 
 use serde_json::{Value, json};
-use zmove_receiver::journal::{Listed, Unfinished, UnfinishedFile};
+use zmove_receiver::journal::{FoundJournal, Unfinished, UnfinishedFile};
 use zmove_types::ByteCount;
 
 use super::{age, age_of_seconds, name};
@@ -11,7 +11,7 @@ use crate::display::terminal;
 const FILES_SHOWN_MAX: usize = 20;
 
 /// Shows a journal to people.
-pub(super) fn show(journal: &Listed) {
+pub(super) fn show(journal: &FoundJournal) {
     let name = name(&journal.path);
     let written = age(journal.modified);
     let in_use = if journal.in_use { ", in use" } else { "" };
@@ -53,7 +53,7 @@ fn owner(unfinished: &Unfinished) -> String {
 }
 
 /// Shows a journal to programs.
-pub(super) fn show_as_json(journal: &Listed) {
+pub(super) fn show_as_json(journal: &FoundJournal) {
     let mut value = json!({
         "journal": journal.path.to_string_lossy(),
         "in_use": journal.in_use,

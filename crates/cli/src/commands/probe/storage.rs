@@ -6,7 +6,7 @@ use zmove_types::ByteCount;
 use zmove_wire::Swept;
 
 use crate::ceiling::date;
-use crate::display::figures::{bytes_per_second, files_per_second};
+use crate::display::format::{bytes_per_second, files_per_second};
 use crate::display::terminal::Printable;
 use zmove_drawing::scale::size_label;
 

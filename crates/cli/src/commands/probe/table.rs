@@ -5,7 +5,7 @@ use zmove_types::{ByteCount, ByteRate};
 
 use crate::commands::probe::findings::{Findings, best, cpu_per_gib, milliseconds, rate};
 use crate::commands::probe::prediction::ClassTime;
-use crate::display::figures::duration;
+use crate::display::format::duration;
 use crate::display::terminal::Printable;
 
 /// The whole text.

@@ -7,7 +7,7 @@ use zmove_sweep::{Ceiling, Direction, Sweep};
 use zmove_types::{ByteCount, SizeClass};
 
 use crate::ceiling::date;
-use crate::display::figures::{bytes_per_second, duration};
+use crate::display::format::{bytes_per_second, duration};
 
 /// The least time that reading a tree takes.
 #[derive(Clone, Debug, PartialEq, Serialize)]

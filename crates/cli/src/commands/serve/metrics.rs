@@ -2,8 +2,6 @@
 //!
 //! **Invariant:** nothing that moves data waits for a reader of the page: the meters are read when they are asked for.
 
-mod http;
-
 use std::fmt;
 use std::fs::Metadata;
 use std::path::{Path, PathBuf};
@@ -18,8 +16,6 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use zmove_receiver::{DaemonEvent, Meters};
 use zmove_types::StageTimes;
-
-pub(crate) use http::serve;
 
 /// One label.
 type Label = [(&'static str, &'static str); 1];
@@ -77,11 +73,11 @@ impl Page {
             "Connections rejected and transfers broken off, by kind",
             counts.errors.clone(),
         );
-        registry.register_collector(Box::new(Metered { meters, journals }));
+        registry.register_collector(Box::new(MetersCollector { meters, journals }));
         Self(registry)
     }
 
-    fn text(&self) -> Result<String, fmt::Error> {
+    pub(super) fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.0)?;
         Ok(text)
@@ -90,12 +86,12 @@ impl Page {
 
 /// The values that are looked up when the page is asked for.
 #[derive(Debug)]
-struct Metered {
+struct MetersCollector {
     meters: Arc<Meters>,
     journals: PathBuf,
 }
 
-impl Collector for Metered {
+impl Collector for MetersCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let now = self.meters.read();
         let to = &mut encoder;

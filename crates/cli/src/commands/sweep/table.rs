@@ -4,7 +4,7 @@ use zmove_sweep::{CacheUse, Direction, Measured, Moved, Sweep};
 use zmove_types::{ByteCount, SizeClass};
 
 use crate::ceiling::date;
-use crate::display::figures::{bytes_per_second, files_per_second};
+use crate::display::format::{bytes_per_second, files_per_second};
 use crate::display::terminal::Printable;
 use zmove_drawing::scale::size_label;
 

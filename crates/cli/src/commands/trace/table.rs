@@ -5,7 +5,7 @@ use std::time::Duration;
 use zmove_types::{ByteCount, ByteRate};
 
 use super::series::{Counter, STAGES};
-use crate::display::figures::counted;
+use crate::display::format::counted;
 use crate::display::trace::Line;
 
 /// The heading in two lines: what was moved and how fast, and over how many lanes.

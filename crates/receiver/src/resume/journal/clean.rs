@@ -19,7 +19,7 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 use zmove_disk::Tree;
 use zmove_types::{RelPath, Timestamp};
 
-use super::orphans::{self, Listed, Orphan, discard, list};
+use super::orphans::{self, FoundJournal, Orphan, discard, list};
 use super::{JournalError, Part, Unfinished};
 
 /// Which journals are removed.
@@ -104,7 +104,7 @@ pub fn clean(directory: &Path, rule: &CleanRule) -> Result<Vec<Cleaned>, Journal
 }
 
 /// The inode and time of birth of each part file of a running transfer.
-fn parts_in_use(journals: Vec<Listed>) -> HashSet<(u64, Timestamp)> {
+fn parts_in_use(journals: Vec<FoundJournal>) -> HashSet<(u64, Timestamp)> {
     let in_use = journals.into_iter().filter(|listed| listed.in_use);
     let files = in_use.filter_map(|listed| listed.contents.ok()).flat_map(|unfinished| unfinished.files);
     files.map(|file| (file.part.inode, file.part.born)).collect()

@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::holding::Held;
+use super::locked_file::LockedFile;
 use super::{Begin, JournalError, reader};
 
 /// The end of a journal's name.
@@ -101,7 +101,7 @@ pub(super) fn journals(directory: &Path) -> Result<impl Iterator<Item = Named>, 
 /// Renames a journal of an earlier release that nobody holds to the name that is searched for now. One that cannot be
 /// read keeps its name, by which `zmove journal` finds it.
 pub(super) fn rename_old(path: &Path) -> Result<Option<(PathBuf, Tags)>, JournalError> {
-    let Some(held) = Held::take(path)? else { return Ok(None) };
+    let Some(held) = LockedFile::take(path)? else { return Ok(None) };
     let begin = reader::begin(&held.file).map_err(JournalError::io("read", path))?;
     let Ok(begin) = begin else { return Ok(None) };
     let renamed = path_of(path.parent().unwrap_or(path), &begin);

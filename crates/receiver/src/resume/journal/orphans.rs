@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::holding::{self, Held};
+use super::locked_file::{self, LockedFile};
 use super::naming::{Named, Tags, entries, journals, rename_old};
 use super::reader::{self, replay};
 use super::record::{BootId, Record};
@@ -15,7 +15,7 @@ use super::{Begin, JournalError, Unfinished};
 /// A journal that nobody writes any more, held so that nobody else takes it over.
 #[derive(Debug)]
 pub struct Orphan {
-    held: Held,
+    held: LockedFile,
     unfinished: Unfinished,
     modified: SystemTime,
     /// The offset at which its last valid record ends.
@@ -27,7 +27,7 @@ pub type Taken = Result<Orphan, (PathBuf, JournalError)>;
 
 /// A journal as it is found in its directory.
 #[derive(Debug)]
-pub struct Listed {
+pub struct FoundJournal {
     /// The journal's path.
     pub path: PathBuf,
     /// Whether another process writes the journal, or is about to take it over.
@@ -46,7 +46,7 @@ impl Orphan {
     /// # Errors
     /// [`JournalError`]; the file is then left as it is.
     pub fn take(path: &Path) -> Result<Option<Self>, JournalError> {
-        let Some(held) = Held::take(path)? else { return Ok(None) };
+        let Some(held) = LockedFile::take(path)? else { return Ok(None) };
         let modified = modified(&held.file, path)?;
         let replay = replay(&held.file).map_err(JournalError::io("read", path))??;
         let (end, unfinished) = (replay.end, replay.unfinished(BootId::current()));
@@ -141,7 +141,7 @@ fn take_all(paths: impl Iterator<Item = PathBuf>, wanted: impl Fn(&Begin) -> boo
 ///
 /// # Errors
 /// [`JournalError`] when the directory cannot be read; one that does not exist holds none.
-pub fn list(directory: &Path) -> Result<Vec<Listed>, JournalError> {
+pub fn list(directory: &Path) -> Result<Vec<FoundJournal>, JournalError> {
     journals(directory)?.filter_map(|named| look_at(named.path).transpose()).collect()
 }
 
@@ -150,7 +150,7 @@ pub fn list(directory: &Path) -> Result<Vec<Listed>, JournalError> {
 /// # Errors
 /// The system's error.
 pub fn discard(path: &Path) -> Result<bool, JournalError> {
-    Held::take(path)?.map_or(Ok(false), |held| held.remove().map(|()| true))
+    LockedFile::take(path)?.map_or(Ok(false), |held| held.remove().map(|()| true))
 }
 
 /// The paths of all journals in `directory`, each with the time of its last write.
@@ -166,11 +166,11 @@ pub(super) fn aged(directory: &Path) -> Result<Vec<(PathBuf, SystemTime)>, Journ
 }
 
 fn take_if(path: &Path, wanted: &impl Fn(&Begin) -> bool) -> Result<Option<Orphan>, JournalError> {
-    let Some(file) = holding::open(path)? else { return Ok(None) };
+    let Some(file) = locked_file::open(path)? else { return Ok(None) };
     match reader::begin(&file).map_err(JournalError::io("read", path))? {
         Ok(begin) if wanted(&begin) => Orphan::take(path),
         Ok(_of_no_interest) => Ok(None),
-        Err(error) => Held::take(path)?.map_or(Ok(None), |_held| Err(error)),
+        Err(error) => LockedFile::take(path)?.map_or(Ok(None), |_held| Err(error)),
     }
 }
 
@@ -183,12 +183,12 @@ fn sweep(directory: &Path) -> Result<Vec<Named>, JournalError> {
     Ok(journals)
 }
 
-fn look_at(path: PathBuf) -> Result<Option<Listed>, JournalError> {
+fn look_at(path: PathBuf) -> Result<Option<FoundJournal>, JournalError> {
     let Some(metadata) = metadata(&path)? else { return Ok(None) };
     let modified = metadata.modified().map_err(JournalError::io("look at", &path))?;
-    let opened = holding::open(&path).and_then(|file| {
+    let opened = locked_file::open(&path).and_then(|file| {
         let Some(file) = file else { return Ok(None) };
-        let in_use = holding::is_in_use(&file).map_err(JournalError::io("lock", &path))?;
+        let in_use = locked_file::is_in_use(&file).map_err(JournalError::io("lock", &path))?;
         Ok(Some((in_use, read(&file, &path))))
     });
     let (in_use, contents) = match opened {
@@ -196,7 +196,7 @@ fn look_at(path: PathBuf) -> Result<Option<Listed>, JournalError> {
         Ok(None) => return Ok(None),
         Err(error) => (false, Err(error)),
     };
-    Ok(Some(Listed { path, in_use, bytes: metadata.len(), modified, contents }))
+    Ok(Some(FoundJournal { path, in_use, bytes: metadata.len(), modified, contents }))
 }
 
 /// A regular file's metadata; `None` where there is none.

@@ -6,7 +6,7 @@
 use zmove_disk::boot_id;
 use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId};
 
-use super::{Begin, JournalError, OWNER_BYTES_MAX, Part, SourceIdentity, TARGET_BYTES_MAX};
+use super::{Begin, JournalError, OWNER_BYTES_MAX, Part, SourceVersion, TARGET_BYTES_MAX};
 
 /// The format that is written and read here.
 pub(super) const VERSION: u32 = 1;
@@ -231,7 +231,7 @@ impl<'a> Fields<'a> {
     fn part(&mut self) -> Option<Part> {
         let (inode, born) = (self.u64()?, self.time()?);
         let (bytes, mtime, ctime) = (self.u64()?, self.time()?, self.time()?);
-        let source = SourceIdentity { bytes, mtime, ctime, inode: self.u64()? };
+        let source = SourceVersion { bytes, mtime, ctime, inode: self.u64()? };
         let path = RelPath::from_bytes(self.text(RelPath::BYTES_MAX)?).ok()?;
         let part = Name::from_bytes(self.text(Name::BYTES_MAX)?).ok()?;
         Some(Part { path, part, source, inode, born })

@@ -1,6 +1,6 @@
 //! Whole journals: what is written comes back, and what is damaged does not.
 
-use super::holding::{self, Held};
+use super::locked_file::{self, LockedFile};
 use super::reader::replay;
 use super::record::{BootId, Record};
 use super::*;
@@ -29,7 +29,7 @@ fn part(name: &str, groups: u64) -> Part {
     Part {
         path: RelPath::from_bytes(format!("sub/{name}").as_bytes()).unwrap(),
         part: Name::from_bytes(format!(".zmove-{name}").as_bytes()).unwrap(),
-        source: SourceIdentity { bytes, mtime, ctime: mtime, inode: 77 },
+        source: SourceVersion { bytes, mtime, ctime: mtime, inode: 77 },
         inode: 99,
         born: Timestamp { seconds: 1_600_000_001, nanos: 6 },
     }
@@ -225,9 +225,9 @@ fn who_comes_to_a_lock_late_finds_nothing() {
     let (_home, directory) = home();
     drop(Journal::create(&directory, &begin(1)).unwrap());
     let orphan = the_only(&directory);
-    let opened_before = holding::open(orphan.path()).unwrap().unwrap();
+    let opened_before = locked_file::open(orphan.path()).unwrap().unwrap();
     orphan.remove().unwrap();
-    assert!(!holding::lock(&opened_before).unwrap());
+    assert!(!locked_file::lock(&opened_before).unwrap());
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn a_journal_of_an_earlier_release_gets_its_name_and_is_found() {
         fs::rename(path_of(&directory, &begin(transfer)), old(transfer)).unwrap();
     }
     fs::write(old(3), "damaged").unwrap();
-    let in_use = Held::take(&old(2)).unwrap().unwrap();
+    let in_use = LockedFile::take(&old(2)).unwrap().unwrap();
     let taken = orphans_like(&directory, &begin(4), |_| true).unwrap();
     assert_eq!(taken.len(), 1, "{taken:?}");
     assert_eq!(taken[0].as_ref().unwrap().path(), path_of(&directory, &begin(1)));
@@ -321,7 +321,7 @@ fn what_a_writer_left_half_made_is_swept_and_other_files_are_not() {
     fs::write(directory.join("notes.journal"), "").unwrap();
     fs::create_dir(directory.join("02020202020202020202020202020202.journal")).unwrap();
     let being_made = directory.join("03030303030303030303030303030303.journal.new");
-    let _held = Held::create(&being_made).unwrap();
+    let _held = LockedFile::create(&being_made).unwrap();
     assert!(orphans(&directory).unwrap().is_empty() && list(&directory).unwrap().is_empty());
     assert!(!left.exists() && being_made.exists() && directory.join("notes.journal").exists());
     let nowhere = directory.join("nowhere");

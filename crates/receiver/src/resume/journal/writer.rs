@@ -9,13 +9,13 @@ use std::sync::{Arc, MutexGuard};
 
 use zmove_types::{Cv, Timestamp};
 
-use super::holding::{self, Held};
+use super::locked_file::{self, LockedFile};
 use super::naming::{Named, SUFFIX, SUFFIX_NEW, Tags, journals, path_with};
 use super::reader::replay;
 use super::record::{BootId, GROUPS_MAX, Record};
 use super::{Begin, FILES_MAX, JournalError, Part, UnfinishedFile};
 
-use crate::sharing::Lock;
+use crate::sync::Lock;
 
 /// The journal of a running transfer. Dropped, it stays for another run; see [`remove`](Self::remove).
 #[derive(Debug)]
@@ -85,11 +85,11 @@ impl Journal {
     /// # Errors
     /// Like [`create`](Self::create), and [`JournalError::NoRoom`].
     pub fn create_within(directory: &Path, begin: &Begin, room: Room) -> Result<Self, JournalError> {
-        holding::ensure_directory(directory)?;
+        locked_file::ensure_directory(directory)?;
         check_room(directory, begin, room)?;
         let first = Record::Begin(begin.clone(), BootId::current()).encode()?;
         let [path, new] = [SUFFIX, SUFFIX_NEW].map(|suffix| path_with(directory, begin, suffix));
-        let held = Held::create(&new)?;
+        let held = LockedFile::create(&new)?;
         let mut state = State::new(held.file);
         // Create it under another name: under its own it is never seen empty or unlocked.
         let begun = state
@@ -222,7 +222,7 @@ impl Journal {
         drop(state);
         file.sync_data().map_err(JournalError::io("flush", &self.path))?;
         if !named {
-            holding::sync_directory(&self.directory)?;
+            locked_file::sync_directory(&self.directory)?;
             let mut state = self.state.lock();
             state.named |= state.generation == generation;
         }
@@ -253,7 +253,7 @@ impl Journal {
             return Ok(None);
         }
         let path = path_with(&self.directory, &unfinished.begin, SUFFIX_NEW);
-        let held = Held::create(&path)?;
+        let held = LockedFile::create(&path)?;
         let written = write_anew(held, unfinished.begin, &unfinished.files, state.generation + 1);
         let renamed = written.and_then(|anew| {
             fs::rename(&path, &self.path).map_err(JournalError::io("rename", &path))?;
@@ -325,7 +325,7 @@ fn check_room(directory: &Path, begin: &Begin, room: Room) -> Result<(), Journal
 
 /// Fills a new file with what is unfinished, and flushes it.
 fn write_anew(
-    held: Held,
+    held: LockedFile,
     begin: Begin,
     files: &[UnfinishedFile],
     generation: u64,

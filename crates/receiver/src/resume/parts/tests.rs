@@ -105,14 +105,14 @@ impl World {
     }
 
     /// The groups of the file that the next transfer holds.
-    fn claim(&self, parts: &Parts, source: &SourceIdentity) -> Vec<u32> {
+    fn claim(&self, parts: &Parts, source: &SourceVersion) -> Vec<u32> {
         let path = &self.head.path;
         let held = parts.claim(path, &self.directory(), source, Direct::Off, || || false);
         held.iter().for_each(|(index, cv)| assert_eq!(*cv, group_cv(*index, &group(*index).1)));
         held.into_keys().collect()
     }
 
-    fn source(&self) -> SourceIdentity {
+    fn source(&self) -> SourceVersion {
         source_of(&self.head)
     }
 }
@@ -274,7 +274,7 @@ fn of_two_journals_with_the_same_part_the_later_one_tells() {
 fn another_source_is_not_held_and_its_part_goes() {
     let world = World::new();
     world.break_off(&[0, 1], 0);
-    let other = SourceIdentity { inode: 8, ..world.source() };
+    let other = SourceVersion { inode: 8, ..world.source() };
     let parts = world.parts(2);
     assert_eq!(world.claim(&parts, &other), [] as [u32; 0]);
     assert_eq!(std::fs::read_dir(world.home.path().join("target")).unwrap().count(), 0);

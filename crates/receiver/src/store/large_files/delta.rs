@@ -28,12 +28,12 @@ use zmove_wire::limits::HELD_GROUPS_MAX;
 use zmove_wire::{FileHead, Held};
 
 use crate::config::BUFFER_BYTES;
-use crate::quota::Held as Booked;
+use crate::quota::Booking;
 use crate::resume::parts::GROUP_KEPT_BYTES;
-use crate::sharing::Lock;
 use crate::store::reports::Outcome;
 use crate::store::target::tree::open_old;
 use crate::store::transfer::Transfer;
+use crate::sync::Lock;
 
 /// The old versions whose values the sender has, by the path of their file.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub(crate) struct Bases {
 pub(crate) struct Base {
     /// The values that were sent for its groups, by number.
     cvs: BTreeMap<u32, Cv>,
-    _held: Option<Booked>,
+    _held: Option<Booking>,
     sources: OnceLock<Sources>,
 }
 
@@ -85,7 +85,7 @@ impl Bases {
         self.known.lock().remove(path)
     }
 
-    fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Booked>) {
+    fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Booking>) {
         let base = Base { cvs, _held: held, sources: OnceLock::new() };
         self.known.lock().insert(path, base);
     }
@@ -103,7 +103,7 @@ impl Candidate<'_> {
     pub(crate) fn tell(self, transfer: &Transfer, last: bool) {
         // Without memory for the values none are found, and the file is sent whole.
         let path = self.directory.join(self.name).expect("it was put together when the file was looked at");
-        let mut held = transfer.quota.hold_memory(path.as_bytes().len()).ok();
+        let mut held = transfer.quota.book_memory(path.as_bytes().len()).ok();
         let old = held.as_mut().zip(open_at(&transfer.target.tree, &path).ok());
         let cvs = old.map(|(held, old)| self.hash(transfer, old, held)).unwrap_or_default();
         let mut pieces = runs(&cvs).peekable();
@@ -122,7 +122,7 @@ impl Candidate<'_> {
         }
     }
 
-    fn hash(&self, transfer: &Transfer, old: File, held: &mut Booked) -> BTreeMap<u32, Cv> {
+    fn hash(&self, transfer: &Transfer, old: File, held: &mut Booking) -> BTreeMap<u32, Cv> {
         let old = DataFile::new(old);
         let mut cvs = BTreeMap::new();
         let turn = transfer.turn(Task::Look);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use zmove_types::RelPath;
 use zmove_wire::{BatchEntry, DirectoryGroup};
 
-use crate::sharing::Lock;
 use crate::store::target::open_directories::Opened;
+use crate::sync::Lock;
 
 /// The entries that wait, by directory; see the module.
 pub(super) struct Runs<'d>(Lock<Vec<Group<'d>>>);

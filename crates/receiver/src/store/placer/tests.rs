@@ -512,7 +512,7 @@ fn a_new_directory_is_not_staged_when_large_files_need_the_descriptors() {
     let home = tempfile::tempdir().unwrap();
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
-    let _held: Vec<_> = std::iter::from_fn(|| transfer.quota.hold_spare_staging(&path("d"))).collect();
+    let _held: Vec<_> = std::iter::from_fn(|| transfer.quota.book_spare_staging(&path("d"))).collect();
     let batch = begin(&mut placer, files("d", "f", 8));
     assert_eq!(names(home.path()), ["d"]);
     publish_all(&transfer);
@@ -647,7 +647,7 @@ fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
     let transfer = transfer(home.path());
     let at = |name: &str| home.path().join(name);
     for name in ["same", "changed"] {
-        std::fs::write(at(name), "judged").unwrap();
+        std::fs::write(at(name), "compared").unwrap();
         // An old time, so that a change is not of the same tick of the clock.
         set_new_file_metadata(File::open(at(name)).unwrap(), &metadata(0o644)).unwrap();
     }
@@ -656,7 +656,7 @@ fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
     for text in ["same", "changed", "linked"] {
         let there = FileIdentity::at(&directory, &name(text)).unwrap();
         // A file that has changed within the last tick of a clock is not remembered.
-        while !transfer.target.judged.remember(&directory, &name(text), &there) {
+        while !transfer.target.compared.remember(&directory, &name(text), &there) {
             std::thread::yield_now();
         }
     }

@@ -44,10 +44,10 @@ use zmove_types::{FileId, ItemId, Metadata, Name, RelPath};
 use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
-use crate::quota::Held;
+use crate::quota::Booking;
 use crate::quota::messages::{ALLOCATION_BYTES, ELEMENT_BYTES};
-use crate::sharing::Lock;
 use crate::store::reports::Outcome;
+use crate::sync::Lock;
 
 /// The files that a transfer has written and not published yet; shared by the writers and the thread that publishes.
 #[derive(Debug, Default)]
@@ -114,7 +114,7 @@ pub(crate) struct Filling {
     pub(crate) spoiled: Vec<Name>,
     /// Whether a writer has panicked while it filled the directory: what is in it is not known.
     pub(crate) abandoned: bool,
-    pub(crate) _held: (Held, Held),
+    pub(crate) _held: (Booking, Booking),
 }
 
 /// A small file that is whole and waits for its final name.
@@ -161,7 +161,7 @@ pub(crate) struct PendingBatch {
     pub(crate) known: Known,
     faults: Lock<Vec<EntryFault>>,
     /// The memory of the names in it, booked on the key's quota.
-    _held: Option<Held>,
+    _held: Option<Booking>,
 }
 
 /// A guard for one writer that fills a staging directory; where a panic drops it, the directory is abandoned.
@@ -262,7 +262,7 @@ impl Publisher {
     pub(crate) fn begin(
         &self,
         path: &RelPath,
-        begin: impl FnOnce() -> Option<(StagingDirectory, (Held, Held))>,
+        begin: impl FnOnce() -> Option<(StagingDirectory, (Booking, Booking))>,
     ) -> Option<FillingGuard<'_>> {
         let mut state = self.state.lock();
         if state.current.staging.len() >= STAGING_MAX {
@@ -562,7 +562,7 @@ impl SmallFile {
 }
 
 impl PendingBatch {
-    pub(crate) fn new(item: ItemId, known: Known, held: Option<Held>) -> Arc<Self> {
+    pub(crate) fn new(item: ItemId, known: Known, held: Option<Booking>) -> Arc<Self> {
         Arc::new(Self { item, known, faults: Lock::default(), _held: held })
     }
 

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use zmove_types::{Extra, Metadata, Name, RelPath};
 use zmove_wire::WireError;
 
-use crate::quota::{Held, Quota};
-use crate::sharing::Lock;
+use crate::quota::{Booking, Quota};
+use crate::sync::Lock;
 
 /// The directories that are remembered, shared by all writers.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ struct State {
     last_extra: Option<Arc<Extra>>,
     /// The addresses of the paths that are kept here; their batches hold them too for a while.
     paths: HashSet<usize>,
-    held: Held,
+    held: Booking,
 }
 
 /// One directory, with its mode and time.
@@ -53,8 +53,12 @@ const ADDRESS_BYTES: usize = 4 * size_of::<usize>();
 
 impl Directories {
     pub(crate) fn new(quota: &Quota) -> Self {
-        let state =
-            State { directories: Vec::new(), paths: HashSet::new(), last_extra: None, held: quota.nothing() };
+        let state = State {
+            directories: Vec::new(),
+            paths: HashSet::new(),
+            last_extra: None,
+            held: quota.book_nothing(),
+        };
         Self { state: Lock::new(state) }
     }
 
@@ -145,7 +149,7 @@ mod tests {
         }
         assert!((8..17).contains(&more), "{more} of their own");
         drop(directories);
-        drop(quota.hold_memory(1 << 20).unwrap());
+        drop(quota.book_memory(1 << 20).unwrap());
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crossbeam_channel::{Sender, unbounded};
 use rustix::fs::{Dev, Mode, OFlags, StatVfsMountFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use crate::sharing::Lock;
+use crate::sync::Lock;
 
 /// One open directory of each file system.
 #[derive(Debug)]

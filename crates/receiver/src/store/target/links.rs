@@ -6,8 +6,8 @@
 //! is needed, and made anew. Names that are not offered do not count: whoever keeps older states of a tree as hard
 //! links goes on with them.
 //!
-//! A link comes with size and time of its file. A first name that leads to another file, or to none since it has failed,
-//! gets no other name, and the sender then sends the file itself.
+//! A link comes with size and time of its file. A first name that leads to another file, or to none since it has
+//! failed, gets no other name, and the sender then sends the file itself.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -16,10 +16,10 @@ use zmove_disk::{FileIdentity, Linked, number_at, place_link};
 use zmove_types::{FileNumber, Kinds, Name};
 use zmove_wire::{LinkEntry, Operation};
 
-use crate::quota::{Held, Quota};
-use crate::sharing::Lock;
+use crate::quota::{Booking, Quota};
 use crate::store::failure::{Failure, failed_to};
 use crate::store::target::tree::TargetTree;
+use crate::sync::Lock;
 
 /// The files with several names that offered names have been found to lead to. Each takes a few bytes, which are
 /// booked, until the end of the transfer.
@@ -29,7 +29,7 @@ pub(crate) struct Claims(Lock<State>);
 #[derive(Debug)]
 struct State {
     files: HashSet<FileNumber>,
-    held: Held,
+    held: Booking,
 }
 
 /// The memory of a file in the set, with the set's spare room.
@@ -37,7 +37,7 @@ const FILE_BYTES: usize = 2 * size_of::<FileNumber>() + 2;
 
 impl Claims {
     pub(crate) fn new(quota: &Quota) -> Self {
-        Self(Lock::new(State { files: HashSet::new(), held: quota.nothing() }))
+        Self(Lock::new(State { files: HashSet::new(), held: quota.book_nothing() }))
     }
 
     /// Whether a name leads to a file that another name has claimed; if not, it is this one's from now on. Where there

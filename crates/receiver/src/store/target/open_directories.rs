@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use zmove_disk::{NewFiles, Tree, is_same_file};
 use zmove_types::RelPath;
 
-use crate::quota::Held;
+use crate::quota::Booking;
 use crate::store::publishing::publisher::covers;
 use crate::store::target::file_systems::Flush;
 use crate::store::transfer::Transfer;
@@ -27,7 +27,7 @@ pub(crate) struct OpenDirectories<'a> {
 struct Kept {
     opened: Opened,
     /// The memory of its path, booked on the key's quota.
-    _path: Held,
+    _path: Booking,
 }
 
 /// An open directory of the target.
@@ -94,7 +94,7 @@ impl<'a> OpenDirectories<'a> {
         if self.open.len() >= self.transfer.target.directories_each.clamp(1, OPENED_MAX) {
             self.open.clear();
         }
-        if let Ok(held) = self.transfer.quota.hold_memory(path.as_bytes().len()) {
+        if let Ok(held) = self.transfer.quota.book_memory(path.as_bytes().len()) {
             self.open.insert(path.clone(), Kept { opened, _path: held });
         }
     }

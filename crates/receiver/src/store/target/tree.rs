@@ -22,9 +22,9 @@ use zmove_wire::{FileHead, Operation, Overwrite, TargetState, XattrDigest};
 use crate::quota::Quota;
 use crate::store::failure::{Failure, failed_to};
 use crate::store::rules::Rules;
+use crate::store::target::compared::ComparedFiles;
 use crate::store::target::directories::Directories;
 use crate::store::target::file_systems::{FileSystems, Flush};
-use crate::store::target::judged::Judged;
 use crate::store::target::keeper::{At, Keeper};
 use crate::store::target::links::Claims;
 use crate::store::target::{Target, renamed};
@@ -44,8 +44,8 @@ pub(crate) struct TargetTree {
     pub(crate) part_names: LastingNames,
     pub(crate) times: KeptTimes,
     pub(crate) keeper: Keeper,
-    /// What was judged by its contents.
-    pub(crate) judged: Judged,
+    /// The files that were compared by their contents.
+    pub(crate) compared: ComparedFiles,
     pub(crate) claims: Claims,
     /// The number of files that got another time than the source's, which their file system cannot store.
     pub(crate) times_beyond_range: AtomicU64,
@@ -75,7 +75,7 @@ impl TargetTree {
             part_names: LastingNames::new(tag),
             times: KeptTimes::default(),
             keeper,
-            judged: Judged::new(quota),
+            compared: ComparedFiles::new(quota),
             claims: Claims::new(quota),
             times_beyond_range: AtomicU64::new(0),
             file_systems: FileSystems::default(),
@@ -177,12 +177,12 @@ impl TargetTree {
             return Ok(());
         }
         let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
-        let misses = wanted.set(Descriptor::Held(link.as_fd()))?;
+        let misses = wanted.set(Descriptor::PathOnly(link.as_fd()))?;
         self.keeper.note(&self.rules, &wanted, &misses, at);
         Ok(())
     }
 
-    /// Sets mode and time of a file whose contents were judged to be right.
+    /// Sets mode and time of a file whose contents were compared and are right.
     pub(crate) fn retouch(
         &self,
         directory: &OwnedFd,
@@ -192,8 +192,8 @@ impl TargetTree {
     ) -> Result<(), Failure> {
         let cannot = failed_to(Operation::SetMetadata);
         let there = FileIdentity::at(directory, name).map_err(cannot)?;
-        let is_as_judged = self.judged.is_as_judged(directory, name, &there);
-        let set = if is_as_judged {
+        let is_as_compared = self.compared.is_as_compared(directory, name, &there);
+        let set = if is_as_compared {
             let wanted = self.keeper.wanted(&self.rules, metadata, Some(metadata.mtime));
             self.touch((directory, name), &there, &wanted, at)
         } else {
@@ -203,19 +203,19 @@ impl TargetTree {
             Some(Errno::BUSY) => (Operation::Verify, error),
             _ => (Operation::SetMetadata, error),
         })?;
-        self.judged.is_done(directory, name).map_err(cannot)
+        self.compared.is_done(directory, name).map_err(cannot)
     }
 
     /// Sets the metadata of a file that is there.
     fn touch(
         &self,
         (directory, name): (&OwnedFd, &Name),
-        judged: &FileIdentity,
+        compared: &FileIdentity,
         wanted: &Wanted<'_>,
         at: At<'_>,
     ) -> io::Result<()> {
         self.file_systems.note(directory)?;
-        let misses = retouch(directory.as_fd(), name, judged, wanted)?;
+        let misses = retouch(directory.as_fd(), name, compared, wanted)?;
         self.keeper.note(&self.rules, wanted, &misses, at);
         if self.flushes_each(directory)? {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -246,14 +246,14 @@ impl TargetTree {
             self.spares(directory, &there, wanted.0.mtime)
                 || there.regular
                     && there.bytes == bytes
-                    && self.hold_against(place, &there, wanted, at) == Found::Same
+                    && self.compare_metadata(place, &there, wanted, at) == Found::Same
         })
     }
 
     /// Compares a file of the right size with its source by the modification time. Where that is the same, the contents
     /// stay, and other metadata that differ are set as far as they are known. Where that fails, the file counts as
     /// different: sending it again will report why.
-    pub(crate) fn hold_against(
+    pub(crate) fn compare_metadata(
         &self,
         place @ (directory, name): (&OwnedFd, &Name),
         there: &FileIdentity,

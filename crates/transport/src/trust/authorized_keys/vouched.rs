@@ -14,7 +14,7 @@ use super::{Denial, Grant, Holder, Subject};
 use crate::channel::Claim;
 use crate::error::AuthorityError;
 use crate::trust::authority::{CertificateFault, ClientAuthority, Named};
-use crate::trust::watched::Watched;
+use crate::trust::file_cache::FileCache;
 
 /// The lines with authorities, by the names that they are for.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ pub(super) struct Vouchers {
 struct Voucher {
     certificates: PathBuf,
     revoked: Option<PathBuf>,
-    read: Watched<ClientAuthority, AuthorityError>,
+    read: FileCache<ClientAuthority, AuthorityError>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,7 +56,7 @@ impl Vouchers {
             let authority = *known.entry((authority, revoked)).or_insert_with(|| {
                 let revoked = revoked.as_ref().map(|path| home.join(path));
                 let certificates = home.join(authority);
-                vouchers.authorities.push(Voucher { certificates, revoked, read: Watched::default() });
+                vouchers.authorities.push(Voucher { certificates, revoked, read: FileCache::default() });
                 vouchers.authorities.len() - 1
             });
             vouchers.add(subject, Line { grant: number, authority });
@@ -79,7 +79,7 @@ impl Vouchers {
     }
 
     /// The grant of the first line whose authority vouches for the certificates of a key.
-    pub(super) fn judge<'a>(
+    pub(super) fn authorize<'a>(
         &self,
         grants: &'a [Grant],
         claim: &Claim,
@@ -137,6 +137,6 @@ impl Voucher {
         let files: Vec<_> =
             [Some(certificates), revoked.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
         let in_the_file = |error: &_| matches!(error, AuthorityError::Damaged { .. });
-        read.get_guarded(&files, || ClientAuthority::load(certificates, revoked.as_deref()), in_the_file)
+        read.get_strict(&files, || ClientAuthority::load(certificates, revoked.as_deref()), in_the_file)
     }
 }

@@ -14,7 +14,7 @@ fn begin() -> Begin {
 
 fn part() -> Part {
     let (mtime, ctime) = (time(-1, 1), time(5, 6));
-    let source = SourceIdentity { bytes: 9 << 20, mtime, ctime, inode: 7 };
+    let source = SourceVersion { bytes: 9 << 20, mtime, ctime, inode: 7 };
     let (path, part) = (RelPath::from_bytes(b"a/b").unwrap(), Name::from_bytes(b".p").unwrap());
     Part { path, part, source, inode: 4, born: time(9, 10) }
 }

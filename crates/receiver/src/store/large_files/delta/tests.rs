@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::resume::journal::SourceIdentity;
-use crate::store::compare::judge_all;
+use crate::resume::journal::SourceVersion;
+use crate::store::compare::compare_all;
 use crate::store::large_files::LargeFile;
 use crate::store::large_files::tests::cpu_time;
 use crate::store::placer::tests::transfer_of;
@@ -21,7 +21,7 @@ const BYTES: u64 = GROUPS as u64 * GROUP_BYTES;
 /// A target that holds an old version of a file, and a place for journals.
 struct World {
     home: tempfile::TempDir,
-    source: SourceIdentity,
+    source: SourceVersion,
 }
 
 impl World {
@@ -29,7 +29,7 @@ impl World {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("target")).unwrap();
         let mtime = Timestamp { seconds: 5, nanos: 6 };
-        let source = SourceIdentity { bytes: BYTES, mtime, ctime: mtime, inode: 7 };
+        let source = SourceVersion { bytes: BYTES, mtime, ctime: mtime, inode: 7 };
         let world = Self { home, source };
         world.write_old(&[1, 2, 3, 4]);
         world
@@ -69,13 +69,13 @@ impl World {
     }
 
     fn head(&self) -> FileHead {
-        let SourceIdentity { bytes, mtime, ctime, inode } = self.source;
+        let SourceVersion { bytes, mtime, ctime, inode } = self.source;
         let metadata = Metadata::new(0o600, mtime);
         FileHead { path: path(), metadata, bytes, ctime, inode, data: None }
     }
 
     fn offer(&self) -> Offer {
-        let SourceIdentity { bytes, mtime, ctime, inode } = self.source;
+        let SourceVersion { bytes, mtime, ctime, inode } = self.source;
         let file = OfferedFile {
             name: path().file_name().unwrap(),
             bytes,
@@ -89,11 +89,11 @@ impl World {
     /// Offers the file and declares it; returns it with the groups that are held.
     fn declare(&self, transfer: &Transfer) -> (Arc<LargeFile>, Vec<u32>) {
         let offer = self.offer();
-        let judgement = judge_all(transfer, &offer);
-        assert_eq!(judgement.verdicts, [Verdict::Delta]);
-        let groups = judgement.held.iter().flat_map(|held| (held.first..).zip(&held.cvs));
+        let comparison = compare_all(transfer, &offer);
+        assert_eq!(comparison.verdicts, [Verdict::Delta]);
+        let groups = comparison.held.iter().flat_map(|held| (held.first..).zip(&held.cvs));
         let held = groups.map(|(index, _)| index).collect();
-        judgement.changed.into_iter().for_each(|candidate| candidate.tell(transfer, true));
+        comparison.changed.into_iter().for_each(|candidate| candidate.tell(transfer, true));
         let base = |_: &FileHead| transfer.bases.take(&path());
         let prior = |head: &FileHead| transfer.parts.take_up(FileId(8), &path(), head);
         transfer.files.declare(FileId(8), self.head(), base, prior).unwrap();
@@ -189,15 +189,15 @@ fn a_part_alone_goes_on_as_what_it_is() {
     world.break_off(&[(1, 12)], &[]);
     std::fs::remove_file(world.old()).unwrap();
     let (offer, transfer) = (world.offer(), world.transfer(2));
-    let judgement = judge_all(&transfer, &offer);
-    assert_eq!((judgement.verdicts, judgement.changed.len()), (vec![Verdict::Resume], 0));
+    let comparison = compare_all(&transfer, &offer);
+    assert_eq!((comparison.verdicts, comparison.changed.len()), (vec![Verdict::Resume], 0));
     world.write_old(&[1, 2, 3, 4]);
     // the next one takes its journals
     drop(transfer);
     let mut never = world.transfer(3);
     never.target.rules.delta = false;
-    let judgement = judge_all(&never, &offer);
-    assert_eq!((judgement.verdicts, judgement.changed.len()), (vec![Verdict::Resume], 0));
+    let comparison = compare_all(&never, &offer);
+    assert_eq!((comparison.verdicts, comparison.changed.len()), (vec![Verdict::Resume], 0));
 }
 
 #[test]
@@ -224,9 +224,9 @@ fn an_offer_of_four_thousand_million_groups_costs_what_is_there() {
     let transfer = world.transfer(2);
     let mut offer = world.offer();
     offer.groups[0].files[0].bytes = u64::from(u32::MAX) * GROUP_BYTES;
-    let judgement = judge_all(&transfer, &offer);
+    let comparison = compare_all(&transfer, &offer);
     let began = cpu_time();
-    judgement.changed.into_iter().for_each(|candidate| candidate.tell(&transfer, true));
+    comparison.changed.into_iter().for_each(|candidate| candidate.tell(&transfer, true));
     assert!(cpu_time() - began < Duration::from_secs(1), "{:?}", cpu_time() - began);
     let base = transfer.bases.take(&path()).unwrap();
     assert_eq!([0, 1, 2].map(|index| base.cv(index)), [Some(cv(0, 1)), None, None]);

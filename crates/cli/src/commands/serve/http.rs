@@ -1,0 +1,80 @@
+//! The metrics page over plain HTTP, for the few programs of this host that ask for it.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::CONTENT_TYPE;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use super::metrics::Page;
+
+/// The most connections that are served at once; further ones wait.
+const CONNECTIONS_MAX: usize = 8;
+/// How long one connection may last, with all its requests.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to pause when the system has no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves the page for ever.
+pub(crate) async fn serve(listener: TcpListener, page: Page) {
+    let page = Arc::new(page);
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
+        let Ok((socket, _)) = listener.accept().await else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let page = Arc::clone(&page);
+        tokio::spawn(async move {
+            // A client that is slow or makes no sense is ignored.
+            let _ended = tokio::time::timeout(CONNECTION_TIMEOUT, converse(socket, page)).await;
+            drop(place);
+        });
+    }
+}
+
+async fn converse(socket: TcpStream, page: Arc<Page>) -> hyper::Result<()> {
+    let service = service_fn(move |request| {
+        let response = answer(request, Arc::clone(&page));
+        async { Ok::<_, Infallible>(response.await) }
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(CONNECTION_TIMEOUT).max_buf_size(HEAD_BYTES_MAX);
+    http.serve_connection(TokioIo::new(socket), service).await
+}
+
+async fn answer(request: Request<Incoming>, page: Arc<Page>) -> Response<Full<Bytes>> {
+    let reading = matches!(*request.method(), Method::GET | Method::HEAD);
+    match (request.uri().path(), reading) {
+        ("/healthz", true) => plain(StatusCode::OK, "text/plain; charset=utf-8", "ok\n".to_owned()),
+        // The page looks at every journal, which may be many, on storage that may be slow.
+        ("/metrics", true) => match tokio::task::spawn_blocking(move || page.text()).await {
+            Ok(Ok(text)) => plain(StatusCode::OK, OPEN_METRICS, text),
+            Ok(Err(_)) | Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", String::new()),
+        },
+        ("/healthz" | "/metrics", false) => {
+            plain(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET\n".to_owned())
+        }
+        _ => plain(StatusCode::NOT_FOUND, "text/plain", "/metrics and /healthz are here\n".to_owned()),
+    }
+}
+
+fn plain(status: StatusCode, content: &'static str, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(content));
+    response
+}
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The longest request head, in bytes: the least that the library takes.
+const HEAD_BYTES_MAX: usize = 8192;

@@ -1,0 +1,147 @@
+//! The messages over ssh's pipes: one line of JSON each way.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use zmove_transport::{Fingerprint, TransportChoice};
+
+use crate::error::SshMessageError;
+use crate::settings::PortRange;
+
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+
+/// The transports that a receiver listens for, as a request names them: a sender that may take either of them needs
+/// both, at the same port.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "TransportChoice", rename_all = "lowercase")]
+enum Transports {
+    #[serde(rename = "both")]
+    Auto,
+    Tcp,
+    Quic,
+}
+
+/// The request to a receiver that ssh starts.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReceiveRequest {
+    version: u32,
+    /// The only key that the receiver lets in.
+    pub key: String,
+    /// The transports on which the receiver listens.
+    #[serde(with = "Transports")]
+    pub carriers: TransportChoice,
+    /// The ports at which the receiver may listen; `None` for any.
+    pub ports: Option<PortRange>,
+    /// Whether the receiver takes lanes in clear.
+    pub allow_clear: bool,
+}
+
+/// The answer of a receiver that listens.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReceiveReply {
+    version: u32,
+    /// The receiver's key.
+    pub key: String,
+    /// The port at which it listens.
+    pub port: u16,
+    /// The address at which ssh has reached that host.
+    pub address: Option<IpAddr>,
+}
+
+impl ReceiveRequest {
+    /// A request of this protocol version.
+    #[must_use]
+    pub fn new(
+        key: Fingerprint,
+        carriers: TransportChoice,
+        ports: Option<PortRange>,
+        allow_clear: bool,
+    ) -> Self {
+        Self { version: VERSION, key: key.to_string(), carriers, ports, allow_clear }
+    }
+
+    /// The request as a line of text.
+    #[must_use]
+    pub fn line(&self) -> String {
+        in_words(self) + "\n"
+    }
+
+    /// Parses a request.
+    ///
+    /// # Errors
+    /// The line cannot be parsed, or is of another version.
+    pub fn read(line: &str) -> Result<Self, SshMessageError> {
+        let request: Self = serde_json::from_str(line).map_err(SshMessageError::Request)?;
+        check(request.version)?;
+        Ok(request)
+    }
+}
+
+impl ReceiveReply {
+    /// An answer of this protocol version.
+    #[must_use]
+    pub fn new(key: Fingerprint, port: u16, address: Option<IpAddr>) -> Self {
+        Self { version: VERSION, key: key.to_string(), port, address }
+    }
+
+    /// The answer as a line of text, with a line break before it.
+    #[must_use]
+    pub fn line(&self) -> String {
+        // A shell may have written something without ending its line.
+        format!("\n{MARK}{}\n", in_words(self))
+    }
+
+    /// Parses a line; `None` is other output of the remote shell.
+    ///
+    /// # Errors
+    /// The line is an answer that cannot be parsed, or is of another version.
+    pub fn read(line: &[u8]) -> Result<Option<Self>, SshMessageError> {
+        let Some(json) = line.strip_prefix(MARK.as_bytes()) else { return Ok(None) };
+        let ready: Self = serde_json::from_slice(json).map_err(SshMessageError::Answer)?;
+        check(ready.version)?;
+        Ok(Some(ready))
+    }
+}
+
+fn in_words(said: &impl Serialize) -> String {
+    serde_json::to_string(said).expect("numbers and texts can be written")
+}
+
+fn check(version: u32) -> Result<(), SshMessageError> {
+    if version == VERSION { Ok(()) } else { Err(SshMessageError::Version { theirs: version, ours: VERSION }) }
+}
+
+const VERSION: u32 = 1;
+/// The prefix of the receiver's answer, with which no output of a login shell begins.
+const MARK: &str = "zmove-receive ";
+/// The upper bound of a request's length, in bytes; every request is shorter.
+pub const RECEIVE_REQUEST_BYTES_MAX: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let ports = Some("50000-50100".parse().unwrap());
+        let request = ReceiveRequest::new(Fingerprint([7; 32]), TransportChoice::Quic, ports, true);
+        let line = request.line();
+        assert!(line.len() < 4096 && line.ends_with('\n'));
+        assert_eq!(ReceiveRequest::read(&line).unwrap(), request);
+        let ready = ReceiveReply::new(Fingerprint([8; 32]), 50_001, Some("192.0.2.7".parse().unwrap()));
+        let line = ready.line();
+        assert_eq!(ReceiveReply::read(line.trim().as_bytes()).unwrap(), Some(ready));
+    }
+
+    #[test]
+    fn what_a_shell_says_is_passed_over_and_nonsense_is_not() {
+        assert_eq!(ReceiveReply::read(b"Welcome to dtn07").unwrap(), None);
+        assert!(ReceiveReply::read(b"zmove-receive {}").is_err());
+        let later = ReceiveRequest {
+            version: 2,
+            ..ReceiveRequest::new(Fingerprint([7; 32]), TransportChoice::Auto, None, false)
+        };
+        assert!(ReceiveRequest::read(&later.line()).unwrap_err().to_string().contains("version 2"));
+    }
+}

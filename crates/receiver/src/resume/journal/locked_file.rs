@@ -1,0 +1,119 @@
+//! Opens and locks the files of a directory of journals.
+//!
+//! **Invariant:** a [`LockedFile`] is the file at its path, and nobody else holds it: after locking a file it is
+//! checked that the file still has a name, since its former holder may have removed it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::JournalError;
+
+/// A journal's file, locked.
+#[derive(Debug)]
+pub(crate) struct LockedFile {
+    pub(super) file: File,
+    pub(super) path: PathBuf,
+}
+
+impl LockedFile {
+    /// Makes a new file and locks it. A file there that a dead writer has left is removed.
+    ///
+    /// # Errors
+    /// The system's error: `EEXIST` when somebody else makes the same file.
+    pub(crate) fn create(path: &Path) -> Result<Self, JournalError> {
+        for _ in 0..RACES_MAX {
+            if let Some(left_behind) = Self::take(path)? {
+                left_behind.remove()?;
+            }
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let mode = Mode::RUSR | Mode::WUSR;
+            let file = match rustix::fs::open(path, flags, mode) {
+                Ok(file) => File::from(file),
+                Err(error) => return Err(JournalError::io("create", path)(error.into())),
+            };
+            // Until it is locked, the new file looks like one that was left behind.
+            if lock(&file).map_err(JournalError::io("lock", path))? {
+                return Ok(Self { file, path: path.to_owned() });
+            }
+        }
+        Err(JournalError::io("create", path)(Errno::EXIST.into()))
+    }
+
+    /// Takes a file that nobody holds; `None` when somebody does, or it has gone.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn take(path: &Path) -> Result<Option<Self>, JournalError> {
+        let Some(file) = open(path)? else { return Ok(None) };
+        let held = lock(&file).map_err(JournalError::io("lock", path))?;
+        Ok(held.then(|| Self { file, path: path.to_owned() }))
+    }
+
+    /// Removes the file.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn remove(self) -> Result<(), JournalError> {
+        std::fs::remove_file(&self.path).map_err(JournalError::io("remove", &self.path))
+    }
+}
+
+/// Opens a file that is there; `None` when it is not, or is no regular one.
+pub(super) fn open(path: &Path) -> Result<Option<File>, JournalError> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR) => return Ok(None),
+        Err(error) => return Err(JournalError::io("open", path)(error.into())),
+    };
+    let stat = rustix::fs::fstat(&file).map_err(|error| JournalError::io("look at", path)(error.into()))?;
+    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    Ok(regular.then(|| File::from(file)))
+}
+
+/// Whether somebody holds a file to write or to take it over.
+pub(super) fn is_in_use(file: &File) -> io::Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => rustix::fs::flock(file, FlockOperation::Unlock).map(|()| false).map_err(io::Error::from),
+        Err(Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes the directory if it is not there, for its owner only.
+pub(crate) fn ensure_directory(path: &Path) -> Result<(), JournalError> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(JournalError::io("make directory", path))
+}
+
+/// Puts a directory's names on stable storage.
+pub(super) fn sync_directory(path: &Path) -> Result<(), JournalError> {
+    File::open(path).and_then(|directory| directory.sync_all()).map_err(JournalError::io("flush", path))
+}
+
+/// Locks a file that still has a name; `false` when somebody else holds it, or has removed it meanwhile.
+pub(super) fn lock(file: &File) -> io::Result<bool> {
+    for _ in 0..GLANCES_MAX {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(rustix::fs::fstat(file)?.st_nlink > 0),
+            Err(Errno::WOULDBLOCK) if is_in_use(file)? => return Ok(false),
+            Err(Errno::WOULDBLOCK) => thread::sleep(GLANCE),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(false)
+}
+
+/// The pause before another try to lock: a process that only checks whether a file is [in use](is_in_use) holds it so
+/// long.
+const GLANCE: Duration = Duration::from_millis(1);
+const GLANCES_MAX: usize = 100;
+/// How often to try again when another process takes the new file for one that was left behind.
+const RACES_MAX: usize = 16;

@@ -1,0 +1,101 @@
+//! What connects a session of any kind with its peer, how a session ends, and its report.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use zmove_transport::{ControlError, ControlWriter, LaneSource};
+use zmove_wire::{Refusal, RefusalCode, ToSender, encode_message};
+
+use crate::error::SessionError;
+use crate::quota::messages::Messages;
+
+/// The result of a session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionReport {
+    /// The target that the sender asked for.
+    pub target: Vec<u8>,
+    /// The number of items stored.
+    pub items: u64,
+    /// The number of entries that failed.
+    pub faults: u64,
+    /// Why no journal could be kept: had the transfer broken, no later one could have resumed its large files.
+    pub journal_trouble: Option<String>,
+}
+
+/// What connects a session with its peer.
+pub(crate) struct Connections {
+    pub(crate) writer: ControlWriter,
+    pub(crate) inbox: Messages,
+    pub(crate) lanes: mpsc::Receiver<Box<dyn LaneSource>>,
+}
+
+/// How long a peer may take to close its end.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Connections {
+    pub(crate) async fn send(&mut self, message: &ToSender) -> Result<(), ControlError> {
+        self.writer.send(&encode_message(message)).await
+    }
+
+    /// Sends the last message of the session.
+    pub(crate) async fn send_last(&mut self, message: &ToSender) -> Result<(), ControlError> {
+        self.send(message).await?;
+        self.writer.finish().await
+    }
+
+    /// Refuses the peer, and ends the session with that.
+    pub(crate) async fn refuse(mut self, refusal: Refusal) -> Result<SessionReport, SessionError> {
+        self.send_last(&ToSender::Refused(refusal.clone())).await?;
+        // Read what the peer still sends: a close with unread data could destroy the refusal on its way.
+        let drained = async { while self.inbox.recv().await.is_some() {} };
+        let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, drained).await;
+        Err(SessionError::Refused(refusal))
+    }
+
+    /// Sends the peer the reason why this side cannot go on, if it is still there. After a good end the peer closes
+    /// first, so that nothing it has sent is left unread.
+    pub(crate) async fn part(&mut self, ended: &Result<(), SessionError>) {
+        let said = async {
+            if let Err(error) = ended {
+                return self.send_last(&ToSender::Refused(refusal_of(error))).await;
+            }
+            while let Some(Ok(_)) = self.inbox.recv().await {}
+            Ok(())
+        };
+        let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, said).await;
+    }
+}
+
+/// Looks at the target on a thread that may block.
+pub(crate) async fn look<T: Send + 'static>(
+    look: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    let looked = tokio::task::spawn_blocking(look).await;
+    looked.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked)))
+}
+
+/// The refusal that is sent to the peer for an error of this side.
+pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
+    let code = match error {
+        SessionError::Stopping | SessionError::Superseded => RefusalCode::Stopping,
+        SessionError::Lane(error) if error.is_lost() => RefusalCode::Broken,
+        SessionError::Control(error) if error.is_lost() => RefusalCode::Broken,
+        SessionError::Lane(_) | SessionError::Control(_) | SessionError::PeerMisbehaved(_) => {
+            RefusalCode::Protocol
+        }
+        SessionError::ProbeTooLong | SessionError::ProbeTooLarge => RefusalCode::Denied,
+        _ => RefusalCode::Failed,
+    };
+    Refusal { code, text: error.to_string() }
+}
+
+/// A time in the unit of reports.
+pub(crate) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// CPU time of this process until now.
+pub(crate) fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}

@@ -1,0 +1,118 @@
+//! The transfers of one run exclude each other: a sender that lost its connections begins anew, perhaps before this
+//! side has noticed.
+//!
+//! **Invariant:** of the transfers that one key has begun for one run, only the last works, and it begins
+//! when the threads of all others have ended.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use zmove_transport::Fingerprint;
+
+use crate::sync::Lock;
+
+/// The leases of the runs that one key has under way.
+#[derive(Clone, Debug, Default)]
+pub struct RunLeases {
+    runs: RunLeasesByKey,
+    owner: Option<Fingerprint>,
+}
+
+/// The leases of the runs of all keys.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RunLeasesByKey(Arc<Lock<Latest>>);
+
+/// The channel that ends the latest transfer of each run; it has no receivers once that transfer has ended.
+type Latest = HashMap<Key, Arc<watch::Sender<bool>>>;
+type Key = (Option<Fingerprint>, [u8; 16]);
+
+/// A transfer's lease of its run; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct RunLease {
+    runs: RunLeasesByKey,
+    key: Key,
+    own: Arc<watch::Sender<bool>>,
+    over: watch::Receiver<bool>,
+}
+
+impl RunLeasesByKey {
+    pub(crate) fn of(&self, owner: Fingerprint) -> RunLeases {
+        RunLeases { runs: self.clone(), owner: Some(owner) }
+    }
+}
+
+impl RunLeases {
+    /// Leases a run: ends its transfer that is under way, if there is one, and waits until it is gone.
+    pub(crate) async fn acquire(&self, run: [u8; 16]) -> RunLease {
+        let key = (self.owner, run);
+        let (own, over) = watch::channel(false);
+        let own = Arc::new(own);
+        let lease = RunLease { runs: self.runs.clone(), key, own: Arc::clone(&own), over };
+        let before = self.runs.0.lock().insert(key, own);
+        if let Some(before) = before {
+            before.send_replace(true);
+            before.closed().await;
+        }
+        lease
+    }
+}
+
+impl RunLease {
+    /// Waits until the next transfer of this run has come.
+    pub(crate) async fn superseded(&self) {
+        let mut over = self.over.clone();
+        // This lease holds the sending end, so the wait ends no other way.
+        let _over = over.wait_for(|over| *over).await;
+    }
+}
+
+impl Drop for RunLease {
+    fn drop(&mut self) {
+        let mut runs = self.runs.0.lock();
+        if runs.get(&self.key).is_some_and(|latest| Arc::ptr_eq(latest, &self.own)) {
+            runs.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUN: [u8; 16] = [1; 16];
+
+    #[tokio::test]
+    async fn the_last_waits_for_all_before_it() {
+        let leases = RunLeasesByKey::default().of(Fingerprint([1; 32]));
+        let first = leases.acquire(RUN).await;
+        let acquire = |leases: &RunLeases| {
+            tokio::spawn({
+                let leases = leases.clone();
+                async move { leases.acquire(RUN).await }
+            })
+        };
+        let second = acquire(&leases);
+        first.superseded().await;
+        let third = acquire(&leases);
+        tokio::task::yield_now().await;
+        assert!(!second.is_finished() && !third.is_finished());
+        drop(first);
+        let second = second.await.unwrap();
+        second.superseded().await;
+        assert!(!third.is_finished());
+        drop(second);
+        let third = third.await.unwrap();
+        assert_eq!(leases.runs.0.lock().len(), 1);
+        drop(third);
+        assert!(leases.runs.0.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn other_runs_and_other_keys_go_on() {
+        let runs = RunLeasesByKey::default();
+        let [one, other] = [1, 2].map(|byte| runs.of(Fingerprint([byte; 32])));
+        let _held = (one.acquire(RUN).await, one.acquire([2; 16]).await, other.acquire(RUN).await);
+        assert_eq!(runs.0.lock().len(), 3);
+    }
+}

@@ -1,0 +1,105 @@
+//! The files that were compared by their contents, with their identity at that time: the sender may report later that
+//! they need only a mode and a time, and somebody else may have written to them by then.
+//!
+//! A file is known by its number, since a name of it may lead to another file by then, and another name to the same.
+//! Each file takes a few bytes, which are booked, until the end of the transfer.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use zmove_disk::{FileIdentity, number_at};
+use zmove_types::{FileNumber, Name, Timestamp};
+
+use crate::quota::{Booking, Quota};
+
+/// The files that were compared; see the module.
+#[derive(Debug)]
+pub(crate) struct ComparedFiles {
+    state: Mutex<State>,
+    hashes: RandomState,
+}
+
+#[derive(Debug)]
+struct State {
+    looks: HashMap<FileNumber, Look>,
+    held: Booking,
+}
+
+/// The hash of a file's identity when it was compared.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    hash: u64,
+    /// Whether it had other names, which may go meanwhile: that changes its change time.
+    is_shared: bool,
+}
+
+/// The memory of a file in the map, with the map's spare room.
+const FILE_BYTES: usize = 2 * size_of::<(FileNumber, Look)>();
+
+impl ComparedFiles {
+    pub(crate) fn new(quota: &Quota) -> Self {
+        let state = State { looks: HashMap::new(), held: quota.book_nothing() };
+        Self { state: Mutex::new(state), hashes: RandomState::new() }
+    }
+
+    /// Remembers what a compared file looks like; `false` where that fails, and the file must not count as equal.
+    pub(crate) fn remember(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
+        let Ok(number) = number_at(directory, name.as_os_str()) else { return false };
+        if is_just_changed(look) {
+            return false;
+        }
+        let is_shared = look.names > 1;
+        let hash = self.hash(look, is_shared);
+        let mut state = self.lock();
+        if !state.looks.contains_key(&number) && state.held.grow(FILE_BYTES).is_err() {
+            return false;
+        }
+        state.looks.insert(number, Look { hash, is_shared });
+        true
+    }
+
+    /// Whether a file still looks as it did when it was compared. One that was not compared is as the sender reports
+    /// it.
+    pub(crate) fn is_as_compared(&self, directory: &OwnedFd, name: &Name, look: &FileIdentity) -> bool {
+        let number = number_at(directory, name.as_os_str());
+        let compared = number.map(|number| self.lock().looks.get(&number).copied());
+        compared.is_ok_and(|compared| {
+            compared.is_none_or(|compared| compared.hash == self.hash(look, compared.is_shared))
+        })
+    }
+
+    /// Notes the new identity of a file that has got its mode and time.
+    pub(crate) fn is_done(&self, directory: &OwnedFd, name: &Name) -> io::Result<()> {
+        let number = number_at(directory, name.as_os_str())?;
+        let look = FileIdentity::at(directory, name)?;
+        if let Some(compared) = self.lock().looks.get_mut(&number) {
+            compared.hash = self.hash(&look, compared.is_shared);
+        }
+        Ok(())
+    }
+
+    fn hash(&self, look: &FileIdentity, is_shared: bool) -> u64 {
+        let FileIdentity { bytes, mtime, inode, mode, .. } = *look;
+        let ctime = if is_shared { Timestamp::default() } else { look.ctime };
+        self.hashes.hash_one((bytes, (mtime.seconds, mtime.nanos), (ctime.seconds, ctime.nanos), inode, mode))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a file was changed so recently that another change might leave it the same times: kernels before 6.13, and
+/// some file systems, count them in ticks.
+fn is_just_changed(look: &FileIdentity) -> bool {
+    let changed = look.ctime.to_system_time();
+    let age = changed.and_then(|changed| SystemTime::now().duration_since(changed).ok());
+    age.is_none_or(|age| age < TICK_MAX)
+}
+
+/// Two ticks of the slowest clock that kernels are built with (`CONFIG_HZ=100`).
+const TICK_MAX: Duration = Duration::from_millis(20);

@@ -1,0 +1,178 @@
+//! The record by which a later walk of the same roots is known to find what the first one found: the roots themselves,
+//! the mounts below them, and the moment at which the first walk began. The walks of a mirror share one record, over
+//! all sessions of a run, since each opens the sources by their paths and may reach something else.
+//!
+//! The record holds the roots, and device and inode of each directory that is the root of a mount
+//! (`STATX_ATTR_MOUNT_ROOT`; before Linux 5.8 of each whose device is not the root's). That costs a `statx` for each
+//! directory.
+//!
+//! Names are not kept. A rename gives both directories a new ctime, so a directory has lost or got names where its
+//! ctime is later than the beginning. A later ctime without a later mtime comes from a rename of the directory itself,
+//! from a new mode, or from a program that sets times back. Everything below such a directory counts as changed too,
+//! since a directory that takes the place of another brings directories that are as old as ever.
+//!
+//! The beginning is read from the clock, and the walk begins in the clock's next tick: file systems stamp no finer than
+//! by ticks, so a change just before the beginning differs from one just after it. Journals that a push within one host
+//! writes into a source do not count as changes. Neither does a manifest, which is made before the beginning and gets
+//! its name after the end.
+//!
+//! **Invariant:** a root that is known stays open as long as this lives, so that no other directory gets its
+//! number; and the record of it is never replaced.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use zmove_types::{FileNumber, Timestamp};
+
+use crate::directory::{Directory, SourceRoot, Status};
+
+/// The record of the first walk of some roots, for the walks that follow it.
+#[derive(Debug)]
+pub struct FirstWalk {
+    began: Timestamp,
+    /// Directories that the program itself changes meanwhile.
+    own: Vec<FileNumber>,
+    roots: Mutex<HashMap<PathBuf, Arc<SourceRoot>>>,
+    mounts: Mutex<Mounts>,
+}
+
+/// The mounts below the roots, with their paths.
+pub(crate) type Mounts = HashMap<FileNumber, PathBuf>;
+
+/// The possible changes of a directory since the first walk began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Nothing,
+    /// Names may have come and gone.
+    Names,
+    /// The directory may have been put into the place of another, with all that is below it.
+    Place,
+}
+
+impl FirstWalk {
+    /// A record for a walk that is about to begin. Returns in the next tick of the clock, so that every later change
+    /// gives a directory of this host a later time than each earlier one. Changes in the directories `own` do not
+    /// count.
+    #[must_use]
+    pub fn begin(own: Vec<FileNumber>) -> Self {
+        let began = now(ClockId::Realtime);
+        let started = Instant::now();
+        while now(ClockId::RealtimeCoarse) <= began && started.elapsed() < TICK_MAX {
+            thread::sleep(PAUSE);
+        }
+        Self { began, own, roots: Mutex::default(), mounts: Mutex::default() }
+    }
+
+    /// Records a root that a walk has opened as a directory, unless an earlier walk has.
+    pub(crate) fn note_root(&self, root: &Arc<SourceRoot>) {
+        lock(&self.roots).entry(root.path().to_owned()).or_insert_with(|| Arc::clone(root));
+    }
+
+    /// Records the mount on a directory that a walk has opened below a root, if there is one.
+    pub(crate) fn note_mount(&self, directory: &Directory, status: &Status) {
+        if let Some(mount) = status.mount(directory.root()) {
+            lock(&self.mounts).entry(mount).or_insert_with(|| directory.full_path());
+        }
+    }
+
+    /// Whether an earlier walk has opened another directory at this path; `root` is `None` where it is no directory
+    /// now.
+    pub(crate) fn is_other(&self, path: &Path, root: Option<&SourceRoot>) -> bool {
+        let roots = lock(&self.roots);
+        roots.get(path).is_some_and(|known| Some(known.number) != root.map(|root| root.number))
+    }
+
+    /// The mounts below the roots that have been met.
+    pub(crate) fn mounts(&self) -> Mounts {
+        lock(&self.mounts).clone()
+    }
+
+    /// The change that a directory's times show. The ctime decides, which nobody can set. If the mtime is no later, the
+    /// directory has been renamed, or its mode has changed, or somebody has set the mtime back.
+    pub(crate) fn change(&self, status: &Status) -> Change {
+        if !self.is_later(status.ctime) || self.own.contains(&status.number) {
+            Change::Nothing
+        } else if self.is_later(status.mtime) {
+            Change::Names
+        } else {
+            Change::Place
+        }
+    }
+
+    fn is_later(&self, time: Timestamp) -> bool {
+        // A time without nanoseconds may come from a file system that keeps seconds only.
+        let has_seconds_only = time.nanos == 0;
+        if has_seconds_only { time.seconds >= self.began.seconds - 1 } else { time > self.began }
+    }
+}
+
+fn lock<T>(known: &Mutex<T>) -> MutexGuard<'_, T> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn now(clock: ClockId) -> Timestamp {
+    let now = clock_gettime(clock);
+    Timestamp { seconds: now.tv_sec, nanos: u32::try_from(now.tv_nsec).unwrap_or(0) }
+}
+
+/// The longest wait for the next tick, longer than a tick: a clock that has been set back is not waited for.
+const TICK_MAX: Duration = Duration::from_millis(60);
+const PAUSE: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(changed: Timestamp, names: Timestamp) -> Status {
+        let number = FileNumber { device: 1, inode: 2 };
+        Status { number, is_mount: Some(false), mtime: names, ctime: changed }
+    }
+
+    #[test]
+    fn only_what_changes_after_the_beginning_has_changed() {
+        let first_walk =
+            FirstWalk { began: Timestamp { seconds: 7, nanos: 5 }, ..FirstWalk::begin(Vec::new()) };
+        let at = |seconds, nanos| Timestamp { seconds, nanos };
+        let change = |changed, names| first_walk.change(&status(changed, names));
+        assert_eq!([at(7, 5), at(6, 9)].map(|time| change(time, time)), [Change::Nothing; 2]);
+        assert_eq!([at(7, 6), at(9, 1)].map(|time| change(time, time)), [Change::Names; 2]);
+        assert_eq!([at(7, 5), at(3, 0)].map(|names| change(at(7, 6), names)), [Change::Place; 2]);
+        // The modification time can be set to any value.
+        assert_eq!(change(at(7, 5), at(99, 9)), Change::Nothing);
+        // A file system that stores times in steps of two seconds.
+        assert_eq!(
+            [5, 6, 7].map(|seconds| change(at(seconds, 0), at(1, 1))),
+            [Change::Nothing, Change::Place, Change::Place]
+        );
+        let own = FirstWalk { own: vec![FileNumber { device: 1, inode: 2 }], ..first_walk };
+        assert_eq!(own.change(&status(at(9, 1), at(9, 1))), Change::Nothing);
+    }
+
+    #[test]
+    fn a_change_just_before_the_beginning_is_told_from_one_just_after_it() {
+        let home = tempfile::tempdir().unwrap();
+        let look = || {
+            let root = SourceRoot::open(
+                home.path(),
+                &zmove_types::RelPath::root(),
+                crate::directory::Extent::Tree,
+                rustix::fs::OFlags::empty(),
+            );
+            Directory::open(&Arc::new(root.unwrap()), &zmove_types::RelPath::root())
+                .unwrap()
+                .status()
+                .unwrap()
+        };
+        for number in 0..50 {
+            std::fs::write(home.path().join(number.to_string()), "").unwrap();
+            let first_walk = FirstWalk::begin(Vec::new());
+            assert_eq!(first_walk.change(&look()), Change::Nothing);
+            std::fs::remove_file(home.path().join(number.to_string())).unwrap();
+            assert_eq!(first_walk.change(&look()), Change::Names);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! The selection as the walk consults it: for one name after the other of one directory.
+//!
+//! **Invariant:** without a selection nothing is copied, matched or counted.
+
+use std::ffi::CStr;
+
+use crate::directory::Directory;
+use crate::entry::{Entry, EntryKind};
+use crate::selection::{Answer, Effect, PathKind, Selection};
+
+/// Lets the wanted entries of one directory pass.
+#[derive(Debug)]
+pub(crate) struct DirectoryFilter<'a> {
+    selection: Option<&'a Selection>,
+    directory: &'a Directory,
+    /// A buffer for the target path of a name, reused from name to name.
+    path: Vec<u8>,
+    matches: Vec<usize>,
+    /// The answer of the rules about the name that was asked for last.
+    answer: Answer,
+    /// The number of entries that did not pass.
+    pub(crate) left_out: u64,
+}
+
+impl<'a> DirectoryFilter<'a> {
+    pub(crate) fn new(selection: Option<&'a Selection>, directory: &'a Directory) -> Self {
+        let answer = Answer { directory: Effect::Include, other: Effect::Include };
+        Self { selection, directory, path: Vec::new(), matches: Vec::new(), answer, left_out: 0 }
+    }
+
+    /// Whether `name` is worth a look-up: as some kind of entry it would be wanted.
+    pub(crate) fn may_admit(&mut self, name: &CStr) -> bool {
+        let Some(selection) = self.selection.filter(|selection| selection.has_rules()) else { return true };
+        self.directory.write_target_of(name.to_bytes(), &mut self.path);
+        self.answer = selection.answer(&self.path, &mut self.matches);
+        let wanted = self.answer != Answer { directory: Effect::Exclude, other: Effect::Exclude };
+        self.left_out += u64::from(!wanted);
+        wanted
+    }
+
+    /// Whether the entry of the name that was asked for last is wanted.
+    pub(crate) fn admits(&mut self, entry: &Entry) -> bool {
+        let Some(selection) = self.selection else { return true };
+        let kind = match entry.kind {
+            EntryKind::Directory => PathKind::Directory,
+            _ => PathKind::Other,
+        };
+        let size_fits = entry.kind != EntryKind::File || selection.admits_size(entry.size);
+        let wanted = self.answer.of(kind) == Effect::Include && size_fits;
+        self.left_out += u64::from(!wanted);
+        wanted
+    }
+}

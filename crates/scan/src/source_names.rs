@@ -1,0 +1,299 @@
+//! The names of source trees, directory by directory and complete: those that a mirror keeps.
+//!
+//! **Invariant:** a [`DirectoryNames`] has every name of its directory, also those that a selection leaves out; a
+//! directory that was not read to its end gives an error instead. A root that is another directory than at the first
+//! walk is an error, and so is the end of the listings where a mount was not met again. As in the walk, nothing below a
+//! root is opened through a symbolic link, and no directory that the selection leaves out.
+
+use std::ffi::CStr;
+use std::io;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType, RawDir, StatxFlags, statx};
+use zmove_types::{Name, RelPath};
+
+use crate::config::{ScanConfig, ScanRoot};
+use crate::directory::{Directory, Extent, FileSystems, SourceRoot};
+use crate::error::{Operation, ScanError};
+use crate::first_walk::{Change, FirstWalk, Mounts};
+use crate::selection::{PathKind, Selection};
+
+/// All names of one directory of the target that sources bring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectoryNames {
+    /// The directory's path below the target.
+    pub directory: RelPath,
+    /// The names, in the order of their bytes.
+    pub names: Vec<Name>,
+    /// Whether the source's names may differ from those that the first walk has seen.
+    pub changed: bool,
+}
+
+/// The listings of all directories below some roots, each after the one above it. Only the names of one directory and
+/// the paths of those that wait are held.
+#[derive(Debug)]
+pub struct SourceNames {
+    waiting: Vec<Result<Waiting, ScanError>>,
+    selection: Option<Arc<Selection>>,
+    file_systems: FileSystems,
+    first_walk: Arc<FirstWalk>,
+    /// The mounts that the first walk has met and this one has not yet.
+    unmet: Mounts,
+    buffer: Vec<u8>,
+}
+
+/// A directory of the target that has no listing yet.
+#[derive(Debug)]
+struct Waiting {
+    /// The roots that bring the directory: one, but for the target itself.
+    roots: Vec<Arc<SourceRoot>>,
+    /// The directory's path below these roots.
+    path: RelPath,
+    /// The names that other roots bring into the directory.
+    brought: Vec<Name>,
+    /// Whether the directory may have been moved here since the first walk, with a directory above it.
+    moved: bool,
+}
+
+/// The contents of one directory.
+#[derive(Default)]
+struct Found {
+    names: Vec<Name>,
+    directories: Vec<RelPath>,
+    changed: bool,
+    /// Whether the directory may have been moved here since the first walk, with all that is below it.
+    moved: bool,
+}
+
+impl SourceNames {
+    /// The listings of these roots, except for directories that the selection leaves out or that lie in other file
+    /// systems. A root that is no directory has no listing of its own. `first_walk` is the record of the first walk,
+    /// which has ended.
+    #[must_use]
+    pub fn of(
+        roots: &[ScanRoot],
+        selection: Option<Arc<Selection>>,
+        file_systems: FileSystems,
+        first_walk: Arc<FirstWalk>,
+    ) -> Self {
+        let (mut waiting, mut tops, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        for root in roots {
+            names.extend(root.prefix.components().next().and_then(|name| Name::from_bytes(name).ok()));
+            if !admits(selection.as_deref(), &root.prefix) {
+                continue;
+            }
+            match open_root(root) {
+                Ok(opened) if first_walk.is_other(&root.source, opened.as_ref()) => {
+                    waiting.push(Err(ScanError::Exchanged { path: root.source.clone() }));
+                }
+                Ok(None) => {}
+                Ok(Some(opened)) if root.prefix.is_root() => tops.push(Arc::new(opened)),
+                Ok(Some(opened)) => waiting.push(Ok(Waiting::top(vec![Arc::new(opened)], Vec::new()))),
+                Err(source) => {
+                    let path = root.source.clone();
+                    waiting.push(Err(ScanError::Io { path, operation: Operation::Open, source }));
+                }
+            }
+        }
+        if !tops.is_empty() {
+            waiting.push(Ok(Waiting::top(tops, names)));
+        }
+        let buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
+        let unmet = first_walk.mounts();
+        Self { waiting, selection, file_systems, first_walk, unmet, buffer }
+    }
+
+    /// Lists one directory; `None` for one in another file system.
+    fn list(&mut self, waiting: Waiting) -> Result<Option<DirectoryNames>, ScanError> {
+        let Waiting { roots, path, brought, moved } = waiting;
+        let mut listing = None;
+        let mut names = brought;
+        let mut changed = moved;
+        for root in &roots {
+            let Some((directory, found)) = self.read(root, &path)? else { continue };
+            let below = |path| Waiting {
+                roots: vec![Arc::clone(root)],
+                path,
+                brought: Vec::new(),
+                moved: moved || found.moved,
+            };
+            self.waiting.extend(found.directories.into_iter().map(below).map(Ok));
+            names.extend(found.names);
+            changed |= found.changed;
+            listing = Some(directory);
+        }
+        names.sort_unstable();
+        names.dedup();
+        Ok(listing.map(|directory| DirectoryNames { directory, names, changed }))
+    }
+
+    fn read(
+        &mut self,
+        root: &Arc<SourceRoot>,
+        path: &RelPath,
+    ) -> Result<Option<(RelPath, Found)>, ScanError> {
+        let shown = || root.path().join(path.as_path());
+        let failed = |errno| ScanError::listed(shown(), Operation::Open, errno);
+        let directory = Directory::open(root, path).map_err(failed)?;
+        let within = directory.is_within(self.file_systems).map_err(failed)?;
+        let mut found = if within { self.read_names(&directory)? } else { Found::default() };
+        // The times are read after the names: a later change is not in the names.
+        let status = directory.status().map_err(failed)?;
+        if let Some(mount) = status.mount(root) {
+            self.unmet.remove(&mount);
+        }
+        let change = self.first_walk.change(&status);
+        found.changed = change != Change::Nothing;
+        // A root cannot have been moved here unnoticed: its number was compared.
+        found.moved = change == Change::Place && !path.is_root();
+        Ok(within.then(|| (directory.target_path().clone(), found)))
+    }
+
+    fn read_names(&mut self, directory: &Directory) -> Result<Found, ScanError> {
+        let mut found = Found::default();
+        let mut listing = RawDir::new(directory.fd(), self.buffer.spare_capacity_mut());
+        while let Some(next) = listing.next() {
+            let entry =
+                next.map_err(|errno| ScanError::listed(directory.full_path(), Operation::List, errno))?;
+            found.add(directory, self.selection.as_deref(), entry.file_name(), entry.file_type())?;
+        }
+        Ok(found)
+    }
+}
+
+impl Waiting {
+    /// The top of what some roots bring: their contents, with the names that other roots have `brought` beside them.
+    fn top(roots: Vec<Arc<SourceRoot>>, brought: Vec<Name>) -> Self {
+        Self { roots, path: RelPath::root(), brought, moved: false }
+    }
+}
+
+impl Found {
+    fn add(
+        &mut self,
+        directory: &Directory,
+        selection: Option<&Selection>,
+        name: &CStr,
+        kind: FileType,
+    ) -> Result<(), ScanError> {
+        if matches!(name.to_bytes(), b"." | b"..") {
+            return Ok(());
+        }
+        let refused = |source| ScanError::Path { path: directory.full_path(), source };
+        let parsed = Name::from_bytes(name.to_bytes()).map_err(refused)?;
+        directory.check_length(&parsed).map_err(refused)?;
+        let kind = match kind {
+            FileType::Unknown => {
+                let stat = statx(directory.fd(), name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE).map_err(
+                    |errno| ScanError::listed(directory.display_path(&parsed), Operation::Stat, errno),
+                )?;
+                FileType::from_raw_mode(stat.stx_mode.into())
+            }
+            known => known,
+        };
+        if kind == FileType::Directory
+            && admits(selection, &directory.target_path().join(&parsed).map_err(refused)?)
+        {
+            self.directories.push(directory.source_path().join(&parsed).map_err(refused)?);
+        }
+        self.names.push(parsed);
+        Ok(())
+    }
+}
+
+impl Iterator for SourceNames {
+    type Item = Result<DirectoryNames, ScanError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let Some(waiting) = self.waiting.pop() else {
+                let path = self.unmet.drain().map(|(_, path)| path).min()?;
+                return Some(Err(ScanError::Unmounted { path }));
+            };
+            if let Some(listed) = waiting.and_then(|waiting| self.list(waiting)).transpose() {
+                return Some(listed);
+            }
+        }
+    }
+}
+
+/// Whether the selection lets a directory be listed.
+fn admits(selection: Option<&Selection>, directory: &RelPath) -> bool {
+    selection.is_none_or(|selection| selection.admits(directory, PathKind::Directory))
+}
+
+/// Opens a root; `None` where it is no directory.
+fn open_root(root: &ScanRoot) -> io::Result<Option<SourceRoot>> {
+    let Some(flags) = root.directory_flags()? else { return Ok(None) };
+    Ok(Some(SourceRoot::open(&root.source, &root.prefix, Extent::Tree, flags)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::selection::{Effect, Rule};
+
+    fn root(source: std::path::PathBuf, prefix: &str) -> ScanRoot {
+        ScanRoot { source, prefix: RelPath::from_bytes(prefix.as_bytes()).unwrap() }
+    }
+
+    fn listings(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> SourceNames {
+        SourceNames::of(roots, selection, FileSystems::All, Arc::new(FirstWalk::begin(Vec::new())))
+    }
+
+    fn listed(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> Vec<(String, Vec<String>)> {
+        let shown = |listing: DirectoryNames| {
+            let names = listing.names.iter().map(ToString::to_string).collect();
+            (listing.directory.to_string(), names)
+        };
+        let mut all: Vec<_> = listings(roots, selection).map(|listing| shown(listing.unwrap())).collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn what_several_roots_bring_to_one_directory_is_one_list() {
+        let home = tempfile::tempdir().unwrap();
+        for path in ["a/x", "a/d/f", "b/y", "c/z"] {
+            let path = home.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        std::os::unix::fs::symlink("d", home.path().join("a/link")).unwrap();
+        let at = |name: &str| home.path().join(name);
+        let roots = [root(at("a/"), ""), root(at("b/"), ""), root(at("c"), "c"), root(at("a/x"), "x2")];
+        let expected = [(".", &["c", "d", "link", "x", "x2", "y"][..]), ("c", &["z"]), ("d", &["f"])];
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(path, names)| ((*path).to_owned(), names.iter().map(|&name| name.to_owned()).collect()))
+            .collect();
+        assert_eq!(listed(&roots, None), expected);
+    }
+
+    #[test]
+    fn what_cannot_be_listed_is_an_error_and_no_listing() {
+        let home = tempfile::tempdir().unwrap();
+        let roots = [root(home.path().join("gone/"), ""), root(home.path().join("other"), "o")];
+        assert!(listings(&roots, None).all(|listing| listing.is_err()));
+        assert_eq!(listings(&roots, None).count(), 2);
+    }
+
+    #[test]
+    fn what_is_left_out_is_named_and_not_looked_into() {
+        let home = tempfile::tempdir().unwrap();
+        for path in ["a/skip/x", "a/d/skip", "skip/y"] {
+            let path = home.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let rules = [Rule::new(Effect::Exclude, b"skip").unwrap()];
+        let selection = Some(Arc::new(Selection::new(&rules, 5..=9).unwrap()));
+        let roots = [root(home.path().join("a/"), ""), root(home.path().join("skip"), "skip")];
+        let expected = [(".", vec!["d", "skip"]), ("d", vec!["skip"])];
+        let expected: Vec<_> = expected
+            .into_iter()
+            .map(|(path, names)| (path.to_owned(), names.into_iter().map(str::to_owned).collect()))
+            .collect();
+        assert_eq!(listed(&roots, selection), expected);
+    }
+}

@@ -1,0 +1,252 @@
+//! The visit of listed paths (`--files-from`), in the place of a walk: one job reads the list, the others look up paths
+//! of one directory each.
+//!
+//! The job that reads takes as much at a time as one read brings, and groups its paths by directory. Each other job
+//! opens a directory once for its group and looks the names up. The first job to reach a directory emits it and those
+//! above it, under a lock that it holds until they are in the queue; so a directory still comes before anything in it.
+//!
+//! A path that is listed twice is sent once. For that the scan keeps a fingerprint of each path and each
+//! directory, with keys drawn at its start; with the table and its growth at most 60 bytes apiece.
+//!
+//! **Invariant:** a directory is emitted once, and before anything in it; any other path is emitted once,
+//! however often it is listed.
+
+use std::collections::HashSet;
+use std::ffi::CString;
+use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use zmove_types::{Name, RelPath};
+
+use crate::directory::{Directory, Extent, SourceRoot};
+use crate::entry::{Entry, EntryKind};
+use crate::error::{ListFault, Operation, ScanError};
+use crate::path_list::PathList;
+use crate::selection::PathKind;
+
+use super::Worker;
+use super::names::NameList;
+
+/// The state that all jobs of one list share.
+#[derive(Debug)]
+struct Ground {
+    root: Arc<SourceRoot>,
+    /// The directories that have been emitted. The lock is held while one is emitted, so that a job that finds it here
+    /// comes later in the queue.
+    emitted: Mutex<Fingerprints>,
+}
+
+/// A set of paths, distinguished by 128 bits that nobody can predict.
+#[derive(Debug, Default)]
+struct Fingerprints {
+    keys: [RandomState; 2],
+    seen: HashSet<[u64; 2]>,
+}
+
+/// Listed paths in one directory.
+#[derive(Debug)]
+struct Group {
+    parent: RelPath,
+    names: Vec<Name>,
+}
+
+/// The reason why nothing in a directory is visited.
+enum Closed {
+    LeftOut,
+    Fault(ListFault),
+}
+
+impl Worker<'_> {
+    /// Visits and emits the paths of a list.
+    pub(crate) fn visit_list(&mut self, mut list: PathList) {
+        let top = match self.open_root(&list.root, Extent::Tree, OFlags::empty()) {
+            Ok(top) => top,
+            Err((operation, errno)) => return self.report_root(&list.root, operation, errno),
+        };
+        let ground = Arc::new(Ground { root: Arc::clone(top.root()), emitted: Mutex::default() });
+        let mut listed = Fingerprints::default();
+        while let Some(stretch) = list.next_stretch() {
+            if self.walk.is_stopped() {
+                return;
+            }
+            let mut paths = Vec::with_capacity(stretch.len());
+            for path in stretch {
+                match path {
+                    Ok(path) if !listed.insert(&path) => {}
+                    Ok(path) if path.is_root() => self.visit_top(&top),
+                    Ok(path) => paths.push(path),
+                    Err(error) => self.report(error),
+                }
+            }
+            for group in groups(paths, self.walk.config.batch_entries_max.max(1)) {
+                let ground = Arc::clone(&ground);
+                self.share(move |worker| worker.visit_group(&ground, &group));
+            }
+        }
+    }
+
+    /// Emits mode and time of the source itself, which is `.` in the list.
+    fn visit_top(&mut self, top: &Arc<Directory>) {
+        if let Err(errno) = self.send_root(top) {
+            let (path, source) = (top.full_path(), errno.into());
+            self.report(ScanError::Io { path, operation: Operation::Stat, source });
+        }
+    }
+
+    fn visit_group(&mut self, ground: &Ground, group: &Group) {
+        match self.enter(ground, &group.parent) {
+            Ok(directory) => self.visit_names(ground, &directory, group),
+            Err(Closed::LeftOut) => self.leave_out(group.names.len() as u64),
+            Err(Closed::Fault(fault)) => {
+                for name in &group.names {
+                    self.report(ScanError::Listed { path: group.path_of(name), fault: fault.clone() });
+                }
+            }
+        }
+    }
+
+    fn visit_names(&mut self, ground: &Ground, directory: &Arc<Directory>, group: &Group) {
+        let mut names = NameList::default();
+        group
+            .names
+            .iter()
+            .filter_map(|name| CString::new(name.as_bytes()).ok())
+            .for_each(|name| names.push(&name));
+        let missing = |worker: &mut Self, error| worker.report(as_listed(error, &group.parent));
+        let entries = self.gather(directory, &names, missing);
+        let (directories, others) = entries.into_iter().partition(|entry| entry.kind == EntryKind::Directory);
+        self.send_entries(directory, others);
+        for entry in directories {
+            let mut emitted = ground.emitted.lock().unwrap_or_else(PoisonError::into_inner);
+            self.send_once(&mut emitted, directory, entry);
+        }
+    }
+
+    /// Opens a directory after the directory and those above it have been emitted.
+    fn enter(&mut self, ground: &Ground, path: &RelPath) -> Result<Arc<Directory>, Closed> {
+        let mut emitted = ground.emitted.lock().unwrap_or_else(PoisonError::into_inner);
+        if !path.is_root() && !emitted.contains(path) {
+            if !self.admits(path, PathKind::Directory) {
+                return Err(Closed::LeftOut);
+            }
+            let mut above = RelPath::root();
+            for component in path.components() {
+                let name = Name::from_bytes(component).expect("a component of a path is a name");
+                let below = above.join(&name).expect("it is no longer than the whole");
+                if !emitted.contains(&below) {
+                    self.make_known(ground, &mut emitted, &above, &name)?;
+                }
+                above = below;
+            }
+        }
+        drop(emitted);
+        self.walk.open(&ground.root, path).map_err(|errno| closed(ground, path, errno))
+    }
+
+    /// Looks up and emits the directory `name` in `parent`.
+    fn make_known(
+        &mut self,
+        ground: &Ground,
+        emitted: &mut Fingerprints,
+        parent: &RelPath,
+        name: &Name,
+    ) -> Result<(), Closed> {
+        let directory =
+            self.walk.open(&ground.root, parent).map_err(|errno| closed(ground, parent, errno))?;
+        let raw = CString::new(name.as_bytes()).expect("a name holds no NUL");
+        let path = directory.display_path(name);
+        let kinds = self.walk.config.xattrs;
+        let entry = Entry::look_up(&directory, &raw, kinds)
+            .map_err(|error| Closed::Fault(fault_of(error, path.clone())))?;
+        if entry.kind != EntryKind::Directory {
+            return Err(Closed::Fault(ListFault::NotDirectory(path)));
+        }
+        self.send_once(emitted, &directory, entry);
+        Ok(())
+    }
+
+    fn send_once(&mut self, emitted: &mut Fingerprints, directory: &Arc<Directory>, entry: Entry) {
+        let path = directory.source_path().join(&entry.name).expect("its length was checked");
+        if emitted.insert(&path) {
+            self.send_entries(directory, vec![entry]);
+        }
+    }
+}
+
+impl Fingerprints {
+    /// Adds a path; returns whether it is new.
+    fn insert(&mut self, path: &RelPath) -> bool {
+        self.seen.insert(self.of(path))
+    }
+
+    fn contains(&self, path: &RelPath) -> bool {
+        self.seen.contains(&self.of(path))
+    }
+
+    fn of(&self, path: &RelPath) -> [u64; 2] {
+        [self.keys[0].hash_one(path), self.keys[1].hash_one(path)]
+    }
+}
+
+impl Group {
+    fn path_of(&self, name: &Name) -> PathBuf {
+        self.parent.as_path().join(name.as_os_str())
+    }
+}
+
+/// Groups the paths by directory, each group with at most `names_max` names.
+fn groups(mut paths: Vec<RelPath>, names_max: usize) -> Vec<Group> {
+    paths.sort_unstable_by(|one, other| split(one).cmp(&split(other)));
+    let mut groups: Vec<Group> = Vec::new();
+    for path in &paths {
+        let (parent, name) = split(path);
+        let Ok(name) = Name::from_bytes(name) else { continue };
+        match groups.last_mut() {
+            Some(last) if last.parent.as_bytes() == parent && last.names.len() < names_max => {
+                last.names.push(name)
+            }
+            _ => {
+                let parent = path.parent().unwrap_or_else(RelPath::root);
+                groups.push(Group { parent, names: vec![name] });
+            }
+        }
+    }
+    groups
+}
+
+fn split(path: &RelPath) -> (&[u8], &[u8]) {
+    let bytes = path.as_bytes();
+    bytes.iter().rposition(|&byte| byte == b'/').map_or((&[], bytes), |at| (&bytes[..at], &bytes[at + 1..]))
+}
+
+fn closed(ground: &Ground, path: &RelPath, errno: Errno) -> Closed {
+    let full = ground.root.path().join(path.as_path());
+    Closed::Fault(match errno {
+        Errno::NOENT => ListFault::Missing,
+        Errno::NOTDIR | Errno::LOOP => ListFault::NotDirectory(full),
+        _ => ListFault::Directory { path: full, source: Arc::new(errno.into()) },
+    })
+}
+
+/// The fault of paths below a directory that could not be looked up.
+fn fault_of(error: ScanError, path: PathBuf) -> ListFault {
+    match error {
+        ScanError::Path { source, .. } => ListFault::Path(source),
+        ScanError::Io { source, .. } => ListFault::Directory { path, source: Arc::new(source) },
+        _ => ListFault::Missing,
+    }
+}
+
+/// Turns a vanished entry into a missing path: the list is wrong then, and nothing has vanished.
+fn as_listed(error: ScanError, parent: &RelPath) -> ScanError {
+    match error {
+        ScanError::Vanished { path } => {
+            let path = parent.as_path().join(path.file_name().unwrap_or_default());
+            ScanError::Listed { path, fault: ListFault::Missing }
+        }
+        other => other,
+    }
+}

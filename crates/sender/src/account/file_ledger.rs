@@ -1,0 +1,185 @@
+//! The ledger of single files, which lasts longer than a session: see [`Run`](crate::Run).
+//!
+//! Files that a session has sent without a confirmation, or that were stored and not published, are kept by path, with
+//! their hash, a bounded number of them; a file that the next session finds equal then counts as moved. The manifest
+//! gets a line when a file is confirmed, by whichever session; at its end the last line of each name is kept. Failures
+//! with the same text are reported once.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
+
+use zmove_types::{Name, RelPath, Root};
+
+use crate::account::manifest::Manifest;
+use crate::read::source::{LargeSource, Look};
+use crate::send::sent::Sent;
+
+/// The ledger of single files, which lasts longer than a session.
+#[derive(Debug, Default)]
+pub(crate) struct FileLedger {
+    pub(crate) manifest: Option<Manifest>,
+    /// The name that the target gave its only entry, where that is another one.
+    pub(crate) single_name: Option<Name>,
+    /// Files that were sent in an earlier session, which received no confirmation of them.
+    unconfirmed: HashMap<RelPath, Unconfirmed>,
+    /// Hashes of the failures that earlier sessions have reported; `telling` holds those of this session.
+    told: HashSet<u64>,
+    telling: HashSet<u64>,
+    hasher: RandomState,
+}
+
+/// A file that may be at the target because of this run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Unconfirmed {
+    look: Look,
+    /// None of a file whose holes were not hashed.
+    root: Option<Root>,
+}
+
+impl FileLedger {
+    pub(crate) fn new(manifest: Option<Manifest>) -> Self {
+        Self { manifest, ..Self::default() }
+    }
+
+    /// Enters a file that is whole at the target because of this session.
+    pub(crate) fn confirm(&mut self, path: &RelPath, root: Option<&Root>) {
+        if !self.unconfirmed.is_empty() {
+            self.unconfirmed.remove(path);
+        }
+        let renamed = self.renamed();
+        if let (Some(manifest), Some(root)) = (&mut self.manifest, root) {
+            manifest.add(renamed.as_ref().unwrap_or(path), root);
+        }
+    }
+
+    /// The path of the only entry, where the target has given it another name.
+    pub(crate) fn renamed(&self) -> Option<RelPath> {
+        self.single_name.as_ref().and_then(|name| RelPath::root().join(name).ok())
+    }
+
+    /// Enters a file that is at the target already; returns whether an earlier session sent it and got no confirmation.
+    pub(crate) fn confirm_earlier(&mut self, path: &RelPath, look: Look) -> bool {
+        if self.unconfirmed.is_empty() {
+            return false;
+        }
+        let Some(sent) = self.unconfirmed.remove(path).filter(|sent| sent.look == look) else {
+            return false;
+        };
+        self.confirm(path, sent.root.as_ref());
+        true
+    }
+
+    /// Notes a failure; returns whether no earlier session has reported it.
+    pub(crate) fn tell(&mut self, message: &str) -> bool {
+        let failure = self.hasher.hash_one(message);
+        self.telling.insert(failure);
+        !self.told.contains(&failure)
+    }
+
+    /// Notes that the session has broken off.
+    pub(crate) fn break_off(&mut self) {
+        self.told.extend(self.telling.drain());
+        self.manifest.iter_mut().for_each(Manifest::may_repeat);
+    }
+
+    /// Remembers the files of a batch whose names the receiver has not confirmed when the session is over.
+    pub(crate) fn leave_open(&mut self, work: &Sent) {
+        if let Sent::Batch(batch) = work {
+            for file in batch.stored_files() {
+                if file.root.is_some() {
+                    self.remember(file.path.clone(), Unconfirmed { look: file.look, root: file.root });
+                }
+            }
+        }
+    }
+
+    fn remember(&mut self, path: RelPath, sent: Unconfirmed) {
+        if self.unconfirmed.len() < UNCONFIRMED_MAX || self.unconfirmed.contains_key(&path) {
+            self.unconfirmed.insert(path, sent);
+        }
+    }
+
+    /// Remembers a large file that the receiver has not confirmed as whole when the session is over. A file that was
+    /// not sent in full cannot be whole.
+    pub(crate) fn leave_large_open(&mut self, file: &LargeSource) {
+        if file.is_all_read() && !file.is_dead() {
+            let sent = Unconfirmed { look: Look::of(&file.entry), root: file.root() };
+            self.remember(file.target.clone(), sent);
+        }
+    }
+}
+
+/// The most files that several sessions may leave unconfirmed, each as many as may be on their way or without a name;
+/// the next session meets these files first, as a rule. A file beyond that counts as skipped where it is found at the
+/// target, and not as moved.
+const UNCONFIRMED_MAX: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use zmove_types::Timestamp;
+
+    use super::*;
+    use crate::plan::pack::Pack;
+    use crate::send::sent::{NamePart, SentBatch, SentFile};
+
+    fn look(bytes: u64) -> Look {
+        Look { bytes, mtime: Timestamp { seconds: 7, nanos: 8 } }
+    }
+
+    fn path(text: &str) -> RelPath {
+        RelPath::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn sent(name: &str) -> Sent {
+        let file = SentFile {
+            path: path(name),
+            root: Some(Root([7; 32])),
+            look: look(5),
+            data_bytes: 5,
+            retouched: false,
+            part: NamePart::Alone,
+        };
+        Sent::Batch(SentBatch { pack: Pack::of(Vec::new()), files: vec![file], faults: Vec::new() })
+    }
+
+    #[test]
+    fn what_was_sent_and_not_confirmed_counts_once_when_it_is_there() {
+        let home = tempfile::tempdir().unwrap();
+        let manifest = home.path().join("m");
+        let mut ledger =
+            FileLedger { manifest: Some(Manifest::create(&manifest).unwrap()), ..FileLedger::default() };
+        for name in ["a", "b", "c", "d"] {
+            ledger.leave_open(&sent(name));
+        }
+        assert!(ledger.confirm_earlier(&path("a"), look(5)) && !ledger.confirm_earlier(&path("a"), look(5)));
+        assert!(!ledger.confirm_earlier(&path("b"), look(6)), "it is another one");
+        let changed = Look { mtime: Timestamp { seconds: 7, nanos: 9 }, ..look(5) };
+        assert!(!ledger.confirm_earlier(&path("d"), changed), "another version is there");
+        ledger.confirm(&path("c"), Some(&Root([8; 32])));
+        assert!(!ledger.confirm_earlier(&path("c"), look(5)), "it was moved again");
+        ledger.manifest.take().unwrap().finish().unwrap();
+        let text = format!("{}  a\n{}  c\n", "07".repeat(32), "08".repeat(32));
+        assert_eq!(std::fs::read_to_string(manifest).unwrap(), text);
+    }
+
+    #[test]
+    fn what_sessions_leave_open_is_bounded() {
+        let mut ledger = FileLedger::default();
+        let sent = Unconfirmed { look: look(5), root: Some(Root([7; 32])) };
+        (0..=UNCONFIRMED_MAX).for_each(|number| ledger.remember(path(&number.to_string()), sent));
+        assert_eq!(ledger.unconfirmed.len(), UNCONFIRMED_MAX);
+        // A path that is known already takes the new entry.
+        ledger.remember(path("0"), Unconfirmed { look: look(6), ..sent });
+        assert!(ledger.confirm_earlier(&path("0"), look(6)));
+    }
+
+    #[test]
+    fn a_failure_is_news_in_one_session() {
+        let mut ledger = FileLedger::default();
+        assert!(ledger.tell("read 'a'") && ledger.tell("read 'a'"), "it is for the session to say it twice");
+        ledger.break_off();
+        assert!(!ledger.tell("read 'a'") && ledger.tell("read 'b'"));
+        ledger.break_off();
+        assert!(!ledger.tell("read 'a'") && !ledger.tell("read 'b'"));
+    }
+}

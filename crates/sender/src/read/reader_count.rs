@@ -1,0 +1,70 @@
+//! The number of readers, and the number that there should be.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The number of readers that there should be; those with the highest numbers end first.
+#[derive(Debug, Default)]
+pub(crate) struct ReaderCount(Mutex<Readers>);
+
+#[derive(Debug, Default)]
+struct Readers {
+    wanted: usize,
+    /// The number of readers that run; their numbers are all those below it.
+    running: usize,
+}
+
+impl ReaderCount {
+    /// Sets the wanted number; returns how many run, so that the caller starts the rest.
+    pub(crate) fn want(&self, wanted: usize) -> usize {
+        let mut readers = self.lock();
+        readers.wanted = wanted;
+        let running = readers.running;
+        readers.running = running.max(wanted);
+        running
+    }
+
+    /// Notes that the reader of this number could not be started, nor those after it.
+    pub(crate) fn stop_before(&self, number: usize) {
+        let mut readers = self.lock();
+        readers.running = readers.running.min(number);
+        readers.wanted = readers.wanted.min(number);
+    }
+
+    /// Whether this reader is one too many; it must end then.
+    pub(crate) fn may_go(&self, number: usize) -> bool {
+        let mut readers = self.lock();
+        let goes = number >= readers.wanted && number + 1 == readers.running;
+        readers.running -= usize::from(goes);
+        goes
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Readers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_go_from_the_last_and_come_back_once() {
+        let readers = ReaderCount::default();
+        assert_eq!(readers.want(4), 0);
+        assert_eq!(readers.want(2), 4);
+        assert!(!readers.may_go(2), "the last goes first");
+        assert!(readers.may_go(3) && !readers.may_go(1));
+        assert_eq!(readers.want(4), 3);
+        assert!(!readers.may_go(3) && !readers.may_go(2));
+    }
+
+    #[test]
+    fn readers_that_cannot_be_started_do_not_count() {
+        let readers = ReaderCount::default();
+        assert_eq!(readers.want(2), 0);
+        assert_eq!(readers.want(5), 2);
+        readers.stop_before(3);
+        assert!(!readers.may_go(2), "as many as there are are wanted");
+        assert_eq!(readers.want(5), 3, "they are tried again");
+    }
+}

@@ -1,0 +1,129 @@
+//! The sweeps that are remembered: one file for each storage of each host, in a directory beside the keys.
+//!
+//! **Invariant:** kept sweeps are advice. A file that cannot be read or parsed counts as none.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+use crate::result::{Host, Storage, Sweep};
+use crate::storage::plain_name;
+
+/// The directory of kept sweeps.
+#[derive(Clone, Debug)]
+pub struct SavedSweeps {
+    /// The path of the directory, which need not exist.
+    pub directory: PathBuf,
+}
+
+impl SavedSweeps {
+    /// Keeps a sweep in the place of an earlier one of the same storage, and removes the oldest where there are too
+    /// many.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn keep(&self, sweep: &Sweep) -> io::Result<()> {
+        fs::create_dir_all(&self.directory)?;
+        zmove_disk::replace_file(&self.file(&sweep.host.name, &sweep.storage), &sweep.to_json())?;
+        self.forget_oldest()
+    }
+
+    /// Whether no sweep is kept.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        fs::read_dir(&self.directory).map_or(true, |mut entries| entries.next().is_none())
+    }
+
+    /// The sweep of a storage by this host, if one is kept.
+    #[must_use]
+    pub fn find(&self, storage: &Storage) -> Option<Sweep> {
+        let host = Host::own_name();
+        let mut text = String::new();
+        let file = fs::File::open(self.file(&host, storage)).ok()?;
+        file.take(BYTES_MAX).read_to_string(&mut text).ok()?;
+        let sweep = Sweep::from_json(&text).ok()?;
+        (sweep.storage.is_same(storage) && sweep.host.name == host).then_some(sweep)
+    }
+
+    fn file(&self, host: &str, storage: &Storage) -> PathBuf {
+        let key = [host, &storage.kind, &storage.source, &storage.id].join("\0");
+        let name = format!("{}-{:016x}.json", plain_name(&storage.kind), hashed(key.as_bytes()));
+        self.directory.join(name)
+    }
+
+    fn forget_oldest(&self) -> io::Result<()> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let entry = entry?;
+            if entry.path().extension().is_some_and(|extension| extension == "json") {
+                files.push((entry.metadata()?.modified()?, entry.path()));
+            }
+        }
+        files.sort();
+        let surplus = files.len().saturating_sub(KEPT_MAX);
+        files[..surplus].iter().try_for_each(|(_, path)| fs::remove_file(path))
+    }
+}
+
+/// FNV-1a: it only names files, and nobody gains by two equal names.
+fn hashed(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+const KEPT_MAX: usize = 64;
+const BYTES_MAX: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::of;
+
+    fn sweep(source: &str) -> Sweep {
+        let mut sweep = of(&[(1024, 1e6)]);
+        sweep.host.name = Host::own_name();
+        sweep.storage.source = source.to_owned();
+        sweep
+    }
+
+    #[test]
+    fn what_is_kept_is_found_from_any_directory_of_the_storage() {
+        let home = tempfile::tempdir().unwrap();
+        let saved = SavedSweeps { directory: home.path().join("sweeps") };
+        let (one, other) = (sweep("/dev/one"), sweep("host:/two"));
+        assert_eq!(saved.find(&one.storage), None);
+        saved.keep(&one).unwrap();
+        saved.keep(&other).unwrap();
+        saved.keep(&Sweep { unix_seconds: 5, ..one.clone() }).unwrap();
+        let elsewhere = Storage { path: "/data/below".into(), ..one.storage.clone() };
+        assert_eq!(saved.find(&elsewhere).unwrap().unix_seconds, 5);
+        assert_eq!(saved.find(&other.storage), Some(other.clone()));
+        assert_eq!(saved.find(&Storage { kind: "ext4".into(), ..one.storage }), None);
+        assert_eq!(fs::read_dir(home.path().join("sweeps")).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_another_host_has_measured_or_is_damaged_is_not_found() {
+        let home = tempfile::tempdir().unwrap();
+        let saved = SavedSweeps { directory: home.path().to_owned() };
+        let mut foreign = sweep("/dev/one");
+        foreign.host.name.push('x');
+        saved.keep(&foreign).unwrap();
+        assert_eq!(saved.find(&foreign.storage), None);
+        let own = sweep("/dev/one");
+        saved.keep(&own).unwrap();
+        fs::write(saved.file(&Host::own_name(), &own.storage), "{").unwrap();
+        assert_eq!(saved.find(&own.storage), None);
+    }
+
+    #[test]
+    fn only_so_many_are_kept() {
+        let home = tempfile::tempdir().unwrap();
+        let saved = SavedSweeps { directory: home.path().to_owned() };
+        for number in 0..KEPT_MAX + 3 {
+            saved.keep(&sweep(&format!("/dev/{number}"))).unwrap();
+        }
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), KEPT_MAX);
+    }
+}

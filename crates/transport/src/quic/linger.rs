@@ -1,0 +1,37 @@
+//! The end of a QUIC connection: the last bytes must have arrived before it is closed, and the close must be sent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::SendStream;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::timeout;
+
+use super::lane_bytes::LaneBytes;
+use super::{DONE, DROPPED};
+
+/// How long a peer may take to acknowledge the last bytes.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Keeps a connection until its holder has finished or dropped it, or it is lost.
+pub(super) struct Linger {
+    pub(super) connection: quinn::Connection,
+    pub(super) lane_bytes: Arc<LaneBytes>,
+    /// Receives the stream when that has been finished.
+    pub(super) left: UnboundedReceiver<SendStream>,
+}
+
+impl Linger {
+    pub(super) async fn wait(&mut self) {
+        let parting = async {
+            let Some(stream) = self.left.recv().await else { return DROPPED };
+            let _in_time = timeout(LINGER, stream.stopped()).await;
+            DONE
+        };
+        tokio::select! {
+            code = parting => self.connection.close(code, b""),
+            _lost = self.connection.closed() => {}
+        }
+        self.lane_bytes.lose();
+    }
+}

@@ -1,0 +1,154 @@
+//! The contents of files, parsed once for each time that they change.
+//!
+//! A daemon needs them for each connection, also of strangers, and the work that these can cause must not grow with the
+//! files. **Invariant:** the result is of the files' contents when they were asked for, or later.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use super::strict_modes;
+use crate::error::KeyFileError;
+
+/// The parsed contents of some files, as they were when they were last looked at.
+#[derive(Debug)]
+pub(super) struct FileCache<T, E>(Mutex<Option<Seen<T, E>>>);
+
+#[derive(Debug)]
+struct Seen<T, E> {
+    stamps: Vec<Stamp>,
+    outcome: Result<Arc<T>, Arc<E>>,
+}
+
+/// The state of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    mtime: (i64, i64),
+    ctime: (i64, i64),
+}
+
+/// The time in which a file may change once more without another time: as long as the kernel's clock for file times
+/// stands still.
+const TICK: Duration = Duration::from_millis(50);
+/// The time in which a file may change once more without another time, where times are in steps of one or two seconds.
+const TICK_COARSE: Duration = Duration::from_secs(2);
+
+impl<T, E> Default for FileCache<T, E> {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+
+impl<T, E> FileCache<T, E> {
+    /// The result of `parse` for the present state of `files`. An error is kept like a result if it is `lasting`:
+    /// another try could not end otherwise.
+    fn get(
+        &self,
+        files: &[&Path],
+        parse: impl FnOnce() -> Result<T, E>,
+        lasting: impl FnOnce(&E) -> bool,
+    ) -> Result<Arc<T>, Arc<E>> {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Look before parsing: the contents are then never older than this state.
+        let stamps: Option<Vec<_>> = files.iter().map(|file| Stamp::of(file)).collect();
+        if let (Some(seen), Some(stamps)) = (&*seen, &stamps)
+            && seen.stamps == *stamps
+        {
+            return seen.outcome.clone();
+        }
+        let outcome = parse().map(Arc::new).map_err(Arc::new);
+        let lasts = outcome.as_ref().err().is_none_or(|error| lasting(error));
+        let settled = stamps.filter(|stamps| lasts && stamps.iter().all(Stamp::is_settled));
+        *seen = settled.map(|stamps| Seen { stamps, outcome: outcome.clone() });
+        outcome
+    }
+}
+
+impl<T, E: From<KeyFileError>> FileCache<T, E> {
+    /// Reads files as [`get`](Self::get) does, if only root and this user can change them.
+    pub(super) fn get_strict(
+        &self,
+        files: &[&Path],
+        parse: impl FnOnce() -> Result<T, E>,
+        lasting: impl FnOnce(&E) -> bool,
+    ) -> Result<Arc<T>, Arc<E>> {
+        // The directories on the way can change without the files.
+        files.iter().try_for_each(|file| strict_modes::check(file)).map_err(E::from)?;
+        self.get(files, parse, lasting)
+    }
+}
+
+impl Stamp {
+    /// The state of a file; `None` where there is none, or where it cannot be looked at.
+    fn of(path: &Path) -> Option<Self> {
+        let found = fs::metadata(path).ok()?;
+        let (mtime, ctime) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
+        Some(Self { device: found.dev(), inode: found.ino(), bytes: found.size(), mtime, ctime })
+    }
+
+    /// Whether the next change will give the file another time.
+    fn is_settled(&self) -> bool {
+        let (seconds, nanos) = self.ctime;
+        let since = Duration::new(u64::try_from(seconds).unwrap_or(0), u32::try_from(nanos).unwrap_or(0));
+        let tick = if nanos == 0 { TICK_COARSE } else { TICK };
+        let changed = SystemTime::UNIX_EPOCH + since;
+        SystemTime::now().duration_since(changed).is_ok_and(|age| age > tick)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads until nothing is parsed any more: the file system's clock has moved on.
+    fn settle(cache: &FileCache<String, std::io::Error>, path: &Path) -> String {
+        loop {
+            let mut parsed = false;
+            let parse = || {
+                parsed = true;
+                fs::read_to_string(path)
+            };
+            let said = cache.get(&[path], parse, |_| false).unwrap();
+            if !parsed {
+                return (*said).clone();
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_file_is_parsed_again_when_it_has_changed_and_only_then() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("f");
+        let cache = FileCache::default();
+        for text in ["one", "two", "six"] {
+            // The new text has the same length, is in the same inode, and comes within the same tick.
+            fs::write(&path, text).unwrap();
+            let said = cache.get(&[&path], || fs::read_to_string(&path), |_| false).unwrap();
+            assert_eq!(*said, text);
+        }
+        assert_eq!(settle(&cache, &path), "six");
+        fs::write(&path, "ten").unwrap();
+        assert_eq!(settle(&cache, &path), "ten");
+        fs::remove_file(&path).unwrap();
+        assert!(cache.get(&[&path], || fs::read_to_string(&path), |_| false).is_err());
+    }
+
+    #[test]
+    fn an_error_is_remembered_if_it_lies_in_the_file() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("f");
+        fs::write(&path, "wrong").unwrap();
+        settle(&FileCache::default(), &path);
+        let cache = FileCache::<(), u32>::default();
+        for (lasting, expected) in [(false, 1), (false, 2), (true, 3), (true, 3)] {
+            assert_eq!(*cache.get(&[&path], || Err(expected), |_| lasting).unwrap_err(), expected);
+        }
+        assert_eq!(*cache.get(&[&path], || Err(4), |_| true).unwrap_err(), 3);
+    }
+}
