@@ -51,7 +51,7 @@ pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
 pub use link::{Linked, place_link};
 pub use new_files::NewFiles;
 pub use proc::{Mount, boot_id};
-pub use publish::{Replace, place_symlink, publish_file};
+pub use publish::{Replace, place_symlink, publish_file, publish_from};
 pub use remove::{remove_entries, remove_entries_until};
 pub use replace_file::replace_file;
 pub use special::{is_special_at, place_special};

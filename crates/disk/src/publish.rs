@@ -37,6 +37,18 @@ pub fn publish_file(directory: &OwnedFd, hidden: &Name, name: &Name, replace: Re
     }
 }
 
+/// Gives a file of another directory its final name in `into`, which nothing may have, by a link: between two
+/// directories the kernel renames one file at a time on the whole file system.
+///
+/// # Errors
+/// The system's error; `EEXIST` when something has that name.
+pub fn publish_from((directory, file): (&OwnedFd, &Name), into: &OwnedFd, name: &Name) -> io::Result<()> {
+    rustix::fs::linkat(directory, file.as_os_str(), into, name.as_os_str(), AtFlags::empty())?;
+    // The file has its name; another one that stays goes with its directory.
+    let _goes_later = rustix::fs::unlinkat(directory, file.as_os_str(), AtFlags::empty());
+    Ok(())
+}
+
 pub(crate) fn publish_by_link(directory: &OwnedFd, hidden: &Name, name: &Name) -> rustix::io::Result<()> {
     rustix::fs::linkat(directory, hidden.as_os_str(), directory, name.as_os_str(), AtFlags::empty())?;
     // The file has its name; a hidden name that stays is removed later.
@@ -86,6 +98,27 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
     use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn a_file_from_another_directory_takes_a_name_that_nothing_has() {
+        let home = tempfile::tempdir().unwrap();
+        let directories = ["from", "into"].map(|name| home.path().join(name));
+        let [from, into] = directories.clone().map(|path| {
+            std::fs::create_dir(&path).unwrap();
+            OwnedFd::from(std::fs::File::open(path).unwrap())
+        });
+        let [hidden, name] = [b"h", b"n"].map(|name| Name::from_bytes(name).unwrap());
+        let publish = |contents: &str| {
+            std::fs::write(home.path().join("from/h"), contents).unwrap();
+            publish_from((&from, &hidden), &into, &name)
+        };
+        let count = || directories.each_ref().map(|path| std::fs::read_dir(path).unwrap().count());
+        publish("one").unwrap();
+        assert_eq!((std::fs::read(home.path().join("into/n")).unwrap(), count()), (b"one".into(), [0, 1]));
+        let there = publish("two").unwrap_err();
+        assert_eq!(Errno::from_io_error(&there), Some(Errno::EXIST));
+        assert_eq!((std::fs::read(home.path().join("into/n")).unwrap(), count()), (b"one".into(), [1, 1]));
+    }
 
     #[test]
     fn links_are_made_kept_and_replaced() {

@@ -54,6 +54,18 @@ impl StagingDirectory {
     /// # Errors
     /// The system's error, `EPERM` where what is made could not get another name.
     pub fn begin(parent: &Arc<OwnedFd>, name: &Name) -> io::Result<Self> {
+        Self::make(parent, Some(name))
+    }
+
+    /// Begins one that gets no name, for files that get theirs [one by one](crate::publish_from) in `parent`.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub fn begin_nameless(parent: &Arc<OwnedFd>) -> io::Result<Self> {
+        Self::make(parent, None)
+    }
+
+    fn make(parent: &Arc<OwnedFd>, name: Option<&Name>) -> io::Result<Self> {
         let make = |name: &Name| rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU);
         let (hidden, ()) = make_hidden(parent.as_fd(), make)?;
         let directory = rustix::fs::openat(parent, hidden.as_os_str(), DIRECTORY, Mode::empty());
@@ -62,7 +74,7 @@ impl StagingDirectory {
         });
         Ok(Self {
             parent: Mutex::new(Arc::clone(parent)),
-            name: name.clone(),
+            name: name.unwrap_or(&hidden).clone(),
             hidden,
             directory: Arc::new(directory?),
             let_go: AtomicBool::new(false),
@@ -195,7 +207,12 @@ pub fn set_usual_mode(directory: BorrowedFd<'_>) -> io::Result<()> {
 impl Drop for StagingDirectory {
     fn drop(&mut self) {
         if !*self.let_go.get_mut() {
-            let parent = Tree::at(self.parent());
+            let parent = self.parent();
+            // It is empty where its files have got their names one by one.
+            if rustix::fs::unlinkat(&parent, self.hidden.as_os_str(), AtFlags::REMOVEDIR).is_ok() {
+                return;
+            }
+            let parent = Tree::at(parent);
             let hidden = std::iter::once(&self.hidden);
             // The next transfer to this directory removes what stays.
             let _counted = remove_entries(&parent, &RelPath::root(), hidden, |_path, _error| {});

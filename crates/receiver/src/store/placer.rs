@@ -3,12 +3,14 @@
 //!
 //! The files of a directory that this transfer has made, and into which nothing has been put yet, are created
 //! in a staging directory under their own names; all others under hidden names in the directory where they
-//! will stay. Both get their final names from the [publisher](crate::store::publishing::publisher).
+//! will stay. Both get their final names from the [publisher](crate::store::publishing::publisher). Where storage
+//! answers late, some are made beside that and named at once ([`side`]).
 //!
 //! A file that would replace a directory is refused. A directory that replaces a file or a link takes its place when it
 //! is published, as with rsync; with `--ignore-existing` it does not, and what should go below it fails.
 
 mod runs;
+mod side;
 
 use std::fs::File;
 use std::io;
@@ -25,6 +27,7 @@ use zmove_wire::{BatchEntry, DirectoryGroup, Durability, FileEntry, LinkEntry, O
 
 use crate::store::failure::{ALREADY_THERE, Failure, again, failed_to, failure, is_no_room};
 use crate::store::placer::runs::{Entry, Files, Run, Runs};
+use crate::store::placer::side::{SideDirectories, SideDirectory};
 use crate::store::publishing::publisher::{FillingGuard, HiddenFile, Known, PendingBatch, SmallFile};
 use crate::store::publishing::{make_room, publish_all};
 use crate::store::target::file_systems::Flush;
@@ -131,6 +134,7 @@ impl<'a> Placer<'a> {
             }
         }
         let mut opened = self.directory(&path);
+        let side = self.side_directory(run, &opened);
         for entry in entries {
             if turns.own.is_over() {
                 return;
@@ -143,8 +147,20 @@ impl<'a> Placer<'a> {
                 batch.fault(entry.number, ALREADY_THERE);
                 continue;
             }
-            let placed =
-                self.put(&path, &mut opened, |placer, opened| placer.place(opened, &path, batch, &entry));
+            let made = match (&side, &entry.entry, &opened) {
+                (Some(side), BatchEntry::File(file), Ok(opened)) => {
+                    self.make_beside((&run.side_directories, side), (opened, &path), file, entry.bytes)
+                }
+                _ => Err(Unmade::NotTaken),
+            };
+            let placed = match made {
+                Ok(()) => Ok(()),
+                Err(Unmade::NotTaken) => {
+                    self.put(&path, &mut opened, |placer, opened| placer.place(opened, &path, batch, &entry))
+                }
+                // What is left in a side directory goes with it.
+                Err(Unmade::Failed(why) | Unmade::Left(why)) => Err(why),
+            };
             if let Err((operation, error)) = placed {
                 batch.fault(entry.number, failure(operation, &error));
             }
@@ -299,6 +315,45 @@ impl<'a> Placer<'a> {
         }
         staging.leave(files, spoiled);
         others
+    }
+
+    /// A side directory for the files of a run, where that is of use and they may have their names at once.
+    fn side_directory(&self, run: &Run<'_>, opened: &io::Result<Opened>) -> Option<Arc<SideDirectory>> {
+        let (transfer, opened) = (self.transfer, opened.as_ref().ok()?);
+        let rules = &transfer.target.rules;
+        let may_be_named = self.flushes_each(opened.flush) || !rules.flushes();
+        if run.files.count < SIDE_FILES_MIN || !may_be_named || rules.in_place {
+            return None;
+        }
+        // What is below a staging directory may move with it.
+        if !transfer.quota.writes_late() || transfer.publisher.staged_above(&run.path).is_some() {
+            return None;
+        }
+        run.side_directories.next(|| {
+            let held = transfer.quota.book_spare_staging(&run.path)?;
+            Some((StagingDirectory::begin_nameless(&opened.directory).ok()?, held))
+        })
+    }
+
+    /// Makes a file in a side directory, flushes it and gives it its name.
+    fn make_beside(
+        &self,
+        (all, side): (&SideDirectories, &SideDirectory),
+        (opened, path): (&Opened, &RelPath),
+        file: &FileEntry,
+        bytes: &[u8],
+    ) -> Result<(), Unmade> {
+        if all.is_refused() {
+            return Err(Unmade::NotTaken);
+        }
+        self.make_in((&side.staging, opened.flush), path, file, bytes)?;
+        let name = self.transfer.target.name(path, &file.name);
+        if !all.give_name(side, &file.name, (&opened.directory, name)) {
+            return Err(Unmade::NotTaken);
+        }
+        self.transfer.publisher.has_named_in(path);
+        self.transfer.meter.stored(1);
+        Ok(())
     }
 
     /// Puts something into a directory; once more where another transfer has replaced the directory since it was
@@ -543,6 +598,8 @@ impl Files {
 
 /// The least number of files for which a staging directory pays.
 const TOGETHER_FILES_MIN: usize = 8;
+/// The same for side directories: the directory waits twice while one is made and removed.
+const SIDE_FILES_MIN: usize = 32;
 
 fn is_in_the_way(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOTDIR | Errno::LOOP))

@@ -150,7 +150,7 @@ impl Generation {
         let mut batches = self.batches;
         let flushes_directories =
             transfer.target.rules.durability == Durability::File || transfer.target.file_systems.any_each();
-        let mut changed = HashSet::new();
+        let mut changed = self.named_in;
         let mut named = Named::default();
         let waiting = Lock::new(by_directory(self.files).into_iter());
         for (directory, files, failed) in name_hidden(transfer, &waiting) {

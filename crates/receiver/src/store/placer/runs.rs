@@ -8,6 +8,7 @@ use std::sync::Arc;
 use zmove_types::RelPath;
 use zmove_wire::{BatchEntry, DirectoryGroup};
 
+use crate::store::placer::side::SideDirectories;
 use crate::store::target::open_directories::Opened;
 use crate::sync::Lock;
 
@@ -19,6 +20,7 @@ struct Group<'d> {
     files: Files,
     entries: std::vec::IntoIter<Entry<'d>>,
     threads: usize,
+    side_directories: Arc<SideDirectories>,
     /// The directory, as long as a thread has it open.
     opened: Option<Opened>,
 }
@@ -38,6 +40,7 @@ pub(super) struct Run<'d> {
     pub(super) path: Arc<RelPath>,
     pub(super) files: Files,
     pub(super) entries: Vec<Entry<'d>>,
+    pub(super) side_directories: Arc<SideDirectories>,
     /// The directory, where another thread has it open.
     pub(super) opened: Option<Opened>,
 }
@@ -70,7 +73,7 @@ impl<'d> Runs<'d> {
                 .map(|(number, entry)| Entry { number, bytes: take_data(&entry, &mut rest), entry })
                 .collect();
             let (path, entries) = (Arc::new(group.directory), entries.into_iter());
-            Group { path, files, entries, threads: 0, opened: None }
+            Group { path, files, entries, threads: 0, side_directories: Arc::default(), opened: None }
         };
         Self(Lock::new(groups.into_iter().enumerate().map(&mut group).collect()))
     }
@@ -86,7 +89,8 @@ impl<'d> Runs<'d> {
         group.threads += 1;
         let entries = group.entries.by_ref().take(ENTRIES_PER_RUN).collect();
         let (path, opened) = (Arc::clone(&group.path), group.opened.clone());
-        Some(Run { group: number, path, files: group.files, entries, opened })
+        let side_directories = Arc::clone(&group.side_directories);
+        Some(Run { group: number, path, files: group.files, entries, side_directories, opened })
     }
 
     /// Notes that a thread has placed these entries.

@@ -583,6 +583,69 @@ fn few_files_of_a_new_directory_are_staged_where_others_are_likely_to_follow() {
     assert_eq!((hidden_in("whole"), hidden_in("begun")), (2, 4));
 }
 
+/// Has the transfer find that its storage answers late.
+fn write_late(transfer: &Transfer) {
+    let left = AtomicU32::new(500);
+    let take = || left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+    transfer.side_by_side((Task::Write, "late"), |turn| {
+        while !turn.is_over() && take() {
+            std::thread::sleep(Duration::from_millis(5));
+            turn.get_help();
+        }
+    });
+    assert!(transfer.quota.writes_late());
+}
+
+/// A transfer on late storage to a target with a directory `d`.
+fn late_transfer(home: &Path, durability: Durability) -> Transfer {
+    std::fs::create_dir(home.join("d")).unwrap();
+    let mut transfer = transfer(home);
+    transfer.target.rules.durability = durability;
+    write_late(&transfer);
+    transfer
+}
+
+#[test]
+fn on_late_storage_files_that_are_flushed_by_themselves_get_their_names_at_once() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = late_transfer(home.path(), Durability::File);
+    let batch = begin(&mut Placer::new(&transfer), files("d", "f", 40));
+    let directory = home.path().join("d");
+    assert_eq!((visible(&directory).len(), names(&directory).len()), (40, 40), "and no side directory stays");
+    assert_eq!(std::fs::read(directory.join("f7")).unwrap(), b"x");
+    publish_all(&transfer);
+    assert_eq!((names(&directory).len(), batch.faults()), (40, vec![]));
+}
+
+#[test]
+fn on_late_storage_no_file_has_its_name_before_the_flush_of_all() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = late_transfer(home.path(), Durability::End);
+    let batch = begin(&mut Placer::new(&transfer), files("d", "f", 40));
+    assert_eq!(visible(&home.path().join("d")), [""; 0]);
+    publish_all(&transfer);
+    assert_eq!((visible(&home.path().join("d")).len(), batch.faults()), (40, vec![]));
+}
+
+#[test]
+fn on_late_storage_files_that_are_there_are_replaced_or_stay_as_always() {
+    for (overwrite, found) in [(Overwrite::Differing, b"x".to_vec()), (Overwrite::Nothing, b"old".to_vec())] {
+        let home = tempfile::tempdir().unwrap();
+        let mut transfer = late_transfer(home.path(), Durability::File);
+        transfer.target.rules.overwrite = overwrite;
+        let directory = home.path().join("d");
+        std::fs::write(directory.join("f3"), "old").unwrap();
+        let batch = begin(&mut Placer::new(&transfer), files("d", "f", 40));
+        assert_eq!(std::fs::read(directory.join("f3")).unwrap(), b"old", "until it is published");
+        publish_all(&transfer);
+        assert_eq!(std::fs::read(directory.join("f3")).unwrap(), found);
+        assert_eq!(names(&directory).len(), 40);
+        let stays = EntryFault { entry: 3, operation: Operation::Create, code: FaultCode::AlreadyThere };
+        assert!(batch.faults().iter().all(|fault| *fault == stays));
+        assert_eq!(batch.faults().len(), usize::from(overwrite == Overwrite::Nothing));
+    }
+}
+
 #[test]
 fn what_a_writer_that_panics_was_filling_gets_no_name() {
     let home = tempfile::tempdir().unwrap();

@@ -20,6 +20,9 @@
 //! a failed write-back only once, and calls the pages clean: such a file is then found right, also by its contents,
 //! until it has to be read from the disk.
 //!
+//! Files that have been flushed by themselves in a side directory have their names already; of these the publisher
+//! knows the directories alone, which are flushed with the others (`placer/side.rs`).
+//!
 //! A batch is reported twice: as *stored*, which makes room for the next one, and as *published*, which alone counts. A
 //! sender before protocol version 4 knows the first report only and gets it when all is published; for it nothing
 //! waits.
@@ -94,6 +97,8 @@ pub(crate) struct Generation {
     pub(crate) staging: HashMap<RelPath, Filling>,
     pub(crate) files: Vec<HiddenFile>,
     pub(crate) large: Vec<WholeFile>,
+    /// Directories in which files have got their names by themselves.
+    pub(crate) named_in: HashSet<RelPath>,
     /// All batches placed in the generation, also those without files: their directories may be below a staging
     /// directory.
     pub(crate) batches: Vec<Arc<PendingBatch>>,
@@ -358,6 +363,15 @@ impl Publisher {
         let mut state = self.state.lock();
         state.current.suspect |= failed_flushes != state.failed_flushes;
         state.current.files.push(file);
+        state.current.touch();
+    }
+
+    /// Notes that a file which has been flushed by itself has got its name in a directory.
+    pub(crate) fn has_named_in(&self, directory: &RelPath) {
+        let mut state = self.state.lock();
+        if !state.current.named_in.contains(directory) {
+            state.current.named_in.insert(directory.clone());
+        }
         state.current.touch();
     }
 
