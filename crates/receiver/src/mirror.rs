@@ -15,7 +15,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
 use zmove_disk::{Task, Tree, is_hidden, remove_entries_until};
-use zmove_types::Name;
+use zmove_types::{ALLOCATION_BYTES, Name};
 use zmove_wire::limits::{
     EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX,
 };
@@ -27,7 +27,6 @@ use zmove_wire::{
 use crate::error::SessionError;
 pub(crate) use crate::mirror::spared::Spared;
 pub(crate) use crate::mirror::work_budget::WorkBudget;
-use crate::quota::messages::ALLOCATION_BYTES;
 use crate::quota::{Booking, Quota};
 use crate::session::threads::Workers;
 use crate::store::publishing::publish_all;

@@ -31,7 +31,8 @@ pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Samp
 pub use ids::{FileId, ItemId, LaneId, TransferId};
 pub use kinds::Kinds;
 pub use metadata::{
-    Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special, Timestamp, Xattr,
+    ALLOCATION_BYTES, Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special, Timestamp,
+    Xattr,
 };
 pub use rate_limit::{ParseRateError, RateLimit};
 pub use rel_path::{Name, PathError, RelPath};

@@ -103,6 +103,9 @@ pub struct FileNumber {
     pub inode: u64,
 }
 
+/// The most that the allocator adds to a string, or takes for the shortest.
+pub const ALLOCATION_BYTES: usize = 32;
+
 impl Metadata {
     /// Mode and time, and nothing else.
     #[must_use]
@@ -127,8 +130,10 @@ impl Extra {
     /// About how much memory the value takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let names = [&self.owner, &self.group].into_iter().flatten().map(|account| account.name.len());
-        let xattrs = self.xattrs.iter().map(|xattr| size_of::<Xattr>() + xattr.bytes());
+        let accounts = [&self.owner, &self.group].into_iter().flatten();
+        let names = accounts.map(|account| ALLOCATION_BYTES + account.name.len());
+        let xattrs =
+            self.xattrs.iter().map(|xattr| size_of::<Xattr>() + 2 * ALLOCATION_BYTES + xattr.bytes());
         size_of::<Self>() + names.chain(xattrs).sum::<usize>()
     }
 

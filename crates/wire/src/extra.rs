@@ -198,6 +198,8 @@ fn read_xattrs(reader: &mut Reader<'_>) -> Result<Vec<Xattr>, WireError> {
         within("extended attributes", bytes, Xattr::ENTRY_BYTES_MAX)?;
         xattrs.push(xattr);
     }
+    // What is booked counts no spare room.
+    xattrs.shrink_to_fit();
     Ok(xattrs)
 }
 
@@ -271,6 +273,18 @@ pub(crate) mod tests {
             assert!(read(1, bytes).is_err(), "{bytes:?}");
         }
         assert!(read_digest(&Extensions::default().with(extension(3, false, &[0; 31]))).is_err());
+    }
+
+    /// What `Extra::bytes` says is booked: neither the room of a list that has grown nor the allocator comes beside it.
+    #[test]
+    fn many_short_attributes_take_no_more_than_is_booked() {
+        let xattrs: Vec<_> = (0..5000).map(|number| xattr(&format!("user.{number:04}"), b"")).collect();
+        let extra = owned(None, None, &xattrs);
+        let sent = ExtraWriter::default().next(Some(&extra), None);
+        let read = ExtraReader::default().next(&sent).unwrap().unwrap();
+        assert_eq!(read.xattrs.capacity(), 5000);
+        let chunk = size_of::<Xattr>() + zmove_types::ALLOCATION_BYTES + "user.0000".len();
+        assert!(read.bytes() >= 5000 * chunk, "{}", read.bytes());
     }
 
     pub(crate) fn any_extra() -> impl Strategy<Value = Option<Extra>> {

@@ -7,9 +7,9 @@
 //! To give an entry away takes its setuid and setgid bits and its capabilities, and to set an access control list sets
 //! a part of its mode; so these come later. What cannot be set is told and left, and the rest is set.
 //!
-//! **Invariant:** an entry that did not get its owner has no setuid and setgid bits, unless they are to be carried
-//! whoever owns it: they would lend the rights of whoever does. One that did not get its access control list gives its
-//! group no more than the list does.
+//! **Invariant:** an entry that did not get its owner or its group has no setuid and setgid bits, unless they are to be
+//! carried whoever owns it: they would lend the rights of whoever does. One that did not get its access control list
+//! gives its group no more than the list does.
 
 use std::io;
 
@@ -366,6 +366,21 @@ mod tests {
         let denied = Wanted { may_own: false, owner: Some(54_321), ..owned };
         let misses = set(&file, &denied);
         assert_eq!((misses[0].kind, misses[0].error, mode(&file)), (Kinds::OWNER, Errno::PERM, 0o755));
+    }
+
+    /// The group of a file may be another one, which may do more with it now than in the end.
+    #[test]
+    fn what_has_just_been_given_away_is_open_to_nobody_but_its_owner() {
+        let file = file();
+        file.set_permissions(PermissionsExt::from_mode(0o666)).unwrap();
+        let owned = Wanted { owner: Some(12_345), group: Some(23_456), ..WANTED };
+        let entry = Descriptor::Open(file.as_fd());
+        let form = FileType::RegularFile;
+        let mut setting = Setting { wanted: &owned, entry, form, mode: Some(0o666), misses: Vec::new() };
+        setting.set_owner(Ids { user: 0, group: 0 });
+        assert_eq!(mode(&file), 0o600);
+        setting.set_mode().unwrap();
+        assert_eq!(mode(&file), 0o640);
     }
 
     /// Root may write to it anyway.

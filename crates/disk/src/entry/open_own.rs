@@ -124,6 +124,17 @@ mod tests {
     }
 
     #[test]
+    fn what_has_another_name_is_not_new() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = File::open(home.path()).unwrap();
+        symlink("anywhere", home.path().join("link")).unwrap();
+        let hold = || hold_new(directory.as_fd(), &name("link"), FileType::Symlink);
+        hold().unwrap();
+        std::fs::hard_link(home.path().join("link"), home.path().join("of somebody else")).unwrap();
+        assert_eq!(Errno::from_io_error(&hold().unwrap_err()), Some(Errno::BUSY));
+    }
+
+    #[test]
     fn what_is_of_another_kind_keeps_its_mode_and_is_not_opened() {
         let home = tempfile::tempdir().unwrap();
         let directory = File::open(home.path()).unwrap();

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::block_in_place;
 use zmove_transport::{ControlReader, Inbox};
+use zmove_types::ALLOCATION_BYTES;
 use zmove_wire::{
     BatchEntry, DirectoryGroup, InquiredEntry, InquiredGroup, KeptRange, OfferedFile, OfferedGroup,
     RemoveGroup, ToReceiver, WireError, decode_message_within,
@@ -57,9 +58,6 @@ const MESSAGES_MAX: usize = 16;
 /// The memory of an element of a list, in a message or in a batch, beside the bytes of its name or path: its fields,
 /// and what the allocator adds for these bytes.
 pub(crate) const ELEMENT_BYTES: usize = 136;
-
-/// The most that the allocator adds to a string, or takes for the shortest.
-pub(crate) const ALLOCATION_BYTES: usize = 32;
 
 const _: () = {
     let elements = [

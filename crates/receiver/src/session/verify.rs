@@ -237,6 +237,27 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn what_attributes_of_a_batch_take_is_booked() {
+        let name = |number| format!("user.{number:04}").into_bytes().into();
+        let xattr = |number| zmove_types::Xattr { name: name(number), value: Box::default() };
+        let extra = zmove_types::Extra { xattrs: (0..5000).map(xattr).collect(), ..Default::default() };
+        let metadata = Metadata { extra: Some(Arc::new(extra)), ..Metadata::default() };
+        let entries = vec![BatchEntry::Itself(metadata)];
+        let head = Batch { groups: vec![DirectoryGroup { directory: RelPath::root(), entries }] }.encode();
+        let content = *blake3::hash(&head).as_bytes();
+        let header = FrameHeader { kind: FrameKind::Batch, item: ItemId(3), ..FrameHeader::default() };
+        let frame = || Frame { header: sealed(header, &content), head: head.clone(), data: buffer(&[]) };
+        let limited = |bytes: usize| {
+            let memory_per_identity = zmove_types::ByteCount(bytes as u64);
+            let limits = crate::Limits { memory_per_identity, ..Default::default() };
+            let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+            VerifiedBatch::check(frame(), &quota)
+        };
+        assert!(limited(4 * head.len()).is_err());
+        assert!(matches!(limited(1 << 20), Ok(Ok(_))));
+    }
+
+    #[test]
     fn every_flipped_bit_of_a_batch_is_found() {
         assert!(matches!(VerifiedBatch::check(batch_frame(None), &Quota::default()), Ok(Ok(_))));
         let bits = 8 * (batch_frame(None).head.len() + 8);

@@ -453,6 +453,25 @@ mod tests {
     }
 
     #[test]
+    fn ranges_and_attributes_of_a_file_are_booked() {
+        let limits =
+            crate::Limits { memory_per_identity: zmove_types::ByteCount(64 << 10), ..Default::default() };
+        let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let table = FileTable::new(&quota);
+        let bytes = 2 * GROUP_BYTES;
+        let ranges: Vec<_> = (0..5000).map(|number| 2 * number..2 * number + 1).collect();
+        let xattr = zmove_types::Xattr { name: b"user.a"[..].into(), value: [7; 65_000].into() };
+        let extra = zmove_types::Extra { xattrs: vec![xattr], ..Default::default() };
+        let metadata = Metadata { extra: Some(Arc::new(extra)), ..Metadata::default() };
+        let with_attributes = FileHead { metadata, ..head(bytes) };
+        for (id, head) in (0..).zip([with_holes(bytes, &ranges), with_attributes]) {
+            let declared = table.declare(FileId(id), head, no_base, no_prior);
+            assert!(matches!(declared, Err(Undeclarable::OverLimit(_))), "{id}");
+        }
+        table.declare(FileId(2), head(bytes), no_base, no_prior).unwrap();
+    }
+
+    #[test]
     fn groups_that_are_there_count() {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();

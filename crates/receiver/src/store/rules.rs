@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use zmove_disk::{FileIdentity, Replace};
-use zmove_types::{Kinds, Metadata, Special, Timestamp};
+use zmove_types::{Account, Kinds, Metadata, Special, Timestamp};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite};
 
 /// The rules of one transfer, or of a preview.
@@ -38,14 +38,21 @@ impl Rules {
         }
     }
 
-    /// A regular file's metadata as they are to be here. Where it is to get its owner, setuid and setgid bits depend
-    /// on that.
+    /// A regular file's metadata as they are to be here. Unless the grant carries both bits, a file has the setuid bit
+    /// only where it is to get its owner, and the setgid bit only where it is to get its group: the bits would lend the
+    /// rights of the receiver's user, or of that user's group.
     pub(crate) fn of_file<'a>(&self, metadata: &'a Metadata) -> Cow<'a, Metadata> {
-        let has_owner = metadata.extra.as_ref().is_some_and(|extra| extra.owner.is_some());
-        if has_owner && self.kinds.has_any(Kinds::OWNER) && self.owning == Owning::Allowed {
+        let extra = metadata.extra.as_deref();
+        let gets = |kind, account: Option<&Account>| {
+            account.is_some() && self.kinds.has_any(kind) && self.owning == Owning::Allowed
+        };
+        let gets_owner = gets(Kinds::OWNER, extra.and_then(|extra| extra.owner.as_ref()));
+        let gets_group = gets(Kinds::GROUP, extra.and_then(|extra| extra.group.as_ref()));
+        let bits = if gets_owner { 0 } else { SETUID } | if gets_group { 0 } else { SETGID };
+        if self.set_ids == SetIds::Carried || metadata.mode & bits == 0 {
             return Cow::Borrowed(metadata);
         }
-        self.set_ids.of_file(metadata)
+        Cow::Owned(Metadata { mode: metadata.mode & !bits, ..metadata.clone() })
     }
 
     /// The kinds of extended attributes that are set and removed.
@@ -104,13 +111,5 @@ pub enum Owning {
     Allowed,
 }
 
-const BITS: u32 = 0o6000;
-
-impl SetIds {
-    fn of_file(self, metadata: &Metadata) -> Cow<'_, Metadata> {
-        if self == Self::Carried || metadata.mode & BITS == 0 {
-            return Cow::Borrowed(metadata);
-        }
-        Cow::Owned(Metadata { mode: metadata.mode & !BITS, ..metadata.clone() })
-    }
-}
+const SETUID: u32 = 0o4000;
+const SETGID: u32 = 0o2000;

@@ -122,6 +122,23 @@ fn group(index: u32) -> (GroupSpan, Vec<u8>) {
     (span, vec![u8::try_from(index).unwrap() + 1; span.len as usize])
 }
 
+/// A part may have begun as a copy of an old version that has data there.
+#[test]
+fn what_a_part_holds_where_the_file_has_holes_becomes_zeros() {
+    let world = World::new();
+    world.break_off(&[0, 4], 2);
+    world.damage(1);
+    let parts = world.parts(2);
+    assert_eq!(world.claim(&parts, &world.source()), [0, 4]);
+    let ranges = [0..GROUP_BYTES, 2 * GROUP_BYTES..BYTES];
+    let data = zmove_types::DataRanges::new(BYTES, ranges.to_vec()).map(Arc::new);
+    let head = FileHead { data, ..world.head.clone() };
+    let prior = parts.take_up(FileId(8), &world.head.path, &head).unwrap();
+    let mut bytes = group(1).1;
+    prior.staged.file().read_exact_at(&mut bytes, GROUP_BYTES).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0));
+}
+
 #[test]
 fn what_was_written_is_held_and_goes_on() {
     let world = World::new();

@@ -685,6 +685,27 @@ fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
     }
 }
 
+/// The flush may have been for what had been written of the file then.
+#[test]
+fn a_file_that_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the_storage() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir(home.path().join("there")).unwrap();
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
+    let batch = begin(&mut placer, files("there", "f", 1));
+    let written = transfer.publisher.take().files;
+    let failed_flushes = transfer.publisher.failed_flushes();
+    transfer.publisher.suspect();
+    // All that belonged to a generation by then has been looked at.
+    drop(transfer.publisher.take());
+    let hidden = names(&home.path().join("there")).remove(0);
+    std::fs::write(home.path().join("there").join(hidden), "0").unwrap();
+    written.into_iter().for_each(|file| transfer.publisher.add_file(file, failed_flushes));
+    publish_all(&transfer);
+    let faults = batch.faults();
+    assert_eq!((faults.len(), faults[0].operation), (1, Operation::Flush));
+}
+
 #[test]
 fn while_a_flush_is_late_files_are_flushed_one_by_one() {
     let home = tempfile::tempdir().unwrap();

@@ -43,12 +43,12 @@ use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use zmove_disk::{Staged, StagingDirectory};
-use zmove_types::{FileId, ItemId, Metadata, Name, RelPath};
+use zmove_types::{ALLOCATION_BYTES, FileId, ItemId, Metadata, Name, RelPath};
 use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
 use crate::quota::Booking;
-use crate::quota::messages::{ALLOCATION_BYTES, ELEMENT_BYTES};
+use crate::quota::messages::ELEMENT_BYTES;
 use crate::store::reports::Outcome;
 use crate::sync::Lock;
 

@@ -153,6 +153,27 @@ mod tests {
     }
 
     #[test]
+    fn attributes_of_directories_are_booked_once() {
+        let limits =
+            crate::Limits { memory_per_identity: zmove_types::ByteCount(1 << 20), ..Default::default() };
+        let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
+        let directories = Directories::new(&quota);
+        let path = Arc::new(RelPath::from_bytes(b"d").unwrap());
+        let xattr = zmove_types::Xattr { name: b"user.a"[..].into(), value: [7; 60_000].into() };
+        let with_attributes = || {
+            let extra = Extra { xattrs: vec![xattr.clone(); 5], ..Extra::default() };
+            Metadata { extra: Some(Arc::new(extra)), ..Metadata::default() }
+        };
+        let shared = with_attributes();
+        for _ in 0..9 {
+            directories.remember(&path, None, shared.clone()).unwrap();
+        }
+        directories.remember(&path, None, with_attributes()).unwrap();
+        directories.remember(&path, None, with_attributes()).unwrap();
+        assert!(directories.remember(&path, None, with_attributes()).is_err());
+    }
+
+    #[test]
     fn the_deepest_come_first() {
         let directories = Directories::new(&Quota::default());
         let path = |text: &str| Arc::new(RelPath::from_bytes(text.as_bytes()).unwrap());

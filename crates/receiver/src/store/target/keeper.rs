@@ -210,6 +210,22 @@ mod tests {
         assert_eq!(rules(Kinds::ALL, Owning::Allowed).of_file(&metadata).mode, 0o4755);
     }
 
+    /// Without its group a program would lend the rights of the receiver's own.
+    #[test]
+    fn each_of_setuid_and_setgid_needs_what_it_lends_to_be_kept() {
+        let metadata = Metadata { mode: 0o6755, ..owned("ann", "staff") };
+        let mode = |kinds| rules(kinds, Owning::Allowed).of_file(&metadata).mode;
+        assert_eq!(mode(Kinds::USUAL.and(Kinds::OWNER)), 0o4755);
+        assert_eq!(mode(Kinds::USUAL.and(Kinds::GROUP)), 0o2755);
+        assert_eq!(mode(Kinds::ALL), 0o6755);
+        let owner = metadata.extra.as_ref().unwrap().owner.clone();
+        let extra = Some(Arc::new(Extra { owner, ..Extra::default() }));
+        let of_nobodys_group = Metadata { extra, ..metadata.clone() };
+        assert_eq!(rules(Kinds::ALL, Owning::Allowed).of_file(&of_nobodys_group).mode, 0o4755);
+        let carried = Rules { set_ids: SetIds::Carried, ..rules(Kinds::USUAL, Owning::Denied) };
+        assert_eq!(carried.of_file(&metadata).mode, 0o6755);
+    }
+
     #[test]
     fn what_is_lacking_is_counted_by_kind_and_reason() {
         let keeper = keeper();
