@@ -18,8 +18,8 @@ pub(crate) struct KeepingArgs {
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', help_heading = HEADING)]
     pub(crate) preserve: Vec<KindArg>,
     /// Do not keep these: attributes and access control lists at the target then stay as they are, each name of a file
-    /// becomes a file, holes become zeros, modes are what the umask leaves (and no access control lists are kept), times
-    /// are that of the push, so that the next one sends all again unless it compares contents (-c)
+    /// becomes a file, holes become zeros, modes are what the umask leaves (and no access control lists are kept),
+    /// times are that of the push, so that the next one sends all again unless it compares contents (-c)
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', help_heading = HEADING)]
     pub(crate) no_preserve: Vec<KindArg>,
     /// rsync's letter: keep access control lists (they are kept unless --no-A is given)

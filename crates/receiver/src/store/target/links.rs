@@ -12,13 +12,10 @@
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
-use zmove_disk::{FileIdentity, Linked, number_at, place_link};
-use zmove_types::{FileNumber, Kinds, Name};
-use zmove_wire::{LinkEntry, Operation};
+use zmove_disk::{FileIdentity, number_at};
+use zmove_types::{FileNumber, Name};
 
 use crate::quota::{Booking, Quota};
-use crate::store::failure::{Failure, failed_to};
-use crate::store::target::tree::TargetTree;
 use crate::sync::Lock;
 
 /// The files with several names that offered names have been found to lead to. Each takes a few bytes, which are
@@ -53,29 +50,5 @@ impl Claims {
         }
         state.files.insert(number);
         false
-    }
-}
-
-impl TargetTree {
-    /// Whether another name that the sender has offered leads to the same file as this one. To be asked once for each
-    /// name, when all else is as it should be.
-    pub(crate) fn is_of_another(&self, directory: &OwnedFd, name: &Name, there: &FileIdentity) -> bool {
-        self.rules.kinds.has_any(Kinds::LINKS) && self.claims.is_of_another(directory, name, there)
-    }
-
-    /// Makes a link.
-    pub(crate) fn place_link(
-        &self,
-        (from, first): (&OwnedFd, &Name),
-        place: (&OwnedFd, &Name),
-        LinkEntry { metadata, bytes, .. }: &LinkEntry,
-    ) -> Result<Linked, Failure> {
-        let is_it = |there: &FileIdentity| {
-            there.bytes == *bytes && self.times.is_kept(from, there.mtime, metadata.mtime)
-        };
-        let linked = place_link((from, first), place, is_it, self.rules.replaces());
-        let linked = linked.map_err(failed_to(Operation::Link))?;
-        self.flush_if_each(place.0).map_err(failed_to(Operation::Flush))?;
-        Ok(linked)
     }
 }

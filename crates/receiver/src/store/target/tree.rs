@@ -13,11 +13,12 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
-    Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Miss, Named, NewFiles, Tree,
-    Wanted, hold_new, is_beyond_range, is_held_everywhere, next_data, open_beneath, place_special, retouch,
+    Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Linked, Miss, Named, NewFiles,
+    Tree, Wanted, hold_new, is_beyond_range, is_held_everywhere, next_data, open_beneath, place_link,
+    place_special, retouch,
 };
 use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Special, Timestamp, TransferId};
-use zmove_wire::{FileHead, Operation, Overwrite, TargetState, XattrDigest};
+use zmove_wire::{FileHead, LinkEntry, Operation, Overwrite, TargetState, XattrDigest};
 
 use crate::quota::Quota;
 use crate::store::failure::{Failure, failed_to};
@@ -302,6 +303,28 @@ impl TargetTree {
         if !is_held_everywhere(wanted) && there().is_ok_and(|there| is_beyond_range(there.mtime, wanted)) {
             self.times_beyond_range.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Whether another name that the sender has offered leads to the same file as this one. To be asked once for each
+    /// name, when all else is as it should be.
+    pub(crate) fn is_of_another(&self, directory: &OwnedFd, name: &Name, there: &FileIdentity) -> bool {
+        self.rules.kinds.has_any(Kinds::LINKS) && self.claims.is_of_another(directory, name, there)
+    }
+
+    /// Makes a link.
+    pub(crate) fn place_link(
+        &self,
+        (from, first): (&OwnedFd, &Name),
+        place: (&OwnedFd, &Name),
+        LinkEntry { metadata, bytes, .. }: &LinkEntry,
+    ) -> Result<Linked, Failure> {
+        let is_it = |there: &FileIdentity| {
+            there.bytes == *bytes && self.times.is_kept(from, there.mtime, metadata.mtime)
+        };
+        let linked = place_link((from, first), place, is_it, self.rules.replaces());
+        let linked = linked.map_err(failed_to(Operation::Link))?;
+        self.flush_if_each(place.0).map_err(failed_to(Operation::Flush))?;
+        Ok(linked)
     }
 }
 
