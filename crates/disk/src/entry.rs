@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
 use zmove_types::{FileNumber, Ids, Metadata, Name, Timestamp};
 
 pub(crate) mod metadata;
@@ -129,7 +130,7 @@ pub fn retouch(
         return Err(Errno::BUSY.into());
     }
     // a local user may have given this name to a file of somebody else
-    if wanted.gives_away(there.ids) && rustix::fs::fstat(&file)?.st_nlink > 1 {
+    if wanted.gives_away(there.ids) && rustix::fs::fstat(&file)?.st_nlink > 1 && may_give_away() {
         return Err(Errno::BUSY.into());
     }
     let misses = wanted.set(Descriptor::Open(file.as_fd()))?;
@@ -137,6 +138,11 @@ pub fn retouch(
         return Err(Errno::BUSY.into());
     }
     Ok(misses)
+}
+
+/// Whether this thread may give files to other users; where that is unknown, it counts as able to.
+fn may_give_away() -> bool {
+    capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::CHOWN))
 }
 
 /// Sets mode and time of an open file or directory.

@@ -83,7 +83,21 @@ mknod -m 640 specials/far c 300 70000
 chown 2001:3001 specials/fifo specials/disk
 setfacl -m u:7:rw specials/null
 
-# holes of larger files
+# names of one file, in one directory and in several, of small files and of large ones
+mkdir tied tied/below
+i=0
+while [ $i -lt 10 ]; do
+    data $((1 + i * 700000)) tied/f$i
+    ln tied/f$i tied/below/a$i
+    ln tied/f$i tied/below/b$i
+    ln tied/f$i owners/tied$i
+    i=$((i + 1))
+done
+chown 2001:3001 tied/f3
+setfattr -n user.comment -v tied tied/f4
+setfacl -m u:7:rw tied/f5
+
+# holes
 truncate -s 8G holes/large
 for at in 0 1 1024 1048576 2097151; do
     data 4096 holes/page
@@ -97,6 +111,12 @@ truncate -s 12M holes/end
 data 4096 holes/end.data
 cat holes/end.data >> holes/end
 rm holes/end.data
+
+truncate -s 64K holes/small
+data 4096 holes/page
+dd if=holes/page of=holes/small bs=4096 seek=3 conv=notrunc status=none
+rm holes/page
+truncate -s 300000 holes/small-nothing
 
 # names
 data 7 "names/ line

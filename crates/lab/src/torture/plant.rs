@@ -34,7 +34,7 @@ impl Contents {
         Self { bytes, dice, data: iter::once(0..bytes).collect() }
     }
 
-    /// The same, and with holes if the file is one of those whose holes are kept.
+    /// The same, and with holes if the file has room for some.
     pub(crate) fn draw(bytes: u64, dice: &mut Dice) -> Self {
         let mut contents = Self::whole(bytes, dice.fork());
         if bytes >= HOLES_FROM_BYTES && dice.one_in(2) {
@@ -195,7 +195,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
 /// The hash unit of large files.
 pub(super) const GROUP_BYTES: u64 = 4 << 20;
 /// From here on holes are drawn.
-const HOLES_FROM_BYTES: u64 = GROUP_BYTES + 1;
+const HOLES_FROM_BYTES: u64 = 2 * PAGE_BYTES;
 const HOLES_MAX: u64 = 12;
 const PAGE_BYTES: u64 = 4096;
 const BLOCK_BYTES: usize = 1 << 20;

@@ -332,8 +332,7 @@ const SHAPES: [Shape; 5] = [
 ];
 
 const SPECIALS_MAX: u64 = 6;
-/// None until hard links are kept.
-const HARD_LINKS_MAX: u64 = 0;
+const HARD_LINKS_MAX: u64 = 12;
 /// A round should take seconds.
 const BYTES_MAX: u64 = 64 << 20;
 /// Leaves room for the directory of the round, whose paths go to the kernel whole.

@@ -4,7 +4,7 @@
 //! fit there any more is left to the reader.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Seek};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -166,7 +166,9 @@ impl EntryReader<'_> {
             (false, _) => Some(root),
             (true, false) => None,
             (true, true) => {
-                read_root(&file, stop).map_err(|source| FileError::Read { path: path(), source })?
+                // The comparison has left the position behind what it read.
+                let root = (&file).rewind().and_then(|()| read_root(&file, stop));
+                root.map_err(|source| FileError::Read { path: path(), source })?
             }
         };
         let file = SentFile { retouched: true, ..sent_file(directory, entry, root, &before) };
