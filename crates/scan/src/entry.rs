@@ -59,8 +59,9 @@ pub struct Entry {
     pub inode: u64,
     /// The change time, which nobody can set.
     pub ctime: Timestamp,
-    /// Whether the file takes less storage than its length, as a file with holes does, and one that is compressed.
-    pub is_sparse: bool,
+    /// Whether the file may have holes: it takes less storage than its length, as one that is compressed does too, or
+    /// it has attributes, whose storage may make up for that of the holes.
+    pub may_have_holes: bool,
     /// The file that it is a name of, where a file has more than one.
     pub shared: Option<SharedFile>,
     /// The properties beside kind, size, mode and time.
@@ -148,7 +149,7 @@ impl Entry {
             metadata,
             inode: stat.stx_ino,
             ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
-            is_sparse: is_sparse(&stat),
+            may_have_holes: beside.xattrs.is_some() || is_sparse(&stat),
             shared,
             beside,
         })

@@ -223,7 +223,7 @@ pub(super) fn read_file(
         let grown = Entry { size, metadata: before.metadata(), inode, ..entry.clone() };
         return Ok(EntryRead::Grown(grown));
     };
-    let (data, lack) = extras.holes().find((&file, before.bytes), entry.is_sparse, || false);
+    let (data, lack) = extras.holes().find((&file, before.bytes), entry.may_have_holes, || false);
     let filled = data.as_ref().map_or(wanted, |data| usize::try_from(data.data_bytes()).unwrap_or(wanted));
     let room = &mut room[..filled];
     match read_data(&file, data.as_ref(), room) {

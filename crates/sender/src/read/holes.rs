@@ -39,8 +39,8 @@ pub(crate) struct FoundHoles {
 }
 
 impl Holes {
-    /// Where a file of so many bytes has data, if it has holes that are kept, or why they are not. A file that takes
-    /// as much storage as it is long is not asked: `may_have` is false. What cannot be looked for is read, which
+    /// Where a file of so many bytes has data, if it has holes that are kept, or why they are not. A file that
+    /// cannot have any is not asked: `may_have` is false. What cannot be looked for is read, which
     /// tells why.
     pub(crate) fn find(
         self,
