@@ -321,6 +321,6 @@ mod tests {
                 drop(jobs_in);
             });
         });
-        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+        assert!(home.path().join("d").is_dir());
     }
 }
