@@ -427,6 +427,33 @@ fn a_process_that_ends_as_it_links() {
     assert!(!picture(&site.target()).keys().any(|path| path.starts_with(b".zmove")));
 }
 
+/// A name that stays as it is may hold anything, also where size and time are the same.
+#[test]
+fn what_was_not_compared_gets_no_other_name() {
+    for there in ["a", "b"] {
+        let site = Site::local();
+        std::fs::write(site.source().join("a"), "AAAAAAAA").unwrap();
+        set_mtime(site.source().join("a"), UNIX_EPOCH + Duration::from_secs(9));
+        hard_link(site.source().join("a"), site.source().join("b")).unwrap();
+        std::fs::create_dir_all(site.target()).unwrap();
+        std::fs::write(site.target().join(there), "XXXXXXXX").unwrap();
+        set_mtime(site.target().join(there), UNIX_EPOCH + Duration::from_secs(9));
+        push(&site, &["--checksum", "--ignore-existing"]);
+        let of = |name: &str| std::fs::read(site.target().join(name)).unwrap();
+        let other = if there == "a" { "b" } else { "a" };
+        assert_eq!((of(there), of(other)), (b"XXXXXXXX".to_vec(), b"AAAAAAAA".to_vec()), "{there}");
+    }
+}
+
+/// The time of the push is what a first name has, and so what it is known by.
+#[test]
+fn they_are_kept_without_their_times() {
+    let site = Site::local();
+    tie(&site.source());
+    push(&site, &["--no-t"]);
+    assert_eq!(groups(&site.source()), groups(&site.target()));
+}
+
 /// A file system is mounted below the target.
 #[test]
 fn names_on_another_file_system_are_copies() {

@@ -59,7 +59,7 @@ pub(crate) async fn run(
         session.account.not_kept(&session.extras.learn(kept));
         session.account.files().single_name = opened.single_name.map(|name| name.0);
         session.account.totals.scan_errors.set(push.sources_missing);
-        let task = Task { compare: push.open.compare, mirror: push.mirror };
+        let task = Task::of(&push.open, push.mirror);
         let surveyed = Arc::clone(&session);
         let survey = move || survey::run(&surveyed, &push.scan, &replies, &task);
         threads.spawn("zmove-plan".into(), survey).map_err(SessionError::Thread)?;

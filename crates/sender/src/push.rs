@@ -58,7 +58,7 @@ impl Push {
         if self.open.purpose == Purpose::Preview {
             return preview::run(self, run, link, observer, stop).await;
         }
-        let task = Task { compare: self.open.compare, mirror: self.mirror };
+        let task = Task::of(&self.open, self.mirror);
         let keeping = self.open.keeping;
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
         let Link { cipher, version, control: (reader, writer), lanes, supply, .. } = link;

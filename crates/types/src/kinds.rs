@@ -121,6 +121,8 @@ impl Kinds {
             b"system.posix_acl_access" | b"system.posix_acl_default" | b"system.nfs4_acl" => Some(Self::ACLS),
             b"security.capability" => Some(Self::PRIVILEGED),
             _ if name.starts_with(b"trusted.overlay.") => None,
+            // XFS shows its access control lists a second time, in its own form.
+            _ if name.starts_with(b"trusted.SGI_ACL_") => None,
             _ if name.starts_with(b"trusted.") => Some(Self::PRIVILEGED),
             _ if name.starts_with(b"user.") => Some(Self::XATTRS),
             _ => None,

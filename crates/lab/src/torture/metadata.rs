@@ -149,7 +149,9 @@ pub(crate) fn make_special(path: &Path, dice: &mut Dice) -> Result<()> {
 
 fn is_kept(name: &[u8]) -> bool {
     let kept = [ACCESS, DEFAULT, CAPABILITY].iter().any(|kept| kept.as_bytes() == name);
-    kept || name.starts_with(b"user.") || name.starts_with(b"trusted.")
+    // XFS shows its access control lists a second time, in its own form.
+    let is_list = name.starts_with(b"trusted.SGI_ACL_");
+    kept || name.starts_with(b"user.") || name.starts_with(b"trusted.") && !is_list
 }
 
 fn set(path: &Path, name: &str, value: &[u8]) -> rustix::io::Result<()> {

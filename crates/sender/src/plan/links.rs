@@ -84,6 +84,8 @@ pub(crate) struct Links {
 struct Group {
     /// How many names have not been seen.
     missing: u32,
+    /// How many first names have been lost.
+    lost: u32,
     first: First,
 }
 
@@ -97,6 +99,9 @@ enum First {
 /// The most files that are remembered because names of theirs have not been seen. Memory at worst: some 150 bytes and
 /// the path of the first name each.
 const GROUPS_MAX: usize = 1 << 20;
+/// The most first names of a file that may be lost before those that are left become copies. Each costs a round to
+/// the target, and the data.
+const LOST_MAX: u32 = 2;
 /// The most names that wait, in some 300 bytes each.
 const WAITING_MAX: usize = 1 << 17;
 
@@ -115,7 +120,7 @@ impl Links {
                 return Part::Copy(Entry { shared: None, ..entry }, Lack::TooMuch);
             }
             let first = First::Awaited(Vec::new());
-            self.groups.insert(number, Group { missing: names.saturating_sub(1), first });
+            self.groups.insert(number, Group { missing: names.saturating_sub(1), lost: 0, first });
             return Part::File(entry);
         };
         group.missing = group.missing.saturating_sub(1);
@@ -173,7 +178,7 @@ impl Links {
         (number, tried): (FileNumber, &Arc<FirstName>),
     ) -> Part {
         // A group that has been forgotten, as all its names had been seen, is now kept to the end.
-        let kept = || Group { missing: 1, first: First::Named(Arc::clone(tried)) };
+        let kept = || Group { missing: 1, lost: 0, first: First::Named(Arc::clone(tried)) };
         let group = self.groups.entry(number).or_insert_with(kept);
         match &mut group.first {
             First::Awaited(names) => {
@@ -185,10 +190,26 @@ impl Links {
                 self.unheard += 1;
                 Part::Link(entry, Arc::clone(first))
             }
+            // Somebody changes the file all the time: another round would take as long, and find the same.
+            First::Named(_) if group.lost == LOST_MAX => {
+                Part::Copy(Entry { shared: None, ..entry }, Lack::Os(Errno::STALE.raw_os_error()))
+            }
             named @ First::Named(_) => {
+                group.lost += 1;
                 *named = First::Awaited(Vec::new());
                 Part::File(entry)
             }
+        }
+    }
+
+    /// Forgets a file of which a name stays at the target whatever that leads to; returns the names that have waited.
+    pub(crate) fn forget(&mut self, number: FileNumber) -> Vec<(SourceDirectory, Entry)> {
+        match self.groups.remove(&number) {
+            Some(Group { first: First::Awaited(names), .. }) => {
+                self.waiting -= names.len();
+                names
+            }
+            _ => Vec::new(),
         }
     }
 
@@ -369,11 +390,38 @@ mod tests {
     }
 
     #[test]
+    fn where_first_names_are_lost_again_and_again_the_rest_become_copies() {
+        let home = group(9);
+        let mut links = Links::default();
+        let all = entries(home.path());
+        let number = all[0].2.number;
+        for (directory, entry, shared) in all {
+            links.take(&directory, entry, shared, Made::WherePossible);
+        }
+        for _ in 0..LOST_MAX {
+            let (tried, names) = links.named(number, first("0"));
+            for (place, (directory, entry)) in names.into_iter().enumerate() {
+                let part = links.unlinked(&directory, entry, (number, &tried));
+                assert_eq!(matches!(part, Part::File(_)), place == 0, "{part:?}");
+            }
+        }
+        let (tried, names) = links.named(number, first("0"));
+        assert_eq!(names.len(), 6);
+        for (directory, entry) in names {
+            let part = links.unlinked(&directory, entry, (number, &tried));
+            assert!(matches!(part, Part::Copy(..)), "{part:?}");
+        }
+    }
+
+    #[test]
     fn beyond_the_bound_names_become_copies() {
         let home = group(2);
         let mut links = Links::default();
         let none = |inode| {
-            (FileNumber { device: 0, inode }, Group { missing: 1, first: First::Awaited(Vec::new()) })
+            (
+                FileNumber { device: 0, inode },
+                Group { missing: 1, lost: 0, first: First::Awaited(Vec::new()) },
+            )
         };
         links.groups.extend((0..GROUPS_MAX as u64).map(none));
         for (directory, entry, shared) in entries(home.path()) {

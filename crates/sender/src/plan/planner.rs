@@ -11,7 +11,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile};
 use zmove_types::{Cv, Event, FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
-use zmove_wire::{Compare, Lack, OfferWith, TargetState, ToReceiver};
+use zmove_wire::{Compare, Lack, OfferWith, Open, Overwrite, TargetState, ToReceiver};
 
 use crate::control::replies::{QueuedReply, Replies, Reply};
 use crate::mirror::{self, Mirror};
@@ -27,8 +27,19 @@ use crate::read::source::{LargeSource, Look, SourceDirectory};
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) compare: Compare,
+    /// Whether files that stay at the target are known to be those of the source, as far as they are to be compared.
+    pub(crate) compares_what_stays: bool,
     /// The mirror, where the target is to become one.
     pub(crate) mirror: Option<Mirror>,
+}
+
+impl Task {
+    /// What this opening asks for.
+    pub(crate) fn of(open: &Open, mirror: Option<Mirror>) -> Self {
+        // By size and time a link is compared itself, when it is made.
+        let compares_what_stays = open.compare == Compare::Quick || open.overwrite == Overwrite::Differing;
+        Self { compare: open.compare, compares_what_stays, mirror }
+    }
 }
 
 /// Plans until the scan has ended and every offer is answered; then makes a mirror, if one is asked for.
@@ -36,6 +47,7 @@ pub(crate) fn plan_all(session: &Session, packer: Packer, scan: &Scan, replies: 
     let (unread_in, unread) = crossbeam_channel::unbounded();
     let mut planner = Planner {
         session,
+        task,
         packer,
         guess: Some(Guess::new(task.compare, unread_in)),
         offering: None,
@@ -70,6 +82,7 @@ const PACK_PATIENCE: Duration = Duration::from_millis(20);
 
 struct Planner<'a> {
     session: &'a Session,
+    task: &'a Task,
     packer: Packer,
     /// Set while the target is not known.
     guess: Option<Guess>,
@@ -279,11 +292,28 @@ impl Planner<'_> {
                     _ => Part::File(Entry { shared: None, ..entry }),
                 };
                 match part {
-                    Part::File(entry) | Part::Copy(entry, _) => self.need(&directory, entry),
+                    Part::File(entry) => self.need(&directory, entry),
+                    Part::Copy(entry, lack) => {
+                        if why.lack().is_none() {
+                            self.lacks_link(&directory, &entry, lack);
+                        }
+                        self.need(&directory, entry);
+                    }
                     Part::Link(entry, first) => self.pack(&directory, PackEntry::Link(entry, first)),
                     Part::Waits => {}
                 }
             }
+        }
+    }
+
+    /// Plans the other names of a file of which one stays at the target as it is. Where that was not compared, it may
+    /// hold anything, and the others do not lead to it.
+    fn skipped_name(&mut self, number: FileNumber, path: RelPath) {
+        if self.task.compares_what_stays {
+            return self.name(number, FirstName { path, root: None });
+        }
+        for (directory, entry) in self.links.forget(number) {
+            self.need(&directory, Entry { shared: None, ..entry });
         }
     }
 
@@ -384,7 +414,7 @@ impl Planner<'_> {
                     self.session.account.lacking(&self.session.extras, &path, &lacks);
                     self.session.account.skipped(&path, Look::of(&entry));
                     if let Some(shared) = entry.shared {
-                        self.name(shared.number, FirstName { path, root: None });
+                        self.skipped_name(shared.number, path);
                     }
                 }
             }

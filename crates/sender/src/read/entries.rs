@@ -120,7 +120,7 @@ impl EntryReader<'_> {
                 without_contents(BatchEntry::Itself(metadata), lacks, None)
             }
             PackEntry::Retouch(entry) => return self.retouch(directory, entry),
-            PackEntry::Link(entry, first) => return link(directory, entry, first),
+            PackEntry::Link(entry, first) => return self.link(directory, entry, first),
             PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root),
             PackEntry::Within(entry) => match &entry.kind {
                 EntryKind::Directory => {
@@ -173,6 +173,30 @@ impl EntryReader<'_> {
         };
         let file = SentFile { retouched: true, ..sent_file(directory, entry, root, &before) };
         Ok(without_contents(BatchEntry::Retouch(entry.name.clone(), metadata), lacks, Some(file)))
+    }
+
+    /// A link to a file whose first name is at the target, unless the name leads to another file by now. A file that
+    /// has changed since its first name was sent is not the one that is there, so that the receiver lets this name come
+    /// back.
+    fn link(
+        &self,
+        directory: &SourceDirectory,
+        entry: &Entry,
+        first: &Arc<FirstName>,
+    ) -> Result<EntryRead, FileError> {
+        let (_file, now) = directory.open_file(&entry.name)?;
+        if now.inode != entry.inode {
+            return Err(FileError::Changed { path: directory.display(&entry.name) });
+        }
+        let link = LinkEntry {
+            name: entry.name.clone(),
+            metadata: self.extras.of_link(now.metadata()),
+            bytes: now.bytes,
+            first: first.path.clone(),
+        };
+        let part = NamePart::Link(Arc::clone(first));
+        let file = SentFile { retouched: true, part, ..sent_file(directory, entry, None, &now) };
+        Ok(without_contents(BatchEntry::Link(link), Lacks::new(), Some(file)))
     }
 
     /// Reads all but the contents of a file, which are at the target, unless it has changed since the target was asked.
@@ -267,24 +291,6 @@ fn sent_file(
     let look = Look { bytes: read.bytes, mtime: read.mtime };
     let part = entry.shared.map_or(NamePart::Alone, |shared| NamePart::First(shared.number));
     SentFile { path, root, look, data_bytes: look.bytes, retouched: false, part }
-}
-
-/// A link to a file whose first name is at the target, unless the name leads to another file by now. A file that has
-/// changed since its first name was sent is not the one that is there, so that the receiver lets this name come back.
-fn link(directory: &SourceDirectory, entry: &Entry, first: &Arc<FirstName>) -> Result<EntryRead, FileError> {
-    let (_file, now) = directory.open_file(&entry.name)?;
-    if now.inode != entry.inode {
-        return Err(FileError::Changed { path: directory.display(&entry.name) });
-    }
-    let link = LinkEntry {
-        name: entry.name.clone(),
-        metadata: now.metadata(),
-        bytes: now.bytes,
-        first: first.path.clone(),
-    };
-    let part = NamePart::Link(Arc::clone(first));
-    let file = SentFile { retouched: true, part, ..sent_file(directory, entry, None, &now) };
-    Ok(without_contents(BatchEntry::Link(link), Lacks::new(), Some(file)))
 }
 
 fn is_same(file: &File, before: &FileIdentity) -> bool {

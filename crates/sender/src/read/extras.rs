@@ -161,6 +161,11 @@ impl Extras {
         }
     }
 
+    /// The metadata by which the receiver finds whether a first name leads to the file: those it has given that.
+    pub(crate) fn of_link(&self, metadata: Metadata) -> Metadata {
+        self.instead.of(metadata, Form::Other)
+    }
+
     /// Whether hard links are to be kept.
     pub(crate) fn wants_links(&self) -> bool {
         self.asked.kinds.has_any(Kinds::LINKS)
