@@ -17,8 +17,7 @@ use zmove_types::GROUP_BYTES;
 use crate::command::ZMOVE;
 use crate::harness::{Site, every_way, has_program, skip};
 use crate::namespace::{Image, Namespace};
-use crate::proxy::Proxy;
-use crate::resume::{journals_of, wait_for_journal};
+use crate::resume::{break_off_after, journals_of};
 use crate::tree::{names, painted, set_mtime};
 use crate::versions::old_binary;
 
@@ -269,15 +268,7 @@ fn what_has_come_does_not_come_again() {
     let site = Site::daemon();
     // Two holes have many groups; of the data all, or the last, has come.
     make(&site.source().join("large"), TIB, &[TIB / 4..TIB / 4 + 12 * GROUP, TIB - GROUP / 2..TIB], 0);
-    let proxy = Proxy::start(site.the_daemon().address, 8 * GROUP);
-    site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let mut client = site.push_by(&proxy.address, &["--json"]).start();
-    proxy.wait_for_stall();
-    wait_for_journal(&site);
-    client.kill().unwrap();
-    client.wait().unwrap();
-    proxy.reset(site.the_daemon().address);
-    site.the_daemon().wait_for_log("broken off by tester");
+    break_off_after(8 * GROUP, &site, |relay| site.push_by(relay, &["--json"]));
     let summary = push(&site, &[]);
     let data_bytes = assert_same_holes(&site);
     assert_eq!(journals_of(&site), [], "nothing is unfinished");

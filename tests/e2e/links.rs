@@ -20,8 +20,7 @@ use crate::command::{ZMOVE, Zmove};
 use crate::harness::{Site, every_way, has_program, skip};
 use crate::intruder::{Deed, Intruded, Intruder, batch, file, metadata, name, path, raw_batch};
 use crate::namespace::Namespace;
-use crate::proxy::Proxy;
-use crate::resume::wait_for_journal;
+use crate::resume::break_off_after;
 use crate::tree::{assert_same, names, paint, painted, picture, set_mode, set_mtime, set_old};
 use crate::versions::old_binary;
 
@@ -337,15 +336,7 @@ fn what_was_broken_off_becomes_the_same_groups() {
     let large = site.source().join("very large");
     std::fs::write(&large, painted(12 * GROUP_BYTES, 7)).unwrap();
     hard_link(&large, site.source().join("c/very large")).unwrap();
-    let proxy = Proxy::start(site.the_daemon().address, 8 * GROUP_BYTES);
-    site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let mut client = site.push_by(&proxy.address, &["--json"]).start();
-    proxy.wait_for_stall();
-    wait_for_journal(&site);
-    client.kill().unwrap();
-    client.wait().unwrap();
-    proxy.reset(site.the_daemon().address);
-    site.the_daemon().wait_for_log("broken off by tester");
+    break_off_after(8 * GROUP_BYTES, &site, |relay| site.push_by(relay, &["--json"]));
     push(&site, &[]);
     assert_same_groups(&site);
     let again = push(&site, &[]);

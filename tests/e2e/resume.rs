@@ -36,17 +36,31 @@ pub(crate) fn broken_off() -> Site {
 
 /// Begins a push of `source/large` by way of a relay, and kills it when some of it has come.
 fn break_off(site: &Site, push: impl FnOnce(&SocketAddr) -> Zmove) {
-    let (proxy, mut client) = stalled(site, push);
+    make_large(site);
+    break_off_after(BYTES_BEFORE_STALL, site, push);
+}
+
+/// Begins a push by way of a relay, and kills it when so many bytes have passed.
+pub(crate) fn break_off_after(bytes: u64, site: &Site, push: impl FnOnce(&SocketAddr) -> Zmove) {
+    let (proxy, mut client) = stalled_after(bytes, site, push);
     client.kill().unwrap();
     client.wait().unwrap();
     proxy.reset(site.the_daemon().address);
     site.the_daemon().wait_for_log("broken off by tester");
 }
 
-/// The same, not killed: the relay lets nothing more pass.
+/// Begins a push of `source/large` by way of a relay, which lets nothing more pass when some of it has come.
 pub(crate) fn stalled(site: &Site, push: impl FnOnce(&SocketAddr) -> Zmove) -> (Proxy, Child) {
+    make_large(site);
+    stalled_after(BYTES_BEFORE_STALL, site, push)
+}
+
+fn make_large(site: &Site) {
     std::fs::write(site.source().join("large"), painted(BYTES, 0)).unwrap();
-    let proxy = Proxy::start(site.the_daemon().address, BYTES_BEFORE_STALL);
+}
+
+fn stalled_after(bytes: u64, site: &Site, push: impl FnOnce(&SocketAddr) -> Zmove) -> (Proxy, Child) {
+    let proxy = Proxy::start(site.the_daemon().address, bytes);
     site.pin(&proxy.address, site.the_daemon().fingerprint);
     let client = push(&proxy.address).start();
     proxy.wait_for_stall();

@@ -18,8 +18,7 @@ use super::{grant_owners, push};
 use crate::command::ZMOVE;
 use crate::harness::{Site, has_program, is_root, skip};
 use crate::namespace::{Image, Namespace};
-use crate::proxy::Proxy;
-use crate::resume::wait_for_journal;
+use crate::resume::break_off_after;
 use crate::ssh::{Sshd, push_by};
 
 const RSYNC_KEEPS: &str = "-naHAXS";
@@ -131,15 +130,7 @@ fn over_tcp_to_ext4_after_a_kill() {
     }
     grant_owners(&site);
     let options = ["-a", "--strict-metadata", "--json"];
-    let proxy = Proxy::start(site.the_daemon().address, 2 * GROUP_BYTES);
-    site.pin(&proxy.address, site.the_daemon().fingerprint);
-    let mut client = site.push_by(&proxy.address, &options).start();
-    proxy.wait_for_stall();
-    wait_for_journal(&site);
-    client.kill().unwrap();
-    client.wait().unwrap();
-    proxy.reset(site.the_daemon().address);
-    site.the_daemon().wait_for_log("broken off by tester");
+    break_off_after(2 * GROUP_BYTES, &site, |relay| site.push_by(relay, &options));
     push_twice(&site, &options[..2]);
 }
 
