@@ -35,7 +35,9 @@ pub fn place_link(
     let is_there = |directory: &OwnedFd, name: &Name| {
         number_at(directory, name.as_os_str()).is_ok_and(|there| there == number)
     };
-    if !FileIdentity::at(from, first).is_ok_and(|there| there.regular && is_it(&there)) {
+    // somebody may have put another file there between the two looks
+    let is_meant = |there: FileIdentity| there.inode == number.inode && there.regular && is_it(&there);
+    if !FileIdentity::at(from, first).is_ok_and(is_meant) {
         return Err(Errno::STALE.into());
     }
     if is_there(directory, name) {

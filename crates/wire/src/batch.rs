@@ -125,8 +125,8 @@ impl Batch {
     /// Reads a head whose frame carries `data_bytes` of data.
     ///
     /// # Errors
-    /// [`WireError`] when it is malformed, over a limit, has a critical extension that is not known, or its
-    /// lengths do not add up to `data_bytes`.
+    /// [`WireError`] when it is malformed, over a limit, has a critical extension that is not known, its files together
+    /// are longer than one may be, or their data do not add up to `data_bytes`.
     pub fn decode(bytes: &[u8], data_bytes: u32) -> Result<Self, WireError> {
         let mut reader = Reader::new(bytes);
         let group_count = reader.bounded_u32("batch groups", BATCH_ENTRIES_MAX)?;
@@ -143,7 +143,7 @@ impl Batch {
         let mut batch = Self { groups };
         batch.take_extensions(&mut reader)?;
         reader.finish()?;
-        batch.check_sum(data_bytes)?;
+        batch.check_sums(data_bytes)?;
         Ok(batch)
     }
 
@@ -169,17 +169,21 @@ impl Batch {
         Ok(())
     }
 
-    fn check_sum(&self, data_bytes: u32) -> Result<(), WireError> {
-        let claimed: u64 =
-            self.groups.iter().flat_map(|group| &group.entries).map(BatchEntry::data_bytes).sum();
-        if claimed == u64::from(data_bytes) {
+    /// Checks that the data are those of the frame, and that the files with their holes are no longer than a frame
+    /// without holes could carry: the zeros of holes are hashed, though they do not travel.
+    fn check_sums(&self, data_bytes: u32) -> Result<(), WireError> {
+        let entries = || self.groups.iter().flat_map(|group| &group.entries);
+        let whole: u64 = entries().map(BatchEntry::file_bytes).sum();
+        let limit = FRAME_DATA_BYTES_MAX as u64;
+        if whole > limit {
+            return Err(WireError::OverLimit { what: "sum of file lengths", value: whole, limit });
+        }
+        let claimed: u64 = entries().map(BatchEntry::data_bytes).sum();
+        let limit = u64::from(data_bytes);
+        if claimed == limit {
             return Ok(());
         }
-        Err(WireError::OverLimit {
-            what: "sum of file lengths",
-            value: claimed,
-            limit: u64::from(data_bytes),
-        })
+        Err(WireError::OverLimit { what: "sum of the data of files", value: claimed, limit })
     }
 }
 
@@ -241,6 +245,13 @@ impl BatchEntry {
             (_, Some(_)) => return Err(WireError::OutOfOrder { what: "data of an entry that is no file" }),
         }
         Ok(())
+    }
+
+    fn file_bytes(&self) -> u64 {
+        match self {
+            Self::File(file) => u64::from(file.bytes),
+            _ => 0,
+        }
     }
 
     fn data_bytes(&self) -> u64 {
@@ -478,8 +489,33 @@ mod tests {
     #[test]
     fn lengths_must_add_up() {
         let bytes = Batch::default().encode();
-        let error = WireError::OverLimit { what: "sum of file lengths", value: 0, limit: 1 };
+        let error = WireError::OverLimit { what: "sum of the data of files", value: 0, limit: 1 };
         assert_eq!(Batch::decode(&bytes, 1), Err(error));
+    }
+
+    /// Files without data cost their sender some bytes each, and whoever hashes them all of their zeros.
+    #[test]
+    fn files_of_holes_are_together_no_longer_than_a_frame() {
+        let batch = |bytes: &[u32]| {
+            let file = |bytes: &u32| {
+                let data = DataRanges::new(u64::from(*bytes), Vec::new()).map(Arc::new);
+                let name = Name::from_bytes(b"f").unwrap();
+                BatchEntry::File(FileEntry {
+                    name,
+                    metadata: Metadata::default(),
+                    bytes: *bytes,
+                    root: Root([0; 32]),
+                    data,
+                })
+            };
+            let entries = bytes.iter().map(file).collect();
+            Batch { groups: vec![DirectoryGroup { directory: RelPath::root(), entries }] }.encode()
+        };
+        let half = u32::try_from(FRAME_DATA_BYTES_MAX / 2).unwrap();
+        assert!(Batch::decode(&batch(&[half, half]), 0).is_ok());
+        let value = FRAME_DATA_BYTES_MAX as u64 + 1;
+        let error = WireError::OverLimit { what: "sum of file lengths", value, limit: value - 1 };
+        assert_eq!(Batch::decode(&batch(&[half, half, 1]), 0), Err(error));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crossbeam_channel::Sender;
+use zmove_disk::Task;
 use zmove_transport::{Frame, LaneError, LaneSource};
 use zmove_types::Doing;
 use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
@@ -41,9 +42,9 @@ fn receive_all(
         }
         transfer.meter.came(frame.data.len());
         let job = match frame.header.kind {
-            FrameKind::Batch | FrameKind::Guess => {
-                Some(VerifiedBatch::check(frame, &transfer.quota)?.map(Job::Batch))
-            }
+            FrameKind::Batch | FrameKind::Guess => Some(
+                VerifiedBatch::check(frame, &transfer.quota, &transfer.turn(Task::Look))?.map(Job::Batch),
+            ),
             FrameKind::Declare => {
                 declare(transfer, &frame)?;
                 None
@@ -99,6 +100,7 @@ fn check_group(transfer: &Transfer, frame: Frame) -> Option<Result<Job, StoredIt
         let checked = NamedGroup::check(&frame.header, file.head.bytes, told);
         checked.map(|named| Job::Named(file, named))
     } else {
-        VerifiedChunk::check(frame, &file.head).map(|chunk| Job::Chunk(file, chunk))
+        VerifiedChunk::check(frame, &file.head, &transfer.turn(Task::Look))
+            .map(|chunk| Job::Chunk(file, chunk))
     })
 }

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use zmove_chunk::{file_root, seal, sparse_file_root, sparse_group_cv};
+use zmove_disk::Turn;
 use zmove_transport::Frame;
 use zmove_types::{Buffer, Cv, FileId, GroupSpan, ItemId, Root};
 use zmove_wire::{
@@ -47,11 +48,17 @@ pub(crate) struct NamedGroup {
 }
 
 impl VerifiedBatch {
-    /// Checks the head, then every file; returns the report for the sender when one of them is damaged.
+    /// Checks the head, then every file; returns the report for the sender when one of them is damaged. Takes a turn
+    /// for files with holes, whose zeros cost hashing here and nothing at the sender; leaves them unhashed when the
+    /// session is ending.
     ///
     /// # Errors
     /// [`WireError`] when the head arrived undamaged and yet is no batch, or takes more memory than the key may have.
-    pub(crate) fn check(frame: Frame, quota: &Quota) -> Result<Result<Self, StoredItem>, WireError> {
+    pub(crate) fn check(
+        frame: Frame,
+        quota: &Quota,
+        turn: &Turn<'_>,
+    ) -> Result<Result<Self, StoredItem>, WireError> {
         let Frame { header, head, data } = frame;
         if !is_sealed(&header, blake3::hash(&head).as_bytes()) {
             return Ok(Err(damaged(header.item, Vec::new())));
@@ -60,6 +67,9 @@ impl VerifiedBatch {
         let batch = Batch::decode(&head, header.data_bytes)?;
         held.grow(ELEMENT_BYTES * batch.groups.len() + UNPUBLISHED_BYTES * batch.entry_count())?;
         held.grow(extra_bytes(&batch))?;
+        if has_holes(&batch) && turn.is_over() {
+            return Ok(Err(damaged(header.item, Vec::new())));
+        }
         let faults = damaged_files(&batch, &data);
         if faults.is_empty() {
             let guessed = header.kind == FrameKind::Guess;
@@ -79,6 +89,11 @@ impl VerifiedBatch {
     }
 }
 
+fn has_holes(batch: &Batch) -> bool {
+    let mut entries = batch.groups.iter().flat_map(|group| &group.entries);
+    entries.any(|entry| matches!(entry, BatchEntry::File(FileEntry { data: Some(_), .. })))
+}
+
 /// What there is in memory of what entries have beside mode and time; those that share it come one after the other.
 fn extra_bytes(batch: &Batch) -> usize {
     let entries = batch.groups.iter().flat_map(|group| &group.entries);
@@ -92,12 +107,15 @@ fn extra_bytes(batch: &Batch) -> usize {
 }
 
 impl VerifiedChunk {
-    /// Checks one group of a file, or the data of one that has holes.
+    /// Checks one group of a file, or the data of one that has holes, with a [`turn`](VerifiedBatch::check) for that.
     ///
     /// # Errors
     /// The report for the sender when the group does not exist, has another length or does not hash right.
-    pub(crate) fn check(frame: Frame, head: &FileHead) -> Result<Self, StoredItem> {
+    pub(crate) fn check(frame: Frame, head: &FileHead, turn: &Turn<'_>) -> Result<Self, StoredItem> {
         let Frame { header, data, .. } = frame;
+        if head.data.is_some() && turn.is_over() {
+            return Err(damaged(header.item, Vec::new()));
+        }
         let hashed = GroupSpan::of(head.bytes, header.group).and_then(|span| {
             let pieces = head.data_within(span);
             let is_whole = pieces.iter().map(Range::len).sum::<usize>() == data.len();
@@ -184,8 +202,9 @@ pub(crate) mod fuzzing;
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
     use zmove_chunk::group_cv;
+    use zmove_disk::Task;
     use zmove_types::{BufferPool, DataRanges, GROUP_BYTES, Metadata, Name, RelPath, Timestamp};
     use zmove_wire::{DirectoryGroup, FileEntry, FrameHeader, FrameKind};
 
@@ -231,9 +250,21 @@ pub(crate) mod tests {
         Frame { header: sealed(header, &content), head, data: buffer(&data) }
     }
 
+    static RUNNING: AtomicBool = AtomicBool::new(false);
+    static ENDING: AtomicBool = AtomicBool::new(true);
+
+    fn check_batch(frame: Frame) -> Result<Result<VerifiedBatch, StoredItem>, WireError> {
+        let quota = Quota::default();
+        VerifiedBatch::check(frame, &quota, &quota.turn(Task::Look, &RUNNING))
+    }
+
+    fn check_chunk(frame: Frame, head: &FileHead) -> Result<VerifiedChunk, StoredItem> {
+        VerifiedChunk::check(frame, head, &Quota::default().turn(Task::Look, &RUNNING))
+    }
+
     /// A batch of one file, `d/f`.
     pub(crate) fn verified_batch() -> VerifiedBatch {
-        VerifiedBatch::check(batch_frame(None), &Quota::default()).unwrap().unwrap()
+        check_batch(batch_frame(None)).unwrap().unwrap()
     }
 
     #[test]
@@ -251,7 +282,7 @@ pub(crate) mod tests {
             let memory_per_identity = zmove_types::ByteCount(bytes as u64);
             let limits = crate::Limits { memory_per_identity, ..Default::default() };
             let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
-            VerifiedBatch::check(frame(), &quota)
+            VerifiedBatch::check(frame(), &quota, &quota.turn(Task::Look, &RUNNING))
         };
         assert!(limited(4 * head.len()).is_err());
         assert!(matches!(limited(1 << 20), Ok(Ok(_))));
@@ -259,10 +290,10 @@ pub(crate) mod tests {
 
     #[test]
     fn every_flipped_bit_of_a_batch_is_found() {
-        assert!(matches!(VerifiedBatch::check(batch_frame(None), &Quota::default()), Ok(Ok(_))));
+        assert!(matches!(check_batch(batch_frame(None)), Ok(Ok(_))));
         let bits = 8 * (batch_frame(None).head.len() + 8);
         for bit in 0..bits {
-            let checked = VerifiedBatch::check(batch_frame(Some(bit)), &Quota::default());
+            let checked = check_batch(batch_frame(Some(bit)));
             assert!(matches!(checked, Ok(Err(item)) if item.item == 3), "bit {bit}");
         }
     }
@@ -270,9 +301,7 @@ pub(crate) mod tests {
     #[test]
     fn a_damaged_file_is_named() {
         let data_bit = 8 * batch_frame(None).head.len();
-        let Ok(Err(item)) = VerifiedBatch::check(batch_frame(Some(data_bit)), &Quota::default()) else {
-            panic!("damage")
-        };
+        let Ok(Err(item)) = check_batch(batch_frame(Some(data_bit))) else { panic!("damage") };
         assert_eq!(item.faults[0].entry, 0);
     }
 
@@ -280,10 +309,31 @@ pub(crate) mod tests {
     fn a_small_file_with_holes_has_the_hash_of_its_bytes() {
         let whole = [&[0; 4096][..], b"contents", &[0; 5]].concat();
         let data = |start| DataRanges::new(4109, Vec::from([Range { start, end: start + 8 }]));
-        let check = |root, data| VerifiedBatch::check(frame_of((4109, root, data), None), &Quota::default());
+        let check = |root, data| check_batch(frame_of((4109, root, data), None));
         assert!(check(file_root(&whole), data(4096)).unwrap().is_ok());
         assert!(check(file_root(&whole), data(4095)).unwrap().is_err(), "at another place");
         assert!(check(file_root(b"contents"), data(4096)).unwrap().is_err(), "of the data alone");
+    }
+
+    /// A turn that is over is what nobody gets who does not ask for one.
+    #[test]
+    fn what_has_holes_is_hashed_in_turns() {
+        let quota = Quota::default();
+        let over = || quota.turn(Task::Look, &ENDING);
+        let whole = [&b"contents"[..], &[0; 5]].concat();
+        let data = DataRanges::new(13, Vec::from([Range { start: 0, end: 8 }]));
+        let holes = frame_of((13, file_root(&whole), data.clone()), None);
+        assert!(VerifiedBatch::check(holes, &quota, &over()).unwrap().is_err());
+        assert!(VerifiedBatch::check(batch_frame(None), &quota, &over()).unwrap().is_ok());
+        let header = FrameHeader { kind: FrameKind::Chunk, ..FrameHeader::default() };
+        let chunk = |content: &[u8]| Frame {
+            header: sealed(header, &group_cv(0, content).0),
+            head: Vec::new(),
+            data: buffer(b"contents"),
+        };
+        assert!(check_chunk(chunk(&whole), &large(13, data.clone())).is_ok());
+        assert!(VerifiedChunk::check(chunk(&whole), &large(13, data), &over()).is_err());
+        assert!(VerifiedChunk::check(chunk(b"contents"), &large(8, None), &over()).is_ok());
     }
 
     #[test]
@@ -305,13 +355,13 @@ pub(crate) mod tests {
             Frame { header: sealed(header, &group_cv(1, &bytes).0), head: Vec::new(), data: buffer(&bytes) }
         };
         let file = large(GROUP_BYTES + 1000, None);
-        assert!(VerifiedChunk::check(frame(1), &file).is_ok());
-        assert!(VerifiedChunk::check(frame(0), &file).is_err());
-        assert!(VerifiedChunk::check(frame(9), &file).is_err());
-        assert!(VerifiedChunk::check(frame(1), &large(file.bytes + 1, None)).is_err());
+        assert!(check_chunk(frame(1), &file).is_ok());
+        assert!(check_chunk(frame(0), &file).is_err());
+        assert!(check_chunk(frame(9), &file).is_err());
+        assert!(check_chunk(frame(1), &large(file.bytes + 1, None)).is_err());
         let mut astray = frame(1);
         astray.header.file = FileId(9);
-        assert!(VerifiedChunk::check(astray, &file).is_err());
+        assert!(check_chunk(astray, &file).is_err());
     }
 
     fn large(bytes: u64, data: Option<DataRanges>) -> FileHead {
@@ -334,12 +384,12 @@ pub(crate) mod tests {
         let check = |ranges: &[(u64, u64)]| {
             let ranges = ranges.iter().map(|(start, end)| GROUP_BYTES + start..GROUP_BYTES + end).collect();
             let data = DataRanges::new(GROUP_BYTES + 1000, ranges);
-            VerifiedChunk::check(frame(), &large(GROUP_BYTES + 1000, Some(data.unwrap())))
+            check_chunk(frame(), &large(GROUP_BYTES + 1000, Some(data.unwrap())))
         };
         assert!(check(&[(10, 20), (500, 700)]).is_ok());
         assert!(check(&[(11, 21), (500, 700)]).is_err());
         assert!(check(&[(10, 20), (500, 701)]).is_err(), "another length");
         assert!(check(&[(0, 210)]).is_err() && check(&[]).is_err());
-        assert!(VerifiedChunk::check(frame(), &large(GROUP_BYTES + 1000, None)).is_err());
+        assert!(check_chunk(frame(), &large(GROUP_BYTES + 1000, None)).is_err());
     }
 }

@@ -177,6 +177,9 @@ impl Links {
         entry: Entry,
         (number, tried): (FileNumber, &Arc<FirstName>),
     ) -> Part {
+        if self.groups.len() >= GROUPS_MAX && !self.groups.contains_key(&number) {
+            return Part::Copy(Entry { shared: None, ..entry }, Lack::TooMuch);
+        }
         // A group that has been forgotten, as all its names had been seen, is now kept to the end.
         let kept = || Group { missing: 1, lost: 0, first: First::Named(Arc::clone(tried)) };
         let group = self.groups.entry(number).or_insert_with(kept);

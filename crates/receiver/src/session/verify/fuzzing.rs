@@ -1,6 +1,9 @@
 //! Frames of a peer that knows how to seal, for `crates/fuzz`.
 
+use std::sync::atomic::AtomicBool;
+
 use zmove_chunk::{group_cv, seal};
+use zmove_disk::Task;
 use zmove_transport::Frame;
 use zmove_types::{Buffer, Cv, GroupSpan, Metadata, RelPath, Timestamp};
 use zmove_wire::{FileHead, FrameHeader, FrameKind};
@@ -33,8 +36,10 @@ pub fn sealed_frame(bytes: &[u8]) {
 
 fn check(frame: Frame, file_bytes: u64) {
     let header = frame.header;
+    let quota = Quota::default();
+    let turn = quota.turn(Task::Look, &NEVER_ENDS);
     match header.kind {
-        FrameKind::Batch | FrameKind::Guess => match VerifiedBatch::check(frame, &Quota::default()) {
+        FrameKind::Batch | FrameKind::Guess => match VerifiedBatch::check(frame, &quota, &turn) {
             Ok(Ok(batch)) => assert_eq!(batch.into_parts().0, header.item),
             Ok(Err(item)) => assert!(item.mismatch && !item.faults.is_empty()),
             Err(error) => drop(error.to_string()),
@@ -46,7 +51,7 @@ fn check(frame: Frame, file_bytes: u64) {
         FrameKind::Chunk => {
             let (metadata, ctime, path) = (Metadata::default(), Timestamp::default(), RelPath::root());
             let head = FileHead { path, metadata, bytes: file_bytes, ctime, inode: 0, data: None };
-            if let Ok(chunk) = VerifiedChunk::check(frame, &head) {
+            if let Ok(chunk) = VerifiedChunk::check(frame, &head, &turn) {
                 let (item, span, cv, data) = chunk.into_parts();
                 assert_eq!((item, span.index, span.len as usize), (header.item, header.group, data.len()));
                 assert_eq!(cv, group_cv(span.index, &data));
@@ -61,5 +66,6 @@ fn check(frame: Frame, file_bytes: u64) {
     }
 }
 
+static NEVER_ENDS: AtomicBool = AtomicBool::new(false);
 /// The value that the sender names for every group.
 const TOLD: Cv = Cv([7; 32]);
