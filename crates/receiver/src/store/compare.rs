@@ -7,6 +7,8 @@
 //! With `--update` and `--ignore-existing` a file may stay whatever it holds. The receiver obeys both: here, where
 //! guessed files come, where links and directories are placed, and once more when a name is given.
 
+mod candidate;
+
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -15,8 +17,8 @@ use zmove_disk::{FileIdentity, Task, Turn};
 use zmove_types::{Cv, RelPath};
 use zmove_wire::{Compare, Held, Offer, OfferedFile, SourceMark, Verdict};
 
+use self::candidate::{Candidate, runs};
 use crate::resume::journal::SourceVersion;
-use crate::store::large_files::delta::{Candidate, runs};
 use crate::store::target::keeper::At;
 use crate::store::target::tree::{Found, Xattrs, contents_root};
 use crate::store::transfer::Transfer;

@@ -63,7 +63,7 @@ impl Transfer {
             arrivals: Lock::default(),
             files: FileTable::new(&quota),
             parts,
-            bases: Bases::new(config.writers),
+            bases: Bases::new(config.writers, (Arc::clone(&config.file_io), config.direct)),
             publisher: Publisher::new(version < Version::V4 || open.durability == Durability::File),
             reports,
             quota,

@@ -12,6 +12,7 @@ use zmove_wire::{FileHead, Operation, TargetState};
 
 use crate::session::verify::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
 use crate::store::failure::{Failure, failed_to, failure, is_no_room};
+use crate::store::large_files::delta::Base;
 use crate::store::large_files::{Complete, GroupCopy, LargeFile};
 use crate::store::placer::Placer;
 use crate::store::publishing::publisher::{Known, PendingBatch, WholeFile};
@@ -147,8 +148,9 @@ fn keep_group(transfer: &Transfer, placer: &mut Placer<'_>, file: &Arc<LargeFile
         return;
     }
     let kept = open_staged(transfer, placer, file).and_then(|staged| {
-        let base = file.base.as_ref().map(|base| base.keep(transfer, &file.head, &staged, (span, cv)));
-        let kept = base.unwrap_or(Ok(false)).map_err(failed_to(Operation::Write))?;
+        let open_old = || transfer.target.open_old_at(&transfer.target.final_path(&file.head));
+        let keep = |base: &Base| base.keep(&transfer.bases, open_old, (&file.head, &staged), (span, cv));
+        let kept = file.base.as_ref().map_or(Ok(false), keep).map_err(failed_to(Operation::Write))?;
         Ok(kept.then_some(staged))
     });
     match kept.transpose() {

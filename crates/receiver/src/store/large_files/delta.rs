@@ -15,30 +15,28 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use zmove_chunk::GroupHasher;
-use zmove_disk::{DataFile, Direct, FileIdentity, FileIo, Span, Staged, Task, Tree, next_data};
+use zmove_disk::{DataFile, Direct, FileIo, Span, Staged, next_data};
 use zmove_types::{Buffer, BufferPool, Cv, GROUP_BYTES, GroupSpan, Name, RelPath};
-use zmove_wire::limits::HELD_GROUPS_MAX;
-use zmove_wire::{FileHead, Held};
+use zmove_wire::FileHead;
 
 use crate::config::BUFFER_BYTES;
 use crate::quota::Booking;
-use crate::resume::parts::GROUP_KEPT_BYTES;
-use crate::store::reports::Outcome;
 use crate::store::target::tree::open_old;
-use crate::store::transfer::Transfer;
 use crate::sync::Lock;
 
 /// The old versions whose values the sender has, by the path of their file.
 #[derive(Debug)]
 pub(crate) struct Bases {
     known: Lock<HashMap<RelPath, Base>>,
+    file_io: Arc<dyn FileIo>,
+    direct: Direct,
     /// Buffers for groups that are read from old versions, as many as there are writers.
     buffers: BufferPool,
 }
@@ -61,23 +59,9 @@ struct Sources {
     old: Option<DataFile>,
 }
 
-/// A large file at the target that has changed at the source. Its path is put together when its turn comes: thousands
-/// of one offer may wait, all in one directory of a long path, and be one file named thousands of times.
-#[derive(Debug)]
-pub(crate) struct Candidate<'o> {
-    pub(crate) offer: u64,
-    /// The number of the file in the offer.
-    pub(crate) file: u32,
-    pub(crate) directory: &'o RelPath,
-    pub(crate) name: &'o Name,
-    pub(crate) bytes: u64,
-    /// The groups that an earlier transfer has left.
-    pub(crate) held: BTreeSet<u32>,
-}
-
 impl Bases {
-    pub(crate) fn new(writers: usize) -> Self {
-        Self { known: Lock::default(), buffers: BufferPool::new(BUFFER_BYTES, writers) }
+    pub(crate) fn new(writers: usize, (file_io, direct): (Arc<dyn FileIo>, Direct)) -> Self {
+        Self { known: Lock::default(), file_io, direct, buffers: BufferPool::new(BUFFER_BYTES, writers) }
     }
 
     /// The old version of a file that has been declared.
@@ -85,63 +69,16 @@ impl Bases {
         self.known.lock().remove(path)
     }
 
-    fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Booking>) {
+    /// Adds the old version whose values the sender is about to have.
+    pub(crate) fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Booking>) {
         let base = Base { cvs, _held: held, sources: OnceLock::new() };
         self.known.lock().insert(path, base);
     }
-}
 
-impl Candidate<'_> {
-    /// Whether a large file is there already where one of so many bytes will go, and that is large too.
-    pub(crate) fn is_there(directory: &OwnedFd, name: &Name, bytes: u64) -> bool {
-        let large = |there: FileIdentity| there.regular && there.bytes > GROUP_BYTES;
-        bytes > GROUP_BYTES && FileIdentity::at(directory, name).is_ok_and(large)
-    }
-
-    /// Hashes the old version and sends the values, piece by piece; the last piece ends the offer if this is the last
-    /// of its files.
-    pub(crate) fn tell(self, transfer: &Transfer, last: bool) {
-        // Without memory for the values none are found, and the file is sent whole.
-        let path = self.directory.join(self.name).expect("it was put together when the file was looked at");
-        let mut held = transfer.quota.book_memory(path.as_bytes().len()).ok();
-        let old = held.as_mut().zip(open_at(&transfer.target.tree, &path).ok());
-        let cvs = old.map(|(held, old)| self.hash(transfer, old, held)).unwrap_or_default();
-        let mut pieces = runs(&cvs).peekable();
-        let Self { offer, file, .. } = self;
-        if held.is_some() {
-            // Add them first: the sender may declare the file as soon as it has all values.
-            transfer.bases.add(path, cvs, held);
-        }
-        loop {
-            let (first, cvs) = pieces.next().unwrap_or_default();
-            let end = pieces.peek().is_none();
-            transfer.reports.tell(Outcome::Held(Held { offer, file, first, cvs, end }, last && end));
-            if end {
-                return;
-            }
-        }
-    }
-
-    fn hash(&self, transfer: &Transfer, old: File, held: &mut Booking) -> BTreeMap<u32, Cv> {
-        let old = DataFile::new(old);
-        let mut cvs = BTreeMap::new();
-        let turn = transfer.turn(Task::Look);
-        let mut groups = groups_with_data(old.file(), self.bytes);
-        while !turn.is_over()
-            && let Some(span) = groups.next()
-        {
-            if self.held.contains(&span.index) {
-                continue;
-            }
-            if held.grow(GROUP_KEPT_BYTES).is_err() {
-                break;
-            }
-            let Some(buffer) = transfer.bases.buffers.take() else { break };
-            // A shorter version has no more groups, and one that cannot be read has none.
-            let (Some(cv), _) = read_group(transfer.file_io.as_ref(), &old, span, buffer) else { break };
-            cvs.insert(span.index, cv);
-        }
-        cvs
+    /// The value of a group of an old version; `None` where the group is incomplete or cannot be read, or there is no
+    /// buffer for it.
+    pub(crate) fn hash_group(&self, old: &DataFile, span: GroupSpan) -> Option<Cv> {
+        read_group(self.file_io.as_ref(), old, span, self.buffers.take()?).0
     }
 }
 
@@ -178,34 +115,37 @@ impl Base {
         let _first = self.sources.set(Sources { in_place: is_read_from_storage(file), old: None });
     }
 
-    /// Puts a group of the old version into the new file, if it can be found and still has that value.
+    /// Puts a group of the old version into the new file, if it can be found and still has that value. `open_old` is
+    /// for a new file that resumes from a part.
     ///
     /// # Errors
     /// The system's error.
     pub(crate) fn keep(
         &self,
-        transfer: &Transfer,
-        head: &FileHead,
-        new: &Staged,
+        bases: &Bases,
+        open_old: impl FnOnce() -> io::Result<File>,
+        (head, new): (&FileHead, &Staged),
         (span, cv): (GroupSpan, Cv),
     ) -> io::Result<bool> {
-        let Some(mut buffer) = transfer.bases.buffers.take() else { return Ok(false) };
-        let Sources { in_place, old } = self.sources.get_or_init(|| Sources::of_part(transfer, head, new));
+        let Some(mut buffer) = bases.buffers.take() else { return Ok(false) };
+        let file_io = bases.file_io.as_ref();
+        let of_part = || Sources::of_part(open_old().ok(), new, bases.direct);
+        let Sources { in_place, old } = self.sources.get_or_init(of_part);
         let mut there = None;
         if *in_place {
-            (there, buffer) = read_group(transfer.file_io.as_ref(), new.data(), span, buffer);
+            (there, buffer) = read_group(file_io, new.data(), span, buffer);
         }
         if there == Some(cv) {
             return Ok(true);
         }
         let Some(old) = old else { return Ok(false) };
-        (there, buffer) = read_group(transfer.file_io.as_ref(), old, span, buffer);
+        (there, buffer) = read_group(file_io, old, span, buffer);
         if there != Some(cv) {
             return Ok(false);
         }
         for range in head.data_within(span) {
             let part = Span::new(span.offset() + range.start as u64, range);
-            let (written, back) = new.write(|| transfer.file_io.write_part(new.data(), part, buffer));
+            let (written, back) = new.write(|| file_io.write_part(new.data(), part, buffer));
             written?;
             buffer = back;
         }
@@ -215,12 +155,8 @@ impl Base {
 
 impl Sources {
     /// The sources for a file that resumes from a part: how the part began is not known.
-    fn of_part(transfer: &Transfer, head: &FileHead, part: &Staged) -> Self {
-        let old = open_at(&transfer.target.tree, &transfer.target.final_path(head)).ok();
-        Self {
-            in_place: is_read_from_storage(part),
-            old: old.and_then(|old| for_reading(old, transfer.direct)),
-        }
+    fn of_part(old: Option<File>, part: &Staged, direct: Direct) -> Self {
+        Self { in_place: is_read_from_storage(part), old: old.and_then(|old| for_reading(old, direct)) }
     }
 }
 
@@ -231,26 +167,10 @@ fn is_read_from_storage(file: &Staged) -> bool {
     file.data().drop_cached().is_ok()
 }
 
-/// Runs of consecutive groups, each with its first number, in pieces that fit into messages.
-pub(crate) fn runs(groups: &BTreeMap<u32, Cv>) -> impl Iterator<Item = (u32, Vec<[u8; 32]>)> + use<> {
-    let groups: Vec<_> = groups.iter().map(|(index, cv)| (*index, cv.0)).collect();
-    let runs = groups.chunk_by(|(one, _), (next, _)| one.checked_add(1) == Some(*next));
-    let pieces = runs.flat_map(|run| run.chunks(HELD_GROUPS_MAX));
-    let pieces: Vec<_> = pieces.map(|run| (run[0].0, run.iter().map(|(_, cv)| *cv).collect())).collect();
-    pieces.into_iter()
-}
-
-fn open_at(tree: &Tree, path: &RelPath) -> io::Result<File> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::ErrorKind::IsADirectory.into());
-    };
-    open_old(tree.open_directory(&parent)?.as_fd(), &name)
-}
-
 /// The groups of a file of `bytes` that are not holes in the old version: those are not looked at, and are sent where
 /// the source has data. Each is looked for when it is asked for, so that neither the length that a peer claims nor an
 /// old version in very many pieces keeps a thread busy between two of them.
-fn groups_with_data(old: &File, bytes: u64) -> impl Iterator<Item = GroupSpan> {
+pub(crate) fn groups_with_data(old: &File, bytes: u64) -> impl Iterator<Item = GroupSpan> {
     let mut next = Some(0);
     let mut data = 0..0;
     std::iter::from_fn(move || {

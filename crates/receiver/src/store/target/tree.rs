@@ -97,6 +97,17 @@ impl TargetTree {
         parent.join(self.name(&parent, &name)).unwrap_or_else(|_| head.path.clone())
     }
 
+    /// Opens what has the final path of a file to come, as [`open_old`] does.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn open_old_at(&self, path: &RelPath) -> io::Result<File> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::ErrorKind::IsADirectory.into());
+        };
+        open_old(self.tree.open_directory(&parent)?.as_fd(), &name)
+    }
+
     /// Gives a file its metadata: before it gets its name, or when it has been changed in its place.
     pub(crate) fn set_metadata(&self, file: &File, metadata: &Metadata, at: At<'_>) -> Result<(), Failure> {
         self.set_whole(file, metadata, at).map_err(failed_to(Operation::SetMetadata))?;

@@ -11,6 +11,7 @@ use crate::store::compare::compare_all;
 use crate::store::large_files::LargeFile;
 use crate::store::large_files::tests::cpu_time;
 use crate::store::placer::tests::transfer_of;
+use crate::store::transfer::Transfer;
 use zmove_chunk::group_cv;
 use zmove_types::{FileId, Metadata, Timestamp};
 use zmove_wire::{Offer, OfferedFile, OfferedGroup, SourceMark, Verdict};
@@ -106,7 +107,8 @@ fn keep(transfer: &Transfer, file: &LargeFile, index: u32) -> Option<bool> {
     let base = file.base.as_ref().unwrap();
     let cv = base.cv(index)?;
     let part = file.staged(|| Err("begun anew")).unwrap();
-    Some(base.keep(transfer, &file.head, &part, (span(index), cv)).unwrap())
+    let open_old = || transfer.target.open_old_at(&path());
+    Some(base.keep(&transfer.bases, open_old, (&file.head, &part), (span(index), cv)).unwrap())
 }
 
 fn group_of_part(file: &LargeFile, index: u32) -> Vec<u8> {
