@@ -33,6 +33,7 @@ pub fn main() -> ExitCode {
     settings::prepare_process();
     let done = match args.command {
         Command::Push(args) => push::run(*args, started),
+        Command::Verify(args) => push::run((*args).into(), started),
         Command::Serve(args) => serve::run(&args),
         Command::Receive => receive::run(),
         Command::Key(command) => key::run(&command),

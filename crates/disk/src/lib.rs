@@ -42,6 +42,7 @@ pub use file_io::auto::Auto;
 pub use file_io::contents::ContentsWriter;
 pub use file_io::data_file::{DataFile, Direct};
 pub use file_io::fault::{Fault, FaultAt, Faulty, Request};
+pub use file_io::stored_file::StoredFile;
 pub use file_io::threads::Threads;
 pub use file_io::uring::Uring;
 pub use file_io::{FileIo, Moved, Slices};

@@ -115,6 +115,7 @@ impl PushSettings {
             inplace: args.inplace,
             purpose: if args.dry_run { Purpose::Preview } else { Purpose::Move },
             keeping: Some(keeping::keeping(&args.keeping)),
+            verify: args.verify,
             ..job.open
         };
         let mirror = args.delete.then(|| removals(args, sources, &self.location));

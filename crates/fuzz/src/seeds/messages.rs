@@ -5,12 +5,12 @@ use std::sync::Arc;
 use zmove_types::{Kinds, Metadata, Timestamp};
 use zmove_wire::{
     Answer, Compare, Differences, Durability, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault,
-    FaultCode, FileDone, Finding, Findings, Finished, Held, InquireWith, InquiredEntry, InquiredGroup,
-    InquiredKind, InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, ListedName, Missed, Moment,
-    NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, PublishedItem,
-    Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Role, Sampled, SourceMark, StageReport, Stored,
-    StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, ToReceiver, ToSender, TopName,
-    Verdict, encode_message,
+    FaultCode, FileDone, Finding, Findings, Finished, HashOrder, Hashed, Held, InquireWith, InquiredEntry,
+    InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, ListedName,
+    Missed, Moment, NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite,
+    PublishedItem, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Role, Sampled, SourceMark,
+    StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, ToReceiver,
+    ToSender, TopName, Verdict, encode_message,
 };
 
 use super::{greeting_of, name, path, sample_extensions, whole_metadata};
@@ -55,6 +55,7 @@ fn requests() -> Vec<ToReceiver> {
         ToReceiver::Sample { sample: 300, when: Moment::Ended(21) },
         ToReceiver::OfferWith(OfferWith(offer_with())),
         ToReceiver::InquireWith(InquireWith(inquiry_with())),
+        ToReceiver::Hash(HashOrder { order: 1, path: path("d/f"), first: 2, groups: 3 }),
         ToReceiver::Sweep(SweepOrder { bytes: 1 << 28, millis: 5_000 }),
     ]);
     requests
@@ -73,6 +74,7 @@ fn open(shape: TargetShape) -> Open {
         extraneous: Extraneous::Goes,
         inplace: true,
         keeping: None,
+        verify: false,
     }
 }
 
@@ -167,6 +169,11 @@ fn replies() -> Vec<ToSender> {
         ToSender::Paced { receive_us: 70_000 },
         ToSender::TimesBeyondRange { files: 300 },
         ToSender::RateMax { bytes_per_second: 1 << 30 },
+        ToSender::Hashed(Hashed {
+            order: 1,
+            values: vec![None, Some([7; 32])],
+            fault: Some(FaultCode::Os(5)),
+        }),
         ToSender::Sampled(Sampled { sample: 1, clock_us: 300, first_us: Some(4), bytes: 1 << 40, cpu_us: 5 }),
         ToSender::Swept(Swept {
             sizes: vec![SweptSize { file_bytes: 1024, write: Some(70_000), read: None }],

@@ -10,12 +10,13 @@ use rustix::io::Errno;
 use zmove_disk::{
     Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn, is_special_at, number_at,
 };
-use zmove_types::{Kinds, Name, RelPath};
+use zmove_types::{GROUP_BYTES, Kinds, Name, RelPath};
 use zmove_wire::{
     Compare, Differences, FaultCode, Finding, Findings, InquiredEntry, InquiredKind, InquiredMetadata,
     Inquiry, Operation, Overwrite,
 };
 
+use crate::preview::storage_reader::StorageReader;
 use crate::quota::Quota;
 use crate::store::rules::Rules;
 use crate::store::target::keeper::Keeper;
@@ -33,10 +34,12 @@ pub(crate) struct Previewer {
     pub(crate) claims: Claims,
     pub(crate) quota: Quota,
     pub(crate) stopping: AtomicBool,
+    /// For a verification: how files are read from the storage.
+    pub(crate) storage: Option<StorageReader>,
 }
 
 /// A directory of the target, as it is found.
-enum Place {
+pub(super) enum Place {
     There(Arc<OwnedFd>),
     /// There is no such directory, or something else has its name.
     Missing,
@@ -64,7 +67,7 @@ impl Previewer {
         Findings { inquiry: inquiry.inquiry, findings }
     }
 
-    fn place(&self, path: &RelPath) -> Place {
+    pub(super) fn place(&self, path: &RelPath) -> Place {
         let Some(tree) = &self.seen.tree else { return Place::Missing };
         match tree.look_into(path) {
             Ok(Some(directory)) => Place::There(directory),
@@ -185,12 +188,18 @@ impl Previewer {
         }
         match self.rules.compare {
             Compare::Quick => changed(differences),
-            Compare::Checksum => {
-                contents_root((directory.as_fd(), name), bytes, self.rules.kinds, || turn.is_over())
+            Compare::Checksum => match &self.storage {
+                // the groups of a large file are asked for one by one
+                Some(_) if bytes > GROUP_BYTES => changed(differences),
+                Some(storage) => match storage.root_at(directory, name) {
+                    Ok(root) => Finding::Contents(differences, root.0),
+                    Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
+                },
+                None => contents_root((directory.as_fd(), name), bytes, self.rules.kinds, || turn.is_over())
                     .map_or(Finding::Differs(differences.and(Differences::CONTENTS)), |root| {
                         Finding::Contents(differences, root)
-                    })
-            }
+                    }),
+            },
         }
     }
 

@@ -65,6 +65,7 @@ impl Receipts {
                 self.reply_sender.reply(Reply::Held(held))?;
             }
             ToSender::Findings(findings) => self.reply_sender.findings(findings)?,
+            ToSender::Hashed(hashed) => self.reply_sender.hashed(hashed)?,
             answer @ (ToSender::ExtraneousNames(_) | ToSender::Removed { .. }) => {
                 self.reply_sender.mirror(answer)?
             }
