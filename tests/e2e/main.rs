@@ -72,4 +72,5 @@ mod times;
 mod trees;
 mod trust;
 mod verdict;
+mod verify;
 mod versions;

@@ -165,7 +165,7 @@ impl Preview {
     }
 
     fn hash(&mut self, order: HashOrder, held: Booking) -> Result<(), SessionError> {
-        check(&order, &self.previewer)?;
+        check(&order, self.previewer.storage.as_ref())?;
         if self.answers.len() >= QUESTIONS_MAX {
             return Err(
                 WireError::OutOfOrder { what: "an order before the earlier ones are answered" }.into()

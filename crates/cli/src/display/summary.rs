@@ -110,8 +110,8 @@ fn verified(summary: &Summary, Preview { added, changed }: Preview, args: &PushA
     let removed =
         if args.delete { format!(", {} only at the target", summary.removed) } else { String::new() };
     format!(
-        "{changed} differ, {added} only at the source{removed}; {compared} files are the same, compared {how}, in \
-         {seconds:.2} s\n"
+        "{changed} differ, {added} only at the source{removed}\n\
+         {compared} files are the same, {how}; {seconds:.2} s\n"
     )
 }
 

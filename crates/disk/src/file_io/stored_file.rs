@@ -1,8 +1,8 @@
 //! A file as its storage holds it, to be compared with what should be there.
 //!
 //! After a write-back that failed, or on a disk that has changed a bit, the page cache still has what was written. So
-//! clean pages are dropped before anything is read, and what can be read past the page cache is. Pages that are still to
-//! be written, or that somebody has mapped, are read from memory: the storage does not have them yet.
+//! clean pages are dropped before anything is read, and what can be read past the page cache is. Pages that are still
+//! to be written, or that somebody has mapped, are read from memory: the storage does not have them yet.
 
 use std::fs::File;
 use std::io;

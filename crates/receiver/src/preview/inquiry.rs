@@ -1,5 +1,6 @@
 //! The answers to inquiries: what a transfer would do with each entry. Only looks, and changes nothing.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use zmove_disk::{
 };
 use zmove_types::{GROUP_BYTES, Kinds, Name, RelPath};
 use zmove_wire::{
-    Compare, Differences, FaultCode, Finding, Findings, InquiredEntry, InquiredKind, InquiredMetadata,
-    Inquiry, Operation, Overwrite,
+    Compare, Differences, FaultCode, Finding, Findings, HashOrder, Hashed, InquiredEntry, InquiredKind,
+    InquiredMetadata, Inquiry, Operation, Overwrite,
 };
 
 use crate::preview::storage_reader::StorageReader;
@@ -21,7 +22,7 @@ use crate::quota::Quota;
 use crate::store::rules::Rules;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::links::Claims;
-use crate::store::target::tree::{Xattrs, contents_root};
+use crate::store::target::tree::{Xattrs, contents_root, open_old};
 use crate::store::target::{Seen, renamed};
 
 /// The state by which inquiries are answered.
@@ -39,7 +40,7 @@ pub(crate) struct Previewer {
 }
 
 /// A directory of the target, as it is found.
-pub(super) enum Place {
+enum Place {
     There(Arc<OwnedFd>),
     /// There is no such directory, or something else has its name.
     Missing,
@@ -67,7 +68,7 @@ impl Previewer {
         Findings { inquiry: inquiry.inquiry, findings }
     }
 
-    pub(super) fn place(&self, path: &RelPath) -> Place {
+    fn place(&self, path: &RelPath) -> Place {
         let Some(tree) = &self.seen.tree else { return Place::Missing };
         match tree.look_into(path) {
             Ok(Some(directory)) => Place::There(directory),
@@ -81,6 +82,23 @@ impl Previewer {
                 _ => Place::Closed(FaultCode::os(&error)),
             },
         }
+    }
+
+    /// The values of groups of a file, for a verification.
+    pub(super) fn hash(&self, order: &HashOrder) -> Hashed {
+        let mut values = Vec::new();
+        let turn = self.quota.turn(Task::Look, &self.stopping);
+        let hashed = self.open_ordered(&order.path).and_then(|file| {
+            let storage = self.storage.as_ref().ok_or(Errno::INVAL)?;
+            storage.hash_into(&mut values, &turn, file, order)
+        });
+        Hashed { order: order.order, values, fault: hashed.err().map(|error| FaultCode::os(&error)) }
+    }
+
+    fn open_ordered(&self, path: &RelPath) -> io::Result<File> {
+        let (parent, name) = path.parent().zip(path.file_name()).ok_or(Errno::ISDIR)?;
+        let Place::There(directory) = self.place(&parent) else { return Err(Errno::NOENT.into()) };
+        open_old(directory.as_fd(), renamed(self.seen.rename.as_ref(), &parent, &name))
     }
 
     fn look_at_itself(&self, path: &RelPath, place: &Place, wanted: &InquiredMetadata) -> Finding {

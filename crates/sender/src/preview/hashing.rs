@@ -1,7 +1,8 @@
-//! The half of a verification at the source: files are hashed as their storage holds them, by threads of their own, while
-//! the receiver hashes those at the target.
+//! The half of a verification at the source: files are hashed as their storage holds them, by threads of their own,
+//! while the receiver hashes those at the target.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -28,7 +29,7 @@ pub(super) enum Job {
     /// Files of one group or less, by their places in an inquiry.
     Files(u64, Vec<(usize, Source)>),
     /// Consecutive groups of one file, for an order to the receiver.
-    Groups(u64, Source, std::ops::Range<u32>),
+    Groups(u64, Box<Source>, Range<u32>),
 }
 
 /// What has been hashed.
@@ -117,7 +118,7 @@ impl Reader {
         })
     }
 
-    fn values_of(&self, source: &Source, groups: std::ops::Range<u32>) -> Result<Vec<Option<Cv>>, FileError> {
+    fn values_of(&self, source: &Source, groups: Range<u32>) -> Result<Vec<Option<Cv>>, FileError> {
         self.unchanged(source, |file| {
             let spans = groups.filter_map(|index| GroupSpan::of(file.bytes(), index));
             spans.map(|span| self.value_of(file, span)).collect()

@@ -122,12 +122,12 @@ impl Verification {
         {
             let count = GroupSpan::count(file.source.entry.size).unwrap_or(u32::MAX);
             let first = file.next;
-            let end = count.min(first.saturating_add(HASHED_GROUPS_MAX as u32));
+            let end = count.min(first.saturating_add(GROUPS_PER_ORDER));
             (file.next, file.open) = (end, file.open + 1);
             self.next += 1;
             let order = self.next;
             tell(ToReceiver::Hash(HashOrder { order, path: file.path.clone(), first, groups: end - first }));
-            self.hashing.hash(Job::Groups(order, file.source.clone(), first..end));
+            self.hashing.hash(Job::Groups(order, Box::new(file.source.clone()), first..end));
             let groups = first..end;
             self.orders.insert(order, Order { file: file.number, groups, ours: None, theirs: None });
             if end == count {
@@ -197,6 +197,11 @@ pub(super) enum Taken {
     /// The small files of an inquiry have been hashed here.
     Inquiry(u64),
 }
+
+/// The number of groups in one order: 64 MiB, so that several threads share a file.
+const GROUPS_PER_ORDER: u32 = 16;
+
+const _: () = assert!(GROUPS_PER_ORDER as usize <= HASHED_GROUPS_MAX);
 
 /// The most large files that wait: the scan goes on meanwhile, and they take a few hundred bytes each.
 const LARGE_WAITING_MAX: usize = 4096;
