@@ -268,7 +268,12 @@ fn grant_owners(site: &Site) {
 mod owners {
     use super::*;
 
-    both_ways!(owners_are_kept_with_archive, owners_are_put_right_without_data, owners_are_mapped,);
+    both_ways!(
+        owners_are_kept_with_archive,
+        owners_are_put_right_without_data,
+        owners_are_mapped,
+        a_capability_stays_where_the_owner_alone_is_put_right,
+    );
 
     fn owners_are_kept_with_archive(site: &Site) {
         if !is_root() || !can_compare(site) {
@@ -311,6 +316,23 @@ mod owners {
         wait_for_target(site);
         assert_eq!(moved(&push(site, &["-a"])), (0, &Value::Array(Vec::new())));
         assert_rsync_is_content(site);
+    }
+
+    /// The kernel takes a program's capabilities when it gets another owner or group.
+    fn a_capability_stays_where_the_owner_alone_is_put_right(site: &Site) {
+        if !is_root() {
+            return skip("only root can give files away");
+        }
+        let program = site.source().join("program");
+        paint(&program, 1000);
+        set_xattr(&program, "security.capability", CAPABILITY);
+        grant_owners(site);
+        push(site, &["-a"]);
+        wait_for_target(site);
+        push(site, &["-a", "--chown", ":78", "--strict-metadata"]);
+        let target = site.target().join("program");
+        assert_eq!(target.metadata().unwrap().gid(), 78);
+        assert_eq!(xattr(&target, "security.capability").as_deref(), Some(CAPABILITY));
     }
 
     fn owners_are_mapped(site: &Site) {

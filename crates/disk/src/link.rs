@@ -111,4 +111,19 @@ mod tests {
         }
         assert_eq!(std::fs::read_dir(home).unwrap().count(), 4);
     }
+
+    #[test]
+    fn a_file_that_is_put_under_the_first_name_between_look_and_link_gets_no_other() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path();
+        std::fs::write(home.join("first"), "x").unwrap();
+        std::fs::write(home.join("other"), "y").unwrap();
+        let directory = OwnedFd::from(File::open(home).unwrap());
+        let of = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
+        let swap = |_: &FileIdentity| std::fs::rename(home.join("other"), home.join("first")).is_ok();
+        let placed =
+            place_link((&directory, &of("first")), (&directory, &of("name")), swap, Replace::Existing);
+        assert_eq!(Errno::from_io_error(&placed.unwrap_err()), Some(Errno::STALE));
+        assert_eq!(std::fs::read_dir(home).unwrap().count(), 1, "nothing else is left");
+    }
 }

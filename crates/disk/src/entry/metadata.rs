@@ -72,8 +72,9 @@ impl Wanted<'_> {
         Ok(setting.misses)
     }
 
-    /// Whether an entry that has these owners would get another.
-    pub(super) fn gives_away(&self, has: Ids) -> bool {
+    /// Whether an entry that has these owners would get another; then the kernel takes what capabilities it has.
+    #[must_use]
+    pub fn gives_away(&self, has: Ids) -> bool {
         self.may_own && !self.is_met(has, self.mode)
     }
 

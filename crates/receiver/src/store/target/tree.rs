@@ -280,9 +280,12 @@ impl TargetTree {
         }
         let mut wanted = self.keeper.wanted(&self.rules, metadata, None);
         let same_xattrs = xattrs.are_those_of(Named(directory.as_fd(), name), metadata, self.rules.kinds);
-        if same_xattrs {
+        // Where the file gets another owner the kernel takes its capability, which is then to be set once more.
+        let stay = same_xattrs && !wanted.gives_away(there.ids);
+        if stay {
             wanted.kinds = Kinds::NONE;
         } else if matches!(xattrs, Xattrs::Digest(Some(_))) {
+            // only the sender knows what they are
             return Found::DiffersBeside;
         }
         let is_met = same_xattrs && wanted.is_met(there.ids, there.mode);
