@@ -59,11 +59,12 @@ pub fn place_link(
     place((from, first), (directory, name), is_it, replace)
 }
 
-/// Has a name lead to the entry that `first` leads to in another directory, if that is such a one. What has the name goes
-/// in one step, unless nothing is to be replaced.
+/// Has a name lead to the entry that `first` leads to in another directory, if that is such a one. What has the name
+/// goes in one step, unless nothing is to be replaced.
 ///
 /// # Errors
-/// The system's error; `ESTALE` where `first` leads to another entry or to none, `EISDIR` when a directory has the name.
+/// The system's error; `ESTALE` where `first` leads to another entry or to none, `EISDIR` when a directory has the
+/// name.
 pub fn place_link_to_non_regular(
     (from, first): (&OwnedFd, &Name),
     (directory, name): (&OwnedFd, &Name),

@@ -49,8 +49,8 @@ fn grow(root: &Path, attribute_bytes: u64) -> bool {
     made.status.success()
 }
 
-/// Expects that rsync finds nothing to do, that names lead to one entry where they do at the source, and that every file
-/// has data where its source does. The paths are those of a namespace.
+/// Expects that rsync finds nothing to do, that names lead to one entry where they do at the source, and that every
+/// file has data where its source does. The paths are those of a namespace.
 #[track_caller]
 fn assert_whole(namespace: Option<&Namespace>, source: &Path, target: &Path) {
     let mut words: Vec<OsString> = namespace.map(Namespace::enter).into_iter().flatten().collect();

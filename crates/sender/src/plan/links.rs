@@ -10,8 +10,8 @@
 //! A link that the receiver could not make comes back, and is sent as a file: a copy where the target cannot link, the
 //! first name of those to come where the name that was published does not lead to the file any more.
 //!
-//! Names of symbolic links and special files wait likewise, and travel as what they are: what the receiver cannot link it
-//! makes, and counts.
+//! Names of symbolic links and special files wait likewise, and travel as what they are: what the receiver cannot link
+//! it makes, and counts.
 //!
 //! A push that goes on may find another first name than the one before, since directories are listed side by side: its
 //! data is sent once more, and the names that are there are linked to it. With rsync's incremental recursion that is
