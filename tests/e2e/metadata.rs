@@ -257,7 +257,7 @@ fn give_away(source: &Path) {
     }
 }
 
-fn grant_owners(site: &Site) {
+pub(crate) fn grant_owners(site: &Site) {
     if site.is_remote() {
         let path = site.path("server/authorized_keys");
         let line = std::fs::read_to_string(&path).unwrap();
@@ -387,7 +387,7 @@ fn claimed(mode: u32, xattrs: &[(&str, &[u8])]) -> Metadata {
     let xattr =
         |(name, value): &(&str, &[u8])| Xattr { name: name.as_bytes().into(), value: (*value).into() };
     let xattrs = xattrs.iter().map(xattr).collect();
-    let extra = Some(Arc::new(Extra { owner: account(7), group: account(8), xattrs, atime: None }));
+    let extra = Some(Arc::new(Extra { owner: account(7), group: account(8), xattrs, ..Extra::default() }));
     Metadata { extra, ..metadata(mode) }
 }
 

@@ -177,6 +177,13 @@ impl Previewer {
                     Finding::Differs(Differences::LINKS)
                 }
             }
+            (InquiredKind::Link { first, .. }, _) => {
+                if self.is_one((directory, name), first) {
+                    Finding::Same
+                } else {
+                    Finding::Differs(Differences::LINKS)
+                }
+            }
             (InquiredKind::Symlink { target }, FileType::Symlink) => {
                 self.look_at_link(directory, name, &there, target, &entry.metadata)
             }
