@@ -98,12 +98,12 @@ const FIRST_STEP: usize = 16;
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(1);
 /// The least number of reports by which storage can be found late.
-const REPORTS_MIN: f64 = 6.0;
-/// The greatest share of prompt reports from storage that is late. Storage that is prompt also keeps all threads waiting
-/// for a while: for a log, for memory, for a kernel thread without a core.
-const PROMPT_SHARE_MAX: f64 = 0.25;
+const REPORTS_MIN: f64 = 8.0;
+/// The greatest share of prompt reports from storage that is late, which is so each time. Prompt storage also keeps
+/// threads waiting, but only for a while: for a log, for memory, for a kernel thread without a core.
+const PROMPT_SHARE_MAX: f64 = 0.05;
 /// The share of what reports count that they still count a sample later.
-const REPORTS_KEPT: f64 = 0.875;
+const REPORTS_KEPT: f64 = 0.9;
 
 impl Width {
     /// A controller that begins with one thread, and has no more than `most`.
@@ -335,7 +335,7 @@ mod tests {
     /// There, threads sleep as well: for a log, or until a kernel thread gets a core.
     #[test]
     fn prompt_storage_gets_no_more_threads_however_much_they_sleep() {
-        for prompt in [0.3, 1.0] {
+        for prompt in [0.1, 1.0] {
             let mut width = Width::new(2, 256);
             let course = World { depth: 1, prompt, ..LATE }.run(&mut width, 60.0);
             assert!(course.iter().all(|(_, threads)| *threads == 1));
