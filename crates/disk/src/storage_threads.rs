@@ -8,7 +8,8 @@
 //! Threads that wait for storage keep no core busy: where it answers late there are more places, as many as
 //! [`Width`] finds to be of use. A piece is one request to storage or a few that belong together, such as all
 //! that a small file takes. How long the pieces took, and how long their threads were awake in that time, is
-//! measured (`/proc/thread-self/schedstat`). A thread that does not come back for [`LEASE`], because its
+//! measured (`/proc/thread-self/schedstat`). Where contents are written promptly there are no more threads: each would
+//! hold a buffer, and only queue for the same storage. A thread that does not come back for [`LEASE`], because its
 //! storage hangs or its peer does not read, does not count.
 //!
 //! Work of many pieces is done [side by side](StorageThreads::side_by_side): as long as there are places, more threads
@@ -96,6 +97,8 @@ struct Place {
     held: Option<(u64, Instant)>,
     elapsed: Duration,
     done: u64,
+    /// For how long the thread sleeps at most in the contents that it has written if storage is prompt.
+    prompt: Duration,
     /// How long the thread had been awake at its last report.
     awake: Option<Duration>,
 }
@@ -117,6 +120,11 @@ const STOPPED_AFTER: Duration = Duration::from_millis(100);
 const LEASE: Duration = Duration::from_secs(1);
 /// Pieces of work are measured together until they have taken this long.
 const MEASURED_MIN: Duration = Duration::from_millis(2);
+/// A thread that sleeps for no longer than this while it writes a file or a group, beside
+/// [`PROMPT_PER_MEBIBYTE`], writes to prompt storage. A file takes a network file system several round trips.
+const PROMPT_MAX: Duration = Duration::from_micros(500);
+/// The time that a mebibyte takes a slow disk: 500 MB/s.
+const PROMPT_PER_MEBIBYTE: Duration = Duration::from_millis(2);
 /// Most threads: what the metadata servers of parallel file systems take from one client.
 const THREADS_MAX: usize = 256;
 
@@ -351,6 +359,8 @@ impl Crowd {
         self.sample.done += pieces.done;
         self.sample.elapsed += pieces.elapsed;
         self.sample.awake += pieces.awake;
+        self.sample.reports += pieces.reports;
+        self.sample.prompt += pieces.prompt;
         self.sample.wall = self.since.elapsed();
         if self.width.is_ripe(&self.sample) {
             self.width.take(&self.sample);
@@ -393,6 +403,13 @@ impl Turn<'_> {
         }
     }
 
+    /// Notes that this piece of work writes contents of so many bytes. Storage that takes a while to move them is not
+    /// late for that.
+    pub fn writes(&self, bytes: usize) {
+        let moving = PROMPT_PER_MEBIBYTE.mul_f64(bytes as f64 / f64::from(1 << 20));
+        self.lock().prompt += PROMPT_MAX + moving;
+    }
+
     /// Gives the place up until the next piece. To be called before the thread waits for another one of its key, or for
     /// the peer.
     pub fn pause(&self) {
@@ -428,7 +445,9 @@ impl Place {
         let awake = before.zip(self.awake).and_then(|(before, now)| now.checked_sub(before));
         // A kernel that does not count these times reports only zeros.
         let awake = awake.filter(|awake| !awake.is_zero()).unwrap_or(elapsed).min(elapsed);
-        Some(Sample { wall: elapsed, done: std::mem::take(&mut self.done), elapsed, awake })
+        let (done, prompt) = (std::mem::take(&mut self.done), std::mem::take(&mut self.prompt));
+        let is_prompt = !prompt.is_zero() && elapsed - awake <= prompt;
+        Some(Sample { wall: elapsed, done, elapsed, awake, reports: 1, prompt: u32::from(is_prompt) })
     }
 }
 
@@ -600,6 +619,7 @@ mod tests {
         let done = threads.side_by_side((Task::Write, "help"), &stopping, admit, |turn| {
             let mut done = 0;
             while !turn.is_over() && take() {
+                turn.writes(1024);
                 answer_late();
                 done += 1;
                 turn.get_help();
@@ -610,6 +630,28 @@ mod tests {
         assert!((8..=21).contains(&done.len()), "{} threads", done.len());
         let state = threads.lock();
         assert_eq!((state.crowds[1].starting, state.at_work.len()), (0, 0));
+    }
+
+    /// A group takes a slow disk 8 ms.
+    #[test]
+    fn contents_that_storage_takes_promptly_are_written_by_one() {
+        let (threads, stopping) = (StorageThreads::in_turns(), AtomicBool::new(false));
+        let left = AtomicUsize::new(100);
+        let take =
+            || left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        let done = threads.side_by_side(
+            (Task::Write, "help"),
+            &stopping,
+            || Some(()),
+            |turn| {
+                while !turn.is_over() && take() {
+                    turn.writes(4 << 20);
+                    answer_late();
+                    turn.get_help();
+                }
+            },
+        );
+        assert_eq!(done.len(), 1);
     }
 
     #[test]

@@ -36,6 +36,9 @@ pub(super) struct Width {
     rest: Duration,
     /// The rest after an attempt that fails.
     rest_next: Duration,
+    /// The reports of the last samples, older ones counting less, and those of prompt storage among them.
+    reports: f64,
+    prompt: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +66,10 @@ pub(super) struct Sample {
     pub(super) elapsed: Duration,
     /// The part of that for which their threads were awake.
     pub(super) awake: Duration,
+    /// The number of reports that make up this sample, each of one thread.
+    pub(super) reports: u32,
+    /// The number of them in which the thread has slept for so short a time that its storage is prompt.
+    pub(super) prompt: u32,
 }
 
 /// The least length of a sample: a shorter one proves nothing.
@@ -90,6 +97,13 @@ const FAST_ASLEEP: f64 = 0.9;
 const FIRST_STEP: usize = 16;
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(1);
+/// The least number of reports by which storage can be found late.
+const REPORTS_MIN: f64 = 8.0;
+/// The greatest share of prompt reports from storage that is late, which is so each time. Prompt storage also keeps
+/// threads waiting, but only for a while: for a log, for memory, for a kernel thread without a core.
+const PROMPT_SHARE_MAX: f64 = 0.05;
+/// The share of what reports count that they still count a sample later.
+const REPORTS_KEPT: f64 = 0.9;
 
 impl Width {
     /// A controller that begins with one thread, and has no more than `most`.
@@ -103,6 +117,8 @@ impl Width {
             is_starting: true,
             rest: Duration::ZERO,
             rest_next: REST_MIN,
+            reports: 0.0,
+            prompt: 0.0,
         }
     }
 
@@ -129,6 +145,8 @@ impl Width {
     pub(super) fn take(&mut self, sample: &Sample) {
         let rate = sample.done as f64 / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
         let at_work = sample.elapsed.as_secs_f64() / sample.wall.as_secs_f64().max(f64::MIN_POSITIVE);
+        self.reports = self.reports * REPORTS_KEPT + f64::from(sample.reports);
+        self.prompt = self.prompt * REPORTS_KEPT + f64::from(sample.prompt);
         let may_attempt = match self.attempt.take() {
             Some(attempt) => self.judge(attempt, rate, at_work),
             None => {
@@ -171,6 +189,7 @@ impl Width {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of threads")]
         let at_work = self.threads.max(at_work.round() as usize);
         let wanted = match self.next {
+            Direction::More if !self.is_late() => return,
             Direction::More if asleep >= FAST_ASLEEP && self.threads == 1 => FIRST_STEP * at_work,
             Direction::More if asleep >= FAST_ASLEEP => 4 * at_work,
             Direction::More if asleep >= ASLEEP => 2 * at_work,
@@ -184,6 +203,11 @@ impl Width {
         }
         self.attempt = Some(Attempt { before: self.threads, at_work, rate });
         self.threads = wanted;
+    }
+
+    /// Whether threads have slept for long in most reports.
+    fn is_late(&self) -> bool {
+        self.reports >= REPORTS_MIN && self.prompt <= PROMPT_SHARE_MAX * self.reports
     }
 
     /// The number of threads that keeps the cores busy, if each sleeps as those in the sample have: more would only
@@ -216,6 +240,8 @@ mod tests {
         depth: usize,
         /// Pieces per second that arrive.
         offered: f64,
+        /// The share of reports in which contents are written promptly.
+        prompt: f64,
     }
 
     const LATE: World = World {
@@ -224,6 +250,7 @@ mod tests {
         latency: Duration::from_millis(5),
         depth: 300,
         offered: f64::INFINITY,
+        prompt: 0.0,
     };
 
     impl World {
@@ -254,6 +281,8 @@ mod tests {
                 done: (rate * wall).ceil() as u64,
                 elapsed: Duration::from_secs_f64(elapsed),
                 awake: Duration::from_secs_f64(awake),
+                reports: 100,
+                prompt: (100.0 * self.prompt) as u32,
             }
         }
 
@@ -300,6 +329,16 @@ mod tests {
             let course = world.run(&mut width, 60.0);
             let trying = course.iter().filter(|(_, threads)| *threads > 2).count();
             assert!(trying * 10 < course.len(), "{trying} of {}", course.len());
+        }
+    }
+
+    /// There, threads sleep as well: for a log, or until a kernel thread gets a core.
+    #[test]
+    fn prompt_storage_gets_no_more_threads_however_much_they_sleep() {
+        for prompt in [0.1, 1.0] {
+            let mut width = Width::new(2, 256);
+            let course = World { depth: 1, prompt, ..LATE }.run(&mut width, 60.0);
+            assert!(course.iter().all(|(_, threads)| *threads == 1));
         }
     }
 

@@ -147,6 +147,9 @@ impl<'a> Placer<'a> {
                 batch.fault(entry.number, ALREADY_THERE);
                 continue;
             }
+            if matches!(entry.entry, BatchEntry::File(_)) {
+                turns.own.writes(entry.bytes.len());
+            }
             let made = match (&side, &entry.entry, &opened) {
                 (Some(side), BatchEntry::File(file), Ok(opened)) => {
                     self.make_beside((&run.side_directories, side), (opened, &path), file, entry.bytes)
@@ -303,6 +306,7 @@ impl<'a> Placer<'a> {
                 others.push(Entry { number, bytes, entry });
                 continue;
             };
+            turns.own.writes(bytes.len());
             match self.make_in((&staging.staging, flush), path, &file, bytes) {
                 Ok(()) => files.push(SmallFile::new(batch, number, file)),
                 Err(Unmade::NotTaken) => others.push(Entry { number, bytes, entry: BatchEntry::File(file) }),

@@ -64,7 +64,7 @@ fn write(transfer: &Transfer, turn: &Turn<'_>, queue: &Receiver<Job>, next: impl
                 turn.pause();
                 store_batch(transfer, turn, &mut placer, batch);
             }
-            Job::Chunk(file, chunk) => store_chunk(transfer, &mut placer, &file, chunk),
+            Job::Chunk(file, chunk) => store_chunk(transfer, turn, &mut placer, (&file, chunk)),
             Job::Named(file, named) => keep_group(transfer, &mut placer, &file, named),
         }
         turn.pause();
@@ -89,11 +89,17 @@ fn store_batch(transfer: &Transfer, turn: &Turn<'_>, placer: &mut Placer<'_>, ba
     transfer.publisher.batch_placed(pending, entries);
 }
 
-fn store_chunk(transfer: &Transfer, placer: &mut Placer<'_>, file: &Arc<LargeFile>, chunk: VerifiedChunk) {
+fn store_chunk(
+    transfer: &Transfer,
+    turn: &Turn<'_>,
+    placer: &mut Placer<'_>,
+    (file, chunk): (&Arc<LargeFile>, VerifiedChunk),
+) {
     let (item, span, cv, data) = chunk.into_parts();
     if !is_first(transfer, file, (item, span)) {
         return;
     }
+    turn.writes(data.len());
     let written = open_staged(transfer, placer, file).and_then(|staged| {
         write_group(transfer, &staged, &file.head, span, data)?;
         transfer.parts.written(file.id, span.index, cv);
