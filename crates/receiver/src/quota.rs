@@ -14,7 +14,6 @@
 
 pub(crate) mod limits;
 pub(crate) mod messages;
-pub(crate) mod rate_limits;
 pub(crate) mod windows;
 
 use std::collections::HashMap;
@@ -30,11 +29,11 @@ use zmove_wire::WireError;
 
 use crate::quota::limits::{Limits, files_of_process};
 use crate::resume::journal::Room;
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The quotas of all keys that have transfers under way.
 #[derive(Debug)]
-pub(crate) struct Quotas {
+pub struct Quotas {
     books: Lock<HashMap<Fingerprint, Weak<Book>>>,
     /// The descriptors of all keys together.
     files: Arc<Gauge>,
@@ -101,7 +100,8 @@ const PATHS_PER_STAGING: usize = 2;
 
 impl Quotas {
     /// The quota of a key, by the limits that hold now.
-    pub(crate) fn of(&self, key: Fingerprint, limits: &Limits) -> Quota {
+    #[must_use]
+    pub fn of(&self, key: Fingerprint, limits: &Limits) -> Quota {
         let mut quotas = self.books.lock();
         quotas.retain(|_, quota| quota.strong_count() > 0);
         let known = quotas.get(&key).and_then(Weak::upgrade);
@@ -188,7 +188,8 @@ impl Quota {
 
     /// The storage engine of this key's transfers: one of its own where `usual` has to be one for each key, else
     /// `usual`.
-    pub(crate) fn file_io(&self, usual: &Arc<dyn FileIo>) -> Arc<dyn FileIo> {
+    #[must_use]
+    pub fn file_io(&self, usual: &Arc<dyn FileIo>) -> Arc<dyn FileIo> {
         Arc::clone(self.0.file_io.get_or_init(|| usual.anew().unwrap_or_else(|| Arc::clone(usual))))
     }
 

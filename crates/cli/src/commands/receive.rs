@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::sync::Notify;
+use zmove_daemon::{Authorizer, Daemon, DaemonEvent};
 use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
-use zmove_receiver::{Authorizer, Daemon, DaemonEvent, ReceiverConfig, TargetLeases};
+use zmove_receiver::{ReceiverConfig, TargetLeases};
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
 use crate::display::terminal;

@@ -15,7 +15,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
-use zmove_receiver::{DaemonEvent, Moved, Who};
+use zmove_daemon::{DaemonEvent, Moved, Who};
 use zmove_wire::Cipher;
 
 use crate::args::LogFormat;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use zmove_transport::Fingerprint;
 
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The leases of the runs that one key has under way.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +21,7 @@ pub struct RunLeases {
 
 /// The leases of the runs of all keys.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct RunLeasesByKey(Arc<Lock<Latest>>);
+pub struct RunLeasesByKey(Arc<Lock<Latest>>);
 
 /// The channel that ends the latest transfer of each run; it has no receivers once that transfer has ended.
 type Latest = HashMap<Key, Arc<watch::Sender<bool>>>;
@@ -37,7 +37,9 @@ pub(crate) struct RunLease {
 }
 
 impl RunLeasesByKey {
-    pub(crate) fn of(&self, owner: Fingerprint) -> RunLeases {
+    /// The leases of one key's runs.
+    #[must_use]
+    pub fn of(&self, owner: Fingerprint) -> RunLeases {
         RunLeases { runs: self.clone(), owner: Some(owner) }
     }
 }

@@ -21,7 +21,7 @@ use crate::store::rules::Rules;
 use crate::store::target::Target;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::tree::TargetTree;
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The shared state of one transfer.
 #[derive(Debug)]

@@ -14,7 +14,8 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use zmove_receiver::{DaemonEvent, Meters};
+use zmove_daemon::DaemonEvent;
+use zmove_receiver::Meters;
 use zmove_types::StageTimes;
 
 /// One label.

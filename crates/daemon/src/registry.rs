@@ -10,7 +10,7 @@ use tokio::sync::{Notify, mpsc};
 use zmove_transport::{Fingerprint, LaneSource};
 use zmove_types::TransferId;
 
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The running transfers of one daemon.
 #[derive(Clone, Debug, Default)]

@@ -8,8 +8,8 @@ use zmove_transport::Fingerprint;
 use zmove_types::Escaped;
 use zmove_wire::Cipher;
 
-use crate::error::SessionError;
-use crate::session::connections::SessionReport;
+use zmove_receiver::SessionError;
+use zmove_receiver::SessionReport;
 
 /// The peer of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 use zmove_types::RateLimit;
 
-use crate::store::rules::{Owning, SetIds};
-use crate::store::target::WriteAccess;
+use zmove_receiver::WriteAccess;
+use zmove_receiver::{Owning, SetIds};
 
 /// The keys that a daemon authorizes.
 #[derive(Debug)]

@@ -12,15 +12,6 @@
 //! **Invariant:** no message of a peer is parsed before its key is authorized; connections that have not proved a key
 //! are few and short ([`Limits`]).
 
-pub(crate) mod admission;
-pub(crate) mod authorizer;
-pub(crate) mod authorizer_threads;
-pub(crate) mod event;
-pub(crate) mod pending_handshakes;
-pub(crate) mod refusals;
-pub(crate) mod registry;
-pub(crate) mod wait_queue;
-
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
@@ -41,20 +32,20 @@ use zmove_wire::{
     Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, Version, Waiting, encode_message,
 };
 
-use crate::config::ReceiverConfig;
-use crate::daemon::admission::{Admissions, Queued, Slot};
-use crate::daemon::authorizer::{Authorized, Authorizer};
-use crate::daemon::authorizer_threads::AuthorizerThreads;
-use crate::daemon::event::{DaemonEvent, Moved, Rejection, Who};
-use crate::daemon::pending_handshakes::PendingHandshakes;
-use crate::daemon::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
-use crate::daemon::registry::{Found, Registered, Registry};
-use crate::meters::{Meters, TransferMeter};
-use crate::quota::Quotas;
-use crate::quota::limits::Limits;
-use crate::quota::rate_limits::Rates;
-use crate::session::run_leases::RunLeasesByKey;
-use crate::session::{Session, run_session};
+use crate::admission::{Admissions, Queued, Slot};
+use crate::authorizer::{Authorized, Authorizer};
+use crate::authorizer_threads::AuthorizerThreads;
+use crate::event::{DaemonEvent, Moved, Rejection, Who};
+use crate::pending_handshakes::PendingHandshakes;
+use crate::rate_limits::Rates;
+use crate::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
+use crate::registry::{Found, Registered, Registry};
+use zmove_receiver::Limits;
+use zmove_receiver::Quotas;
+use zmove_receiver::ReceiverConfig;
+use zmove_receiver::RunLeasesByKey;
+use zmove_receiver::{Meters, TransferMeter};
+use zmove_receiver::{Session, run_session};
 
 /// How long transfers that are cut off may take to clean up.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
