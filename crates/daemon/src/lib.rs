@@ -12,9 +12,13 @@ mod pending_handshakes;
 mod rate_limits;
 mod refusals;
 mod registry;
+mod relaying;
+mod sending;
+mod sources;
 mod wait_queue;
 
 pub use authorizer::Authorizer;
 pub use daemon::Daemon;
 pub use event::{DaemonEvent, Moved, Rejection, Who};
+pub use sending::SendingError;
 pub use zmove_receiver::Limits;

@@ -92,7 +92,8 @@ impl TransferMeter {
         self.target.get().map_or(&[], Vec::as_slice)
     }
 
-    pub(crate) fn opened(&self, target: &[u8]) {
+    /// Notes what the transfer is about.
+    pub fn opened(&self, target: &[u8]) {
         // A session is opened once, so nothing is there yet.
         let _first = self.target.set(target.to_vec());
     }

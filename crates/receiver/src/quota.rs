@@ -71,7 +71,7 @@ struct Gauge {
 
 /// An amount that is booked, and given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Booking {
+pub struct Booking {
     gauge: Arc<Gauge>,
     amount: usize,
 }
@@ -139,14 +139,15 @@ impl Quota {
     ///
     /// # Errors
     /// The limit would be exceeded.
-    pub(crate) fn book_memory(&self, bytes: usize) -> Result<Booking, WireError> {
+    pub fn book_memory(&self, bytes: usize) -> Result<Booking, WireError> {
         let mut held = self.book_nothing();
         held.grow(bytes)?;
         Ok(held)
     }
 
     /// A booking of no memory yet, which is to [grow](Booking::grow).
-    pub(crate) fn book_nothing(&self) -> Booking {
+    #[must_use]
+    pub fn book_nothing(&self) -> Booking {
         Booking { gauge: Arc::clone(&self.0.memory), amount: 0 }
     }
 
@@ -164,7 +165,7 @@ impl Quota {
     ///
     /// # Errors
     /// `EMFILE`, as when the process has no descriptors left.
-    pub(crate) fn book_file(&self) -> io::Result<Booking> {
+    pub fn book_file(&self) -> io::Result<Booking> {
         self.0.files.hold(DESCRIPTORS_PER_FILE).ok_or_else(|| Errno::MFILE.into())
     }
 
@@ -182,7 +183,8 @@ impl Quota {
     }
 
     /// Books a thread and the descriptors that it opens; `None` where a limit would be exceeded.
-    pub(crate) fn book_thread(&self) -> Option<(Booking, Booking)> {
+    #[must_use]
+    pub fn book_thread(&self) -> Option<(Booking, Booking)> {
         self.0.threads.hold(1).zip(self.0.files.hold(DESCRIPTORS_PER_THREAD))
     }
 
@@ -345,7 +347,7 @@ impl Booking {
     ///
     /// # Errors
     /// The limit would be exceeded; what was booked before stays.
-    pub(crate) fn grow(&mut self, more: usize) -> Result<(), WireError> {
+    pub fn grow(&mut self, more: usize) -> Result<(), WireError> {
         if self.gauge.take(more) {
             self.amount += more;
             return Ok(());

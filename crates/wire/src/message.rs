@@ -15,15 +15,21 @@ use crate::version::Version;
 mod bytes;
 mod counted;
 mod fault;
+mod fetch;
 mod kept;
 mod list;
 mod metadata;
 mod mirror;
 mod preview;
 mod probe;
+mod relay;
 
 use counted::Counted;
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
+pub use fetch::{
+    AccountOrder, AccountsFrom, Fetch, Fetching, LaneOrder, ListOrder, OwnerOrder, RemovalOrder, RuleText,
+    SourcePath, Time, ToSource,
+};
 pub use kept::{InquireWith, Keeping, Lack, Missed, NotKept, OfferWith};
 pub use mirror::{
     Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,
@@ -32,6 +38,10 @@ pub use preview::{
     Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
 };
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
+pub use relay::{
+    Hashed, PathAccount, Progress, Relay, StageProgress, Told, ToldChange, ToldForm, ToldKind,
+    TransferAccount,
+};
 
 /// A message from the sender to the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,6 +91,8 @@ pub enum ToReceiver {
     OfferWith(OfferWith),
     /// The same as [`Inquire`](Self::Inquire), to a receiver that has said what it keeps.
     InquireWith(InquireWith),
+    /// A word beside the transfer, to a receiver that has dialled.
+    Relay(Relay),
 }
 
 /// A message from the receiver to the sender.
@@ -159,6 +171,9 @@ pub enum ToSender {
         /// The limit of all data connections of the key together.
         bytes_per_second: u64,
     },
+    /// The host does as a receiver that has dialled has asked: after this it says what a sender says
+    /// ([`ToReceiver`]), and what it hears is what a receiver says.
+    Fetching(Fetching),
 }
 
 /// The place of a transfer in the queue, and the reason for it.

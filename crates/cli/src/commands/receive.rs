@@ -59,9 +59,11 @@ async fn receive(request: &ReceiveRequest, key: Fingerprint, mut input: BufReade
     let told = Arc::clone(&ended);
     let daemon = Daemon::new(listener, Authorizer::Only(key), config, move |event| match event {
         DaemonEvent::Begun { .. } => came.notify_one(),
-        DaemonEvent::Received { .. } | DaemonEvent::Probed { .. } | DaemonEvent::Broken { .. } => {
-            told.notify_one()
-        }
+        DaemonEvent::Received { .. }
+        | DaemonEvent::Probed { .. }
+        | DaemonEvent::Broken { .. }
+        | DaemonEvent::Sent { .. }
+        | DaemonEvent::SendingBroken { .. } => told.notify_one(),
         // The sender reports what concerns this push; other connections are not its user's business.
         _ => {}
     });

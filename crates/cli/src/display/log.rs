@@ -82,6 +82,21 @@ fn tell(event: &DaemonEvent) {
                 seconds = seconds(moved), "{event}"
             );
         }
+        DaemonEvent::Sent { who: Who { name, address, key }, cipher, moved, failed } => {
+            let cipher = if *cipher == Cipher::None { "none" } else { "tls" };
+            let result = if *failed == 0 { "complete" } else { "partial" };
+            info!(
+                event = "sent", audit = true, result, name, %key, from = %address, source = target(moved),
+                bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = failed, cipher,
+                "{event}"
+            );
+        }
+        DaemonEvent::SendingBroken { who: Who { name, address, key }, moved, error } => {
+            warn!(
+                event = "sending_broken", audit = true, result = error.kind(), name, %key, from = %address,
+                source = target(moved), seconds = seconds(moved), "{event}"
+            );
+        }
         event => error!(event = "accept", "{event}"),
     }
 }

@@ -29,7 +29,7 @@ type Key = (Option<Fingerprint>, [u8; 16]);
 
 /// A transfer's lease of its run; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct RunLease {
+pub struct RunLease {
     runs: RunLeasesByKey,
     key: Key,
     own: Arc<watch::Sender<bool>>,
@@ -46,7 +46,7 @@ impl RunLeasesByKey {
 
 impl RunLeases {
     /// Leases a run: ends its transfer that is under way, if there is one, and waits until it is gone.
-    pub(crate) async fn acquire(&self, run: [u8; 16]) -> RunLease {
+    pub async fn acquire(&self, run: [u8; 16]) -> RunLease {
         let key = (self.owner, run);
         let (own, over) = watch::channel(false);
         let own = Arc::new(own);
@@ -62,7 +62,7 @@ impl RunLeases {
 
 impl RunLease {
     /// Waits until the next transfer of this run has come.
-    pub(crate) async fn superseded(&self) {
+    pub async fn superseded(&self) {
         let mut over = self.over.clone();
         // This lease holds the sending end, so the wait ends no other way.
         let _over = over.wait_for(|over| *over).await;

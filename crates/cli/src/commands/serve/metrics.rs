@@ -43,6 +43,13 @@ impl Counts {
                 add(broken, "result", "broken");
                 add(&self.errors, "kind", error.kind());
             }
+            DaemonEvent::Sent { failed, .. } => {
+                add(&self.transfers, "result", if *failed == 0 { "complete" } else { "partial" });
+            }
+            DaemonEvent::SendingBroken { error, .. } => {
+                add(&self.transfers, "result", "broken");
+                add(&self.errors, "kind", error.kind());
+            }
             DaemonEvent::Accept { .. } => add(&self.errors, "kind", "accept"),
             _ => {}
         }
