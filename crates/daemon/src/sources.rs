@@ -33,7 +33,7 @@ pub(crate) struct Sources {
     pub(crate) roots: Vec<ScanRoot>,
     /// The shape that they give the target.
     pub(crate) shape: TargetShape,
-    /// Those that cannot be opened, and why, each in a line.
+    /// The sources that cannot be opened, and why, each in a line.
     pub(crate) missing: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ enum Ground {
 /// A source that exists.
 struct Source {
     root: ScanRoot,
-    /// Its name at the target; `None` where its contents are meant.
+    /// The name at the target; `None` where its contents are meant.
     top: Option<Name>,
     /// The names that it brings to the top of the target, where there are other sources.
     tops: Vec<Vec<u8>>,
@@ -332,7 +332,7 @@ mod tests {
         let home = tree();
         let ask = |sources: &[&str]| ask(home.path(), sources).unwrap();
         assert_eq!(ask(&["a"]), ["a→a"]);
-        assert_eq!(ask(&["a/"]), ["a/→."]);
+        assert_eq!(ask(&["a/"]), ["a→."]);
         assert_eq!(ask(&["./a//x.txt"]), ["a/x.txt→x.txt"]);
         assert_eq!(ask(&["a/*.txt"]), ["a/x.txt→x.txt", "a/y.txt→y.txt"]);
         assert_eq!(ask(&["*/y.txt"]), ["a/y.txt→y.txt"]);

@@ -103,7 +103,7 @@ impl Connector<'_> {
         self.connect_as(need).await.map(Reached::from)
     }
 
-    /// As [`connect`](Self::connect), with lanes of which this side has the end `L`.
+    /// Connects like [`connect`](Self::connect), with lanes of which this side has the end `L`.
     pub(crate) async fn connect_as<L: LaneEnd>(
         &self,
         need: Option<&Need>,

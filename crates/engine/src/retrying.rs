@@ -1,10 +1,10 @@
 //! A transfer with another host in as many sessions as it takes: a session that breaks off because connections are lost
 //! is followed by another.
 //!
-//! **Invariant:** only a host that has been up is dialled again, so a wrong name, key or target is reported at once; and
-//! only after a loss of connections, so that no error is hidden by retries. There are two exceptions: a host that is
-//! busy is waited for from the first, and one that closes connections before it has proved its key is dialled again a
-//! few times, since it may do so with some of many that come at once.
+//! **Invariant:** only a host that has been up is dialled again, so a wrong name, key or target is reported at once;
+//! and only after a loss of connections, so that no error is hidden by retries. There are two exceptions: a host that
+//! is busy is waited for from the first, and one that closes connections before it has proved its key is dialled again
+//! a few times, since it may do so with some of many that come at once.
 
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};

@@ -22,7 +22,7 @@ pub struct TopNames {
 type Wanted = dyn Fn(&[u8]) -> bool + Send + Sync;
 
 impl TopNames {
-    /// Those names that are `wanted`, and not the target itself.
+    /// Only names that are `wanted`, and not the target itself.
     pub fn only(wanted: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> Self {
         Self { wanted: Some(Arc::new(wanted)), itself: false }
     }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use zmove_disk::open_beneath;
 use zmove_types::{Kinds, RelPath};
 
-use crate::directory::FileSystems;
+use crate::directory::{Extent, FileSystems, SourceRoot};
 use crate::first_walk::FirstWalk;
 use crate::selection::Selection;
 
@@ -107,6 +107,23 @@ impl ScanRoot {
         };
         let is_directory = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory;
         Ok(is_directory.then_some(OFlags::NOFOLLOW))
+    }
+
+    /// Opens the directory that it names, or for a single entry the one that holds it.
+    pub(crate) fn open(&self, extent: Extent, flags: OFlags) -> Result<SourceRoot, Errno> {
+        let path = match (extent, self.parent_and_name()) {
+            (Extent::SingleEntry, Some((parent, _))) => parent,
+            _ => self.source.clone(),
+        };
+        let Some((above, below)) = &self.beneath else {
+            return SourceRoot::open(&path, &self.prefix, extent, flags);
+        };
+        let below = match extent {
+            Extent::Tree => below.clone(),
+            Extent::SingleEntry => below.parent().unwrap_or_else(RelPath::root),
+        };
+        let opened = open_beneath(above.as_fd(), &below, OFlags::PATH | OFlags::DIRECTORY)?;
+        SourceRoot::at(opened, &path, &self.prefix, extent)
     }
 
     /// Whether the path names the directory behind it: by its form (`a/`, `a/.`, `..`) or by its prefix.

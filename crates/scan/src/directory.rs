@@ -13,8 +13,6 @@ use rustix::io::Result;
 use zmove_disk::open_beneath;
 use zmove_types::{FileNumber, Name, PathError, RelPath, Timestamp};
 
-use crate::config::ScanRoot;
-
 /// The opened directory that one [`ScanRoot`](crate::ScanRoot) has named, or that holds the entry it has named.
 #[derive(Debug)]
 pub struct SourceRoot {
@@ -81,30 +79,14 @@ impl Status {
 }
 
 impl SourceRoot {
-    /// Opens the directory that `root` names, or for a single entry the one that holds it.
-    pub(crate) fn of(root: &ScanRoot, extent: Extent, flags: OFlags) -> Result<Self> {
-        let path = match (extent, root.parent_and_name()) {
-            (Extent::SingleEntry, Some((parent, _))) => parent,
-            _ => root.source.clone(),
-        };
-        let Some((above, below)) = &root.beneath else {
-            return Self::open(&path, &root.prefix, extent, flags);
-        };
-        let below = match extent {
-            Extent::Tree => below.clone(),
-            Extent::SingleEntry => below.parent().unwrap_or_else(RelPath::root),
-        };
-        let opened = open_beneath(above.as_fd(), &below, OFlags::PATH | OFlags::DIRECTORY)?;
-        Self::at(opened, &path, &root.prefix, extent)
-    }
-
     /// Opens the directory at `path`; `flags` decide whether links in `path` itself are followed.
     pub(crate) fn open(path: &Path, prefix: &RelPath, extent: Extent, flags: OFlags) -> Result<Self> {
         let flags = flags | OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Self::at(open(path, flags, Mode::empty())?, path, prefix, extent)
     }
 
-    fn at(opened: OwnedFd, path: &Path, prefix: &RelPath, extent: Extent) -> Result<Self> {
+    /// The root of a directory that has been opened.
+    pub(crate) fn at(opened: OwnedFd, path: &Path, prefix: &RelPath, extent: Extent) -> Result<Self> {
         let stat = fstat(&opened)?;
         Ok(Self {
             path: path.to_owned(),

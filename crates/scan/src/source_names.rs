@@ -225,7 +225,7 @@ fn admits(selection: Option<&Selection>, directory: &RelPath) -> bool {
 /// Opens a root; `None` where it is no directory.
 fn open_root(root: &ScanRoot) -> io::Result<Option<SourceRoot>> {
     let Some(flags) = root.directory_flags()? else { return Ok(None) };
-    Ok(Some(SourceRoot::of(root, Extent::Tree, flags)?))
+    Ok(Some(root.open(Extent::Tree, flags)?))
 }
 
 #[cfg(test)]

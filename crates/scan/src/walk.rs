@@ -178,7 +178,7 @@ impl<'walk> Worker<'walk> {
         flags: OFlags,
     ) -> Result<Arc<Directory>, (Operation, Errno)> {
         let open = || {
-            let root = Arc::new(SourceRoot::of(root, extent, flags)?);
+            let root = Arc::new(root.open(extent, flags)?);
             Directory::open(&root, &RelPath::root())
         };
         self.walk.descriptor_wait.open(open).map(Arc::new).map_err(|errno| (Operation::Open, errno))

@@ -21,8 +21,8 @@ use crate::account::summary::Summary;
 use crate::control::relay::{Beside, Heard, Last, Memory, inbox};
 use crate::error::SessionError;
 
-/// Receives the receiver's greeting, unless the receiver has dialled, and then has `memory` here: it has greeted before.
-/// `version` is the receiver's, or the newest that has no name of its own in TLS.
+/// Receives the receiver's greeting, unless the receiver has dialled, and then has `memory` here: it has greeted
+/// before. `version` is the receiver's, or the newest that has no name of its own in TLS.
 pub(crate) async fn greeted(
     mut reader: ControlReader,
     version: Version,

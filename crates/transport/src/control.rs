@@ -96,7 +96,7 @@ impl ControlReader {
         self.receive_within(MESSAGE_BYTES_MAX).await
     }
 
-    /// As [`receive`](Self::receive), of a message that is no longer than `longest`.
+    /// The next message, like [`receive`](Self::receive), of one that is no longer than `longest`.
     ///
     /// # Errors
     /// As [`receive`](Self::receive).

@@ -37,7 +37,7 @@ pub(crate) struct GrantArgs {
     /// The sender may write there
     #[arg(long, requires = "roots")]
     pub(crate) write: bool,
-    /// It may read there, as 'zmove pull' does; without --write this is what it may do anyway
+    /// The sender may read there, as 'zmove pull' does; without --write this is what it may do anyway
     #[arg(long, requires = "roots")]
     pub(crate) read: bool,
     /// A directory that it may only read, beside those of --root; may be given several times

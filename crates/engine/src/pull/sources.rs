@@ -1,7 +1,7 @@
 //! The sources of a pull as the user wrote them, and the names that they may bring to the top of the target.
 //!
-//! A host answers for globs, and could bring whatever it likes under any name: CVE-2022-29154 is that rsync believed it.
-//! So names at the top are matched here again, against the last part of each source.
+//! A host answers for globs, and could bring whatever it likes under any name: CVE-2022-29154 is that rsync believed
+//! it. So names at the top are matched here again, against the last part of each source.
 //!
 //! **Invariant:** where no source means the contents of a directory, no name at the top of the target is let in but
 //! those that were asked for.

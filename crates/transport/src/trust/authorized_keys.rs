@@ -7,9 +7,10 @@
 //! ```
 //!
 //! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may write there, and `read` where
-//! it may read as well; without both it may read. `read-root=` is a directory that it may only read, `set-ids` where files keep their setuid and setgid bits, `max-rate=` and `expires=` (see [`Expiry`]) where
-//! there is a limit. In a value a space, a `%`, a control character or a byte that is not UTF-8 is written as
-//! `%` and two hex digits (`%20`).
+//! it may read as well; without both it may read. `read-root=` is a directory that it may only read, `set-ids` stands
+//! where files keep their setuid and setgid bits, `max-rate=` and `expires=` (see [`Expiry`]) where there is a limit.
+//! In a value a space, a `%`, a control character or a byte that is not UTF-8 is written as `%` and two hex digits
+//! (`%20`).
 //!
 //! In the place of a key a line may name a certificate authority, and which of the holders that it vouches for is
 //! meant:

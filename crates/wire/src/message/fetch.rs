@@ -125,11 +125,11 @@ pub struct AccountOrder {
 pub enum AccountsFrom {
     /// All of them.
     All,
-    /// Those without a name.
+    /// All without a name.
     Nameless,
     /// The one of this name.
     Name(#[serde(deserialize_with = "bytes::reason")] String),
-    /// Those whose numbers lie between two, both included.
+    /// All whose numbers lie between two, both included.
     Ids(u32, u32),
 }
 

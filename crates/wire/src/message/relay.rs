@@ -30,7 +30,7 @@ pub struct Hashed {
     /// The file's path below the target.
     #[serde(with = "bytes::path")]
     pub path: RelPath,
-    /// Its BLAKE3.
+    /// The BLAKE3 of its contents.
     #[serde(with = "root")]
     pub root: Root,
 }
@@ -84,7 +84,7 @@ pub enum Told {
 pub struct Progress {
     /// Regular files that the scan has found.
     pub found_files: u64,
-    /// Their bytes.
+    /// The bytes of these files.
     pub found_bytes: u64,
     /// Files that became whole.
     pub stored_files: u64,
@@ -162,7 +162,7 @@ pub enum ToldForm {
 pub struct TransferAccount {
     /// Files that are whole at the target because of the transfer.
     pub files: u64,
-    /// Their bytes.
+    /// The bytes of these files.
     pub bytes: u64,
     /// The hard links among the files.
     pub linked: u64,
