@@ -466,6 +466,7 @@ impl Shared {
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
         let metered = self.meters.begin();
         let started = Instant::now();
+        let limits = self.admissions.limits();
         let session = SendingSession {
             transfer,
             version,
@@ -476,8 +477,9 @@ impl Shared {
             access: reads,
             run_leases: self.run_leases.of(key),
             portion: slot.portion,
-            quota: self.quotas.of(key, &self.admissions.limits()),
-            rate_max,
+            quota: self.quotas.of(key, &limits),
+            rate: rate_max.map(|limit| self.rates.of(key, limit)),
+            plan_bytes: sending::plan_bytes(&limits),
             config: self.config.clone(),
             meter: Arc::clone(&metered.meter),
         };

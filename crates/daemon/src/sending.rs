@@ -11,13 +11,15 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use tokio::sync::mpsc;
-use zmove_receiver::{Booking, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter};
+use zmove_receiver::{Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter};
 use zmove_scan::{Effect, FileSystems, PathList, PatternError, Rule, ScanConfig, Selection, Separator};
 use zmove_sender::{
     AfterErrors, Instead, LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Mapped, Mapping, Owners, Push,
     PushJob, Relay, Removals, Run, SenderConfig, SessionError, Summary, Zeros,
 };
-use zmove_transport::{ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink};
+use zmove_transport::{
+    ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink, SharedRate,
+};
 use zmove_types::{Account, Accounts, NoAccounts, RateLimit, TransferId};
 use zmove_wire::limits::{
     FETCH_BYTES_MAX, FETCH_LIST_BYTES_MAX, FETCH_LIST_PART_BYTES_MAX, FETCH_RULE_BYTES_MAX, within,
@@ -44,7 +46,10 @@ pub(crate) struct SendingSession {
     pub(crate) run_leases: RunLeases,
     pub(crate) portion: Portion,
     pub(crate) quota: Quota,
-    pub(crate) rate_max: Option<RateLimit>,
+    /// The rate of the key, which all of its transfers keep together.
+    pub(crate) rate: Option<SharedRate>,
+    /// What is booked for the plan of the transfer.
+    pub(crate) plan_bytes: usize,
     /// The storage engine and the accounts of this host are those of its receivers.
     pub(crate) config: ReceiverConfig,
     pub(crate) meter: Arc<TransferMeter>,
@@ -117,8 +122,17 @@ const RULE_BYTES_PER_BYTE: usize = 64;
 const OPEN_FILES: usize = 16;
 /// The least threads of a scan, and of readers, whatever else the key has under way.
 const THREADS_MIN: usize = 2;
-/// The most that is told of progress in a second.
+/// The most memory of a key that is booked for the plan of one transfer, and the part of the key's memory that it is at
+/// most.
+const PLAN_BYTES_MAX: u64 = 64 << 20;
+const PLAN_SHARE: u64 = 16;
+/// The least interval in which progress is told.
 const SAMPLE_MILLIS_MIN: u32 = 50;
+
+/// What is booked for the plan of one transfer of a key that may have so much memory.
+pub(crate) fn plan_bytes(limits: &Limits) -> usize {
+    usize::try_from((limits.memory_per_identity.0 / PLAN_SHARE).min(PLAN_BYTES_MAX)).unwrap_or(usize::MAX)
+}
 
 /// Sends one transfer; cuts it off when `stop` resolves.
 ///
@@ -145,7 +159,8 @@ pub(crate) async fn send(
                 quota: session.quota.clone(),
                 config: session.config.clone(),
                 portion: session.portion,
-                rate_max: session.rate_max,
+                rate: session.rate.clone(),
+                plan_bytes: session.plan_bytes,
             };
             prepare(around, order, access).await
         }
@@ -229,11 +244,14 @@ struct Around {
     quota: Quota,
     config: ReceiverConfig,
     portion: Portion,
-    rate_max: Option<RateLimit>,
+    rate: Option<SharedRate>,
+    plan_bytes: usize,
 }
 
 async fn prepare(around: Around, order: Order, access: ReadAccess) -> Result<Prepared, Refusal> {
-    let Order { mut fetch, list, _held: held } = order;
+    let Order { mut fetch, list, _held: mut held } = order;
+    held.grow(around.plan_bytes)
+        .map_err(|error| Refusal { code: RefusalCode::Full, text: error.to_string() })?;
     let protocol = |error: WireError| Refusal { code: RefusalCode::Protocol, text: error.to_string() };
     let extensions = std::mem::take(&mut fetch.extensions);
     fetch.open = fetch.open.with(extensions).map_err(protocol)?;
@@ -276,7 +294,7 @@ type Booked = (SenderConfig, Vec<Booking>, Vec<(Booking, Booking)>);
 /// The settings of the sender, and what is booked for its open files and threads.
 fn sender_config(
     fetch: &Fetch,
-    Around { quota, config, portion, rate_max }: &Around,
+    Around { quota, config, portion, rate, .. }: &Around,
 ) -> Result<Booked, Refusal> {
     let usual = SenderConfig::default();
     let full = |what: &str| Refusal {
@@ -291,8 +309,6 @@ fn sender_config(
     let threads: Vec<_> = (0..wanted).map_while(|_| quota.book_thread()).collect();
     let scan_threads = (threads.len() / 2).clamp(THREADS_MIN, usual.scan.threads);
     let readers_max = threads.len().saturating_sub(scan_threads).clamp(THREADS_MIN, usual.readers_max);
-    let own = fetch.rate_max.map(RateLimit::nearest);
-    let rate_max = own.into_iter().chain(*rate_max).min_by_key(|rate| rate.bytes_per_second());
     let file_systems = if fetch.one_file_system { FileSystems::OfRoot } else { FileSystems::All };
     let selection = selection(fetch)?.map(Arc::new);
     let sample =
@@ -311,7 +327,8 @@ fn sender_config(
         sample_interval: sample,
         file_io: quota.file_io(&config.file_io),
         direct: config.direct,
-        rate_max,
+        rate_max: fetch.rate_max.map(RateLimit::nearest),
+        rate_shared: rate.clone(),
         ..usual
     };
     Ok((sender, files, threads))
@@ -430,5 +447,9 @@ fn supply(fetch: &Fetch, lanes_max: u16, relaying: &Arc<Relaying>) -> LaneSupply
     });
     let asked = fetch.lanes.dialled.min(lanes_max);
     let number = fetch.lanes.least.map_or(LaneNumber::Fixed, |least| LaneNumber::Tuned { least });
-    LaneSupply { more, asked, number, congestion: LossAnswer::default() }
+    let congestion = match number {
+        LaneNumber::Fixed => LossAnswer::default(),
+        LaneNumber::Tuned { .. } => LossAnswer::of_host(None),
+    };
+    LaneSupply { more, asked, number, congestion }
 }

@@ -29,7 +29,7 @@ use crate::ssh::{self, SshReceiver, SshSession};
 
 use machine::{lanes_for, quic_lanes};
 
-pub use machine::{LANES_AT_ONCE, LOCAL_RTT, LOSS_TOLERANT, RATE_TARGET, lanes_for_machine};
+pub use machine::{LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, lanes_for_machine};
 
 /// All that it takes to reach a receiver.
 #[derive(Clone, Copy)]

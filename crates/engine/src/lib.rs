@@ -61,9 +61,7 @@ mod sources;
 mod ssh;
 
 pub use backoff::{ParseTimeoutError, Timeout};
-pub use dial::{
-    Connector, LANES_AT_ONCE, LOCAL_RTT, LOSS_TOLERANT, RATE_TARGET, Reached, Route, lanes_for_machine,
-};
+pub use dial::{Connector, LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, Reached, Route, lanes_for_machine};
 pub use error::{
     BoxError, Causes, ConnectError, LocalError, LocationError, OverlapError, PullError, PushError,
     SourcesError, SshError, SshMessageError,
@@ -78,4 +76,4 @@ pub use reconnect::{Pushed, RemotePush};
 pub use settings::{Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost};
 pub use sources::Sources;
 pub use ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshSession};
-pub use zmove_sender::{Push, PushJob, Run, SenderConfig, Summary};
+pub use zmove_sender::{LOSS_TOLERANT, Push, PushJob, Run, SenderConfig, Summary};

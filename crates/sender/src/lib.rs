@@ -38,4 +38,5 @@ pub use push::job::{Need, Push, PushJob};
 pub use push::run::Run;
 pub use read::extras::{Instead, Mapped, Mapping, Owners};
 pub use read::holes::Zeros;
+pub use tune::congestion_controls::LOSS_TOLERANT;
 pub use tune::path::{Finding, PathReport};
