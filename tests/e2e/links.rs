@@ -3,6 +3,9 @@
 //!
 //! rsync is the judge where it is there, and the groups of equal inodes are compared, which rsync does not do.
 
+mod full_size;
+mod non_regular;
+
 use std::collections::BTreeMap;
 use std::fs::hard_link;
 use std::os::unix::fs::{MetadataExt, symlink};

@@ -73,4 +73,5 @@ mod times;
 mod trees;
 mod trust;
 mod verdict;
+mod verify;
 mod versions;

@@ -257,7 +257,7 @@ fn give_away(source: &Path) {
     }
 }
 
-fn grant_owners(site: &Site) {
+pub(crate) fn grant_owners(site: &Site) {
     if site.is_remote() {
         let path = site.path("server/authorized_keys");
         let line = std::fs::read_to_string(&path).unwrap();
@@ -268,7 +268,12 @@ fn grant_owners(site: &Site) {
 mod owners {
     use super::*;
 
-    both_ways!(owners_are_kept_with_archive, owners_are_put_right_without_data, owners_are_mapped,);
+    both_ways!(
+        owners_are_kept_with_archive,
+        owners_are_put_right_without_data,
+        owners_are_mapped,
+        a_capability_stays_where_the_owner_alone_is_put_right,
+    );
 
     fn owners_are_kept_with_archive(site: &Site) {
         if !is_root() || !can_compare(site) {
@@ -311,6 +316,23 @@ mod owners {
         wait_for_target(site);
         assert_eq!(moved(&push(site, &["-a"])), (0, &Value::Array(Vec::new())));
         assert_rsync_is_content(site);
+    }
+
+    /// The kernel takes a program's capabilities when it gets another owner or group.
+    fn a_capability_stays_where_the_owner_alone_is_put_right(site: &Site) {
+        if !is_root() {
+            return skip("only root can give files away");
+        }
+        let program = site.source().join("program");
+        paint(&program, 1000);
+        set_xattr(&program, "security.capability", CAPABILITY);
+        grant_owners(site);
+        push(site, &["-a"]);
+        wait_for_target(site);
+        push(site, &["-a", "--chown", ":78", "--strict-metadata"]);
+        let target = site.target().join("program");
+        assert_eq!(target.metadata().unwrap().gid(), 78);
+        assert_eq!(xattr(&target, "security.capability").as_deref(), Some(CAPABILITY));
     }
 
     fn owners_are_mapped(site: &Site) {
@@ -365,7 +387,7 @@ fn claimed(mode: u32, xattrs: &[(&str, &[u8])]) -> Metadata {
     let xattr =
         |(name, value): &(&str, &[u8])| Xattr { name: name.as_bytes().into(), value: (*value).into() };
     let xattrs = xattrs.iter().map(xattr).collect();
-    let extra = Some(Arc::new(Extra { owner: account(7), group: account(8), xattrs, atime: None }));
+    let extra = Some(Arc::new(Extra { owner: account(7), group: account(8), xattrs, ..Extra::default() }));
     Metadata { extra, ..metadata(mode) }
 }
 

@@ -13,7 +13,7 @@ use crate::harness::{has_program, is_root, skip};
 pub(crate) struct Namespace {
     child: Child,
     /// Where the image is, or the layers are, if its file system has them.
-    _image: Option<TempDir>,
+    place: Option<TempDir>,
 }
 
 /// A file system on a loop device, and how it is made and mounted.
@@ -77,6 +77,11 @@ impl Namespace {
         Self::start(script, &[&words[..], &[directory.as_os_str()]].concat(), Some(place))
     }
 
+    /// The image that its file system is in.
+    pub(crate) fn image(&self) -> PathBuf {
+        self.place.as_ref().unwrap().path().join("image")
+    }
+
     /// A namespace in which `directory` is an overlay of directories in memory at `room`, the lowest of which
     /// begins as a copy of it.
     pub(crate) fn with_overlay(directory: &Path, room: &Path) -> Option<Self> {
@@ -109,7 +114,7 @@ impl Namespace {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut ready = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-        let namespace = Self { child, _image: image };
+        let namespace = Self { child, place: image };
         if ready != "ready\n" {
             skip("this kernel does not let us mount a file system");
             return None;

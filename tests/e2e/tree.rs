@@ -11,7 +11,7 @@ use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT};
@@ -37,6 +37,28 @@ pub(crate) const INTERESTING_SIZES: [u64; 17] = [
     2 * GROUP_BYTES + 1,
     3 * GROUP_BYTES + 5, // groups for several lanes at once
 ];
+
+/// The names that lead to one entry, with its inode, of all entries but directories.
+pub(crate) fn name_groups(root: &Path) -> BTreeMap<Vec<PathBuf>, u64> {
+    let mut groups = BTreeMap::<u64, Vec<PathBuf>>::new();
+    let mut directories = vec![root.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let stat = path.symlink_metadata().unwrap();
+            if !stat.is_dir() {
+                groups.entry(stat.ino()).or_default().push(path.strip_prefix(root).unwrap().to_owned());
+            } else if !path.ends_with("lost+found") {
+                directories.push(path);
+            }
+        }
+    }
+    let sorted = groups.into_iter().map(|(inode, mut names)| {
+        names.sort();
+        (names, inode)
+    });
+    sorted.collect()
+}
 
 /// Everything about a tree that a copy keeps, by path; the root has the empty path.
 pub(crate) type Picture = BTreeMap<Vec<u8>, Node>;

@@ -16,6 +16,7 @@ mod serve;
 mod storage;
 mod sweep;
 mod trust;
+mod verify;
 
 use selection::SelectionArgs;
 
@@ -30,6 +31,7 @@ pub(crate) use serve::{ConfineArg, ListenArg, LogFormat, MetricsListen, ServeArg
 pub(crate) use storage::{DirectArg, EngineArg, StorageArgs};
 pub(crate) use sweep::{ReferenceRate, SweepArgs};
 pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs};
+pub(crate) use verify::VerifyArgs;
 
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
 #[derive(Debug, Parser)]
@@ -47,6 +49,7 @@ Examples:
   zmove push run7 alice@dtn.example.org:in  over ssh, where no daemon runs, below alice's home
   zmove push run7 /mnt/backup               to a local directory, through the same pipeline
   zmove pull dtn.example.org:run7 .         the other way: run7 arrives here
+  zmove verify run7 dtn.example.org:/data/  whether that is still the same, read from both storages
   zmove trust dtn.example.org               get to know its key before the first push
   zmove scan run7                           how many files of what size
   zmove sweep /data                         what the storage there gives, by file size
@@ -61,7 +64,7 @@ On the receiving host, once for each sender:
 The sender's fingerprint is what 'zmove key show' prints there.
 
 Exit codes: 0 all done and flushed; 1 usage; 2 other protocol version; 3 target refused; 4 'doctor'
-found something bad; 5 not authenticated; 10 no connection; 11 file error; 12 connection lost or protocol broken;
+found something bad; 5 not authenticated; 6 'verify' found a difference; 10 no connection; 11 file error; 12 connection lost or protocol broken;
 20 interrupted; 23 some files failed (each is named), --delete kept some as the source changed, or
 --strict-metadata and something was not kept;
 25 --max-delete kept some.
@@ -86,6 +89,8 @@ pub(crate) enum Command {
     /// Copy between two places of which at most one is on another host: a push or a pull, by where they are
     #[command(override_usage = COPY_USAGE, after_help = PULL_HELP)]
     Copy(Box<PushArgs>),
+    /// Compare a tree with its copy by hash, as both storages hold them; no contents travel
+    Verify(Box<VerifyArgs>),
     /// Receive: listen for senders, in the foreground
     Serve(ServeArgs),
     /// Receive one push; 'push --ssh' starts this over ssh

@@ -35,6 +35,7 @@ pub fn main() -> ExitCode {
         Command::Push(args) => push::run(*args, started),
         Command::Pull(args) => pull::run(*args, started),
         Command::Copy(args) => pull::copy(*args, started),
+        Command::Verify(args) => push::run((*args).into(), started),
         Command::Serve(args) => serve::run(&args),
         Command::Receive => receive::run(),
         Command::Key(command) => key::run(&command),

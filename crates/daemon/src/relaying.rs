@@ -20,7 +20,7 @@ use zmove_sender::{Beside, Held, Memory, SessionError, Summary};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample};
 use zmove_wire::limits::{HASHED_MAX, TOLD_MAX};
 use zmove_wire::{
-    Hashed, Progress, Refusal, RefusalCode, Relay, StageProgress, ToReceiver, Told, ToldChange, ToldForm,
+    FileHash, Progress, Refusal, RefusalCode, Relay, StageProgress, ToReceiver, Told, ToldChange, ToldForm,
     ToldKind, TransferAccount, WireError, encode_message,
 };
 
@@ -31,7 +31,7 @@ pub(crate) struct Relaying {
     words: Lock<Option<UnboundedSender<Beside>>>,
     waiting: Arc<Waiting>,
     counts: [AtomicU64; 6],
-    hashed: Lock<Vec<Hashed>>,
+    hashed: Lock<Vec<FileHash>>,
     /// Turns true where the receiver reads far too little, or its key has no memory left.
     over: watch::Sender<bool>,
 }
@@ -100,7 +100,7 @@ impl Relaying {
     /// Tells the hash of a file that is whole at the target.
     pub(crate) fn hash(&self, path: &RelPath, root: &Root) {
         let mut hashed = self.hashed.lock();
-        hashed.push(Hashed { path: path.clone(), root: *root });
+        hashed.push(FileHash { path: path.clone(), root: *root });
         if hashed.len() >= HASHED_AT_ONCE {
             let full = mem::take(&mut *hashed);
             drop(hashed);
@@ -108,7 +108,7 @@ impl Relaying {
         }
     }
 
-    fn flush_hashes(&self, hashed: Vec<Hashed>) {
+    fn flush_hashes(&self, hashed: Vec<FileHash>) {
         for part in hashed.chunks(HASHED_MAX) {
             self.say(Relay::Hashed(part.to_vec()));
         }

@@ -255,8 +255,8 @@ async fn prepare(around: Around, order: Order, access: ReadAccess) -> Result<Pre
     let protocol = |error: WireError| Refusal { code: RefusalCode::Protocol, text: error.to_string() };
     let extensions = std::mem::take(&mut fetch.extensions);
     fetch.open = fetch.open.with(extensions).map_err(protocol)?;
-    if fetch.open.purpose == Purpose::Probe {
-        return Err(protocol(WireError::OutOfOrder { what: "a probe" }));
+    if fetch.open.purpose == Purpose::Probe || fetch.open.verify {
+        return Err(protocol(WireError::OutOfOrder { what: "a probe or verification" }));
     }
     if list.is_some() && fetch.sources.len() != 1 {
         return Err(protocol(WireError::OutOfOrder { what: "a list of more than one source" }));

@@ -2,7 +2,9 @@
 //!
 //! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, contains the directory that the entry was made
 //! in, the process that made it, and when. The next transfer to the directory removes entries of processes that have
-//! ended, and, after some days, those of other machines, whose processes cannot be looked up here. Manifests are
+//! ended, and, after some days, those of other machines, whose processes cannot be looked up here. Machines made from
+//! one image have one machine id: what differs is the host name, and what another boot has made since this one began
+//! is another machine's in any case. Manifests are
 //! gathered under such names too. A scan for a push skips them in the directory that they were made in. In a directory
 //! that only takes new names (`chattr +a`) nothing can be placed.
 //!
@@ -61,8 +63,8 @@ pub(crate) struct Parent {
 /// A process, as no other that has ever run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Process {
-    /// The machine, with the namespace of process numbers where that is a container's; a machine without an id is
-    /// another after each boot. 0 where it is not known.
+    /// The machine and its name, with the namespaces of process numbers and of times where they are a container's; a
+    /// machine without an id is another after each boot. 0 where it is not known.
     machine: u64,
     /// The identifier of the boot; 0 where it is not known.
     boot: u64,
@@ -82,6 +84,8 @@ const NEVER: u64 = u64::MAX;
 /// The number of the namespace that every process is in unless it is in a container (`PROC_PID_INIT_INO` of
 /// the kernel).
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+/// The same of times since the boot (`PROC_TIME_INIT_INO`): in another one processes began at other times.
+const FIRST_TIME_NAMESPACE: u64 = 0xEFFF_FFFA;
 
 impl LastingNames {
     /// Names that contain `tag`, a few letters that distinguish transfers.
@@ -171,14 +175,21 @@ pub fn is_passing(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     is_hidden(name) && maker_of(directory, &Parent::of(directory).to_string(), name).is_some()
 }
 
+/// The process that has made an entry, and when.
+#[derive(Clone, Debug)]
+struct Maker {
+    process: Process,
+    moment_ms: u64,
+}
+
 /// The process that has made the entry with this name in `directory`, which names contain as `here`; `None` for a copy.
-fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name, Process)> {
+fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name, Maker)> {
     let text = std::str::from_utf8(name).ok()?;
     let (parent, made) = text.strip_prefix(HIDDEN_PREFIX)?.split_once('-')?;
-    let (maker, moment) = Process::parse(made)?;
+    let (process, moment_ms) = Process::parse(made)?;
     let name = Name::from_bytes(name).ok()?;
-    let is_no_copy = parent == here || was_born_at(directory, &name, moment);
-    is_no_copy.then_some((name, maker))
+    let is_no_copy = parent == here || was_born_at(directory, &name, moment_ms);
+    is_no_copy.then_some((name, Maker { process, moment_ms }))
 }
 
 /// Whether the entry with this name in `directory` was left there by a process that has ended.
@@ -219,6 +230,23 @@ fn age_of(directory: BorrowedFd<'_>, name: &Name) -> Option<Duration> {
     SystemTime::now().duration_since(changed).ok()
 }
 
+impl Maker {
+    fn has_ended(&self, age: impl FnOnce() -> Option<Duration>) -> bool {
+        self.has_ended_for(Process::own(), age)
+    }
+
+    fn has_ended_for(&self, own: &Process, age: impl FnOnce() -> Option<Duration>) -> bool {
+        let Self { process, moment_ms } = self;
+        let is_known = |process: &Process| process.machine != 0 && process.boot != 0;
+        let is_own_machine = is_known(process) && is_known(own) && process.machine == own.machine;
+        if is_own_machine && process.boot == own.boot {
+            return !process.runs(start_of(process.pid));
+        }
+        let was_before_this_boot = is_own_machine && *moment_ms < booted_ms();
+        was_before_this_boot || age().is_some_and(|age| age > FOREIGN_AGE_MAX)
+    }
+}
+
 impl Process {
     fn own() -> &'static Self {
         static OWN: OnceLock<Process> = OnceLock::new();
@@ -235,18 +263,6 @@ impl Process {
         let process = Self { machine: next()?, boot: next()?, pid: next()?, start: next()? };
         let (moment, _number) = (next()?, next()?);
         parts.next().is_none().then_some((process, moment))
-    }
-
-    fn has_ended(&self, age: impl FnOnce() -> Option<Duration>) -> bool {
-        self.has_ended_for(Self::own(), age)
-    }
-
-    fn has_ended_for(&self, own: &Self, age: impl FnOnce() -> Option<Duration>) -> bool {
-        let is_known = |process: &Self| process.machine != 0 && process.boot != 0;
-        if !is_known(self) || !is_known(own) || self.machine != own.machine {
-            return age().is_some_and(|age| age > FOREIGN_AGE_MAX);
-        }
-        self.boot != own.boot || !self.runs(start_of(self.pid))
     }
 
     /// Whether the process runs. `start` is that of the present process with its number; `None` where none can be seen,
@@ -289,8 +305,34 @@ fn started(stat: &[u8]) -> Option<u64> {
 fn machine() -> u64 {
     let named = first_hex(std::fs::read("/etc/machine-id").unwrap_or_default());
     let id = if named == 0 { boot() } else { named };
-    let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
-    if namespace == FIRST_PID_NAMESPACE { id } else { id ^ namespace }
+    if id == 0 {
+        return 0;
+    }
+    let namespace = |path, first| match std::fs::metadata(path).map(|namespace| namespace.ino()) {
+        Ok(number) if number != first => number,
+        // the first one, or a kernel without such namespaces
+        _ => 0,
+    };
+    let pids = namespace("/proc/self/ns/pid", FIRST_PID_NAMESPACE);
+    let times = namespace("/proc/self/ns/time", FIRST_TIME_NAMESPACE);
+    one_of_a_kind(id, (pids, times), rustix::system::uname().nodename().to_bytes())
+}
+
+/// The number of a machine by its id, which those made from one image share, its namespaces, and its name.
+fn one_of_a_kind(id: u64, (pids, times): (u64, u64), name: &[u8]) -> u64 {
+    id ^ pids ^ (times << 32) ^ (hash(name) << 32)
+}
+
+/// A hash that is the same in each release (FNV-1a, 32 bits).
+fn hash(text: &[u8]) -> u64 {
+    text.iter().fold(0x811c_9dc5, |hash, byte| ((hash ^ u64::from(*byte)) * 0x0100_0193) & 0xffff_ffff)
+}
+
+/// When this boot began, by the clock that moments are told by. A clock that is set later moves this with it.
+fn booted_ms() -> u64 {
+    let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let up_ms = u64::try_from(up.tv_sec).unwrap_or(0) * 1000;
+    since_epoch_ms(SystemTime::now()).saturating_sub(up_ms)
 }
 
 /// The first 32 bits of the kernel's identifier of this boot.
@@ -399,7 +441,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_other_machines_have_made_stays_for_a_week() {
-        let foreign = Process { machine: Process::own().machine ^ 1, ..Process::own().clone() };
+        let foreign = made_now(Process { machine: Process::own().machine ^ 1, ..Process::own().clone() });
         assert!(!foreign.has_ended(|| Some(FOREIGN_AGE_MAX)));
         assert!(foreign.has_ended(|| Some(FOREIGN_AGE_MAX + Duration::from_secs(1))));
     }
@@ -412,7 +454,7 @@ pub(crate) mod tests {
         let bootless = Process { boot: 0, ..known.clone() };
         let pairs = [(&nameless, known), (known, &nameless), (&bootless, known), (known, &bootless)];
         for (maker, own) in pairs.into_iter().chain([(&bootless, &bootless)]) {
-            let maker = Process { pid: u64::MAX, ..maker.clone() };
+            let maker = made_now(Process { pid: u64::MAX, ..maker.clone() });
             assert!(!maker.has_ended_for(own, || Some(FOREIGN_AGE_MAX)), "{maker:?} {own:?}");
             assert!(maker.has_ended_for(own, || Some(FOREIGN_AGE_MAX + Duration::from_secs(1))));
         }
@@ -438,12 +480,13 @@ pub(crate) mod tests {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = u64::from(child.id());
         let process = Process { pid, start: start_of(pid).unwrap(), ..Process::own().clone() };
-        assert!(!process.has_ended(|| None));
+        let maker = made_now(process);
+        assert!(!maker.has_ended(|| None));
         child.kill().unwrap();
         while start_of(pid) != Some(NEVER) {
             std::thread::yield_now();
         }
-        assert!(process.has_ended(|| None));
+        assert!(maker.has_ended(|| None));
         child.wait().unwrap();
         let stat = |state: &str, threads: u8| {
             started(format!("7 (a) b) {state} {}{threads} 0 88 0", "0 ".repeat(16)).as_bytes())
@@ -454,10 +497,37 @@ pub(crate) mod tests {
         );
     }
 
+    fn made_now(process: Process) -> Maker {
+        Maker { process, moment_ms: since_epoch_ms(SystemTime::now()) }
+    }
+
     #[test]
     fn what_was_made_before_the_last_boot_is_left_over() {
         let before = Process { boot: Process::own().boot ^ 1, ..Process::own().clone() };
-        assert!(before.has_ended(|| None) && !Process::own().has_ended(|| None));
+        let before = Maker { process: before, moment_ms: booted_ms() - 1000 };
+        assert!(before.has_ended(|| None) && !made_now(Process::own().clone()).has_ended(|| None));
+    }
+
+    /// Machines that were made from one image have one machine id, each a boot of its own, and may share storage.
+    #[test]
+    fn what_a_clone_of_this_machine_is_at_since_this_boot_stays() {
+        let (home, tree) = place();
+        let clone = Process { boot: Process::own().boot ^ 1, ..Process::own().clone() };
+        let (parent, moment) = (Parent::of(tree.fd()), since_epoch_ms(SystemTime::now()));
+        let name = format!("{HIDDEN_PREFIX}{parent}-{clone}-{moment:x}-0");
+        std::fs::create_dir(home.path().join(&name)).unwrap();
+        std::fs::write(home.path().join(&name).join("file"), "x").unwrap();
+        remove_abandoned(&tree, &RelPath::root(), tree.fd());
+        assert!(home.path().join(&name).join("file").exists(), "it was made after this machine has booted");
+    }
+
+    /// What a clone is at that booted before this machine is told apart by its name.
+    #[test]
+    fn machines_of_one_image_differ_by_their_names_and_containers_by_their_namespaces() {
+        let one = one_of_a_kind(7, (0, 0), b"dtn1");
+        assert_eq!(one, one_of_a_kind(7, (0, 0), b"dtn1"));
+        let others = [((0, 0), &b"dtn2"[..]), ((0xF000_0001, 0), b"dtn1"), ((0, 0xF000_0001), b"dtn1")];
+        assert!(others.into_iter().all(|(namespaces, name)| one_of_a_kind(7, namespaces, name) != one));
     }
 
     #[test]

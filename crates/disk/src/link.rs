@@ -1,15 +1,39 @@
-//! Hard links: a file that has a name gets another.
+//! Hard links: an entry that has a name gets another.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
-use zmove_types::Name;
+use zmove_types::{FileNumber, Name, Special};
 
 use crate::entry::{FileIdentity, number_at};
 use crate::hidden::make_hidden;
 use crate::publish::{Replace, publish_file};
+use crate::special::is_special_at;
+
+/// An entry that holds nothing by itself and may have several names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NonRegular<'a> {
+    /// A symbolic link, and what it leads to.
+    Symlink(&'a [u8]),
+    /// A FIFO, socket or device.
+    Special(Special),
+}
+
+impl NonRegular<'_> {
+    /// Whether a name leads to such an entry.
+    #[must_use]
+    pub fn is_at(self, directory: &OwnedFd, name: &Name) -> bool {
+        match self {
+            Self::Symlink(target) => {
+                let there = rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new());
+                there.is_ok_and(|there| there.as_bytes() == target)
+            }
+            Self::Special(special) => is_special_at(directory.as_fd(), name, special),
+        }
+    }
+}
 
 /// What became of a name that was to lead to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +55,40 @@ pub fn place_link(
     is_it: impl Fn(&FileIdentity) -> bool,
     replace: Replace,
 ) -> io::Result<Linked> {
+    // somebody may have put another file there between the two looks
+    let is_it = |number: FileNumber| {
+        let is_meant = |there: FileIdentity| there.inode == number.inode && there.regular && is_it(&there);
+        FileIdentity::at(from, first).is_ok_and(is_meant)
+    };
+    place((from, first), (directory, name), is_it, replace)
+}
+
+/// Has a name lead to the entry that `first` leads to in another directory, if that is such a one. What has the name
+/// goes in one step, unless nothing is to be replaced.
+///
+/// # Errors
+/// The system's error; `ESTALE` where `first` leads to another entry or to none, `EISDIR` when a directory has the
+/// name.
+pub fn place_link_to_non_regular(
+    (from, first): (&OwnedFd, &Name),
+    (directory, name): (&OwnedFd, &Name),
+    entry: NonRegular<'_>,
+    replace: Replace,
+) -> io::Result<Linked> {
+    place((from, first), (directory, name), |_number| entry.is_at(from, first), replace)
+}
+
+fn place(
+    (from, first): (&OwnedFd, &Name),
+    (directory, name): (&OwnedFd, &Name),
+    is_it: impl Fn(FileNumber) -> bool,
+    replace: Replace,
+) -> io::Result<Linked> {
     let number = number_at(from, first.as_os_str()).map_err(|_missing| Errno::STALE)?;
     let is_there = |directory: &OwnedFd, name: &Name| {
         number_at(directory, name.as_os_str()).is_ok_and(|there| there == number)
     };
-    // somebody may have put another file there between the two looks
-    let is_meant = |there: FileIdentity| there.inode == number.inode && there.regular && is_it(&there);
-    if !FileIdentity::at(from, first).is_ok_and(is_meant) {
+    if !is_it(number) {
         return Err(Errno::STALE.into());
     }
     if is_there(directory, name) {
@@ -47,7 +98,7 @@ pub fn place_link(
         rustix::fs::linkat(from, first.as_os_str(), directory, hidden.as_os_str(), AtFlags::empty())
     };
     let (hidden, ()) = make_hidden(directory.as_fd(), link)?;
-    // somebody else may have given the first name to another file since
+    // somebody else may have given the first name to another entry since
     let placed = if is_there(directory, &hidden) {
         publish_file(directory, &hidden, name, replace)
     } else {
@@ -110,5 +161,20 @@ mod tests {
             assert_eq!(Errno::from_io_error(&error), Some(Errno::STALE), "{first}");
         }
         assert_eq!(std::fs::read_dir(home).unwrap().count(), 4);
+    }
+
+    #[test]
+    fn a_file_that_is_put_under_the_first_name_between_look_and_link_gets_no_other() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path();
+        std::fs::write(home.join("first"), "x").unwrap();
+        std::fs::write(home.join("other"), "y").unwrap();
+        let directory = OwnedFd::from(File::open(home).unwrap());
+        let of = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
+        let swap = |_: &FileIdentity| std::fs::rename(home.join("other"), home.join("first")).is_ok();
+        let placed =
+            place_link((&directory, &of("first")), (&directory, &of("name")), swap, Replace::Existing);
+        assert_eq!(Errno::from_io_error(&placed.unwrap_err()), Some(Errno::STALE));
+        assert_eq!(std::fs::read_dir(home).unwrap().count(), 1, "nothing else is left");
     }
 }

@@ -7,7 +7,7 @@ use rustix::fs::{AtFlags, RenameFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, Timestamp};
 
-use crate::entry::only_mtime;
+use crate::entry::{FileIdentity, only_mtime};
 use crate::hidden::make_hidden;
 
 /// What happens to an entry that has the final name already.
@@ -81,7 +81,9 @@ pub fn place_symlink(
 
 fn replace_with_symlink(directory: BorrowedFd<'_>, name: &Name, target: &[u8]) -> rustix::io::Result<()> {
     let there = rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new());
-    if there.is_ok_and(|there| there.as_bytes() == target) {
+    // one with other names may be anybody's
+    let is_alone = || FileIdentity::at(directory, name).is_ok_and(|there| there.names == 1);
+    if there.is_ok_and(|there| there.as_bytes() == target) && is_alone() {
         return Ok(());
     }
     let make = |name: &Name| rustix::fs::symlinkat(target, directory, name.as_os_str());

@@ -348,9 +348,9 @@ pub(crate) mod tests {
         let target = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
         let failed = &mut |path, error| panic!("{path}: {error}");
         staging.move_into(&target, &mut Answers { stays: &mut |_, _, _| false, failed, pause: &|| {} });
-        // The same file under a name of the boot before.
+        // The same file under the name of a process that had this one's number.
         let mut parts: Vec<_> = hidden.as_os_str().to_str().unwrap().split('-').collect();
-        parts[3] = "1";
+        parts[5] = "1";
         rustix::fs::renameat(&target, hidden.as_os_str(), &target, parts.join("-")).unwrap();
         let tree = Tree::at(fd);
         remove_abandoned(&tree, &RelPath::from_bytes(b"d").unwrap(), target.as_fd());

@@ -100,7 +100,8 @@ fn whole_metadata() -> Metadata {
     let acl = b"\x02\0\0\0\x01\0\x07\0\xFF\xFF\xFF\xFF\x04\0\x05\0\xFF\xFF\xFF\xFF";
     let xattrs = vec![xattr("system.posix_acl_access", acl), xattr("trusted.a", b""), xattr("user.b", b"x")];
     let atime = Some(Timestamp { seconds: 6, nanos: 7 });
-    let extra = Extra { owner: account(1000, "ann"), group: account(100, ""), xattrs, atime };
+    let extra =
+        Extra { owner: account(1000, "ann"), group: account(100, ""), xattrs, atime, first_name: None };
     Metadata { extra: Some(Arc::new(extra)), ..metadata() }
 }
 

@@ -5,6 +5,7 @@
 //! returns, the tasks it started have ended.
 
 pub(crate) mod inquiry;
+mod storage_reader;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -15,16 +16,20 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use zmove_disk::{KeptTimes, Task};
 use zmove_transport::ControlError;
-use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, within};
+use zmove_wire::limits::{
+    HASH_ORDERS_OUTSTANDING_MAX, INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX,
+    within,
+};
 use zmove_wire::{
-    ExtraneousNames, FaultCode, Finished, InquireWith, Inquiry, Keep, Open, Opened, TargetState, ToReceiver,
-    ToSender, TopName, WireError,
+    ExtraneousNames, FaultCode, Finished, HashOrder, InquireWith, Inquiry, Keep, Open, Opened, TargetState,
+    ToReceiver, ToSender, TopName, WireError,
 };
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::mirror::{Spared, WorkBudget, extra};
 use crate::preview::inquiry::Previewer;
+use crate::preview::storage_reader::{StorageReader, check};
 use crate::quota::Booking;
 use crate::quota::messages::BookedMessage;
 use crate::session::connections::{Connections, SessionReport, look};
@@ -44,6 +49,9 @@ struct Preview {
     answers: JoinSet<Result<Answer, oneshot::error::RecvError>>,
 }
 
+/// The most inquiries and orders to hash that wait for an answer.
+const QUESTIONS_MAX: usize = INQUIRIES_OUTSTANDING_MAX + HASH_ORDERS_OUTSTANDING_MAX;
+
 /// One answer to the sender, with the memory that is booked for it until it has been sent.
 type Answer = Result<(ToSender, Booking), WireError>;
 
@@ -56,6 +64,7 @@ pub(crate) async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
     let (target, keeping) = (open.target.clone(), open.keeping);
+    let storage = open.verify.then(|| StorageReader::new(config));
     let rules = Rules::of(&open, config.set_ids, config.owning);
     let seen = match look(move || Seen::look(&open, &access)).await {
         Ok(seen) => seen,
@@ -73,6 +82,7 @@ pub(crate) async fn run(
         claims: Claims::new(&config.quota),
         quota: config.quota.clone(),
         stopping: AtomicBool::new(false),
+        storage,
     });
     let mut preview =
         Preview { connections, previewer, workers: Workers::new(&config.quota), answers: JoinSet::new() };
@@ -98,6 +108,7 @@ impl Preview {
                             self.take(inquiry, held)?
                         }
                         ToReceiver::Keep(keep) if !announced => self.list(keep, held)?,
+                        ToReceiver::Hash(order) if !announced => self.hash(order, held)?,
                         ToReceiver::Announce { items: 0, mismatches: 0 } => announced = true,
                         _ => return Err(WireError::OutOfOrder { what: "a message of a preview" }.into()),
                     }
@@ -142,7 +153,7 @@ impl Preview {
     fn take(&mut self, inquiry: Inquiry, held: Booking) -> Result<(), SessionError> {
         let entries: usize = inquiry.groups.iter().map(|group| group.entries.len()).sum();
         within("entries inquired about", entries.max(inquiry.groups.len()), INQUIRED_ENTRIES_MAX)?;
-        if self.answers.len() >= INQUIRIES_OUTSTANDING_MAX {
+        if self.answers.len() >= QUESTIONS_MAX {
             let what = "an inquiry before the earlier ones are answered";
             return Err(WireError::OutOfOrder { what }.into());
         }
@@ -150,6 +161,20 @@ impl Preview {
             let findings = previewer.answer(&inquiry);
             room.grow(size_of_val(&findings.findings[..]))?;
             Ok(ToSender::Findings(findings))
+        })
+    }
+
+    fn hash(&mut self, order: HashOrder, held: Booking) -> Result<(), SessionError> {
+        check(&order, self.previewer.storage.as_ref())?;
+        if self.answers.len() >= QUESTIONS_MAX {
+            return Err(
+                WireError::OutOfOrder { what: "an order before the earlier ones are answered" }.into()
+            );
+        }
+        self.answer(held, move |previewer, room| {
+            let hashed = previewer.hash(&order);
+            room.grow(size_of_val(&hashed.values[..]))?;
+            Ok(ToSender::Hashed(hashed))
         })
     }
 

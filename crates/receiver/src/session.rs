@@ -361,7 +361,7 @@ impl Running {
             }
             ToReceiver::Keep(keep) => self.mirror.keep(&self.transfer, (keep, held)),
             ToReceiver::Remove(remove) => self.mirror.remove(&self.transfer, (remove, held)),
-            ToReceiver::Inquire(_) | ToReceiver::InquireWith(_) => {
+            ToReceiver::Inquire(_) | ToReceiver::InquireWith(_) | ToReceiver::Hash(_) => {
                 Err(WireError::OutOfOrder { what: "an inquiry" }.into())
             }
             ToReceiver::Relay(_) => Err(WireError::OutOfOrder { what: "a word beside a push" }.into()),

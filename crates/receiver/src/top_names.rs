@@ -110,6 +110,7 @@ impl TopNames {
             ToReceiver::Remove(remove) => remove.groups.iter().try_for_each(|group| {
                 self.check_in(&group.directory, group.names.iter().map(|name| name.0.as_bytes()))
             }),
+            ToReceiver::Hash(order) => self.check(&order.path),
             _ => Ok(()),
         }
     }

@@ -133,7 +133,7 @@ impl Entry {
             .map_err(failed(Operation::Stat))?;
         let kind = EntryKind::of(directory, raw_name, &stat).map_err(failed(Operation::ReadLink))?;
         let mut metadata = metadata_of(&stat);
-        let shared = (kind == EntryKind::File && stat.stx_nlink > 1).then(|| SharedFile::of(&stat));
+        let shared = (kind != EntryKind::Directory && stat.stx_nlink > 1).then(|| SharedFile::of(&stat));
         // a link has none that users may set, and a list of its own neither
         let kinds = match kind {
             EntryKind::Symlink(_) => {

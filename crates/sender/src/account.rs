@@ -73,6 +73,11 @@ impl Account {
         self.observer.on(&Event::Skipped { files: 0, bytes });
     }
 
+    /// Takes back what of resumed groups has turned out to be holes, which are no part of what is moved.
+    pub(crate) fn not_resumed(&self, bytes: u64) {
+        self.totals.resumed.take_back(bytes);
+    }
+
     /// Counts a name that leads to a file at the target now; `bytes` is the file's size.
     pub(crate) fn linked(&self, bytes: u64) {
         self.totals.linked.add(1);

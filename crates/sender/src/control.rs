@@ -171,6 +171,14 @@ pub(crate) async fn tell_end(
     writer.abort();
 }
 
+/// Tells a receiver that has dialled why the session ends; any other sees the end of the connection.
+pub(crate) async fn break_off(last: Option<Last>, error: &SessionError, writer: &mut JoinHandle<()>) {
+    match last {
+        Some(last) => tell_end(Some(last), Err(error), writer).await,
+        None => writer.abort(),
+    }
+}
+
 /// Waits a little for the receiver's last message before `error` ends the session: a lost connection is often only the
 /// first sign of what the receiver has just sent.
 pub(crate) async fn explained<T>(

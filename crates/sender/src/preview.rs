@@ -8,7 +8,9 @@
 //! **Invariant:** no data leaves, and no message that would change anything at the target. A preview whose connections
 //! are lost ends: another session would print all of it again.
 
+mod hashing;
 mod survey;
+mod verification;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -27,6 +29,7 @@ use crate::control::relay::{Heard, RelayParts};
 use crate::control::{self, Permission};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
+use crate::preview::hashing::Hashing;
 use crate::push::job::Push;
 use crate::push::run::Run;
 use crate::push::threads::Threads;
@@ -64,7 +67,9 @@ pub(crate) async fn run(
         session.account.totals.scan_errors.set(push.sources_missing);
         let task = Task::of(&push.open, push.mirror);
         let surveyed = Arc::clone(&session);
-        let survey = move || survey::run(&surveyed, &push.scan, &replies, &task);
+        let hashing = push.open.verify.then(|| Hashing::start(&session, &push.config, &mut threads));
+        let hashing = hashing.transpose().map_err(SessionError::Thread)?;
+        let survey = move || survey::run(&surveyed, &push.scan, &replies, &task, hashing);
         threads.spawn("zmove-plan".into(), survey).map_err(SessionError::Thread)?;
         loop {
             tokio::select! {
@@ -88,10 +93,7 @@ pub(crate) async fn run(
     };
     session.in_flight.stop();
     if let Err(error) = &ended {
-        match last.take() {
-            Some(last) => control::tell_end(Some(last), Err(error), &mut writer).await,
-            None => writer.abort(),
-        }
+        control::break_off(last.take(), error, &mut writer).await;
     }
     let elapsed = started.elapsed();
     // From here on the planner waits for no more replies.

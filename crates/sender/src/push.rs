@@ -336,10 +336,7 @@ impl Running<'_> {
         run.note(self.phase);
         run.earlier.reached = reached;
         if let Err(error) = &ended {
-            match last.take() {
-                Some(last) => control::tell_end(Some(last), Err(error), &mut self.writer).await,
-                None => self.writer.abort(),
-            }
+            control::break_off(last.take(), error, &mut self.writer).await;
             // The peer sees the end of the connection now, and closes its lanes.
             drop(self.inbox);
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::kinds::Kinds;
+use crate::rel_path::RelPath;
 
 /// A moment to the nanosecond, before or after 1970, as `stat` gives it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,6 +37,9 @@ pub struct Extra {
     pub xattrs: Vec<Xattr>,
     /// When the entry was last read, where that is kept.
     pub atime: Option<Timestamp>,
+    /// The path below the target that leads to the same entry, where this is another name of a symbolic link or a
+    /// special file.
+    pub first_name: Option<RelPath>,
 }
 
 /// A user or a group.
@@ -113,6 +117,19 @@ impl Metadata {
         Self { mode, mtime, extra: None }
     }
 
+    /// The same of another name of the entry that is at the target under its first one.
+    #[must_use]
+    pub fn with_first_name(self, first_name: RelPath) -> Self {
+        let extra = self.extra.as_deref().cloned().unwrap_or_default();
+        Self { extra: Some(Arc::new(Extra { first_name: Some(first_name), ..extra })), ..self }
+    }
+
+    /// The first name of the entry, where this is another one.
+    #[must_use]
+    pub fn first_name(&self) -> Option<&RelPath> {
+        self.extra.as_ref()?.first_name.as_ref()
+    }
+
     /// The extended attributes.
     #[must_use]
     pub fn xattrs(&self) -> &[Xattr] {
@@ -134,13 +151,15 @@ impl Extra {
         let names = accounts.map(|account| ALLOCATION_BYTES + account.name.len());
         let xattrs =
             self.xattrs.iter().map(|xattr| size_of::<Xattr>() + 2 * ALLOCATION_BYTES + xattr.bytes());
-        size_of::<Self>() + names.chain(xattrs).sum::<usize>()
+        let first = self.first_name.iter().map(|path| ALLOCATION_BYTES + path.as_bytes().len());
+        size_of::<Self>() + names.chain(xattrs).chain(first).sum::<usize>()
     }
 
-    /// Whether neither ownership nor attributes are there.
+    /// Whether nothing is said.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.owner.is_none() && self.group.is_none() && self.xattrs.is_empty() && self.atime.is_none()
+        let Self { owner, group, xattrs, atime, first_name } = self;
+        owner.is_none() && group.is_none() && xattrs.is_empty() && atime.is_none() && first_name.is_none()
     }
 }
 

@@ -636,7 +636,8 @@ mod tests {
         let share = Xattr::ENTRY_BYTES_MAX / count - "user.00000".len();
         let xattrs = (0..count).map(|number| xattr(&format!("user.{number:05}"), &vec![7; share]));
         let account = |name: char| Some(Account { id: 1, name: name.to_string().repeat(255).into() });
-        let extra = Extra { owner: account('o'), group: account('g'), xattrs: xattrs.collect(), atime: None };
+        let extra =
+            Extra { owner: account('o'), group: account('g'), xattrs: xattrs.collect(), ..Extra::default() };
         let ranges = (0..DataRanges::MAX as u64).map(|at| 2 * at..2 * at + 1);
         let data = DataRanges::new(u64::MAX, ranges.collect()).map(Arc::new);
         assert!(data.is_some());

@@ -6,6 +6,7 @@
 //! | 2 | entries, large files | extended attributes, access control lists among them |
 //! | 3 | offered files | a digest of these |
 //! | 4 | entries, large files | when it was last read |
+//! | 5 | symbolic links, special files | the first name of the same one |
 //! | 16 | files of batches, large files | where there is data; what is between reads as zeros |
 //!
 //! Only the last is critical, since frames carry data alone: what the receiver of a transfer keeps of the others is
@@ -14,7 +15,7 @@
 
 use std::sync::Arc;
 
-use zmove_types::{Account, Extra, Kinds, Timestamp, Xattr};
+use zmove_types::{Account, Extra, Kinds, RelPath, Timestamp, Xattr};
 
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
@@ -28,12 +29,13 @@ const OWNERSHIP: u16 = 1;
 const XATTRS: u16 = 2;
 const DIGEST: u16 = 3;
 const ATIME: u16 = 4;
+const FIRST_NAME: u16 = 5;
 
 /// The number of the [ranges](crate::ranges) of data of a file.
 pub(crate) const DATA: u16 = 16;
 
 /// The extensions that are known of entries.
-pub(crate) const OF_ENTRIES: &[u16] = &[OWNERSHIP, XATTRS, ATIME, DATA];
+pub(crate) const OF_ENTRIES: &[u16] = &[OWNERSHIP, XATTRS, ATIME, FIRST_NAME, DATA];
 /// The extensions that are known of large files.
 pub(crate) const OF_LARGE_FILES: &[u16] = &[OWNERSHIP, XATTRS, ATIME, DATA];
 /// The extensions that are known of offered files.
@@ -63,6 +65,9 @@ impl ExtraWriter {
                 let mut bytes = Vec::new();
                 put_timestamp(&mut bytes, atime);
                 extensions = extensions.with(say(ATIME, bytes));
+            }
+            if let Some(path) = &extra.first_name {
+                extensions = extensions.with(say(FIRST_NAME, path.as_bytes().to_vec()));
             }
         }
         match digest {
@@ -117,6 +122,7 @@ impl ExtraReader {
             extra.xattrs = read_xattrs(&mut Reader::new(xattrs))?;
         }
         extra.atime = extensions.get(ATIME).map(read_time).transpose()?;
+        extra.first_name = extensions.get(FIRST_NAME).map(read_first_name).transpose()?;
         let alone = extra.is_empty();
         match extensions.get(OWNERSHIP) {
             None => {}
@@ -158,6 +164,11 @@ fn read_time(bytes: &[u8]) -> Result<Timestamp, WireError> {
     let time = reader.timestamp()?;
     reader.finish()?;
     Ok(time)
+}
+
+fn read_first_name(bytes: &[u8]) -> Result<RelPath, WireError> {
+    let path = RelPath::from_bytes(bytes)?;
+    if path.is_root() { Err(WireError::OutOfOrder { what: "a first name" }) } else { Ok(path) }
 }
 
 fn read_ownership(bytes: &[u8]) -> Result<Ownership, WireError> {
@@ -218,7 +229,7 @@ pub(crate) mod tests {
     }
 
     fn owned(owner: Option<Account>, group: Option<Account>, xattrs: &[Xattr]) -> Extra {
-        Extra { owner, group, xattrs: xattrs.to_vec(), atime: None }
+        Extra { owner, group, xattrs: xattrs.to_vec(), ..Extra::default() }
     }
 
     #[test]
@@ -246,6 +257,11 @@ pub(crate) mod tests {
         let time = [0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 3, 0, 0, 0];
         assert_eq!((said.get(1), said.get(4)), (None, Some(&time[..])));
         assert_eq!(reader.next(&said), Ok(Some(Arc::new(read))));
+        let first_name = Some(RelPath::from_bytes(b"a/b").unwrap());
+        let other = Extra { first_name, ..Extra::default() };
+        let said = writer.next(Some(&other), None);
+        assert_eq!((said.get(1), said.get(5)), (None, Some(&b"a/b"[..])));
+        assert_eq!(reader.next(&said), Ok(Some(Arc::new(other))));
         assert_eq!(writer.next(None, None), Extensions::default());
         assert_eq!(reader.next(&Extensions::default()), Ok(None));
     }
@@ -273,6 +289,9 @@ pub(crate) mod tests {
             assert!(read(1, bytes).is_err(), "{bytes:?}");
         }
         assert!(read_digest(&Extensions::default().with(extension(3, false, &[0; 31]))).is_err());
+        for path in ["", "/a", "a/../b", "..", "a//b"] {
+            assert!(read(5, path.as_bytes()).is_err(), "{path:?}");
+        }
     }
 
     /// What `Extra::bytes` says is booked: neither the room of a list that has grown nor the allocator comes beside it.
@@ -295,12 +314,15 @@ pub(crate) mod tests {
             0..4,
         );
         let atime = proptest::option::of((any::<i64>(), 0..1_000_000_000_u32));
-        (account(), account(), xattrs, atime).prop_map(|(owner, group, xattrs, atime)| {
+        let first = proptest::option::of("[a-z]{1,5}(/[a-z]{1,5}){0,2}");
+        (account(), account(), xattrs, atime, first).prop_map(|(owner, group, xattrs, atime, first)| {
             let account =
                 |found: Option<(u32, String)>| found.map(|(id, name)| Account { id, name: name.into() });
             let xattrs = xattrs.iter().map(|(name, value)| xattr(name, value)).collect();
             let atime = atime.map(|(seconds, nanos)| Timestamp { seconds, nanos });
-            let extra = Extra { owner: account(owner), group: account(group), xattrs, atime };
+            let first_name = first.map(|path| RelPath::from_bytes(path.as_bytes()).unwrap());
+            let (owner, group) = (account(owner), account(group));
+            let extra = Extra { owner, group, xattrs, atime, first_name };
             (!extra.is_empty()).then_some(extra)
         })
     }
@@ -316,7 +338,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn any_bytes_decode_or_fail(number in 1..5_u16, bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn any_bytes_decode_or_fail(number in 1..6_u16, bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             let _outcome = read(number, &bytes);
         }
     }

@@ -60,6 +60,10 @@ pub const INQUIRED_ENTRIES_MAX: usize = 4096;
 pub const INQUIRED_NAME_BYTES_MAX: usize = 4 << 20;
 /// The most inquiries that wait for an answer.
 pub const INQUIRIES_OUTSTANDING_MAX: usize = 32;
+/// The most groups of one order to hash them: 64 MiB, so that several threads share a file.
+pub const HASHED_GROUPS_MAX: usize = 16;
+/// The most orders to hash groups that wait for an answer.
+pub const HASH_ORDERS_OUTSTANDING_MAX: usize = 32;
 /// The most names that one message keeps, over all its directories.
 pub const KEEP_NAMES_MAX: usize = 262_144;
 /// The most directories whose names one message keeps.

@@ -23,6 +23,7 @@ mod mirror;
 mod preview;
 mod probe;
 mod relay;
+mod verify;
 
 use counted::Counted;
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
@@ -39,9 +40,10 @@ pub use preview::{
 };
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
 pub use relay::{
-    Hashed, PathAccount, Progress, Relay, StageProgress, Told, ToldChange, ToldForm, ToldKind,
+    FileHash, PathAccount, Progress, Relay, StageProgress, Told, ToldChange, ToldForm, ToldKind,
     TransferAccount,
 };
+pub use verify::{HashOrder, Hashed};
 
 /// A message from the sender to the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,6 +93,8 @@ pub enum ToReceiver {
     OfferWith(OfferWith),
     /// The same as [`Inquire`](Self::Inquire), to a receiver that has said what it keeps.
     InquireWith(InquireWith),
+    /// An order to hash groups of a file: verifications only.
+    Hash(HashOrder),
     /// A word beside the transfer, to a receiver that has dialled.
     Relay(Relay),
 }
@@ -171,6 +175,8 @@ pub enum ToSender {
         /// The limit of all data connections of the key together.
         bytes_per_second: u64,
     },
+    /// The values of groups that were to be hashed.
+    Hashed(Hashed),
     /// The host does as a receiver that has dialled has asked: after this it says what a sender says
     /// ([`ToReceiver`]), and what it hears is what a receiver says.
     Fetching(Fetching),
@@ -216,13 +222,17 @@ pub struct Open {
     /// nothing is said only modes and times are kept.
     #[serde(skip)]
     pub keeping: Option<Keeping>,
+    /// Whether a preview compares what the storages hold, and groups of large files by [`HashOrder`]s. It travels among
+    /// the extensions of the opening.
+    #[serde(skip)]
+    pub verify: bool,
 }
 
 impl Open {
     /// The extension by which a sender says that it understands [`ToSender::RateMax`], in no bytes.
     pub const KEEPS_RATE: u16 = 2;
     /// The extensions of an opening that are known here.
-    const EXTENSIONS: &'static [u16] = &[kept::KEPT, Self::KEEPS_RATE];
+    const EXTENSIONS: &'static [u16] = &[kept::KEPT, Self::KEEPS_RATE, verify::VERIFY];
 
     /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
     #[must_use]
@@ -239,6 +249,7 @@ impl Open {
             extraneous: Extraneous::Stays,
             inplace: false,
             keeping: None,
+            verify: false,
         }
     }
 
@@ -254,6 +265,9 @@ impl Open {
             let bytes = Box::default();
             extensions = extensions.with(Extension { number: Self::KEEPS_RATE, critical: false, bytes });
         }
+        if self.verify {
+            extensions = extensions.with(verify::extension());
+        }
         ToReceiver::OpenWith(self, extensions)
     }
 
@@ -263,7 +277,8 @@ impl Open {
     /// [`WireError`] when one that is critical is not known, or one makes no sense.
     pub fn with(self, extensions: Extensions) -> Result<Self, WireError> {
         let extensions = extensions.only(Self::EXTENSIONS, "the opening")?;
-        Ok(Self { keeping: Keeping::of_opening(&extensions)?, ..self })
+        let verify = extensions.get(verify::VERIFY).is_some();
+        Ok(Self { keeping: Keeping::of_opening(&extensions)?, verify, ..self })
     }
 }
 
@@ -618,6 +633,7 @@ mod tests {
             extraneous: Extraneous::Goes,
             inplace: true,
             keeping: None,
+            verify: false,
         });
         let bytes = encode_message(&open);
         assert_eq!(bytes[..14], [30, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);

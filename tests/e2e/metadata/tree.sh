@@ -93,6 +93,16 @@ while [ $i -lt 10 ]; do
     ln tied/f$i owners/tied$i
     i=$((i + 1))
 done
+for name in tied/link tied/fifo tied/null; do
+    case $name in
+    */link) ln -s f1 $name ;;
+    */fifo) mkfifo $name ;;
+    */null) mknod $name c 1 3 ;;
+    esac
+    chown -h 2005:3005 $name
+    ln $name tied/below/
+    ln $name owners/
+done
 chown 2001:3001 tied/f3
 setfattr -n user.comment -v tied tied/f4
 setfacl -m u:7:rw tied/f5

@@ -75,6 +75,9 @@ pub(crate) struct PushArgs {
     /// Write how far each stage is, ten times a second, as JSON lines
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// Whether this is `zmove verify`.
+    #[arg(skip)]
+    pub(crate) verify: bool,
     #[command(flatten)]
     pub(crate) keeping: KeepingArgs,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `zmove push`: from the arguments to a summary.
+//! `zmove push` and `zmove verify`, which is a dry run that compares contents: from the arguments to a summary.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
-use crate::display::summary::{self, Carriage};
+use crate::display::summary::{self, Carriage, differences};
 use crate::display::terminal;
 use crate::display::trace::{self, Trace};
 use crate::settings::{self, PushSettings, Role, Storage};
@@ -78,6 +78,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
 pub(crate) fn exit_of(summary: &Summary, args: &PushArgs) -> Exit {
     let lacking = if args.keeping.strict_metadata { summary.not_kept.len() as u64 } else { 0 };
     match (summary.failed + summary.kept_by_change + lacking, summary.spared) {
+        (0, 0) if args.verify && differences(summary) > 0 => Exit::Differs,
         (0, 0) => Exit::Done,
         (0, _) => Exit::MaxDelete,
         _ => Exit::Partial,

@@ -51,6 +51,9 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
     let cipher = transport.map_or_else(String::new, |_| format!(", cipher: {}", cipher_key(args)));
     let over =
         transport.map_or_else(String::new, |over| format!(" over {}", over.to_string().to_uppercase()));
+    if let (Some(preview), true) = (summary.preview, args.verify) {
+        return verified(summary, preview, args) + &extras(summary, args);
+    }
     if let Some(Preview { added, changed }) = summary.preview {
         let files = summary.files;
         let bytes = ByteCount(summary.bytes);
@@ -89,6 +92,27 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         text.push_str(&limit(summary));
     }
     text
+}
+
+/// How many entries differ, or are at one side alone.
+pub(crate) fn differences(summary: &Summary) -> u64 {
+    summary.preview.map_or(0, |Preview { added, changed }| added + changed + summary.removed)
+}
+
+/// The result of a verification.
+fn verified(summary: &Summary, Preview { added, changed }: Preview, args: &PushArgs) -> String {
+    let compared = summary.skipped;
+    let seconds = summary.elapsed.as_secs_f64();
+    let how = "by hash, as both storages hold them";
+    if differences(summary) == 0 && summary.failed == 0 {
+        return format!("all the same: {compared} files compared {how}, in {seconds:.2} s\n");
+    }
+    let removed =
+        if args.delete { format!(", {} only at the target", summary.removed) } else { String::new() };
+    format!(
+        "{changed} differ, {added} only at the source{removed}\n\
+         {compared} files are the same, {how}; {seconds:.2} s\n"
+    )
 }
 
 /// The main limit of the run, and a remedy, if one is known.
@@ -159,6 +183,7 @@ fn as_json(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> se
     json!({
         "event": "summary",
         "dry_run": summary.preview.is_some(),
+        "verify": args.verify.then(|| differences(summary) == 0 && summary.failed == 0),
         "added": summary.preview.map(|preview| preview.added),
         "changed": summary.preview.map(|preview| preview.changed),
         "files": summary.files,

@@ -133,6 +133,7 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
         inplace: args.inplace,
         purpose: if args.dry_run { Purpose::Preview } else { Purpose::Move },
         keeping: Some(keeping::keeping(&args.keeping)),
+        verify: args.verify,
         ..open
     }
 }

@@ -25,6 +25,8 @@ pub(crate) enum Exit {
     Unwell = 4,
     /// One side does not know the other's key.
     Authentication = 5,
+    /// `zmove verify` found a difference.
+    Differs = 6,
     /// No connection came about.
     Connection = 10,
     /// A file on this host could not be read or written.

@@ -72,9 +72,18 @@ impl Wanted<'_> {
         Ok(setting.misses)
     }
 
-    /// Whether an entry that has these owners would get another.
-    pub(super) fn gives_away(&self, has: Ids) -> bool {
+    /// Whether an entry that has these owners would get another; then the kernel takes what capabilities it has.
+    #[must_use]
+    pub fn gives_away(&self, has: Ids) -> bool {
         self.may_own && !self.is_met(has, self.mode)
+    }
+
+    /// The owners that an entry which has these ones does not get where none may be set.
+    #[must_use]
+    pub fn missing_owners(&self, has: Ids) -> Vec<Miss> {
+        let user = self.owner.filter(|user| *user != has.user).map(|_| Kinds::OWNER);
+        let group = self.group.filter(|group| *group != has.group).map(|_| Kinds::GROUP);
+        user.into_iter().chain(group).map(|kind| Miss { kind, error: Errno::PERM }).collect()
     }
 
     /// Whether an entry that has these owners, this mode and these attributes has all of it, but for its time.
@@ -103,8 +112,7 @@ impl Setting<'_> {
             return;
         }
         if !self.wanted.may_own {
-            user.inspect(|_| self.miss(Kinds::OWNER, Errno::PERM));
-            group.inspect(|_| self.miss(Kinds::GROUP, Errno::PERM));
+            self.misses.extend(self.wanted.missing_owners(has));
             return;
         }
         // what it allows its group now may be more than it allows that in the end

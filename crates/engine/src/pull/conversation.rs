@@ -28,7 +28,7 @@ pub(super) struct Conversation {
 pub(super) type Ended = Option<Refusal>;
 
 /// The first byte of words beside the transfer, and of openings: their tags.
-const RELAY: u8 = 13;
+const RELAY: u8 = 14;
 const OPENINGS: [u8; 2] = [0, 10];
 
 /// What may wait between the host's connection and the receiver.

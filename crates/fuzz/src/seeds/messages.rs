@@ -5,14 +5,14 @@ use std::sync::Arc;
 use zmove_types::{Kinds, Metadata, Root, Timestamp};
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Compare, Differences, Durability, EntryFault, Extraneous,
-    ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, Finding, Findings,
-    Finished, Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata,
-    Inquiry, Keep, Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NotKept,
-    Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount,
-    Progress, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role,
-    RuleText, Sampled, SourceMark, SourcePath, StageProgress, StageReport, Stored, StoredItem, SweepOrder,
-    Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange,
-    ToldForm, ToldKind, TopName, TransferAccount, Verdict, encode_message,
+    ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, Finding,
+    Findings, Finished, HashOrder, Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind,
+    InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed,
+    Moment, NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite,
+    OwnerOrder, PathAccount, Progress, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder,
+    Remove, RemoveGroup, Role, RuleText, Sampled, SourceMark, SourcePath, StageProgress, StageReport, Stored,
+    StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource,
+    Told, ToldChange, ToldForm, ToldKind, TopName, TransferAccount, Verdict, encode_message,
 };
 
 use super::{greeting_of, name, path, sample_extensions, whole_metadata};
@@ -90,7 +90,7 @@ fn relays() -> Vec<ToReceiver> {
     let refusal = Refusal { code: RefusalCode::Failed, text: "t".into() };
     let relays = [
         Relay::Told(told),
-        Relay::Hashed(vec![Hashed { path: path("d/f"), root: Root([9; 32]) }]),
+        Relay::Hashed(vec![FileHash { path: path("d/f"), root: Root([9; 32]) }]),
         Relay::Lanes(2),
         Relay::Account(Box::new(account)),
         Relay::Broken(refusal),
@@ -130,6 +130,7 @@ fn requests() -> Vec<ToReceiver> {
         ToReceiver::Sample { sample: 300, when: Moment::Ended(21) },
         ToReceiver::OfferWith(OfferWith(offer_with())),
         ToReceiver::InquireWith(InquireWith(inquiry_with())),
+        ToReceiver::Hash(HashOrder { order: 1, path: path("d/f"), first: 2, groups: 3 }),
         ToReceiver::Sweep(SweepOrder { bytes: 1 << 28, millis: 5_000 }),
     ]);
     requests.extend(relays());
@@ -149,6 +150,7 @@ fn open(shape: TargetShape) -> Open {
         extraneous: Extraneous::Goes,
         inplace: true,
         keeping: None,
+        verify: false,
     }
 }
 
@@ -244,6 +246,11 @@ fn replies() -> Vec<ToSender> {
         ToSender::Paced { receive_us: 70_000 },
         ToSender::TimesBeyondRange { files: 300 },
         ToSender::RateMax { bytes_per_second: 1 << 30 },
+        ToSender::Hashed(Hashed {
+            order: 1,
+            values: vec![None, Some([7; 32])],
+            fault: Some(FaultCode::Os(5)),
+        }),
         ToSender::Sampled(Sampled { sample: 1, clock_us: 300, first_us: Some(4), bytes: 1 << 40, cpu_us: 5 }),
         ToSender::Swept(Swept {
             sizes: vec![SweptSize { file_bytes: 1024, write: Some(70_000), read: None }],

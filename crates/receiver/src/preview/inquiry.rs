@@ -1,5 +1,6 @@
 //! The answers to inquiries: what a transfer would do with each entry. Only looks, and changes nothing.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -10,17 +11,18 @@ use rustix::io::Errno;
 use zmove_disk::{
     Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn, is_special_at, number_at,
 };
-use zmove_types::{Kinds, Name, RelPath};
+use zmove_types::{GROUP_BYTES, Kinds, Name, RelPath};
 use zmove_wire::{
-    Compare, Differences, FaultCode, Finding, Findings, InquiredEntry, InquiredKind, InquiredMetadata,
-    Inquiry, Operation, Overwrite,
+    Compare, Differences, FaultCode, Finding, Findings, HashOrder, Hashed, InquiredEntry, InquiredKind,
+    InquiredMetadata, Inquiry, Operation, Overwrite,
 };
 
+use crate::preview::storage_reader::StorageReader;
 use crate::quota::Quota;
 use crate::store::rules::Rules;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::links::Claims;
-use crate::store::target::tree::{Xattrs, contents_root};
+use crate::store::target::tree::{Xattrs, contents_root, open_old};
 use crate::store::target::{Seen, renamed};
 
 /// The state by which inquiries are answered.
@@ -33,6 +35,8 @@ pub(crate) struct Previewer {
     pub(crate) claims: Claims,
     pub(crate) quota: Quota,
     pub(crate) stopping: AtomicBool,
+    /// For a verification: how files are read from the storage.
+    pub(crate) storage: Option<StorageReader>,
 }
 
 /// A directory of the target, as it is found.
@@ -78,6 +82,23 @@ impl Previewer {
                 _ => Place::Closed(FaultCode::os(&error)),
             },
         }
+    }
+
+    /// The values of groups of a file, for a verification.
+    pub(super) fn hash(&self, order: &HashOrder) -> Hashed {
+        let mut values = Vec::new();
+        let turn = self.quota.turn(Task::Look, &self.stopping);
+        let hashed = self.open_ordered(&order.path).and_then(|file| {
+            let storage = self.storage.as_ref().ok_or(Errno::INVAL)?;
+            storage.hash_into(&mut values, &turn, file, order)
+        });
+        Hashed { order: order.order, values, fault: hashed.err().map(|error| FaultCode::os(&error)) }
+    }
+
+    fn open_ordered(&self, path: &RelPath) -> io::Result<File> {
+        let (parent, name) = path.parent().zip(path.file_name()).ok_or(Errno::ISDIR)?;
+        let Place::There(directory) = self.place(&parent) else { return Err(Errno::NOENT.into()) };
+        open_old(directory.as_fd(), renamed(self.seen.rename.as_ref(), &parent, &name))
     }
 
     fn look_at_itself(&self, path: &RelPath, place: &Place, wanted: &InquiredMetadata) -> Finding {
@@ -156,6 +177,13 @@ impl Previewer {
                     Finding::Differs(Differences::LINKS)
                 }
             }
+            (InquiredKind::Link { first, .. }, _) => {
+                if self.is_one((directory, name), first) {
+                    Finding::Same
+                } else {
+                    Finding::Differs(Differences::LINKS)
+                }
+            }
             (InquiredKind::Symlink { target }, FileType::Symlink) => {
                 self.look_at_link(directory, name, &there, target, &entry.metadata)
             }
@@ -185,12 +213,18 @@ impl Previewer {
         }
         match self.rules.compare {
             Compare::Quick => changed(differences),
-            Compare::Checksum => {
-                contents_root((directory.as_fd(), name), bytes, self.rules.kinds, || turn.is_over())
+            Compare::Checksum => match &self.storage {
+                // the groups of a large file are asked for one by one
+                Some(_) if bytes > GROUP_BYTES => changed(differences),
+                Some(storage) => match storage.root_at(directory, name) {
+                    Ok(root) => Finding::Contents(differences, root.0),
+                    Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),
+                },
+                None => contents_root((directory.as_fd(), name), bytes, self.rules.kinds, || turn.is_over())
                     .map_or(Finding::Differs(differences.and(Differences::CONTENTS)), |root| {
                         Finding::Contents(differences, root)
-                    })
-            }
+                    }),
+            },
         }
     }
 

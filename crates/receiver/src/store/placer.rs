@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{
-    ContentsWriter, FileIdentity, Linked, Staged, StagingDirectory, Task, Tree, Turn, place_symlink,
+    ContentsWriter, FileIdentity, Linked, NonRegular, Staged, StagingDirectory, Task, Tree, Turn,
     remove_abandoned, write_data,
 };
 use zmove_types::{Metadata, Name, RelPath};
@@ -397,32 +397,10 @@ impl<'a> Placer<'a> {
                 self.place_directory(directory, path, name, metadata.clone())?
             }
             BatchEntry::Symlink(name, metadata, target) => {
-                let name = transfer.target.name(path, name);
-                let is_ours = place_symlink(
-                    directory.as_fd(),
-                    name,
-                    (target, metadata.mtime),
-                    transfer.target.rules.replaces(),
-                )
-                .map_err(failed_to(Operation::Symlink))?;
-                if is_ours {
-                    let owned = transfer.target.own_link(directory, name, metadata, At(path, Some(name)));
-                    owned.map_err(failed_to(Operation::SetMetadata))?;
-                }
-                let flushed = transfer.target.flush_if_each(directory);
-                flushed.map_err(failed_to(Operation::Flush))?;
+                self.place_non_regular((directory, path), name, NonRegular::Symlink(target), metadata)?;
             }
             BatchEntry::Special(name, metadata, special) => {
-                let name = transfer.target.name(path, name);
-                let placed = transfer.target.place_special(
-                    directory,
-                    name,
-                    (metadata, *special),
-                    At(path, Some(name)),
-                );
-                placed.map_err(failed_to(Operation::Create))?;
-                let flushed = transfer.target.flush_if_each(directory);
-                flushed.map_err(failed_to(Operation::Flush))?;
+                self.place_non_regular((directory, path), name, NonRegular::Special(*special), metadata)?;
             }
             BatchEntry::File(file) => {
                 let failed_flushes = transfer.publisher.failed_flushes();
@@ -440,6 +418,22 @@ impl<'a> Placer<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Makes a symbolic link or special file, or another name of one that has been made.
+    fn place_non_regular(
+        &mut self,
+        (directory, path): (&OwnedFd, &Arc<RelPath>),
+        name: &Name,
+        entry: NonRegular<'_>,
+        metadata: &Metadata,
+    ) -> Result<(), Failure> {
+        let target = &self.transfer.target;
+        let name = target.name(path, name);
+        let first = metadata.first_name().and_then(|first| Some((first.parent()?, first.file_name()?)));
+        let first = first.map(|(parent, first)| Ok((self.directories.as_it_is(&parent)?, first)));
+        target.place_non_regular((directory, name), (entry, metadata), first, At(path, Some(name)))?;
+        target.flush_if_each(directory).map_err(failed_to(Operation::Flush))
     }
 
     /// Gives another name to a file that has been published: the flush of this generation then makes it durable.

@@ -11,6 +11,7 @@ pub(crate) mod directories;
 pub(crate) mod file_systems;
 pub(crate) mod keeper;
 pub(crate) mod links;
+pub(crate) mod non_regular;
 pub(crate) mod open_directories;
 pub(crate) mod tree;
 

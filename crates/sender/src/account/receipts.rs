@@ -22,6 +22,7 @@ use crate::control::relay::{Heard, Memory};
 use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
 use crate::plan::links::{FirstName, Word};
+use crate::plan::pack::PackEntry;
 use crate::plan::resend;
 use crate::push::session::Session;
 use crate::read::extras::Extras;
@@ -68,6 +69,7 @@ impl Receipts {
                 self.reply_sender.reply(Reply::Held(held))?;
             }
             ToSender::Findings(findings) => self.reply_sender.findings(findings)?,
+            ToSender::Hashed(hashed) => self.reply_sender.hashed(hashed)?,
             answer @ (ToSender::ExtraneousNames(_) | ToSender::Removed { .. }) => {
                 self.reply_sender.mirror(answer)?
             }
@@ -201,6 +203,12 @@ impl Receipts {
         let mut holes = 0;
         let faults: Vec<_> = batch.faults.iter().map(|fault| located(batch, *fault)).collect();
         let kept: HashMap<_, _> = faults.iter().map(|fault| (&fault.path, fault.code)).collect();
+        for (what, path, number) in batch.pack.shared_beside_files() {
+            let is_there = kept.get(&path).is_none_or(|code| *code == FaultCode::AlreadyThere);
+            if matches!(what, PackEntry::Within(_)) && is_there {
+                self.reply_sender.reply(Reply::Link(Word::Named(number, FirstName { path, root: None })))?;
+            }
+        }
         for file in &batch.files {
             let fault = kept.get(&file.path);
             if let NamePart::First(number) = file.part

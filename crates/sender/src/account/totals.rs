@@ -62,6 +62,10 @@ impl Count {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
+    pub(crate) fn take_back(&self, less: u64) {
+        self.0.fetch_sub(less, Ordering::Relaxed);
+    }
+
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

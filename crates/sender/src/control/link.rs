@@ -30,7 +30,8 @@ pub struct Link {
 impl Link {
     /// Sends the greeting and the opening, in the form of the version.
     pub(crate) async fn ask(&mut self, open: Open) -> Result<(), SessionError> {
-        if self.version < Version::V4 && open.keeping.is_some_and(|keeping| keeping.asked) {
+        let asks_for_more = open.verify || open.keeping.is_some_and(|keeping| keeping.asked);
+        if self.version < Version::V4 && asks_for_more {
             return Err(SessionError::OldReceiver);
         }
         let mut opening = if self.relay.is_some() { Vec::new() } else { self.greeting().encode().to_vec() };

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, unbounded};
-use zmove_wire::limits::{INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX};
-use zmove_wire::{Answer, Findings, Held, TargetState, ToSender, WireError};
+use zmove_wire::limits::{
+    HASH_ORDERS_OUTSTANDING_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX,
+};
+use zmove_wire::{Answer, Findings, Hashed, Held, TargetState, ToSender, WireError};
 
 use crate::control::relay::{Held as Booked, Memory};
 use crate::plan::links::Word;
@@ -19,6 +21,7 @@ pub(crate) struct Replies {
     pub(crate) state: Receiver<TargetState>,
     pub(crate) offers: Receiver<QueuedReply>,
     pub(crate) findings: Receiver<Findings>,
+    pub(crate) hashed: Receiver<Hashed>,
     pub(crate) mirror: Receiver<ToSender>,
 }
 
@@ -54,6 +57,7 @@ pub(crate) struct ReplySender {
     /// The memory of a receiver that has dialled.
     memory: Option<Arc<dyn Memory>>,
     findings: Sender<Findings>,
+    hashed: Sender<Hashed>,
     mirror: Sender<ToSender>,
 }
 
@@ -68,19 +72,20 @@ pub(crate) fn channel(memory: Option<Arc<dyn Memory>>) -> (ReplySender, Replies)
     let (state_in, state) = bounded(1);
     let (offers_in, offers) = unbounded();
     let (findings_in, findings) = bounded(INQUIRIES_OUTSTANDING_MAX);
+    let (hashed_in, hashed) = bounded(HASH_ORDERS_OUTSTANDING_MAX);
     let (mirror_in, mirror) = bounded(KEEPS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX);
     let waiting = Arc::default();
-    (
-        ReplySender {
-            state: state_in,
-            offers: offers_in,
-            waiting,
-            memory,
-            findings: findings_in,
-            mirror: mirror_in,
-        },
-        Replies { state, offers, findings, mirror },
-    )
+    let replies = Replies { state, offers, findings, hashed, mirror };
+    let sender = ReplySender {
+        state: state_in,
+        offers: offers_in,
+        waiting,
+        memory,
+        findings: findings_in,
+        hashed: hashed_in,
+        mirror: mirror_in,
+    };
+    (sender, replies)
 }
 
 impl ReplySender {
@@ -110,6 +115,14 @@ impl ReplySender {
     /// [`WireError::OutOfOrder`] when there are more answers than inquiries may be open.
     pub(crate) fn findings(&self, findings: Findings) -> Result<(), WireError> {
         answer(&self.findings, findings, "findings that nobody asked for")
+    }
+
+    /// Passes on the values of groups.
+    ///
+    /// # Errors
+    /// [`WireError::OutOfOrder`] when there are more answers than orders may be open.
+    pub(crate) fn hashed(&self, hashed: Hashed) -> Result<(), WireError> {
+        answer(&self.hashed, hashed, "hashes that nobody asked for")
     }
 
     /// Passes on the names that are at the target alone, or the number removed.
@@ -162,6 +175,9 @@ mod tests {
         let none = || Findings { inquiry: 0, findings: Vec::new() };
         let told = (0..).take_while(|_| sender.findings(none()).is_ok()).count();
         assert_eq!(told, INQUIRIES_OUTSTANDING_MAX);
+        let none = || Hashed { order: 0, values: Vec::new(), fault: None };
+        let told = (0..).take_while(|_| sender.hashed(none()).is_ok()).count();
+        assert_eq!(told, HASH_ORDERS_OUTSTANDING_MAX);
         let removed = || ToSender::Removed { remove: 0, entries: 0 };
         let told = (0..).take_while(|_| sender.mirror(removed()).is_ok()).count();
         assert_eq!(told, KEEPS_OUTSTANDING_MAX + REMOVES_OUTSTANDING_MAX);

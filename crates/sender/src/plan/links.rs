@@ -10,6 +10,13 @@
 //! A link that the receiver could not make comes back, and is sent as a file: a copy where the target cannot link, the
 //! first name of those to come where the name that was published does not lead to the file any more.
 //!
+//! Names of symbolic links and special files wait likewise, and travel as what they are: what the receiver cannot link
+//! it makes, and counts.
+//!
+//! A push that goes on may find another first name than the one before, since directories are listed side by side: its
+//! data is sent once more, and the names that are there are linked to it. With rsync's incremental recursion that is
+//! so too. To know better, the scan would have to end before the first file is sent.
+//!
 //! A group is forgotten when as many names of it have been seen as its file has. So memory grows with the files that
 //! still miss some, [`GROUPS_MAX`] of them at most: names of others become copies, and are counted. While
 //! [`WAITING_MAX`] names wait for their first one, the scan does.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use zmove_scan::{Beside, Entry, EntryKind, Found};
-use zmove_types::{GROUP_BYTES, Metadata, RelPath, Root};
+use zmove_types::{FileNumber, GROUP_BYTES, Metadata, RelPath, Root};
 use zmove_wire::limits::{BATCH_ENTRIES_MAX, BATCH_HEAD_BYTES_TARGET};
 
 use crate::plan::links::FirstName;
@@ -331,6 +331,17 @@ impl Pack {
             left -= group.entries.len();
         }
         None
+    }
+
+    /// The entries other than files that have several names, each with its path at the target and its number at the
+    /// source.
+    pub(crate) fn shared_beside_files(&self) -> impl Iterator<Item = (&PackEntry, RelPath, FileNumber)> {
+        let all =
+            self.groups.iter().flat_map(|group| group.entries.iter().map(|entry| (&group.directory, entry)));
+        all.filter_map(|(directory, what)| {
+            let entry = what.entry().filter(|entry| entry.kind != EntryKind::File)?;
+            Some((what, what.target_path(directory), entry.shared?.number))
+        })
     }
 
     /// The target path of an entry, by its number over all groups; `None` past the end.

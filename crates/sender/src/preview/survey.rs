@@ -1,15 +1,16 @@
 //! The thread of a preview: turns what the scan finds into inquiries, many at once, and the answers into a list.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
+use crossbeam_channel::{Receiver, never, select};
 use zmove_scan::{Beside, Entry, EntryBatch, EntryKind, Scan, ScanItem};
-use zmove_types::{Change, ChangeKind, EntryForm, Event, Kinds, Metadata, RelPath};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, GROUP_BYTES, Kinds, Metadata, RelPath};
 use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX};
 use zmove_wire::{
-    Compare, Differences, Fault, Finding, Findings, InquireWith, InquiredEntry, InquiredGroup, InquiredKind,
-    InquiredMetadata, Inquiry, ToReceiver,
+    Compare, Differences, Fault, Finding, Findings, Hashed, InquireWith, InquiredEntry, InquiredGroup,
+    InquiredKind, InquiredMetadata, Inquiry, ToReceiver,
 };
 
 use crate::account::failure::FileError;
@@ -19,6 +20,8 @@ use crate::plan::gathered::{Gathered, MessageLoad};
 use crate::plan::links::{FirstName, Links, Made, Part};
 use crate::plan::pack::PackEntry;
 use crate::plan::planner::Task;
+use crate::preview::hashing::{Done, Hashing, Source};
+use crate::preview::verification::{LargeFile, Taken, Verification};
 use crate::push::session::Session;
 use crate::read::extras::{Extras, Form};
 use crate::read::source::{Look, SourceDirectory};
@@ -28,8 +31,18 @@ struct Survey<'a> {
     session: &'a Session,
     task: &'a Task,
     gathered: Gathered<Inquired>,
-    outstanding: HashMap<u64, Vec<Inquired>>,
+    /// The bytes of the small files gathered: those of one inquiry are hashed by one thread.
+    gathered_bytes: u64,
+    outstanding: HashMap<u64, Outstanding>,
     links: Links,
+    verification: Option<Verification>,
+}
+
+/// An inquiry that has not been judged.
+struct Outstanding {
+    asked: Vec<Inquired>,
+    /// The answer, where small files are still to be hashed here.
+    answer: Option<Findings>,
 }
 
 /// An entry that is asked about.
@@ -38,13 +51,21 @@ struct Inquired {
     what: PackEntry,
 }
 
-/// Asks and lists until the scan has ended and every inquiry is answered.
-pub(super) fn run(session: &Session, scan: &Scan, replies: &Replies, task: &Task) {
+/// Asks and lists until the scan has ended and every inquiry is answered; verifies where there is something that
+/// hashes.
+pub(super) fn run(session: &Session, scan: &Scan, replies: &Replies, task: &Task, hashing: Option<Hashing>) {
     let most = MessageLoad { names: INQUIRED_ENTRIES_MAX, name_bytes: INQUIRED_NAME_BYTES_MAX };
-    let gathered = Gathered::new(most);
-    let mut survey = Survey { session, task, gathered, outstanding: HashMap::new(), links: Links::default() };
-    survey.take_scan(scan, &replies.findings);
-    survey.take_last(&replies.findings);
+    let mut survey = Survey {
+        session,
+        task,
+        gathered: Gathered::new(most),
+        gathered_bytes: 0,
+        outstanding: HashMap::new(),
+        links: Links::default(),
+        verification: hashing.map(Verification::new),
+    };
+    survey.take_scan(scan, replies);
+    survey.take_last(replies);
     if let Some(mirror) = &task.mirror {
         mirror::run(session, &replies.mirror, mirror);
     }
@@ -55,41 +76,65 @@ pub(super) fn run(session: &Session, scan: &Scan, replies: &Replies, task: &Task
 const PATIENCE: Duration = Duration::from_millis(20);
 
 impl Survey<'_> {
-    fn take_scan(&mut self, scan: &Scan, findings: &Receiver<Findings>) {
+    fn take_scan(&mut self, scan: &Scan, replies: &Replies) {
         let nothing = never();
         while !self.session.in_flight.is_stopping() {
             let items = if self.may_ask() { scan.receiver() } else { &nothing };
+            let done = self.done();
             select! {
                 recv(items) -> item => match item {
                     Ok(item) => self.take_item(item),
                     Err(_) => break,
                 },
-                recv(findings) -> answer => match answer {
+                recv(replies.findings) -> answer => match answer {
                     Ok(answer) => self.take_answer(answer),
                     Err(_) => return,
                 },
+                recv(replies.hashed) -> hashed => match hashed {
+                    Ok(hashed) => self.take_hashed(hashed),
+                    Err(_) => return,
+                },
+                recv(done) -> done => self.take_done(done.expect("the threads that hash outlive this")),
                 default(PATIENCE) => self.ask(),
             }
         }
         self.session.account.observer.on(&Event::ScanEnded);
     }
 
-    fn take_last(&mut self, findings: &Receiver<Findings>) {
+    fn take_last(&mut self, replies: &Replies) {
         self.ask();
-        let is_done = |survey: &Self| survey.gathered.is_empty() && survey.outstanding.is_empty();
-        while !self.session.in_flight.is_stopping() && !is_done(self) {
-            match findings.recv_timeout(PATIENCE) {
-                Ok(answer) => self.take_answer(answer),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
+        while !self.session.in_flight.is_stopping() && !self.is_done() {
+            let done = self.done();
+            select! {
+                recv(replies.findings) -> answer => match answer {
+                    Ok(answer) => self.take_answer(answer),
+                    Err(_) => return,
+                },
+                recv(replies.hashed) -> hashed => match hashed {
+                    Ok(hashed) => self.take_hashed(hashed),
+                    Err(_) => return,
+                },
+                recv(done) -> done => self.take_done(done.expect("the threads that hash outlive this")),
+                default(PATIENCE) => {}
             }
             self.ask();
         }
     }
 
+    fn is_done(&self) -> bool {
+        let verified = self.verification.as_ref().is_none_or(Verification::is_done);
+        self.gathered.is_empty() && self.outstanding.is_empty() && verified
+    }
+
+    /// What has been hashed here.
+    fn done(&self) -> Receiver<Done> {
+        self.verification.as_ref().map_or_else(never, |verification| verification.hashing.done.clone())
+    }
+
     /// Whether another inquiry may be outstanding.
     fn may_ask(&self) -> bool {
-        self.outstanding.len() < INQUIRIES_OUTSTANDING_MAX
+        let is_full = self.verification.as_ref().is_some_and(Verification::is_full);
+        self.outstanding.len() < INQUIRIES_OUTSTANDING_MAX && !is_full
     }
 
     fn take_item(&mut self, item: ScanItem) {
@@ -137,10 +182,16 @@ impl Survey<'_> {
 
     fn gather(&mut self, asked: Inquired) {
         let name_bytes = asked.directory.target_path().as_bytes().len() + asked.what.text_bytes();
+        self.gathered_bytes += if asked.is_small_file() { asked.what.data_bytes() } else { 0 };
         self.gathered.add(asked, name_bytes);
-        if self.gathered.is_full() {
+        if self.gathered.is_full() || self.gathers_enough() {
             self.ask();
         }
+    }
+
+    /// Whether one thread has enough to hash with what has been gathered.
+    fn gathers_enough(&self) -> bool {
+        self.verification.is_some() && self.gathered_bytes >= HASHED_BYTES_MAX
     }
 
     /// Sends the gathered inquiries, as far as they may be outstanding.
@@ -148,36 +199,145 @@ impl Survey<'_> {
         while !self.gathered.is_empty() && self.may_ask() {
             let (inquiry, asked) = self.gathered.take();
             let Session { in_flight, extras, .. } = self.session;
+            self.gathered_bytes = 0;
+            if let Some(verification) = &self.verification {
+                verification.hash_small(inquiry, small_files(&asked));
+            }
             let inquiry = Inquiry { inquiry, groups: groups(&asked, extras) };
-            self.outstanding.insert(inquiry.inquiry, asked);
+            self.outstanding.insert(inquiry.inquiry, Outstanding { asked, answer: None });
             in_flight.tell(if extras.speaks() {
                 ToReceiver::InquireWith(InquireWith(inquiry))
             } else {
                 ToReceiver::Inquire(inquiry)
             });
         }
+        self.order();
+    }
+
+    /// Asks for groups of large files, as far as that may be.
+    fn order(&mut self) {
+        if let Some(verification) = &mut self.verification {
+            verification.order(|message| self.session.in_flight.tell(message));
+        }
     }
 
     fn take_answer(&mut self, answer: Findings) {
-        let Some(asked) = self.outstanding.remove(&answer.inquiry) else { return };
-        // An entry without a finding would be made.
-        let findings = answer.findings.into_iter().chain(std::iter::repeat(Finding::New));
-        let changes = asked.iter().zip(findings).filter_map(|(asked, finding)| self.judge(asked, finding));
-        let changes: Vec<_> = changes.collect();
-        self.session.account.observer.on(&Event::Listed { changes });
+        let inquiry = answer.inquiry;
+        if let Some(open) = self.outstanding.get_mut(&inquiry) {
+            open.answer = Some(answer);
+            self.judge_inquiry(inquiry);
+        }
     }
 
-    /// Counts what would be done with one entry; returns the line to print, if there is one.
-    fn judge(&self, asked: &Inquired, finding: Finding) -> Option<Change> {
-        let finding = match finding {
-            Finding::Contents(differences, root) => self.compare_contents(asked, differences, root)?,
-            finding => finding,
+    fn take_hashed(&mut self, hashed: Hashed) {
+        if let Some(verification) = &mut self.verification {
+            let taken = verification.take_theirs(hashed);
+            self.go_on(taken);
+        }
+    }
+
+    fn take_done(&mut self, done: Done) {
+        if let Some(verification) = &mut self.verification {
+            let taken = verification.take_ours(done);
+            self.go_on(taken);
+        }
+    }
+
+    fn go_on(&mut self, taken: Taken) {
+        match taken {
+            Taken::Nothing => {}
+            Taken::Inquiry(inquiry) => self.judge_inquiry(inquiry),
+            Taken::Large(file) => {
+                let changes = self.judge_large(*file).into_iter().collect();
+                self.session.account.observer.on(&Event::Listed { changes });
+            }
+        }
+        self.order();
+    }
+
+    /// Judges the entries of an inquiry once it has been answered, and what it takes has been hashed here.
+    fn judge_inquiry(&mut self, inquiry: u64) {
+        let is_hashed = |verification: &Verification| verification.has_roots(inquiry);
+        let is_ready = self.verification.as_ref().is_none_or(is_hashed)
+            && self.outstanding.get(&inquiry).is_some_and(|open| open.answer.is_some());
+        if !is_ready {
+            return;
+        }
+        let Some(Outstanding { asked, answer: Some(answer) }) = self.outstanding.remove(&inquiry) else {
+            return;
         };
+        // An entry without a finding would be made.
+        let findings = answer.findings.into_iter().chain(std::iter::repeat(Finding::New));
+        let mut changes = Vec::new();
+        for (place, (asked, finding)) in asked.into_iter().zip(findings).enumerate() {
+            changes.extend(self.compare(&asked, finding, (inquiry, place)));
+        }
+        if let Some(verification) = &mut self.verification {
+            verification.forget(inquiry);
+        }
+        self.session.account.observer.on(&Event::Listed { changes });
+        self.order();
+    }
+
+    /// Compares contents where they decide, and judges; what is compared group by group is judged later.
+    fn compare(
+        &mut self,
+        asked: &Inquired,
+        finding: Finding,
+        (inquiry, place): (u64, usize),
+    ) -> Option<Change> {
+        let Some(verification) = &mut self.verification else {
+            let finding = match finding {
+                Finding::Contents(differences, root) => self.compare_contents(asked, differences, root)?,
+                finding => finding,
+            };
+            return self.judge(asked, finding, String::new());
+        };
+        let own = verification.take_root(inquiry, place);
+        let finding = match (finding, asked.large_file()) {
+            // another name of a file that is compared under its first one
+            (Finding::Contents(differences, _), _) if matches!(asked.what, PackEntry::Link(..)) => {
+                with_contents(differences, true)
+            }
+            (Finding::Contents(differences, root), _) => {
+                let own = own.unwrap_or_else(|| Err(asked.changed()));
+                let own = own.inspect_err(|error| self.session.account.fail(error)).ok()?;
+                with_contents(differences, own.0 == root)
+            }
+            (finding, Some(source)) if finding.leaves_contents_open() => {
+                let differences = match finding {
+                    Finding::Differs(differences) => differences,
+                    _ => Differences::default(),
+                };
+                verification.add_large(source, asked.target_path(), differences);
+                return None;
+            }
+            (finding, _) => finding,
+        };
+        self.judge(asked, finding, String::new())
+    }
+
+    /// Judges a file whose groups have been compared.
+    fn judge_large(&self, file: LargeFile) -> Option<Change> {
+        if let Some(error) = &file.failed {
+            self.session.account.fail(error);
+            return None;
+        }
+        let is_same = file.differing.is_empty();
+        let where_not = if is_same { String::new() } else { format!(" {}", file.ranges()) };
+        let finding = with_contents(file.differences, is_same);
+        let Source { directory, entry } = file.source;
+        self.judge(&Inquired { directory, what: PackEntry::Within(entry) }, finding, where_not)
+    }
+
+    /// Counts what would be done with one entry; returns the line to print, if there is one. `where_not` says where
+    /// contents differ.
+    fn judge(&self, asked: &Inquired, finding: Finding, where_not: String) -> Option<Change> {
         let totals = &self.session.account.totals;
         let (kind, moves) = match finding {
             Finding::New => (Some(ChangeKind::Added), true),
             Finding::Differs(differences) => {
-                let kind = ChangeKind::Changed(differences.to_string());
+                let kind = ChangeKind::Changed(differences.with_detail(Differences::CONTENTS, &where_not));
                 (Some(kind), differences.has_any(moving(self.task.compare)))
             }
             Finding::Fails(operation, code) => {
@@ -230,9 +390,23 @@ impl Survey<'_> {
                 .map_err(|source| FileError::Read { path: path(), source })
         });
         let own = own.inspect_err(|error| self.session.account.fail(error)).ok().flatten()?;
-        let differences = if own.0 == root { differences } else { differences.and(Differences::CONTENTS) };
-        Some(if differences.is_empty() { Finding::Same } else { Finding::Differs(differences) })
+        Some(with_contents(differences, own.0 == root))
     }
+}
+
+/// The finding on a file whose contents have been compared.
+fn with_contents(differences: Differences, is_same: bool) -> Finding {
+    let differences = if is_same { differences } else { differences.and(Differences::CONTENTS) };
+    if differences.is_empty() { Finding::Same } else { Finding::Differs(differences) }
+}
+
+/// The most bytes of small files in one inquiry of a verification: one thread hashes them at either end.
+const HASHED_BYTES_MAX: u64 = 16 << 20;
+
+/// The files of one group or less, with their places in the inquiry.
+fn small_files(asked: &[Inquired]) -> Vec<(usize, Source)> {
+    let files = asked.iter().enumerate().filter(|(_, asked)| asked.is_small_file());
+    files.filter_map(|(place, asked)| Some((place, asked.source()?))).collect()
 }
 
 /// The differences by which a file's data is sent.
@@ -245,6 +419,30 @@ fn moving(compare: Compare) -> Differences {
 }
 
 impl Inquired {
+    /// The file, where the entry is one, under its first name.
+    fn source(&self) -> Option<Source> {
+        match &self.what {
+            PackEntry::Within(entry) if entry.kind == EntryKind::File => {
+                Some(Source { directory: self.directory.clone(), entry: entry.clone() })
+            }
+            _ => None,
+        }
+    }
+
+    fn large_file(&self) -> Option<Source> {
+        self.source().filter(|source| source.entry.size > GROUP_BYTES)
+    }
+
+    fn is_small_file(&self) -> bool {
+        self.source().is_some_and(|source| source.entry.size <= GROUP_BYTES)
+    }
+
+    fn changed(&self) -> FileError {
+        let name = self.what.entry().map(|entry| &entry.name);
+        let path = name.map_or_else(PathBuf::new, |name| self.directory.display(name));
+        FileError::Changed { path }
+    }
+
     fn form(&self) -> EntryForm {
         if let PackEntry::Link(_, first) = &self.what {
             return EntryForm::Link(first.path.clone());

@@ -120,25 +120,48 @@ impl EntryReader<'_> {
                 without_contents(BatchEntry::Itself(metadata), lacks, None)
             }
             PackEntry::Retouch(entry) => return self.retouch(directory, entry),
-            PackEntry::Link(entry, first) => return self.link(directory, entry, first),
             PackEntry::Compare(entry, root) => return self.compare(directory, entry, *root),
-            PackEntry::Within(entry) => match &entry.kind {
-                EntryKind::Directory => {
-                    let (metadata, lacks) = self.extras.of_entry(directory, entry);
-                    without_contents(BatchEntry::Directory(entry.name.clone(), metadata), lacks, None)
-                }
-                EntryKind::Symlink(target) => {
-                    let (metadata, lacks) = self.extras.of_entry(directory, entry);
-                    let link = BatchEntry::Symlink(entry.name.clone(), metadata, target.clone());
-                    without_contents(link, lacks, None)
-                }
-                EntryKind::File => return read_file(self.extras, directory, entry, (offset, room)),
-                EntryKind::Special(special) => {
-                    let (metadata, lacks) = self.extras.of_entry(directory, entry);
-                    without_contents(BatchEntry::Special(entry.name.clone(), metadata, *special), lacks, None)
-                }
-            },
+            PackEntry::Within(entry) => return self.within(directory, entry, None, (offset, room)),
+            PackEntry::Link(entry, first) => {
+                return self.within(directory, entry, Some(first), (offset, room));
+            }
         })
+    }
+
+    /// An entry of a directory, perhaps as another name of one that is at the target under its first name.
+    fn within(
+        &self,
+        directory: &SourceDirectory,
+        entry: &Entry,
+        first: Option<&Arc<FirstName>>,
+        room: (usize, &mut [u8]),
+    ) -> Result<EntryRead, FileError> {
+        let name = entry.name.clone();
+        let beside_contents = || {
+            let (metadata, lacks) = self.extras.of_entry(directory, entry);
+            let metadata = match first {
+                Some(first) => metadata.with_first_name(first.path.clone()),
+                None => metadata,
+            };
+            (metadata, lacks)
+        };
+        let (entry, lacks) = match (&entry.kind, first) {
+            (EntryKind::File, None) => return read_file(self.extras, directory, entry, room),
+            (EntryKind::File, Some(first)) => return self.link(directory, entry, first),
+            (EntryKind::Directory, _) => {
+                let (metadata, lacks) = beside_contents();
+                (BatchEntry::Directory(name, metadata), lacks)
+            }
+            (EntryKind::Symlink(target), _) => {
+                let (metadata, lacks) = beside_contents();
+                (BatchEntry::Symlink(name, metadata, target.clone()), lacks)
+            }
+            (EntryKind::Special(special), _) => {
+                let (metadata, lacks) = beside_contents();
+                (BatchEntry::Special(name, metadata, *special), lacks)
+            }
+        };
+        Ok(without_contents(entry, lacks, None))
     }
 
     /// Reads a file that the target may have already: if it does, only the metadata is sent, otherwise all of it.

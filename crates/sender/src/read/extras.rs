@@ -318,7 +318,7 @@ impl Extras {
         let owner = kinds.has_any(Kinds::OWNER).then(|| remembered(known_users, ids.user, user));
         let group = kinds.has_any(Kinds::GROUP).then(|| remembered(known_groups, ids.group, group));
         let alone = xattrs.is_empty();
-        let extra = Arc::new(Extra { owner, group, xattrs, atime: None });
+        let extra = Arc::new(Extra { owner, group, xattrs, ..Extra::default() });
         if alone && known.shared.len() < KNOWN_MAX {
             known.shared.insert(ids, Arc::clone(&extra));
         }

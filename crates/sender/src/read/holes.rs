@@ -34,6 +34,8 @@ pub enum Zeros {
 pub(crate) struct FoundHoles {
     /// How many bytes are not sent.
     pub(crate) bytes: u64,
+    /// How many of these lie in groups that the target holds, and have been counted with them.
+    pub(crate) held_bytes: u64,
     /// Why some, or all, are sent as zeros.
     pub(crate) lack: Option<Lack>,
 }

@@ -261,7 +261,8 @@ impl Reader<'_> {
                 metadata
             },
         )?;
-        account.found_holes(holes.bytes);
+        account.found_holes(holes.bytes - holes.held_bytes);
+        account.not_resumed(holes.held_bytes);
         if let Some(why) = holes.lack {
             account.lacking(extras, &file.target, &[(Kinds::HOLES, why)]);
         }

@@ -244,6 +244,7 @@ impl LargeSource {
             found.lack = lack;
             if let Some(data) = data {
                 found.bytes = identity.bytes - data.data_bytes();
+                found.held_bytes = state.hole_bytes_of_held(&data, identity.bytes);
                 state.leave_out_holes(data, identity.bytes);
             }
         }
@@ -400,6 +401,15 @@ impl LargeSource {
 
 impl LargeState {
     /// Takes out of the file what is not `data`.
+    /// How many bytes of the groups that the target holds are no data.
+    fn hole_bytes_of_held(&self, data: &DataRanges, bytes: u64) -> u64 {
+        let held = (0..).zip(&self.cvs).filter(|(_, cv)| cv.is_some());
+        let spans = held.filter_map(|(index, _)| GroupSpan::of(bytes, index));
+        spans
+            .map(|span| u64::from(span.len) - data.within(span).map(|range| range.len() as u64).sum::<u64>())
+            .sum()
+    }
+
     fn leave_out_holes(&mut self, data: DataRanges, bytes: u64) {
         let is_unread = |index: &u32| self.cvs.get(*index as usize).is_some_and(Option::is_none);
         let unread = data.groups().filter(is_unread).count();

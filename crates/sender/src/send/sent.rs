@@ -81,6 +81,8 @@ impl Sent {
     pub(crate) fn words(&self) -> Vec<Word> {
         let Self::Batch(batch) = self else { return Vec::new() };
         let links = batch.files.iter().filter(|file| matches!(file.part, NamePart::Link(_))).count();
+        let others = batch.pack.shared_beside_files();
+        let links = links + others.filter(|(what, ..)| matches!(what, PackEntry::Link(..))).count();
         let back = batch.faults.iter().filter_map(|fault| batch.coming_back(fault));
         back.chain((links > 0).then_some(Word::Heard(links))).collect()
     }

@@ -107,6 +107,18 @@ pub enum Finding {
     Fails(Operation, FaultCode),
 }
 
+impl Finding {
+    /// Whether a file is at the target whose contents may be the source's.
+    #[must_use]
+    pub fn leaves_contents_open(self) -> bool {
+        match self {
+            Self::Same => true,
+            Self::Differs(differences) => !differences.has_any(Differences::SIZE.and(Differences::TYPE)),
+            _ => false,
+        }
+    }
+}
+
 /// The properties in which an entry at the target differs from its source, as bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Differences(pub u16);
@@ -161,6 +173,14 @@ impl Differences {
         self.0 & of.0 != 0
     }
 
+    /// The words for these differences, with some more behind the word for `one`.
+    #[must_use]
+    pub fn with_detail(self, one: Self, detail: &str) -> String {
+        let names = Self::NAMED.iter().filter(|(bit, _)| self.has_any(*bit));
+        let names = names.map(|(bit, name)| format!("{name}{}", if *bit == one { detail } else { "" }));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
     /// Whether there is no difference.
     #[must_use]
     pub fn is_empty(self) -> bool {
@@ -170,10 +190,7 @@ impl Differences {
 
 impl fmt::Display for Differences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = Self::NAMED.iter().filter(|(bit, _)| self.has_any(*bit));
-        names
-            .enumerate()
-            .try_for_each(|(place, (_, name))| write!(f, "{}{name}", if place == 0 { "" } else { ", " }))
+        f.write_str(&self.with_detail(Self::default(), ""))
     }
 }
 

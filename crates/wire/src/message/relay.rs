@@ -15,7 +15,7 @@ pub enum Relay {
     /// Things that happened.
     Told(#[serde(deserialize_with = "list::at_most::<TOLD_MAX, _, _>")] Vec<Told>),
     /// The hashes of files that are whole at the target.
-    Hashed(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<Hashed>),
+    Hashed(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<FileHash>),
     /// So many more lanes are wanted.
     Lanes(u16),
     /// The account at the good end.
@@ -26,7 +26,7 @@ pub enum Relay {
 
 /// The hash of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hashed {
+pub struct FileHash {
     /// The file's path below the target.
     #[serde(with = "bytes::path")]
     pub path: RelPath,
@@ -269,16 +269,16 @@ mod tests {
         };
         let progress = Progress { found_files: 1, skipped_bytes: 300, ..Progress::default() };
         let told = vec![Told::Progress(progress), Told::Failed("x".into()), Told::LaneUp(2)];
-        assert_eq!(bytes(Relay::Told(told)), [13, 0, 3, 0, 1, 0, 0, 0, 0, 0xAC, 2, 5, 1, b'x', 3, 2]);
+        assert_eq!(bytes(Relay::Told(told)), [14, 0, 3, 0, 1, 0, 0, 0, 0, 0xAC, 2, 5, 1, b'x', 3, 2]);
         let path = || RelPath::from_bytes(b"p").unwrap();
-        let hashed = Hashed { path: path(), root: Root([9; 32]) };
-        assert_eq!(bytes(Relay::Hashed(vec![hashed])), [&[13, 1, 1, 1, b'p'][..], &[9; 32]].concat());
-        assert_eq!(bytes(Relay::Lanes(4)), [13, 2, 4]);
+        let hashed = FileHash { path: path(), root: Root([9; 32]) };
+        assert_eq!(bytes(Relay::Hashed(vec![hashed])), [&[14, 1, 1, 1, b'p'][..], &[9; 32]].concat());
+        assert_eq!(bytes(Relay::Lanes(4)), [14, 2, 4]);
         let change =
             ToldChange { path: path(), kind: ToldKind::Changed("t".into()), form: ToldForm::Link(path()) };
         assert_eq!(
             bytes(Relay::Told(vec![Told::Listed(change)])),
-            [13, 0, 1, 10, 1, b'p', 1, 1, b't', 3, 1, b'p']
+            [14, 0, 1, 10, 1, b'p', 1, 1, b't', 3, 1, b'p']
         );
         assert_eq!(bytes(Relay::Account(Box::default())).len(), 31);
     }

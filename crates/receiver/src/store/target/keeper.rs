@@ -74,7 +74,7 @@ impl Keeper {
         let why = |miss: &Miss| match miss.error {
             _ if denied && rights.has_any(miss.kind) => Lack::NotGranted,
             Errno::PERM | Errno::ACCESS => Lack::NotPermitted,
-            Errno::OPNOTSUPP | Errno::NOSYS => Lack::Unsupported,
+            Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV => Lack::Unsupported,
             Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE => Lack::NoRoom,
             Errno::INVAL => Lack::Invalid,
             error => Lack::Os(error.raw_os_error()),

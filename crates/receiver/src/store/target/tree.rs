@@ -9,15 +9,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
-    Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Linked, Miss, Named, NewFiles,
-    Tree, Wanted, hold_new, is_beyond_range, is_held_everywhere, next_data, open_beneath, place_link,
-    place_special, retouch,
+    Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Linked, Named, NewFiles, Tree,
+    Wanted, is_beyond_range, is_held_everywhere, next_data, open_beneath, place_link, retouch,
 };
-use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Special, Timestamp, TransferId};
+use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId};
 use zmove_wire::{FileHead, LinkEntry, Operation, Overwrite, TargetState, XattrDigest};
 
 use crate::quota::Quota;
@@ -154,46 +153,6 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Makes a FIFO, socket or device, or leaves the one that is there; what cannot be kept of it is counted.
-    pub(crate) fn place_special(
-        &self,
-        directory: &OwnedFd,
-        name: &Name,
-        (metadata, special): (&Metadata, Special),
-        at: At<'_>,
-    ) -> io::Result<()> {
-        let metadata = self.rules.of_file(metadata);
-        let wanted = self.keeper.wanted(&self.rules, &metadata, Some(metadata.mtime));
-        let misses = if self.rules.may_make(special) {
-            place_special(directory, name, (special, &wanted), self.rules.replaces())?
-        } else {
-            vec![Miss { kind: special.kind(), error: Errno::PERM }]
-        };
-        self.keeper.note(&self.rules, &wanted, &misses, at);
-        Ok(())
-    }
-
-    /// Gives a link its owner, and the attributes that root sets; what it does not get is counted.
-    pub(crate) fn own_link(
-        &self,
-        directory: &OwnedFd,
-        name: &Name,
-        metadata: &Metadata,
-        at: At<'_>,
-    ) -> io::Result<()> {
-        // its time is set already
-        let mtime = metadata.extra.as_ref().and_then(|extra| extra.atime).map(|_| metadata.mtime);
-        let wanted = self.keeper.wanted(&self.rules, metadata, mtime);
-        let wanted = Wanted { kinds: wanted.kinds.common(Kinds::PRIVILEGED), ..wanted };
-        if metadata.extra.is_none() && wanted.kinds.is_empty() {
-            return Ok(());
-        }
-        let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
-        let misses = wanted.set(Descriptor::PathOnly(link.as_fd()))?;
-        self.keeper.note(&self.rules, &wanted, &misses, at);
-        Ok(())
-    }
-
     /// Sets mode and time of a file whose contents were compared and are right.
     pub(crate) fn retouch(
         &self,
@@ -280,9 +239,12 @@ impl TargetTree {
         }
         let mut wanted = self.keeper.wanted(&self.rules, metadata, None);
         let same_xattrs = xattrs.are_those_of(Named(directory.as_fd(), name), metadata, self.rules.kinds);
-        if same_xattrs {
+        // Where the file gets another owner the kernel takes its capability, which is then to be set once more.
+        let stay = same_xattrs && !wanted.gives_away(there.ids);
+        if stay {
             wanted.kinds = Kinds::NONE;
         } else if matches!(xattrs, Xattrs::Digest(Some(_))) {
+            // only the sender knows what they are
             return Found::DiffersBeside;
         }
         let is_met = same_xattrs && wanted.is_met(there.ids, there.mode);

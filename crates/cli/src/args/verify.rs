@@ -1,0 +1,83 @@
+//! The arguments of `zmove verify`.
+
+use std::ffi::OsString;
+
+use zmove_engine::Timeout;
+
+use super::dial::DialArgs;
+use super::keeping::KeepingArgs;
+use super::push::{CipherArg, DeltaArg, DurabilityArg, PushArgs};
+use super::selection::SelectionArgs;
+use super::storage::StorageArgs;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = VERIFY_HELP, override_usage = "zmove verify [OPTIONS] <SRC>... <DST>")]
+pub(crate) struct VerifyArgs {
+    /// What to compare, and last what with, as for 'push': 'zmove verify run7/ HOST:/data/x' says whether the target of
+    /// 'zmove push run7/ HOST:/data/x' is what is in run7
+    #[arg(required = true, num_args = 2.., value_names = ["SRC", "DST"])]
+    paths: Vec<OsString>,
+    /// Say nothing of what is at the target alone
+    #[arg(long)]
+    one_way: bool,
+    #[command(flatten)]
+    dial: DialArgs,
+    /// How long to wait for a receiver that is busy, for example 90s, 5min or 1h; 0: not at all
+    #[arg(long, value_name = "TIME", default_value = "5min")]
+    timeout: Timeout,
+    #[command(flatten)]
+    keeping: KeepingArgs,
+    #[command(flatten)]
+    storage: StorageArgs,
+    #[command(flatten)]
+    selection: SelectionArgs,
+    /// Print events as JSON lines on stdout instead of a summary
+    #[arg(long)]
+    json: bool,
+    /// Print nothing but errors
+    #[arg(short, long, conflicts_with = "json")]
+    quiet: bool,
+}
+
+const VERIFY_HELP: &str = "\
+Both sides read all files from their storage, past the page cache, and compare hashes; no contents
+travel, and nothing is changed. Each difference is a line: '+ ONLY AT THE SOURCE', '~ DIFFERS (HOW)',
+'- ONLY AT THE TARGET'; of files larger than 4 MiB it names the bytes, in pieces of 4 MiB. What a push
+would keep is compared too: modes, times and so on (see --preserve). Pages that are not flushed yet are
+read from memory.
+
+Exit codes: 0 all is the same; 6 something differs; 23 something could not be read; others as for push.";
+
+impl From<VerifyArgs> for PushArgs {
+    /// A verification is a dry run that compares contents, on both sides by what the storage holds.
+    fn from(args: VerifyArgs) -> Self {
+        let VerifyArgs { paths, one_way, dial, timeout, keeping, storage, selection, json, quiet } = args;
+        Self {
+            verify: true,
+            dry_run: true,
+            checksum: true,
+            delete: !one_way && selection.files_from.is_none(),
+            paths,
+            dial,
+            timeout,
+            keeping,
+            storage,
+            selection,
+            json,
+            quiet,
+            streams: None,
+            delta: DeltaArg::Never,
+            update: false,
+            ignore_existing: false,
+            inplace: false,
+            // what could not be read is told, and so is what is at the target alone
+            ignore_errors: true,
+            max_delete: None,
+            durability: DurabilityArg::None,
+            manifest: None,
+            limit: None,
+            cipher: CipherArg::Tls,
+            trace: None,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Symbolic links and special files, which come whole under each of their names, and under those that are not the first
+//! one with the path of that. Where it does not lead to the same, the name becomes one by itself.
+//!
+//! **Invariant:** nothing is set of an entry that was there and has other names: these may be anybody's.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use zmove_disk::{
+    Descriptor, FileIdentity, Miss, Named, NonRegular, Wanted, hold_new, place_link_to_non_regular,
+    place_special, place_symlink,
+};
+use zmove_types::{Kinds, Metadata, Name, Special};
+use zmove_wire::Operation;
+
+use crate::store::failure::{Failure, failed_to};
+use crate::store::target::keeper::At;
+use crate::store::target::tree::{TargetTree, Xattrs};
+
+impl TargetTree {
+    /// Has a name be that of a symbolic link or special file; what cannot be kept of it is counted. If it is not the
+    /// first name, it leads to the same entry as that, in its directory, if it can.
+    pub(crate) fn place_non_regular(
+        &self,
+        place: (&OwnedFd, &Name),
+        (entry, metadata): (NonRegular<'_>, &Metadata),
+        first: Option<io::Result<(Arc<OwnedFd>, Name)>>,
+        at: At<'_>,
+    ) -> Result<(), Failure> {
+        let may_make = !matches!(entry, NonRegular::Special(special) if !self.rules.may_make(special));
+        let Some(first) = first.filter(|_| may_make && self.rules.kinds.has_any(Kinds::LINKS)) else {
+            if !self.stays(place, (entry, metadata), at) {
+                self.make_non_regular(place, (entry, metadata), at)?;
+            }
+            return Ok(());
+        };
+        let linked = first.and_then(|(from, first)| {
+            place_link_to_non_regular((&from, &first), place, entry, self.rules.replaces())
+        });
+        let error = match linked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)) {
+            Ok(_) | Err(Errno::EXIST) => return Ok(()),
+            Err(error) => error,
+        };
+        if self.make_non_regular(place, (entry, metadata), at)? {
+            let misses = [Miss { kind: Kinds::LINKS, error }];
+            self.keeper.note(&self.rules, &Wanted::default(), &misses, at);
+        }
+        Ok(())
+    }
+
+    /// Whether a name leads to such an entry already that has other names too and lacks nothing that it can get.
+    fn stays(
+        &self,
+        (directory, name): (&OwnedFd, &Name),
+        (entry, metadata): (NonRegular<'_>, &Metadata),
+        at: At<'_>,
+    ) -> bool {
+        let Ok(there) = FileIdentity::at(directory, name) else { return false };
+        if there.names < 2 || !entry.is_at(directory, name) || self.is_of_another(directory, name, &there) {
+            return false;
+        }
+        let metadata = self.rules.of_file(metadata);
+        let wanted = self.keeper.wanted(&self.rules, &metadata, None);
+        let (mode, kinds) = match entry {
+            // a link has no mode, and attributes that root sets alone
+            NonRegular::Symlink(_) => (wanted.mode, Kinds::PRIVILEGED),
+            NonRegular::Special(_) => (there.mode, Kinds::ANY_XATTR),
+        };
+        let is_owned = wanted.is_met(there.ids, wanted.mode);
+        let stays = mode == wanted.mode
+            && (is_owned || !wanted.may_own)
+            && self.times.is_kept(directory, there.mtime, metadata.mtime)
+            && Xattrs::Known.are_those_of(
+                Named(directory.as_fd(), name),
+                &metadata,
+                self.rules.xattr_kinds().common(kinds),
+            );
+        if stays && !is_owned {
+            self.keeper.note(&self.rules, &wanted, &wanted.missing_owners(there.ids), at);
+        }
+        stays
+    }
+
+    /// Makes a symbolic link or special file, or leaves one that is there and has no other name; returns whether there
+    /// is one.
+    fn make_non_regular(
+        &self,
+        place: (&OwnedFd, &Name),
+        (entry, metadata): (NonRegular<'_>, &Metadata),
+        at: At<'_>,
+    ) -> Result<bool, Failure> {
+        match entry {
+            NonRegular::Symlink(target) => {
+                let to = (target, metadata.mtime);
+                let is_ours = place_symlink(place.0.as_fd(), place.1, to, self.rules.replaces())
+                    .map_err(failed_to(Operation::Symlink))?;
+                if is_ours {
+                    self.own_link(place, metadata, at).map_err(failed_to(Operation::SetMetadata))?;
+                }
+                Ok(true)
+            }
+            NonRegular::Special(special) => {
+                self.make_special(place, (special, metadata), at).map_err(failed_to(Operation::Create))
+            }
+        }
+    }
+
+    fn make_special(
+        &self,
+        (directory, name): (&OwnedFd, &Name),
+        (special, metadata): (Special, &Metadata),
+        at: At<'_>,
+    ) -> io::Result<bool> {
+        let metadata = self.rules.of_file(metadata);
+        let wanted = self.keeper.wanted(&self.rules, &metadata, Some(metadata.mtime));
+        let misses = if self.rules.may_make(special) {
+            place_special(directory, name, (special, &wanted), self.rules.replaces())?
+        } else {
+            vec![Miss { kind: special.kind(), error: Errno::PERM }]
+        };
+        self.keeper.note(&self.rules, &wanted, &misses, at);
+        Ok(!misses.iter().any(|miss| miss.kind == special.kind()))
+    }
+
+    /// Gives a link its owner, and the attributes that root sets; what it does not get is counted.
+    fn own_link(
+        &self,
+        (directory, name): (&OwnedFd, &Name),
+        metadata: &Metadata,
+        at: At<'_>,
+    ) -> io::Result<()> {
+        // its time is set already
+        let mtime = metadata.extra.as_ref().and_then(|extra| extra.atime).map(|_| metadata.mtime);
+        let wanted = self.keeper.wanted(&self.rules, metadata, mtime);
+        let wanted = Wanted { kinds: wanted.kinds.common(Kinds::PRIVILEGED), ..wanted };
+        if metadata.extra.is_none() && wanted.kinds.is_empty() {
+            return Ok(());
+        }
+        let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
+        let misses = wanted.set(Descriptor::PathOnly(link.as_fd()))?;
+        self.keeper.note(&self.rules, &wanted, &misses, at);
+        Ok(())
+    }
+}

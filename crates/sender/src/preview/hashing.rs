@@ -1,0 +1,161 @@
+//! The half of a verification at the source: files are hashed as their storage holds them, by threads of their own,
+//! while the receiver hashes those at the target.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use zmove_chunk::{FileHasher, GroupHasher, sparse_file_root};
+use zmove_disk::{FileIdentity, FileIo, StoredFile};
+use zmove_scan::Entry;
+use zmove_types::{BufferPool, Cv, GroupSpan, Root};
+
+use crate::account::failure::FileError;
+use crate::push::config::{BUFFER_BYTES, SenderConfig};
+use crate::push::session::Session;
+use crate::push::threads::Threads;
+use crate::read::source::{Look, SourceDirectory};
+
+/// A file of the source.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    pub(super) directory: SourceDirectory,
+    pub(super) entry: Entry,
+}
+
+/// Something to hash.
+pub(super) enum Job {
+    /// Files of one group or less, by their places in an inquiry.
+    Files(u64, Vec<(usize, Source)>),
+    /// Consecutive groups of one file, for an order to the receiver.
+    Groups(u64, Box<Source>, Range<u32>),
+}
+
+/// What has been hashed.
+pub(super) enum Done {
+    /// The roots of the files of an inquiry.
+    Files(u64, Vec<(usize, Result<Root, FileError>)>),
+    /// The values of the groups of an order; `None` for one that is a hole.
+    Groups(u64, Result<Vec<Option<Cv>>, FileError>),
+}
+
+/// The threads that hash, which end when this is dropped.
+pub(super) struct Hashing {
+    jobs: Sender<Job>,
+    pub(super) done: Receiver<Done>,
+}
+
+/// Storage that answers late is asked for several files at once.
+const THREADS: usize = 16;
+
+impl Hashing {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// None can be started.
+    pub(super) fn start(
+        session: &Arc<Session>,
+        config: &SenderConfig,
+        threads: &mut Threads,
+    ) -> io::Result<Self> {
+        let ((jobs, waiting), (done_in, done)) = (unbounded(), unbounded());
+        let buffers = BufferPool::new(BUFFER_BYTES, config.buffers_max);
+        for number in 0..THREADS {
+            let reader = Reader {
+                session: Arc::clone(session),
+                file_io: Arc::clone(&config.file_io),
+                buffers: buffers.clone(),
+            };
+            let (waiting, done): (Receiver<Job>, _) = (waiting.clone(), done_in.clone());
+            let work = move || {
+                for job in waiting {
+                    // The thread that asks has gone only when the session is being stopped.
+                    let _stopping = done.send(reader.run(job));
+                }
+            };
+            match threads.spawn(format!("zmove-hash-{number}"), work) {
+                Err(error) if number == 0 => return Err(error),
+                Err(_the_others_do_it) => break,
+                Ok(()) => {}
+            }
+        }
+        Ok(Self { jobs, done })
+    }
+
+    /// Queues a job; those that wait are bounded by the questions to the receiver that may be unanswered.
+    pub(super) fn hash(&self, job: Job) {
+        self.jobs.send(job).expect("the threads end after this value");
+    }
+}
+
+struct Reader {
+    session: Arc<Session>,
+    file_io: Arc<dyn FileIo>,
+    buffers: BufferPool,
+}
+
+impl Reader {
+    fn run(&self, job: Job) -> Done {
+        match job {
+            Job::Files(inquiry, files) => {
+                let roots = files.into_iter().map(|(place, source)| (place, self.root_of(&source)));
+                Done::Files(inquiry, roots.collect())
+            }
+            Job::Groups(order, source, groups) => Done::Groups(order, self.values_of(&source, groups)),
+        }
+    }
+
+    fn root_of(&self, source: &Source) -> Result<Root, FileError> {
+        self.unchanged(source, |file| {
+            let Some(span) = GroupSpan::of(file.bytes(), 0) else {
+                return Ok(FileHasher::default().finish());
+            };
+            let mut hasher = FileHasher::default();
+            let has_data = self.show(file, span, &mut |slice| hasher.update(slice))?;
+            let zeros = || sparse_file_root(span.len as usize, std::iter::empty(), &[]);
+            Ok(if has_data { hasher.finish() } else { zeros() })
+        })
+    }
+
+    fn values_of(&self, source: &Source, groups: Range<u32>) -> Result<Vec<Option<Cv>>, FileError> {
+        self.unchanged(source, |file| {
+            let spans = groups.filter_map(|index| GroupSpan::of(file.bytes(), index));
+            spans.map(|span| self.value_of(file, span)).collect()
+        })
+    }
+
+    fn value_of(&self, file: &StoredFile, span: GroupSpan) -> io::Result<Option<Cv>> {
+        let mut hasher = GroupHasher::new(span.index);
+        let has_data = self.show(file, span, &mut |slice| hasher.update(slice))?;
+        Ok(has_data.then(|| hasher.finish()))
+    }
+
+    fn show(&self, file: &StoredFile, span: GroupSpan, seen: &mut dyn FnMut(&[u8])) -> io::Result<bool> {
+        if self.session.in_flight.is_stopping() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        file.show((self.file_io.as_ref(), &self.buffers), (span.offset(), span.len as usize), seen)
+    }
+
+    /// Reads a file that is what the scan has seen, and still is when it has been read.
+    fn unchanged<T>(
+        &self,
+        Source { directory, entry }: &Source,
+        read: impl FnOnce(&StoredFile) -> io::Result<T>,
+    ) -> Result<T, FileError> {
+        let path = || directory.display(&entry.name);
+        let (file, before) = directory.open_file(&entry.name)?;
+        let cannot_read = |source| FileError::Read { path: path(), source };
+        if Look::of(entry) != (Look { bytes: before.bytes, mtime: before.mtime }) {
+            return Err(FileError::Changed { path: path() });
+        }
+        let file = StoredFile::new(file).map_err(cannot_read)?;
+        let read = read(&file).map_err(cannot_read)?;
+        if FileIdentity::of(file.file()).is_ok_and(|now| now == before) {
+            Ok(read)
+        } else {
+            Err(FileError::Changed { path: path() })
+        }
+    }
+}

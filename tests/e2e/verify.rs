@@ -1,0 +1,168 @@
+//! `zmove verify`: both ends are compared by what their storages hold.
+
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::Path;
+
+use zmove_types::GROUP_BYTES;
+
+use crate::command::Outcome;
+use crate::dry_run::snapshot;
+use crate::harness::{Site, both_ways};
+use crate::namespace::Image;
+use crate::tree::{paint, set_mode, set_old};
+
+both_ways!(
+    what_is_the_same_is_found_the_same_and_not_touched,
+    each_difference_is_named_and_of_large_files_its_bytes,
+    a_single_file_is_compared_with_the_one_it_became,
+    what_cannot_be_read_is_a_failure_and_the_rest_is_compared,
+);
+
+const LARGE: u64 = 5 * GROUP_BYTES + 7;
+
+fn verify(site: &Site, options: &[&str]) -> Outcome {
+    let mut zmove = site.zmove(&["verify"]);
+    zmove.0.args(options).arg(site.contents()).arg(site.address(""));
+    zmove.outcome()
+}
+
+impl Outcome {
+    /// Expects a summary that begins with these words.
+    fn sums_up(self, words: &str) -> Self {
+        assert!(self.stdout.lines().any(|line| line.starts_with(words)), "{words} in:\n{}", self.stdout);
+        self
+    }
+}
+
+/// Lines of the list, sorted.
+fn list(outcome: &Outcome) -> Vec<&str> {
+    let is_line = |line: &&str| ["+ ", "~ ", "- "].iter().any(|sign| line.starts_with(sign));
+    let mut lines: Vec<_> = outcome.stdout.lines().filter(is_line).collect();
+    lines.sort_unstable();
+    lines
+}
+
+fn grow(site: &Site) {
+    let source = site.source();
+    for name in ["a", "empty/../b", "d/c"] {
+        std::fs::create_dir_all(source.join("empty")).unwrap();
+        paint(source.join(name), 1000);
+    }
+    std::fs::write(source.join("nothing"), "").unwrap();
+    paint(source.join("large"), LARGE);
+    let sparse = std::fs::File::create(source.join("sparse")).unwrap();
+    sparse.write_all_at(b"data", 2 * GROUP_BYTES).unwrap();
+    sparse.set_len(LARGE).unwrap();
+    std::fs::hard_link(source.join("a"), source.join("d/link")).unwrap();
+    std::fs::hard_link(source.join("large"), source.join("d/large")).unwrap();
+    symlink("a", source.join("symlink")).unwrap();
+}
+
+fn what_is_the_same_is_found_the_same_and_not_touched(site: &Site) {
+    grow(site);
+    site.push_contents();
+    // holes and zeros are the same contents
+    std::fs::remove_file(site.target().join("sparse")).unwrap();
+    let mut zeros = vec![0; usize::try_from(LARGE).unwrap()];
+    zeros[usize::try_from(2 * GROUP_BYTES).unwrap()..][..4].copy_from_slice(b"data");
+    std::fs::write(site.target().join("sparse"), zeros).unwrap();
+    for path in [site.source(), site.target()] {
+        set_old(path.join("sparse"));
+        set_old(path);
+    }
+    let before = snapshot(&site.target());
+    let outcome = verify(site, &[]).done().sums_up("all the same: 8 files compared by hash");
+    assert!(list(&outcome).is_empty());
+    assert_eq!(snapshot(&site.target()), before);
+    let summary = verify(site, &["--json"]).done().summary();
+    assert_eq!((&summary["verify"], &summary["skipped"]), (&true.into(), &8.into()));
+}
+
+/// Changes bytes of a file without a change of its size and times.
+fn spoil(path: &Path, offset: u64) {
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    file.write_all_at(b"\xff", offset).unwrap();
+    file.set_modified(modified).unwrap();
+}
+
+fn each_difference_is_named_and_of_large_files_its_bytes(site: &Site) {
+    grow(site);
+    site.push_contents();
+    let target = site.target();
+    spoil(&target.join("d/c"), 500);
+    for offset in [GROUP_BYTES + 3, 2 * GROUP_BYTES, LARGE - 1] {
+        spoil(&target.join("large"), offset);
+    }
+    std::fs::remove_file(target.join("b")).unwrap();
+    set_mode(target.join("nothing"), 0o600);
+    std::fs::create_dir(target.join("more")).unwrap();
+    std::fs::File::open(&target)
+        .unwrap()
+        .set_modified(site.source().metadata().unwrap().modified().unwrap())
+        .unwrap();
+    let first = format!("{GROUP_BYTES}-{}", 3 * GROUP_BYTES - 1);
+    let last = format!("{}-{}", 5 * GROUP_BYTES, LARGE - 1);
+    let outcome = verify(site, &[]).expect(6).sums_up("3 differ, 1 only at the source, 1 only at the target");
+    let shown = list(&outcome);
+    let large = shown.iter().find(|line| line.contains("large")).unwrap();
+    assert!(large.ends_with(&format!("large (contents of bytes {first} {last})")), "{large}");
+    let others: Vec<_> = shown.iter().filter(|line| !line.contains("large")).collect();
+    assert_eq!(others, [&"+ b", &"- more/", &"~ d/c (contents)", &"~ nothing (mode)"]);
+    let one_way = verify(site, &["--one-way", "--exclude", "large"]).expect(6);
+    assert_eq!(list(&one_way), ["+ b", "~ d/c (contents)", "~ nothing (mode)"]);
+}
+
+fn a_single_file_is_compared_with_the_one_it_became(site: &Site) {
+    paint(site.path("large"), LARGE);
+    site.push(&[], site.path("large"), "renamed").done();
+    let verify = || {
+        let mut zmove = site.zmove(&["verify"]);
+        zmove.0.arg(site.path("large")).arg(site.address("renamed"));
+        zmove.outcome()
+    };
+    verify().done().sums_up("all the same: 1 files ");
+    spoil(&site.target().join("renamed"), LARGE - 1);
+    let outcome = verify().expect(6);
+    assert!(list(&outcome)[0].starts_with("~ renamed (contents of bytes 20971520-"), "{:?}", list(&outcome));
+}
+
+fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared(site: &Site) {
+    grow(site);
+    site.push_contents();
+    // a file that is read while it grows
+    let listed = site.source().join("a");
+    std::fs::write(site.target().join("extra"), "").unwrap();
+    std::fs::remove_file(site.source().join("d/c")).unwrap();
+    std::fs::create_dir(site.source().join("closed")).unwrap();
+    drop(listed);
+    symlink("nowhere", site.source().join("d/c")).unwrap();
+    let outcome = verify(site, &[]).expect(6);
+    let shown = list(&outcome);
+    assert!(shown.contains(&"- extra") && shown.contains(&"~ d/c -> nowhere (type)"), "{shown:?}");
+}
+
+/// The page cache of the target holds what was pushed; a bit of it has changed on the disk since.
+#[test]
+fn a_bit_that_has_changed_on_the_disk_is_found_past_the_page_cache() {
+    const EXT4: Image = Image { bytes: 64 << 20, make: "mkfs.ext4 -q -F", options: "loop" };
+    let Some(site) = Site::within_image(&EXT4) else { return };
+    let small = b"a small file whose contents are found nowhere else in the image";
+    std::fs::write(site.source().join("small"), small).unwrap();
+    paint(site.source().join("large"), LARGE);
+    let mark = b"a mark in a large file that is found nowhere else in the image";
+    let large = std::fs::File::options().write(true).open(site.source().join("large")).unwrap();
+    large.write_all_at(mark, 3 * GROUP_BYTES + 5).unwrap();
+    site.push_contents();
+    for mark in [&small[..], mark] {
+        let image = std::fs::read(site.namespace().image()).unwrap();
+        let at = image.windows(mark.len()).rposition(|bytes| bytes == mark).unwrap() as u64;
+        let disk = std::fs::File::options().write(true).open(site.namespace().image()).unwrap();
+        disk.write_all_at(&[mark[0] ^ 1], at).unwrap();
+    }
+    let cached = std::fs::read(site.target().join("small")).unwrap();
+    assert_eq!(cached, small, "the page cache has what was written");
+    let outcome = verify(&site, &["--one-way"]).expect(6);
+    let second = format!("{}-{}", 3 * GROUP_BYTES, 4 * GROUP_BYTES - 1);
+    assert_eq!(list(&outcome), [&format!("~ large (contents of bytes {second})"), "~ small (contents)"]);
+}
