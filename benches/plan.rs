@@ -65,7 +65,7 @@ impl Tree {
             create_dir(&directory).expect("a directory");
             write(directory.join("events"), "x").expect("a file");
         }
-        let root = ScanRoot { source: home.path().to_owned(), prefix: RelPath::root() };
+        let root = ScanRoot::new(home.path().to_owned(), RelPath::root());
         let scan = scan(vec![root], &ScanConfig::default());
         let batches = scan.receiver().iter().filter_map(|item| match item {
             ScanItem::Batch(batch) if batch.directory.source_path() != &RelPath::root() => Some(batch),

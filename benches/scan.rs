@@ -75,7 +75,7 @@ impl Shape {
 }
 
 fn roots(top: &Path) -> Vec<ScanRoot> {
-    vec![ScanRoot { source: PathBuf::from(top), prefix: RelPath::root() }]
+    vec![ScanRoot::new(PathBuf::from(top), RelPath::root())]
 }
 
 fn count(top: &Path, config: &ScanConfig) -> usize {

@@ -12,12 +12,25 @@ use std::path::{Path, PathBuf};
 const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     (
         "cli",
-        &["disk", "drawing", "engine", "receiver", "scan", "sender", "sweep", "transport", "types", "wire"],
+        &[
+            "daemon",
+            "disk",
+            "drawing",
+            "engine",
+            "receiver",
+            "scan",
+            "sender",
+            "sweep",
+            "transport",
+            "types",
+            "wire",
+        ],
     ),
     ("engine", &["disk", "receiver", "scan", "sender", "transport", "types", "wire"]),
+    ("daemon", &["disk", "receiver", "scan", "sender", "transport", "types", "wire"]),
     ("sender", &["chunk", "disk", "scan", "transport", "types", "wire"]),
     ("receiver", &["chunk", "disk", "sweep", "transport", "types", "wire"]),
     ("transport", &["sockopt", "types", "wire"]),
@@ -36,7 +49,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
 
 /// Outside crates that only some may use.
 const RESERVED: [(&str, &[&str]); 26] = [
-    ("tokio", &["cli", "engine", "receiver", "sender", "transport"]),
+    ("tokio", &["cli", "daemon", "engine", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
     ("rustls-webpki", &["transport"]),
     ("quinn", &["transport"]),

@@ -160,7 +160,7 @@ fn who_goes_gives_up_the_place() {
 fn befriend(site: &Site) {
     let identity = Identity::load_or_create(&site.path("friend")).unwrap();
     let roots = vec![site.path("target").canonicalize().unwrap()];
-    let grant = Grant::new(identity.fingerprint(), "friend", roots, Access::ReadWrite);
+    let grant = Grant::new(identity.fingerprint(), "friend", roots, Access::WriteOnly);
     AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
     let daemon = site.the_daemon();
     let mut known_hosts = KnownHosts::open(&site.path("friend")).unwrap();

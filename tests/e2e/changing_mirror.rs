@@ -97,7 +97,7 @@ fn a_source_that_is_a_file_by_now_removes_nothing() {
     };
     let job = crate::inprocess::job(&site.path("tree"), site.target().to_str().unwrap());
     let prefix = zmove_types::RelPath::from_bytes(b"tree").unwrap();
-    let sources = vec![zmove_scan::ScanRoot { source: site.path("tree"), prefix }];
+    let sources = vec![zmove_scan::ScanRoot::new(site.path("tree"), prefix)];
     let job = zmove_sender::PushJob { sources, mirror: Some(Removals::default()), ..job };
     let push = InProcess { on_event: Box::new(on_event), ..InProcess::default() };
     let pushed = push.push_job(job);

@@ -103,7 +103,7 @@ fn a_directory_that_is_not_there_is_bad() {
 
 #[test]
 fn a_receiver_that_lets_us_in() {
-    let (site, daemon) = acquainted(Some(Access::ReadWrite), true);
+    let (site, daemon) = acquainted(Some(Access::WriteOnly), true);
     let before = std::fs::read(site.path("client/known_hosts")).unwrap();
     let findings = examine(&site, &daemon.address, 0);
     for check in ["name", "TCP", "QUIC", "round trip", "path MTU", "its key", "our key"] {
@@ -119,7 +119,7 @@ fn a_receiver_that_lets_us_in() {
 
 #[test]
 fn the_same_for_people() {
-    let (site, daemon) = acquainted(Some(Access::ReadWrite), true);
+    let (site, daemon) = acquainted(Some(Access::WriteOnly), true);
     let text = site.zmove(&["doctor", &daemon.address.to_string()]).outcome().done().stdout;
     assert!(
         text.contains(&format!("\nthe receiver at {}\n  ok   name           127.0.0.1", daemon.address)),
@@ -155,7 +155,7 @@ fn a_key_that_may_only_read_is_told_so() {
 
 #[test]
 fn a_receiver_that_we_do_not_know_is_not_pinned() {
-    let (site, daemon) = acquainted(Some(Access::ReadWrite), false);
+    let (site, daemon) = acquainted(Some(Access::WriteOnly), false);
     for _ in 0..2 {
         let findings = examine(&site, &daemon.address, 4);
         assert_eq!(findings.bad(), ["its key"]);
@@ -169,7 +169,7 @@ fn a_receiver_that_we_do_not_know_is_not_pinned() {
 
 #[test]
 fn a_receiver_with_another_key() {
-    let (site, daemon) = acquainted(Some(Access::ReadWrite), false);
+    let (site, daemon) = acquainted(Some(Access::WriteOnly), false);
     let other = Identity::load_or_create(&site.path("other")).unwrap().fingerprint();
     site.pin(&daemon.address, other);
     let findings = examine(&site, &daemon.address, 4);
@@ -227,7 +227,7 @@ fn a_name_without_an_address() {
 fn only_one_transport_gets_through() {
     for (transport, slower, level) in [("quic", "TCP", "slow"), ("tcp", "QUIC", "note")] {
         let site = Site::local();
-        site.authorize(Access::ReadWrite);
+        site.authorize(Access::WriteOnly);
         let options = ["--listen", "127.0.0.1:0", "--transport", transport];
         let daemon = Daemon::start_with(&site.path("server"), &options, &Runner::default());
         site.pin(&daemon.address, daemon.fingerprint);

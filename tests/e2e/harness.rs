@@ -104,6 +104,17 @@ impl Site {
         site
     }
 
+    /// A site whose daemon lets the client read what is in `source`, by each way to carry it.
+    pub(crate) fn reading(push_options: &'static [&'static str], serve_options: &[&str]) -> Self {
+        let mut site = Self { push_options, ..Self::local() };
+        site.let_read("source");
+        let options = [&["--listen", "127.0.0.1:0"], serve_options].concat();
+        let daemon = Daemon::start_with(&site.path("server"), &options, &site.runner);
+        site.pin(&daemon.address, daemon.fingerprint);
+        site.daemon = Some(daemon);
+        site
+    }
+
     /// A site where everything runs as a user who is not root; `None` where that is not possible.
     pub(crate) fn unprivileged() -> Option<Self> {
         if !is_root() {
@@ -165,7 +176,7 @@ impl Site {
 
     /// The same, at another address of this host.
     pub(crate) fn start_daemon_at(&mut self, listen: &str, options: &[&str]) {
-        self.authorize(Access::ReadWrite);
+        self.authorize(Access::WriteOnly);
         self.give_away();
         let options = [&["--listen", listen], options].concat();
         let daemon = Daemon::start_with(&self.path("server"), &options, &self.runner);
@@ -180,6 +191,27 @@ impl Site {
         let (fingerprint, name) = (identity.fingerprint(), "tester".to_owned());
         let grant = Grant::new(fingerprint, &name, vec![self.path("target").canonicalize().unwrap()], access);
         AuthorizedKeys::allow(&self.path("server"), grant).unwrap();
+    }
+
+    /// Lets the client's key read what is in `directory` of the site, beside what it may do already.
+    pub(crate) fn let_read(&self, directory: &str) {
+        let identity = Identity::load_or_create(&self.path("client")).unwrap();
+        let read_roots = vec![self.path(directory).canonicalize().unwrap()];
+        let grant = Grant::new(identity.fingerprint(), "tester", Vec::new(), Access::ReadOnly);
+        AuthorizedKeys::allow(&self.path("server"), Grant { read_roots, ..grant }).unwrap();
+    }
+
+    /// `zmove pull OPTIONS ADDRESS:SOURCE... target/PATH` of what the daemon has in `source`.
+    pub(crate) fn pull_command(&self, options: &[&str], sources: &[&str], path: &str) -> Zmove {
+        let mut zmove = self.zmove(&["pull"]);
+        zmove.0.args(self.push_options).args(options);
+        zmove.0.args(sources.iter().map(|source| self.address(source))).arg(self.path("target").join(path));
+        zmove
+    }
+
+    /// Runs such a pull.
+    pub(crate) fn pull(&self, options: &[&str], sources: &[&str], path: &str) -> Outcome {
+        self.pull_command(options, sources, path).outcome()
     }
 
     /// Makes the client take `fingerprint` for the key of `address`.

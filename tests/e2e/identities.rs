@@ -22,7 +22,7 @@ fn site() -> (Site, Identity, Identity) {
     let site = Site::daemon();
     let [tester, eve] = ["client", "eve"].map(|home| Identity::load_or_create(&site.path(home)).unwrap());
     let roots = vec![site.target().canonicalize().unwrap()];
-    let grant = Grant::new(eve.fingerprint(), "eve", roots, Access::ReadWrite);
+    let grant = Grant::new(eve.fingerprint(), "eve", roots, Access::WriteOnly);
     AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
     (site, tester, eve)
 }

@@ -132,7 +132,7 @@ impl InProcess {
                 run_session(session, std::future::pending()).await
             });
             let (cipher, version) = (Cipher::Tls, Version::NEWEST);
-            let link = Link { transfer, cipher, version, control: near, lanes: sinks, supply };
+            let link = Link { transfer, cipher, version, control: near, lanes: sinks, supply, relay: None };
             let pushing = push.run(&mut run, link, observer, std::future::pending());
             let (ended, ()) = tokio::join!(pushing, dialling);
             let received = receiving.await.unwrap();
@@ -147,7 +147,7 @@ impl InProcess {
 /// What a push is asked for unless a test says otherwise.
 pub(crate) fn job(source: &Path, target: impl Into<Vec<u8>>) -> PushJob {
     PushJob {
-        sources: vec![ScanRoot { source: source.join(""), prefix: RelPath::root() }],
+        sources: vec![ScanRoot::new(source.join(""), RelPath::root())],
         open: Open::new(target.into(), [0; 16]),
         mirror: None,
         sources_missing: 0,

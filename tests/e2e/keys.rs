@@ -11,7 +11,7 @@ use crate::tree::{assert_same, names, paint};
 fn unknown_host() -> (Site, Daemon, String) {
     let site = Site::local();
     paint(site.source().join("f"), 10);
-    site.authorize(Access::ReadWrite);
+    site.authorize(Access::WriteOnly);
     let daemon = Daemon::start(&site.path("server"), "127.0.0.1:0", &Runner::default());
     let host = daemon.address.to_string();
     (site, daemon, host)

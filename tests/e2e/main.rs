@@ -55,6 +55,7 @@ mod paths;
 mod peers;
 mod privileges;
 mod probe;
+mod pull;
 mod quic;
 mod reconnect;
 mod resume;

@@ -22,7 +22,7 @@ fn given_away() -> Option<Site> {
         return None;
     }
     let site = Site::local();
-    site.authorize(Access::ReadWrite);
+    site.authorize(Access::WriteOnly);
     own_all(&site.path(""));
     Some(site)
 }
@@ -57,7 +57,7 @@ fn grant_later(site: &Site, root: &str) {
     let fingerprint = Identity::load_or_create(&site.path("client")).unwrap().fingerprint();
     std::fs::create_dir_all(site.path(root)).unwrap();
     let grant =
-        Grant::new(fingerprint, "tester", vec![site.path(root).canonicalize().unwrap()], Access::ReadWrite);
+        Grant::new(fingerprint, "tester", vec![site.path(root).canonicalize().unwrap()], Access::WriteOnly);
     AuthorizedKeys::allow(&site.path("server"), grant).unwrap();
 }
 
@@ -133,7 +133,7 @@ fn what_the_user_cannot_read_is_named_with_the_line_that_mends_it() {
         return skip("not root: cannot become another user");
     }
     let site = Site::local();
-    site.authorize(Access::ReadWrite);
+    site.authorize(Access::WriteOnly);
     let home = site.path("server");
     Identity::load_or_create(&home).unwrap();
     let config = site.path("settings.toml");
@@ -186,7 +186,7 @@ fn keys_and_settings_are_read_again_as_the_user() {
 /// A site that may write into its target; `None` where the kernel cannot confine.
 fn confinable() -> Option<Site> {
     let site = Site::local();
-    site.authorize(Access::ReadWrite);
+    site.authorize(Access::WriteOnly);
     paint_sources(&site);
     let check = serve(&site, &["--check", "--confine"]);
     if check.stderr.contains("Landlock") {

@@ -74,7 +74,12 @@ fn journals(site: &Site) -> PathBuf {
 
 /// The journals there are, with their lengths.
 pub(crate) fn journals_of(site: &Site) -> Vec<(PathBuf, u64)> {
-    let Ok(entries) = std::fs::read_dir(journals(site)) else { return Vec::new() };
+    journals_in(&journals(site))
+}
+
+/// The same, of a directory.
+pub(crate) fn journals_in(directory: &Path) -> Vec<(PathBuf, u64)> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let entries = entries.map(Result::unwrap);
     // One that has gone since the directory was read is none.
     entries.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.len()))).collect()
@@ -82,13 +87,17 @@ pub(crate) fn journals_of(site: &Site) -> Vec<(PathBuf, u64)> {
 
 /// Waits until the daemon has journalled some groups.
 pub(crate) fn wait_for_journal(site: &Site) {
-    let directory = journals(site);
-    std::fs::create_dir_all(&directory).unwrap();
+    wait_for_journal_in(&journals(site));
+}
+
+/// The same, of journals in another directory.
+pub(crate) fn wait_for_journal_in(directory: &Path) {
+    std::fs::create_dir_all(directory).unwrap();
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
-    inotify::add_watch(&watch, &directory, inotify::WatchFlags::MODIFY).unwrap();
+    inotify::add_watch(&watch, directory, inotify::WatchFlags::MODIFY).unwrap();
     let mut room = [std::mem::MaybeUninit::uninit(); 4096];
     let mut events = inotify::Reader::new(&watch, &mut room);
-    while !journals_of(site).iter().any(|(_, bytes)| *bytes >= JOURNAL_BYTES_MIN) {
+    while !journals_in(directory).iter().any(|(_, bytes)| *bytes >= JOURNAL_BYTES_MIN) {
         let mut poll_fds = [PollFd::new(&watch, PollFlags::IN)];
         let patience = PATIENCE.try_into().unwrap();
         assert_eq!(poll(&mut poll_fds, Some(&patience)).unwrap(), 1, "no journal");

@@ -68,7 +68,7 @@ fn an_unknown_key_is_told_what_to_run() {
 #[test]
 fn an_unknown_host_is_not_trusted_without_a_word() {
     let (site, daemon) = strangers();
-    site.authorize(Access::ReadWrite);
+    site.authorize(Access::WriteOnly);
     for _ in 0..2 {
         let outcome = push(&site, &[], &format!("{}:x", daemon.address)).expect(5);
         outcome.says(&["zmove: ", "is not known", &daemon.fingerprint.to_string(), "--accept-new"]).lines(1);
@@ -79,7 +79,7 @@ fn an_unknown_host_is_not_trusted_without_a_word() {
 #[test]
 fn a_changed_host_key_is_refused_even_with_accept_new() {
     let (site, daemon) = strangers();
-    site.authorize(Access::ReadWrite);
+    site.authorize(Access::WriteOnly);
     let other = Identity::load_or_create(&site.path("other")).unwrap().fingerprint();
     site.pin(&daemon.address, other);
     for transport in TRANSPORTS {
@@ -257,7 +257,7 @@ fn lists_and_keys_that_others_can_change_are_refused_with_the_command_that_mends
 #[test]
 fn targets_in_all_forms() {
     let (site, daemon) = strangers();
-    site.authorize(Access::ReadWrite);
+    site.authorize(Access::WriteOnly);
     site.pin(&daemon.address, daemon.fingerprint);
     let (port, root) = (daemon.address.port(), site.target());
     let root = root.to_str().unwrap();
@@ -277,7 +277,7 @@ fn ipv6_in_brackets() {
     }
     let site = Site::local();
     paint(site.source().join("f"), 10);
-    site.authorize(Access::ReadWrite);
+    site.authorize(Access::WriteOnly);
     let daemon = Daemon::start(&site.path("server"), "[::1]:0", &Runner::default());
     let (port, root) = (daemon.address.port(), site.target());
     push(&site, &["--accept-new"], &format!("[::1]:{port}:x")).expect(0);
@@ -294,7 +294,7 @@ fn the_wildcard_takes_both_families() {
     }
     let site = Site::local();
     paint(site.source().join("f"), 10);
-    site.authorize(Access::ReadWrite);
+    site.authorize(Access::WriteOnly);
     let daemon = Daemon::start(&site.path("server"), "[::]:0", &Runner::default());
     for (host, name) in [("127.0.0.1", "four"), ("[::1]", "six")] {
         let target = format!("{host}:{}:{name}", daemon.address.port());

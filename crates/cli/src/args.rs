@@ -48,6 +48,7 @@ Examples:
   zmove push a b 192.0.2.7:5870:in          two trees into 'in' below your first root there
   zmove push run7 alice@dtn.example.org:in  over ssh, where no daemon runs, below alice's home
   zmove push run7 /mnt/backup               to a local directory, through the same pipeline
+  zmove pull dtn.example.org:run7 .         the other way: run7 arrives here
   zmove verify run7 dtn.example.org:/data/  whether that is still the same, read from both storages
   zmove trust dtn.example.org               get to know its key before the first push
   zmove scan run7                           how many files of what size
@@ -70,10 +71,24 @@ found something bad; 5 not authenticated; 6 'verify' found a difference; 10 no c
 ZMOVE_HOME is where keys, known paths and journals are kept (default ~/.config/zmove; for a daemon
 run as root /etc/zmove).";
 
+const PULL_USAGE: &str = "zmove pull [OPTIONS] HOST:<SRC>... <DIR>";
+const COPY_USAGE: &str = "zmove copy [OPTIONS] <SRC>... <DST>";
+const PULL_HELP: &str = "\
+A source that starts with '/' must lie in a directory that you may read there; another is below the
+first of them. 'HOST:dir' arrives under its name, 'HOST:dir/' means what is in it, and 'HOST:*.h5',
+in quotes, what matches there; further sources of the same host may be written ':SRC'. All options
+are those of a push, seen from the source: --limit, for example, is kept by the host that sends.";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Send files and directories to a receiver or a local directory
     Push(Box<PushArgs>),
+    /// Fetch files and directories from another host into a local directory
+    #[command(override_usage = PULL_USAGE, after_help = PULL_HELP)]
+    Pull(Box<PushArgs>),
+    /// Copy between two places of which at most one is on another host: a push or a pull, by where they are
+    #[command(override_usage = COPY_USAGE, after_help = PULL_HELP)]
+    Copy(Box<PushArgs>),
     /// Compare a tree with its copy by hash, as both storages hold them; no contents travel
     Verify(Box<VerifyArgs>),
     /// Receive: listen for senders, in the foreground

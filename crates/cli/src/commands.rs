@@ -5,6 +5,7 @@ pub(crate) mod doctor;
 pub(crate) mod journal;
 pub(crate) mod key;
 pub(crate) mod probe;
+pub(crate) mod pull;
 pub(crate) mod push;
 pub(crate) mod receive;
 pub(crate) mod scan;

@@ -3,6 +3,7 @@
 mod dial;
 mod keeping;
 mod probe;
+mod pull;
 mod push;
 
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use zmove_disk::{Auto, Direct, FileIo, RingConfig, Threads, Unavailable, Uring};
 use crate::args::{DirectArg, EngineArg, StorageArgs};
 
 pub(crate) use probe::probe;
+pub(crate) use pull::{Copy, PullSettings};
 pub(crate) use push::PushSettings;
 
 /// The owner of the keys that are used.

@@ -12,12 +12,13 @@ use std::time::Duration;
 
 use zmove_sender::{Learnt, Link, Need, Summary};
 use zmove_transport::{
-    ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, PathEnds, Reach, Resumption, SavedWindow,
-    Transport, TransportChoice,
+    ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, LaneSink, PathEnds, Reach, Resumption,
+    SavedWindow, Transport, TransportChoice,
 };
 
 use self::host_key::host_policy;
 use self::lanes::dial_all;
+pub(crate) use self::lanes::{Dialled, LaneEnd};
 use self::plan::LanePlan;
 use crate::error::ConnectError;
 use crate::location::{Login, Remote};
@@ -28,9 +29,10 @@ use crate::ssh::{self, SshReceiver, SshSession};
 
 use machine::{lanes_for, quic_lanes};
 
-pub use machine::{LANES_AT_ONCE, LOCAL_RTT, LOSS_TOLERANT, RATE_TARGET, lanes_for_machine};
+pub use machine::{LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, lanes_for_machine};
 
 /// All that it takes to reach a receiver.
+#[derive(Clone, Copy)]
 pub struct Connector<'a> {
     /// The directory with this side's key, the pinned keys, and the memory of paths.
     pub home: &'a Path,
@@ -57,6 +59,25 @@ pub struct Reached {
     pub ssh: Option<SshSession>,
 }
 
+/// A host that has been reached, whichever way the lanes go: [`Reached`] for those on which this side sends.
+#[derive(Debug)]
+pub(crate) struct Connected<L> {
+    pub(crate) dialled: Dialled<L>,
+    pub(crate) transport: Transport,
+    pub(crate) dialler: ChannelDialler,
+    pub(crate) route: Route,
+    pub(crate) ssh: Option<SshSession>,
+}
+
+impl From<Connected<Box<dyn LaneSink>>> for Reached {
+    fn from(connected: Connected<Box<dyn LaneSink>>) -> Self {
+        let Connected { dialled, transport, dialler, route, ssh } = connected;
+        let Dialled { transfer, cipher, version, control, lanes, supply, .. } = dialled;
+        let link = Link { transfer, cipher, version, control, lanes, supply: Some(supply), relay: None };
+        Self { link, transport, dialler, route, ssh }
+    }
+}
+
 /// The path that was taken, to be remembered.
 #[derive(Debug)]
 pub struct Route {
@@ -79,13 +100,21 @@ impl Connector<'_> {
     /// # Errors
     /// The receiver cannot be reached, is not the one that was meant, or this side's own keys cannot be used.
     pub async fn connect(&self, need: Option<&Need>) -> Result<Reached, ConnectError> {
+        self.connect_as(need).await.map(Reached::from)
+    }
+
+    /// Connects like [`connect`](Self::connect), with lanes of which this side has the end `L`.
+    pub(crate) async fn connect_as<L: LaneEnd>(
+        &self,
+        need: Option<&Need>,
+    ) -> Result<Connected<L>, ConnectError> {
         match &self.remote.login {
             Some(login) => self.connect_over_ssh(login, need).await,
             None => self.connect_to_daemon(need).await,
         }
     }
 
-    async fn connect_to_daemon(&self, need: Option<&Need>) -> Result<Reached, ConnectError> {
+    async fn connect_to_daemon<L: LaneEnd>(&self, need: Option<&Need>) -> Result<Connected<L>, ConnectError> {
         let Self { home, remote, settings, listener } = *self;
         let identity = Identity::load_or_create(home)?;
         let first_key = FirstKey::default();
@@ -101,7 +130,11 @@ impl Connector<'_> {
         Ok(reached)
     }
 
-    async fn connect_over_ssh(&self, login: &Login, need: Option<&Need>) -> Result<Reached, ConnectError> {
+    async fn connect_over_ssh<L: LaneEnd>(
+        &self,
+        login: &Login,
+        need: Option<&Need>,
+    ) -> Result<Connected<L>, ConnectError> {
         let SshReceiver { identity, key, host, port, session } =
             ssh::start(self.remote, login, self.settings).await?;
         let policy = HostPolicy::Pinned(key);
@@ -109,7 +142,7 @@ impl Connector<'_> {
         let reach = self.reach(&known);
         let dialler = ChannelDialler::new(&identity, &host, port, policy, reach).await?;
         match self.reach_by(dialler, known, need).await {
-            Ok(reached) => Ok(Reached { ssh: Some(session), ..reached }),
+            Ok(reached) => Ok(Connected { ssh: Some(session), ..reached }),
             Err(error) => Err(ConnectError::BehindSsh { host, source: Box::new(error) }),
         }
     }
@@ -139,12 +172,12 @@ impl Connector<'_> {
         Reach { saved, quic_first: *quic_first, ..self.settings.reach.clone() }
     }
 
-    async fn reach_by(
+    async fn reach_by<L: LaneEnd>(
         &self,
         dialler: ChannelDialler,
         recalled: Recalled,
         need: Option<&Need>,
-    ) -> Result<Reached, ConnectError> {
+    ) -> Result<Connected<L>, ConnectError> {
         let plan = LanePlan::new(self.settings, &recalled, need.cloned());
         dial_all(dialler, self.settings, plan, recalled).await
     }

@@ -9,14 +9,16 @@ use std::fmt::{self, Display};
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use tokio::task::JoinError;
 use zmove_receiver::SessionError as ReceiverError;
 use zmove_sender::SessionError;
 use zmove_transport::{
-    AuthorityError, ControlError, DialError, IdentityError, KnownHostsError, ParseFingerprintError,
+    AuthorityError, ControlError, DialError, IdentityError, KnownHostsError, LaneError, ParseFingerprintError,
 };
 use zmove_types::Escaped;
+use zmove_wire::{Refusal, RefusalCode, WireError};
 
 use crate::backoff::Timeout;
 
@@ -248,6 +250,9 @@ pub enum PushError {
     /// The session broke off.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// The session of a pull broke off.
+    #[error(transparent)]
+    Pull(#[from] PullError),
     /// The job of another session could not be made.
     #[error(transparent)]
     Job(BoxError),
@@ -272,6 +277,86 @@ pub enum PushError {
         /// The last error.
         cause: Box<Self>,
     },
+}
+
+/// The reason why a session of a pull ended early.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PullError {
+    /// The host refuses to send, or cannot go on.
+    #[error("sender: {}", .0.text)]
+    Refused(Refusal),
+    /// The host is of a release that cannot be pulled from.
+    #[error(
+        "the zmove on that host is too old to be pulled from: install this release there, or push from there"
+    )]
+    TooOld,
+    /// The host has had no room for the transfer for as long as this side was to wait.
+    #[error("sender: {reason}; its turn has not come within {} s", waited.as_secs_f64())]
+    StillInLine {
+        /// The reason for the wait, in the host's words.
+        reason: String,
+        /// The time waited.
+        waited: Duration,
+    },
+    /// The host has not answered in time.
+    #[error("the sender does not answer")]
+    Silent,
+    /// The host broke the protocol.
+    #[error("the sender broke the protocol: {0}")]
+    Misbehaved(#[from] WireError),
+    /// The control connection ended.
+    #[error("{0}")]
+    Control(#[source] ControlError),
+    /// No data connection came about.
+    #[error("{0}")]
+    Lane(#[source] LaneError),
+    /// The receiving role ended.
+    #[error("receiver: {0}")]
+    Receiver(#[source] ReceiverError),
+    /// The user stopped the pull.
+    #[error("interrupted")]
+    Interrupted,
+    /// The manifest could not be written.
+    #[error("write the manifest: {0}")]
+    Manifest(#[source] io::Error),
+}
+
+impl PullError {
+    /// Whether the host has had no room for the transfer, and may have some later.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Refused(refusal) if refusal.code == RefusalCode::Full)
+    }
+
+    /// Whether connections were lost, so that dialling again may help.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Refused(refusal) => {
+                use RefusalCode::{Broken, Busy, Full, Stopping};
+                matches!(refusal.code, Stopping | Broken | Busy | Full)
+            }
+            Self::Control(error) => error.is_lost(),
+            Self::Lane(error) => error.is_lost(),
+            Self::Receiver(error) => error.is_lost(),
+            Self::Silent => true,
+            Self::TooOld
+            | Self::StillInLine { .. }
+            | Self::Misbehaved(_)
+            | Self::Interrupted
+            | Self::Manifest(_) => false,
+        }
+    }
+}
+
+impl From<ControlError> for PullError {
+    fn from(error: ControlError) -> Self {
+        match error {
+            ControlError::Wire(error) => Self::Misbehaved(error),
+            error => Self::Control(error),
+        }
+    }
 }
 
 /// The reason why a push within this process ended early.
@@ -318,7 +403,11 @@ impl PushError {
     /// Whether the receiver has had no room for the transfer, and may have some later.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        matches!(self, Self::Session(error) if error.is_busy())
+        match self {
+            Self::Session(error) => error.is_busy(),
+            Self::Pull(error) => error.is_busy(),
+            _ => false,
+        }
     }
 
     /// Whether connections were lost, so that dialling again may help.
@@ -326,6 +415,7 @@ impl PushError {
     pub fn is_lost(&self) -> bool {
         match self {
             Self::Session(error) => error.is_lost(),
+            Self::Pull(error) => error.is_lost(),
             Self::Connect(error) => error.is_lost(),
             _ => false,
         }
@@ -337,6 +427,7 @@ impl PushError {
         match self {
             // This side may take the handshake for complete when the other one does not.
             Self::Session(error) => matches!(error, SessionError::Control(ControlError::Closed)),
+            Self::Pull(error) => matches!(error, PullError::Control(ControlError::Closed)),
             Self::Connect(error) => matches!(error.dial(), Some(DialError::Closed { .. })),
             _ => false,
         }

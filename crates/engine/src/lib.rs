@@ -52,27 +52,28 @@ mod local;
 mod location;
 mod notice;
 mod path_memory;
+mod pull;
 mod random;
 mod reconnect;
+mod retrying;
 mod settings;
 mod sources;
 mod ssh;
 
 pub use backoff::{ParseTimeoutError, Timeout};
-pub use dial::{
-    Connector, LANES_AT_ONCE, LOCAL_RTT, LOSS_TOLERANT, RATE_TARGET, Reached, Route, lanes_for_machine,
-};
+pub use dial::{Connector, LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, Reached, Route, lanes_for_machine};
 pub use error::{
-    BoxError, Causes, ConnectError, LocalError, LocationError, OverlapError, PushError, SourcesError,
-    SshError, SshMessageError,
+    BoxError, Causes, ConnectError, LocalError, LocationError, OverlapError, PullError, PushError,
+    SourcesError, SshError, SshMessageError,
 };
 pub use local::{LocalReceiver, Overlap, push_locally};
 pub use location::{DEFAULT_PORT, Location, Login, Remote, Start};
 pub use notice::{Listener, NoListener, Notice};
 pub use path_memory::{Known, PathMemory, Rates, Window};
+pub use pull::{PullReceiver, PullRun, Pulled, RemotePull, RemoteSources};
 pub use random::fresh_transfer;
 pub use reconnect::{Pushed, RemotePush};
 pub use settings::{Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost};
 pub use sources::Sources;
 pub use ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshSession};
-pub use zmove_sender::{Push, PushJob, Run, SenderConfig, Summary};
+pub use zmove_sender::{LOSS_TOLERANT, Push, PushJob, Run, SenderConfig, Summary};

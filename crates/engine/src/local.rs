@@ -100,6 +100,7 @@ pub async fn push_locally(
         control: near,
         lanes: sinks,
         supply: None,
+        relay: None,
     };
     let pushed = push.run(run, link, observer, stop).await;
     let received = receiving.await.map_err(LocalError::Role)?;

@@ -1,27 +1,23 @@
-//! A push to another host in as many sessions as it takes: a session that breaks off because connections are lost is
-//! followed by another, which dials, walks the sources again, and learns from the receiver's answers what is there.
+//! A push to another host: each session that follows one that broke off dials, walks the sources again, and learns from
+//! the receiver's answers what is there.
 //!
-//! **Invariant:** only a receiver that has been up is dialled again, so a wrong name, key or target is reported at
-//! once; and only after a loss of connections, so that no error is hidden by retries. There are two exceptions: a
-//! receiver that is busy is waited for from the first, and a host that closes connections before it has proved its key
-//! is dialled again a few times, since it may do so with some of many that come at once.
+//! **Invariant:** what of a push outlives a session is in its [`Run`].
 
 use std::fmt;
-use std::future::{Future, pending};
-use std::pin::{Pin, pin};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tokio::time::sleep_until;
 use zmove_sender::{Need, Push, PushJob, Run, SenderConfig, SessionError, Summary};
 use zmove_transport::{Resumption, Transport};
 use zmove_types::Observer;
 
-use crate::backoff::{Next, Outage, Outages, Timeout};
+use crate::backoff::Timeout;
 use crate::dial::Connector;
 use crate::error::{BoxError, PushError};
 use crate::notice::Notice;
-use crate::random::random;
+use crate::retrying::{Retrying, Sessions, moment};
 
 /// All that each session of a push to another host needs.
 pub struct RemotePush<'a> {
@@ -70,49 +66,10 @@ impl RemotePush<'_> {
         run: &mut Run,
         stop: impl Future<Output = ()>,
     ) -> Result<Pushed, PushError> {
-        let Connector { remote, listener, .. } = self.connector;
-        let mut stop = pin!(stop);
-        let mut outages = Outages::new(self.timeout);
+        let Self { connector, timeout, busy_timeout, .. } = *self;
         let need = first.need();
-        let mut push = Some(first);
-        let mut until = None;
-        let mut closed = 0;
-        loop {
-            let answered = run.answered();
-            let now = Instant::now();
-            run.wait_for(
-                until.map_or(self.busy_timeout.0, |until: Instant| until.saturating_duration_since(now)),
-            );
-            let error = match self.session(push.take(), &need, run, until, stop.as_mut()).await {
-                Ok(pushed) => return Ok(pushed),
-                Err(error) if closed < CLOSED_MAX && error.is_closed_early() && !self.is_settled(run) => {
-                    closed += 1;
-                    error
-                }
-                Err(error) if self.is_final(&error, run) => return Err(error),
-                Err(error) => error,
-            };
-            if run.answered() > answered {
-                outages.end();
-            }
-            let chance = random().map(u32::from_le_bytes).map_err(PushError::Chance)?;
-            let Next::Retry { at, until: end, outage } = outages.lost(Instant::now(), chance) else {
-                return Err(self.given_up(error, run));
-            };
-            if error.is_busy() && !run.was_up() {
-                listener.hear(&Notice::ReceiverBusy { cause: &error });
-            } else if outage == Outage::Begins && run.was_up() {
-                listener.hear(&Notice::ConnectionLost { remote, cause: &error, timeout: self.timeout });
-            }
-            tokio::select! {
-                () = sleep_until(at.into()) => {}
-                () = &mut stop => return Err(SessionError::Interrupted.into()),
-            }
-            if at == end {
-                return Err(self.given_up(error, run));
-            }
-            until = Some(end);
-        }
+        let mut sessions = PushSessions { of: self, push: Some(first), need, run };
+        Retrying { connector, timeout, busy_timeout }.run(&mut sessions, stop).await
     }
 
     /// Runs one session; without a `push` the walk of the sources begins when the receiver has been reached.
@@ -147,33 +104,41 @@ impl RemotePush<'_> {
         let job = (self.job)().map_err(PushError::Job)?;
         Ok(Push::start(job, self.config.clone(), run, Instant::now()))
     }
-
-    /// Whether a host that closes early is not dialled again: it has been up before, or there are to be no retries.
-    fn is_settled(&self, run: &Run) -> bool {
-        self.timeout.0.is_zero() || run.was_up()
-    }
-
-    fn is_final(&self, error: &PushError, run: &Run) -> bool {
-        self.timeout.0.is_zero() || !(error.is_busy() || run.was_up() && error.is_lost())
-    }
-
-    fn given_up(&self, cause: PushError, run: &Run) -> PushError {
-        let timeout = self.timeout;
-        if run.was_up() {
-            let remote = self.connector.remote.to_string();
-            return PushError::GivenUp { remote, timeout, cause: Box::new(cause) };
-        }
-        if cause.is_busy() { PushError::StillBusy { timeout, cause: Box::new(cause) } } else { cause }
-    }
 }
 
-/// How often a host that closes connections before it has proved its key is dialled again: it may do so with some of
-/// many that come at once.
-const CLOSED_MAX: u32 = 6;
+/// The sessions of one push.
+struct PushSessions<'a, 'b> {
+    of: &'a RemotePush<'b>,
+    /// The first session, whose walk of the sources has begun.
+    push: Option<Push>,
+    need: Need,
+    run: &'a mut Run,
+}
 
-async fn moment(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at.into()).await,
-        None => pending().await,
+impl Sessions for PushSessions<'_, '_> {
+    type Done = Pushed;
+
+    async fn session<S: Future<Output = ()>>(
+        &mut self,
+        until: Option<Instant>,
+        stop: Pin<&mut S>,
+    ) -> Result<Pushed, PushError> {
+        self.of.session(self.push.take(), &self.need, self.run, until, stop).await
+    }
+
+    fn was_up(&self) -> bool {
+        self.run.was_up()
+    }
+
+    fn answered(&self) -> u64 {
+        self.run.answered()
+    }
+
+    fn wait_for(&mut self, patience: Duration) {
+        self.run.wait_for(patience);
+    }
+
+    fn interrupted() -> PushError {
+        SessionError::Interrupted.into()
     }
 }

@@ -115,7 +115,7 @@ impl Sources {
     /// The sources as roots of a scan.
     #[must_use]
     pub fn roots(&self) -> Vec<ScanRoot> {
-        let root = |source: &Source| ScanRoot { source: source.path.clone(), prefix: source.prefix() };
+        let root = |source: &Source| ScanRoot::new(source.path.clone(), source.prefix());
         self.present.iter().map(root).collect()
     }
 

@@ -27,6 +27,7 @@ pub const TARGETS: &[Target] = &[
     Target::new("file_head", 1 << 10, 64 << 10, wire::file_head, seeds::file_head),
     Target::new("to_receiver", 4 << 10, 1 << 20, wire::to_receiver, seeds::to_receiver),
     Target::new("to_sender", 4 << 10, 1 << 20, wire::to_sender, seeds::to_sender),
+    Target::new("to_source", 4 << 10, 1 << 20, wire::to_source, seeds::to_source),
     Target::new("control", 4 << 10, 9 << 20, zmove_transport::fuzzing::control, seeds::control),
     Target::new("frames", 4 << 10, 7 << 20, zmove_transport::fuzzing::frames, seeds::frames),
     Target::new(

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 use zmove_wire::{
-    Batch, FileHead, FrameHeader, Greeting, ToReceiver, ToSender, decode_message, encode_message,
+    Batch, FileHead, FrameHeader, Greeting, ToReceiver, ToSender, ToSource, decode_message, encode_message,
 };
 
 pub(crate) fn greeting(bytes: &[u8]) {
@@ -54,6 +54,12 @@ pub(crate) fn to_sender(bytes: &[u8]) {
         Some(ToSender::Fault(fault)) => drop(fault.to_string()),
         Some(ToSender::Refused(refusal)) => drop(format!("{refusal:?}")),
         _ => {}
+    }
+}
+
+pub(crate) fn to_source(bytes: &[u8]) {
+    if let Some(ToSource::Fetch(fetch)) = message(bytes) {
+        drop(fetch.open.with(fetch.extensions).map_err(|error| error.to_string()));
     }
 }
 

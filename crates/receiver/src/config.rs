@@ -10,6 +10,7 @@ use crate::meters::TransferMeter;
 use crate::quota::Quota;
 use crate::session::target_leases::TargetLeases;
 use crate::store::rules::{Owning, SetIds};
+use crate::top_names::TopNames;
 
 /// The settings of one receiving session.
 #[derive(Clone, Debug)]
@@ -47,6 +48,8 @@ pub struct ReceiverConfig {
     /// The quota on which the session's memory, descriptors and threads are booked. Default: one of its own, with the
     /// default limits.
     pub quota: Quota,
+    /// The names that the sender may bring at the top of the target. Default: any.
+    pub top_names: TopNames,
     /// The counters of the session. Default: counters that nobody reads; each session needs its own.
     pub meter: Arc<TransferMeter>,
 }
@@ -69,6 +72,7 @@ impl Default for ReceiverConfig {
             rate_max: None,
             target_leases: TargetLeases::default(),
             quota: Quota::default(),
+            top_names: TopNames::default(),
             meter: Arc::default(),
         }
     }

@@ -53,6 +53,17 @@ pub enum SessionError {
 }
 
 impl SessionError {
+    /// Whether connections were lost, so that another session may succeed.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Control(error) => error.is_lost(),
+            Self::Lane(error) => error.is_lost(),
+            Self::Silent => true,
+            _ => false,
+        }
+    }
+
     /// The kind of reason in one word, for counters.
     #[must_use]
     pub const fn kind(&self) -> &'static str {

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use zmove_types::{StageClock, StageTimes};
 
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The counters of one transfer.
 #[derive(Debug, Default)]
@@ -61,9 +61,10 @@ pub struct MeterReading {
 
 /// A transfer that is counted among those that run, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct MeterGuard {
+pub struct MeterGuard {
     meters: Arc<Meters>,
-    pub(crate) meter: Arc<TransferMeter>,
+    /// The counters.
+    pub meter: Arc<TransferMeter>,
 }
 
 impl TransferMeter {
@@ -91,7 +92,8 @@ impl TransferMeter {
         self.target.get().map_or(&[], Vec::as_slice)
     }
 
-    pub(crate) fn opened(&self, target: &[u8]) {
+    /// Notes what the transfer is about.
+    pub fn opened(&self, target: &[u8]) {
         // A session is opened once, so nothing is there yet.
         let _first = self.target.set(target.to_vec());
     }
@@ -152,7 +154,9 @@ impl Meters {
         book.running.iter().fold(book.ended, |sum, meter| sum.and(&meter.reading()))
     }
 
-    pub(crate) fn begin(self: &Arc<Self>) -> MeterGuard {
+    /// Begins to count another transfer.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>) -> MeterGuard {
         let meter = Arc::<TransferMeter>::default();
         self.0.lock().running.push(Arc::clone(&meter));
         MeterGuard { meters: Arc::clone(self), meter }

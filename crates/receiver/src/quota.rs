@@ -14,7 +14,6 @@
 
 pub(crate) mod limits;
 pub(crate) mod messages;
-pub(crate) mod rate_limits;
 pub(crate) mod windows;
 
 use std::collections::HashMap;
@@ -30,11 +29,11 @@ use zmove_wire::WireError;
 
 use crate::quota::limits::{Limits, files_of_process};
 use crate::resume::journal::Room;
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The quotas of all keys that have transfers under way.
 #[derive(Debug)]
-pub(crate) struct Quotas {
+pub struct Quotas {
     books: Lock<HashMap<Fingerprint, Weak<Book>>>,
     /// The descriptors of all keys together.
     files: Arc<Gauge>,
@@ -72,7 +71,7 @@ struct Gauge {
 
 /// An amount that is booked, and given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Booking {
+pub struct Booking {
     gauge: Arc<Gauge>,
     amount: usize,
 }
@@ -101,7 +100,8 @@ const PATHS_PER_STAGING: usize = 2;
 
 impl Quotas {
     /// The quota of a key, by the limits that hold now.
-    pub(crate) fn of(&self, key: Fingerprint, limits: &Limits) -> Quota {
+    #[must_use]
+    pub fn of(&self, key: Fingerprint, limits: &Limits) -> Quota {
         let mut quotas = self.books.lock();
         quotas.retain(|_, quota| quota.strong_count() > 0);
         let known = quotas.get(&key).and_then(Weak::upgrade);
@@ -139,14 +139,15 @@ impl Quota {
     ///
     /// # Errors
     /// The limit would be exceeded.
-    pub(crate) fn book_memory(&self, bytes: usize) -> Result<Booking, WireError> {
+    pub fn book_memory(&self, bytes: usize) -> Result<Booking, WireError> {
         let mut held = self.book_nothing();
         held.grow(bytes)?;
         Ok(held)
     }
 
     /// A booking of no memory yet, which is to [grow](Booking::grow).
-    pub(crate) fn book_nothing(&self) -> Booking {
+    #[must_use]
+    pub fn book_nothing(&self) -> Booking {
         Booking { gauge: Arc::clone(&self.0.memory), amount: 0 }
     }
 
@@ -164,7 +165,7 @@ impl Quota {
     ///
     /// # Errors
     /// `EMFILE`, as when the process has no descriptors left.
-    pub(crate) fn book_file(&self) -> io::Result<Booking> {
+    pub fn book_file(&self) -> io::Result<Booking> {
         self.0.files.hold(DESCRIPTORS_PER_FILE).ok_or_else(|| Errno::MFILE.into())
     }
 
@@ -182,13 +183,15 @@ impl Quota {
     }
 
     /// Books a thread and the descriptors that it opens; `None` where a limit would be exceeded.
-    pub(crate) fn book_thread(&self) -> Option<(Booking, Booking)> {
+    #[must_use]
+    pub fn book_thread(&self) -> Option<(Booking, Booking)> {
         self.0.threads.hold(1).zip(self.0.files.hold(DESCRIPTORS_PER_THREAD))
     }
 
     /// The storage engine of this key's transfers: one of its own where `usual` has to be one for each key, else
     /// `usual`.
-    pub(crate) fn file_io(&self, usual: &Arc<dyn FileIo>) -> Arc<dyn FileIo> {
+    #[must_use]
+    pub fn file_io(&self, usual: &Arc<dyn FileIo>) -> Arc<dyn FileIo> {
         Arc::clone(self.0.file_io.get_or_init(|| usual.anew().unwrap_or_else(|| Arc::clone(usual))))
     }
 
@@ -344,7 +347,7 @@ impl Booking {
     ///
     /// # Errors
     /// The limit would be exceeded; what was booked before stays.
-    pub(crate) fn grow(&mut self, more: usize) -> Result<(), WireError> {
+    pub fn grow(&mut self, more: usize) -> Result<(), WireError> {
         if self.gauge.take(more) {
             self.amount += more;
             return Ok(());

@@ -85,10 +85,10 @@ pub async fn run_session(
     session: Session,
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
-    let Session { transfer, version, control, lanes, owner, pulse, access, run_leases, config } = session;
-    let (reader, mut writer) = control;
+    let Session { transfer, version, control: (reader, mut writer), lanes, owner, .. } = session;
+    let Session { pulse, access, run_leases, config, .. } = session;
     writer.greet(&Greeting::new(Role::Control, transfer)).await?;
-    let mut connections = Connections { writer, inbox: messages(reader, config.quota.clone()), lanes };
+    let mut connections = Connections { writer, inbox: messages(reader, &config), lanes };
     // what the opening takes counts until it is done with
     let (Opening { open, keeps_rate }, held) = match opening(&mut connections.inbox).await {
         Ok(opening) => opening,
@@ -364,6 +364,7 @@ impl Running {
             ToReceiver::Inquire(_) | ToReceiver::InquireWith(_) | ToReceiver::Hash(_) => {
                 Err(WireError::OutOfOrder { what: "an inquiry" }.into())
             }
+            ToReceiver::Relay(_) => Err(WireError::OutOfOrder { what: "a word beside a push" }.into()),
             ToReceiver::Abandon { file } => {
                 self.transfer.files.hear_of(FileId(file))?;
                 let Some(file) = self.transfer.files.retire(FileId(file)) else { return Ok(()) };

@@ -1,30 +1,6 @@
-//! A lock for shared state, and work that several threads share.
+//! Work that several threads share.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-
-/// A mutex that is locked also after a thread has panicked while it held it. A panic ends its session, and no change
-/// that is made under a lock here has steps between which a thread could panic and leave a wrong state.
-#[derive(Debug, Default)]
-pub(crate) struct Lock<T>(Mutex<T>);
-
-impl<T> Lock<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Self(Mutex::new(value))
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn get_mut(&mut self) -> &mut T {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn into_inner(self) -> T {
-        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Has several threads run `work`, each until none is left, and returns all results: this thread, and one more for each
 /// of `helpers` as long as threads can be started. A helper is kept until its thread ends.

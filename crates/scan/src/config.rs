@@ -3,7 +3,7 @@
 //! Values are taken as they are; a zero counts as one.
 
 use std::ffi::OsStr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,20 +11,24 @@ use std::thread::available_parallelism;
 
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
+use zmove_disk::open_beneath;
 use zmove_types::{Kinds, RelPath};
 
-use crate::directory::FileSystems;
+use crate::directory::{Extent, FileSystems, SourceRoot};
 use crate::first_walk::FirstWalk;
 use crate::selection::Selection;
 
 /// One tree or file to walk.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ScanRoot {
     /// The path as the user typed it. A symbolic link is sent as a link, or followed when the path ends in `/`.
     pub source: PathBuf,
     /// The path of this entry itself below the target; [`RelPath::root`] puts the content of a directory into
     /// the target directory (`src/`) and is for directories only.
     pub prefix: RelPath,
+    /// The directory beneath which the entry is opened, through no link, and its path there; [`source`](Self::source)
+    /// is then for messages only. Default: it is opened as the path says.
+    pub(crate) beneath: Option<(Arc<OwnedFd>, RelPath)>,
 }
 
 /// The resources that a scan may use, and the entries that are wanted.
@@ -78,14 +82,48 @@ impl Default for ScanConfig {
 }
 
 impl ScanRoot {
+    /// A root at a path of this host, which may lead through links.
+    pub fn new(source: impl Into<PathBuf>, prefix: RelPath) -> Self {
+        Self { source: source.into(), prefix, beneath: None }
+    }
+
+    /// The same root, found at `path` below the directory `root` without following any link.
+    #[must_use]
+    pub fn beneath(self, root: Arc<OwnedFd>, path: RelPath) -> Self {
+        Self { beneath: Some((root, path)), ..self }
+    }
+
     /// The flags to open the root with if it is a directory; `None` for anything else.
     pub(crate) fn directory_flags(&self) -> Result<Option<OFlags>, Errno> {
         if self.names_directory() {
             return Ok(Some(OFlags::empty()));
         }
-        let stat = statx(CWD, &self.source, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)?;
+        let stat = match &self.beneath {
+            None => statx(CWD, &self.source, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)?,
+            Some((root, path)) => {
+                let entry = open_beneath(root.as_fd(), path, OFlags::PATH)?;
+                statx(entry, c"", AtFlags::EMPTY_PATH, StatxFlags::TYPE)?
+            }
+        };
         let is_directory = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory;
         Ok(is_directory.then_some(OFlags::NOFOLLOW))
+    }
+
+    /// Opens the directory that it names, or for a single entry the one that holds it.
+    pub(crate) fn open(&self, extent: Extent, flags: OFlags) -> Result<SourceRoot, Errno> {
+        let path = match (extent, self.parent_and_name()) {
+            (Extent::SingleEntry, Some((parent, _))) => parent,
+            _ => self.source.clone(),
+        };
+        let Some((above, below)) = &self.beneath else {
+            return SourceRoot::open(&path, &self.prefix, extent, flags);
+        };
+        let below = match extent {
+            Extent::Tree => below.clone(),
+            Extent::SingleEntry => below.parent().unwrap_or_else(RelPath::root),
+        };
+        let opened = open_beneath(above.as_fd(), &below, OFlags::PATH | OFlags::DIRECTORY)?;
+        SourceRoot::at(opened, &path, &self.prefix, extent)
     }
 
     /// Whether the path names the directory behind it: by its form (`a/`, `a/.`, `..`) or by its prefix.
@@ -110,15 +148,14 @@ mod tests {
     #[test]
     fn a_trailing_slash_or_dot_names_the_directory() {
         let prefix = RelPath::from_bytes(b"x").unwrap();
-        let names =
-            |source: &str| ScanRoot { source: source.into(), prefix: prefix.clone() }.names_directory();
+        let names = |source: &str| ScanRoot::new(source, prefix.clone()).names_directory();
         assert!(["a/", "a/.", ".", "..", "/", "a/.."].into_iter().all(names));
         assert!(!["a", "/a", "./a", "a..", ".a"].into_iter().any(names));
     }
 
     #[test]
     fn a_bare_name_lies_in_the_working_directory() {
-        let root = ScanRoot { source: "a".into(), prefix: RelPath::root() };
+        let root = ScanRoot::new("a", RelPath::root());
         assert_eq!(root.parent_and_name(), Some((PathBuf::from("."), OsStr::new("a"))));
     }
 }

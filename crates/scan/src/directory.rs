@@ -82,7 +82,11 @@ impl SourceRoot {
     /// Opens the directory at `path`; `flags` decide whether links in `path` itself are followed.
     pub(crate) fn open(path: &Path, prefix: &RelPath, extent: Extent, flags: OFlags) -> Result<Self> {
         let flags = flags | OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = open(path, flags, Mode::empty())?;
+        Self::at(open(path, flags, Mode::empty())?, path, prefix, extent)
+    }
+
+    /// The root of a directory that has been opened.
+    pub(crate) fn at(opened: OwnedFd, path: &Path, prefix: &RelPath, extent: Extent) -> Result<Self> {
         let stat = fstat(&opened)?;
         Ok(Self {
             path: path.to_owned(),

@@ -8,7 +8,7 @@
 //! use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
 //! use zmove_types::RelPath;
 //!
-//! let root = ScanRoot { source: "src/".into(), prefix: RelPath::root() };
+//! let root = ScanRoot::new("src/", RelPath::root());
 //! for item in scan(vec![root], &ScanConfig::default()) {
 //!     match item {
 //!         ScanItem::Root { directory, .. } => println!("walking {}", directory.full_path().display()),
@@ -32,6 +32,7 @@ mod first_walk;
 #[doc(hidden)]
 pub mod fuzzing;
 mod histogram;
+mod name_glob;
 mod path_list;
 mod scan;
 mod selection;
@@ -44,6 +45,7 @@ pub use entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, SharedFile, Xatt
 pub use error::{ListFault, Operation, ScanError};
 pub use first_walk::FirstWalk;
 pub use histogram::{Extreme, Histogram, Share, Table, histogram};
+pub use name_glob::{glob_matches, is_glob};
 pub use path_list::{PathList, Separator};
 pub use scan::{Scan, scan, scan_list};
 pub use selection::{Effect, PathKind, PatternError, Rule, Selection};

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     fn list(bytes: &[u8], separator: Separator) -> PathList {
-        let root = ScanRoot { source: ".".into(), prefix: RelPath::root() };
+        let root = ScanRoot::new(".", RelPath::root());
         PathList::new(root, io::Cursor::new(bytes.to_vec()), "list".into(), separator)
     }
 

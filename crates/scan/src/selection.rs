@@ -31,7 +31,7 @@ pub use pattern::{Effect, PatternError, Rule};
 #[derive(Clone, Debug)]
 pub struct Selection {
     set: GlobSet,
-    rules: Vec<(Effect, AppliesTo)>,
+    rules: Vec<Rule>,
     sizes: RangeInclusive<u64>,
 }
 
@@ -62,7 +62,7 @@ impl Selection {
             set.add(rule.glob.clone());
         }
         let set = set.build().map_err(PatternError::Compile)?;
-        Ok(Self { set, rules: rules.iter().map(|rule| (rule.effect, rule.applies_to)).collect(), sizes })
+        Ok(Self { set, rules: rules.to_vec(), sizes })
     }
 
     /// Whether this path below the target is wanted by its name: neither it nor a directory above it is left out. Sizes
@@ -83,6 +83,18 @@ impl Selection {
         self.sizes.contains(&bytes)
     }
 
+    /// The rules, first to last.
+    #[must_use]
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// The sizes of files that are wanted, in bytes.
+    #[must_use]
+    pub const fn sizes(&self) -> &RangeInclusive<u64> {
+        &self.sizes
+    }
+
     /// Whether there are any rules for names.
     #[must_use]
     pub fn has_rules(&self) -> bool {
@@ -94,7 +106,7 @@ impl Selection {
         self.set.matches_candidate_into(&Candidate::from_bytes(path), matches);
         let mut directory = None;
         for &index in matches.iter().rev() {
-            let (effect, applies_to) = self.rules[index];
+            let Rule { effect, applies_to, .. } = self.rules[index];
             let directory = *directory.get_or_insert(effect);
             if applies_to == AppliesTo::All {
                 return Answer { directory, other: effect };

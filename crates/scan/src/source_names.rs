@@ -225,7 +225,7 @@ fn admits(selection: Option<&Selection>, directory: &RelPath) -> bool {
 /// Opens a root; `None` where it is no directory.
 fn open_root(root: &ScanRoot) -> io::Result<Option<SourceRoot>> {
     let Some(flags) = root.directory_flags()? else { return Ok(None) };
-    Ok(Some(SourceRoot::open(&root.source, &root.prefix, Extent::Tree, flags)?))
+    Ok(Some(root.open(Extent::Tree, flags)?))
 }
 
 #[cfg(test)]
@@ -234,7 +234,7 @@ mod tests {
     use crate::selection::{Effect, Rule};
 
     fn root(source: std::path::PathBuf, prefix: &str) -> ScanRoot {
-        ScanRoot { source, prefix: RelPath::from_bytes(prefix.as_bytes()).unwrap() }
+        ScanRoot::new(source, RelPath::from_bytes(prefix.as_bytes()).unwrap())
     }
 
     fn listings(roots: &[ScanRoot], selection: Option<Arc<Selection>>) -> SourceNames {

@@ -177,12 +177,8 @@ impl<'walk> Worker<'walk> {
         extent: Extent,
         flags: OFlags,
     ) -> Result<Arc<Directory>, (Operation, Errno)> {
-        let path = match (extent, root.parent_and_name()) {
-            (Extent::SingleEntry, Some((parent, _))) => parent,
-            _ => root.source.clone(),
-        };
         let open = || {
-            let root = Arc::new(SourceRoot::open(&path, &root.prefix, extent, flags)?);
+            let root = Arc::new(root.open(extent, flags)?);
             Directory::open(&root, &RelPath::root())
         };
         self.walk.descriptor_wait.open(open).map(Arc::new).map_err(|errno| (Operation::Open, errno))

@@ -19,13 +19,14 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use zmove_transport::Inbox;
 use zmove_types::Observer;
-use zmove_wire::{Open, ToSender};
+use zmove_wire::Open;
 
 use crate::account::Account;
 use crate::account::receipts::Receipts;
 use crate::account::summary::{Preview, Summary};
 use crate::control::link::Link;
-use crate::control::{self, GOODBYE_TIMEOUT, Permission};
+use crate::control::relay::{Heard, RelayParts};
+use crate::control::{self, Permission};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
 use crate::preview::hashing::Hashing;
@@ -44,19 +45,21 @@ pub(crate) async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, SessionError> {
     link.ask(Open { run: run.id(link.transfer), ..push.open.clone() }).await?;
-    let Link { version, control: (reader, writer), mut lanes, supply: _none_needed, .. } = link;
+    let Link { version, control: (reader, writer), mut lanes, supply: _none_needed, relay, .. } = link;
+    let RelayParts { beside, mut last, memory } = relay.into();
     let config = &push.config;
     let extras =
         Extras::new(push.open.keeping, config.owners.clone(), version).adapting(config.zeros, config.instead);
-    let (mut receipts, replies, outgoing) = Receipts::begin(observer, (version, extras), push.started);
+    let (mut receipts, replies, outgoing) =
+        Receipts::begin(observer, (version, extras), push.started, memory.clone());
     let session = Arc::clone(&receipts.session);
     let started = push.started;
-    let (writer, mut unsayable) = control::write_all(writer, outgoing);
+    let (mut writer, mut unsayable) = control::write_all(writer, outgoing, beside);
     let scan = push.scan.clone();
     let (broken_in, mut broken) = mpsc::unbounded_channel();
     let mut threads = Threads::new(broken_in);
     let conversation = async {
-        let greeted = control::greeted(reader, version);
+        let greeted = control::greeted(reader, version, memory);
         let (mut inbox, Permission { opened, kept }) =
             permission(greeted, run.patience, &session.account).await?;
         session.account.not_kept(&session.extras.learn(kept));
@@ -89,8 +92,8 @@ pub(crate) async fn run(
         () = stop => Err(SessionError::Interrupted),
     };
     session.in_flight.stop();
-    if ended.is_err() {
-        writer.abort();
+    if let Err(error) = &ended {
+        control::break_off(last.take(), error, &mut writer).await;
     }
     let elapsed = started.elapsed();
     // From here on the planner waits for no more replies.
@@ -107,16 +110,16 @@ pub(crate) async fn run(
         ..totals.summary()
     };
     drop(session);
-    let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, writer).await;
+    control::tell_end(last, Ok(&summary), &mut writer).await;
     Ok(summary)
 }
 
 /// Waits for `Opened`, and reports each wait.
 async fn permission(
-    greeted: impl Future<Output = Result<Inbox<ToSender>, SessionError>>,
+    greeted: impl Future<Output = Result<Inbox<Heard>, SessionError>>,
     patience: Duration,
     account: &Account,
-) -> Result<(Inbox<ToSender>, Permission), SessionError> {
+) -> Result<(Inbox<Heard>, Permission), SessionError> {
     let (waits_in, mut waits) = mpsc::unbounded_channel();
     let waiting = async {
         while let Some(waiting) = waits.recv().await {

@@ -23,7 +23,8 @@ use zmove_wire::{
 };
 
 use crate::control::link::Link;
-use crate::control::{GOODBYE_TIMEOUT, Permission, inbox, permission, receive};
+use crate::control::relay::{Heard, inbox};
+use crate::control::{GOODBYE_TIMEOUT, Permission, permission, receive};
 use crate::error::SessionError;
 use crate::push::run::cpu_time;
 use crate::tune::path::PathReport;
@@ -100,7 +101,7 @@ async fn run(
         };
         // A receiver that refuses need not have read the opening: its answer has the reason.
         let _refused_early = writer.send(&encode_message(&open.into_message(version))).await;
-        Ok(inbox(reader))
+        Ok(inbox(reader, None))
     };
     // Do not wait for a turn in the queue: the path would be measured later than the user has asked.
     let (inbox, Permission { opened, .. }) =
@@ -138,7 +139,7 @@ async fn run(
 /// A probe under way.
 struct Probing {
     writer: ControlWriter,
-    inbox: Inbox<ToSender>,
+    inbox: Inbox<Heard>,
     samples: u64,
     broken: mpsc::UnboundedReceiver<LaneError>,
     broken_in: mpsc::UnboundedSender<LaneError>,

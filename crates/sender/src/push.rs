@@ -32,6 +32,7 @@ use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::Link;
+use crate::control::relay::{Heard, Last, Memory, RelayParts};
 use crate::control::{self, GOODBYE_TIMEOUT, Permission, Unsayable};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
@@ -61,17 +62,19 @@ impl Push {
         let task = Task::of(&self.open, self.mirror);
         let keeping = self.open.keeping;
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
-        let Link { cipher, version, control: (reader, writer), lanes, supply, .. } = link;
+        let Link { cipher, version, control: (reader, writer), lanes, supply, relay, .. } = link;
+        let RelayParts { beside, last, memory } = relay.into();
         let config = &self.config;
         let extras =
             Extras::new(keeping, config.owners.clone(), version).adapting(config.zeros, config.instead);
-        let (receipts, replies, outgoing) = Receipts::begin(observer, (version, extras), self.started);
+        let (receipts, replies, outgoing) =
+            Receipts::begin(observer, (version, extras), self.started, memory.clone());
         let totals = &receipts.session.account.totals;
         totals.scan_errors.set(self.sources_missing);
         totals.extraneous.set(run.earlier.extraneous);
         let pipeline = Pipeline::start(self.config, &receipts, self.scan, replies, task)?;
         *receipts.session.account.files() = std::mem::take(&mut run.files);
-        let (writer, unsayable) = control::write_all(writer, outgoing);
+        let (writer, unsayable) = control::write_all(writer, outgoing, beside);
         let mut running = Running {
             run,
             inbox: None,
@@ -86,6 +89,8 @@ impl Push {
             version,
             pipeline,
             receipts,
+            last,
+            memory,
         };
         let ended = tokio::select! {
             ended = running.drive(reader) => ended,
@@ -99,7 +104,7 @@ impl Push {
 struct Running<'a> {
     run: &'a mut Run,
     /// `None` until the receiver has opened the transfer.
-    inbox: Option<Inbox<ToSender>>,
+    inbox: Option<Inbox<Heard>>,
     phase: Phase,
     writer: tokio::task::JoinHandle<()>,
     unsayable: Unsayable,
@@ -114,6 +119,9 @@ struct Running<'a> {
     version: Version,
     pipeline: Pipeline,
     receipts: Receipts,
+    /// To be called with the end, where the receiver has dialled; with its memory here.
+    last: Option<Last>,
+    memory: Option<Arc<dyn Memory>>,
 }
 
 impl Running<'_> {
@@ -209,11 +217,11 @@ impl Running<'_> {
     async fn await_permission(
         &mut self,
         reader: ControlReader,
-    ) -> Result<(Inbox<ToSender>, Permission), SessionError> {
+    ) -> Result<(Inbox<Heard>, Permission), SessionError> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let session = Arc::clone(&self.pipeline.session);
         let told_rate = move |limit| session.rate.lower(limit, Limit::AllowedRate);
-        let greeted = control::greeted(reader, self.version);
+        let greeted = control::greeted(reader, self.version, self.memory.clone());
         let permission = control::permission(greeted, self.run.patience, waits_in, told_rate);
         tokio::pin!(permission);
         let mut in_line = false;
@@ -314,7 +322,8 @@ impl Running<'_> {
         });
     }
 
-    async fn close(self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
+    async fn close(mut self, ended: Result<Finished, SessionError>) -> Result<Summary, SessionError> {
+        let mut last = self.last.take();
         let elapsed = self.run.started.elapsed();
         let measured = self.pipeline.session.timeline.started.elapsed();
         self.pipeline.stop();
@@ -326,8 +335,8 @@ impl Running<'_> {
         let run = self.run;
         run.note(self.phase);
         run.earlier.reached = reached;
-        if ended.is_err() {
-            self.writer.abort();
+        if let Err(error) = &ended {
+            control::break_off(last.take(), error, &mut self.writer).await;
             // The peer sees the end of the connection now, and closes its lanes.
             drop(self.inbox);
         }
@@ -378,7 +387,7 @@ impl Running<'_> {
         // The last sender of the queue of messages: the writer ends the connection now, whether the peer notices or
         // not.
         drop(session);
-        let _goodbye = tokio::time::timeout(GOODBYE_TIMEOUT, self.writer).await;
+        control::tell_end(last, Ok(&summary), &mut self.writer).await;
         Ok(summary)
     }
 }
@@ -405,7 +414,7 @@ async fn next(samples: &mut Option<tokio::time::Interval>) {
 }
 
 /// The receiver's next message.
-async fn hear(inbox: &mut Option<Inbox<ToSender>>) -> Result<ToSender, SessionError> {
+async fn hear(inbox: &mut Option<Inbox<Heard>>) -> Result<ToSender, SessionError> {
     control::receive(inbox.as_mut().expect("the permission comes with the inbox")).await
 }
 

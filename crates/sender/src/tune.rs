@@ -21,6 +21,7 @@ use std::time::Duration;
 use zmove_types::StageTimes;
 
 mod attempt;
+pub(crate) mod congestion_controls;
 mod lanes;
 mod loss;
 pub(crate) mod path;

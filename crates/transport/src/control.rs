@@ -93,13 +93,21 @@ impl ControlReader {
     /// # Errors
     /// [`ControlError`] when the stream breaks or a length is over the limit. Not safe to cancel.
     pub async fn receive(&mut self) -> Result<Option<Vec<u8>>, ControlError> {
+        self.receive_within(MESSAGE_BYTES_MAX).await
+    }
+
+    /// The next message, like [`receive`](Self::receive), of one that is no longer than `longest`.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    pub async fn receive_within(&mut self, longest: usize) -> Result<Option<Vec<u8>>, ControlError> {
         let mut length = [0; 4];
         if self.0.read(&mut length[..1]).await? == 0 {
             return Ok(None);
         }
         self.0.read_exact(&mut length[1..]).await?;
         let len = u32::from_le_bytes(length) as usize;
-        within("message", len, MESSAGE_BYTES_MAX)?;
+        within("message", len, longest)?;
         let mut bytes = vec![0; len];
         self.0.read_exact(&mut bytes).await?;
         Ok(Some(bytes))

@@ -47,7 +47,7 @@ mod socket;
 mod timer;
 mod tolerant;
 
-pub(crate) use acceptor::{QuicAcceptor, bind, handshake, send_retry};
+pub(crate) use acceptor::{QuicAcceptor, bind, send_retry};
 pub(crate) use dialler::QuicDialler;
 pub(crate) use lane::QuicLane;
 pub use pulse::Pulse;

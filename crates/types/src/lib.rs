@@ -17,6 +17,7 @@ mod escaped;
 mod event;
 mod ids;
 mod kinds;
+mod lock;
 mod metadata;
 mod rate_limit;
 mod rel_path;
@@ -30,6 +31,7 @@ pub use escaped::{Escaped, is_unprintable};
 pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};
 pub use ids::{FileId, ItemId, LaneId, TransferId};
 pub use kinds::Kinds;
+pub use lock::Lock;
 pub use metadata::{
     ALLOCATION_BYTES, Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special, Timestamp,
     Xattr,

@@ -51,6 +51,9 @@ pub enum WireError {
         /// The extension's number.
         number: u16,
     },
+    /// A name that this side has not asked for.
+    #[error("it names something that was not asked for")]
+    Unasked,
     /// A message that is not allowed at this point.
     #[error("{what} is out of order")]
     OutOfOrder {

@@ -29,12 +29,15 @@ pub use extensions::{Extension, Extensions};
 pub use extra::XattrDigest;
 pub use frame::{FrameHeader, FrameKind};
 pub use message::{
-    Answer, Compare, Differences, Durability, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault,
-    FaultCode, FileDone, Finding, Findings, Finished, HashOrder, Hashed, Held, InquireWith, InquiredEntry,
-    InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, ListedName,
-    Missed, Moment, NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite,
-    PublishedItem, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Sampled, SourceMark, StageReport,
-    Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, ToReceiver, ToSender,
-    TopName, Verdict, Waiting, decode_message, decode_message_within, encode_message,
+    AccountOrder, AccountsFrom, Answer, Compare, Differences, Durability, EntryFault, Extraneous,
+    ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, Finding,
+    Findings, Finished, HashOrder, Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind,
+    InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed,
+    Moment, NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite,
+    OwnerOrder, PathAccount, Progress, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder,
+    Remove, RemoveGroup, RuleText, Sampled, SourceMark, SourcePath, StageProgress, StageReport, Stored,
+    StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource,
+    Told, ToldChange, ToldForm, ToldKind, TopName, TransferAccount, Verdict, Waiting, decode_message,
+    decode_message_within, encode_message,
 };
 pub use version::{Cipher, Greeting, GreetingError, Role, Version};

@@ -107,6 +107,31 @@ pub const SWEEP_MILLIS_MAX: u64 = 10_000;
 /// The most file sizes in the answer to a sweep.
 pub const SWEEP_SIZES_MAX: usize = 64;
 
+/// The longest message of a receiver that has dialled, in bytes: a whole selection fits.
+pub const FETCH_BYTES_MAX: usize = 2 << 20;
+/// The most sources of one [`Fetch`](crate::Fetch).
+pub const FETCH_SOURCES_MAX: usize = 4096;
+/// The longest source, in bytes (Linux `PATH_MAX`).
+pub const FETCH_SOURCE_BYTES_MAX: usize = 4096;
+/// The most rules of the selection of one [`Fetch`](crate::Fetch).
+pub const FETCH_RULES_MAX: usize = 4096;
+/// The most bytes of all patterns of the selection of one [`Fetch`](crate::Fetch).
+pub const FETCH_RULE_BYTES_MAX: usize = 256 << 10;
+/// The most mappings of users, and of groups.
+pub const FETCH_MAPPINGS_MAX: usize = 1024;
+/// The longest list of paths of one [`Fetch`](crate::Fetch), in bytes.
+pub const FETCH_LIST_BYTES_MAX: u64 = 64 << 20;
+/// The most bytes of that list in one message.
+pub const FETCH_LIST_PART_BYTES_MAX: usize = 1 << 20;
+/// The most names that the globs of one [`Fetch`](crate::Fetch) may match.
+pub const FETCH_MATCHES_MAX: usize = 65_536;
+/// The most events in one [`Relay`](crate::Relay).
+pub const TOLD_MAX: usize = 1024;
+/// The longest text of one event, in characters: room for the longest path, escaped, and a cause.
+pub const TOLD_CHARS_MAX: usize = 300_000;
+/// The most hashes in one [`Relay`](crate::Relay).
+pub const HASHED_MAX: usize = 1024;
+
 /// Checks a length or a count against its limit.
 ///
 /// # Errors

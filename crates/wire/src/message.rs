@@ -15,16 +15,22 @@ use crate::version::Version;
 mod bytes;
 mod counted;
 mod fault;
+mod fetch;
 mod kept;
 mod list;
 mod metadata;
 mod mirror;
 mod preview;
 mod probe;
+mod relay;
 mod verify;
 
 use counted::Counted;
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
+pub use fetch::{
+    AccountOrder, AccountsFrom, Fetch, Fetching, LaneOrder, ListOrder, OwnerOrder, RemovalOrder, RuleText,
+    SourcePath, Time, ToSource,
+};
 pub use kept::{InquireWith, Keeping, Lack, Missed, NotKept, OfferWith};
 pub use mirror::{
     Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,
@@ -33,6 +39,10 @@ pub use preview::{
     Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
 };
 pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
+pub use relay::{
+    FileHash, PathAccount, Progress, Relay, StageProgress, Told, ToldChange, ToldForm, ToldKind,
+    TransferAccount,
+};
 pub use verify::{HashOrder, Hashed};
 
 /// A message from the sender to the receiver.
@@ -85,6 +95,8 @@ pub enum ToReceiver {
     InquireWith(InquireWith),
     /// An order to hash groups of a file: verifications only.
     Hash(HashOrder),
+    /// A word beside the transfer, to a receiver that has dialled.
+    Relay(Relay),
 }
 
 /// A message from the receiver to the sender.
@@ -165,6 +177,9 @@ pub enum ToSender {
     },
     /// The values of groups that were to be hashed.
     Hashed(Hashed),
+    /// The host does as a receiver that has dialled has asked: after this it says what a sender says
+    /// ([`ToReceiver`]), and what it hears is what a receiver says.
+    Fetching(Fetching),
 }
 
 /// The place of a transfer in the queue, and the reason for it.

@@ -31,6 +31,9 @@ pub enum Role {
     Control,
     /// Data frames, sender to receiver.
     Lane(LaneId),
+    /// Control messages, both ways, where the receiver has dialled: the host is to send. From
+    /// [`Version::V4`] on.
+    Fetch,
 }
 
 /// The protection of a transfer's lanes after their greetings. Control always stays in TLS.
@@ -124,9 +127,13 @@ impl Greeting {
         bytes[..8].copy_from_slice(&Self::MAGIC);
         bytes[8..10].copy_from_slice(&self.version_min.to_le_bytes());
         bytes[10..12].copy_from_slice(&self.version_max.to_le_bytes());
-        if let Role::Lane(lane) = self.role {
-            bytes[12] = 1;
-            bytes[14..16].copy_from_slice(&lane.0.to_le_bytes());
+        match self.role {
+            Role::Control => {}
+            Role::Lane(lane) => {
+                bytes[12] = 1;
+                bytes[14..16].copy_from_slice(&lane.0.to_le_bytes());
+            }
+            Role::Fetch => bytes[12] = 2,
         }
         bytes[13] = match self.cipher {
             Cipher::Tls => 0,
@@ -151,6 +158,7 @@ impl Greeting {
         let role = match role {
             0 => Role::Control,
             1 => Role::Lane(lane),
+            2 => Role::Fetch,
             _ => return Ok(None),
         };
         let cipher = match cipher {
@@ -211,6 +219,16 @@ mod tests {
         assert_eq!(lane().encode().to_vec(), expected);
         assert_eq!(Greeting::decode(&lane().encode()), Ok(lane()));
         assert_eq!(lane().agree(), Ok(Version::V4));
+    }
+
+    #[test]
+    fn a_receiver_that_dials_is_told_apart() {
+        let fetch = Greeting::new(Role::Fetch, TransferId([9; 16]));
+        let bytes = fetch.encode();
+        assert_eq!((bytes[12..16].to_vec(), Greeting::decode(&bytes)), (vec![2, 0, 0, 0], Ok(fetch)));
+        let unknown = bytes.iter().enumerate().map(|(at, byte)| if at == 12 { 3 } else { *byte });
+        let unknown: Vec<_> = unknown.collect();
+        assert_eq!(Greeting::decode(&unknown.try_into().unwrap()), Err(GreetingError::NotZmove));
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub(crate) struct AllowArgs {
 }
 
 #[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct GrantArgs {
     /// The sender's fingerprint, as 'zmove key show' prints it there
     #[arg(value_name = "KEY", required = true)]
@@ -31,11 +32,17 @@ pub(crate) struct GrantArgs {
     #[arg(long, required = true)]
     pub(crate) name: String,
     /// A directory that the sender may use; may be given several times
-    #[arg(long = "root", value_name = "DIR", required = true)]
+    #[arg(long = "root", value_name = "DIR", required_unless_present = "read_roots")]
     pub(crate) roots: Vec<PathBuf>,
     /// The sender may write there
-    #[arg(long)]
+    #[arg(long, requires = "roots")]
     pub(crate) write: bool,
+    /// The sender may read there, as 'zmove pull' does; without --write this is what it may do anyway
+    #[arg(long, requires = "roots")]
+    pub(crate) read: bool,
+    /// A directory that it may only read, beside those of --root; may be given several times
+    #[arg(long = "read-root", value_name = "DIR")]
+    pub(crate) read_roots: Vec<PathBuf>,
     /// Files that the sender writes keep their setuid and setgid bits: whoever runs them here has the rights
     /// of the daemon's user
     #[arg(long, requires = "write")]

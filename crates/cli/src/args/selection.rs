@@ -106,10 +106,20 @@ impl SelectionArgs {
 
     /// The list of paths below `root`, if one was given.
     pub(crate) fn list(&self, root: impl FnOnce() -> ScanRoot) -> Result<Option<PathList>> {
+        let listed = self.open_list()?;
+        Ok(listed.map(|(path, reader)| PathList::new(root(), reader, path, self.separator())))
+    }
+
+    /// What stands between two paths of the list.
+    pub(crate) fn separator(&self) -> Separator {
+        if self.from0 { Separator::Nul } else { Separator::Newline }
+    }
+
+    /// The file of the list of paths, opened, if one was given.
+    pub(crate) fn open_list(&self) -> Result<Option<(PathBuf, Box<dyn Read + Send>)>> {
         let Some(path) = &self.files_from else { return Ok(None) };
-        let separator = if self.from0 { Separator::Nul } else { Separator::Newline };
         let reader = open(path).with_context(|| format!("open --files-from '{}'", Escaped::path(&path)))?;
-        Ok(Some(PathList::new(root(), reader, path.clone(), separator)))
+        Ok(Some((path.clone(), reader)))
     }
 
     /// Whether the same files can be selected once more: a list from a pipe is gone.

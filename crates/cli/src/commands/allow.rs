@@ -43,10 +43,16 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
 }
 
 fn grant(args: GrantArgs) -> Result<Grant> {
-    let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
-    let roots = args.roots.into_iter().map(resolve).collect::<Result<_>>()?;
+    let access = match (args.write, args.read) {
+        (false, _) => Access::ReadOnly,
+        (true, false) => Access::WriteOnly,
+        (true, true) => Access::ReadWrite,
+    };
+    let resolved = |roots: Vec<PathBuf>| roots.into_iter().map(resolve).collect::<Result<Vec<_>>>();
+    let (roots, read_roots) = (resolved(args.roots)?, resolved(args.read_roots)?);
     let GrantArgs { set_ids, set_owner, max_rate, expires, .. } = args;
     Ok(Grant {
+        read_roots,
         set_ids,
         set_owner,
         max_rate,
@@ -66,9 +72,18 @@ fn resolve(root: PathBuf) -> Result<PathBuf> {
 }
 
 fn sentence(grant: &Grant) -> String {
-    let roots: Vec<_> = grant.roots.iter().map(|root| root.display().to_string()).collect();
-    let may = if grant.access == Access::ReadWrite { "write" } else { "read" };
-    let mut text = format!("{} ({}) may {may} below {}", grant.name, grant.holder, roots.join(", "));
+    let may = match grant.access {
+        Access::ReadOnly => "read",
+        Access::WriteOnly => "write",
+        Access::ReadWrite => "read and write",
+    };
+    let rights = [(may, &grant.roots), ("read", &grant.read_roots)];
+    let rights = rights.into_iter().filter(|(_, roots)| !roots.is_empty()).map(|(may, roots)| {
+        let roots: Vec<_> = roots.iter().map(|root| root.display().to_string()).collect();
+        format!("{may} below {}", roots.join(", "))
+    });
+    let rights = rights.collect::<Vec<_>>().join(" and ");
+    let mut text = format!("{} ({}) may {rights}", grant.name, grant.holder);
     if grant.set_ids {
         text += ", and set setuid and setgid bits";
     }
@@ -86,13 +101,16 @@ fn sentence(grant: &Grant) -> String {
 }
 
 fn json_of(grant: &Grant) -> Value {
-    let roots: Vec<_> = grant.roots.iter().map(|root| root.to_string_lossy()).collect();
+    let [roots, read_roots] = [&grant.roots, &grant.read_roots]
+        .map(|roots| roots.iter().map(|root| root.to_string_lossy()).collect::<Vec<_>>());
     json!({
         "key": grant.key().map(|key| key.to_string()),
         "holder": grant.holder.to_string(),
         "name": grant.name,
         "roots": roots,
-        "write": grant.access == Access::ReadWrite,
+        "write": grant.access.writes(),
+        "read": grant.access.reads() && !grant.roots.is_empty(),
+        "read_roots": read_roots,
         "set_ids": grant.set_ids,
         "set_owner": grant.set_owner,
         "max_bytes_per_second": grant.max_rate.map(|rate| rate.bytes_per_second()),

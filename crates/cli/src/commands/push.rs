@@ -26,7 +26,11 @@ use crate::value::exit::Exit;
 
 /// Runs `zmove push`.
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
-    let settings = PushSettings::new(args, Arc::new(Prompt))?;
+    push(&PushSettings::new(args, Arc::new(Prompt))?, started)
+}
+
+/// Pushes by these settings.
+pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     let sources = settings.look_at_sources(&terminal::Notices)?;
     let trace = args.trace.as_deref().map(Trace::create).transpose()?;
@@ -55,8 +59,7 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
         match &settings.location {
             Location::Local(_) => Ok((push_here(push, &mut run, &display, storage).await?, None)),
             Location::Remote(remote) => {
-                let pushed =
-                    push_there(remote, &settings, &sources, config, push, &mut run, &display).await?;
+                let pushed = push_there(remote, settings, &sources, config, push, &mut run, &display).await?;
                 let carriage = Carriage { transport: pushed.transport, resumption: pushed.resumption };
                 Ok((pushed.summary, Some(carriage)))
             }
@@ -68,13 +71,18 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
     summary::print(&summary, args, carriage, &shares);
+    Ok(exit_of(&summary, args))
+}
+
+/// The exit code for a transfer that came to its end.
+pub(crate) fn exit_of(summary: &Summary, args: &PushArgs) -> Exit {
     let lacking = if args.keeping.strict_metadata { summary.not_kept.len() as u64 } else { 0 };
-    Ok(match (summary.failed + summary.kept_by_change + lacking, summary.spared) {
-        (0, 0) if args.verify && differences(&summary) > 0 => Exit::Differs,
+    match (summary.failed + summary.kept_by_change + lacking, summary.spared) {
+        (0, 0) if args.verify && differences(summary) > 0 => Exit::Differs,
         (0, 0) => Exit::Done,
         (0, _) => Exit::MaxDelete,
         _ => Exit::Partial,
-    })
+    }
 }
 
 /// Runs the sending role, and reconnects when connections are lost.
@@ -120,14 +128,16 @@ fn shares(moved: &Moved, summary: &Summary, sources: &Sources, location: &Locati
     Shares::of(moved, summary.elapsed, source.as_ref(), target.as_ref())
 }
 
-fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {
+/// The manifest that was asked for.
+pub(crate) fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {
     let create = |path: &PathBuf| {
         Manifest::create(path).with_context(|| format!("sender: create '{}'", Escaped::path(&path)))
     };
     args.manifest.as_ref().map(create).transpose()
 }
 
-async fn interrupted() {
+/// Resolves when the user stops the command.
+pub(crate) async fn interrupted() {
     match EndSignals::listen() {
         Ok(mut signals) => signals.next().await,
         // Without a handler a signal ends the process by itself.

@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::sync::Notify;
+use zmove_daemon::{Authorizer, Daemon, DaemonEvent};
 use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
-use zmove_receiver::{Authorizer, Daemon, DaemonEvent, ReceiverConfig, TargetLeases};
+use zmove_receiver::{ReceiverConfig, TargetLeases};
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
 
 use crate::display::terminal;
@@ -58,9 +59,11 @@ async fn receive(request: &ReceiveRequest, key: Fingerprint, mut input: BufReade
     let told = Arc::clone(&ended);
     let daemon = Daemon::new(listener, Authorizer::Only(key), config, move |event| match event {
         DaemonEvent::Begun { .. } => came.notify_one(),
-        DaemonEvent::Received { .. } | DaemonEvent::Probed { .. } | DaemonEvent::Broken { .. } => {
-            told.notify_one()
-        }
+        DaemonEvent::Received { .. }
+        | DaemonEvent::Probed { .. }
+        | DaemonEvent::Broken { .. }
+        | DaemonEvent::Sent { .. }
+        | DaemonEvent::SendingBroken { .. } => told.notify_one(),
         // The sender reports what concerns this push; other connections are not its user's business.
         _ => {}
     });

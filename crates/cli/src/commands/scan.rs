@@ -54,7 +54,7 @@ pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
         Some(name) if !path.is_dir() => RelPath::from_bytes(name.as_bytes())?,
         _ => RelPath::root(),
     };
-    Ok(ScanRoot { source: path.to_owned(), prefix })
+    Ok(ScanRoot::new(path.to_owned(), prefix))
 }
 
 /// The JSON object that `--json` prints.

@@ -23,7 +23,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{SignalKind, signal};
-use zmove_receiver::{Authorizer, Daemon, Limits, ReceiverConfig};
+use zmove_daemon::{Authorizer, Daemon, Limits};
+use zmove_receiver::ReceiverConfig;
 use zmove_transport::{AuthorizedKeys, Identity, Inherited, KeyList, Listener, SocketConfig};
 use zmove_types::ByteCount;
 

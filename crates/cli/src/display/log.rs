@@ -15,7 +15,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
-use zmove_receiver::{DaemonEvent, Moved, Who};
+use zmove_daemon::{DaemonEvent, Moved, Who};
 use zmove_wire::Cipher;
 
 use crate::args::LogFormat;
@@ -80,6 +80,21 @@ fn tell(event: &DaemonEvent) {
                 event = "broken", audit = true, result = error.kind(), name, %key, from = %address,
                 target = target(moved), bytes = moved.bytes, files = moved.files, probe_bytes = moved.probed,
                 seconds = seconds(moved), "{event}"
+            );
+        }
+        DaemonEvent::Sent { who: Who { name, address, key }, cipher, moved, failed } => {
+            let cipher = if *cipher == Cipher::None { "none" } else { "tls" };
+            let result = if *failed == 0 { "complete" } else { "partial" };
+            info!(
+                event = "sent", audit = true, result, name, %key, from = %address, source = target(moved),
+                bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = failed, cipher,
+                "{event}"
+            );
+        }
+        DaemonEvent::SendingBroken { who: Who { name, address, key }, moved, error } => {
+            warn!(
+                event = "sending_broken", audit = true, result = error.kind(), name, %key, from = %address,
+                source = target(moved), seconds = seconds(moved), "{event}"
             );
         }
         event => error!(event = "accept", "{event}"),

@@ -107,17 +107,7 @@ impl PushSettings {
         };
         let list = args.selection.list(|| sources.roots().swap_remove(0))?;
         let job = sources.job(target);
-        let open = Open {
-            compare: if args.checksum { Compare::Checksum } else { Compare::Quick },
-            delta: pays_delta(args, &self.location),
-            durability: durability(args.durability),
-            overwrite: overwrite(args),
-            inplace: args.inplace,
-            purpose: if args.dry_run { Purpose::Preview } else { Purpose::Move },
-            keeping: Some(keeping::keeping(&args.keeping)),
-            verify: args.verify,
-            ..job.open
-        };
+        let open = open_of(args, &self.location, job.open);
         let mirror = args.delete.then(|| removals(args, sources, &self.location));
         Ok(PushJob { open, list, mirror, ..job })
     }
@@ -133,8 +123,27 @@ impl PushSettings {
     }
 }
 
+/// An opening with what the options say of it; `location` is the other end.
+pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open {
+    Open {
+        compare: if args.checksum { Compare::Checksum } else { Compare::Quick },
+        delta: pays_delta(args, location),
+        durability: durability(args.durability),
+        overwrite: overwrite(args),
+        inplace: args.inplace,
+        purpose: if args.dry_run { Purpose::Preview } else { Purpose::Move },
+        keeping: Some(keeping::keeping(&args.keeping)),
+        verify: args.verify,
+        ..open
+    }
+}
+
 /// Refuses options that contradict each other.
-fn refuse_contradictions(args: &PushArgs, location: &Location, sources: &[OsString]) -> Result<()> {
+pub(super) fn refuse_contradictions(
+    args: &PushArgs,
+    location: &Location,
+    sources: &[OsString],
+) -> Result<()> {
     let is_local = matches!(location, Location::Local(_));
     let has_list = args.selection.files_from.is_some();
     let wants_quic_in_clear = args.dial.transport == TransportArg::Quic && args.cipher == CipherArg::None;
@@ -160,7 +169,7 @@ fn refuse_contradictions(args: &PushArgs, location: &Location, sources: &[OsStri
     }
 }
 
-fn dial_settings(args: &PushArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
+pub(super) fn dial_settings(args: &PushArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
     let dial = dial::settings(&args.dial, remote, ask)?;
     let mut dial = DialSettings { streams: args.streams, limit: args.limit, ..dial };
     if args.cipher == CipherArg::None {

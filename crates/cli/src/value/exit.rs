@@ -3,11 +3,12 @@
 use std::process::ExitCode;
 
 use zmove_engine::{
-    ConnectError, LocalError, LocationError, OverlapError, PushError, SourcesError, SshError,
+    ConnectError, LocalError, LocationError, OverlapError, PullError, PushError, SourcesError, SshError,
 };
+use zmove_receiver::SessionError as ReceiverError;
 use zmove_sender::SessionError;
 use zmove_transport::{ControlError, DialError, LaneError};
-use zmove_wire::RefusalCode;
+use zmove_wire::{Refusal, RefusalCode};
 
 /// The end of a command, as its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,7 @@ impl Exit {
             error.downcast_ref().map(Self::of_sources),
             error.downcast_ref().map(Self::of_dial),
             error.downcast_ref().map(Self::of_session),
+            error.downcast_ref().map(Self::of_pull),
             error.downcast_ref().map(Self::of_connect),
             error.downcast_ref().map(Self::of_push),
             error.downcast_ref().map(Self::of_local),
@@ -68,6 +70,7 @@ impl Exit {
         match error {
             PushError::Connect(error) => Self::of_connect(error),
             PushError::Session(error) => Self::of_session(error),
+            PushError::Pull(error) => Self::of_pull(error),
             PushError::GivenUp { .. } => Self::Broken,
             PushError::StillBusy { .. } => Self::Connection,
             _ => Self::File,
@@ -108,15 +111,32 @@ impl Exit {
         }
     }
 
+    fn of_refusal(refusal: &Refusal) -> Self {
+        match refusal.code {
+            RefusalCode::UnknownKey => Self::Authentication,
+            RefusalCode::Denied | RefusalCode::Target => Self::Target,
+            RefusalCode::Busy | RefusalCode::Full => Self::Connection,
+            RefusalCode::Protocol | RefusalCode::Stopping | RefusalCode::Broken => Self::Broken,
+            RefusalCode::Failed => Self::File,
+        }
+    }
+
+    fn of_pull(error: &PullError) -> Self {
+        match error {
+            PullError::Refused(refusal) => Self::of_refusal(refusal),
+            PullError::Receiver(ReceiverError::Refused(refusal)) => Self::of_refusal(refusal),
+            PullError::TooOld | PullError::Control(ControlError::Greeting(_)) => Self::Incompatible,
+            PullError::StillInLine { .. } | PullError::Silent => Self::Connection,
+            PullError::Interrupted => Self::Interrupted,
+            PullError::Misbehaved(_) | PullError::Control(_) | PullError::Lane(_) => Self::Broken,
+            PullError::Receiver(ReceiverError::PeerMisbehaved(_) | ReceiverError::Lane(_)) => Self::Broken,
+            _ => Self::File,
+        }
+    }
+
     fn of_session(error: &SessionError) -> Self {
         match error {
-            SessionError::Refused(refusal) => match refusal.code {
-                RefusalCode::UnknownKey => Self::Authentication,
-                RefusalCode::Denied | RefusalCode::Target => Self::Target,
-                RefusalCode::Busy | RefusalCode::Full => Self::Connection,
-                RefusalCode::Protocol | RefusalCode::Stopping | RefusalCode::Broken => Self::Broken,
-                RefusalCode::Failed => Self::File,
-            },
+            SessionError::Refused(refusal) => Self::of_refusal(refusal),
             SessionError::PeerIncompatible(_) | SessionError::Control(ControlError::Greeting(_)) => {
                 Self::Incompatible
             }

@@ -6,28 +6,28 @@ use std::io::ErrorKind;
 
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
-use zmove_sender::{LaneNumber, LaneSupply, Link, LossAnswer};
+use zmove_sender::{LaneNumber, LaneSupply, LossAnswer};
 use zmove_transport::{
-    CONTROL_SILENCE_MAX, Channel, ChannelDialler, DialError, LaneError, LaneSink, PathEnds, Transport,
-    control_pair,
+    CONTROL_SILENCE_MAX, Channel, ChannelDialler, ControlReader, ControlWriter, DialError, LaneError,
+    LaneSink, LaneSource, PathEnds, Pulse, Transport, control_pair,
 };
-use zmove_types::LaneId;
-use zmove_wire::{Greeting, Role};
+use zmove_types::{LaneId, TransferId};
+use zmove_wire::{Cipher, Greeting, Role, Version};
 
 use super::machine::{lanes_for, quic_lanes};
 use super::plan::LanePlan;
-use super::{Reached, Recalled, Route};
+use super::{Connected, Recalled, Route};
 use crate::error::ConnectError;
 use crate::random::fresh_transfer;
 use crate::settings::{DIAL_TIMEOUT, DialSettings, MoreLanes};
 
 /// Dials control and the first lanes at the same time; the path that is taken comes with what was known of it.
-pub(super) async fn dial_all(
+pub(super) async fn dial_all<L: LaneEnd>(
     dialler: ChannelDialler,
     settings: &DialSettings,
     plan: LanePlan,
     recalled: Recalled,
-) -> Result<Reached, ConnectError> {
+) -> Result<Connected<L>, ConnectError> {
     let transfer = fresh_transfer().map_err(ConnectError::TransferId)?;
     let cipher = settings.cipher;
     let lane = |number| {
@@ -75,21 +75,21 @@ pub(super) async fn dial_all(
         MoreLanes::Sets => lane(0),
     };
     tokio::spawn(dial_more(dialler.clone(), settings.more, first, lanes_in, wanted));
-    let supply = Some(LaneSupply { more, asked: count, number, congestion });
-    let version = channel.version();
-    let link = Link { transfer, cipher, version, control: control_pair(channel), lanes, supply };
+    let supply = LaneSupply { more, asked: count, number, congestion };
+    let (version, pulse) = (channel.version(), channel.pulse());
+    let dialled = Dialled { transfer, cipher, version, control: control_pair(channel), pulse, lanes, supply };
     let Recalled { paths, known, quic_first, .. } = recalled;
     let (quic_first, limited) = (quic_first.is_some(), settings.limit.is_some());
     let route = Route { paths, round_trip, transport, ends, known, quic_first, limited };
-    Ok(Reached { link, transport, dialler, route, ssh: None })
+    Ok(Connected { dialled, transport, dialler, route, ssh: None })
 }
 
 /// Dials lanes for as long as more may be wanted; `first` is the first of them, or of each set.
-async fn dial_more(
+async fn dial_more<L: LaneEnd>(
     dialler: ChannelDialler,
     kind: MoreLanes,
     first: Lane,
-    lanes: LanesIn,
+    lanes: LanesIn<L>,
     mut wanted: mpsc::UnboundedReceiver<u16>,
 ) {
     let mut next = first;
@@ -109,7 +109,39 @@ async fn dial_more(
     }
 }
 
-type LanesIn = mpsc::Sender<Result<Box<dyn LaneSink>, LaneError>>;
+type LanesIn<L> = mpsc::Sender<Result<L, LaneError>>;
+
+/// Connections that have been dialled, of which `L` is this side's end of a lane.
+#[derive(Debug)]
+pub(crate) struct Dialled<L> {
+    pub(crate) transfer: TransferId,
+    pub(crate) cipher: Cipher,
+    /// The newest version that may be spoken, as TLS has negotiated it for control.
+    pub(crate) version: Version,
+    pub(crate) control: (ControlReader, ControlWriter),
+    /// A way to ask whether the peer of control is still there.
+    pub(crate) pulse: Pulse,
+    pub(crate) lanes: mpsc::Receiver<Result<L, LaneError>>,
+    pub(crate) supply: LaneSupply,
+}
+
+/// An end of a lane that is made of a connection which this side has dialled.
+pub(crate) trait LaneEnd: Send + Sized + 'static {
+    /// Makes one of `lanes` lanes, after the greeting.
+    fn of(channel: Channel, cipher: Cipher, lanes: u16) -> Result<Self, LaneError>;
+}
+
+impl LaneEnd for Box<dyn LaneSink> {
+    fn of(channel: Channel, cipher: Cipher, lanes: u16) -> Result<Self, LaneError> {
+        channel.into_sink(cipher, lanes)
+    }
+}
+
+impl LaneEnd for Box<dyn LaneSource> {
+    fn of(channel: Channel, cipher: Cipher, _lanes: u16) -> Result<Self, LaneError> {
+        channel.into_source(cipher)
+    }
+}
 
 /// A lane to be dialled.
 #[derive(Clone, Copy)]
@@ -129,10 +161,10 @@ impl Lane {
 }
 
 /// Dials one lane; it is dropped again if the path turns out to need fewer.
-fn spawn_lane(
+fn spawn_lane<L: LaneEnd>(
     dialler: &ChannelDialler,
     lane: Lane,
-    lanes: &LanesIn,
+    lanes: &LanesIn<L>,
     mut wanted: watch::Receiver<Option<u16>>,
 ) {
     let dialler = dialler.clone();
@@ -159,13 +191,13 @@ fn lane_error(error: DialError) -> LaneError {
 }
 
 /// Sends the greeting on a connection, which becomes one of `count` lanes.
-async fn make_lane(
+async fn make_lane<L: LaneEnd>(
     mut channel: Channel,
     Lane { greeting, one_of, .. }: Lane,
     count: u16,
-) -> Result<Box<dyn LaneSink>, LaneError> {
+) -> Result<L, LaneError> {
     let count = one_of.unwrap_or(count);
     channel.write_all(&greeting.encode()).await?;
     channel.flush().await?;
-    channel.into_sink(greeting.cipher, count)
+    L::of(channel, greeting.cipher, count)
 }

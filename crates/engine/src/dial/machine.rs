@@ -1,5 +1,4 @@
-//! The number of lanes that suit a path, by this host's kernel and cores, and the congestion controls that they may
-//! use.
+//! The number of lanes that suit a path, by this host's kernel and cores.
 //!
 //! On a short path windows do not matter and each lane costs CPU, so there are as many lanes as cores, within
 //! bounds. On a longer one there are as many as make the kernel's largest send windows fill the target rate
@@ -59,30 +58,6 @@ fn send_window_max() -> f64 {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap_or_default();
     let bytes = text.split_whitespace().nth(2).and_then(|max| max.parse().ok());
     bytes.unwrap_or(4_194_304.0)
-}
-
-/// The congestion control that does not take loss for a sign of a full path.
-pub const LOSS_TOLERANT: &str = "bbr";
-
-/// The TCP congestion controls that this host's kernel lets users choose.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Controls {
-    /// The congestion control that connections get by default.
-    pub(super) usual: String,
-    /// Whether the congestion control [`LOSS_TOLERANT`] is available and allowed to users.
-    pub(super) tolerant: bool,
-}
-
-/// The congestion controls of this host, if the kernel reports them. A control that the administrator has not allowed
-/// to users is not used, not even by root, and no kernel module is loaded.
-pub(super) fn congestion_controls() -> Option<Controls> {
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
-    let usual = read("tcp_congestion_control")?.trim().to_owned();
-    let lists = ["tcp_available_congestion_control", "tcp_allowed_congestion_control"].map(read);
-    let has = |list: &Option<String>| {
-        list.as_ref().is_some_and(|list| list.split_whitespace().any(|word| word == LOSS_TOLERANT))
-    };
-    Some(Controls { usual, tolerant: lists.iter().all(has) })
 }
 
 #[cfg(test)]

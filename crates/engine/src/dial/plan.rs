@@ -8,13 +8,11 @@
 
 use std::time::Duration;
 
-use zmove_sender::{CongestionChoice, LossAnswer, Need};
+use zmove_sender::{LossAnswer, Need};
 use zmove_transport::{ChannelDialler, TransportChoice};
 
 use super::Recalled;
-use super::machine::{
-    Controls, LANES_AT_ONCE, LOSS_TOLERANT, congestion_controls, lanes_for, lanes_within, quic_lanes,
-};
+use super::machine::{LANES_AT_ONCE, lanes_for, lanes_within, quic_lanes};
 use crate::path_memory::Known;
 use crate::settings::DialSettings;
 
@@ -41,7 +39,14 @@ impl LanePlan {
         let quic_first = recalled.quic_first.is_some();
         let most = lanes_within(settings.limit);
         let fixed = settings.streams.map(|lanes| lanes.min(most));
-        Self { fixed, quic_first, known, answer: loss_answer(settings), need, most }
+        Self {
+            fixed,
+            quic_first,
+            known,
+            answer: LossAnswer::of_host(settings.reach.socket.congestion.as_deref()),
+            need,
+            most,
+        }
     }
 
     /// The number of first lanes to dial beside control, which is being dialled: as many as are known without waiting
@@ -96,23 +101,13 @@ impl LanePlan {
     }
 }
 
-fn loss_answer(settings: &DialSettings) -> LossAnswer {
-    let controls = congestion_controls();
-    let chosen = settings.reach.socket.congestion.as_ref();
-    let used = chosen.or(controls.as_ref().map(|controls| &controls.usual));
-    let tolerant = used.is_some_and(|name| name == LOSS_TOLERANT);
-    let free = controls.filter(|controls| controls.tolerant && chosen.is_none() && !tolerant);
-    let choice =
-        free.map(|Controls { usual, .. }| CongestionChoice { usual, tolerant: LOSS_TOLERANT.to_owned() });
-    LossAnswer { tolerant, choice }
-}
-
 /// How long most lanes are held back, lest the scan end or the path prove short just after they were dialled.
 const SHOWS_AT_ONCE: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zmove_sender::CongestionChoice;
 
     #[test]
     fn what_is_known_of_another_path_is_not_used() {

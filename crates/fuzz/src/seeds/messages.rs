@@ -2,15 +2,17 @@
 
 use serde::Serialize;
 use std::sync::Arc;
-use zmove_types::{Kinds, Metadata, Timestamp};
+use zmove_types::{Kinds, Metadata, Root, Timestamp};
 use zmove_wire::{
-    Answer, Compare, Differences, Durability, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault,
-    FaultCode, FileDone, Finding, Findings, Finished, HashOrder, Hashed, Held, InquireWith, InquiredEntry,
-    InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, ListedName,
-    Missed, Moment, NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite,
-    PublishedItem, Purpose, Refusal, RefusalCode, Remove, RemoveGroup, Role, Sampled, SourceMark,
-    StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, ToReceiver,
-    ToSender, TopName, Verdict, encode_message,
+    AccountOrder, AccountsFrom, Answer, Compare, Differences, Durability, EntryFault, Extraneous,
+    ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, Finding,
+    Findings, Finished, HashOrder, Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind,
+    InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed,
+    Moment, NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite,
+    OwnerOrder, PathAccount, Progress, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder,
+    Remove, RemoveGroup, Role, RuleText, Sampled, SourceMark, SourcePath, StageProgress, StageReport, Stored,
+    StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource,
+    Told, ToldChange, ToldForm, ToldKind, TopName, TransferAccount, Verdict, encode_message,
 };
 
 use super::{greeting_of, name, path, sample_extensions, whole_metadata};
@@ -21,6 +23,79 @@ pub(crate) fn to_receiver() -> Vec<Vec<u8>> {
 
 pub(crate) fn to_sender() -> Vec<Vec<u8>> {
     encoded(&replies(), 4)
+}
+
+pub(crate) fn to_source() -> Vec<Vec<u8>> {
+    let orders = [ToSource::Fetch(Box::new(fetch())), ToSource::Listed { bytes: b"a/b\nc".to_vec() }];
+    encoded(&orders, 4)
+}
+
+/// An order with something in each of its lists.
+fn fetch() -> Fetch {
+    let mapping = |from| AccountOrder { name: "u".into(), id: 5, from };
+    Fetch {
+        open: open(TargetShape::Directory { tops: Vec::new() }),
+        extensions: sample_extensions(),
+        sources: vec![SourcePath(b"d/*.txt".to_vec())],
+        rules: vec![RuleText { pattern: b"*.o".to_vec(), includes: true }],
+        sizes: (1, u64::MAX),
+        one_file_system: true,
+        list: Some(ListOrder { nul: true, bytes: 300 }),
+        removals: Some(RemovalOrder { after_errors: true, entries_max: Some(1) }),
+        owners: OwnerOrder {
+            numeric: true,
+            users: vec![mapping(AccountsFrom::All), mapping(AccountsFrom::Ids(1, 2))],
+            groups: vec![mapping(AccountsFrom::Nameless), mapping(AccountsFrom::Name("g".into()))],
+        },
+        zeros_made_holes: true,
+        umask: Some(0o22),
+        mtime: Some(Time(Timestamp { seconds: -1, nanos: 2 })),
+        rate_max: Some(1),
+        lanes: LaneOrder { dialled: 2, least: Some(2), most: 64 },
+        manifest: true,
+        sample_millis: Some(100),
+    }
+}
+
+/// All that a sender can say beside a transfer.
+fn relays() -> Vec<ToReceiver> {
+    let change = |kind, form| Told::Listed(ToldChange { path: path("d/f"), kind, form });
+    let told = vec![
+        Told::Progress(Progress { found_files: 1, ..Progress::default() }),
+        Told::ScanEnded,
+        Told::FirstByte(300),
+        Told::LaneUp(2),
+        Told::Resent("r".into()),
+        Told::Failed("f".into()),
+        Told::NotKept("n".into()),
+        Told::Warned("w".into()),
+        Told::Limited("path".into()),
+        Told::Sampled(StageProgress { bytes_acked: Some(1), ..StageProgress::default() }),
+        change(ToldKind::Added, ToldForm::File),
+        change(ToldKind::Changed("time".into()), ToldForm::Symlink(b"t".to_vec())),
+        change(ToldKind::Removed, ToldForm::Directory),
+        change(ToldKind::Added, ToldForm::Link(path("d/g"))),
+        Told::Flushing,
+        Told::Answered,
+    ];
+    let account = TransferAccount {
+        not_kept: vec![NotKept::new(Kinds::OWNER, Lack::NotPermitted, 1)],
+        shares: vec![100],
+        path: Some(PathAccount { bytes_acked: vec![1], ..PathAccount::default() }),
+        preview: Some((1, 2)),
+        learnt: Some((3, true)),
+        at_best: Some((4, 5)),
+        ..TransferAccount::default()
+    };
+    let refusal = Refusal { code: RefusalCode::Failed, text: "t".into() };
+    let relays = [
+        Relay::Told(told),
+        Relay::Hashed(vec![FileHash { path: path("d/f"), root: Root([9; 32]) }]),
+        Relay::Lanes(2),
+        Relay::Account(Box::new(account)),
+        Relay::Broken(refusal),
+    ];
+    relays.map(ToReceiver::Relay).into()
 }
 
 /// A greeting and all that a sender can say.
@@ -58,6 +133,7 @@ fn requests() -> Vec<ToReceiver> {
         ToReceiver::Hash(HashOrder { order: 1, path: path("d/f"), first: 2, groups: 3 }),
         ToReceiver::Sweep(SweepOrder { bytes: 1 << 28, millis: 5_000 }),
     ]);
+    requests.extend(relays());
     requests
 }
 
@@ -134,6 +210,7 @@ fn replies() -> Vec<ToSender> {
     let fault = Fault { path: path("d/f"), operation: Operation::Write, code: FaultCode::Os(28) };
     let stage = StageReport { busy_us: 1, starved_us: 300, blocked_us: 70_000 };
     vec![
+        ToSender::Fetching(Fetching { lanes_max: 300 }),
         ToSender::Opened(Opened { state: TargetState::Populated, lanes_max: 64, single_name }),
         ToSender::OpenedWith(
             Opened { state: TargetState::Empty, lanes_max: 8, single_name: None },

@@ -20,7 +20,7 @@ use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::mirror::work_budget::WorkBudget;
 use crate::quota::{Booking, Quota};
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The entries that a session spares; see the module. A name that stays and its entry may come in different messages.
 #[derive(Debug)]

@@ -52,9 +52,11 @@ pub struct Limits {
 
 /// The lanes and buffers that one transfer may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Portion {
-    pub(crate) lanes: u16,
-    pub(crate) buffers: usize,
+pub struct Portion {
+    /// The most lanes.
+    pub lanes: u16,
+    /// The most buffers of one group each.
+    pub buffers: usize,
 }
 
 /// A transfer gets one part in so many of the lanes that are left, so that later ones get some.
@@ -90,7 +92,8 @@ impl Default for Limits {
 const FILE_SHARES: usize = 4;
 
 /// The number of descriptors that this process may have; when it began it raised the limit as far as it could.
-pub(crate) fn files_of_process() -> usize {
+#[must_use]
+pub fn files_of_process() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
@@ -122,7 +125,8 @@ impl Limits {
     }
 
     /// The portion of a transfer that begins while so many lanes are left.
-    pub(crate) fn portion(&self, lanes_left: usize) -> Portion {
+    #[must_use]
+    pub fn portion(&self, lanes_left: usize) -> Portion {
         let least = LANES_UNASKED_MAX;
         let buffers = usize::try_from(self.memory_per_transfer.0 / GROUP_BYTES).unwrap_or(usize::MAX);
         let buffers = buffers.max(usize::from(least) + BUFFERS_BESIDE_LANES);

@@ -40,7 +40,8 @@ use crate::resume::journal::{
     Begin, Journal, JournalError, Mark, Orphan, Part, SourceVersion, UnfinishedFile, birth_of, orphans_like,
 };
 use crate::store::target::file_systems::Flush;
-use crate::sync::{Lock, run_on_several};
+use crate::sync::run_on_several;
+use zmove_types::Lock;
 
 /// All parts of one transfer.
 #[derive(Debug)]

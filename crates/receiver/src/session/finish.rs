@@ -19,7 +19,7 @@ use crate::store::target::directories::Remembered;
 use crate::store::target::keeper::At;
 use crate::store::target::tree::TargetTree;
 use crate::store::transfer::Transfer;
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// Finishes a transfer; returns how long the flush took, and the outcomes to report before the end.
 ///

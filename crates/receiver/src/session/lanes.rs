@@ -42,9 +42,13 @@ fn receive_all(
         }
         transfer.meter.came(frame.data.len());
         let job = match frame.header.kind {
-            FrameKind::Batch | FrameKind::Guess => Some(
-                VerifiedBatch::check(frame, &transfer.quota, &transfer.turn(Task::Look))?.map(Job::Batch),
-            ),
+            FrameKind::Batch | FrameKind::Guess => {
+                let checked = VerifiedBatch::check(frame, &transfer.quota, &transfer.turn(Task::Look))?;
+                if let Ok(batch) = &checked {
+                    batch.check_names(&transfer.top_names)?;
+                }
+                Some(checked.map(Job::Batch))
+            }
             FrameKind::Declare => {
                 declare(transfer, &frame)?;
                 None
@@ -74,6 +78,7 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     if head.path.is_root() {
         return Err(WireError::OutOfOrder { what: "a file without a name" });
     }
+    transfer.top_names.check(&head.path)?;
     let base = |head: &FileHead| transfer.bases.take(&transfer.target.final_path(head));
     let prior = |head: &FileHead| transfer.parts.take_up(id, &transfer.target.final_path(head), head);
     match transfer.files.declare(id, head, base, prior) {

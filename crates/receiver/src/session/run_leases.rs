@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use zmove_transport::Fingerprint;
 
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The leases of the runs that one key has under way.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +21,7 @@ pub struct RunLeases {
 
 /// The leases of the runs of all keys.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct RunLeasesByKey(Arc<Lock<Latest>>);
+pub struct RunLeasesByKey(Arc<Lock<Latest>>);
 
 /// The channel that ends the latest transfer of each run; it has no receivers once that transfer has ended.
 type Latest = HashMap<Key, Arc<watch::Sender<bool>>>;
@@ -29,7 +29,7 @@ type Key = (Option<Fingerprint>, [u8; 16]);
 
 /// A transfer's lease of its run; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct RunLease {
+pub struct RunLease {
     runs: RunLeasesByKey,
     key: Key,
     own: Arc<watch::Sender<bool>>,
@@ -37,14 +37,16 @@ pub(crate) struct RunLease {
 }
 
 impl RunLeasesByKey {
-    pub(crate) fn of(&self, owner: Fingerprint) -> RunLeases {
+    /// The leases of one key's runs.
+    #[must_use]
+    pub fn of(&self, owner: Fingerprint) -> RunLeases {
         RunLeases { runs: self.clone(), owner: Some(owner) }
     }
 }
 
 impl RunLeases {
     /// Leases a run: ends its transfer that is under way, if there is one, and waits until it is gone.
-    pub(crate) async fn acquire(&self, run: [u8; 16]) -> RunLease {
+    pub async fn acquire(&self, run: [u8; 16]) -> RunLease {
         let key = (self.owner, run);
         let (own, over) = watch::channel(false);
         let own = Arc::new(own);
@@ -60,7 +62,7 @@ impl RunLeases {
 
 impl RunLease {
     /// Waits until the next transfer of this run has come.
-    pub(crate) async fn superseded(&self) {
+    pub async fn superseded(&self) {
         let mut over = self.over.clone();
         // This lease holds the sending end, so the wait ends no other way.
         let _over = over.wait_for(|over| *over).await;

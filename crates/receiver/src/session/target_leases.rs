@@ -25,7 +25,7 @@ use zmove_wire::{Refusal, RefusalCode};
 
 use lease_files::{LeaseFile, LeaseFiles};
 
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The targets that sessions of one daemon, or of several receivers of one user, still write to; clones share them.
 #[derive(Clone, Debug, Default)]

@@ -19,6 +19,7 @@ use crate::quota::messages::ELEMENT_BYTES;
 use crate::quota::{Booking, Quota};
 use crate::store::large_files::RANGE_BYTES;
 use crate::store::publishing::publisher::UNPUBLISHED_BYTES;
+use crate::top_names::TopNames;
 
 /// A batch whose head and files all hashed right.
 #[derive(Debug)]
@@ -81,6 +82,14 @@ impl VerifiedBatch {
     /// Whether the files of the batch may be there already.
     pub(crate) fn is_guessed(&self) -> bool {
         self.guessed
+    }
+
+    /// Refuses names that were not asked for.
+    ///
+    /// # Errors
+    /// There is such a name.
+    pub(crate) fn check_names(&self, names: &TopNames) -> Result<(), WireError> {
+        names.check_batch(&self.batch)
     }
 
     /// The item, its batch and data, and the booking that lasts as long as they are at work.

@@ -22,7 +22,7 @@ use crate::resume::journal::SourceVersion;
 use crate::store::target::keeper::At;
 use crate::store::target::tree::{Found, Xattrs, contents_root};
 use crate::store::transfer::Transfer;
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The answer to one offer.
 #[derive(Debug, Default)]

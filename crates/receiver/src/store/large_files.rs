@@ -24,7 +24,7 @@ use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 use crate::quota::{Booking, Quota};
 use crate::resume::parts::Prior;
 use crate::store::large_files::delta::Base;
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// All large files of a transfer.
 #[derive(Debug)]

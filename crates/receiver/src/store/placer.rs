@@ -35,7 +35,7 @@ use crate::store::target::keeper::At;
 use crate::store::target::open_directories::{OpenDirectories, Opened};
 use crate::store::target::tree::{Xattrs, flush_now};
 use crate::store::transfer::Transfer;
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The placer of one thread: the transfer, and the directories that the thread has open.
 #[derive(Debug)]

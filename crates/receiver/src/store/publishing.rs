@@ -41,7 +41,8 @@ use crate::store::target::keeper::At;
 use crate::store::target::open_directories::OpenDirectories;
 use crate::store::target::tree::{TargetTree, Xattrs};
 use crate::store::transfer::Transfer;
-use crate::sync::{Lock, run_on_several};
+use crate::sync::run_on_several;
+use zmove_types::Lock;
 
 /// Runs the thread that publishes, until it is [stopped](crate::store::publishing::publisher::Publisher::stop). It also
 /// flushes while nothing is to be published, for four fifths of the time at most, so that little is left for the end.

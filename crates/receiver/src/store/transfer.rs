@@ -21,7 +21,8 @@ use crate::store::rules::Rules;
 use crate::store::target::Target;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::tree::TargetTree;
-use crate::sync::Lock;
+use crate::top_names::TopNames;
+use zmove_types::Lock;
 
 /// The shared state of one transfer.
 #[derive(Debug)]
@@ -39,6 +40,7 @@ pub(crate) struct Transfer {
     /// The quota on which the transfer's memory, descriptors and threads are booked.
     pub(crate) quota: Quota,
     pub(crate) meter: Arc<TransferMeter>,
+    pub(crate) top_names: TopNames,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -68,6 +70,7 @@ impl Transfer {
             reports,
             quota,
             meter: Arc::clone(&config.meter),
+            top_names: config.top_names.clone(),
             stopping: AtomicBool::new(false),
         }
     }

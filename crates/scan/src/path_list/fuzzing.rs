@@ -23,7 +23,7 @@ pub fn path_list(bytes: &[u8]) {
 }
 
 fn read(bytes: &[u8], separator: Separator) -> Vec<RelPath> {
-    let root = ScanRoot { source: ".".into(), prefix: RelPath::root() };
+    let root = ScanRoot::new(".", RelPath::root());
     let mut list = PathList::new(root, Cursor::new(bytes.to_vec()), "list".into(), separator);
     let mut paths = Vec::new();
     while let Some(stretch) = list.next_stretch() {

@@ -32,6 +32,8 @@ pub struct Rule {
     pub(super) effect: Effect,
     pub(super) applies_to: AppliesTo,
     pub(super) glob: Glob,
+    /// The pattern as it was given, without the sign of an include.
+    pattern: Box<str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +107,26 @@ impl Rule {
         }
     }
 
+    /// The rule of a pattern and an effect as another rule has them.
+    ///
+    /// # Errors
+    /// [`PatternError`] when the pattern cannot be used.
+    pub fn again(effect: Effect, pattern: &[u8]) -> Result<Self, PatternError> {
+        Self::compile(effect, text(pattern)?)
+    }
+
+    /// The effect on entries that match.
+    #[must_use]
+    pub const fn effect(&self) -> Effect {
+        self.effect
+    }
+
+    /// The pattern as it was given, without a sign that turns it around.
+    #[must_use]
+    pub const fn pattern(&self) -> &str {
+        &self.pattern
+    }
+
     fn compile(effect: Effect, pattern: &str) -> Result<Self, PatternError> {
         let (body, applies_to) = match pattern.strip_suffix('/') {
             Some(body) => (body, AppliesTo::Directories),
@@ -112,7 +134,8 @@ impl Rule {
         };
         let glob = translate(body)?;
         let glob = GlobBuilder::new(&glob).literal_separator(true).backslash_escape(true).build();
-        Ok(Self { effect, applies_to, glob: glob.map_err(PatternError::Compile)? })
+        let (glob, pattern) = (glob.map_err(PatternError::Compile)?, pattern.into());
+        Ok(Self { effect, applies_to, glob, pattern })
     }
 }
 

@@ -62,7 +62,7 @@ pub(crate) fn walk_root(root: ScanRoot, config: &ScanConfig) -> Found {
 }
 
 pub(crate) fn root_of(source: &Path, prefix: &str) -> ScanRoot {
-    ScanRoot { source: source.into(), prefix: RelPath::from_bytes(prefix.as_bytes()).unwrap() }
+    ScanRoot::new(source, RelPath::from_bytes(prefix.as_bytes()).unwrap())
 }
 
 pub(crate) fn one_thread() -> ScanConfig {

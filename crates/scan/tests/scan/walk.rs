@@ -274,7 +274,7 @@ fn the_histogram_counts_what_the_scan_finds() {
     fs::write(tree.path().join("d/large"), [7; 5000]).unwrap();
     File::create(tree.path().join("empty")).unwrap();
     symlink("d", tree.path().join("link")).unwrap();
-    let root = ScanRoot { source: tree.path().into(), prefix: RelPath::root() };
+    let root = ScanRoot::new(tree.path(), RelPath::root());
     let counted = histogram(scan(vec![root], &one_thread()), |error| panic!("{error}"));
     assert_eq!((counted.files.files, counted.files.bytes), (2, 5000));
     assert_eq!((counted.directories, counted.symlinks, counted.errors), (2, 1, 0));

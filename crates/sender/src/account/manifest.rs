@@ -8,6 +8,7 @@
 //! passing name: a scan skips it in a source, and the next manifest there removes it if this process is killed.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::fd::AsFd;
@@ -18,9 +19,71 @@ use rustix::fs::{Mode, OFlags, PROC_SUPER_MAGIC, statfs};
 use zmove_disk::{Tree, make_hidden, remove_abandoned};
 use zmove_types::{Name, RelPath, Root};
 
-/// A manifest being written.
+/// A manifest being written, or told to a receiver that writes it.
 #[derive(Debug)]
-pub struct Manifest {
+pub struct Manifest(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Written(Box<Lines>),
+    Told(Teller),
+}
+
+/// The call for each file of a manifest that somebody else writes.
+struct Teller(Box<Tell>);
+
+type Tell = dyn FnMut(&RelPath, &Root) + Send;
+
+impl fmt::Debug for Teller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Teller")
+    }
+}
+
+impl Manifest {
+    /// Begins to write, as [`Lines::create`] says.
+    ///
+    /// # Errors
+    /// The system's error; also where there is something else, such as a directory or a disk.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        Ok(Self(Kind::Written(Box::new(Lines::create(path)?))))
+    }
+
+    /// A manifest that `tell` hears file by file.
+    pub fn told(tell: impl FnMut(&RelPath, &Root) + Send + 'static) -> Self {
+        Self(Kind::Told(Teller(Box::new(tell))))
+    }
+
+    /// Adds a file. The first error is kept for [`finish`](Self::finish).
+    pub fn add(&mut self, path: &RelPath, root: &Root) {
+        match &mut self.0 {
+            Kind::Written(lines) => lines.add(path, root),
+            Kind::Told(Teller(tell)) => tell(path, root),
+        }
+    }
+
+    /// Notes that files may be moved again: the last line of each name counts.
+    pub fn may_repeat(&mut self) {
+        if let Kind::Written(lines) = &mut self.0 {
+            lines.repeats = true;
+        }
+    }
+
+    /// Gives the manifest its name, with all that was added; returns how many names could not be written.
+    ///
+    /// # Errors
+    /// The manifest could not be written.
+    pub fn finish(self) -> io::Result<u64> {
+        match self.0 {
+            Kind::Written(lines) => lines.finish(),
+            Kind::Told(_) => Ok(0),
+        }
+    }
+}
+
+/// The lines of a manifest that is written here.
+#[derive(Debug)]
+struct Lines {
     goal: Goal,
     out: BufWriter<File>,
     error: Option<io::Error>,
@@ -45,14 +108,14 @@ enum Place {
     Stream(File),
 }
 
-impl Manifest {
+impl Lines {
     /// Begins to write, to a hidden file beside `path`; the name itself is given at the good end of the push. A
     /// symbolic link is followed: the file it leads to is replaced, or made. Where there is a FIFO or a character
     /// device, or `path` is `-` or a descriptor as `/dev/stdout` is, the lines go there, at the good end too.
     ///
     /// # Errors
     /// The system's error; also where there is something else, such as a directory or a disk.
-    pub fn create(path: &Path) -> io::Result<Self> {
+    fn create(path: &Path) -> io::Result<Self> {
         let (goal, out) = match Place::of(path)? {
             Place::Name(path) => {
                 let directory = directory_of(&path);
@@ -73,8 +136,7 @@ impl Manifest {
         Ok(Self { goal, out: BufWriter::new(out), error: None, unwritable_names: 0, repeats: false })
     }
 
-    /// Adds a file. The first error is kept for [`finish`](Self::finish).
-    pub(crate) fn add(&mut self, path: &RelPath, root: &Root) {
+    fn add(&mut self, path: &RelPath, root: &Root) {
         let Some(name) = std::str::from_utf8(path.as_bytes()).ok().filter(|name| is_readable(name)) else {
             self.unwritable_names += 1;
             return;
@@ -84,13 +146,8 @@ impl Manifest {
         }
     }
 
-    /// Notes that files may be moved again: the last line of each name counts.
-    pub(crate) fn may_repeat(&mut self) {
-        self.repeats = true;
-    }
-
     /// Writes what is buffered; returns how many names could not be written.
-    pub(crate) fn finish(mut self) -> io::Result<u64> {
+    fn finish(mut self) -> io::Result<u64> {
         if let Some(error) = self.error.take() {
             return Err(error);
         }
@@ -119,7 +176,7 @@ impl Manifest {
     }
 }
 
-impl Drop for Manifest {
+impl Drop for Lines {
     fn drop(&mut self) {
         if let Goal::Name { part, .. } = &self.goal {
             // After a good end the file has its name and is not there any more.

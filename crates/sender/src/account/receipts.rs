@@ -18,6 +18,7 @@ use crate::account::Moved;
 use crate::account::failure::FileError;
 use crate::account::report_limits::{ReportCounts, not_empty};
 use crate::control;
+use crate::control::relay::{Heard, Memory};
 use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
 use crate::plan::links::{FirstName, Word};
@@ -39,15 +40,17 @@ pub(crate) struct Receipts {
 }
 
 impl Receipts {
-    /// The receipts of a new session with a receiver that speaks `version`; also the ends at which replies are taken,
+    /// The receipts of a new session with a receiver that speaks `version`, whose replies are booked on `memory` where
+    /// it has dialled; also the ends at which replies are taken,
     /// and messages on their way out.
     pub(crate) fn begin(
         observer: Arc<dyn Observer>,
         (version, extras): (Version, Extras),
         started: Instant,
+        memory: Option<Arc<dyn Memory>>,
     ) -> (Self, Replies, UnboundedReceiver<ToReceiver>) {
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
-        let (reply_sender, replies) = replies::channel();
+        let (reply_sender, replies) = replies::channel(memory);
         let session = Arc::new(Session::new(observer, (version, extras), started, outgoing_in));
         let paced = Duration::ZERO;
         let reported = ReportCounts::default();
@@ -88,7 +91,8 @@ impl Receipts {
             ToSender::Opened(_)
             | ToSender::OpenedWith(..)
             | ToSender::Waiting(_)
-            | ToSender::RateMax { .. } => {
+            | ToSender::RateMax { .. }
+            | ToSender::Fetching(_) => {
                 return Err(WireError::OutOfOrder { what: "a second answer" }.into());
             }
             ToSender::Sampled(_) | ToSender::Swept(_) => {
@@ -110,7 +114,7 @@ impl Receipts {
     }
 
     /// Takes all messages that are still to come.
-    pub(crate) async fn take_rest(&mut self, inbox: &mut Inbox<ToSender>) -> Result<Finished, SessionError> {
+    pub(crate) async fn take_rest(&mut self, inbox: &mut Inbox<Heard>) -> Result<Finished, SessionError> {
         loop {
             if let Some(finished) = self.take(control::receive(inbox).await?)? {
                 return Ok(finished);

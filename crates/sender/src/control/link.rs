@@ -5,6 +5,7 @@ use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSink};
 use zmove_types::TransferId;
 use zmove_wire::{Cipher, Greeting, Open, Role, Version, encode_message};
 
+use crate::control::relay::Relay;
 use crate::error::SessionError;
 
 /// The connections to the receiver: control and lanes.
@@ -16,12 +17,14 @@ pub struct Link {
     pub cipher: Cipher,
     /// The newest version that may be spoken, as TLS has negotiated it for control.
     pub version: Version,
-    /// The control connection, on which nothing has been sent.
+    /// The control connection, on which nothing has been sent; where the receiver has dialled, both have greeted.
     pub control: (ControlReader, ControlWriter),
     /// Lanes as they come up, on which the greeting has been sent; an error is the reason why one did not come up.
     pub lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     /// The supply of further lanes; `None` where there can be none.
     pub supply: Option<LaneSupply>,
+    /// What is said beside the transfer to a receiver that has dialled. `None`: this side has dialled.
+    pub relay: Option<Relay>,
 }
 
 impl Link {
@@ -31,7 +34,7 @@ impl Link {
         if self.version < Version::V4 && asks_for_more {
             return Err(SessionError::OldReceiver);
         }
-        let mut opening = self.greeting().encode().to_vec();
+        let mut opening = if self.relay.is_some() { Vec::new() } else { self.greeting().encode().to_vec() };
         opening.extend(encode_message(&open.into_message(self.version)));
         Ok(self.control.1.send(&opening).await?)
     }

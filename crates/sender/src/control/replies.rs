@@ -12,6 +12,7 @@ use zmove_wire::limits::{
 };
 use zmove_wire::{Answer, Findings, Hashed, Held, TargetState, ToSender, WireError};
 
+use crate::control::relay::{Held as Booked, Memory};
 use crate::plan::links::Word;
 
 /// The end at which replies are taken.
@@ -41,6 +42,8 @@ pub(crate) struct QueuedReply {
     reply: Reply,
     weight: usize,
     all: Arc<AtomicUsize>,
+    /// Given back when the reply is taken.
+    _held: Option<Booked>,
 }
 
 /// The end at which replies are put in.
@@ -51,6 +54,8 @@ pub(crate) struct ReplySender {
     offers: Sender<QueuedReply>,
     /// The number of values and verdicts that wait.
     waiting: Arc<AtomicUsize>,
+    /// The memory of a receiver that has dialled.
+    memory: Option<Arc<dyn Memory>>,
     findings: Sender<Findings>,
     hashed: Sender<Hashed>,
     mirror: Sender<ToSender>,
@@ -59,8 +64,11 @@ pub(crate) struct ReplySender {
 /// The most values and verdicts that wait, half a gigabyte: values of the groups of 64 TiB.
 const WAITING_MAX: usize = 16 << 20;
 
+/// The memory of one value or verdict.
+const REPLY_BYTES: usize = 40;
+
 /// The two ends of the channel from the control conversation to the planner.
-pub(crate) fn channel() -> (ReplySender, Replies) {
+pub(crate) fn channel(memory: Option<Arc<dyn Memory>>) -> (ReplySender, Replies) {
     let (state_in, state) = bounded(1);
     let (offers_in, offers) = unbounded();
     let (findings_in, findings) = bounded(INQUIRIES_OUTSTANDING_MAX);
@@ -72,6 +80,7 @@ pub(crate) fn channel() -> (ReplySender, Replies) {
         state: state_in,
         offers: offers_in,
         waiting,
+        memory,
         findings: findings_in,
         hashed: hashed_in,
         mirror: mirror_in,
@@ -93,8 +102,10 @@ impl ReplySender {
         if self.waiting.fetch_add(weight, Ordering::Relaxed) + weight > WAITING_MAX {
             return Err(WireError::OutOfOrder { what: "more answers than there are offers" });
         }
+        let held = self.memory.as_ref().map(|memory| memory.book(weight * REPLY_BYTES)).transpose()?;
         // The planner has gone only when the session is being stopped.
-        let _stopping = self.offers.send(QueuedReply { reply, weight, all: Arc::clone(&self.waiting) });
+        let all = Arc::clone(&self.waiting);
+        let _stopping = self.offers.send(QueuedReply { reply, weight, all, _held: held });
         Ok(())
     }
 
@@ -149,7 +160,7 @@ mod tests {
 
     #[test]
     fn replies_that_are_taken_make_room_for_others_and_too_many_are_an_error() {
-        let (sender, replies) = channel();
+        let (sender, replies) = channel(None);
         for _ in 0..2 * WAITING_MAX / 65_536 {
             sender.reply(held(65_535)).unwrap();
             drop(replies.offers.recv().unwrap().take());
@@ -160,7 +171,7 @@ mod tests {
 
     #[test]
     fn answers_without_questions_are_an_error() {
-        let (sender, _replies) = channel();
+        let (sender, _replies) = channel(None);
         let none = || Findings { inquiry: 0, findings: Vec::new() };
         let told = (0..).take_while(|_| sender.findings(none()).is_ok()).count();
         assert_eq!(told, INQUIRIES_OUTSTANDING_MAX);

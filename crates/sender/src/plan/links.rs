@@ -295,7 +295,7 @@ mod tests {
 
     /// The entries of a directory.
     fn entries(home: &Path) -> Vec<(SourceDirectory, Entry, SharedFile)> {
-        let root = ScanRoot { source: home.to_owned(), prefix: RelPath::root() };
+        let root = ScanRoot::new(home.to_owned(), RelPath::root());
         let mut found = Vec::new();
         for item in scan(vec![root], &ScanConfig::default()).receiver() {
             let ScanItem::Batch(batch) = item else { continue };

@@ -363,7 +363,7 @@ mod tests {
 
     /// The files of a tree, packed as a scan finds them.
     fn packs(home: &std::path::Path, entries_max: usize) -> Vec<Pack> {
-        let root = ScanRoot { source: home.to_owned(), prefix: RelPath::root() };
+        let root = ScanRoot::new(home.to_owned(), RelPath::root());
         let scan = scan(vec![root], &ScanConfig::default());
         let mut packer =
             Packer { packs_made: RAMP_DOUBLINGS_MAX, ..Packer::new(entries_max, PacksPerDoubling::Within) };
@@ -428,7 +428,7 @@ mod tests {
     #[test]
     fn packs_grow_with_each_where_nothing_is_in_slow_start() {
         let home = tempfile::tempdir().unwrap();
-        let root = ScanRoot { source: home.path().to_owned(), prefix: RelPath::root() };
+        let root = ScanRoot::new(home.path().to_owned(), RelPath::root());
         (0..1000).for_each(|file| std::fs::write(home.path().join(file.to_string()), "x").unwrap());
         let scan = scan(vec![root], &ScanConfig::default());
         let batch = |item| if let ScanItem::Batch(batch) = item { Some(batch) } else { None };

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use zmove_disk::{Auto, Direct, FileIo};
 use zmove_scan::ScanConfig;
+use zmove_transport::SharedRate;
 use zmove_types::{GROUP_BYTES, RateLimit};
 
 use crate::plan::pack::PacksPerDoubling;
@@ -44,6 +45,8 @@ pub struct SenderConfig {
     pub direct: Direct,
     /// What all lanes together may carry, with the headers of the packets. Default: as much as there is.
     pub rate_max: Option<RateLimit>,
+    /// A rate that is kept together with other pushes. Default: none.
+    pub rate_shared: Option<SharedRate>,
 }
 
 impl Default for SenderConfig {
@@ -63,6 +66,7 @@ impl Default for SenderConfig {
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
             rate_max: None,
+            rate_shared: None,
         }
     }
 }

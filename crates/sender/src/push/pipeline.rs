@@ -48,6 +48,9 @@ impl Pipeline {
         if let Some(limit) = config.rate_max {
             session.rate.lower(limit, Limit::OwnRate);
         }
+        if let Some(whole) = &config.rate_shared {
+            session.rate.shared.keep_within(whole.clone());
+        }
         let (frames_in, frames) = crossbeam_channel::bounded(config.readers);
         let (broken_in, broken) = mpsc::unbounded_channel();
         let pool = BufferPool::new(BUFFER_BYTES, config.buffers_max);

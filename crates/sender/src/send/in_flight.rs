@@ -404,7 +404,7 @@ pub(crate) mod tests {
     pub(crate) fn vanished(count: usize) -> Vec<Arc<LargeSource>> {
         let home = tempfile::tempdir().unwrap();
         std::fs::File::create(home.path().join("f")).unwrap().set_len(3 * GROUP_BYTES).unwrap();
-        let root = ScanRoot { source: home.path().to_owned(), prefix: RelPath::root() };
+        let root = ScanRoot::new(home.path().to_owned(), RelPath::root());
         let items: Vec<_> = scan(vec![root], &ScanConfig::default()).receiver().iter().collect();
         let batch = items.iter().find_map(|item| match item {
             ScanItem::Batch(batch) => Some(batch),

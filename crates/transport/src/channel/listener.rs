@@ -131,15 +131,17 @@ impl Listener {
         deadline: Duration,
         spoken: impl FnOnce(),
     ) -> Result<Channel, AcceptError> {
-        match (incoming.accepted, &self.tcp) {
-            (Accepted::Quic(incoming), _) => {
+        match (incoming.accepted, &self.tcp, &self.quic) {
+            (Accepted::Quic(incoming), _, Some(quic)) => {
                 spoken();
-                Ok(Channel::quic(quic::handshake(*incoming, deadline).await?))
+                Ok(Channel::quic(quic.handshake(*incoming, deadline).await?))
             }
-            (Accepted::Tcp(socket), Some(tcp)) => {
+            (Accepted::Tcp(socket), Some(tcp), _) => {
                 Ok(Channel::tcp(tcp.handshake_telling(socket, deadline, spoken).await?))
             }
-            (Accepted::Tcp(_), None) => Err(AcceptError::Gone(io::ErrorKind::NotConnected.into())),
+            (Accepted::Tcp(_), None, _) | (Accepted::Quic(_), _, None) => {
+                Err(AcceptError::Gone(io::ErrorKind::NotConnected.into()))
+            }
         }
     }
 

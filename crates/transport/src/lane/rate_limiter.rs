@@ -8,7 +8,7 @@
 //! what they take stays there but for a piece and a read of each.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,8 @@ struct Schedule {
     /// The rate of what lanes carry, which is below the limit; 0 is no rate.
     bytes_per_second: AtomicU64,
     moments: Mutex<Moments>,
+    /// A rate that is kept as well, with others who do not keep this one.
+    whole: OnceLock<SharedRate>,
 }
 
 #[derive(Debug, Default)]
@@ -50,9 +52,14 @@ impl SharedRate {
         self.0.bytes_per_second.store(carried.max(1), Ordering::Relaxed);
     }
 
+    /// Keeps `whole` as well, as a part of all who keep that. Once only; another one later is not kept.
+    pub fn keep_within(&self, whole: Self) {
+        let _first = self.0.whole.set(whole);
+    }
+
     /// Whether there is a rate to be kept.
     pub(crate) fn is_set(&self) -> bool {
-        self.bytes_per_second().is_some()
+        self.lowest().is_some()
     }
 
     /// Whether a lane, or any other holder, has another clone.
@@ -65,6 +72,12 @@ impl SharedRate {
     /// the middle of one use all of the rate meanwhile, and finish it the sooner.
     #[must_use]
     pub fn wait_to_begin(&self, now: Instant) -> Option<Duration> {
+        let of_whole = self.0.whole.get().and_then(|whole| whole.wait_to_begin(now));
+        let own = self.own_wait_to_begin(now);
+        own.max(of_whole)
+    }
+
+    fn own_wait_to_begin(&self, now: Instant) -> Option<Duration> {
         let piece = self.time_of(self.piece_bytes()?)?;
         let mut moments = self.moments();
         let unused = moments.due.map(|due| due + UNUSED_MIN);
@@ -80,18 +93,24 @@ impl SharedRate {
     /// Whether there is a rate, and lanes have used all of it within the last second.
     #[must_use]
     pub fn is_spent(&self, now: Instant) -> bool {
-        self.is_set() && self.moments().due.is_some_and(|due| now < due + SPENT_LATELY)
+        let own = self.moments().due.is_some_and(|due| now < due + SPENT_LATELY);
+        self.is_set() && own || self.0.whole.get().is_some_and(|whole| whole.is_spent(now))
     }
 
     /// What a lane takes in one turn, where there is a rate: so little that the turns of a slow one are short.
     pub(crate) fn piece_bytes(&self) -> Option<usize> {
-        let rate = self.bytes_per_second()?;
+        let rate = self.lowest()?;
         let piece = usize::try_from(rate / PIECES_PER_SECOND).unwrap_or(usize::MAX);
         Some(piece.clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX))
     }
 
     /// Books `bytes` against the rate; returns the moment from which they are within it.
     fn spend(&self, bytes: usize, now: Instant) -> Option<Instant> {
+        let of_whole = self.0.whole.get().and_then(|whole| whole.spend(bytes, now));
+        self.spend_own(bytes, now).max(of_whole)
+    }
+
+    fn spend_own(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let time = self.time_of(bytes)?;
         let mut moments = self.moments();
         let from = now.checked_sub(BURST).max(moments.due).unwrap_or(now);
@@ -103,6 +122,12 @@ impl SharedRate {
     fn time_of(&self, bytes: usize) -> Option<Duration> {
         let nanoseconds = (bytes as u64).saturating_mul(1_000_000_000) / self.bytes_per_second()?;
         Some(Duration::from_nanos(nanoseconds))
+    }
+
+    /// The lower of the rates that are kept.
+    fn lowest(&self) -> Option<u64> {
+        let of_whole = self.0.whole.get().and_then(Self::lowest);
+        self.bytes_per_second().into_iter().chain(of_whole).min()
     }
 
     fn bytes_per_second(&self) -> Option<u64> {
@@ -205,6 +230,22 @@ mod tests {
         let rate = SharedRate::default();
         rate.0.bytes_per_second.store(bytes_per_second, Ordering::Relaxed);
         rate
+    }
+
+    #[test]
+    fn those_who_keep_a_part_of_a_rate_keep_the_whole_together() {
+        let (whole, begun) = (rate(10_000_000), Instant::now());
+        let [slow, free] = [rate(1_000_000), SharedRate::default()];
+        for part in [&slow, &free] {
+            part.keep_within(whole.clone());
+        }
+        assert_eq!((slow.lowest(), free.lowest()), (Some(1_000_000), Some(10_000_000)));
+        let first = slow.spend(1_000_000, begun).unwrap();
+        assert!(first + BURST >= begun + Duration::from_secs(1), "its own is the lower one");
+        let second = free.spend(1_000_000, begun).unwrap();
+        let (due, margin) = (begun + Duration::from_millis(200), BURST);
+        assert!(second + margin >= due && second <= due, "after what the other has taken of the whole");
+        assert!(free.is_spent(begun));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use super::dialler::alert;
 use super::settings::{self, QuicCongestion};
 use super::{QuicConnection, socket};
 use crate::error::{AcceptError, BindError};
+use crate::tcp_tls::canonical;
 use crate::trust::{Identity, server_config};
 
 /// Listens for clients over UDP.
@@ -25,6 +26,8 @@ pub(crate) struct QuicAcceptor {
     pub(crate) endpoint: Endpoint,
     /// The bytes that may wait in the kernel to be received.
     pub(crate) receive_buffer_bytes: usize,
+    /// The settings of connections, but for the size of datagrams.
+    config: quinn::ServerConfig,
 }
 
 impl QuicAcceptor {
@@ -39,8 +42,22 @@ impl QuicAcceptor {
         let config = server(identity).map_err(failed)?;
         let socket = socket::wrap(socket).map_err(failed)?;
         let own = settings::endpoint(identity);
-        let endpoint = Endpoint::new_with_abstract_socket(own, Some(config), socket, Arc::new(TokioRuntime));
-        Ok(Self { endpoint: endpoint.map_err(failed)?, receive_buffer_bytes })
+        let endpoint =
+            Endpoint::new_with_abstract_socket(own, Some(config.clone()), socket, Arc::new(TokioRuntime));
+        Ok(Self { endpoint: endpoint.map_err(failed)?, receive_buffer_bytes, config })
+    }
+
+    /// Has the peer prove its key, and waits for its stream, within `deadline`.
+    pub(crate) async fn handshake(
+        &self,
+        incoming: Incoming,
+        deadline: Duration,
+    ) -> Result<QuicConnection, AcceptError> {
+        let datagram_bytes_max = settings::datagram_bytes_max(canonical(incoming.remote_address()));
+        let mut config = self.config.clone();
+        config.transport_config(Arc::new(transport(datagram_bytes_max)));
+        let secured = timeout(deadline, secure(incoming, config)).await;
+        secured.map_err(|_| AcceptError::TimedOut { waited: deadline })?
     }
 }
 
@@ -57,12 +74,6 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Has the peer prove its key, and waits for its stream, within `deadline`.
-pub(crate) async fn handshake(incoming: Incoming, deadline: Duration) -> Result<QuicConnection, AcceptError> {
-    let secured = timeout(deadline, secure(incoming)).await;
-    secured.map_err(|_| AcceptError::TimedOut { waited: deadline })?
-}
-
 /// Has a client prove that its address is its own; `None` when it has been asked to. One that has done so, or cannot be
 /// asked, is returned.
 pub(crate) fn send_retry(incoming: Incoming) -> Option<Incoming> {
@@ -72,8 +83,9 @@ pub(crate) fn send_retry(incoming: Incoming) -> Option<Incoming> {
     incoming.retry().err().map(quinn::RetryError::into_incoming)
 }
 
-async fn secure(incoming: Incoming) -> Result<QuicConnection, AcceptError> {
-    let connection = incoming.accept().map_err(handshake_error)?.await.map_err(handshake_error)?;
+async fn secure(incoming: Incoming, config: quinn::ServerConfig) -> Result<QuicConnection, AcceptError> {
+    let accepted = incoming.accept_with(Arc::new(config)).map_err(handshake_error)?;
+    let connection = accepted.await.map_err(handshake_error)?;
     let stream = match connection.accept_bi().await {
         Ok(stream) => stream,
         // A client dials more lanes than a short path needs.
@@ -107,15 +119,18 @@ fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
     let secret = identity.derive(TOKEN_CONTEXT);
     let token_key = aws_lc_rs::hkdf::Salt::new(aws_lc_rs::hkdf::HKDF_SHA256, &[]).extract(&secret);
     let mut config = quinn::ServerConfig::new(Arc::new(crypto), Arc::new(token_key));
-    let mut transport =
-        settings::transport(QuicCongestion::default(), ANSWER_DATAGRAM_BYTES_MAX, Arc::default());
-    transport.receive_window(settings::UNADMITTED_WINDOW_BYTES.into());
     config
-        .transport_config(Arc::new(transport))
         .max_incoming(INCOMING_MAX)
         .incoming_buffer_size(INCOMING_BYTES_MAX)
         .incoming_buffer_size_total(INCOMING_BYTES_TOTAL_MAX);
     Ok(config)
+}
+
+/// The settings of a connection whose first link carries datagrams of so many bytes: this side may be the sender.
+fn transport(datagram_bytes_max: u16) -> quinn::TransportConfig {
+    let mut transport = settings::transport(QuicCongestion::default(), datagram_bytes_max, Arc::default());
+    transport.receive_window(settings::UNADMITTED_WINDOW_BYTES.into());
+    transport
 }
 
 const TOKEN_CONTEXT: &str = "zmove 2026-11-21 quic retry token";
@@ -124,5 +139,3 @@ const INCOMING_MAX: usize = 1024;
 /// The most bytes that one of them, and all, may send meanwhile.
 const INCOMING_BYTES_MAX: u64 = 16 << 10;
 const INCOMING_BYTES_TOTAL_MAX: u64 = 4 << 20;
-/// The largest datagram of a receiver, which sends acknowledgements and receipts: what Ethernet carries will do.
-const ANSWER_DATAGRAM_BYTES_MAX: u16 = 1452;

@@ -6,10 +6,11 @@
 //! SHA256:AAEC… name=alice root=/data/alice root=/scratch write max-rate=10Gbit expires=2027-01-31
 //! ```
 //!
-//! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may also write,
-//! `set-ids` where files keep their setuid and setgid bits, `max-rate=` and `expires=` (see [`Expiry`]) where
-//! there is a limit. In a value a space, a `%`, a control character or a byte that is not UTF-8 is written as
-//! `%` and two hex digits (`%20`).
+//! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may write there, and `read` where
+//! it may read as well; without both it may read. `read-root=` is a directory that it may only read, `set-ids` stands
+//! where files keep their setuid and setgid bits, `max-rate=` and `expires=` (see [`Expiry`]) where there is a limit.
+//! In a value a space, a `%`, a control character or a byte that is not UTF-8 is written as `%` and two hex digits
+//! (`%20`).
 //!
 //! In the place of a key a line may name a certificate authority, and which of the holders that it vouches for is
 //! meant:
@@ -99,8 +100,10 @@ pub struct Grant {
     pub name: String,
     /// The directories that the holder may reach, each with all below it: absolute, without `..`.
     pub roots: Vec<PathBuf>,
-    /// Whether the holder may write there.
+    /// What the holder may do there.
     pub access: Access,
+    /// Directories that the holder may only read, each with all below it: absolute, without `..`.
+    pub read_roots: Vec<PathBuf>,
     /// Whether files from the holder keep their setuid and setgid bits, with which whoever runs them has the rights of
     /// the receiver's user. Default: no.
     pub set_ids: bool,
@@ -124,6 +127,7 @@ impl Grant {
             name: name.into(),
             roots,
             access,
+            read_roots: Vec::new(),
             set_ids: false,
             set_owner: false,
             max_rate: None,
@@ -200,10 +204,31 @@ pub enum Denial {
 /// What a key may do below its roots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
-    /// Nothing beyond being admitted: there is no command yet that fetches files.
+    /// Fetch files.
     ReadOnly,
     /// Store files, compare them and list them.
+    WriteOnly,
+    /// Both.
     ReadWrite,
+}
+
+impl Access {
+    /// Whether files may be fetched.
+    #[must_use]
+    pub const fn reads(self) -> bool {
+        matches!(self, Self::ReadOnly | Self::ReadWrite)
+    }
+
+    /// Whether files may be stored.
+    #[must_use]
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::WriteOnly | Self::ReadWrite)
+    }
+
+    /// What may be done with either.
+    fn and(self, other: Self) -> Self {
+        if self == other { self } else { Self::ReadWrite }
+    }
 }
 
 impl AuthorizedKeys {
@@ -232,7 +257,7 @@ impl AuthorizedKeys {
     }
 
     /// Adds a key to the list in `home`, on disk at once, and returns its grant as it is now. A key that is in the list
-    /// already gets the new name, the roots of both, the wider access of both, and the new limits, where there are new
+    /// already gets the new name, the roots and the access of both, and the new limits, where there are new
     /// ones.
     ///
     /// # Errors
@@ -375,16 +400,26 @@ fn merge(lines: &mut Vec<Line>, new: Grant) -> Grant {
 }
 
 fn union(old: Grant, new: Grant) -> Grant {
-    let mut roots = old.roots;
-    for root in new.roots {
+    let access = match (old.roots.is_empty(), new.roots.is_empty()) {
+        (true, _) => new.access,
+        (_, true) => old.access,
+        _ => old.access.and(new.access),
+    };
+    let (roots, read_roots) = (both(old.roots, new.roots), both(old.read_roots, new.read_roots));
+    let max_rate = new.max_rate.or(old.max_rate);
+    let (set_ids, set_owner) = (old.set_ids || new.set_ids, old.set_owner || new.set_owner);
+    let expires = new.expires.or(old.expires);
+    let (holder, name) = (new.holder, new.name);
+    Grant { holder, name, roots, access, read_roots, set_ids, set_owner, max_rate, expires }
+}
+
+fn both(mut roots: Vec<PathBuf>, more: Vec<PathBuf>) -> Vec<PathBuf> {
+    for root in more {
         if !roots.contains(&root) {
             roots.push(root);
         }
     }
-    let (access, max_rate) = (old.access.max(new.access), new.max_rate.or(old.max_rate));
-    let (set_ids, set_owner) = (old.set_ids || new.set_ids, old.set_owner || new.set_owner);
-    let expires = new.expires.or(old.expires);
-    Grant { holder: new.holder, name: new.name, roots, access, set_ids, set_owner, max_rate, expires }
+    roots
 }
 
 fn render(lines: &[Line]) -> Vec<u8> {

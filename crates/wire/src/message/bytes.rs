@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Deserializer, Serializer};
 
+use crate::limits::TOLD_CHARS_MAX;
+
 pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_bytes(bytes)
 }
@@ -13,6 +15,11 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
 /// Reads a text for the user, cut to what a person would read.
 pub(super) fn reason<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Ok(<&str>::deserialize(deserializer)?.chars().take(REASON_CHARS_MAX).collect())
+}
+
+/// Reads the text of an event, cut to what one can have.
+pub(super) fn told<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(<&str>::deserialize(deserializer)?.chars().take(TOLD_CHARS_MAX).collect())
 }
 
 const REASON_CHARS_MAX: usize = 4096;

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
+use zmove_daemon::Limits;
 use zmove_engine::DEFAULT_PORT;
-use zmove_receiver::Limits;
 use zmove_types::ByteCount;
 
 use crate::args::{ConfineArg, DirectArg, EngineArg, ListenArg, LogFormat, MetricsListen, ServeArgs};

@@ -88,10 +88,18 @@ fn enforce(own: &Belongings, keys: &AuthorizedKeys) -> Result<(), RulesetError> 
     for (grant, root) in
         keys.grants().iter().flat_map(|grant| grant.roots.iter().map(move |root| (grant, root)))
     {
-        let access = if grant.set_owner { WRITE | OWN } else { WRITE };
+        let access = match (grant.access.writes(), grant.set_owner) {
+            (false, _) => READ,
+            (true, false) => WRITE,
+            (true, true) => WRITE | OWN,
+        };
         // as a push opens it
         let opened = Tree::open_guarded(root);
         rules = allow(rules, root, opened.as_ref().map(Tree::fd), access)?;
+    }
+    for root in keys.grants().iter().flat_map(|grant| &grant.read_roots) {
+        let opened = Tree::open_guarded(root);
+        rules = allow(rules, root, opened.as_ref().map(Tree::fd), READ)?;
     }
     rules.restrict_self().map(drop)
 }

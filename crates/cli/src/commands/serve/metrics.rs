@@ -14,7 +14,8 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use zmove_receiver::{DaemonEvent, Meters};
+use zmove_daemon::DaemonEvent;
+use zmove_receiver::Meters;
 use zmove_types::StageTimes;
 
 /// One label.
@@ -40,6 +41,13 @@ impl Counts {
             DaemonEvent::Broken { moved, error, .. } => {
                 let broken = if moved.probed.is_some() { &self.probes } else { &self.transfers };
                 add(broken, "result", "broken");
+                add(&self.errors, "kind", error.kind());
+            }
+            DaemonEvent::Sent { failed, .. } => {
+                add(&self.transfers, "result", if *failed == 0 { "complete" } else { "partial" });
+            }
+            DaemonEvent::SendingBroken { error, .. } => {
+                add(&self.transfers, "result", "broken");
                 add(&self.errors, "kind", error.kind());
             }
             DaemonEvent::Accept { .. } => add(&self.errors, "kind", "accept"),

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use nix::unistd::{ROOT, Uid, User};
 use rustix::fs::Access;
 use rustix::io::Errno;
-use zmove_transport::{self as transport, AuthorizedKeys};
+use zmove_transport::AuthorizedKeys;
 
 use crate::display::log;
 use crate::display::terminal::quoted;
@@ -112,7 +112,7 @@ const READ: Access = Access::READ_OK.union(Access::EXEC_OK);
 
 /// Warns of roots that the user cannot write to.
 pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys) {
-    for grant in keys.grants().iter().filter(|grant| grant.access == transport::Access::ReadWrite) {
+    for grant in keys.grants().iter().filter(|grant| grant.access.writes()) {
         for root in grant.roots.iter().filter(|root| denied(root, READ | Access::WRITE_OK)) {
             let root = root.display();
             let name = &grant.name;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tracing::{error, warn};
-use zmove_receiver::DaemonEvent;
+use zmove_daemon::DaemonEvent;
 
 /// The events that were held back, by kind: one of that kind was logged less than a second ago. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -88,7 +88,7 @@ impl LogRateLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_receiver::Rejection;
+    use zmove_daemon::Rejection;
 
     #[test]
     fn the_first_of_a_kind_is_told_and_the_others_are_counted() {

@@ -15,7 +15,7 @@ use super::reader::replay;
 use super::record::{BootId, GROUPS_MAX, Record};
 use super::{Begin, FILES_MAX, JournalError, Part, UnfinishedFile};
 
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The journal of a running transfer. Dropped, it stays for another run; see [`remove`](Self::remove).
 #[derive(Debug)]

@@ -29,7 +29,7 @@ use zmove_wire::FileHead;
 use crate::config::BUFFER_BYTES;
 use crate::quota::Booking;
 use crate::store::target::tree::open_old;
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The old versions whose values the sender has, by the path of their file.
 #[derive(Debug)]

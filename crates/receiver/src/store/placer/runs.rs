@@ -10,7 +10,7 @@ use zmove_wire::{BatchEntry, DirectoryGroup};
 
 use crate::store::placer::side::SideDirectories;
 use crate::store::target::open_directories::Opened;
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The entries that wait, by directory; see the module.
 pub(super) struct Runs<'d>(Lock<Vec<Group<'d>>>);

@@ -50,7 +50,7 @@ use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 use crate::quota::Booking;
 use crate::quota::messages::ELEMENT_BYTES;
 use crate::store::reports::Outcome;
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The files that a transfer has written and not published yet; shared by the writers and the thread that publishes.
 #[derive(Debug, Default)]

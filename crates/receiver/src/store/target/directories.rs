@@ -16,7 +16,7 @@ use zmove_types::{Extra, Metadata, Name, RelPath};
 use zmove_wire::WireError;
 
 use crate::quota::{Booking, Quota};
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The directories that are remembered, shared by all writers.
 #[derive(Debug)]

@@ -26,7 +26,7 @@ use crossbeam_channel::{Sender, unbounded};
 use rustix::fs::{Dev, Mode, OFlags, StatVfsMountFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// One open directory of each file system.
 #[derive(Debug)]

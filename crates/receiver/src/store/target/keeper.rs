@@ -14,7 +14,7 @@ use zmove_wire::{Lack, Missed, NotKept};
 
 use crate::store::reports::{Outcome, Reports};
 use crate::store::rules::{Owning, Rules, SetIds};
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// See the module.
 #[derive(Debug)]

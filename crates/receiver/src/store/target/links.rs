@@ -16,7 +16,7 @@ use zmove_disk::{FileIdentity, number_at};
 use zmove_types::{FileNumber, Name};
 
 use crate::quota::{Booking, Quota};
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The files with several names that offered names have been found to lead to. Each takes a few bytes, which are
 /// booked, until the end of the transfer.

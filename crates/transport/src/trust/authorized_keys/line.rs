@@ -82,7 +82,9 @@ pub(super) fn render(grant: &Grant) -> String {
     let mut fields = render_holder(&grant.holder);
     fields.push(encoded("name", &grant.name));
     fields.extend(grant.roots.iter().map(|root| encoded("root", root)));
-    fields.extend((grant.access == Access::ReadWrite).then(|| "write".to_owned()));
+    fields.extend(grant.access.writes().then(|| "write".to_owned()));
+    fields.extend((grant.access == Access::ReadWrite).then(|| "read".to_owned()));
+    fields.extend(grant.read_roots.iter().map(|root| encoded("read-root", root)));
     fields.extend(grant.set_ids.then(|| "set-ids".to_owned()));
     fields.extend(grant.set_owner.then(|| "set-owner".to_owned()));
     fields.extend(grant.max_rate.map(|rate| format!("max-rate={rate}")));
@@ -106,10 +108,10 @@ pub(super) fn check(grant: &Grant) -> Result<(), GrantFault> {
     if grant.name.is_empty() || grant.name.chars().any(char::is_control) {
         return Err(GrantFault::Name);
     }
-    if grant.roots.is_empty() {
+    if grant.roots.is_empty() && grant.read_roots.is_empty() {
         return Err(GrantFault::NoRoot);
     }
-    match grant.roots.iter().find(|root| !is_safe_root(root)) {
+    match grant.roots.iter().chain(&grant.read_roots).find(|root| !is_safe_root(root)) {
         Some(root) => Err(GrantFault::Root(root.clone())),
         None => Ok(()),
     }
@@ -142,7 +144,9 @@ struct Draft {
     subject: Option<Subject>,
     name: Option<String>,
     roots: Vec<PathBuf>,
+    read_roots: Vec<PathBuf>,
     writes: Option<()>,
+    reads: Option<()>,
     sets_ids: Option<()>,
     sets_owner: Option<()>,
     max_rate: Option<RateLimit>,
@@ -158,6 +162,8 @@ impl Draft {
                 let name = String::from_utf8(decode(field, value)?).map_err(|_| GrantFault::Name)?;
                 once(&mut self.name, name, field)?;
             }
+            ("read-root", Some(value)) => self.read_roots.push(path(field, value)?),
+            ("read", None) => once(&mut self.reads, (), field)?,
             ("write", None) => once(&mut self.writes, (), field)?,
             ("set-ids", None) => once(&mut self.sets_ids, (), field)?,
             ("set-owner", None) => once(&mut self.sets_owner, (), field)?,
@@ -195,7 +201,12 @@ impl Draft {
             holder,
             name: self.name.ok_or(GrantFault::Name)?,
             roots: self.roots,
-            access: if self.writes.is_some() { Access::ReadWrite } else { Access::ReadOnly },
+            access: match (self.writes, self.reads) {
+                (None, _) => Access::ReadOnly,
+                (Some(()), None) => Access::WriteOnly,
+                (Some(()), Some(())) => Access::ReadWrite,
+            },
+            read_roots: self.read_roots,
             set_ids: self.sets_ids.is_some(),
             set_owner: self.sets_owner.is_some(),
             max_rate: self.max_rate,
@@ -289,7 +300,7 @@ mod tests {
     fn reads_the_documented_form() {
         let grant = parse(&format!("{ONE}  root=/data/a%20b\twrite name=alice%25 root=/scratch ")).unwrap();
         let roots = vec!["/data/a b".into(), "/scratch".into()];
-        let expected = Grant::new(ONE, "alice%", roots, Access::ReadWrite);
+        let expected = Grant::new(ONE, "alice%", roots, Access::WriteOnly);
         assert_eq!(grant, expected);
         let line = format!("{ONE} name=a root=/ max-rate=10Gbit expires=2027-01-31");
         let limited = parse(&line).unwrap();
@@ -371,7 +382,7 @@ mod tests {
 
     fn any_grant() -> impl Strategy<Value = Grant> {
         let name = "[^\\p{Cc}]{1,20}";
-        let access = prop_oneof![Just(Access::ReadOnly), Just(Access::ReadWrite)];
+        let access = prop_oneof![Just(Access::ReadOnly), Just(Access::WriteOnly), Just(Access::ReadWrite)];
         let rate =
             proptest::option::of((1000_u64..1 << 40).prop_map(|bytes| format!("{bytes}B").parse().unwrap()));
         let days = proptest::option::of(0_u64..2_000_000);

@@ -12,15 +12,6 @@
 //! **Invariant:** no message of a peer is parsed before its key is authorized; connections that have not proved a key
 //! are few and short ([`Limits`]).
 
-pub(crate) mod admission;
-pub(crate) mod authorizer;
-pub(crate) mod authorizer_threads;
-pub(crate) mod event;
-pub(crate) mod pending_handshakes;
-pub(crate) mod refusals;
-pub(crate) mod registry;
-pub(crate) mod wait_queue;
-
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
@@ -33,7 +24,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use zmove_transport::{
     AcceptError, CONTROL_SILENCE_MAX, Channel, ControlReader, ControlWriter, Denial, Fingerprint, Incoming,
-    LaneSource, Listener, Pulse, Transport, control_pair,
+    LaneError, LaneSink, LaneSource, Listener, Pulse, Transport, control_pair,
 };
 use zmove_types::TransferId;
 use zmove_wire::limits::LANES_UNASKED_MAX;
@@ -41,20 +32,21 @@ use zmove_wire::{
     Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, Version, Waiting, encode_message,
 };
 
-use crate::config::ReceiverConfig;
-use crate::daemon::admission::{Admissions, Queued, Slot};
-use crate::daemon::authorizer::{Authorized, Authorizer};
-use crate::daemon::authorizer_threads::AuthorizerThreads;
-use crate::daemon::event::{DaemonEvent, Moved, Rejection, Who};
-use crate::daemon::pending_handshakes::PendingHandshakes;
-use crate::daemon::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
-use crate::daemon::registry::{Found, Registered, Registry};
-use crate::meters::{Meters, TransferMeter};
-use crate::quota::Quotas;
-use crate::quota::limits::Limits;
-use crate::quota::rate_limits::Rates;
-use crate::session::run_leases::RunLeasesByKey;
-use crate::session::{Session, run_session};
+use crate::admission::{Admissions, Queued, Slot};
+use crate::authorizer::{Authorized, Authorizer};
+use crate::authorizer_threads::AuthorizerThreads;
+use crate::event::{DaemonEvent, Moved, Rejection, Who};
+use crate::pending_handshakes::PendingHandshakes;
+use crate::rate_limits::Rates;
+use crate::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
+use crate::registry::{Found, LanesIn, Registered, Registry};
+use crate::sending::{self, SendingSession};
+use zmove_receiver::Limits;
+use zmove_receiver::Quotas;
+use zmove_receiver::ReceiverConfig;
+use zmove_receiver::RunLeasesByKey;
+use zmove_receiver::{Meters, TransferMeter};
+use zmove_receiver::{Session, run_session};
 
 /// How long transfers that are cut off may take to clean up.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -90,6 +82,12 @@ struct Shared {
     run_leases: RunLeasesByKey,
     authorizer_threads: AuthorizerThreads,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
+}
+
+/// The lanes of a transfer as they come.
+enum Lanes {
+    Sources(mpsc::Receiver<Box<dyn LaneSource>>),
+    Sinks(mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>),
 }
 
 /// How a wait in the queue ended.
@@ -267,7 +265,7 @@ impl Shared {
                 let reason = "it asks for lanes in clear, which need 'zmove serve --allow-clear'";
                 self.turn_away(Rejection::Clear, stream, reason, denied(CLEAR_LANES)).await;
             }
-            Role::Control => {
+            Role::Control | Role::Fetch => {
                 drop(waiting);
                 self.run_control(stream, authorized, greeting, version).await;
             }
@@ -307,7 +305,17 @@ impl Shared {
         stream.open_control_window();
         // Room for more lanes than were granted: lanes greet in any order, before their sender knows how many it may
         // have.
-        let (lanes_in, lanes) = mpsc::channel(usize::from(slot.portion.lanes.max(2 * LANES_UNASKED_MAX)));
+        let room = usize::from(slot.portion.lanes.max(2 * LANES_UNASKED_MAX));
+        let (lanes_in, lanes) = match greeting.role {
+            Role::Fetch => {
+                let (lanes_in, lanes) = mpsc::channel(room);
+                (LanesIn::Sending(lanes_in), Lanes::Sinks(lanes))
+            }
+            Role::Control | Role::Lane(_) => {
+                let (lanes_in, lanes) = mpsc::channel(room);
+                (LanesIn::Receiving(lanes_in), Lanes::Sources(lanes))
+            }
+        };
         let greeted = told.is_some();
         let registered = match told {
             Some(registered) => {
@@ -322,7 +330,15 @@ impl Shared {
         let pulse = stream.pulse();
         let (reader, writer) = control_pair(stream);
         let control = (reader, if greeted { writer.greeted() } else { writer });
-        self.run_transfer(address, (control, pulse), lanes, &slot, authorized, (greeting, version)).await;
+        match lanes {
+            Lanes::Sources(lanes) => {
+                self.run_transfer(address, (control, pulse), lanes, &slot, authorized, (greeting, version))
+                    .await;
+            }
+            Lanes::Sinks(lanes) => {
+                self.run_sending(address, control, lanes, &slot, authorized, (greeting, version)).await;
+            }
+        }
     }
 
     /// Waits in the queue for a slot, and notifies a sender that knows [`Waiting`]. Returns the slot, and the registry
@@ -436,6 +452,52 @@ impl Shared {
         });
     }
 
+    async fn run_sending(
+        &self,
+        address: SocketAddr,
+        control: (ControlReader, ControlWriter),
+        lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
+        slot: &Slot,
+        Authorized { name, reads, max_rate: rate_max, .. }: Authorized,
+        (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
+    ) {
+        let key = slot.key();
+        let who = Who { name: name.clone(), address, key };
+        (self.log)(&DaemonEvent::Begun { who: who.clone() });
+        let metered = self.meters.begin();
+        let started = Instant::now();
+        let limits = self.admissions.limits();
+        let session = SendingSession {
+            transfer,
+            version,
+            cipher,
+            control,
+            lanes,
+            peer: (key, name),
+            access: reads,
+            run_leases: self.run_leases.of(key),
+            portion: slot.portion,
+            quota: self.quotas.of(key, &limits),
+            rate: rate_max.map(|limit| self.rates.of(key, limit)),
+            plan_bytes: sending::plan_bytes(&limits),
+            config: self.config.clone(),
+            meter: Arc::clone(&metered.meter),
+        };
+        // When it stops, the daemon waits until all receivers of this channel have been dropped.
+        let mut stopping = self.stopping.subscribe();
+        let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
+        // A waiting connection is not to take the room of a whole session.
+        let ended = Box::pin(sending::send(session, stop)).await;
+        let moved = moved(&metered.meter, started.elapsed());
+        (self.log)(&match ended {
+            Ok(summary) => {
+                let moved = Moved { files: summary.files, bytes: summary.bytes, ..moved };
+                DaemonEvent::Sent { who, cipher, moved, failed: summary.failed }
+            }
+            Err(error) => DaemonEvent::SendingBroken { who, moved, error },
+        });
+    }
+
     async fn refuse_full(&self, stream: Channel, full: impl fmt::Display) {
         let text = format!("{full}; try again later");
         let code = if stream.version() >= Version::V4 { RefusalCode::Full } else { RefusalCode::Busy };
@@ -469,14 +531,18 @@ impl Shared {
                 return self.reject(Rejection::Transfer, address, reason);
             }
         };
-        match stream.into_source(greeting.cipher) {
-            // A few lanes may wait for others to end. A lane that comes after the end of its transfer is not needed.
-            Ok(lane) => match lanes.try_send(lane) {
-                Err(TrySendError::Full(_)) => {
-                    self.reject(Rejection::Transfer, address, "more lanes than its transfer may have");
-                }
-                Ok(()) | Err(TrySendError::Closed(_)) => {}
-            },
+        // A few lanes may wait for others to end. A lane that comes after the end of its transfer is not needed.
+        let is_one_too_many = match lanes {
+            LanesIn::Receiving(lanes) => stream
+                .into_source(greeting.cipher)
+                .map(|lane| matches!(lanes.try_send(lane), Err(TrySendError::Full(_)))),
+            LanesIn::Sending(lanes) => stream
+                .into_sink(greeting.cipher, LANES_UNASKED_MAX)
+                .map(|lane| matches!(lanes.try_send(Ok(lane)), Err(TrySendError::Full(_)))),
+        };
+        match is_one_too_many {
+            Ok(true) => self.reject(Rejection::Transfer, address, "more lanes than its transfer may have"),
+            Ok(false) => {}
             Err(error) => self.reject(Rejection::Transfer, address, error),
         }
     }

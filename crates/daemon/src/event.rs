@@ -8,8 +8,10 @@ use zmove_transport::Fingerprint;
 use zmove_types::Escaped;
 use zmove_wire::Cipher;
 
-use crate::error::SessionError;
-use crate::session::connections::SessionReport;
+use zmove_receiver::SessionError;
+use zmove_receiver::SessionReport;
+
+use crate::sending::SendingError;
 
 /// The peer of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,6 +115,26 @@ pub enum DaemonEvent {
         /// The error that ended the transfer.
         error: SessionError,
     },
+    /// A transfer that a receiver has asked for was sent to its end.
+    Sent {
+        /// The receiver.
+        who: Who,
+        /// The cipher of the transfer's lanes.
+        cipher: Cipher,
+        /// What was sent; its target is what was asked for.
+        moved: Moved,
+        /// The number of entries that failed.
+        failed: u64,
+    },
+    /// A transfer that a receiver has asked for ended early.
+    SendingBroken {
+        /// The receiver.
+        who: Who,
+        /// What was asked for.
+        moved: Moved,
+        /// The error that ended the transfer.
+        error: SendingError,
+    },
     /// The system would not accept a connection.
     Accept {
         /// The system's error.
@@ -173,6 +195,17 @@ impl fmt::Display for DaemonEvent {
                 let (seconds, Moved { files, bytes, .. }) = (moved.elapsed.as_secs_f64(), moved);
                 write!(f, "broken off by {who} into '{target}' after {seconds:.2} s: {error}")?;
                 write!(f, "; {files} files, {bytes} bytes; key {}", who.key)
+            }
+            Self::Sent { who, cipher, moved, failed } => {
+                let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());
+                let clear = if *cipher == Cipher::None { ", in clear" } else { "" };
+                write!(f, "sent to {who} from '{sources}' in {seconds:.2} s, {failed} faults{clear}")?;
+                write!(f, "; {} files, {} bytes; key {}", moved.files, moved.bytes, who.key)
+            }
+            Self::SendingBroken { who, moved, error } => {
+                let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());
+                write!(f, "sending from '{sources}' to {who} broken off after {seconds:.2} s: {error}")?;
+                write!(f, "; key {}", who.key)
             }
             Self::Accept { error } => write!(f, "accept a connection: {error}"),
         }

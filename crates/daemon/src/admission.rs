@@ -12,9 +12,9 @@ use tokio::sync::{oneshot, watch};
 use zmove_transport::Fingerprint;
 use zmove_wire::limits::LANES_UNASKED_MAX;
 
-use crate::daemon::wait_queue::WaitQueue;
-use crate::quota::limits::{Limits, Portion};
-use crate::sync::Lock;
+use crate::wait_queue::WaitQueue;
+use zmove_receiver::{Limits, Portion};
+use zmove_types::Lock;
 
 /// What is under way at one daemon; clones share it.
 #[derive(Clone, Debug)]

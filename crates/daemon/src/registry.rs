@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
-use zmove_transport::{Fingerprint, LaneSource};
+use zmove_transport::{Fingerprint, LaneError, LaneSink, LaneSource};
 use zmove_types::TransferId;
 
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The running transfers of one daemon.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +24,13 @@ struct Shared {
 }
 
 type Key = (Fingerprint, TransferId);
-pub(crate) type LanesIn = mpsc::Sender<Box<dyn LaneSource>>;
+
+/// The channel for a transfer's lanes, which this side receives on or sends on.
+#[derive(Clone, Debug)]
+pub(crate) enum LanesIn {
+    Receiving(mpsc::Sender<Box<dyn LaneSource>>),
+    Sending(mpsc::Sender<Result<Box<dyn LaneSink>, LaneError>>),
+}
 
 /// The result of looking for a lane's transfer.
 #[derive(Debug)]
@@ -111,6 +117,7 @@ mod tests {
         });
         tokio::task::yield_now().await;
         let (lanes, _kept) = mpsc::channel(1);
+        let lanes = LanesIn::Receiving(lanes);
         let registered = registry.enter(owner, TRANSFER, Some(lanes.clone())).unwrap();
         assert!(matches!(early.await.unwrap(), Found::Lanes(_)));
         let found = registry.find(stranger, TRANSFER, Duration::from_secs(1)).await;
@@ -128,6 +135,7 @@ mod tests {
         let find = || registry.find(owner, TRANSFER, Duration::from_secs(1));
         assert!(matches!(find().await, Found::Queued));
         let (lanes, _kept) = mpsc::channel(1);
+        let lanes = LanesIn::Receiving(lanes);
         assert!(registry.enter(owner, TRANSFER, Some(lanes.clone())).is_none());
         registered.begin(lanes);
         assert!(matches!(find().await, Found::Lanes(_)));

@@ -11,7 +11,7 @@ use zmove_transport::Channel;
 use zmove_types::TransferId;
 use zmove_wire::{Greeting, Refusal, Role, ToSender, encode_message};
 
-use crate::daemon::admission::Admissions;
+use crate::admission::Admissions;
 
 /// How long a refused peer may take to take the refusal.
 pub(crate) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);

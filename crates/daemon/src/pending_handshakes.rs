@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-use crate::quota::limits::files_of_process;
-use crate::sync::Lock;
+use zmove_receiver::files_of_process;
+use zmove_types::Lock;
 
 /// The connections of one daemon that have not proved a key; clones share them.
 #[derive(Clone, Debug, Default)]

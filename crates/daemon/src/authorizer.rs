@@ -6,8 +6,10 @@ use std::time::SystemTime;
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 use zmove_types::RateLimit;
 
-use crate::store::rules::{Owning, SetIds};
-use crate::store::target::WriteAccess;
+use zmove_receiver::WriteAccess;
+
+use crate::sources::ReadAccess;
+use zmove_receiver::{Owning, SetIds};
 
 /// The keys that a daemon authorizes.
 #[derive(Debug)]
@@ -25,6 +27,8 @@ pub(crate) struct Authorized {
     /// The name of the peer in the log.
     pub(crate) name: String,
     pub(crate) access: WriteAccess,
+    /// Where the peer may read; `None`: nowhere.
+    pub(crate) reads: Option<ReadAccess>,
     pub(crate) set_ids: SetIds,
     pub(crate) owning: Owning,
     /// The owner of the journals from which the peer's transfers resume.
@@ -56,14 +60,18 @@ impl Authorizer {
 
 impl Authorized {
     fn listed(grant: &Grant, key: Fingerprint) -> Self {
-        let access = match grant.access {
-            zmove_transport::Access::ReadWrite => WriteAccess::Beneath(grant.roots.clone()),
-            zmove_transport::Access::ReadOnly => WriteAccess::ReadOnly,
+        let access = if grant.access.writes() {
+            WriteAccess::Beneath(grant.roots.clone())
+        } else {
+            WriteAccess::ReadOnly
         };
+        let mut read_roots = if grant.access.reads() { grant.roots.clone() } else { Vec::new() };
+        read_roots.extend(grant.read_roots.iter().cloned());
+        let reads = (!read_roots.is_empty()).then_some(ReadAccess::Beneath(read_roots));
         let set_ids = if grant.set_ids { SetIds::Carried } else { SetIds::Dropped };
         let owning = if grant.set_owner { Owning::Allowed } else { Owning::Denied };
         let (name, owner) = (grant.name.clone(), key.to_string());
-        Self { name, access, set_ids, owning, owner, max_rate: grant.max_rate }
+        Self { name, access, reads, set_ids, owning, owner, max_rate: grant.max_rate }
     }
 
     /// The user of this process. The empty owner is that of the user's pushes to local directories: they share
@@ -72,6 +80,7 @@ impl Authorized {
         Self {
             name: "the user".to_owned(),
             access: WriteAccess::Anywhere,
+            reads: Some(ReadAccess::Anywhere),
             set_ids: SetIds::Dropped,
             owning: Owning::Allowed,
             owner: String::new(),

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use zmove_transport::{Fingerprint, SharedRate};
 use zmove_types::RateLimit;
 
-use crate::sync::Lock;
+use zmove_types::Lock;
 
 /// The rates in use at one daemon.
 #[derive(Debug, Default)]

@@ -1,0 +1,73 @@
+//! `zmove pull`: from the arguments to a summary. And `zmove copy`, which is a push or a pull.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Result;
+use zmove_engine::{Connector, PullReceiver, PullRun, RemotePull};
+use zmove_receiver::TargetLeases;
+
+use crate::args::PushArgs;
+use crate::ceiling::Shares;
+use crate::commands::push::{self, exit_of, interrupted, manifest};
+use crate::display::progress::Display;
+use crate::display::prompt::Prompt;
+use crate::display::summary::{self, Carriage};
+use crate::display::terminal;
+use crate::display::trace::Trace;
+use crate::settings::{self, Copy, PullSettings, Role};
+use crate::value::account::SystemAccounts;
+use crate::value::exit::Exit;
+
+/// Runs `zmove pull`.
+pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
+    pull(&PullSettings::new(args, Arc::new(Prompt))?, started)
+}
+
+/// Runs `zmove copy`.
+pub(crate) fn copy(args: PushArgs, started: Instant) -> Result<Exit> {
+    match Copy::new(args, Arc::new(Prompt))? {
+        Copy::Push(settings) => push::push(&settings, started),
+        Copy::Pull(settings) => pull(&settings, started),
+    }
+}
+
+fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
+    let args = &settings.args;
+    let trace = args.trace.as_deref().map(Trace::create).transpose()?;
+    let display = Display::new(args, trace);
+    let mut run = PullRun::begin(manifest(args)?, started);
+    let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
+    let home = settings::home(Role::Client)?;
+    let pulled = settings::block_on(2, async {
+        let pulling = RemotePull {
+            connector: Connector {
+                home: &home,
+                remote: &settings.remote,
+                settings: &settings.dial,
+                listener: &display,
+            },
+            fetch: settings.fetch.clone(),
+            list: settings.list.clone(),
+            sources: settings.sources.clone(),
+            receiver: PullReceiver {
+                file_io: Arc::clone(&storage.file_io),
+                direct: storage.direct,
+                journals: Some(settings::journals(&home)),
+                accounts: Arc::new(SystemAccounts),
+                target_leases: TargetLeases::shared_in(settings::target_leases(&home)),
+            },
+            timeout: settings.timeout(),
+            busy_timeout: args.timeout,
+            observer: display.observer(),
+        };
+        Ok(pulling.pull(&mut run, interrupted()).await?)
+    });
+    let moved = display.moved();
+    display.end();
+    let pulled = pulled?;
+    let carriage = Carriage { transport: pulled.transport, resumption: pulled.resumption };
+    let shares = Shares::of(&moved, pulled.summary.elapsed, None, None);
+    summary::print(&pulled.summary, args, Some(carriage), &shares);
+    Ok(exit_of(&pulled.summary, args))
+}

@@ -1,0 +1,299 @@
+//! The settings of a pull: those of a push with the same options, turned round. Its sources are on the other host, and
+//! what chooses among them travels there.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use zmove_engine::{Confirm, DialSettings, Location, Remote, RemoteSources, Start, Timeout};
+use zmove_scan::{Effect, FileSystems, Separator};
+use zmove_sender::{Mapped, Mapping};
+use zmove_types::Escaped;
+use zmove_wire::limits::{
+    FETCH_LIST_BYTES_MAX, FETCH_MAPPINGS_MAX, FETCH_RULE_BYTES_MAX, FETCH_RULES_MAX, FETCH_SOURCES_MAX,
+};
+use zmove_wire::{
+    AccountOrder, AccountsFrom, Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open, OwnerOrder,
+    RemovalOrder, RuleText, SourcePath, Time, ToReceiver, Version,
+};
+
+use super::push::{PushSettings, dial_settings, open_of, refuse_contradictions};
+use super::{dial, keeping};
+use crate::args::{PushArgs, SparseArg};
+use crate::display::trace;
+use crate::value::exit::usage_error;
+
+/// The settings of a pull.
+#[derive(Debug)]
+pub(crate) struct PullSettings {
+    /// The host, with the path of the first source.
+    pub(crate) remote: Remote,
+    pub(crate) dial: DialSettings,
+    pub(crate) fetch: Fetch,
+    pub(crate) list: Option<Arc<[u8]>>,
+    pub(crate) sources: RemoteSources,
+    /// The options as they were typed.
+    pub(crate) args: PushArgs,
+}
+
+impl PullSettings {
+    /// The settings that follow from the options; `ask` confirms the key of a host that is not known.
+    ///
+    /// # Errors
+    /// Options contradict each other, or one has an impossible value.
+    pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
+        let (target, sources) = args.paths.split_last().expect("clap demands two");
+        let start = dial::start(&args.dial);
+        let target = match Location::parse(target, start)? {
+            Location::Local(path) => path,
+            Location::Remote(_) => {
+                return Err(usage_error(format!(
+                    "'{}' is on another host: a pull's target is a local directory (one that holds a colon is \
+                     written './NAME')",
+                    Escaped::path(target)
+                )));
+            }
+        };
+        let (remote, paths) = one_host(sources, start)?;
+        refuse_contradictions(&args, &Location::Remote(remote.clone()), sources)?;
+        let dial = dial_settings(&args, &remote, ask)?;
+        let list = list(&args)?;
+        let separator = match args.selection.separator() {
+            Separator::Nul => 0,
+            Separator::Newline => b'\n',
+        };
+        let sources = RemoteSources::new(paths.clone(), list.as_deref().map(|list| (list, separator)));
+        let open =
+            open_of(&args, &Location::Remote(remote.clone()), Open::new(target.as_bytes().to_vec(), [0; 16]));
+        let open =
+            Open { extraneous: if args.delete { Extraneous::Goes } else { Extraneous::Stays }, ..open };
+        let fetch = fetch(&args, open, &paths, list.as_deref())?;
+        Ok(Self { remote, dial, fetch, list: list.map(Into::into), sources, args })
+    }
+
+    /// How long the pull goes on by itself when its connections are lost.
+    pub(crate) fn timeout(&self) -> Timeout {
+        // the list is held, so that it can be said again
+        let would_keep_broken = self.args.inplace && self.args.update;
+        if would_keep_broken { Timeout::NONE } else { self.args.timeout }
+    }
+}
+
+/// The host of all sources, and their paths there. A source that begins with a colon is on the host of the first.
+fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Vec<Vec<u8>>)> {
+    let mut first: Option<Remote> = None;
+    let mut paths = Vec::new();
+    for source in sources {
+        let bytes = source.as_bytes();
+        if let (Some(_), Some(path)) = (&first, bytes.strip_prefix(b":")) {
+            paths.push(path.to_vec());
+            continue;
+        }
+        let Location::Remote(remote) = Location::parse(source, start)? else {
+            return Err(usage_error(format!(
+                "'{}' is on this host: a pull's sources are on another one, as HOST:PATH",
+                Escaped::path(source)
+            )));
+        };
+        paths.push(remote.path.clone());
+        let same = |first: &Remote| {
+            (&first.host, first.port, &first.login) == (&remote.host, remote.port, &remote.login)
+        };
+        match &first {
+            None => first = Some(remote),
+            Some(first) if same(first) => {}
+            Some(first) => {
+                return Err(usage_error(format!(
+                    "the sources are on two hosts, {first} and {remote}: pull from one after the other"
+                )));
+            }
+        }
+    }
+    if paths.len() > FETCH_SOURCES_MAX {
+        return Err(usage_error(format!("a pull has {FETCH_SOURCES_MAX} sources at most: use a glob")));
+    }
+    Ok((first.expect("clap demands a source"), paths))
+}
+
+/// The list of paths, which is read to its end.
+fn list(args: &PushArgs) -> Result<Option<Vec<u8>>> {
+    let Some((path, reader)) = args.selection.open_list()? else { return Ok(None) };
+    let mut list = Vec::new();
+    let read = reader.take(FETCH_LIST_BYTES_MAX + 1).read_to_end(&mut list);
+    read.with_context(|| format!("read --files-from '{}'", Escaped::path(&path)))?;
+    if list.len() as u64 > FETCH_LIST_BYTES_MAX {
+        return Err(usage_error(format!(
+            "--files-from '{}' is longer than {} MiB, the most for a pull",
+            Escaped::path(&path),
+            FETCH_LIST_BYTES_MAX >> 20
+        )));
+    }
+    Ok(Some(list))
+}
+
+fn fetch(args: &PushArgs, open: Open, paths: &[Vec<u8>], list: Option<&[u8]>) -> Result<Fetch> {
+    let selection = args.selection.selection()?;
+    let rules = selection.iter().flat_map(|selection| selection.rules()).map(|rule| RuleText {
+        pattern: rule.pattern().as_bytes().to_vec(),
+        includes: rule.effect() == Effect::Include,
+    });
+    let rules: Vec<_> = rules.collect();
+    let rule_bytes: usize = rules.iter().map(|rule| rule.pattern.len()).sum();
+    if rules.len() > FETCH_RULES_MAX || rule_bytes > FETCH_RULE_BYTES_MAX {
+        return Err(usage_error(format!(
+            "the selection of a pull has {FETCH_RULES_MAX} patterns and {} KiB at most",
+            FETCH_RULE_BYTES_MAX >> 10
+        )));
+    }
+    let owners = keeping::owners(&args.keeping);
+    let instead = keeping::instead(&args.keeping);
+    let mappings = |mappings: &[Mapping]| -> Result<Vec<AccountOrder>> {
+        if mappings.len() > FETCH_MAPPINGS_MAX {
+            return Err(usage_error(format!("a pull maps {FETCH_MAPPINGS_MAX} users or groups at most")));
+        }
+        Ok(mappings.iter().map(account_order).collect())
+    };
+    Ok(Fetch {
+        extensions: extensions(&open),
+        sources: paths.iter().cloned().map(SourcePath).collect(),
+        rules,
+        sizes: selection
+            .as_ref()
+            .map_or((0, u64::MAX), |selection| (*selection.sizes().start(), *selection.sizes().end())),
+        one_file_system: args.selection.file_systems() == FileSystems::OfRoot,
+        list: list.map(|list| ListOrder {
+            nul: args.selection.separator() == Separator::Nul,
+            bytes: list.len() as u64,
+        }),
+        removals: args
+            .delete
+            .then_some(RemovalOrder { after_errors: args.ignore_errors, entries_max: args.max_delete }),
+        owners: OwnerOrder {
+            numeric: args.keeping.numeric_ids,
+            users: mappings(&owners.users)?,
+            groups: mappings(&owners.groups)?,
+        },
+        zeros_made_holes: args.keeping.sparse == SparseArg::Zeros,
+        umask: instead.umask,
+        mtime: instead.mtime.map(Time),
+        rate_max: args.limit.map(|limit| limit.bytes_per_second()),
+        lanes: LaneOrder::default(),
+        manifest: args.manifest.is_some(),
+        sample_millis: args.trace.as_ref().and_then(|_| u32::try_from(trace::INTERVAL.as_millis()).ok()),
+        open,
+    })
+}
+
+/// The extensions that an opening travels with.
+fn extensions(open: &Open) -> Extensions {
+    match open.clone().into_message(Version::NEWEST) {
+        ToReceiver::OpenWith(_, extensions) => extensions,
+        _ => Extensions::default(),
+    }
+}
+
+fn account_order(Mapping { from, to }: &Mapping) -> AccountOrder {
+    let from = match from {
+        Mapped::All => AccountsFrom::All,
+        Mapped::Nameless => AccountsFrom::Nameless,
+        Mapped::Name(name) => AccountsFrom::Name(name.clone()),
+        Mapped::Ids(first, last) => AccountsFrom::Ids(*first, *last),
+    };
+    AccountOrder { name: to.name.to_string(), id: to.id, from }
+}
+
+/// Whether a path, as it is typed, is on another host.
+pub(crate) fn is_remote(path: &OsStr, args: &PushArgs) -> bool {
+    matches!(Location::parse(path, dial::start(&args.dial)), Ok(Location::Remote(_)))
+}
+
+/// What a copy is, by where its two ends are.
+pub(crate) enum Copy {
+    Push(Box<PushSettings>),
+    Pull(Box<PullSettings>),
+}
+
+impl Copy {
+    /// The settings of a push, or of a pull where the sources are on another host.
+    ///
+    /// # Errors
+    /// Both ends are on other hosts, or the settings contradict each other.
+    pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
+        let (target, sources) = args.paths.split_last().expect("clap demands two");
+        match (is_remote(&sources[0], &args), is_remote(target, &args)) {
+            (true, true) => Err(usage_error(
+                "both ends are on other hosts: run zmove on one of them, which pushes to the other or pulls from it",
+            )),
+            (true, false) => PullSettings::new(args, ask).map(|settings| Self::Pull(Box::new(settings))),
+            (false, _) => PushSettings::new(args, ask).map(|settings| Self::Push(Box::new(settings))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Args, Command};
+    use crate::display::prompt::Prompt;
+
+    fn args(words: &str) -> PushArgs {
+        let typed = ["zmove", "pull"].into_iter().chain(words.split(' '));
+        let Command::Pull(args) = Args::try_parse_from(typed).unwrap().command else {
+            panic!("no pull: {words}");
+        };
+        *args
+    }
+
+    fn settings(words: &str) -> Result<PullSettings> {
+        PullSettings::new(args(words), Arc::new(Prompt))
+    }
+
+    #[test]
+    fn sources_of_one_host_are_taken_together() {
+        let settings = settings("h:7:a h:7:b/*.txt :c/ d").unwrap();
+        let paths: Vec<_> =
+            settings.sources.paths().iter().map(|path| String::from_utf8_lossy(path)).collect();
+        assert_eq!(paths, ["a", "b/*.txt", "c/"]);
+        assert_eq!((settings.remote.host.as_str(), settings.remote.port), ("h", 7));
+        assert_eq!(settings.fetch.open.target, b"d");
+    }
+
+    #[test]
+    fn what_is_no_pull_is_refused() {
+        for (words, text) in [
+            ("a d", "'a' is on this host"),
+            ("h:a g:b d", "the sources are on two hosts"),
+            ("h:a h:9:b d", "the sources are on two hosts"),
+            ("h:a g:d", "'g:d' is on another host"),
+            ("--delete --files-from f h:a d", "--delete cannot be used with --files-from"),
+        ] {
+            let error = settings(words).unwrap_err();
+            assert!(error.to_string().starts_with(text), "{words}: {error}");
+        }
+    }
+
+    #[test]
+    fn rules_travel_as_they_were_typed() {
+        let settings = settings("--exclude *.o --include !x --max-size 1K h:a d");
+        assert!(settings.is_err(), "an include that is turned round");
+        let fetch =
+            self::settings("--exclude *.o --include x/ --exclude !y --max-size 1KiB h:a d").unwrap().fetch;
+        let rules: Vec<_> =
+            fetch.rules.iter().map(|rule| (String::from_utf8_lossy(&rule.pattern), rule.includes)).collect();
+        assert_eq!(rules, [("*.o".into(), false), ("x/".into(), true), ("y".into(), true)]);
+        assert_eq!(fetch.sizes, (0, 1024));
+    }
+
+    #[test]
+    fn a_copy_goes_by_where_its_ends_are() {
+        let copy = |words: &str| Copy::new(args(words), Arc::new(Prompt));
+        assert!(matches!(copy("h:a d"), Ok(Copy::Pull(_))));
+        assert!(matches!(copy("a h:d"), Ok(Copy::Push(_))));
+        assert!(matches!(copy("a d"), Ok(Copy::Push(_))));
+        assert!(copy("h:a g:d").is_err());
+    }
+}

@@ -1,0 +1,24 @@
+//! The daemon: it listens, admits each connection by its key, and runs one session for each transfer.
+//!
+//! `zmove serve` and `zmove receive` run it. **Invariant:** no message of a peer is parsed before its key is
+//! authorized.
+
+mod admission;
+mod authorizer;
+mod authorizer_threads;
+mod daemon;
+mod event;
+mod pending_handshakes;
+mod rate_limits;
+mod refusals;
+mod registry;
+mod relaying;
+mod sending;
+mod sources;
+mod wait_queue;
+
+pub use authorizer::Authorizer;
+pub use daemon::Daemon;
+pub use event::{DaemonEvent, Moved, Rejection, Who};
+pub use sending::SendingError;
+pub use zmove_receiver::Limits;

@@ -1,0 +1,353 @@
+//! What a sending session tells the receiver who has asked for it: its events, hashes of files, and its account.
+//!
+//! Counts are added up and told ten times a second; everything else is told as it happens. What the receiver does not
+//! read waits, booked on its key: a thread that tells more then waits, and so does the scan or preview behind it. A
+//! task of the runtime never waits, and ends the session where far too much is waiting.
+//!
+//! **Invariant:** what waits is bounded and booked, and nothing is told after the account.
+
+use std::fmt;
+use std::mem;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio::sync::watch;
+use zmove_receiver::{Booking, Quota};
+use zmove_sender::{Beside, Held, Memory, SessionError, Summary};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample};
+use zmove_wire::limits::{HASHED_MAX, TOLD_MAX};
+use zmove_wire::{
+    FileHash, Progress, Refusal, RefusalCode, Relay, StageProgress, ToReceiver, Told, ToldChange, ToldForm,
+    ToldKind, TransferAccount, WireError, encode_message,
+};
+
+/// The teller of one session; see the module.
+pub(crate) struct Relaying {
+    quota: Quota,
+    /// The way to the writer; `None` once the account has been told.
+    words: Lock<Option<UnboundedSender<Beside>>>,
+    waiting: Arc<Waiting>,
+    counts: [AtomicU64; 6],
+    hashed: Lock<Vec<FileHash>>,
+    /// Turns true where the receiver reads far too little, or its key has no memory left.
+    over: watch::Sender<bool>,
+}
+
+/// The bytes that wait for the writer.
+#[derive(Debug, Default)]
+struct Waiting {
+    bytes: AtomicUsize,
+    lock: Mutex<()>,
+    less: Condvar,
+}
+
+/// A word's share of what waits, and its booking.
+#[derive(Debug)]
+struct Word {
+    waiting: Arc<Waiting>,
+    bytes: usize,
+    _booked: Booking,
+}
+
+/// The most bytes that wait before a thread that tells more has to wait.
+const WAITING_BYTES_MAX: usize = 4 << 20;
+/// The most bytes that wait at all.
+const OVERFLOW_BYTES: usize = 32 << 20;
+/// How often a waiting thread sees whether the session has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How often counts are told.
+pub(crate) const TELL_EVERY: Duration = Duration::from_millis(100);
+/// What a word takes beside its bytes.
+const WORD_BYTES: usize = 128;
+
+impl Relaying {
+    /// A teller that books on `quota`, and the words that it tells.
+    pub(crate) fn new(quota: Quota) -> (Arc<Self>, mpsc::UnboundedReceiver<Beside>) {
+        let (words_in, words) = mpsc::unbounded_channel();
+        let relaying = Self {
+            quota,
+            words: Lock::new(Some(words_in)),
+            waiting: Arc::default(),
+            counts: Default::default(),
+            hashed: Lock::default(),
+            over: watch::Sender::new(false),
+        };
+        (Arc::new(relaying), words)
+    }
+
+    /// Resolves when the session has to end because too much waits.
+    pub(crate) async fn is_over(&self) {
+        let mut over = self.over.subscribe();
+        // Cannot fail: `self` owns the sending end.
+        drop(over.wait_for(|over| *over).await);
+    }
+
+    /// Tells the counts and hashes that have gathered.
+    pub(crate) fn flush(&self) {
+        let [found_files, found_bytes, stored_files, stored_bytes, skipped_files, skipped_bytes] =
+            self.counts.each_ref().map(|count| count.swap(0, Ordering::Relaxed));
+        let progress =
+            Progress { found_files, found_bytes, stored_files, stored_bytes, skipped_files, skipped_bytes };
+        if progress != Progress::default() {
+            self.say(Relay::Told(vec![Told::Progress(progress)]));
+        }
+        self.flush_hashes(mem::take(&mut *self.hashed.lock()));
+    }
+
+    /// Tells the hash of a file that is whole at the target.
+    pub(crate) fn hash(&self, path: &RelPath, root: &Root) {
+        let mut hashed = self.hashed.lock();
+        hashed.push(FileHash { path: path.clone(), root: *root });
+        if hashed.len() >= HASHED_AT_ONCE {
+            let full = mem::take(&mut *hashed);
+            drop(hashed);
+            self.flush_hashes(full);
+        }
+    }
+
+    fn flush_hashes(&self, hashed: Vec<FileHash>) {
+        for part in hashed.chunks(HASHED_MAX) {
+            self.say(Relay::Hashed(part.to_vec()));
+        }
+    }
+
+    /// Asks the receiver for more lanes.
+    pub(crate) fn want_lanes(&self, more: u16) {
+        self.say(Relay::Lanes(more));
+    }
+
+    /// Tells the end of the session, after which nothing more is told. Sources that are `missing` count as failed.
+    pub(crate) fn end(&self, ended: Result<&Summary, &SessionError>, missing: u64) {
+        self.flush();
+        self.say(match ended {
+            Ok(summary) => {
+                let account = TransferAccount::from(summary);
+                Relay::Account(Box::new(TransferAccount { failed: account.failed + missing, ..account }))
+            }
+            Err(error) => Relay::Broken(refusal_of(error)),
+        });
+        self.words.lock().take();
+        self.waiting.less.notify_all();
+    }
+
+    fn tell(&self, told: Told) {
+        self.say(Relay::Told(vec![told]));
+    }
+
+    fn say(&self, relay: Relay) {
+        let bytes = encode_message(&ToReceiver::Relay(relay));
+        let amount = bytes.len() + WORD_BYTES;
+        self.wait_for_room();
+        if self.waiting.bytes.load(Ordering::Relaxed) > OVERFLOW_BYTES {
+            self.over.send_replace(true);
+            return;
+        }
+        let Ok(booked) = self.quota.book_memory(amount) else {
+            self.over.send_replace(true);
+            return;
+        };
+        self.waiting.bytes.fetch_add(amount, Ordering::Relaxed);
+        let word = Word { waiting: Arc::clone(&self.waiting), bytes: amount, _booked: booked };
+        if let Some(words) = &*self.words.lock() {
+            // Sending fails only when the session is over.
+            let _over = words.send(Beside { bytes, held: Box::new(word) });
+        }
+    }
+
+    /// Lets a thread wait while too much does; the runtime's own threads do not wait.
+    fn wait_for_room(&self) {
+        let is_full = || self.waiting.bytes.load(Ordering::Relaxed) > WAITING_BYTES_MAX;
+        if !is_full() || Handle::try_current().is_ok() {
+            return;
+        }
+        let mut guard = self.waiting.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        while is_full() && !*self.over.borrow() && !self.has_ended() {
+            let waited = self.waiting.less.wait_timeout(guard, LOOK_EVERY);
+            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Whether the writer has gone, or the account has been told.
+    fn has_ended(&self) -> bool {
+        self.words.lock().as_ref().is_none_or(UnboundedSender::is_closed)
+    }
+
+    fn count(&self, at: usize, files: u64, bytes: u64) {
+        self.counts[at].fetch_add(files, Ordering::Relaxed);
+        self.counts[at + 1].fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+const FOUND: usize = 0;
+const STORED: usize = 2;
+const SKIPPED: usize = 4;
+/// How many hashes are told at once, if not as many have come by the next time.
+const HASHED_AT_ONCE: usize = 256;
+
+impl Observer for Relaying {
+    fn on(&self, event: &Event) {
+        match event {
+            Event::Found { files, bytes } => self.count(FOUND, *files, *bytes),
+            Event::Stored { files, bytes } => self.count(STORED, *files, *bytes),
+            Event::Skipped { files, bytes } => self.count(SKIPPED, *files, *bytes),
+            Event::ScanEnded => {
+                self.flush();
+                self.tell(Told::ScanEnded);
+            }
+            Event::FirstByte(after) => self.tell(Told::FirstByte(micros(*after))),
+            Event::LaneUp { lanes } => self.tell(Told::LaneUp(u16::try_from(*lanes).unwrap_or(u16::MAX))),
+            Event::Resent { what } => self.tell(Told::Resent(what.clone())),
+            Event::Failed { message } => self.tell(Told::Failed(message.clone())),
+            Event::NotKept { message } => self.tell(Told::NotKept(message.clone())),
+            Event::Warned { message } | Event::Waiting { message } => {
+                self.tell(Told::Warned(message.clone()))
+            }
+            Event::Limited { by } => self.tell(Told::Limited((*by).to_owned())),
+            Event::Sampled(sample) => self.tell(Told::Sampled(progress_of(sample))),
+            Event::Listed { changes } => {
+                for part in changes.chunks(TOLD_MAX) {
+                    self.say(Relay::Told(
+                        part.iter().map(|change| Told::Listed(change_of(change))).collect(),
+                    ));
+                }
+            }
+            Event::Flushing => {
+                self.flush();
+                self.tell(Told::Flushing);
+            }
+            Event::Answered => self.tell(Told::Answered),
+            // a new kind of event is told when this learns of it
+            _ => {}
+        }
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn progress_of(sample: &Sample) -> StageProgress {
+    StageProgress {
+        elapsed_us: micros(sample.elapsed),
+        bytes_read: sample.bytes_read,
+        bytes_handed_over: sample.bytes_handed_over,
+        bytes_acked: sample.bytes_acked,
+        bytes_stored: sample.bytes_stored,
+        packs_waiting: sample.packs_waiting as u64,
+        frames_waiting: sample.frames_waiting as u64,
+        items_outstanding: sample.items_outstanding as u64,
+        lanes: sample.lanes as u64,
+        segments_retransmitted: sample.segments_retransmitted,
+    }
+}
+
+fn change_of(Change { kind, path, form }: &Change) -> ToldChange {
+    ToldChange {
+        path: path.clone(),
+        kind: match kind {
+            ChangeKind::Added => ToldKind::Added,
+            ChangeKind::Changed(why) => ToldKind::Changed(why.clone()),
+            ChangeKind::Removed => ToldKind::Removed,
+        },
+        form: match form {
+            EntryForm::File => ToldForm::File,
+            EntryForm::Directory => ToldForm::Directory,
+            EntryForm::Symlink(target) => ToldForm::Symlink(target.to_vec()),
+            EntryForm::Link(first) => ToldForm::Link(first.clone()),
+        },
+    }
+}
+
+/// The refusal that tells the receiver why its sender cannot go on.
+pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
+    let code = match error {
+        SessionError::Interrupted => RefusalCode::Stopping,
+        error if error.is_lost() => RefusalCode::Broken,
+        SessionError::PeerMisbehaved(_) | SessionError::Control(_) | SessionError::Lane(_) => {
+            RefusalCode::Protocol
+        }
+        _ => RefusalCode::Failed,
+    };
+    Refusal { code, text: error.to_string() }
+}
+
+impl Drop for Word {
+    fn drop(&mut self) {
+        self.waiting.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.waiting.less.notify_all();
+    }
+}
+
+impl fmt::Debug for Relaying {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relaying").field("waiting", &self.waiting.bytes).finish_non_exhaustive()
+    }
+}
+
+/// The memory of a key, for what its receiver says.
+#[derive(Debug)]
+pub(crate) struct KeyMemory(pub(crate) Quota);
+
+impl Memory for KeyMemory {
+    fn book(&self, bytes: usize) -> Result<Held, WireError> {
+        Ok(Box::new(self.0.book_memory(bytes)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_receiver::{Limits, Quotas};
+    use zmove_transport::Fingerprint;
+    use zmove_types::ByteCount;
+    use zmove_wire::decode_message;
+
+    fn failed() -> Event {
+        Event::Failed { message: "x".repeat(1000) }
+    }
+
+    #[test]
+    fn counts_are_added_up_and_come_before_the_end_of_the_scan() {
+        let (relaying, mut words) = Relaying::new(Quota::default());
+        for _ in 0..3 {
+            relaying.on(&Event::Found { files: 1, bytes: 2 });
+        }
+        relaying.on(&Event::ScanEnded);
+        let heard: Vec<_> = std::iter::from_fn(|| words.try_recv().ok())
+            .map(|Beside { bytes, .. }| decode_message::<ToReceiver>(&bytes[4..]).unwrap())
+            .collect();
+        let progress = Progress { found_files: 3, found_bytes: 6, ..Progress::default() };
+        let told = |told| ToReceiver::Relay(Relay::Told(vec![told]));
+        assert_eq!(heard, [told(Told::Progress(progress)), told(Told::ScanEnded)]);
+    }
+
+    #[test]
+    fn a_thread_waits_for_a_receiver_that_does_not_read_and_what_waits_is_booked() {
+        let limits = Limits { memory_per_identity: ByteCount(8 << 20), ..Limits::default() };
+        let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
+        let (relaying, mut words) = Relaying::new(quota.clone());
+        let telling = Arc::clone(&relaying);
+        let thread = std::thread::spawn(move || (0..5_000).for_each(|_| telling.on(&failed())));
+        let mut heard = 0;
+        while !thread.is_finished() || !words.is_empty() {
+            assert!(relaying.waiting.bytes.load(Ordering::Relaxed) < WAITING_BYTES_MAX + (1 << 20));
+            heard += usize::from(words.try_recv().is_ok());
+        }
+        thread.join().unwrap();
+        assert_eq!(heard, 5_000);
+        assert!(quota.book_memory(8 << 20).is_ok(), "all has been given back");
+        assert!(!*relaying.over.borrow());
+    }
+
+    #[tokio::test]
+    async fn the_runtime_does_not_wait_and_ends_the_session() {
+        let limits = Limits { memory_per_identity: ByteCount(1 << 20), ..Limits::default() };
+        let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
+        let (relaying, _words) = Relaying::new(quota);
+        (0..2_000).for_each(|_| relaying.on(&failed()));
+        relaying.is_over().await;
+    }
+}

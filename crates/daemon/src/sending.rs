@@ -1,0 +1,455 @@
+//! A session that sends: a receiver has dialled and says what it wants. From then on this side is a sender like any
+//! other; what its user would see is told to the receiver.
+//!
+//! **Invariant:** nothing is read but beneath the roots that the key may read; everything that the receiver says is
+//! held against limits before it is decoded, and booked on its key as long as it is kept.
+
+use std::future::Future;
+use std::io::Cursor;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+use tokio::sync::mpsc;
+use zmove_receiver::{Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter};
+use zmove_scan::{Effect, FileSystems, PathList, PatternError, Rule, ScanConfig, Selection, Separator};
+use zmove_sender::{
+    AfterErrors, Instead, LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Mapped, Mapping, Owners, Push,
+    PushJob, Relay, Removals, Run, SenderConfig, SessionError, Summary, Zeros,
+};
+use zmove_transport::{
+    ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink, SharedRate,
+};
+use zmove_types::{Account, Accounts, NoAccounts, RateLimit, TransferId};
+use zmove_wire::limits::{
+    FETCH_BYTES_MAX, FETCH_LIST_BYTES_MAX, FETCH_LIST_PART_BYTES_MAX, FETCH_RULE_BYTES_MAX, within,
+};
+use zmove_wire::{
+    AccountOrder, AccountsFrom, Cipher, Fetch, Fetching, Greeting, OwnerOrder, Purpose, Refusal, RefusalCode,
+    Role, ToSender, ToSource, Version, WireError, decode_message_within, encode_message,
+};
+
+use crate::relaying::{KeyMemory, Relaying, TELL_EVERY};
+use crate::sources::{ReadAccess, Sources};
+
+/// One transfer about to be sent; its greeting has been read.
+pub(crate) struct SendingSession {
+    pub(crate) transfer: TransferId,
+    pub(crate) version: Version,
+    pub(crate) cipher: Cipher,
+    pub(crate) control: (ControlReader, ControlWriter),
+    pub(crate) lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
+    /// The peer's key and the name that it has here.
+    pub(crate) peer: (Fingerprint, String),
+    /// Where the peer may read; `None`: nowhere.
+    pub(crate) access: Option<ReadAccess>,
+    pub(crate) run_leases: RunLeases,
+    pub(crate) portion: Portion,
+    pub(crate) quota: Quota,
+    /// The rate of the key, which all of its transfers keep together.
+    pub(crate) rate: Option<SharedRate>,
+    /// What is booked for the plan of the transfer.
+    pub(crate) plan_bytes: usize,
+    /// The storage engine and the accounts of this host are those of its receivers.
+    pub(crate) config: ReceiverConfig,
+    pub(crate) meter: Arc<TransferMeter>,
+}
+
+/// Why a session that sends ended before its transfer was complete.
+#[derive(Debug, Error)]
+pub enum SendingError {
+    /// The transfer was refused; the peer was sent the reason.
+    #[error("refused: {}", .0.text)]
+    Refused(Refusal),
+    /// The peer broke the protocol, or is gone, before it had said what it wants.
+    #[error("{0}")]
+    Control(#[from] ControlError),
+    /// The peer opened a connection and sent nothing.
+    #[error("the receiver did not say what it wants in time")]
+    Silent,
+    /// The peer has begun anew.
+    #[error("the receiver has begun anew over other connections")]
+    Superseded,
+    /// The peer does not read what it is told, or its key has no memory left for it.
+    #[error("the receiver does not read what it is told (limits.memory_per_identity)")]
+    Unread,
+    /// The sending role ended.
+    #[error("{0}")]
+    Session(#[from] SessionError),
+}
+
+impl From<WireError> for SendingError {
+    fn from(error: WireError) -> Self {
+        Self::Control(error.into())
+    }
+}
+
+impl SendingError {
+    /// The kind of reason in one word, for counters.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Refused(_) => "refused",
+            Self::Control(ControlError::Wire(_)) => "protocol",
+            Self::Control(_) => "control",
+            Self::Silent => "silent",
+            Self::Superseded => "superseded",
+            Self::Unread => "limit",
+            Self::Session(SessionError::Interrupted) => "stopping",
+            Self::Session(SessionError::PeerMisbehaved(_)) => "protocol",
+            Self::Session(SessionError::Lane(_)) => "lane",
+            Self::Session(_) => "session",
+        }
+    }
+}
+
+/// What the receiver wants, with what is booked for it.
+struct Order {
+    fetch: Fetch,
+    list: Option<Vec<u8>>,
+    _held: Booking,
+}
+
+/// How long a peer may take for each part of what it wants.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a refused peer may take to close its end.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The memory of one string of an order beside its bytes.
+const STRING_BYTES: usize = 136;
+/// What a rule takes when it is compiled, for each byte of its pattern.
+const RULE_BYTES_PER_BYTE: usize = 64;
+/// Large files that are open at a time: for each five descriptors are booked.
+const OPEN_FILES: usize = 16;
+/// The least threads of a scan, and of readers, whatever else the key has under way.
+const THREADS_MIN: usize = 2;
+/// The most memory of a key that is booked for the plan of one transfer, and the part of the key's memory that it is at
+/// most.
+const PLAN_BYTES_MAX: u64 = 64 << 20;
+const PLAN_SHARE: u64 = 16;
+/// The least interval in which progress is told.
+const SAMPLE_MILLIS_MIN: u32 = 50;
+
+/// What is booked for the plan of one transfer of a key that may have so much memory.
+pub(crate) fn plan_bytes(limits: &Limits) -> usize {
+    usize::try_from((limits.memory_per_identity.0 / PLAN_SHARE).min(PLAN_BYTES_MAX)).unwrap_or(usize::MAX)
+}
+
+/// Sends one transfer; cuts it off when `stop` resolves.
+///
+/// # Errors
+/// [`SendingError`] when it did not come to its end. Files that failed are no such error.
+pub(crate) async fn send(
+    mut session: SendingSession,
+    stop: impl Future<Output = ()>,
+) -> Result<Summary, SendingError> {
+    session.control.1.greet(&Greeting::new(Role::Control, session.transfer)).await?;
+    let order = match order(&mut session.control.0, &session.quota).await {
+        Ok(order) => order,
+        Err(SendingError::Control(ControlError::Wire(error))) => {
+            let refusal = Refusal { code: RefusalCode::Protocol, text: error.to_string() };
+            return Err(refuse(session.control, refusal).await);
+        }
+        Err(error) => return Err(error),
+    };
+    session.meter.opened(&shown(&order.fetch));
+    let prepared = match session.access.clone() {
+        None => Err(denied(&session.peer)),
+        Some(access) => {
+            let around = Around {
+                quota: session.quota.clone(),
+                config: session.config.clone(),
+                portion: session.portion,
+                rate: session.rate.clone(),
+                plan_bytes: session.plan_bytes,
+            };
+            prepare(around, order, access).await
+        }
+    };
+    match prepared {
+        Ok(prepared) => prepared.run(session, stop).await,
+        Err(refusal) => Err(refuse(session.control, refusal).await),
+    }
+}
+
+/// The sources in one text, for the log.
+fn shown(fetch: &Fetch) -> Vec<u8> {
+    fetch.sources.iter().map(|source| source.0.as_slice()).collect::<Vec<_>>().join(&b' ')
+}
+
+fn denied((key, name): &(Fingerprint, String)) -> Refusal {
+    let name = if name.contains(char::is_whitespace) { "NAME" } else { name };
+    let text = format!(
+        "this key may not read here. On that host, run: zmove allow {key} --name {name} --read-root DIR"
+    );
+    Refusal { code: RefusalCode::Denied, text }
+}
+
+async fn refuse((mut reader, mut writer): (ControlReader, ControlWriter), refusal: Refusal) -> SendingError {
+    let said = async {
+        writer.send(&encode_message(&ToSender::Refused(refusal.clone()))).await?;
+        writer.finish().await?;
+        // Read what the peer still sends: a close with unread data could destroy the refusal on its way.
+        while reader.receive_within(FETCH_BYTES_MAX).await?.is_some() {}
+        Ok::<_, ControlError>(())
+    };
+    let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, said).await;
+    SendingError::Refused(refusal)
+}
+
+/// Reads what the receiver wants.
+async fn order(reader: &mut ControlReader, quota: &Quota) -> Result<Order, SendingError> {
+    let mut held = quota.book_nothing();
+    let ToSource::Fetch(fetch) = next(reader, &mut held).await? else {
+        return Err(WireError::OutOfOrder { what: "a list" }.into());
+    };
+    let rule_bytes = fetch.rules.iter().map(|rule| rule.pattern.len()).sum();
+    within("patterns of a selection", rule_bytes, FETCH_RULE_BYTES_MAX)?;
+    held.grow(rule_bytes * RULE_BYTES_PER_BYTE)?;
+    let Some(announced) = fetch.list else { return Ok(Order { fetch: *fetch, list: None, _held: held }) };
+    within("list of paths", announced.bytes, FETCH_LIST_BYTES_MAX)?;
+    let length = usize::try_from(announced.bytes).unwrap_or(usize::MAX);
+    let mut list = Vec::new();
+    while list.len() < length {
+        let ToSource::Listed { bytes } = next(reader, &mut held).await? else {
+            return Err(WireError::OutOfOrder { what: "a second order" }.into());
+        };
+        within("part of a list", bytes.len(), FETCH_LIST_PART_BYTES_MAX)?;
+        if bytes.is_empty() || list.len() + bytes.len() > length {
+            return Err(WireError::OutOfOrder { what: "a part of a list that was not announced" }.into());
+        }
+        list.extend(bytes);
+    }
+    Ok(Order { fetch: *fetch, list: Some(list), _held: held })
+}
+
+/// The next message; it is booked twice over, since its strings are copied.
+async fn next(reader: &mut ControlReader, held: &mut Booking) -> Result<ToSource, SendingError> {
+    let received = tokio::time::timeout(ORDER_TIMEOUT, reader.receive_within(FETCH_BYTES_MAX)).await;
+    let bytes = received.map_err(|_| SendingError::Silent)??.ok_or(ControlError::Closed)?;
+    held.grow(2 * bytes.len())?;
+    Ok(decode_message_within(&bytes, |strings| held.grow(STRING_BYTES * strings))?)
+}
+
+/// A transfer that can begin.
+struct Prepared {
+    job: PushJob,
+    config: SenderConfig,
+    fetch: Fetch,
+    missing: Vec<String>,
+    held: (Booking, Vec<Booking>, Vec<(Booking, Booking)>),
+}
+
+/// What a session has of its key and its daemon.
+struct Around {
+    quota: Quota,
+    config: ReceiverConfig,
+    portion: Portion,
+    rate: Option<SharedRate>,
+    plan_bytes: usize,
+}
+
+async fn prepare(around: Around, order: Order, access: ReadAccess) -> Result<Prepared, Refusal> {
+    let Order { mut fetch, list, _held: mut held } = order;
+    held.grow(around.plan_bytes)
+        .map_err(|error| Refusal { code: RefusalCode::Full, text: error.to_string() })?;
+    let protocol = |error: WireError| Refusal { code: RefusalCode::Protocol, text: error.to_string() };
+    let extensions = std::mem::take(&mut fetch.extensions);
+    fetch.open = fetch.open.with(extensions).map_err(protocol)?;
+    if fetch.open.purpose == Purpose::Probe || fetch.open.verify {
+        return Err(protocol(WireError::OutOfOrder { what: "a probe or verification" }));
+    }
+    if list.is_some() && fetch.sources.len() != 1 {
+        return Err(protocol(WireError::OutOfOrder { what: "a list of more than one source" }));
+    }
+    if list.is_some() && !fetch.sources[0].0.is_empty() && !fetch.sources[0].0.ends_with(b"/") {
+        // the contents of a directory are listed
+        fetch.sources[0].0.push(b'/');
+    }
+    let prepared = tokio::task::spawn_blocking(move || {
+        let Sources { roots, shape, missing } = Sources::find(&fetch.sources, &access)?;
+        let list = list.zip(fetch.list).map(|(bytes, order)| {
+            let separator = if order.nul { Separator::Nul } else { Separator::Newline };
+            PathList::new(roots[0].clone(), Cursor::new(bytes), "the list of paths".into(), separator)
+        });
+        let mut open = fetch.open.clone();
+        open.shape = shape;
+        open.target = Vec::new();
+        let mirror = fetch.removals.filter(|_| list.is_none()).map(|order| Removals {
+            after_errors: if order.after_errors { AfterErrors::Remove } else { AfterErrors::Keep },
+            entries_max: order.entries_max,
+            ..Removals::default()
+        });
+        let job = PushJob { sources: roots, open, mirror, sources_missing: missing.len() as u64, list };
+        let (config, files, threads) = sender_config(&fetch, &around)?;
+        Ok(Prepared { job, config, fetch, missing, held: (held, files, threads) })
+    });
+    prepared.await.unwrap_or_else(|_panic| {
+        let text = "a thread of the sender panicked; its log says where".to_owned();
+        Err(Refusal { code: RefusalCode::Failed, text })
+    })
+}
+
+type Booked = (SenderConfig, Vec<Booking>, Vec<(Booking, Booking)>);
+
+/// The settings of the sender, and what is booked for its open files and threads.
+fn sender_config(
+    fetch: &Fetch,
+    Around { quota, config, portion, rate, .. }: &Around,
+) -> Result<Booked, Refusal> {
+    let usual = SenderConfig::default();
+    let full = |what: &str| Refusal {
+        code: RefusalCode::Full,
+        text: format!("the transfers of this key have as many {what} as they may; try again later"),
+    };
+    let files: Vec<_> = (0..OPEN_FILES).map_while(|_| quota.book_file().ok()).collect();
+    if files.len() < OPEN_FILES {
+        return Err(full("files open (limits.files_per_identity)"));
+    }
+    let wanted = usual.scan.threads + usual.readers_max;
+    let threads: Vec<_> = (0..wanted).map_while(|_| quota.book_thread()).collect();
+    let scan_threads = (threads.len() / 2).clamp(THREADS_MIN, usual.scan.threads);
+    let readers_max = threads.len().saturating_sub(scan_threads).clamp(THREADS_MIN, usual.readers_max);
+    let file_systems = if fetch.one_file_system { FileSystems::OfRoot } else { FileSystems::All };
+    let selection = selection(fetch)?.map(Arc::new);
+    let sample =
+        fetch.sample_millis.map(|millis| Duration::from_millis(millis.max(SAMPLE_MILLIS_MIN).into()));
+    let sender = SenderConfig {
+        readers: usual.readers.min(readers_max),
+        readers_max,
+        buffers_max: usual.buffers_max.min(portion.buffers),
+        scan: ScanConfig { threads: scan_threads, selection, file_systems, ..usual.scan.clone() },
+        owners: owners(&fetch.owners, &config.accounts),
+        zeros: if fetch.zeros_made_holes { Zeros::MadeHoles } else { Zeros::Sent },
+        instead: Instead {
+            mtime: fetch.mtime.map(|time| time.0),
+            umask: fetch.umask.map(|umask| umask & 0o777),
+        },
+        sample_interval: sample,
+        file_io: quota.file_io(&config.file_io),
+        direct: config.direct,
+        rate_max: fetch.rate_max.map(RateLimit::nearest),
+        rate_shared: rate.clone(),
+        ..usual
+    };
+    Ok((sender, files, threads))
+}
+
+fn selection(fetch: &Fetch) -> Result<Option<Selection>, Refusal> {
+    let sizes = fetch.sizes.0..=fetch.sizes.1;
+    if fetch.rules.is_empty() && sizes == (0..=u64::MAX) {
+        return Ok(None);
+    }
+    let effect = |includes: bool| if includes { Effect::Include } else { Effect::Exclude };
+    let rules = fetch.rules.iter().map(|rule| Rule::again(effect(rule.includes), &rule.pattern));
+    let rules = rules.collect::<Result<Vec<_>, _>>();
+    let wrong = |error: PatternError| Refusal {
+        code: RefusalCode::Protocol,
+        text: format!("the patterns of the selection: {error}"),
+    };
+    Selection::new(&rules.map_err(wrong)?, sizes).map(Some).map_err(wrong)
+}
+
+fn owners(order: &OwnerOrder, accounts: &Arc<dyn Accounts>) -> Owners {
+    let mappings = |orders: &[AccountOrder]| orders.iter().map(mapping).collect();
+    Owners {
+        accounts: if order.numeric { Arc::new(NoAccounts) } else { Arc::clone(accounts) },
+        users: mappings(&order.users),
+        groups: mappings(&order.groups),
+    }
+}
+
+fn mapping(AccountOrder { name, id, from }: &AccountOrder) -> Mapping {
+    let from = match from {
+        AccountsFrom::All => Mapped::All,
+        AccountsFrom::Nameless => Mapped::Nameless,
+        AccountsFrom::Name(name) => Mapped::Name(name.clone()),
+        AccountsFrom::Ids(first, last) => Mapped::Ids(*first, *last),
+    };
+    let name = if name.len() <= Account::NAME_BYTES_MAX { name.as_str() } else { "" };
+    Mapping { from, to: Account { id: *id, name: name.into() } }
+}
+
+impl Prepared {
+    async fn run(
+        self,
+        session: SendingSession,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Summary, SendingError> {
+        let started = Instant::now();
+        let Self { job, config, fetch, missing, held: _until_the_end } = self;
+        let SendingSession { transfer, version, cipher, control, lanes, run_leases, portion, quota, .. } =
+            session;
+        let (reader, mut writer) = control;
+        let lease = run_leases.acquire(fetch.open.run).await;
+        let fetching = ToSender::Fetching(Fetching { lanes_max: portion.lanes });
+        writer.send(&encode_message(&fetching)).await?;
+        let (relaying, words) = Relaying::new(quota.clone());
+        for message in &missing {
+            zmove_types::Observer::on(&*relaying, &zmove_types::Event::Failed { message: message.clone() });
+        }
+        let manifest = fetch.manifest.then(|| {
+            let relaying = Arc::clone(&relaying);
+            Manifest::told(move |path, root| relaying.hash(path, root))
+        });
+        let mut run = Run::begin(manifest, started);
+        let starting = tokio::task::spawn_blocking(move || {
+            let push = Push::start(job, config, &mut run, started);
+            (push, run)
+        });
+        let (push, mut run) = starting.await.expect("starting a push does not panic");
+        let ending = Arc::clone(&relaying);
+        let missing = missing.len() as u64;
+        let relay = Relay {
+            words,
+            last: Box::new(move |ended| ending.end(ended, missing)),
+            memory: Arc::new(KeyMemory(quota)),
+        };
+        let supply = Some(supply(&fetch, portion.lanes, &relaying));
+        let link =
+            Link { transfer, cipher, version, control: (reader, writer), lanes, supply, relay: Some(relay) };
+        let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
+        let (mut superseded, mut unread) = (false, false);
+        let stop = async {
+            tokio::select! {
+                () = stop => {}
+                () = lease.superseded() => superseded = true,
+                () = relaying.is_over() => unread = true,
+            }
+        };
+        let observer = Arc::<Relaying>::clone(&relaying);
+        let sent = push.run(&mut run, link, observer, stop).await;
+        telling.abort();
+        match sent {
+            Ok(summary) => Ok(summary),
+            Err(SessionError::Interrupted) if superseded => Err(SendingError::Superseded),
+            Err(SessionError::Interrupted) if unread => Err(SendingError::Unread),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+async fn tell_often(relaying: Arc<Relaying>) {
+    let mut ticks = tokio::time::interval(TELL_EVERY);
+    loop {
+        ticks.tick().await;
+        relaying.flush();
+    }
+}
+
+/// More lanes are dialled by the receiver, who is asked for them.
+fn supply(fetch: &Fetch, lanes_max: u16, relaying: &Arc<Relaying>) -> LaneSupply {
+    let (more, mut wanted) = mpsc::unbounded_channel();
+    let relaying = Arc::clone(relaying);
+    tokio::spawn(async move {
+        while let Some(more) = wanted.recv().await {
+            relaying.want_lanes(more);
+        }
+    });
+    let asked = fetch.lanes.dialled.min(lanes_max);
+    let number = fetch.lanes.least.map_or(LaneNumber::Fixed, |least| LaneNumber::Tuned { least });
+    let congestion = match number {
+        LaneNumber::Fixed => LossAnswer::default(),
+        LaneNumber::Tuned { .. } => LossAnswer::of_host(None),
+    };
+    LaneSupply { more, asked, number, congestion }
+}

@@ -1,0 +1,403 @@
+//! A pull from another host: this side dials and is the receiver, and the host is the sender. Whoever dials, both roles
+//! are those of a push; what is said beside the transfer (`relayed`) is all that differs.
+//!
+//! **Invariant:** the target and how it is written are this side's own words (`conversation`), never the host's; and
+//! what the host names at the top of the target must be what was asked for (`sources`).
+
+mod asking;
+mod conversation;
+mod relayed;
+mod sources;
+
+use std::fmt;
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+use zmove_disk::{Direct, FileIo};
+use zmove_receiver::{
+    Owning, ReceiverConfig, RunLeases, Session, SessionError as ReceiverError, TargetLeases, TransferMeter,
+    WriteAccess, run_session,
+};
+use zmove_sender::{LaneNumber, LaneSupply, Manifest, Summary};
+use zmove_transport::{LaneError, LaneSource, Resumption, Transport};
+use zmove_types::{Accounts, Observer};
+use zmove_wire::limits::LANES_MAX;
+use zmove_wire::{Fetch, LaneOrder, Version};
+
+use crate::backoff::Timeout;
+use crate::dial::{Connected, Connector, Dialled};
+use crate::error::{PullError, PushError};
+use crate::notice::Notice;
+use crate::retrying::{Retrying, Sessions, moment};
+use asking::{Asked, ask};
+use conversation::Conversation;
+use relayed::{Heard, Relayed};
+
+pub use sources::RemoteSources;
+
+/// All that each session of a pull needs.
+pub struct RemotePull<'a> {
+    /// The host, and the listener for what happens between sessions.
+    pub connector: Connector<'a>,
+    /// The order; its `open` is how the target is written here, and its lanes are filled in.
+    pub fetch: Fetch,
+    /// The list of paths that the order announces.
+    pub list: Option<Arc<[u8]>>,
+    /// The sources, as the order has them: what the host may bring.
+    pub sources: RemoteSources,
+    /// The settings of the receiver.
+    pub receiver: PullReceiver,
+    /// How long the host is dialled again once connections are lost; zero: not at all.
+    pub timeout: Timeout,
+    /// How long one session waits in the queue of a busy host.
+    pub busy_timeout: Timeout,
+    /// The observer of what happens in a session.
+    pub observer: Arc<dyn Observer>,
+}
+
+/// The receiving half of a pull.
+#[derive(Clone, Debug)]
+pub struct PullReceiver {
+    /// The storage engine of the target.
+    pub file_io: Arc<dyn FileIo>,
+    /// Whether large files are written past the page cache.
+    pub direct: Direct,
+    /// The directory for the journals of what is unfinished.
+    pub journals: Option<PathBuf>,
+    /// The meaning of names of users and groups.
+    pub accounts: Arc<dyn Accounts>,
+    /// The leases of targets, which receivers of the same user share.
+    pub target_leases: TargetLeases,
+}
+
+/// One run of a pull, of as many sessions as it takes.
+#[derive(Debug)]
+pub struct PullRun {
+    started: Instant,
+    manifest: Option<Manifest>,
+    was_up: bool,
+    /// The number of sessions that have begun.
+    begun: u64,
+    answered: u64,
+    patience: Duration,
+    earlier: Earlier,
+    /// The id of the run: that of its first transfer.
+    id: Option<[u8; 16]>,
+}
+
+/// What the sessions before this one have brought.
+#[derive(Clone, Copy, Debug, Default)]
+struct Earlier {
+    files: u64,
+    bytes: u64,
+    removed: u64,
+    lanes: usize,
+    first_byte: Option<Duration>,
+}
+
+/// A pull that has come to its end.
+#[derive(Clone, Debug)]
+pub struct Pulled {
+    /// The account of what the pull has moved.
+    pub summary: Summary,
+    /// The transport of the last session.
+    pub transport: Transport,
+    /// What has become of the window that was remembered.
+    pub resumption: Resumption,
+}
+
+impl PullRun {
+    /// A new run. `started` is when the user began to wait.
+    #[must_use]
+    pub fn begin(manifest: Option<Manifest>, started: Instant) -> Self {
+        Self {
+            started,
+            manifest,
+            was_up: false,
+            begun: 0,
+            answered: 0,
+            patience: Duration::ZERO,
+            earlier: Earlier::default(),
+            id: None,
+        }
+    }
+}
+
+impl fmt::Debug for RemotePull<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("RemotePull");
+        shown.field("connector", &self.connector).field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+impl RemotePull<'_> {
+    /// Pulls until all is done, `stop` resolves, or there has been no connection for too long.
+    ///
+    /// # Errors
+    /// The host cannot be reached, refuses to send, or connections were lost for too long. Files that failed are no
+    /// such error: the summary counts them.
+    pub async fn pull(&self, run: &mut PullRun, stop: impl Future<Output = ()>) -> Result<Pulled, PushError> {
+        let Self { connector, timeout, busy_timeout, .. } = *self;
+        let mut sessions = PullSessions { of: self, run };
+        Retrying { connector, timeout, busy_timeout }.run(&mut sessions, stop).await
+    }
+
+    async fn session(
+        &self,
+        run: &mut PullRun,
+        until: Option<Instant>,
+        mut stop: Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<Pulled, PushError> {
+        let Self { connector, .. } = self;
+        let connected = tokio::select! {
+            connected = connector.connect_as::<Box<dyn LaneSource>>(None) => connected?,
+            () = moment(until) => return Err(PullError::Silent.into()),
+            () = &mut stop => return Err(PullError::Interrupted.into()),
+        };
+        connector.listener.hear(&Notice::SessionBegins);
+        let Connected { dialled, transport, dialler, route, ssh } = connected;
+        let received = self.receive(run, dialled, stop).await;
+        dialler.close().await;
+        let summary = received?;
+        if let Some(ssh) = ssh {
+            ssh.end().await;
+        }
+        let resumption = dialler.resumption();
+        route.learn(&summary, resumption, connector.listener);
+        Ok(Pulled { summary, transport, resumption })
+    }
+
+    /// Asks the host to send, and receives.
+    async fn receive(
+        &self,
+        run: &mut PullRun,
+        dialled: Dialled<Box<dyn LaneSource>>,
+        mut stop: Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<Summary, PullError> {
+        if dialled.version < Version::V4 {
+            return Err(PullError::TooOld);
+        }
+        let session_started = Instant::now();
+        let Dialled { transfer, cipher, version, control, pulse, lanes, supply } = dialled;
+        let mut fetch = self.fetch.clone();
+        fetch.open.run = *run.id.get_or_insert(transfer.0);
+        fetch.lanes = lane_order(&supply);
+        let own_open = fetch.open.clone();
+        fetch.open.target = Vec::new();
+        let asking =
+            ask(control, (transfer, cipher), fetch, self.list.clone(), run.patience, &*self.observer);
+        let Asked { reader, writer } = tokio::select! {
+            asked = asking => asked?,
+            () = &mut stop => return Err(PullError::Interrupted),
+        };
+        run.was_up = true;
+        run.begun += 1;
+        let relayed = Arc::new(Relayed::new(
+            Arc::clone(&self.observer),
+            (run.manifest.take(), supply.more.clone()),
+            run.started.elapsed(),
+        ));
+        let conversation =
+            Conversation { open: own_open, sources: self.sources.clone(), relayed: Arc::clone(&relayed) };
+        let (reader, conversing) = conversation.between(reader);
+        let (lanes, no_lane) = forward(lanes, usize::from(supply.asked));
+        let meter = Arc::<TransferMeter>::default();
+        let session = Session {
+            transfer,
+            version,
+            control: (reader, writer.greeted()),
+            lanes,
+            owner: String::new(),
+            pulse,
+            access: WriteAccess::Anywhere,
+            run_leases: RunLeases::default(),
+            config: self.receiver_config(&meter),
+        };
+        let (mut interrupted, mut lane_error) = (false, None);
+        let stop = async {
+            tokio::select! {
+                () = stop => interrupted = true,
+                error = no_lane => lane_error = Some(error),
+            }
+        };
+        let received = run_session(session, stop).await;
+        drop(supply);
+        let heard = conversing.await.unwrap_or_default();
+        let (manifest, heard) = relayed.end(heard);
+        run.manifest = manifest;
+        let files = meter.files().max(heard.progress.stored_files);
+        run.answered += u64::from(files > 0 || heard.answered);
+        let ended = match (received, heard.account.clone(), interrupted, lane_error) {
+            (_, _, true, _) => Err(PullError::Interrupted),
+            (Ok(_), Some(account), ..) => Ok(Summary::from(account)),
+            (_, _, _, Some(error)) => Err(PullError::Lane(error)),
+            (received, ..) => Err(why(received.err(), &heard)),
+        };
+        let summary = ended.inspect_err(|_| run.add(files, &heard))?;
+        self.finish(run, summary, &heard, session_started)
+    }
+
+    fn receiver_config(&self, meter: &Arc<TransferMeter>) -> ReceiverConfig {
+        let PullReceiver { file_io, direct, journals, accounts, target_leases } = self.receiver.clone();
+        ReceiverConfig {
+            file_io,
+            direct,
+            journals,
+            accounts,
+            target_leases,
+            // who pulls here may do what they may do
+            owning: Owning::Allowed,
+            top_names: self.sources.top_names(),
+            meter: Arc::clone(meter),
+            ..ReceiverConfig::default()
+        }
+    }
+
+    /// The account of the whole run, at its good end.
+    fn finish(
+        &self,
+        run: &mut PullRun,
+        summary: Summary,
+        heard: &Heard,
+        session_started: Instant,
+    ) -> Result<Summary, PullError> {
+        let manifest = run.manifest.take();
+        let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(PullError::Manifest)?;
+        let Earlier { files, bytes, removed, lanes, first_byte } = run.earlier;
+        Ok(Summary {
+            files: files + summary.files,
+            bytes: bytes + summary.bytes,
+            // Files that this run has moved before were found equal by its last session.
+            skipped: summary.skipped.saturating_sub(files),
+            bytes_resumed: summary.bytes_resumed.saturating_sub(bytes),
+            removed: removed + summary.removed,
+            reconnects: run.begun.saturating_sub(1),
+            lanes: lanes.max(summary.lanes),
+            elapsed: run.started.elapsed(),
+            measured: session_started.elapsed(),
+            first_byte: first_byte.or(heard.first_byte),
+            manifest_left_out,
+            ..summary
+        })
+    }
+}
+
+impl PullRun {
+    /// Adds a session that broke off.
+    fn add(&mut self, files: u64, heard: &Heard) {
+        self.earlier.files += files;
+        self.earlier.bytes += heard.progress.stored_bytes;
+        self.earlier.first_byte = self.earlier.first_byte.or(heard.first_byte);
+        self.earlier.lanes = self.earlier.lanes.max(heard.lanes);
+        self.manifest.iter_mut().for_each(Manifest::may_repeat);
+    }
+}
+
+/// The reason for the end of a session: the host's, where it has said one and this side has none of its own.
+fn why(error: Option<ReceiverError>, heard: &Heard) -> PullError {
+    match (error, &heard.broken) {
+        (Some(ReceiverError::PeerMisbehaved(error)), _) => PullError::Misbehaved(error),
+        (Some(error @ (ReceiverError::Control(_) | ReceiverError::Lane(_))), broken) => match broken {
+            Some(refusal) if error.is_lost() => PullError::Refused(refusal.clone()),
+            _ => match error {
+                ReceiverError::Control(error) => error.into(),
+                error => PullError::Receiver(error),
+            },
+        },
+        (Some(error), _) => PullError::Receiver(error),
+        (None, Some(refusal)) => PullError::Refused(refusal.clone()),
+        (None, None) => PullError::Control(zmove_transport::ControlError::Closed),
+    }
+}
+
+fn lane_order(supply: &LaneSupply) -> LaneOrder {
+    let least = match supply.number {
+        LaneNumber::Fixed => None,
+        LaneNumber::Tuned { least } => Some(least),
+    };
+    LaneOrder { dialled: supply.asked, least, most: LANES_MAX }
+}
+
+type LaneEnds = mpsc::Receiver<Result<Box<dyn LaneSource>, LaneError>>;
+
+/// Hands on the lanes that come up. The future resolves with an error when none of the `asked` first lanes has.
+fn forward(
+    mut lanes: LaneEnds,
+    asked: usize,
+) -> (mpsc::Receiver<Box<dyn LaneSource>>, impl Future<Output = LaneError>) {
+    let (up, ends) = mpsc::channel(usize::from(LANES_MAX));
+    let (failed, mut failures) = watch::channel(None);
+    tokio::spawn(async move {
+        let (mut came, mut has_any) = (0, false);
+        while let Some(lane) = lanes.recv().await {
+            came += 1;
+            match lane {
+                Ok(lane) => {
+                    has_any = true;
+                    if up.send(lane).await.is_err() {
+                        return;
+                    }
+                }
+                Err(error) if came >= asked && !has_any => drop(failed.send_replace(Some(error))),
+                Err(_others_may_come) => {}
+            }
+        }
+        // the others end with their session
+        failed.closed().await;
+    });
+    let none_came = async move {
+        loop {
+            if failures.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            let has_failed = failures.borrow().is_some();
+            if has_failed {
+                return LaneError::Io {
+                    source: std::io::Error::new(
+                        std::io::ErrorKind::NotConnected,
+                        failures.borrow().as_ref().map_or_else(String::new, ToString::to_string),
+                    ),
+                };
+            }
+        }
+    };
+    (ends, none_came)
+}
+
+/// The sessions of one pull.
+struct PullSessions<'a, 'b> {
+    of: &'a RemotePull<'b>,
+    run: &'a mut PullRun,
+}
+
+impl Sessions for PullSessions<'_, '_> {
+    type Done = Pulled;
+
+    async fn session<S: Future<Output = ()>>(
+        &mut self,
+        until: Option<Instant>,
+        stop: Pin<&mut S>,
+    ) -> Result<Pulled, PushError> {
+        self.of.session(self.run, until, stop).await
+    }
+
+    fn was_up(&self) -> bool {
+        self.run.was_up
+    }
+
+    fn answered(&self) -> u64 {
+        self.run.answered
+    }
+
+    fn wait_for(&mut self, patience: Duration) {
+        self.run.patience = patience;
+    }
+
+    fn interrupted() -> PushError {
+        PullError::Interrupted.into()
+    }
+}

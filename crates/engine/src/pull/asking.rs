@@ -1,0 +1,94 @@
+//! The beginning of a pull: what is wanted, and the host's leave.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::time::{timeout, timeout_at};
+use zmove_transport::{ControlError, ControlReader, ControlWriter};
+use zmove_types::{Event, Observer, TransferId};
+use zmove_wire::limits::FETCH_LIST_PART_BYTES_MAX;
+use zmove_wire::{
+    Cipher, Fetch, Greeting, Refusal, RefusalCode, Role, ToSender, ToSource, Waiting, WireError,
+    decode_message, encode_message,
+};
+
+use crate::error::PullError;
+
+/// A control connection whose host is about to send.
+pub(super) struct Asked {
+    pub(super) reader: ControlReader,
+    pub(super) writer: ControlWriter,
+}
+
+/// How long a host may take to look at what is wanted.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Says what is wanted, and waits until the host sends; in its queue for `patience`.
+pub(super) async fn ask(
+    (mut reader, writer): (ControlReader, ControlWriter),
+    (transfer, cipher): (TransferId, Cipher),
+    fetch: Fetch,
+    list: Option<Arc<[u8]>>,
+    patience: Duration,
+    observer: &dyn Observer,
+) -> Result<Asked, PullError> {
+    let greeting = Greeting { cipher, ..Greeting::new(Role::Fetch, transfer) };
+    // Beside the answers: a host that has no room yet does not read a long list.
+    let saying = tokio::spawn(say(writer, greeting, fetch, list));
+    let answered = timeout(ANSWER_TIMEOUT, first(&mut reader)).await;
+    let mut answer = answered.unwrap_or(Err(PullError::Silent))?;
+    let due = Instant::now() + patience;
+    loop {
+        answer = match answer {
+            ToSender::Fetching(_) => break,
+            ToSender::Refused(refusal) => return Err(PullError::Refused(refusal)),
+            ToSender::Waiting(Waiting { text, .. }) if patience.is_zero() => {
+                return Err(PullError::Refused(Refusal { code: RefusalCode::Full, text }));
+            }
+            ToSender::Waiting(Waiting { ahead, text }) => {
+                let before = match ahead {
+                    0 => String::new(),
+                    ahead => format!("; {ahead} of the same key are before this one"),
+                };
+                observer.on(&Event::Waiting { message: format!("{text}{before}") });
+                let next = timeout_at(due.into(), next(&mut reader)).await;
+                next.unwrap_or(Err(PullError::StillInLine { reason: text, waited: patience }))?
+            }
+            _ => return Err(WireError::OutOfOrder { what: "the first answer" }.into()),
+        }
+    }
+    let writer = saying.await.map_err(|_| PullError::Silent)??;
+    Ok(Asked { reader, writer })
+}
+
+/// The host's greeting and first answer. One that does not know this kind of connection answers with its greeting
+/// alone, of no transfer.
+async fn first(reader: &mut ControlReader) -> Result<ToSender, PullError> {
+    let greeting = reader.greeting().await?;
+    match next(reader).await {
+        Err(PullError::Control(ControlError::Closed)) if greeting.transfer == TransferId([0; 16]) => {
+            Err(PullError::TooOld)
+        }
+        answer => answer,
+    }
+}
+
+async fn next(reader: &mut ControlReader) -> Result<ToSender, PullError> {
+    let bytes = reader.receive().await?.ok_or(ControlError::Closed)?;
+    Ok(decode_message(&bytes)?)
+}
+
+async fn say(
+    mut writer: ControlWriter,
+    greeting: Greeting,
+    fetch: Fetch,
+    list: Option<Arc<[u8]>>,
+) -> Result<ControlWriter, ControlError> {
+    let mut words = greeting.encode().to_vec();
+    words.extend(encode_message(&ToSource::Fetch(Box::new(fetch))));
+    writer.send(&words).await?;
+    for part in list.iter().flat_map(|list| list.chunks(FETCH_LIST_PART_BYTES_MAX)) {
+        writer.send(&encode_message(&ToSource::Listed { bytes: part.to_vec() })).await?;
+    }
+    Ok(writer)
+}

@@ -1,0 +1,190 @@
+//! What a host says beside the transfer, told to this side's observer as if the sender were here.
+//!
+//! **Invariant:** no text of a host reaches a terminal with anything in it that is not to be shown.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedSender;
+use zmove_sender::Manifest;
+use zmove_types::{Change, ChangeKind, EntryForm, Event, Observer, Sample, is_unprintable};
+use zmove_wire::limits::LANES_MAX;
+use zmove_wire::{
+    Progress, Refusal, Relay, StageProgress, ToReceiver, Told, ToldChange, ToldForm, ToldKind,
+    TransferAccount, WireError, decode_message,
+};
+
+/// See the module.
+pub(super) struct Relayed {
+    observer: Arc<dyn Observer>,
+    /// The way to more lanes.
+    more: UnboundedSender<u16>,
+    /// How long the run had gone on when the host began to send.
+    offset: Duration,
+    state: Mutex<(Option<Manifest>, Heard)>,
+}
+
+/// What a session has heard.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    pub(super) progress: Progress,
+    pub(super) account: Option<TransferAccount>,
+    pub(super) broken: Option<Refusal>,
+    pub(super) first_byte: Option<Duration>,
+    pub(super) lanes: usize,
+    pub(super) answered: bool,
+}
+
+impl Relayed {
+    pub(super) fn new(
+        observer: Arc<dyn Observer>,
+        (manifest, more): (Option<Manifest>, UnboundedSender<u16>),
+        offset: Duration,
+    ) -> Self {
+        Self { observer, more, offset, state: Mutex::new((manifest, Heard::default())) }
+    }
+
+    /// Takes a message that is a word beside the transfer.
+    pub(super) fn take(&self, bytes: &[u8]) -> Result<(), WireError> {
+        let ToReceiver::Relay(relay) = decode_message(bytes)? else {
+            return Err(WireError::OutOfOrder { what: "a word beside the transfer" });
+        };
+        match relay {
+            Relay::Told(told) => told.into_iter().for_each(|told| self.tell(told)),
+            Relay::Hashed(hashed) => {
+                let mut state = self.state();
+                if let Some(manifest) = &mut state.0 {
+                    hashed.iter().for_each(|hashed| manifest.add(&hashed.path, &hashed.root));
+                }
+            }
+            // The dialler has gone only when the session is being stopped.
+            Relay::Lanes(more) => drop(self.more.send(more.min(LANES_MAX))),
+            Relay::Account(account) => self.state().1.account = Some(*account),
+            Relay::Broken(refusal) => {
+                let refusal = Refusal { text: shown(&refusal.text), ..refusal };
+                self.state().1.broken = Some(refusal);
+            }
+        }
+        Ok(())
+    }
+
+    /// What was heard, once nothing more can be; `ended` is why the host's words came to an end, where that says more.
+    pub(super) fn end(&self, ended: Option<Refusal>) -> (Option<Manifest>, Heard) {
+        let mut state = self.state();
+        let mut heard = std::mem::take(&mut state.1);
+        heard.broken = heard.broken.or(ended);
+        (state.0.take(), heard)
+    }
+
+    fn state(&self) -> MutexGuard<'_, (Option<Manifest>, Heard)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, told: Told) {
+        let event = match told {
+            Told::Progress(progress) => return self.progress(&progress),
+            Told::ScanEnded => Event::ScanEnded,
+            Told::FirstByte(after) => {
+                let after = self.offset + Duration::from_micros(after);
+                self.state().1.first_byte.get_or_insert(after);
+                Event::FirstByte(after)
+            }
+            Told::LaneUp(lanes) => {
+                let lanes = usize::from(lanes);
+                let mut state = self.state();
+                state.1.lanes = state.1.lanes.max(lanes);
+                drop(state);
+                Event::LaneUp { lanes }
+            }
+            Told::Resent(what) => Event::Resent { what: shown(&what) },
+            Told::Failed(message) => Event::Failed { message: shown(&message) },
+            Told::NotKept(message) => Event::NotKept { message: shown(&message) },
+            Told::Warned(message) => Event::Warned { message: shown(&message) },
+            Told::Limited(by) => Event::Limited { by: limit(&by) },
+            Told::Sampled(progress) => Event::Sampled(self.sample(&progress)),
+            Told::Listed(change) => Event::Listed { changes: vec![change_of(change)] },
+            Told::Flushing => Event::Flushing,
+            Told::Answered => {
+                self.state().1.answered = true;
+                Event::Answered
+            }
+        };
+        self.observer.on(&event);
+    }
+
+    fn progress(&self, more: &Progress) {
+        let mut state = self.state();
+        let all = &mut state.1.progress;
+        all.stored_files = all.stored_files.saturating_add(more.stored_files);
+        all.stored_bytes = all.stored_bytes.saturating_add(more.stored_bytes);
+        drop(state);
+        let pairs = [
+            (more.found_files, more.found_bytes),
+            (more.stored_files, more.stored_bytes),
+            (more.skipped_files, more.skipped_bytes),
+        ];
+        let events = [
+            |files, bytes| Event::Found { files, bytes },
+            |files, bytes| Event::Stored { files, bytes },
+            |files, bytes| Event::Skipped { files, bytes },
+        ];
+        for ((files, bytes), event) in pairs.into_iter().zip(events) {
+            if files > 0 || bytes > 0 {
+                self.observer.on(&event(files, bytes));
+            }
+        }
+    }
+
+    fn sample(&self, progress: &StageProgress) -> Sample {
+        let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        Sample {
+            elapsed: self.offset + Duration::from_micros(progress.elapsed_us),
+            bytes_read: progress.bytes_read,
+            bytes_handed_over: progress.bytes_handed_over,
+            bytes_acked: progress.bytes_acked,
+            bytes_stored: progress.bytes_stored,
+            packs_waiting: count(progress.packs_waiting),
+            frames_waiting: count(progress.frames_waiting),
+            items_outstanding: count(progress.items_outstanding),
+            lanes: count(progress.lanes),
+            segments_retransmitted: progress.segments_retransmitted,
+        }
+    }
+}
+
+fn change_of(ToldChange { path, kind, form }: ToldChange) -> Change {
+    Change {
+        kind: match kind {
+            ToldKind::Added => ChangeKind::Added,
+            ToldKind::Changed(why) => ChangeKind::Changed(shown(&why)),
+            ToldKind::Removed => ChangeKind::Removed,
+        },
+        path,
+        form: match form {
+            ToldForm::File => EntryForm::File,
+            ToldForm::Directory => EntryForm::Directory,
+            ToldForm::Symlink(target) => EntryForm::Symlink(target.into()),
+            ToldForm::Link(first) => EntryForm::Link(first),
+        },
+    }
+}
+
+/// A text without what would command a terminal. Names in it have been escaped by the host, if it is honest.
+fn shown(text: &str) -> String {
+    text.chars().map(|c| if is_unprintable(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// The name of a limit, as a sender here would say it.
+fn limit(told: &str) -> &'static str {
+    const LIMITS: [&str; 8] = [
+        "waiting for replies",
+        "source scan",
+        "source reads",
+        "sender CPU",
+        "rate limit",
+        "path or target",
+        "target",
+        "path",
+    ];
+    LIMITS.into_iter().find(|limit| *limit == told).unwrap_or("the sender")
+}

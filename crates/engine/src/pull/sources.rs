@@ -1,0 +1,98 @@
+//! The sources of a pull as the user wrote them, and the names that they may bring to the top of the target.
+//!
+//! A host answers for globs, and could bring whatever it likes under any name: CVE-2022-29154 is that rsync believed
+//! it. So names at the top are matched here again, against the last part of each source.
+//!
+//! **Invariant:** where no source means the contents of a directory, no name at the top of the target is let in but
+//! those that were asked for.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use zmove_receiver::TopNames;
+use zmove_scan::glob_matches;
+
+/// The sources of a pull.
+#[derive(Clone, Debug)]
+pub struct RemoteSources {
+    paths: Vec<Vec<u8>>,
+    /// The first parts of the paths of a list, which is relative to the only source.
+    listed: Option<Arc<HashSet<Vec<u8>>>>,
+}
+
+impl RemoteSources {
+    /// Sources by their paths; with a list of paths, ended by `separator`, these paths below the only source.
+    #[must_use]
+    pub fn new(paths: Vec<Vec<u8>>, list: Option<(&[u8], u8)>) -> Self {
+        let listed = list.map(|(list, separator)| Arc::new(first_parts(list, separator)));
+        Self { paths, listed }
+    }
+
+    /// The paths.
+    #[must_use]
+    pub fn paths(&self) -> &[Vec<u8>] {
+        &self.paths
+    }
+
+    /// The names that a host may bring.
+    pub(crate) fn top_names(&self) -> TopNames {
+        if let Some(listed) = self.listed.clone() {
+            // `.` in a list is the source itself, whose mode and time the target gets
+            let itself = listed.contains(&b""[..]);
+            let names = TopNames::only(move |name| listed.contains(name));
+            return if itself { names.and_itself() } else { names };
+        }
+        let last = |path: &Vec<u8>| path.rsplit(|&byte| byte == b'/').next().unwrap_or_default().to_vec();
+        let names: Vec<_> = self.paths.iter().map(last).collect();
+        if names.iter().any(|name| matches!(name.as_slice(), b"" | b"." | b"..")) {
+            return TopNames::default();
+        }
+        TopNames::only(move |name| names.iter().any(|asked| asked == name || glob_matches(asked, name)))
+    }
+}
+
+/// The first parts of the paths of a list; empty for the directory itself.
+fn first_parts(list: &[u8], separator: u8) -> HashSet<Vec<u8>> {
+    let paths = list.split(|&byte| byte == separator);
+    let paths =
+        paths.map(|path| if separator == b'\n' { path.strip_suffix(b"\r").unwrap_or(path) } else { path });
+    let first = |path: &[u8]| {
+        let mut parts = path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
+        parts.next().unwrap_or_default().to_vec()
+    };
+    paths.filter(|path| !path.is_empty()).map(first).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_types::RelPath;
+
+    fn takes(sources: &[&str], list: Option<&str>, path: &str) -> bool {
+        let paths = sources.iter().map(|path| path.as_bytes().to_vec()).collect();
+        let sources = RemoteSources::new(paths, list.map(|list| (list.as_bytes(), b'\n')));
+        sources.top_names().check(&RelPath::from_bytes(path.as_bytes()).unwrap()).is_ok()
+    }
+
+    #[test]
+    fn only_names_that_were_asked_for_are_let_in() {
+        assert!(takes(&["a/b"], None, "b/x/y"));
+        assert!(takes(&["a/*.txt"], None, "x.txt"));
+        assert!(takes(&["a/[x]"], None, "[x]"), "taken literally by the host, where it matches nothing");
+        assert!(takes(&["a", "b/"], None, "anything"));
+        assert!(takes(&[""], None, "anything") && takes(&["/"], None, ""));
+        for path in ["a/x", "c", ""] {
+            assert!(!takes(&["a/b"], None, path), "{path}");
+        }
+        assert!(!takes(&["a/*.txt"], None, ".txt") && !takes(&["a/*.txt"], None, "x.rc"));
+        assert!(!takes(&["a/*"], None, ".ssh/authorized_keys"));
+    }
+
+    #[test]
+    fn of_a_list_only_what_is_listed_is_let_in() {
+        let list = Some("./x/y\r\n\nz\n");
+        assert!(takes(&["a/"], list, "x/other") && takes(&["a/"], list, "z"));
+        assert!(!takes(&["a/"], list, "y") && !takes(&["a/"], list, ""));
+        assert!(takes(&["a/"], Some(".\n"), "") && !takes(&["a/"], Some(".\n"), "x"));
+    }
+}

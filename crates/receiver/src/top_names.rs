@@ -1,0 +1,205 @@
+//! The names that may be written at the top of the target, where this side has asked for certain sources: what else the
+//! sender names is not for it to write, compare, list or remove.
+//!
+//! **Invariant:** every path that a sender names is held against these names before anything is looked at or written.
+
+use std::fmt;
+use std::sync::Arc;
+
+use zmove_types::RelPath;
+use zmove_wire::{Batch, BatchEntry, InquireWith, OfferWith, ToReceiver, WireError};
+
+/// The names that a sender may bring at the top of the target. Default: any, and the target itself.
+#[derive(Clone, Default)]
+pub struct TopNames {
+    /// Any where there is none.
+    wanted: Option<Arc<Wanted>>,
+    /// Whether the target itself may get the mode and time of a source.
+    itself: bool,
+}
+
+/// Whether a name is wanted.
+type Wanted = dyn Fn(&[u8]) -> bool + Send + Sync;
+
+impl TopNames {
+    /// Only names that are `wanted`, and not the target itself.
+    pub fn only(wanted: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> Self {
+        Self { wanted: Some(Arc::new(wanted)), itself: false }
+    }
+
+    /// The same names, and the target itself.
+    #[must_use]
+    pub fn and_itself(self) -> Self {
+        Self { itself: true, ..self }
+    }
+
+    /// Checks a path below the target.
+    ///
+    /// # Errors
+    /// [`WireError::Unasked`] when the path was not asked for.
+    pub fn check(&self, path: &RelPath) -> Result<(), WireError> {
+        let Some(wanted) = &self.wanted else { return Ok(()) };
+        let is_wanted = if path.is_root() {
+            self.itself
+        } else {
+            path.components().next().is_some_and(|top| wanted(top))
+        };
+        if is_wanted { Ok(()) } else { Err(WireError::Unasked) }
+    }
+
+    fn check_in<'a>(
+        &self,
+        directory: &RelPath,
+        names: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<(), WireError> {
+        let Some(wanted) = &self.wanted else { return Ok(()) };
+        if !directory.is_root() {
+            return self.check(directory);
+        }
+        if names.into_iter().all(|name| wanted(name)) { Ok(()) } else { Err(WireError::Unasked) }
+    }
+
+    /// Checks the entries of a batch.
+    pub(crate) fn check_batch(&self, batch: &Batch) -> Result<(), WireError> {
+        if self.wanted.is_none() {
+            return Ok(());
+        }
+        for group in &batch.groups {
+            for entry in &group.entries {
+                match entry {
+                    BatchEntry::Itself(_) => self.check(&group.directory)?,
+                    BatchEntry::Directory(name, _)
+                    | BatchEntry::Symlink(name, ..)
+                    | BatchEntry::Retouch(name, _)
+                    | BatchEntry::Special(name, ..) => self.check_in(&group.directory, [name.as_bytes()])?,
+                    BatchEntry::File(file) => self.check_in(&group.directory, [file.name.as_bytes()])?,
+                    BatchEntry::Link(link) => {
+                        self.check_in(&group.directory, [link.name.as_bytes()])?;
+                        self.check(&link.first)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks what a message names.
+    pub(crate) fn check_message(&self, message: &ToReceiver) -> Result<(), WireError> {
+        if self.wanted.is_none() {
+            return Ok(());
+        }
+        match message {
+            ToReceiver::Offer(offer) | ToReceiver::OfferWith(OfferWith(offer)) => {
+                offer.groups.iter().try_for_each(|group| {
+                    self.check_in(&group.directory, group.files.iter().map(|file| file.name.as_bytes()))
+                })
+            }
+            ToReceiver::Inquire(inquiry) | ToReceiver::InquireWith(InquireWith(inquiry)) => {
+                inquiry.groups.iter().try_for_each(|group| {
+                    if group.itself.is_some() {
+                        self.check(&group.directory)?;
+                    }
+                    self.check_in(&group.directory, group.entries.iter().map(|entry| entry.name.as_bytes()))
+                })
+            }
+            // to list the target itself is to be told all of its names
+            ToReceiver::Keep(keep) if keep.ranges.iter().any(|range| range.directory.is_root()) => {
+                Err(WireError::Unasked)
+            }
+            ToReceiver::Keep(keep) => keep.ranges.iter().try_for_each(|range| self.check(&range.directory)),
+            ToReceiver::Remove(remove) => remove.groups.iter().try_for_each(|group| {
+                self.check_in(&group.directory, group.names.iter().map(|name| name.0.as_bytes()))
+            }),
+            ToReceiver::Hash(order) => self.check(&order.path),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for TopNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.wanted.is_some() { "TopNames(only)" } else { "TopNames(any)" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_types::{Metadata, Name};
+    use zmove_wire::{
+        DirectoryGroup, Keep, KeptRange, LinkEntry, ListedName, Offer, OfferedFile, OfferedGroup, Remove,
+        RemoveGroup,
+    };
+
+    fn path(text: &str) -> RelPath {
+        RelPath::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn batch(directory: &str, entry: BatchEntry) -> Batch {
+        Batch { groups: vec![DirectoryGroup { directory: path(directory), entries: vec![entry] }] }
+    }
+
+    #[test]
+    fn what_was_not_asked_for_is_refused_in_every_message_and_batch() {
+        let asked = TopNames::only(|name| name == b"asked");
+        let any = TopNames::default();
+        let directory = |text: &str| BatchEntry::Directory(name(text), Metadata::default());
+        let link = |first: &str| {
+            let (metadata, first) = (Metadata::default(), path(first));
+            BatchEntry::Link(LinkEntry { name: name("x"), metadata, bytes: 0, first })
+        };
+        let batches = [
+            (batch("", directory("asked")), true),
+            (batch("asked/d", directory("other")), true),
+            (batch("asked", link("asked/y")), true),
+            (batch("", directory("other")), false),
+            (batch("other", directory("asked")), false),
+            (batch("", BatchEntry::Itself(Metadata::default())), false),
+            (batch("asked", link("other")), false),
+        ];
+        for (batch, fits) in batches {
+            assert_eq!(asked.check_batch(&batch).is_ok(), fits, "{batch:?}");
+            assert_eq!(any.check_batch(&batch), Ok(()));
+        }
+        let offer = |directory: &str, file: &str| {
+            let file = OfferedFile {
+                name: name(file),
+                bytes: 0,
+                metadata: Metadata::default(),
+                source: None,
+                xattrs: None,
+            };
+            let groups = vec![OfferedGroup { directory: path(directory), files: vec![file] }];
+            ToReceiver::Offer(Offer { offer: 0, groups })
+        };
+        let keep = |directory: &str| {
+            let range = KeptRange { directory: path(directory), after: None, names: Vec::new(), open: true };
+            ToReceiver::Keep(Keep { keep: 0, ranges: vec![range] })
+        };
+        let remove = |directory: &str, gone: &str| {
+            let groups =
+                vec![RemoveGroup { directory: path(directory), names: vec![ListedName(name(gone))] }];
+            ToReceiver::Remove(Remove { remove: 0, groups })
+        };
+        let messages = [
+            (offer("", "asked"), true),
+            (offer("asked", "x"), true),
+            (keep("asked"), true),
+            (remove("asked", "x"), true),
+            (offer("", "x"), false),
+            (offer("x", "asked"), false),
+            (keep(""), false),
+            (keep("x"), false),
+            (remove("", "x"), false),
+            (remove("x", "asked"), false),
+        ];
+        for (message, fits) in messages {
+            assert_eq!(asked.check_message(&message).is_ok(), fits, "{message:?}");
+            assert_eq!(any.check_message(&message), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! A transfer whose receiver has dialled, and has asked this side to send: what is said beside the transfer, and the
+//! memory for what the receiver says.
+//!
+//! **Invariant:** of what a receiver says nothing is decoded for which there is no room, and what waits for the
+//! planner stays booked.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use zmove_transport::{ControlReader, Inbox};
+use zmove_wire::{ToSender, WireError, decode_message, decode_message_within};
+
+use crate::account::summary::Summary;
+use crate::control::INBOX_MESSAGES_MAX;
+use crate::error::SessionError;
+
+/// What is said to a receiver that has dialled, beside the transfer.
+pub struct Relay {
+    /// Words to be said; when no more can come, the connection is ended in order.
+    pub words: mpsc::UnboundedReceiver<Beside>,
+    /// To be called once with the end of the session, after which the words come to their end.
+    pub last: Last,
+    /// The memory that is booked for what the receiver says.
+    pub memory: Arc<dyn Memory>,
+}
+
+/// The parts of a [`Relay`]; none where this side has dialled.
+#[derive(Default)]
+pub(crate) struct RelayParts {
+    pub(crate) beside: Option<mpsc::UnboundedReceiver<Beside>>,
+    pub(crate) last: Option<Last>,
+    pub(crate) memory: Option<Arc<dyn Memory>>,
+}
+
+impl From<Option<Relay>> for RelayParts {
+    fn from(relay: Option<Relay>) -> Self {
+        let Some(Relay { words, last, memory }) = relay else { return Self::default() };
+        Self { beside: Some(words), last: Some(last), memory: Some(memory) }
+    }
+}
+
+/// The call for the end of a session.
+pub type Last = Box<dyn FnOnce(Result<&Summary, &SessionError>) + Send>;
+
+/// A message beside the transfer, as it travels, and what is held until it has been written.
+pub struct Beside {
+    /// The message behind its length.
+    pub bytes: Vec<u8>,
+    /// What is given back when it has been written.
+    pub held: Held,
+}
+
+/// Something booked, which is given back when it is dropped.
+pub type Held = Box<dyn Hold>;
+
+/// What a booking is held by.
+pub trait Hold: fmt::Debug + Send {}
+
+impl<T: fmt::Debug + Send> Hold for T {}
+
+/// A limit on memory.
+pub trait Memory: fmt::Debug + Send + Sync {
+    /// Books so many bytes.
+    ///
+    /// # Errors
+    /// The limit would be exceeded.
+    fn book(&self, bytes: usize) -> Result<Held, WireError>;
+}
+
+/// A message of the receiver, and what is held for it.
+pub(crate) struct Heard {
+    pub(crate) message: ToSender,
+    /// Given back when the message has been taken.
+    _held: Option<Held>,
+}
+
+/// The messages of a receiver; where it has dialled, they are booked on `memory`.
+pub(crate) fn inbox(reader: ControlReader, memory: Option<Arc<dyn Memory>>) -> Inbox<Heard> {
+    let decode = move |bytes: &[u8]| {
+        let Some(memory) = &memory else {
+            return Ok(Heard { message: decode_message(bytes)?, _held: None });
+        };
+        // what is decoded is larger than what has come, by no more than this
+        let held = memory.book(bytes.len() * DECODED_BYTES_PER_BYTE)?;
+        let mut strings = Vec::new();
+        let room = |count: usize| memory.book(count * ELEMENT_BYTES).map(|held| strings.push(held));
+        let message = decode_message_within(bytes, room)?;
+        Ok(Heard { message, _held: Some(Box::new((held, strings))) })
+    };
+    reader.into_inbox(decode, INBOX_MESSAGES_MAX)
+}
+
+/// A verdict of 40 bytes may come as one byte, and an element of most other lists as two or three.
+const DECODED_BYTES_PER_BYTE: usize = 40;
+/// The memory of an element of a list that has a name or a path, beside the bytes of that.
+const ELEMENT_BYTES: usize = 136;
+
+const _: () = assert!(size_of::<zmove_wire::Verdict>() <= DECODED_BYTES_PER_BYTE);
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relay").field("memory", &self.memory).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Beside({} bytes)", self.bytes.len())
+    }
+}

@@ -1,0 +1,227 @@
+//! The messages of a receiver that has dialled: what it wants to be sent. They come before the host, which is the
+//! sender from then on, says anything as one.
+//!
+//! **Invariant:** each list has a bound of its own, and a [`Fetch`] is no longer than
+//! [`FETCH_BYTES_MAX`](crate::limits::FETCH_BYTES_MAX), which the host checks before its bytes are awaited.
+
+use serde::{Deserialize, Serialize};
+use zmove_types::Timestamp;
+
+use super::{Open, bytes, list, metadata};
+use crate::extensions::Extensions;
+use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_RULES_MAX, FETCH_SOURCES_MAX};
+
+/// A message from a receiver that has dialled to the host that is to send.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToSource {
+    /// The first message: what is to be sent, and how.
+    Fetch(Box<Fetch>),
+    /// A part of the list of paths that [`Fetch::list`] has announced.
+    Listed {
+        /// The bytes of the list, at most [`FETCH_LIST_PART_BYTES_MAX`](crate::limits::FETCH_LIST_PART_BYTES_MAX).
+        #[serde(with = "bytes")]
+        bytes: Vec<u8>,
+    },
+}
+
+/// The order of a receiver that has dialled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetch {
+    /// How the receiver writes; its target is empty, and its shape without meaning.
+    pub open: Open,
+    /// The extensions of the opening.
+    pub extensions: Extensions,
+    /// The sources, as the user wrote them.
+    #[serde(deserialize_with = "list::at_most::<FETCH_SOURCES_MAX, _, _>")]
+    pub sources: Vec<SourcePath>,
+    /// The rules of the selection, first to last.
+    #[serde(deserialize_with = "list::at_most::<FETCH_RULES_MAX, _, _>")]
+    pub rules: Vec<RuleText>,
+    /// The least and the largest size of files that are wanted, in bytes.
+    pub sizes: (u64, u64),
+    /// Whether what is mounted below the sources is left out.
+    pub one_file_system: bool,
+    /// The list of paths in place of the contents of the only source, which comes in further messages.
+    pub list: Option<ListOrder>,
+    /// Whether what is at the target alone is removed, and when.
+    pub removals: Option<RemovalOrder>,
+    /// Whom entries are said to belong to.
+    pub owners: OwnerOrder,
+    /// Whether blocks of zeros become holes.
+    pub zeros_made_holes: bool,
+    /// The umask whose permission bits take the place of modes.
+    pub umask: Option<u32>,
+    /// The modification time of all entries, in the place of their own.
+    pub mtime: Option<Time>,
+    /// The rate that all data connections together are held to, in bytes per second.
+    pub rate_max: Option<u64>,
+    /// The data connections that the receiver has dialled.
+    pub lanes: LaneOrder,
+    /// Whether the hash of each file is to be told.
+    pub manifest: bool,
+    /// The interval in which the progress of all stages is to be told, in milliseconds.
+    pub sample_millis: Option<u32>,
+}
+
+/// A source as the user wrote it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourcePath(#[serde(with = "bytes")] pub Vec<u8>);
+
+/// One rule of a selection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleText {
+    /// The pattern, in gitignore's syntax, without the sign that takes entries in again.
+    #[serde(with = "bytes")]
+    pub pattern: Vec<u8>,
+    /// Whether matching entries are taken in again.
+    pub includes: bool,
+}
+
+/// The form of a list of paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListOrder {
+    /// Whether its paths end in NUL bytes instead of line feeds.
+    pub nul: bool,
+    /// The length of the list in bytes.
+    pub bytes: u64,
+}
+
+/// The removals of a mirror.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovalOrder {
+    /// Whether entries are removed also when a part of the source could not be read or stored.
+    pub after_errors: bool,
+    /// The most entries that are removed.
+    pub entries_max: Option<u64>,
+}
+
+/// Whom entries are said to belong to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnerOrder {
+    /// Whether numbers count, and names are not told.
+    pub numeric: bool,
+    /// What users become.
+    #[serde(deserialize_with = "list::at_most::<FETCH_MAPPINGS_MAX, _, _>")]
+    pub users: Vec<AccountOrder>,
+    /// What groups become.
+    #[serde(deserialize_with = "list::at_most::<FETCH_MAPPINGS_MAX, _, _>")]
+    pub groups: Vec<AccountOrder>,
+}
+
+/// What some users or groups of the source become at the target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccountOrder {
+    /// The name that they become; empty where only the number counts.
+    #[serde(deserialize_with = "bytes::reason")]
+    pub name: String,
+    /// The number that they become.
+    pub id: u32,
+    /// Which ones.
+    pub from: AccountsFrom,
+}
+
+/// Some users or groups.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AccountsFrom {
+    /// All of them.
+    All,
+    /// All without a name.
+    Nameless,
+    /// The one of this name.
+    Name(#[serde(deserialize_with = "bytes::reason")] String),
+    /// All whose numbers lie between two, both included.
+    Ids(u32, u32),
+}
+
+/// A moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Time(#[serde(with = "metadata::timestamp")] pub Timestamp);
+
+/// The data connections of a receiver that has dialled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneOrder {
+    /// The number of lanes that are dialled beside control.
+    pub dialled: u16,
+    /// The fewest that suit the path, where the sender may change the number.
+    pub least: Option<u16>,
+    /// The most that the receiver takes.
+    pub most: u16,
+}
+
+/// What a host says before it sends: it does as it was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetching {
+    /// The most lanes that the host serves.
+    pub lanes_max: u16,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::error::WireError;
+    use crate::message::{ToSender, decode_message, encode_message};
+
+    pub(crate) fn sample() -> Fetch {
+        Fetch {
+            open: Open::new(Vec::new(), [7; 16]),
+            extensions: Extensions::default(),
+            sources: vec![SourcePath(b"a/".to_vec())],
+            rules: vec![RuleText { pattern: b"*.o".to_vec(), includes: false }],
+            sizes: (0, 1),
+            one_file_system: true,
+            list: Some(ListOrder { nul: true, bytes: 3 }),
+            removals: Some(RemovalOrder { after_errors: true, entries_max: Some(2) }),
+            owners: OwnerOrder {
+                numeric: true,
+                users: vec![AccountOrder { name: "u".into(), id: 5, from: AccountsFrom::Ids(1, 2) }],
+                groups: vec![AccountOrder {
+                    name: String::new(),
+                    id: 6,
+                    from: AccountsFrom::Name("g".into()),
+                }],
+            },
+            zeros_made_holes: false,
+            umask: Some(0o22),
+            mtime: Some(Time(Timestamp { seconds: -1, nanos: 2 })),
+            rate_max: Some(9),
+            lanes: LaneOrder { dialled: 2, least: Some(2), most: 64 },
+            manifest: true,
+            sample_millis: Some(100),
+        }
+    }
+
+    #[test]
+    fn an_order_is_pinned() {
+        let fetch = ToSource::Fetch(Box::new(sample()));
+        let bytes = encode_message(&fetch);
+        let open = [&[0, 0, 0, 0, 0, 0][..], &[7; 16], &[0; 4]].concat();
+        let rest = [
+            &[0, 1, 2, b'a', b'/', 1, 3, b'*', b'.', b'o', 0, 0, 1, 1, 1, 1, 3, 1, 1, 1, 2][..],
+            &[
+                1, 1, 1, b'u', 5, 3, 1, 2, 1, 0, 6, 2, 1, b'g', 0, 1, 18, 1, 1, 2, 1, 9, 2, 1, 2, 64, 1, 1,
+                100,
+            ],
+        ];
+        assert_eq!(bytes[4..], [&[0][..], &open, &rest.concat()].concat());
+        assert_eq!(decode_message(&bytes[4..]), Ok(fetch));
+        let listed = ToSource::Listed { bytes: b"a\n".to_vec() };
+        assert_eq!(encode_message(&listed)[4..], [1, 2, b'a', b'\n']);
+        let fetching = ToSender::Fetching(Fetching { lanes_max: 300 });
+        assert_eq!(encode_message(&fetching)[4..], [21, 0xAC, 2]);
+    }
+
+    #[test]
+    fn an_order_s_lists_are_bounded() {
+        let with = |sources: usize, rules: usize| {
+            let fetch = Fetch {
+                sources: vec![SourcePath(Vec::new()); sources],
+                rules: vec![RuleText { pattern: Vec::new(), includes: true }; rules],
+                ..sample()
+            };
+            decode_message::<ToSource>(&encode_message(&ToSource::Fetch(Box::new(fetch)))[4..]).map(drop)
+        };
+        assert_eq!(with(FETCH_SOURCES_MAX, FETCH_RULES_MAX), Ok(()));
+        assert_eq!(with(FETCH_SOURCES_MAX + 1, 1), Err(WireError::Message));
+        assert_eq!(with(1, FETCH_RULES_MAX + 1), Err(WireError::Message));
+    }
+}

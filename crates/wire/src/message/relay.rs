@@ -1,0 +1,294 @@
+//! What a sender that was dialled says beside the transfer: its events, the hashes of files, and its account at the
+//! end, so that who has asked for the files is told the same as one who pushes.
+//!
+//! **Invariant:** nothing here changes what the receiver writes.
+
+use serde::{Deserialize, Serialize};
+use zmove_types::{RelPath, Root};
+
+use super::{NotKept, Refusal, bytes, list};
+use crate::limits::{HASHED_MAX, LANES_MAX, MISSED_MAX, TOLD_MAX};
+
+/// One word beside a transfer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Relay {
+    /// Things that happened.
+    Told(#[serde(deserialize_with = "list::at_most::<TOLD_MAX, _, _>")] Vec<Told>),
+    /// The hashes of files that are whole at the target.
+    Hashed(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<FileHash>),
+    /// So many more lanes are wanted.
+    Lanes(u16),
+    /// The account at the good end.
+    Account(Box<TransferAccount>),
+    /// Why the sender cannot go on.
+    Broken(Refusal),
+}
+
+/// The hash of one file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileHash {
+    /// The file's path below the target.
+    #[serde(with = "bytes::path")]
+    pub path: RelPath,
+    /// The BLAKE3 of its contents.
+    #[serde(with = "root")]
+    pub root: Root,
+}
+
+mod root {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use zmove_types::Root;
+
+    pub(super) fn serialize<S: Serializer>(root: &Root, serializer: S) -> Result<S::Ok, S::Error> {
+        root.0.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Root, D::Error> {
+        <[u8; 32]>::deserialize(deserializer).map(Root)
+    }
+}
+
+/// One thing that happened at the sender; numbers are additions to those told before, unless it says otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Told {
+    /// How far the transfer has come.
+    Progress(Progress),
+    /// The scan has ended.
+    ScanEnded,
+    /// The first data left, so many microseconds after the start.
+    FirstByte(u64),
+    /// So many lanes are up now.
+    LaneUp(u16),
+    /// Data arrived damaged and is sent again.
+    Resent(#[serde(deserialize_with = "bytes::told")] String),
+    /// A file or directory failed.
+    Failed(#[serde(deserialize_with = "bytes::told")] String),
+    /// An entry lacks something.
+    NotKept(#[serde(deserialize_with = "bytes::told")] String),
+    /// A warning.
+    Warned(#[serde(deserialize_with = "bytes::told")] String),
+    /// The present limit of the rate.
+    Limited(#[serde(deserialize_with = "bytes::told")] String),
+    /// The progress of each stage, in all.
+    Sampled(StageProgress),
+    /// A change that a transfer would make.
+    Listed(ToldChange),
+    /// All has been sent.
+    Flushing,
+    /// The receiver has answered all.
+    Answered,
+}
+
+/// How far a transfer has come since the last word about that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Regular files that the scan has found.
+    pub found_files: u64,
+    /// The bytes of these files.
+    pub found_bytes: u64,
+    /// Files that became whole.
+    pub stored_files: u64,
+    /// Bytes that were stored.
+    pub stored_bytes: u64,
+    /// Files that were equal at the target.
+    pub skipped_files: u64,
+    /// Bytes that need not travel.
+    pub skipped_bytes: u64,
+}
+
+/// The progress of the stages at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageProgress {
+    /// Microseconds since the start.
+    pub elapsed_us: u64,
+    /// Bytes read and hashed.
+    pub bytes_read: u64,
+    /// Bytes handed to lanes.
+    pub bytes_handed_over: u64,
+    /// Bytes that the receiver's kernel has acknowledged.
+    pub bytes_acked: Option<u64>,
+    /// Bytes stored.
+    pub bytes_stored: u64,
+    /// Batches that wait to be read.
+    pub packs_waiting: u64,
+    /// Frames that wait for a lane.
+    pub frames_waiting: u64,
+    /// Items without a receipt.
+    pub items_outstanding: u64,
+    /// Lanes that are up.
+    pub lanes: u64,
+    /// Segments sent again.
+    pub segments_retransmitted: Option<u64>,
+}
+
+/// A change that a transfer would make to one entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToldChange {
+    /// The entry's path below the target.
+    #[serde(with = "bytes::path")]
+    pub path: RelPath,
+    /// The kind of change.
+    pub kind: ToldKind,
+    /// The kind of entry.
+    pub form: ToldForm,
+}
+
+/// A kind of change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToldKind {
+    /// The entry is made.
+    Added,
+    /// The entry is changed, for this reason.
+    Changed(#[serde(deserialize_with = "bytes::told")] String),
+    /// The entry is removed.
+    Removed,
+}
+
+/// A kind of entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToldForm {
+    /// A file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link to this.
+    Symlink(#[serde(with = "bytes")] Vec<u8>),
+    /// A further name of the file at this path.
+    Link(#[serde(with = "bytes::path")] RelPath),
+}
+
+/// The sender's account of a transfer that came to its end; times are in microseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransferAccount {
+    /// Files that are whole at the target because of the transfer.
+    pub files: u64,
+    /// The bytes of these files.
+    pub bytes: u64,
+    /// The hard links among the files.
+    pub linked: u64,
+    /// Files that were equal.
+    pub skipped: u64,
+    /// Bytes of large files that had come before.
+    pub bytes_resumed: u64,
+    /// Bytes that another version had as well.
+    pub bytes_matched: u64,
+    /// Special files that were left.
+    pub specials: u64,
+    /// What was not kept.
+    #[serde(deserialize_with = "list::at_most::<MISSED_MAX, _, _>")]
+    pub not_kept: Vec<NotKept>,
+    /// Entries that failed.
+    pub failed: u64,
+    /// Entries that vanished.
+    pub vanished: u64,
+    /// Entries removed.
+    pub removed: u64,
+    /// Entries that stay by the limit of removals.
+    pub spared: u64,
+    /// Entries that stay since the source changed.
+    pub kept_by_change: u64,
+    /// Items sent again after damage.
+    pub resent: u64,
+    /// Chunks sent again because of a slow lane.
+    pub repeated: u64,
+    /// The most lanes.
+    pub lanes: u64,
+    /// From the beginning to the last message.
+    pub elapsed_us: u64,
+    /// From the beginning to the first data.
+    pub first_byte_us: Option<u64>,
+    /// The last flush.
+    pub flush_us: u64,
+    /// The sender's CPU time.
+    pub sender_cpu_us: u64,
+    /// The receiver's CPU time.
+    pub receiver_cpu_us: u64,
+    /// Files with another time than the source's.
+    pub times_beyond_range: u64,
+    /// Shares of the limits in percent, in their order.
+    #[serde(deserialize_with = "list::at_most::<16, _, _>")]
+    pub shares: Vec<u8>,
+    /// The number of the largest limit, in the same order.
+    pub limit: u8,
+    /// The kernel's report on the path.
+    pub path: Option<PathAccount>,
+    /// Entries that would be added and changed, of a preview.
+    pub preview: Option<(u64, u64)>,
+    /// The number of lanes that suited the path, and whether its congestion control ignores loss.
+    pub learnt: Option<(u16, bool)>,
+    /// What the path carried at its best, in bytes per second, and the round trip.
+    pub at_best: Option<(u64, u64)>,
+    /// Entries left out by the selection.
+    pub left_out: u64,
+}
+
+/// The kernel's report on the connections of all lanes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathAccount {
+    /// Bytes on the wire.
+    pub bytes_sent: u64,
+    /// Bytes sent again.
+    pub bytes_retransmitted: u64,
+    /// Segments sent again.
+    pub segments_retransmitted: u64,
+    /// Time with data on the wire, over all lanes.
+    pub busy_us: u64,
+    /// The part of it with a full window at the receiver.
+    pub receive_window_us: u64,
+    /// The part of it with a full buffer at the sender.
+    pub send_buffer_us: u64,
+    /// The busy time of the busiest lane.
+    pub busy_longest_us: u64,
+    /// The shortest round trip.
+    pub round_trip_us: Option<u64>,
+    /// The time since data was last put on the wire.
+    pub since_data_us: Option<u64>,
+    /// Bytes acknowledged on each lane, ascending.
+    #[serde(deserialize_with = "list::at_most::<{ ACKED_MAX }, _, _>")]
+    pub bytes_acked: Vec<u64>,
+    /// Whether QUIC carried the lanes.
+    pub by_quic: bool,
+}
+
+/// Lanes come and go, and each counts.
+const ACKED_MAX: usize = 16 * LANES_MAX as usize;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::WireError;
+    use crate::message::{ToReceiver, decode_message, encode_message};
+
+    #[test]
+    fn words_beside_a_transfer_are_pinned() {
+        let bytes = |relay: Relay| {
+            let message = ToReceiver::Relay(relay);
+            let bytes = encode_message(&message)[4..].to_vec();
+            assert_eq!(decode_message(&bytes), Ok(message));
+            bytes
+        };
+        let progress = Progress { found_files: 1, skipped_bytes: 300, ..Progress::default() };
+        let told = vec![Told::Progress(progress), Told::Failed("x".into()), Told::LaneUp(2)];
+        assert_eq!(bytes(Relay::Told(told)), [14, 0, 3, 0, 1, 0, 0, 0, 0, 0xAC, 2, 5, 1, b'x', 3, 2]);
+        let path = || RelPath::from_bytes(b"p").unwrap();
+        let hashed = FileHash { path: path(), root: Root([9; 32]) };
+        assert_eq!(bytes(Relay::Hashed(vec![hashed])), [&[14, 1, 1, 1, b'p'][..], &[9; 32]].concat());
+        assert_eq!(bytes(Relay::Lanes(4)), [14, 2, 4]);
+        let change =
+            ToldChange { path: path(), kind: ToldKind::Changed("t".into()), form: ToldForm::Link(path()) };
+        assert_eq!(
+            bytes(Relay::Told(vec![Told::Listed(change)])),
+            [14, 0, 1, 10, 1, b'p', 1, 1, b't', 3, 1, b'p']
+        );
+        assert_eq!(bytes(Relay::Account(Box::default())).len(), 31);
+    }
+
+    #[test]
+    fn words_are_few_at_a_time() {
+        let many = |count| {
+            let message = ToReceiver::Relay(Relay::Told(vec![Told::ScanEnded; count]));
+            decode_message::<ToReceiver>(&encode_message(&message)[4..]).map(drop)
+        };
+        assert_eq!((many(TOLD_MAX), many(TOLD_MAX + 1)), (Ok(()), Err(WireError::Message)));
+    }
+}

@@ -1,0 +1,188 @@
+//! A host that sends what was not asked for, and a receiver that asks for too much.
+
+use std::sync::mpsc as std_mpsc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+use zmove_scan::ScanRoot;
+use zmove_sender::{Held, Link, Memory, Push, PushJob, Relay, Run, SenderConfig};
+use zmove_transport::{
+    Channel, Dialler, Fingerprint, HostPolicy, Identity, Listener, SocketConfig, TransportChoice,
+    control_pair,
+};
+use zmove_types::{Name, NoObserver, RelPath, TransferId};
+use zmove_wire::{
+    Cipher, Fetching, Greeting, Open, Role, TargetShape, ToSender, TopName, Version, WireError,
+    encode_message,
+};
+
+use super::site;
+use crate::harness::Site;
+use crate::tree::{names, paint};
+
+/// A host that sends `sources` of the site, by their names at the target, whatever it was asked for.
+fn serve(site: &Site, sources: &[(&str, &str)], claimed: &str) -> (std::net::SocketAddr, Fingerprint) {
+    let identity = Identity::load_or_create(&site.path("server")).unwrap();
+    let fingerprint = identity.fingerprint();
+    let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
+    let roots: Vec<_> =
+        sources.iter().map(|(source, prefix)| ScanRoot::new(site.path(source), path(prefix))).collect();
+    let tops = vec![TopName(Name::from_bytes(claimed.as_bytes()).unwrap())];
+    let (address_in, address) = std_mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let socket = SocketConfig::default();
+            let listen = "127.0.0.1:0".parse().unwrap();
+            let listener = Listener::bind(listen, &identity, TransportChoice::Tcp, &socket).await.unwrap();
+            address_in.send(listener.local_addr().unwrap()).unwrap();
+            let (lanes_in, lanes) = mpsc::channel(64);
+            let lanes = Arc::new(Mutex::new(Some(lanes)));
+            let listener = Arc::new(listener);
+            loop {
+                let incoming = listener.accept().await.unwrap();
+                let (listener, lanes_in, lanes) =
+                    (Arc::clone(&listener), lanes_in.clone(), Arc::clone(&lanes));
+                let (roots, tops) = (roots.clone(), tops.clone());
+                tokio::spawn(async move {
+                    let patience = Duration::from_secs(10);
+                    let mut channel = listener.handshake_telling(incoming, patience, || ()).await.ok()?;
+                    let mut greeting = [0; Greeting::BYTES];
+                    channel.read_exact(&mut greeting).await.ok()?;
+                    let greeting = Greeting::decode(&greeting).unwrap();
+                    if let Role::Lane(_) = greeting.role {
+                        return lanes_in.send(Ok(channel.into_sink(Cipher::Tls, 8).unwrap())).await.ok();
+                    }
+                    let lanes = lanes.lock().unwrap().take()?;
+                    send(channel, greeting, lanes, roots, tops).await;
+                    Some(())
+                });
+            }
+        });
+    });
+    (address.recv().unwrap(), fingerprint)
+}
+
+#[derive(Debug)]
+struct Unbounded;
+
+impl Memory for Unbounded {
+    fn book(&self, _bytes: usize) -> Result<Held, WireError> {
+        Ok(Box::new(()))
+    }
+}
+
+async fn send(
+    channel: Channel,
+    greeting: Greeting,
+    lanes: mpsc::Receiver<Result<Box<dyn zmove_transport::LaneSink>, zmove_transport::LaneError>>,
+    sources: Vec<ScanRoot>,
+    tops: Vec<TopName>,
+) {
+    let (mut reader, mut writer) = control_pair(channel);
+    reader.receive().await.unwrap().unwrap();
+    let transfer = greeting.transfer;
+    writer.greet(&Greeting::new(Role::Control, transfer)).await.unwrap();
+    let fetching = ToSender::Fetching(Fetching { lanes_max: 8 });
+    writer.send(&encode_message(&fetching)).await.unwrap();
+    let open = Open { shape: TargetShape::Directory { tops }, ..Open::new(b"/".to_vec(), [0; 16]) };
+    let job = PushJob { sources, open, mirror: None, sources_missing: 0, list: None };
+    let mut run = Run::begin(None, Instant::now());
+    let push = Push::start(job, SenderConfig::default(), &mut run, Instant::now());
+    let (words_in, words) = mpsc::unbounded_channel();
+    let last = Box::new(move |_: Result<&_, &_>| drop(words_in));
+    let relay = Some(Relay { words, last, memory: Arc::new(Unbounded) });
+    let (cipher, version) = (Cipher::Tls, Version::NEWEST);
+    let link = Link { transfer, cipher, version, control: (reader, writer), lanes, supply: None, relay };
+    drop(push.run(&mut run, link, Arc::new(NoObserver), std::future::pending()).await);
+}
+
+/// A site with what is asked for, and with what a host would like to bring.
+fn tempting() -> Site {
+    let site = Site::local();
+    paint(site.path("good/f"), 10);
+    paint(site.path("evil/authorized_keys"), 10);
+    paint(site.path("large"), 5 << 20);
+    site
+}
+
+/// After CVE-2022-29154: a host answers with more names than those it was asked for, in small files, large ones and
+/// directories, under a glob, and in its opening.
+#[test]
+fn a_host_brings_nothing_that_was_not_asked_for() {
+    for (sources, claimed, asked) in [
+        (&[("good", "good"), ("evil", ".ssh")][..], "good", "good"),
+        (&[("good", "good"), ("large", "bashrc")], "good", "good"),
+        (&[("good", "good"), ("evil", "bad")], "good", "g*"),
+        (&[("evil", "bad")], "bad", "good"),
+        // what is in the directory that was asked for, beside it
+        (&[("evil/", "")], "good", "good"),
+    ] {
+        let site = tempting();
+        let (address, fingerprint) = serve(&site, sources, claimed);
+        site.pin(&address, fingerprint);
+        // without the file that was there, nothing would be offered
+        paint(site.target().join("there"), 1);
+        let pull = site.zmove(&["pull", "--timeout", "0", &format!("{address}:{asked}"), "target"]);
+        pull.outcome().expect(12).says(&["something that was not asked for"]).lines(1);
+        let allowed = ["good", "there"];
+        let found = names(&site.target());
+        assert!(found.iter().all(|name| allowed.contains(&name.as_str())), "{sources:?}: {found:?}");
+    }
+}
+
+/// What was asked for arrives from that host too, so that the others fail for their names alone.
+#[test]
+fn a_host_that_sends_what_was_asked_for_is_believed() {
+    let site = tempting();
+    let (address, fingerprint) = serve(&site, &[("good", "good")], "good");
+    site.pin(&address, fingerprint);
+    // the host has no account to tell at its end, so all is there and the command fails
+    site.zmove(&["pull", "--timeout", "0", &format!("{address}:good"), "target"]).outcome().expect(12);
+    assert_eq!(names(&site.target().join("good")), ["f"]);
+}
+
+/// Says `bytes` after the greeting of a receiver that has dialled; returns what the daemon says.
+fn say(site: &Site, bytes: &[u8]) -> Vec<u8> {
+    let identity = Identity::load_or_create(&site.path("client")).unwrap();
+    let daemon = site.the_daemon();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let greeting = Greeting::new(Role::Fetch, TransferId([3; 16])).encode();
+    runtime.block_on(async {
+        let policy = HostPolicy::Pinned(daemon.fingerprint);
+        let port = daemon.address.port();
+        let dialler = Dialler::new(&identity, "127.0.0.1", port, policy, SocketConfig::default());
+        let mut connection = dialler.await.unwrap().dial(Duration::from_secs(10)).await.unwrap();
+        connection.write_all(&[&greeting, bytes].concat()).await.unwrap();
+        connection.flush().await.unwrap();
+        let mut said = Vec::new();
+        drop(tokio::time::timeout(Duration::from_secs(10), connection.read_to_end(&mut said)).await);
+        said
+    })
+}
+
+/// The length alone is refused, before any of it is awaited or held.
+#[test]
+fn a_selection_of_100_mb_is_refused_before_it_is_held() {
+    let site = site();
+    let before = site.the_daemon().peak_memory_kib();
+    let said = say(&site, &(100_u32 << 20).to_le_bytes());
+    let text = String::from_utf8_lossy(&said).into_owned();
+    assert!(text.contains("message of 104857600 is over the limit of 2097152"), "{text}");
+    site.the_daemon().wait_for_log("over the limit of 2097152");
+    let more = site.the_daemon().peak_memory_kib().saturating_sub(before);
+    assert!(more < 20 << 10, "{more} KiB");
+}
+
+#[test]
+fn an_order_of_nonsense_is_refused() {
+    let site = site();
+    for nonsense in [&[5, 0, 0, 0, 1, 2, 3, 4, 5][..], &[1, 0, 0, 0, 9], &[3, 0, 0, 0, 1, 1, b'x']] {
+        say(&site, nonsense);
+    }
+    site.the_daemon().wait_for_logs("refused: ", 2);
+    paint(site.source().join("f"), 10);
+    site.pull(&[], &["f"], "").expect(0);
+}
