@@ -224,11 +224,6 @@ impl Access {
     pub const fn writes(self) -> bool {
         matches!(self, Self::WriteOnly | Self::ReadWrite)
     }
-
-    /// What may be done with either.
-    fn and(self, other: Self) -> Self {
-        if self == other { self } else { Self::ReadWrite }
-    }
 }
 
 impl AuthorizedKeys {
@@ -257,7 +252,7 @@ impl AuthorizedKeys {
     }
 
     /// Adds a key to the list in `home`, on disk at once, and returns its grant as it is now. A key that is in the list
-    /// already gets the new name, the roots and the access of both, and the new limits, where there are new
+    /// already gets the new name, the rights of both, and the new limits, where there are new
     /// ones.
     ///
     /// # Errors
@@ -400,17 +395,30 @@ fn merge(lines: &mut Vec<Line>, new: Grant) -> Grant {
 }
 
 fn union(old: Grant, new: Grant) -> Grant {
-    let access = match (old.roots.is_empty(), new.roots.is_empty()) {
-        (true, _) => new.access,
-        (_, true) => old.access,
-        _ => old.access.and(new.access),
+    let writes = both(write_roots(&old), write_roots(&new));
+    let reads = both(read_roots(&old), read_roots(&new));
+    // no more than what was granted each time
+    let (roots, access, read_roots) = match (writes.is_empty(), reads.len() == writes.len()) {
+        (true, _) => (reads, Access::ReadOnly, Vec::new()),
+        (false, true) if reads.iter().all(|root| writes.contains(root)) => {
+            (writes, Access::ReadWrite, Vec::new())
+        }
+        _ => (writes, Access::WriteOnly, reads),
     };
-    let (roots, read_roots) = (both(old.roots, new.roots), both(old.read_roots, new.read_roots));
     let max_rate = new.max_rate.or(old.max_rate);
     let (set_ids, set_owner) = (old.set_ids || new.set_ids, old.set_owner || new.set_owner);
     let expires = new.expires.or(old.expires);
     let (holder, name) = (new.holder, new.name);
     Grant { holder, name, roots, access, read_roots, set_ids, set_owner, max_rate, expires }
+}
+
+fn write_roots(grant: &Grant) -> Vec<PathBuf> {
+    if grant.access.writes() { grant.roots.clone() } else { Vec::new() }
+}
+
+fn read_roots(grant: &Grant) -> Vec<PathBuf> {
+    let roots = if grant.access.reads() { grant.roots.clone() } else { Vec::new() };
+    both(roots, grant.read_roots.clone())
 }
 
 fn both(mut roots: Vec<PathBuf>, more: Vec<PathBuf>) -> Vec<PathBuf> {
@@ -498,10 +506,14 @@ mod tests {
         let path = home.path().join(AUTHORIZED_KEYS_FILE);
         let kept = format!("# site keys\n\n {TWO}  name=bob root=/b ");
         fs::write(&path, &kept).unwrap();
-        AuthorizedKeys::allow(home.path(), grant(ONE, "alice", &["/a", "/c"], Access::ReadWrite)).unwrap();
+        AuthorizedKeys::allow(home.path(), grant(ONE, "alice", &["/a", "/c"], Access::WriteOnly)).unwrap();
         AuthorizedKeys::allow(home.path(), grant(ONE, "anna", &["/c", "/d"], Access::ReadOnly)).unwrap();
-        let text = fs::read_to_string(&path).unwrap();
-        assert_eq!(text, format!("{kept}\n{ONE} name=anna root=/a root=/c root=/d write\n"));
+        let text = || fs::read_to_string(&path).unwrap();
+        let rights = "root=/a root=/c write read-root=/c read-root=/d";
+        assert_eq!(text(), format!("{kept}\n{ONE} name=anna {rights}\n"));
+        AuthorizedKeys::allow(home.path(), grant(ONE, "anna", &["/d"], Access::WriteOnly)).unwrap();
+        AuthorizedKeys::allow(home.path(), grant(ONE, "anna", &["/a"], Access::ReadOnly)).unwrap();
+        assert_eq!(text(), format!("{kept}\n{ONE} name=anna root=/a root=/c root=/d write read\n"));
     }
 
     #[test]
