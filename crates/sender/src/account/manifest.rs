@@ -41,7 +41,7 @@ impl fmt::Debug for Teller {
 }
 
 impl Manifest {
-    /// Begins to write, as [`Lines::create`] says.
+    /// Begins to write, as `Lines::create` says.
     ///
     /// # Errors
     /// The system's error; also where there is something else, such as a directory or a disk.
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(path).unwrap(), expected);
     }
 
-    /// A killed process leaves a passing name of a process that has ended; here it is one of before a reboot.
+    /// A killed process leaves a passing name of a process that has ended; here of one that had this one's number.
     #[test]
     fn what_a_killed_process_has_left_goes() {
         let home = tempfile::tempdir().unwrap();
@@ -343,8 +343,8 @@ mod tests {
         let name = std::fs::read_dir(home.path()).unwrap().next().unwrap().unwrap().file_name();
         let mut parts: Vec<_> = name.to_str().unwrap().split('-').map(str::to_owned).collect();
         assert!(zmove_disk::is_passing(Tree::open(home.path()).unwrap().fd(), name.as_encoded_bytes()));
-        let boot = u64::from_str_radix(&parts[3], 16).unwrap();
-        parts[3] = format!("{:x}", boot ^ 1);
+        let start = u64::from_str_radix(&parts[5], 16).unwrap();
+        parts[5] = format!("{:x}", start ^ 1);
         std::fs::write(home.path().join(parts.join("-")), "left").unwrap();
         manifest.finish().unwrap();
         Manifest::create(&home.path().join("m")).unwrap().finish().unwrap();

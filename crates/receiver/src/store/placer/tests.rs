@@ -239,9 +239,9 @@ fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
     let transfer = transfer(home.path());
     let own = Staged::create(&opened, 0o600).unwrap().into_hidden_name().unwrap();
     let own = own.as_os_str().to_str().unwrap();
-    // Its name is changed to one of the boot before.
+    // Its name is changed to that of another process, which had this one's number.
     let mut parts: Vec<_> = own.split('-').collect();
-    parts[3] = "1";
+    parts[5] = "1";
     std::fs::write(directory.join(parts.join("-")), "left").unwrap();
     let mut placer = Placer::new(&transfer);
     assert_eq!(place(&mut placer, directory_entry("", "d")), []);
