@@ -3,10 +3,9 @@
 //! A passing name, `.zmove-PARENT-MACHINE-BOOT-PID-START-MOMENT-NUMBER`, contains the directory that the entry was made
 //! in, the process that made it, and when. The next transfer to the directory removes entries of processes that have
 //! ended, and, after some days, those of other machines, whose processes cannot be looked up here. Machines made from
-//! one image have one machine id: what differs is the host name, and what another boot has made since this one began
-//! is another machine's in any case. Manifests are
-//! gathered under such names too. A scan for a push skips them in the directory that they were made in. In a directory
-//! that only takes new names (`chattr +a`) nothing can be placed.
+//! one image have one machine id: what differs is the host name, and what another boot has made since this one began is
+//! another machine's in any case. Manifests are gathered under such names too. A scan for a push skips them in the
+//! directory that they were made in. In a directory that only takes new names (`chattr +a`) nothing can be placed.
 //!
 //! **Invariant:** [`remove_abandoned`](crate::remove_abandoned) removes an entry with such a name only when its process
 //! has ended, and only where the entry is the one that was made under that name: a copy of it is data like any other.

@@ -41,7 +41,9 @@ impl fmt::Debug for Teller {
 }
 
 impl Manifest {
-    /// Begins to write, as `Lines::create` says.
+    /// Begins to write, to a hidden file beside `path`; the name itself is given at the good end of the push. A
+    /// symbolic link is followed: the file it leads to is replaced, or made. Where there is a FIFO or a character
+    /// device, or `path` is `-` or a descriptor as `/dev/stdout` is, the lines go there, at the good end too.
     ///
     /// # Errors
     /// The system's error; also where there is something else, such as a directory or a disk.
@@ -109,12 +111,7 @@ enum Place {
 }
 
 impl Lines {
-    /// Begins to write, to a hidden file beside `path`; the name itself is given at the good end of the push. A
-    /// symbolic link is followed: the file it leads to is replaced, or made. Where there is a FIFO or a character
-    /// device, or `path` is `-` or a descriptor as `/dev/stdout` is, the lines go there, at the good end too.
-    ///
-    /// # Errors
-    /// The system's error; also where there is something else, such as a directory or a disk.
+    /// The lines of [`Manifest::create`].
     fn create(path: &Path) -> io::Result<Self> {
         let (goal, out) = match Place::of(path)? {
             Place::Name(path) => {
