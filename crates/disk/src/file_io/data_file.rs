@@ -19,6 +19,7 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -172,6 +173,12 @@ impl DataFile {
     /// The system's error.
     pub fn drop_cached(&self) -> io::Result<()> {
         Ok(rustix::fs::fadvise(&self.cached, 0, None, Advice::DontNeed)?)
+    }
+
+    /// The same for the pages of `len` bytes from `offset` on: the kernel goes through all that are named, also those
+    /// that it cannot drop.
+    pub(crate) fn drop_cached_span(&self, offset: u64, len: u64) -> io::Result<()> {
+        Ok(rustix::fs::fadvise(&self.cached, offset, NonZeroU64::new(len), Advice::DontNeed)?)
     }
 
     /// Remembers that the file system does not take direct requests after all. Other errors come again through the page

@@ -22,15 +22,13 @@ pub struct StoredFile {
 }
 
 impl StoredFile {
-    /// Drops what is cached of an open file.
+    /// An open file.
     ///
     /// # Errors
     /// The system's error.
     pub fn new(file: File) -> io::Result<Self> {
         let bytes = file.metadata()?.len();
-        let data = DataFile::for_reading(file, bytes, Direct::On);
-        data.drop_cached()?;
-        Ok(Self { data, bytes })
+        Ok(Self { data: DataFile::for_reading(file, bytes, Direct::On), bytes })
     }
 
     /// The length of the file in bytes when it was opened.
@@ -60,6 +58,7 @@ impl StoredFile {
         if data.is_none_or(|data| data.start >= offset + len as u64) {
             return Ok(false);
         }
+        self.data.drop_cached_span(offset, len as u64)?;
         let buffer = buffers.take().ok_or(Errno::NOBUFS)?;
         let (outcome, buffer) = file_io.read(&self.data, offset, len, buffer, seen);
         outcome?;
