@@ -80,17 +80,23 @@ const SEARCHED_AT_ONCE_BYTES: usize = 256 << 10;
 /// # Errors
 /// What the system says.
 pub fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
-    let start = match seek(file, SeekFrom::Data(at)) {
-        Ok(start) => start,
-        Err(Errno::NXIO) => return Ok(None),
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some(at..u64::MAX)),
-        Err(error) => return Err(error.into()),
-    };
+    let Some(start) = data_begins(file, at)? else { return Ok(None) };
     match seek(file, SeekFrom::Hole(start)) {
         Ok(end) if end > start => Ok(Some(start..end)),
         // The file has been cut off meanwhile.
         Err(Errno::NXIO) => Ok(None),
         Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(start..u64::MAX)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Where the next data of a file begins from `at` on. Unlike [`next_data`] it does not look for its end, for which a
+/// file system in memory goes through all pages up to there.
+pub(crate) fn data_begins(file: &File, at: u64) -> io::Result<Option<u64>> {
+    match seek(file, SeekFrom::Data(at)) {
+        Ok(start) => Ok(Some(start)),
+        Err(Errno::NXIO) => Ok(None),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(at)),
         Err(error) => Err(error.into()),
     }
 }

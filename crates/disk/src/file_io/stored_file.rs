@@ -12,7 +12,7 @@ use zmove_types::BufferPool;
 
 use crate::file_io::data_file::{DataFile, Direct};
 use crate::file_io::{FileIo, Slices};
-use crate::holes::next_data;
+use crate::holes::data_begins;
 
 /// A file that is read as its storage holds it.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ impl StoredFile {
         (offset, len): (u64, usize),
         seen: Slices<'_>,
     ) -> io::Result<bool> {
-        let data = next_data(self.file(), offset)?;
-        if data.is_none_or(|data| data.start >= offset + len as u64) {
+        let data = data_begins(self.file(), offset)?;
+        if data.is_none_or(|begin| begin >= offset + len as u64) {
             return Ok(false);
         }
         self.data.drop_cached_span(offset, len as u64)?;
