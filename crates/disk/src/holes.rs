@@ -92,7 +92,10 @@ pub fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
 
 /// Where the next data of a file begins from `at` on. Unlike [`next_data`] it does not look for its end, for which a
 /// file system in memory goes through all pages up to there.
-pub(crate) fn data_begins(file: &File, at: u64) -> io::Result<Option<u64>> {
+///
+/// # Errors
+/// What the system says.
+pub fn data_begins(file: &File, at: u64) -> io::Result<Option<u64>> {
     match seek(file, SeekFrom::Data(at)) {
         Ok(start) => Ok(Some(start)),
         Err(Errno::NXIO) => Ok(None),

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_chunk::{contents_digest, read_root};
-use zmove_disk::{Descriptor, FileIdentity, FoundXattrs, HasXattrs, Named, mode_without_acl, next_data};
+use zmove_disk::{Descriptor, FileIdentity, FoundXattrs, HasXattrs, Named, data_begins, mode_without_acl};
 use zmove_scan::{Beside, Entry, EntryKind};
 use zmove_types::{
     Account, Accounts, Extra, GROUP_BYTES, Ids, Kinds, Metadata, NoAccounts, RelPath, Root, Timestamp, Xattr,
@@ -180,7 +180,7 @@ impl Extras {
         stop: impl Fn() -> bool,
     ) -> io::Result<Option<Root>> {
         if self.compares_groups(bytes) {
-            contents_digest(file, next_data, stop)
+            contents_digest(file, data_begins, stop)
         } else {
             read_root(file, stop)
         }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
     Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Linked, Named, NewFiles, Tree,
-    Wanted, is_beyond_range, is_held_everywhere, next_data, open_beneath, place_link, retouch,
+    Wanted, data_begins, is_beyond_range, is_held_everywhere, open_beneath, place_link, retouch,
 };
 use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId};
 use zmove_wire::{FileHead, LinkEntry, Operation, Overwrite, TargetState, XattrDigest};
@@ -372,6 +372,7 @@ pub(crate) fn contents_root(
 ) -> Option<[u8; 32]> {
     let file = open_old(directory, name).ok()?;
     let may_have_holes = bytes > GROUP_BYTES && kinds.has_any(Kinds::HOLES);
-    let root = if may_have_holes { contents_digest(&file, next_data, stop) } else { read_root(&file, stop) };
+    let root =
+        if may_have_holes { contents_digest(&file, data_begins, stop) } else { read_root(&file, stop) };
     Some(root.ok()??.0)
 }
