@@ -99,13 +99,19 @@ fn resumed(site: &Site, more: u64, change: &dyn Fn(&'static str, String) -> Stri
 #[test]
 fn a_window_that_is_remembered_is_used() {
     let site = Site::quic();
-    // a host that is busy may take the path to itself for another one
-    let bytes = (0..9).find_map(|more| resumed(&site, more, &|_, value| value));
-    let bytes = bytes.expect("one of several pushes jumps");
+    // how long the path of a host to itself is, and whether it loses, depends on what else the host does
+    let jumped = (0..12).find_map(|more| {
+        let round_trip = ["400", "3000", "20000"][more as usize % 3];
+        let bytes = resumed(&site, more, &|name, value| {
+            if name == "window_rtt_us" { round_trip.to_owned() } else { value }
+        })?;
+        let line = remembered(&site);
+        // another push may use it
+        line.contains(" window=").then_some((bytes, line))
+    });
+    let (bytes, line) = jumped.expect("one of several pushes jumps and says so");
     assert!(bytes > 0 && bytes <= 16 << 20, "half of it at most: {bytes}");
     assert_same(&site.source(), &site.target());
-    let line = remembered(&site);
-    assert!(line.contains(" window="), "another push may use it: {line}");
     assert!(!line.contains(" quic=-"), "{line}");
 }
 

@@ -7,6 +7,9 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use crate::harness::PATIENCE;
 
+/// What has carried so much is a lane.
+const LANE_BYTES: u64 = 1 << 20;
+
 /// The relay.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
@@ -105,6 +108,21 @@ impl Proxy {
         let fewer = |state: &mut State| state.carried.len() < count;
         let (state, _) = self.shared.changed.wait_timeout_while(state, PATIENCE, fewer).unwrap();
         assert!(state.carried.len() >= count, "no other connection comes");
+    }
+
+    /// Lets a little more go upstream until so many connections have carried more than control has to say: on a host
+    /// that is busy a lane may come late.
+    pub(crate) fn wait_for_busy(&self, count: usize) {
+        loop {
+            let mut state = self.shared.state.lock().unwrap();
+            if state.carried.iter().filter(|carried| **carried >= LANE_BYTES).count() >= count {
+                return;
+            }
+            (state.bytes_left, state.resumed) = (LANE_BYTES, true);
+            self.shared.changed.notify_all();
+            drop(state);
+            self.wait_for_stall();
+        }
     }
 
     /// Closes the connections that have carried most, so many of them, and lets the others go on.

@@ -150,6 +150,7 @@ fn a_path_that_breaks_more_than_once() {
 #[track_caller]
 fn assert_lanes_are_done_without(site: Site, count: usize, options: &[&str]) {
     let HalfWay { site, proxy, client } = half_way(site, options);
+    proxy.wait_for_busy(count);
     proxy.resume_without_busiest(count);
     let summary = finish(client).done().summary();
     assert_eq!(summary["reconnects"], 0);
