@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use crate::harness::PATIENCE;
 
 /// What has carried so much is a lane.
-const LANE_BYTES: u64 = 1 << 20;
+const LANE_BYTES: u64 = 128 << 10;
 
 /// The relay.
 pub(crate) struct Proxy {
