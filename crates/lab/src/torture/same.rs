@@ -82,11 +82,11 @@ impl Comparison<'_> {
         if expected.is_dir() {
             return self.directory(path, &from, &to);
         }
+        self.links(path, &expected, &there);
         if !expected.is_file() {
             self.field(path, "device", &expected.rdev(), &there.rdev());
             return Ok(());
         }
-        self.links(path, &expected, &there);
         let versions = [self.version(&from)?, self.version(&to)?];
         self.field(path, "contents", &versions[0], &versions[1]);
         let holes = [ranges(&from)?, ranges(&to)?];
@@ -220,6 +220,20 @@ mod tests {
         let differ = |source: &Path, target: &Path| differences(source, target, &[]).unwrap().join("; ");
         assert!(
             differ(source.path(), target.path()).contains("\"d/h\": first name is \"d/g\" and not \"d/f\"")
+        );
+        let apart = |target: &Path| {
+            symlink("f", target.join("d/another")).unwrap();
+            THEN.set(&target.join("d/another")).unwrap();
+        };
+        let (source, target) = (tree(), tree());
+        fs::hard_link(source.path().join("d/l"), source.path().join("d/another")).unwrap();
+        apart(target.path());
+        for root in [&source, &target] {
+            THEN.set(&root.path().join("d")).unwrap();
+        }
+        assert_eq!(
+            differ(source.path(), target.path()),
+            "\"d/l\": first name is \"d/l\" and not \"d/another\""
         );
         let features = super::super::metadata::Features::of(source.path()).unwrap();
         if features.xattrs {

@@ -212,21 +212,22 @@ impl Tree {
         Ok(())
     }
 
-    /// Another name of some file.
+    /// Another name of some file, symbolic link, FIFO, socket or device.
     fn add_hard_link(&mut self, versions: &mut Versions) -> Result<()> {
-        let files = self.places_of(Kind::File);
+        let kind = *self.dice.pick(&[Kind::File, Kind::File, Kind::Link, Kind::Special]);
+        let entries = self.places_of(kind);
         let parent = self.parent();
         let Some(path) = self.fresh_path(&parent) else { return Ok(()) };
-        if files.is_empty() {
+        if entries.is_empty() {
             return Ok(());
         }
-        let first = self.entries[*self.dice.pick(&files)].0.clone();
+        let first = self.entries[*self.dice.pick(&entries)].0.clone();
         for version in versions.of(&first).to_vec() {
             versions.add(&path, version);
         }
         fs::hard_link(self.root.join(&first), self.root.join(&path))
             .with_context(|| format!("failed to link {path:?}"))?;
-        self.entries.push((path, Kind::File));
+        self.entries.push((path, kind));
         Ok(())
     }
 
