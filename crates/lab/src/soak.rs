@@ -16,7 +16,7 @@ use rustix::process::Signal;
 
 use self::level::{Level, Levels};
 use crate::peers::zmove_binary;
-use crate::torture::programs::{Place, RECEIVER_HOME, Running};
+use crate::torture::programs::{DAEMON_HOME, Place, Running};
 
 /// How many, by how many, and where.
 #[derive(Args, Debug)]
@@ -106,7 +106,7 @@ fn admit(place: &Place, number: u32) -> Result<()> {
     let text = String::from_utf8_lossy(&shown.stdout).into_owned();
     let key = text.split_whitespace().rfind(|word| word.starts_with("SHA256:"));
     let key = key.context("zmove key show: no fingerprint")?;
-    let mut allow = place.command(RECEIVER_HOME);
+    let mut allow = place.command(DAEMON_HOME);
     allow.args(["allow", key, "--name", &client, "--write", "--root"]).arg(&target);
     let status = allow.status().context("failed to start zmove allow")?;
     if !status.success() {

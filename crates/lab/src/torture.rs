@@ -9,7 +9,7 @@ pub(crate) mod dice;
 mod events;
 pub(crate) mod metadata;
 pub(crate) mod old;
-mod options;
+pub(crate) mod options;
 mod plant;
 pub(crate) mod programs;
 mod relay;

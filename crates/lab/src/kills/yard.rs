@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::counted::Counted;
 use crate::torture::dice::Dice;
-use crate::torture::programs::{Daemon, Place, RECEIVER_HOME, Running, SENDER_HOME, free_address};
+use crate::torture::programs::{CLIENT_HOME, DAEMON_HOME, Daemon, Place, Running, free_address};
 
 /// The place of a measurement.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Yard {
     ) -> Result<Self> {
         let target = directory.join("target");
         fs::create_dir(&target).with_context(|| format!("failed to create {}", target.display()))?;
-        let place = Place::prepare(zmove, directory, &target, &[])?;
+        let place = Place::prepare(zmove, directory, &target, &["--write"])?;
         let daemon = place.serve(free_address(dice)?, &[])?;
         Ok(Self { place, daemon, source: source.to_owned(), target, options: options.to_vec() })
     }
@@ -85,7 +85,7 @@ impl Yard {
         File::create(&trace).context("failed to create the trace")?;
         let mut to = OsString::from(format!("{}:", self.daemon.address()));
         to.push(&self.target);
-        let mut command = self.place.command(SENDER_HOME);
+        let mut command = self.place.command(CLIENT_HOME);
         command.args(["push", "--accept-new", "--json", "--trace"]).arg(&trace).args(&self.options);
         command.arg(self.source.join("")).arg(to);
         let output = File::create(&said).context("failed to create the push's log")?;
@@ -123,7 +123,7 @@ impl Yard {
     pub(crate) fn journalled_bytes(&self) -> Result<u64> {
         let due = Instant::now() + PATIENCE;
         loop {
-            let mut command = self.place.command(RECEIVER_HOME);
+            let mut command = self.place.command(DAEMON_HOME);
             let told = command.args(["journal", "list", "--json"]).stderr(Stdio::inherit()).output();
             let told = told.context("failed to start zmove journal list")?;
             let listing = listing(&String::from_utf8_lossy(&told.stdout))?;

@@ -1,6 +1,5 @@
 //! One round: a tree, an old target, a push on a disk that fails or loses power, a reboot, the same command.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::PipeReader;
 use std::os::fd::AsFd;
@@ -22,6 +21,7 @@ use super::tally::{FailureKind, Tally};
 use crate::torture::dice::Dice;
 use crate::torture::metadata::Features;
 use crate::torture::old;
+use crate::torture::options::Direction;
 use crate::torture::programs::{Daemon, Place, Running, free_address};
 use crate::torture::same;
 use crate::torture::tree::{Shape, Tree};
@@ -135,13 +135,9 @@ impl<'a> Round<'a> {
 
     /// Starts the command.
     fn push(&self, daemon: Option<Daemon>) -> Result<Push> {
-        let target = self.stand.target();
-        let mut to = OsString::new();
-        if let Some(daemon) = &daemon {
-            to.push(format!("{}:", daemon.address()));
-        }
-        to.push(&target);
-        let sender = self.place.push(&self.plan.push, self.tree.root(), to)?;
+        let to = daemon.as_ref().map(Daemon::address);
+        let (source, target) = (self.tree.root(), self.stand.target());
+        let sender = self.place.client(Direction::Push, &self.plan.push, source, to, &target)?;
         self.stand.adopt(&sender)?;
         Ok(Push { sender, daemon })
     }

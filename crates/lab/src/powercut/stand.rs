@@ -10,7 +10,7 @@ use super::filesystem::{FileSystem, Mounted};
 use super::image::{BLOCK_BYTES, Image};
 use crate::processes::groups::Group;
 use crate::processes::session::Session;
-use crate::torture::programs::{Place, RECEIVER_HOME, Running, SENDER_HOME};
+use crate::torture::programs::{CLIENT_HOME, DAEMON_HOME, Place, Running};
 
 /// A worker's share of the lab.
 #[derive(Debug)]
@@ -48,9 +48,9 @@ impl Stand {
         let mounted = file_system.mount(&device.node()?, &mount)?;
         let target = mount.join(TARGET);
         fs::create_dir(&target).context("failed to create the target")?;
-        let place = Place::prepare(zmove, &keys, &target, &[])?;
+        let place = Place::prepare(zmove, &keys, &target, &["--write"])?;
         // makes the daemon's own key, which no round is to make anew
-        place.command(RECEIVER_HOME).args(["key", "show"]).output().context("failed to make a key")?;
+        place.command(DAEMON_HOME).args(["key", "show"]).output().context("failed to make a key")?;
         mounted.unmount()?;
         let template = device.image();
         let group = Group::create(session.id(), &name)?;
@@ -75,7 +75,7 @@ impl Stand {
 
     /// Copies the keys to the directory `homes`, and makes a place in `directory` whose homes they are.
     pub(crate) fn place(&self, directory: &Path, homes: &Path) -> Result<Place> {
-        for home in [SENDER_HOME, RECEIVER_HOME] {
+        for home in [CLIENT_HOME, DAEMON_HOME] {
             copy_directory(&self.keys.join(home), &homes.join(home))?;
             let link = directory.join(home);
             if !link.exists() {

@@ -14,7 +14,7 @@ use clap::Args;
 
 use crate::peers::zmove_binary;
 use crate::soak::level::Level;
-use crate::torture::programs::{Daemon, Place, Running, SENDER_HOME};
+use crate::torture::programs::{CLIENT_HOME, Daemon, Place, Running};
 
 /// How many connections, how much data, and where.
 #[derive(Args, Debug)]
@@ -66,7 +66,7 @@ fn run(arguments: &SiegeArgs, zmove: &str, directory: &Path) -> Result<()> {
     fs::create_dir(&source)?;
     fs::create_dir(&target)?;
     fs::write(source.join("large"), vec![7; arguments.mib << 20])?;
-    let place = Place::prepare(zmove, directory, &target, &[])?;
+    let place = Place::prepare(zmove, directory, &target, &["--write"])?;
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let mut daemon = place.serve(address, &["--metrics", "off"])?;
     push(&place, &source, address, &target)?;
@@ -154,7 +154,7 @@ fn renew(open: &mut Vec<TcpStream>, to: SocketAddr) {
 
 fn push(place: &Place, source: &Path, to: SocketAddr, target: &Path) -> Result<Duration> {
     let began = Instant::now();
-    let mut command = place.command(SENDER_HOME);
+    let mut command = place.command(CLIENT_HOME);
     command.args(["push", "--accept-new", "--quiet", "--durability", "none"]);
     command.arg(source.join("")).arg(format!("{to}:"));
     let mut push = Running::start(&mut command)?;

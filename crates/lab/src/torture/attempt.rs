@@ -1,6 +1,5 @@
 //! One run of the command, and the events during it.
 
-use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -15,6 +14,7 @@ use rustix::process::Signal;
 
 use super::dice::Dice;
 use super::events::{Event, EventKind, When};
+use super::options::Direction;
 use super::programs::{Daemon, Place, Running};
 use super::relay::{Cut, Harm, Relay, Way};
 use super::tally::{FailureKind, Tally};
@@ -28,23 +28,24 @@ pub(crate) struct Stage<'a> {
     pub(crate) source: &'a Path,
     pub(crate) target: &'a Path,
     pub(crate) dice: Dice,
-    /// Whether a daemon has been killed in this round.
+    pub(crate) direction: Direction,
+    /// Whether a receiver has been killed in this round.
     pub(crate) killed_receiver: bool,
 }
 
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The push ended with exit code 0.
+    /// The command ended with exit code 0.
     Done,
-    /// The push ended with another exit code that says what happened, or was killed.
+    /// The command ended with another exit code that says what happened, or was killed.
     Failed,
 }
 
 /// An event for which the main thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum News {
-    /// The sender has ended.
+    /// The client has ended.
     Ended,
     /// The awaited number of bytes has passed the relay.
     Reached,
@@ -52,7 +53,7 @@ enum News {
 
 /// The run that is under way.
 struct Run {
-    sender: Running,
+    client: Running,
     news: Receiver<News>,
     telling: Sender<News>,
     deadline: Instant,
@@ -70,10 +71,8 @@ impl Stage<'_> {
     ) -> Result<Ending> {
         tally.tries += 1;
         self.relay.begin();
-        let mut address = OsString::from(format!("{to}:"));
-        address.push(self.target);
-        let sender = self.place.push(options, self.source, address)?;
-        let mut run = Run::of(sender)?;
+        let client = self.place.client(self.direction, options, self.source, Some(to), self.target)?;
+        let mut run = Run::of(client)?;
         let mut happened = Vec::new();
         for event in events {
             if !run.wait_for(event.when, self.relay)? {
@@ -93,14 +92,17 @@ impl Stage<'_> {
 
     fn perform(&mut self, kind: EventKind, run: &Run, tally: &mut Tally) -> Result<()> {
         match kind {
-            EventKind::KillSender => run.sender.signal(Signal::KILL),
-            EventKind::StopSender => run.sender.signal(Signal::TERM),
-            EventKind::KillReceiver => {
+            EventKind::KillClient => {
+                run.client.signal(Signal::KILL);
+                self.killed_receiver |= self.direction == Direction::Pull;
+            }
+            EventKind::StopClient => run.client.signal(Signal::TERM),
+            EventKind::KillDaemon => {
                 self.daemon.running().kill()?;
-                self.killed_receiver = true;
+                self.killed_receiver |= self.direction == Direction::Push;
                 self.restart()?;
             }
-            EventKind::StopReceiver => {
+            EventKind::StopDaemon => {
                 self.daemon.running().signal(Signal::TERM);
                 self.relay.open_gate();
                 self.stopped(tally)?;
@@ -158,7 +160,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Waits for the sender's end and judges it.
+    /// Waits for the client's end and judges it.
     fn end(&mut self, run: &mut Run, happened: &[EventKind], tally: &mut Tally) -> Result<Ending> {
         self.relay.open_gate();
         let harmed = happened.iter().any(|kind| kind.harms());
@@ -171,11 +173,11 @@ impl Stage<'_> {
             deadline = Instant::now() + PATIENCE;
         }
         if !run.wait_for_end(deadline) {
-            tally.fail(FailureKind::Hung, format!("the sender does not end after {happened:?}"));
-            run.sender.kill()?;
+            tally.fail(FailureKind::Hung, format!("the client does not end after {happened:?}"));
+            run.client.kill()?;
             return Ok(Ending::Failed);
         }
-        let status = run.sender.wait(PATIENCE)?.context("a process that has ended can be waited for")?;
+        let status = run.client.wait(PATIENCE)?.context("a process that has ended can be waited for")?;
         if let Some(status) = self.daemon.running().ended()? {
             tally.fail(FailureKind::Odd, format!("the daemon ended by itself with {status}"));
             self.place.serve_again(&mut self.daemon)?;
@@ -184,26 +186,26 @@ impl Stage<'_> {
             return Ok(Ending::Done);
         }
         if !is_sane(status, happened) {
-            tally.fail(FailureKind::Odd, format!("the sender ended with {status} after {happened:?}"));
+            tally.fail(FailureKind::Odd, format!("the client ended with {status} after {happened:?}"));
         }
         Ok(Ending::Failed)
     }
 }
 
 impl Run {
-    fn of(sender: Running) -> Result<Self> {
+    fn of(client: Running) -> Result<Self> {
         let (telling, news) = mpsc::channel();
-        let handle = sender.handle().try_clone().context("failed to watch the sender")?;
+        let handle = client.handle().try_clone().context("failed to watch the client")?;
         let ended = telling.clone();
         thread::spawn(move || {
             while poll(&mut [PollFd::new(&handle, PollFlags::IN)], None) == Err(rustix::io::Errno::INTR) {}
             // nobody listens when the attempt has been given up
             let _given_up = ended.send(News::Ended);
         });
-        Ok(Self { sender, news, telling, deadline: Instant::now() + PATIENCE })
+        Ok(Self { client, news, telling, deadline: Instant::now() + PATIENCE })
     }
 
-    /// Waits for that moment; `false` when the sender has ended before.
+    /// Waits for that moment; `false` when the client has ended before.
     fn wait_for(&self, when: When, relay: &Relay) -> Result<bool> {
         let due = match when {
             When::After(time) => Instant::now() + time,
@@ -228,7 +230,7 @@ impl Run {
         }
     }
 
-    /// Waits until the sender has ended; `false` when that takes too long.
+    /// Waits until the client has ended; `false` when that takes too long.
     fn wait_for_end(&self, deadline: Instant) -> bool {
         loop {
             match self.news.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -249,10 +251,10 @@ fn is_sane(status: ExitStatus, happened: &[EventKind]) -> bool {
     let after = |kind: EventKind| happened.contains(&kind);
     match (status.code(), status.signal()) {
         (Some(10 | 12 | 23), _) => true,
-        (Some(20), _) => after(EventKind::StopSender),
+        (Some(20), _) => after(EventKind::StopClient),
         (Some(5), _) => happened.iter().any(|kind| kind.harms()),
-        (_, Some(9)) => after(EventKind::KillSender),
-        (_, Some(15)) => after(EventKind::StopSender),
+        (_, Some(9)) => after(EventKind::KillClient),
+        (_, Some(15)) => after(EventKind::StopClient),
         _ => false,
     }
 }

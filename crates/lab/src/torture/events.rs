@@ -15,14 +15,14 @@ pub(crate) struct Event {
 /// What happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum EventKind {
-    /// `kill -9` of the sender.
-    KillSender,
+    /// `kill -9` of the client.
+    KillClient,
     /// `kill -9` of the daemon, which is started again.
-    KillReceiver,
-    /// SIGTERM to the sender.
-    StopSender,
+    KillDaemon,
+    /// SIGTERM to the client.
+    StopClient,
     /// SIGTERM to the daemon, which ends well and is started again.
-    StopReceiver,
+    StopDaemon,
     /// All connections are closed.
     CutAll,
     /// All connections are reset.
@@ -82,7 +82,7 @@ pub(crate) fn draw(dice: &mut Dice, carrier: Carrier, bytes: u64) -> Vec<Event> 
 fn draw_one(dice: &mut Dice, carrier: Carrier, bytes: u64) -> Event {
     let weight = |relayed: u64, kind: EventKind| match carrier {
         Carrier::Relay => relayed,
-        Carrier::Straight if kind <= EventKind::StopReceiver => relayed,
+        Carrier::Straight if kind <= EventKind::StopDaemon => relayed,
         Carrier::Straight => 0,
     };
     let weights = WORDS.iter().map(|(kind, _, relayed)| weight(*relayed, *kind));
@@ -101,10 +101,10 @@ fn draw_place(dice: &mut Dice, bytes: u64) -> u64 {
 }
 
 const WORDS: [(EventKind, &str, u64); 15] = [
-    (EventKind::KillSender, "kill-sender", 4),
-    (EventKind::KillReceiver, "kill-receiver", 5),
-    (EventKind::StopSender, "stop-sender", 1),
-    (EventKind::StopReceiver, "stop-receiver", 2),
+    (EventKind::KillClient, "kill-client", 4),
+    (EventKind::KillDaemon, "kill-daemon", 5),
+    (EventKind::StopClient, "stop-client", 1),
+    (EventKind::StopDaemon, "stop-daemon", 2),
     (EventKind::CutAll, "cut-all", 2),
     (EventKind::ResetAll, "reset-all", 2),
     (EventKind::CutOne, "cut-one", 3),

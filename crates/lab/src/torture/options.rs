@@ -8,10 +8,21 @@ use super::metadata::Features;
 /// The options of one round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
-    pub(crate) push: Vec<&'static str>,
+    pub(crate) direction: Direction,
+    /// The client's.
+    pub(crate) command: Vec<&'static str>,
     pub(crate) serve: Vec<&'static str>,
     /// What carries it.
     pub(crate) carrier: Carrier,
+}
+
+/// Which way the tree goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From the client to the daemon.
+    Push,
+    /// From the daemon to the client.
+    Pull,
 }
 
 /// What carries the connections.
@@ -27,7 +38,7 @@ pub(crate) enum Carrier {
 #[derive(Debug)]
 struct Choice {
     weight: u64,
-    push: &'static [&'static str],
+    command: &'static [&'static str],
     serve: &'static [&'static str],
 }
 
@@ -40,31 +51,42 @@ enum Span {
     Try,
 }
 
+impl Direction {
+    /// The subcommand.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Push => "push",
+            Self::Pull => "pull",
+        }
+    }
+}
+
 impl Options {
     pub(crate) fn draw(dice: &mut Dice) -> Self {
-        let mut options = Self { push: Vec::new(), serve: Vec::new(), carrier: Carrier::Relay };
+        let direction = if dice.one_in(3) { Direction::Pull } else { Direction::Push };
+        let mut options = Self { direction, command: Vec::new(), serve: Vec::new(), carrier: Carrier::Relay };
         for row in CARRIERS.iter().chain(&ROWS) {
             options.choose(row.1, dice);
         }
-        if options.push.contains(&"quic") {
+        if options.command.contains(&"quic") {
             options.carrier = Carrier::Straight;
         }
         options
     }
 
-    /// What the push keeps of all that the file systems hold.
+    /// What a transfer keeps of all that the file systems hold.
     pub(crate) fn keeps(&self, held: Features) -> Features {
-        Features { privileged: held.privileged && self.push.contains(&"-a"), ..held }
+        Features { privileged: held.privileged && self.command.contains(&"-a"), ..held }
     }
 
     /// The same for another try: what may differ from one to the next is chosen again.
     pub(crate) fn redrawn(&self, dice: &mut Dice) -> Self {
-        let mut options = Self { push: Vec::new(), ..self.clone() };
+        let mut options = Self { command: Vec::new(), ..self.clone() };
         let fixed = |word: &&&str| {
             let mut free = ROWS.iter().filter(|(span, _)| *span == Span::Try).flat_map(|(_, row)| *row);
-            !free.any(|choice| choice.push.contains(*word))
+            !free.any(|choice| choice.command.contains(*word))
         };
-        options.push.extend(self.push.iter().filter(fixed));
+        options.command.extend(self.command.iter().filter(fixed));
         let serve = options.serve.len();
         for (_, row) in ROWS.iter().filter(|(span, _)| *span == Span::Try) {
             options.choose(row, dice);
@@ -75,17 +97,17 @@ impl Options {
 
     fn choose(&mut self, row: &[Choice], dice: &mut Dice) {
         let choice = &row[dice.weighted(row.iter().map(|choice| choice.weight))];
-        self.push.extend(choice.push);
+        self.command.extend(choice.command);
         self.serve.extend(choice.serve);
     }
 }
 
-const fn push(weight: u64, push: &'static [&'static str]) -> Choice {
-    Choice { weight, push, serve: &[] }
+const fn command(weight: u64, command: &'static [&'static str]) -> Choice {
+    Choice { weight, command, serve: &[] }
 }
 
 const fn serve(weight: u64, serve: &'static [&'static str]) -> Choice {
-    Choice { weight, push: &[], serve }
+    Choice { weight, command: &[], serve }
 }
 
 /// No word stands in two rows, or [`Options::redrawn`] would take it for that of the other.
@@ -93,27 +115,31 @@ const ROWS: [(Span, &[Choice]); 10] = [
     (
         Span::Try,
         &[
-            push(3, &[]),
-            push(1, &["--streams=1"]),
-            push(1, &["--streams=2"]),
-            push(1, &["--streams=3"]),
-            push(1, &["--streams=5"]),
-            push(1, &["--streams=8"]),
+            command(3, &[]),
+            command(1, &["--streams=1"]),
+            command(1, &["--streams=2"]),
+            command(1, &["--streams=3"]),
+            command(1, &["--streams=5"]),
+            command(1, &["--streams=8"]),
         ],
     ),
     // whether it dials again by itself when its connections are gone
-    (Span::Try, &[push(2, &[]), push(1, &["--timeout=0"])]),
-    (Span::Try, &[push(3, &[]), push(1, &["--io-engine=uring"])]),
-    (Span::Try, &[push(1, &[]), push(2, &["--delta=always"]), push(1, &["--delta=never"])]),
-    (Span::Try, &[push(3, &[]), push(1, &["--direct=on"]), push(1, &["--direct=off"])]),
+    (Span::Try, &[command(2, &[]), command(1, &["--timeout=0"])]),
+    (Span::Try, &[command(3, &[]), command(1, &["--io-engine=uring"])]),
+    (Span::Try, &[command(1, &[]), command(2, &["--delta=always"]), command(1, &["--delta=never"])]),
+    (Span::Try, &[command(3, &[]), command(1, &["--direct=on"]), command(1, &["--direct=off"])]),
     (
         Span::Round,
-        &[push(3, &["--durability=end"]), push(2, &["--durability=none"]), push(1, &["--durability=file"])],
+        &[
+            command(3, &["--durability=end"]),
+            command(2, &["--durability=none"]),
+            command(1, &["--durability=file"]),
+        ],
     ),
-    (Span::Round, &[push(4, &[]), push(1, &["--checksum"])]),
-    (Span::Round, &[push(5, &[]), push(1, &["--inplace"])]),
+    (Span::Round, &[command(4, &[]), command(1, &["--checksum"])]),
+    (Span::Round, &[command(5, &[]), command(1, &["--inplace"])]),
     // nothing is drawn that these do not keep
-    (Span::Round, &[push(1, &["--strict-metadata"]), push(3, &["-a", "--strict-metadata"])]),
+    (Span::Round, &[command(1, &["--strict-metadata"]), command(3, &["-a", "--strict-metadata"])]),
     (
         Span::Round,
         &[
@@ -129,9 +155,9 @@ const ROWS: [(Span, &[Choice]); 10] = [
 const CARRIERS: [(Span, &[Choice]); 1] = [(
     Span::Round,
     &[
-        push(8, &["--transport", "tcp"]),
-        Choice { weight: 2, push: &["--transport", "tcp", "--cipher", "none"], serve: &["--allow-clear"] },
-        push(1, &["--transport", "quic"]),
+        command(8, &["--transport", "tcp"]),
+        Choice { weight: 2, command: &["--transport", "tcp", "--cipher", "none"], serve: &["--allow-clear"] },
+        command(1, &["--transport", "quic"]),
     ],
 )];
 
@@ -149,11 +175,11 @@ mod tests {
             let of_round = |options: &Options| {
                 let stays =
                     |word: &&&str| word.starts_with("--dur") || **word == "--checksum" || **word == "quic";
-                options.push.iter().filter(stays).copied().collect::<Vec<_>>()
+                options.command.iter().filter(stays).copied().collect::<Vec<_>>()
             };
             assert_eq!(of_round(&options), of_round(&again));
             assert_eq!((&options.serve, options.carrier), (&again.serve, again.carrier));
-            differed |= options.push != again.push;
+            differed |= options.command != again.command;
         }
         assert!(differed);
     }
@@ -162,10 +188,10 @@ mod tests {
     fn lanes_in_clear_are_allowed_and_quic_has_none() {
         let mut dice = Dice::new(3);
         for _ in 0..200 {
-            let Options { push, serve, carrier } = Options::draw(&mut dice);
-            assert_eq!(push.contains(&"--cipher"), serve.contains(&"--allow-clear"));
-            assert_eq!(push.contains(&"quic"), carrier == Carrier::Straight);
-            assert!(!(push.contains(&"--cipher") && push.contains(&"quic")));
+            let Options { command, serve, carrier, .. } = Options::draw(&mut dice);
+            assert_eq!(command.contains(&"--cipher"), serve.contains(&"--allow-clear"));
+            assert_eq!(command.contains(&"quic"), carrier == Carrier::Straight);
+            assert!(!(command.contains(&"--cipher") && command.contains(&"quic")));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The real programs: a daemon that is ended and started again at the same port, and senders, each with a deadline.
+//! The real programs: a daemon that is ended and started again at the same port, and clients, each with a deadline.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -13,6 +13,7 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::dice::Dice;
+use super::options::Direction;
 use crate::measure::race;
 
 /// Where a round's programs have their keys and their logs.
@@ -39,25 +40,21 @@ pub(crate) struct Running {
 }
 
 impl Place {
-    /// Makes keys, and lets the sender write below `target` and do what else `grants` says.
-    pub(crate) fn prepare(zmove: &str, directory: &Path, target: &Path, grants: &[&str]) -> Result<Self> {
+    /// Makes keys, and lets the client do what `grants` says below `root`.
+    pub(crate) fn prepare(zmove: &str, directory: &Path, root: &Path, grants: &[&str]) -> Result<Self> {
         let place = Self { zmove: zmove.to_owned(), directory: directory.to_owned() };
-        for home in [SENDER_HOME, RECEIVER_HOME] {
+        for home in [CLIENT_HOME, DAEMON_HOME] {
             fs::create_dir(directory.join(home)).context("failed to make a home")?;
         }
-        let shown = place.command(SENDER_HOME).args(["key", "show"]).output();
+        let shown = place.command(CLIENT_HOME).args(["key", "show"]).output();
         let shown = shown.with_context(|| format!("failed to start {zmove}"))?;
         let text = String::from_utf8_lossy(&shown.stdout).into_owned();
         let fingerprint = text.split_whitespace().rfind(|word| word.starts_with("SHA256:"));
         let fingerprint = fingerprint.with_context(|| {
             format!("zmove key show: no fingerprint; {}", String::from_utf8_lossy(&shown.stderr).trim())
         })?;
-        let mut allow = place.command(RECEIVER_HOME);
-        allow
-            .args(["allow", fingerprint, "--name", "torture", "--write"])
-            .args(grants)
-            .arg("--root")
-            .arg(target);
+        let mut allow = place.command(DAEMON_HOME);
+        allow.args(["allow", fingerprint, "--name", "torture"]).args(grants).arg("--root").arg(root);
         let allowed = allow.output().context("failed to start zmove allow")?;
         if !allowed.status.success() {
             bail!("zmove allow failed: {}", String::from_utf8_lossy(&allowed.stderr).trim());
@@ -72,22 +69,43 @@ impl Place {
         command
     }
 
-    /// Where the receiver keeps what it needs to resume.
-    pub(crate) fn journal(&self) -> PathBuf {
-        self.directory.join(RECEIVER_HOME).join("journal")
+    /// Where the receiver of that direction keeps what it needs to resume.
+    pub(crate) fn journal(&self, direction: Direction) -> PathBuf {
+        let home = match direction {
+            Direction::Push => DAEMON_HOME,
+            Direction::Pull => CLIENT_HOME,
+        };
+        self.directory.join(home).join("journal")
     }
 
     /// What all programs have said.
     pub(crate) fn logs(&self) -> [PathBuf; 2] {
-        [self.directory.join("push.log"), self.directory.join("serve.log")]
+        [self.directory.join("client.log"), self.directory.join("serve.log")]
     }
 
-    /// Starts `zmove push OPTIONS source/ ADDRESS:target`.
-    pub(crate) fn push(&self, options: &[&str], source: &Path, to: OsString) -> Result<Running> {
+    /// Starts the client that takes what is in `source` to `target`, one of which the daemon at `address` has; without
+    /// one it has both.
+    pub(crate) fn client(
+        &self,
+        direction: Direction,
+        options: &[&str],
+        source: &Path,
+        address: Option<SocketAddr>,
+        target: &Path,
+    ) -> Result<Running> {
         let [log, _] = self.logs();
-        let mut command = self.command(SENDER_HOME);
-        command.arg("push").args(["--accept-new", "--quiet"]).args(options);
-        command.arg(source.join("")).arg(to);
+        let source = source.join("");
+        let there = |path: &Path| {
+            let mut there = address.map_or_else(OsString::new, |address| format!("{address}:").into());
+            there.push(path);
+            there
+        };
+        let mut command = self.command(CLIENT_HOME);
+        match direction {
+            Direction::Push => command.arg("push").arg(source).arg(there(target)),
+            Direction::Pull => command.arg("pull").arg(there(&source)).arg(target),
+        };
+        command.args(["--accept-new", "--quiet"]).args(options);
         let log = append(&log)?;
         command.stdout(log.try_clone()?).stderr(log);
         Running::start(&mut command)
@@ -101,7 +119,7 @@ impl Place {
     }
 
     fn start_daemon(&self, address: SocketAddr, options: &[&str], log: &Path) -> Result<Running> {
-        let mut command = self.command(RECEIVER_HOME);
+        let mut command = self.command(DAEMON_HOME);
         command.args(["serve", "--listen", &address.to_string()]).args(options);
         command.stdout(Stdio::piped()).stderr(append(log)?);
         let mut running = Running::start(&mut command)?;
@@ -202,6 +220,6 @@ fn append(log: &Path) -> Result<File> {
 }
 
 /// Where a side has its keys.
-pub(crate) const SENDER_HOME: &str = "sender";
-pub(crate) const RECEIVER_HOME: &str = "receiver";
+pub(crate) const CLIENT_HOME: &str = "client";
+pub(crate) const DAEMON_HOME: &str = "daemon";
 const PORTS_TRIED_MAX: usize = 50;

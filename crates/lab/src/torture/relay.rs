@@ -1,4 +1,4 @@
-//! A TCP relay between sender and daemon that can stop at a byte and do things to the connections.
+//! A TCP relay between client and daemon that can stop at a byte and do things to the connections.
 //!
 //! **Invariant:** when the gate is told to be reached, exactly so many bytes have gone to the receiver in
 //! this try, and no more go there until it is opened.
@@ -12,6 +12,7 @@ use std::thread;
 use anyhow::{Context, Result};
 
 use super::dice::Dice;
+use super::options::Direction;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,7 @@ pub(crate) struct Relay {
 #[derive(Debug)]
 struct Shared {
     upstream: SocketAddr,
+    direction: Direction,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -82,20 +84,21 @@ struct Connection {
 }
 
 impl Relay {
-    /// Relays to `upstream` from now on.
-    pub(crate) fn start(upstream: SocketAddr) -> Result<Self> {
+    /// Relays to the daemon at `upstream` from now on, which is the receiver or the sender.
+    pub(crate) fn start(upstream: SocketAddr, direction: Direction) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("failed to bind the relay")?;
         let address = listener.local_addr().context("failed to bind the relay")?;
         let state =
             State { over: false, passed: 0, gate: None, harm: None, connections: BTreeMap::new(), opened: 0 };
-        let shared = Arc::new(Shared { upstream, state: Mutex::new(state), changed: Condvar::new() });
+        let shared =
+            Arc::new(Shared { upstream, direction, state: Mutex::new(state), changed: Condvar::new() });
         let accepting = Arc::clone(&shared);
         thread::spawn(move || {
-            for sender in listener.incoming().map_while(Result::ok) {
+            for client in listener.incoming().map_while(Result::ok) {
                 if accepting.state().over {
                     return;
                 }
-                accepting.relay(sender);
+                accepting.relay(client);
             }
         });
         Ok(Self { address, shared })
@@ -192,13 +195,16 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn relay(self: &Arc<Self>, sender: TcpStream) {
-        // a sender whose daemon is away sees its connection end, as through a tunnel
-        let Ok(receiver) = TcpStream::connect(self.upstream) else { return };
-        for stream in [&sender, &receiver] {
+    fn relay(self: &Arc<Self>, client: TcpStream) {
+        // a client whose daemon is away sees its connection end, as through a tunnel
+        let Ok(daemon) = TcpStream::connect(self.upstream) else { return };
+        for stream in [&client, &daemon] {
             let _slower_at_worst = stream.set_nodelay(true);
         }
-        let (sender, receiver) = (Arc::new(sender), Arc::new(receiver));
+        let (sender, receiver) = match self.direction {
+            Direction::Push => (Arc::new(client), Arc::new(daemon)),
+            Direction::Pull => (Arc::new(daemon), Arc::new(client)),
+        };
         let id = {
             let mut state = self.state();
             state.opened += 1;
@@ -329,7 +335,7 @@ mod tests {
     /// A relay to a listener, and one connection through it.
     fn connected() -> (Relay, TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let relay = Relay::start(listener.local_addr().unwrap()).unwrap();
+        let relay = Relay::start(listener.local_addr().unwrap(), Direction::Push).unwrap();
         let sender = TcpStream::connect(relay.address()).unwrap();
         let (receiver, _) = listener.accept().unwrap();
         (relay, sender, receiver)

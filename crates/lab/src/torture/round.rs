@@ -12,7 +12,7 @@ use super::dice::Dice;
 use super::events;
 use super::metadata::Features;
 use super::old;
-use super::options::{Carrier, Options};
+use super::options::{Carrier, Direction, Options};
 use super::programs::{Place, free_address};
 use super::relay::Relay;
 use super::same;
@@ -37,7 +37,12 @@ pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (Tally, String) {
     let mut tally = Tally { rounds: 1, ..Tally::default() };
     let mut dice = Dice::new(seed);
     let options = Options::draw(&mut dice);
-    let shown = format!("push {}, serve {}", options.push.join(" "), options.serve.join(" "));
+    let shown = format!(
+        "{} {}, serve {}",
+        options.direction.word(),
+        options.command.join(" "),
+        options.serve.join(" ")
+    );
     let outcome = Round::set_up(directory, options, dice).and_then(|mut round| {
         let outcome = round.run(zmove, directory, &mut tally);
         round.look();
@@ -65,18 +70,22 @@ impl Round {
         let populated = dice.one_in(3);
         let old_dice = dice.fork();
         let extra = if populated { old::plant(&tree, &target, old_dice, &mut versions)? } else { Vec::new() };
-        let files = if options.push.contains(&"--inplace") { Files::Changing } else { Files::Whole };
+        let files = if options.command.contains(&"--inplace") { Files::Changing } else { Files::Whole };
         let inspector = Arc::new(Mutex::new(Inspector::new(&target, versions, files)));
         Ok(Self { tree, target, extra, options, dice, inspector })
     }
 
     fn run(&mut self, zmove: &str, directory: &Path, tally: &mut Tally) -> Result<()> {
         self.look();
-        let place = Place::prepare(zmove, directory, &self.target, &["--set-owner"])?;
+        let (source, target) = (self.tree.root().to_owned(), self.target.clone());
+        let direction = self.options.direction;
+        let place = match direction {
+            Direction::Push => Place::prepare(zmove, directory, &target, &["--write", "--set-owner"]),
+            Direction::Pull => Place::prepare(zmove, directory, &source, &["--read"]),
+        }?;
         let address = free_address(&mut self.dice)?;
         let daemon = place.serve(address, &self.options.serve)?;
-        let relay = Relay::start(address)?;
-        let (source, target) = (self.tree.root().to_owned(), self.target.clone());
+        let relay = Relay::start(address, direction)?;
         let dice = self.dice.fork();
         let mut stage = Stage {
             place: &place,
@@ -85,6 +94,7 @@ impl Round {
             source: &source,
             target: &target,
             dice,
+            direction,
             killed_receiver: false,
         };
         let watch = Watch::start(&self.inspector);
@@ -122,7 +132,7 @@ impl Round {
                 Carrier::Straight => stage.daemon.address(),
             };
             let look = || self.look();
-            let ending = stage.attempt(&options.push, to, &events, tally, &look)?;
+            let ending = stage.attempt(&options.command, to, &events, tally, &look)?;
             match ending {
                 Ending::Done => self.compare(&format!("after try {number}"), tally)?,
                 Ending::Failed if events.is_empty() => tally.calm_failed += 1,
@@ -163,7 +173,7 @@ impl Round {
         Ok(())
     }
 
-    /// A daemon that is killed between two system calls may leave a whole file or link under a hidden name where it
+    /// A receiver that is killed between two system calls may leave a whole file or link under a hidden name where it
     /// replaces another; all else goes by itself or with the next push.
     fn look_for_leftovers(&self, stage: &Stage<'_>, tally: &mut Tally) -> Result<()> {
         for path in same::hidden_names(&self.target)? {
@@ -173,7 +183,7 @@ impl Round {
                 tally.fail(FailureKind::Left, format!("{path:?}"));
             }
         }
-        for path in same::hidden_names(&stage.place.journal())? {
+        for path in same::hidden_names(&stage.place.journal(self.options.direction))? {
             tally.fail(FailureKind::Left, format!("{path:?}"));
         }
         Ok(())
