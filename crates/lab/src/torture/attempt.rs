@@ -14,7 +14,7 @@ use rustix::process::Signal;
 
 use super::dice::Dice;
 use super::events::{Event, EventKind, When};
-use super::options::Direction;
+use super::options::{Carrier, Direction};
 use super::programs::{Daemon, Place, Running};
 use super::relay::{Cut, Harm, Relay, Way};
 use super::tally::{FailureKind, Tally};
@@ -29,6 +29,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) target: &'a Path,
     pub(crate) dice: Dice,
     pub(crate) direction: Direction,
+    pub(crate) carrier: Carrier,
     /// Whether a receiver has been killed in this round.
     pub(crate) killed_receiver: bool,
 }
@@ -97,6 +98,13 @@ impl Stage<'_> {
                 self.killed_receiver |= self.direction == Direction::Pull;
             }
             EventKind::StopClient => run.client.signal(Signal::TERM),
+            EventKind::KillDaemon if self.carrier == Carrier::Ssh => {
+                self.place.signal_started_by_ssh(Signal::KILL)?;
+                self.killed_receiver |= self.direction == Direction::Push;
+            }
+            EventKind::StopDaemon if self.carrier == Carrier::Ssh => {
+                self.place.signal_started_by_ssh(Signal::TERM)?;
+            }
             EventKind::KillDaemon => {
                 self.daemon.running().kill()?;
                 self.killed_receiver |= self.direction == Direction::Push;
@@ -260,7 +268,7 @@ fn is_sane(status: ExitStatus, happened: &[EventKind]) -> bool {
 }
 
 /// How long a program may take for anything.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a transfer whose bytes were harmed may go on before its connections are cut.
 const HARM_PATIENCE: Duration = Duration::from_secs(10);
 const STALL_MILLIS_MAX: u64 = 400;

@@ -17,11 +17,11 @@ pub(crate) struct Event {
 pub(crate) enum EventKind {
     /// `kill -9` of the client.
     KillClient,
-    /// `kill -9` of the daemon, which is started again.
+    /// `kill -9` of the daemon, which is started again, or of what ssh has started.
     KillDaemon,
     /// SIGTERM to the client.
     StopClient,
-    /// SIGTERM to the daemon, which ends well and is started again.
+    /// SIGTERM to the daemon, which ends well and is started again, or to what ssh has started.
     StopDaemon,
     /// All connections are closed.
     CutAll,
@@ -82,8 +82,8 @@ pub(crate) fn draw(dice: &mut Dice, carrier: Carrier, bytes: u64) -> Vec<Event> 
 fn draw_one(dice: &mut Dice, carrier: Carrier, bytes: u64) -> Event {
     let weight = |relayed: u64, kind: EventKind| match carrier {
         Carrier::Relay => relayed,
-        Carrier::Straight if kind <= EventKind::StopDaemon => relayed,
-        Carrier::Straight => 0,
+        Carrier::Straight | Carrier::Ssh if kind <= EventKind::StopDaemon => relayed,
+        Carrier::Straight | Carrier::Ssh => 0,
     };
     let weights = WORDS.iter().map(|(kind, _, relayed)| weight(*relayed, *kind));
     let kind = WORDS[dice.weighted(weights)].0;

@@ -32,6 +32,8 @@ pub(crate) enum Carrier {
     Relay,
     /// UDP straight to the daemon.
     Straight,
+    /// TCP straight to a receiver or sender that a stand-in for ssh starts.
+    Ssh,
 }
 
 /// One choice: how likely it is, and what is said for it.
@@ -68,9 +70,11 @@ impl Options {
         for row in CARRIERS.iter().chain(&ROWS) {
             options.choose(row.1, dice);
         }
-        if options.command.contains(&"quic") {
-            options.carrier = Carrier::Straight;
-        }
+        options.carrier = match () {
+            () if options.command.contains(&"quic") => Carrier::Straight,
+            () if options.command.contains(&"--ssh") => Carrier::Ssh,
+            () => Carrier::Relay,
+        };
         options
     }
 
@@ -158,6 +162,7 @@ const CARRIERS: [(Span, &[Choice]); 1] = [(
         command(8, &["--transport", "tcp"]),
         Choice { weight: 2, command: &["--transport", "tcp", "--cipher", "none"], serve: &["--allow-clear"] },
         command(1, &["--transport", "quic"]),
+        command(1, &["--ssh", "--transport", "tcp"]),
     ],
 )];
 

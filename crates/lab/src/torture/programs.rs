@@ -1,9 +1,11 @@
 //! The real programs: a daemon that is ended and started again at the same port, and clients, each with a deadline.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -106,9 +108,73 @@ impl Place {
             Direction::Pull => command.arg("pull").arg(there(&source)).arg(target),
         };
         command.args(["--accept-new", "--quiet"]).args(options);
+        if options.contains(&"--ssh") {
+            command.arg("--ssh-command").arg(self.stand_in_for_ssh()?).args(["--remote-zmove", &self.zmove]);
+        }
         let log = append(&log)?;
         command.stdout(log.try_clone()?).stderr(log);
         Running::start(&mut command)
+    }
+
+    /// A program that starts on this host, with the daemon's keys, what it is to start on another.
+    fn stand_in_for_ssh(&self) -> Result<PathBuf> {
+        let script = self.directory.join("ssh");
+        let (home, started) = (self.directory.join(DAEMON_HOME), self.started_by_ssh());
+        let text = format!(
+            "#!/bin/sh\ncase \" $* \" in *' -G '*) echo hostname 127.0.0.1; exit;; esac\n\
+             for command; do :; done\necho $$ >>'{}'\nexport ZMOVE_HOME='{}'\nexec $command\n",
+            started.display(),
+            home.display()
+        );
+        fs::write(&script, text).context("failed to write a stand-in for ssh")?;
+        fs::set_permissions(&script, Permissions::from_mode(0o700))
+            .context("failed to write a stand-in for ssh")?;
+        Ok(script)
+    }
+
+    /// The file with the numbers of the processes that ssh has started.
+    fn started_by_ssh(&self) -> PathBuf {
+        self.directory.join("started-by-ssh")
+    }
+
+    /// Those of them that run.
+    fn running_by_ssh(&self) -> Result<Vec<OwnedFd>> {
+        let path = self.started_by_ssh();
+        if !path.exists() {
+            return Ok(Vec::new());
+        }
+        let text = fs::read_to_string(&path).context("failed to read what ssh has started")?;
+        let ids = text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?));
+        let open = |id: Pid| {
+            let handle = pidfd_open(id, PidfdFlags::empty()).ok()?;
+            // the number may be another process's by now
+            let home = fs::read(format!("/proc/{}/environ", id.as_raw_nonzero())).ok()?;
+            let is_ours = home.split(|byte| *byte == 0).any(|variable| {
+                variable.strip_prefix(b"ZMOVE_HOME=")
+                    == Some(self.directory.join(DAEMON_HOME).as_os_str().as_bytes())
+            });
+            is_ours.then_some(handle)
+        };
+        Ok(ids.filter_map(open).collect())
+    }
+
+    /// Sends a signal to what ssh has started.
+    pub(crate) fn signal_started_by_ssh(&self, signal: Signal) -> Result<()> {
+        for handle in self.running_by_ssh()? {
+            let _ended_before = pidfd_send_signal(&handle, signal);
+        }
+        Ok(())
+    }
+
+    /// Waits until all that ssh has started has ended; `false` when that takes too long.
+    pub(crate) fn wait_for_started_by_ssh(&self, patience: Duration) -> Result<bool> {
+        let deadline = Instant::now() + patience;
+        for handle in self.running_by_ssh()? {
+            if !race::ends_by(&handle, deadline)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Starts the daemon.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 
-use super::attempt::{Ending, Stage};
+use super::attempt::{Ending, PATIENCE, Stage};
 use super::dice::Dice;
 use super::events;
 use super::metadata::Features;
@@ -95,12 +95,16 @@ impl Round {
             target: &target,
             dice,
             direction,
+            carrier: self.options.carrier,
             killed_receiver: false,
         };
         let watch = Watch::start(&self.inspector);
         let finished = self.try_until_done(&mut stage, tally)?;
         stage.daemon.running().signal(Signal::TERM);
         stage.stopped(tally)?;
+        if !place.wait_for_started_by_ssh(PATIENCE)? {
+            tally.fail(FailureKind::Hung, "what ssh has started does not end without its client");
+        }
         drop(watch);
         if finished {
             self.compare("at the end", tally)?;
@@ -129,7 +133,7 @@ impl Round {
             }
             let to = match self.options.carrier {
                 Carrier::Relay => stage.relay.address(),
-                Carrier::Straight => stage.daemon.address(),
+                Carrier::Straight | Carrier::Ssh => stage.daemon.address(),
             };
             let look = || self.look();
             let ending = stage.attempt(&options.command, to, &events, tally, &look)?;
