@@ -30,7 +30,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
         ],
     ),
     ("engine", &["disk", "receiver", "scan", "sender", "transport", "types", "wire"]),
-    ("daemon", &["disk", "receiver", "scan", "sender", "transport", "types", "wire"]),
+    ("daemon", &["disk", "engine", "receiver", "scan", "sender", "transport", "types", "wire"]),
     ("sender", &["chunk", "disk", "scan", "transport", "types", "wire"]),
     ("receiver", &["chunk", "disk", "sweep", "transport", "types", "wire"]),
     ("transport", &["sockopt", "types", "wire"]),

@@ -28,6 +28,7 @@ mod changing_mirror;
 mod clear;
 mod clock;
 mod confine;
+mod copy;
 mod delete;
 mod delta;
 mod doctor;

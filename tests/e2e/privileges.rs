@@ -305,7 +305,7 @@ fn confined_and_another_user_at_once() {
     site.pin(&daemon.address, daemon.fingerprint);
     push(&site, &daemon, &[], "").done();
     assert_same(&site.source(), &site.target());
-    assert_eq!(names(&state), ["journal"]);
+    assert_eq!(names(&state), ["copies", "journal"]);
 }
 
 /// What root may read has any mode at its source; where it goes, its owner may not even list it.

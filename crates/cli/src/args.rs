@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 mod allow;
+mod copy;
 mod dial;
 mod doctor;
 mod journal;
@@ -21,6 +22,7 @@ mod verify;
 use selection::SelectionArgs;
 
 pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
+pub(crate) use copy::{CopyArgs, ResultArgs};
 pub(crate) use dial::{DialArgs, TransportArg};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use journal::{JournalCleanArgs, JournalCommand};
@@ -49,6 +51,7 @@ Examples:
   zmove push run7 alice@dtn.example.org:in  over ssh, where no daemon runs, below alice's home
   zmove push run7 /mnt/backup               to a local directory, through the same pipeline
   zmove pull dtn.example.org:run7 .         the other way: run7 arrives here
+  zmove copy a.example.org:run7 b.example.org:/data   straight from one daemon to the other
   zmove verify run7 dtn.example.org:/data/  whether that is still the same, read from both storages
   zmove trust dtn.example.org               get to know its key before the first push
   zmove scan run7                           how many files of what size
@@ -79,6 +82,13 @@ first of them. 'HOST:dir' arrives under its name, 'HOST:dir/' means what is in i
 in quotes, what matches there; further sources of the same host may be written ':SRC'. All options
 are those of a push, seen from the source: --limit, for example, is kept by the host that sends.";
 
+const COPY_HELP: &str = "\
+With one end here this is 'zmove push' or 'zmove pull'. From HOST1:SRC to HOST2:DST the data goes straight
+between two daemons, and on when this command has ended, whose first line says how to ask for the result.
+HOST1 must let you read, and have files sent to HOST2: 'zmove allow KEY --name NAME --read-root DIR --to
+HOST2'; HOST2 must let you write. HOST1 dials HOST2 under the name that you give here. The same command
+again goes on where it was, or listens to the copy if it still runs.";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Send files and directories to a receiver or a local directory
@@ -86,9 +96,11 @@ pub(crate) enum Command {
     /// Fetch files and directories from another host into a local directory
     #[command(override_usage = PULL_USAGE, after_help = PULL_HELP)]
     Pull(Box<PushArgs>),
-    /// Copy between two places of which at most one is on another host: a push or a pull, by where they are
-    #[command(override_usage = COPY_USAGE, after_help = PULL_HELP)]
-    Copy(Box<PushArgs>),
+    /// Copy between any two places: a push or a pull, or, where both are on other hosts, straight from one to the other
+    #[command(override_usage = COPY_USAGE, after_help = COPY_HELP)]
+    Copy(Box<CopyArgs>),
+    /// Ask what has become of a copy between two other hosts, for a day after its end
+    Result(ResultArgs),
     /// Compare a tree with its copy by hash, as both storages hold them; no contents travel
     Verify(Box<VerifyArgs>),
     /// Receive: listen for senders, in the foreground

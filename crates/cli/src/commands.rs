@@ -1,6 +1,7 @@
 //! The commands, one module each: from the arguments to an exit code.
 
 pub(crate) mod allow;
+pub(crate) mod copy;
 pub(crate) mod doctor;
 pub(crate) mod journal;
 pub(crate) mod key;

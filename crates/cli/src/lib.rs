@@ -19,7 +19,9 @@ use std::time::Instant;
 use clap::Parser;
 
 use args::{Args, Command};
-use commands::{allow, doctor, journal, key, probe, pull, push, receive, scan, serve, sweep, trace, trust};
+use commands::{
+    allow, copy, doctor, journal, key, probe, pull, push, receive, scan, serve, sweep, trace, trust,
+};
 use display::terminal;
 use value::exit::{self, Exit};
 
@@ -34,7 +36,8 @@ pub fn main() -> ExitCode {
     let done = match args.command {
         Command::Push(args) => push::run(*args, started),
         Command::Pull(args) => pull::run(*args, started),
-        Command::Copy(args) => pull::copy(*args, started),
+        Command::Copy(args) => copy::run(*args, started),
+        Command::Result(args) => copy::result(&args),
         Command::Verify(args) => push::run((*args).into(), started),
         Command::Serve(args) => serve::run(&args),
         Command::Receive => receive::run(),

@@ -1,5 +1,6 @@
 //! The settings that will run: where keys are, how storage and other hosts are reached, and the process's own limits.
 
+mod copy;
 mod dial;
 mod keeping;
 mod probe;
@@ -14,10 +15,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Builder;
 use zmove_disk::{Auto, Direct, FileIo, RingConfig, Threads, Unavailable, Uring};
 
-use crate::args::{DirectArg, EngineArg, StorageArgs};
+use zmove_engine::{DialSettings, UnknownHost};
 
+use crate::args::{DirectArg, EngineArg, StorageArgs};
+use crate::display::prompt::Prompt;
+
+pub(crate) use copy::{Copy, CopySettings};
 pub(crate) use probe::probe;
-pub(crate) use pull::{Copy, PullSettings};
+pub(crate) use pull::PullSettings;
 pub(crate) use push::PushSettings;
 
 /// The owner of the keys that are used.
@@ -57,8 +62,18 @@ pub(crate) fn daemon_journals(home: &Path) -> PathBuf {
     journals(given.as_deref().map_or(home, Path::new))
 }
 
+/// The directory in which a daemon keeps what it has to remember of copies between hosts, beside its journals.
+pub(crate) fn copies(journals: &Path) -> PathBuf {
+    journals.with_file_name("copies")
+}
+
 /// The directory of journals of a daemon that runs by `docs/systemd/zmove.service`.
 pub(crate) const SERVICE_JOURNALS: &str = "/var/lib/zmove/journal";
+
+/// The settings by which a host is asked something in a few words.
+pub(crate) fn ask_dial() -> DialSettings {
+    DialSettings { unknown_host: UnknownHost::Ask(Arc::new(Prompt)), ..DialSettings::default() }
+}
 
 /// Raises the limit of open files as far as it goes: descriptors are held for directories, files and lanes.
 pub(crate) fn prepare_process() {

@@ -117,6 +117,15 @@ impl Admissions {
         Ok(self.hold(&mut book, key, Use { waiting: 1, ..Use::default() }))
     }
 
+    /// The one of these keys that has the least under way.
+    pub(crate) fn least_used(&self, keys: impl Iterator<Item = Fingerprint>) -> Option<Fingerprint> {
+        let book = self.0.book.lock();
+        keys.min_by_key(|key| {
+            let own = book.of(*key);
+            (own.transfers + book.queue.len_of(*key), own.waiting)
+        })
+    }
+
     /// Admits the sending of a refusal; `None` where the connection is to be closed without one.
     pub(crate) fn tell(&self, key: Fingerprint) -> Option<Permit> {
         let mut book = self.0.book.lock();

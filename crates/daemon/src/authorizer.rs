@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 use zmove_types::RateLimit;
 
-use zmove_receiver::WriteAccess;
+use zmove_receiver::{Allowance, TakenUp, TopNames, WriteAccess};
 
 use crate::sources::ReadAccess;
 use zmove_receiver::{Owning, SetIds};
@@ -35,6 +35,10 @@ pub(crate) struct Authorized {
     pub(crate) owner: String,
     /// The limit on the bytes per second of all the peer's lanes together.
     pub(crate) max_rate: Option<RateLimit>,
+    /// The daemons that the peer may have files sent to.
+    pub(crate) to: Vec<String>,
+    /// The clients of the grants by which alone a peer is let in, each with its name and limit; empty for others.
+    pub(crate) by_grants_of: Vec<(Fingerprint, String, Option<RateLimit>)>,
 }
 
 impl Authorizer {
@@ -71,7 +75,17 @@ impl Authorized {
         let set_ids = if grant.set_ids { SetIds::Carried } else { SetIds::Dropped };
         let owning = if grant.set_owner { Owning::Allowed } else { Owning::Denied };
         let (name, owner) = (grant.name.clone(), key.to_string());
-        Self { name, access, reads, set_ids, owning, owner, max_rate: grant.max_rate }
+        Self {
+            name,
+            access,
+            reads,
+            set_ids,
+            owning,
+            owner,
+            max_rate: grant.max_rate,
+            to: grant.to.clone(),
+            by_grants_of: Vec::new(),
+        }
     }
 
     /// The user of this process. The empty owner is that of the user's pushes to local directories: they share
@@ -85,6 +99,36 @@ impl Authorized {
             owning: Owning::Allowed,
             owner: String::new(),
             max_rate: None,
+            to: Vec::new(),
+            by_grants_of: Vec::new(),
         }
+    }
+
+    /// A peer that has no line of its own, and is let in for the grants of these clients.
+    pub(crate) fn by_grants(clients: Vec<(Fingerprint, String, Option<RateLimit>)>) -> Self {
+        Self {
+            name: format!("the grant of {}", clients.first().map_or("nobody", |(_, name, _)| name)),
+            access: WriteAccess::ReadOnly,
+            reads: None,
+            set_ids: SetIds::Dropped,
+            owning: Owning::Denied,
+            owner: String::new(),
+            max_rate: clients
+                .iter()
+                .filter_map(|(_, _, rate)| *rate)
+                .min_by_key(|rate| rate.bytes_per_second()),
+            to: Vec::new(),
+            by_grants_of: clients,
+        }
+    }
+
+    pub(crate) fn may_write(&self) -> bool {
+        !matches!(self.access, WriteAccess::ReadOnly)
+    }
+
+    /// What a session may do by a grant of this peer.
+    pub(crate) fn taken_up(self, top_names: TopNames, allowance: Arc<Allowance>) -> TakenUp {
+        let Self { access, set_ids, owning, owner, max_rate: rate_max, .. } = self;
+        TakenUp { access, set_ids, owning, owner, rate_max, top_names, allowance }
     }
 }

@@ -23,8 +23,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use zmove_transport::{
-    AcceptError, CONTROL_SILENCE_MAX, Channel, ControlReader, ControlWriter, Denial, Fingerprint, Incoming,
-    LaneError, LaneSink, LaneSource, Listener, Pulse, Transport, control_pair,
+    AcceptError, CONTROL_SILENCE_MAX, Channel, Claim, ControlReader, ControlWriter, Denial, Fingerprint,
+    Incoming, LaneError, LaneSink, LaneSource, Listener, Pulse, Transport, control_pair,
 };
 use zmove_types::TransferId;
 use zmove_wire::limits::LANES_UNASKED_MAX;
@@ -33,18 +33,20 @@ use zmove_wire::{
 };
 
 use crate::admission::{Admissions, Queued, Slot};
+use crate::answering;
 use crate::authorizer::{Authorized, Authorizer};
 use crate::authorizer_threads::AuthorizerThreads;
+use crate::copies::{Copies, grants::PeerGrants};
 use crate::event::{DaemonEvent, Moved, Rejection, Who};
 use crate::pending_handshakes::PendingHandshakes;
 use crate::rate_limits::Rates;
 use crate::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
 use crate::registry::{Found, LanesIn, Registered, Registry};
-use crate::sending::{self, SendingSession};
-use zmove_receiver::Limits;
+use crate::sending::{self, SendingSession, Sent};
 use zmove_receiver::Quotas;
 use zmove_receiver::ReceiverConfig;
 use zmove_receiver::RunLeasesByKey;
+use zmove_receiver::{Grants, Limits};
 use zmove_receiver::{Meters, TransferMeter};
 use zmove_receiver::{Session, run_session};
 
@@ -81,6 +83,8 @@ struct Shared {
     quotas: Quotas,
     run_leases: RunLeasesByKey,
     authorizer_threads: AuthorizerThreads,
+    /// What is kept of copies between hosts; `None`: none are made.
+    copies: Option<Arc<Copies>>,
     log: Box<dyn Fn(&DaemonEvent) + Send + Sync>,
 }
 
@@ -119,10 +123,21 @@ impl Daemon {
             quotas: Quotas::default(),
             run_leases: RunLeasesByKey::default(),
             authorizer_threads: AuthorizerThreads::default(),
+            copies: None,
             log: Box::new(log),
             stopping: watch::Sender::new(false),
         };
         Self { shared: Arc::new(shared), pending: PendingHandshakes::default() }
+    }
+
+    /// The same daemon, which makes copies between hosts and gives grants for them.
+    ///
+    /// # Panics
+    /// It serves already.
+    #[must_use]
+    pub fn with_copies(mut self, copies: Arc<Copies>) -> Self {
+        Arc::get_mut(&mut self.shared).expect("nobody else has it before it serves").copies = Some(copies);
+        self
     }
 
     /// The limits in force.
@@ -214,7 +229,15 @@ impl Shared {
         };
         // Authorizing reads files and checks certificates: it runs on a blocking thread, and no other connection waits.
         let (authorizer, claim) = (Arc::clone(&self.authorizer), channel.claim());
-        match self.authorizer_threads.run(move || authorizer.authorize(&claim)).await {
+        let copies = self.copies.clone();
+        let authorize = move || {
+            let authorized = authorizer.authorize(&claim);
+            let Ok(Err(Denial::Unknown { key })) = authorized else { return authorized };
+            // A host that may send here by a client's grant needs no line of its own.
+            let clients = copies.map(|copies| copies.grants.clients_for(key)).unwrap_or_default();
+            if clients.is_empty() { authorized } else { Ok(Ok(Authorized::by_grants(clients))) }
+        };
+        match self.authorizer_threads.run(authorize).await {
             Ok(Ok(authorized)) => Some((channel, authorized)),
             Ok(Err(denial)) => {
                 self.reject(Rejection::UnknownKey, address, with_causes(&denial));
@@ -232,7 +255,7 @@ impl Shared {
 
     /// Reads the greeting and does what it asks for.
     async fn admit(self: Arc<Self>, channel: Channel, authorized: Authorized) {
-        let (address, key) = (channel.address(), channel.peer());
+        let (address, key) = (channel.address(), self.booked_on(channel.peer(), &authorized));
         let waiting = match self.admissions.wait(key) {
             Ok(waiting) => waiting,
             Err(full) => return self.refuse_full(channel, full).await,
@@ -273,6 +296,13 @@ impl Shared {
         }
     }
 
+    /// The key on which a peer's connections and transfers are booked: its own, or for one that is let in by grants
+    /// that of a client that has given one.
+    fn booked_on(&self, peer: Fingerprint, authorized: &Authorized) -> Fingerprint {
+        let clients = authorized.by_grants_of.iter().map(|(client, ..)| *client);
+        self.admissions.least_used(clients).unwrap_or(peer)
+    }
+
     async fn run_control(
         &self,
         mut stream: Channel,
@@ -285,7 +315,7 @@ impl Shared {
             let reason = "this receiver is being stopped";
             return self.turn_away(Rejection::Stopping, stream, reason, stopping()).await;
         }
-        let mut place = match self.admissions.enqueue(key) {
+        let mut place = match self.admissions.enqueue(self.booked_on(key, &authorized)) {
             Ok(place) => place,
             Err(full) => return self.refuse_full(stream, full).await,
         };
@@ -328,15 +358,24 @@ impl Shared {
             return self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
         };
         let pulse = stream.pulse();
+        let claim = stream.claim();
         let (reader, writer) = control_pair(stream);
         let control = (reader, if greeted { writer.greeted() } else { writer });
         match lanes {
             Lanes::Sources(lanes) => {
-                self.run_transfer(address, (control, pulse), lanes, &slot, authorized, (greeting, version))
-                    .await;
+                self.run_transfer(
+                    (address, key),
+                    (control, pulse),
+                    lanes,
+                    &slot,
+                    authorized,
+                    (greeting, version),
+                )
+                .await;
             }
             Lanes::Sinks(lanes) => {
-                self.run_sending(address, control, lanes, &slot, authorized, (greeting, version)).await;
+                self.run_sending((address, claim), control, lanes, &slot, authorized, (greeting, version))
+                    .await;
             }
         }
     }
@@ -413,14 +452,14 @@ impl Shared {
 
     async fn run_transfer(
         &self,
-        address: SocketAddr,
+        (address, key): (SocketAddr, Fingerprint),
         (control, pulse): ((ControlReader, ControlWriter), Pulse),
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
         slot: &Slot,
         Authorized { name, access, set_ids, owning, owner, max_rate: rate_max, .. }: Authorized,
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
-        let who = Who { name, address, key: slot.key() };
+        let who = Who { name, address, key };
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
         let metered = self.meters.begin();
         let buffers = slot.portion.buffers;
@@ -434,13 +473,17 @@ impl Shared {
             rate_max,
             file_io: quota.file_io(&self.config.file_io),
             quota,
+            grants: self
+                .copies
+                .clone()
+                .map(|copies| PeerGrants::new(copies, Arc::clone(&self.authorizer), key) as Arc<dyn Grants>),
             meter: Arc::clone(&metered.meter),
             ..self.config.clone()
         };
         let started = Instant::now();
         // When it stops, the daemon waits until all receivers of this channel have been dropped.
         let mut stopping = self.stopping.subscribe();
-        let run_leases = self.run_leases.of(slot.key());
+        let run_leases = self.run_leases.of(key);
         let session = Session { transfer, version, control, lanes, owner, pulse, access, run_leases, config };
         let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         let ended = run_session(session, stop).await;
@@ -454,14 +497,14 @@ impl Shared {
 
     async fn run_sending(
         &self,
-        address: SocketAddr,
+        (address, claim): (SocketAddr, Claim),
         control: (ControlReader, ControlWriter),
         lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
         slot: &Slot,
-        Authorized { name, reads, max_rate: rate_max, .. }: Authorized,
+        authorized: Authorized,
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
-        let key = slot.key();
+        let (key, name, rate_max) = (claim.key, authorized.name.clone(), authorized.max_rate);
         let who = Who { name: name.clone(), address, key };
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
         let metered = self.meters.begin();
@@ -474,10 +517,13 @@ impl Shared {
             control,
             lanes,
             peer: (key, name),
-            access: reads,
+            claim,
+            authorized,
+            authorizer: Arc::clone(&self.authorizer),
+            copies: self.copies.clone(),
             run_leases: self.run_leases.of(key),
             portion: slot.portion,
-            quota: self.quotas.of(key, &limits),
+            quota: self.quotas.of(slot.key(), &limits),
             rate: rate_max.map(|limit| self.rates.of(key, limit)),
             plan_bytes: sending::plan_bytes(&limits),
             config: self.config.clone(),
@@ -487,15 +533,25 @@ impl Shared {
         let mut stopping = self.stopping.subscribe();
         let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         // A waiting connection is not to take the room of a whole session.
-        let ended = Box::pin(sending::send(session, stop)).await;
+        let ended = Box::pin(answering::answer(session, stop)).await;
         let moved = moved(&metered.meter, started.elapsed());
-        (self.log)(&match ended {
-            Ok(summary) => {
+        let event = match ended {
+            Ok(Sent::Files(summary)) => {
                 let moved = Moved { files: summary.files, bytes: summary.bytes, ..moved };
                 DaemonEvent::Sent { who, cipher, moved, failed: summary.failed }
             }
+            Ok(Sent::Copied(to, summary)) => {
+                let moved = Moved { files: summary.files, bytes: summary.bytes, ..moved };
+                DaemonEvent::Copied { who, to, moved, failed: summary.failed }
+            }
+            Ok(Sent::Granted(order)) => {
+                let (source, target) = (Fingerprint(order.source), order.open.target.clone());
+                DaemonEvent::Granted { who, source, target }
+            }
+            Ok(Sent::Told) => return,
             Err(error) => DaemonEvent::SendingBroken { who, moved, error },
-        });
+        };
+        (self.log)(&event);
     }
 
     async fn refuse_full(&self, stream: Channel, full: impl fmt::Display) {

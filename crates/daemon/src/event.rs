@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zmove_transport::Fingerprint;
 use zmove_types::Escaped;
-use zmove_wire::Cipher;
+use zmove_wire::{Cipher, Place};
 
 use zmove_receiver::SessionError;
 use zmove_receiver::SessionReport;
@@ -126,6 +126,26 @@ pub enum DaemonEvent {
         /// The number of entries that failed.
         failed: u64,
     },
+    /// A copy that a client has ordered was sent to another host to its end.
+    Copied {
+        /// The client.
+        who: Who,
+        /// The host.
+        to: Place,
+        /// What was sent; its target is what was asked for.
+        moved: Moved,
+        /// The number of entries that failed.
+        failed: u64,
+    },
+    /// A client was given a grant, by which another host may send here.
+    Granted {
+        /// The client.
+        who: Who,
+        /// The key of the host.
+        source: Fingerprint,
+        /// The target that the grant is for.
+        target: Vec<u8>,
+    },
     /// A transfer that a receiver has asked for ended early.
     SendingBroken {
         /// The receiver.
@@ -201,6 +221,19 @@ impl fmt::Display for DaemonEvent {
                 let clear = if *cipher == Cipher::None { ", in clear" } else { "" };
                 write!(f, "sent to {who} from '{sources}' in {seconds:.2} s, {failed} faults{clear}")?;
                 write!(f, "; {} files, {} bytes; key {}", moved.files, moved.bytes, who.key)
+            }
+            Self::Copied { who, to: Place { host, port }, moved, failed } => {
+                let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());
+                let host = Escaped(host.as_bytes());
+                write!(
+                    f,
+                    "copied for {who} from '{sources}' to {host}:{port} in {seconds:.2} s, {failed} faults"
+                )?;
+                write!(f, "; {} files, {} bytes; key {}", moved.files, moved.bytes, who.key)
+            }
+            Self::Granted { who, source, target } => {
+                let target = Escaped(target);
+                write!(f, "granted to {who}: a copy by {source} into '{target}'; key {}", who.key)
             }
             Self::SendingBroken { who, moved, error } => {
                 let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());

@@ -4,8 +4,11 @@
 //! authorized.
 
 mod admission;
+mod answering;
 mod authorizer;
 mod authorizer_threads;
+mod copies;
+mod copying;
 mod daemon;
 mod event;
 mod pending_handshakes;
@@ -18,6 +21,7 @@ mod sources;
 mod wait_queue;
 
 pub use authorizer::Authorizer;
+pub use copies::Copies;
 pub use daemon::Daemon;
 pub use event::{DaemonEvent, Moved, Rejection, Who};
 pub use sending::SendingError;

@@ -32,8 +32,20 @@ pub(crate) struct Relaying {
     waiting: Arc<Waiting>,
     counts: [AtomicU64; 6],
     hashed: Lock<Vec<FileHash>>,
+    /// All that has been counted and told since the session began.
+    totals: Lock<[u64; 6]>,
+    listeners: Listeners,
     /// Turns true where the receiver reads far too little, or its key has no memory left.
     over: watch::Sender<bool>,
+}
+
+/// Whether the session needs somebody who listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listeners {
+    /// A receiver that does not read ends the session.
+    Needed,
+    /// Listeners come and go: one that does not read is left.
+    Optional,
 }
 
 /// The bytes that wait for the writer.
@@ -65,7 +77,7 @@ const WORD_BYTES: usize = 128;
 
 impl Relaying {
     /// A teller that books on `quota`, and the words that it tells.
-    pub(crate) fn new(quota: Quota) -> (Arc<Self>, mpsc::UnboundedReceiver<Beside>) {
+    pub(crate) fn new(quota: Quota, listeners: Listeners) -> (Arc<Self>, mpsc::UnboundedReceiver<Beside>) {
         let (words_in, words) = mpsc::unbounded_channel();
         let relaying = Self {
             quota,
@@ -73,6 +85,8 @@ impl Relaying {
             waiting: Arc::default(),
             counts: Default::default(),
             hashed: Lock::default(),
+            totals: Lock::default(),
+            listeners,
             over: watch::Sender::new(false),
         };
         (Arc::new(relaying), words)
@@ -87,12 +101,14 @@ impl Relaying {
 
     /// Tells the counts and hashes that have gathered.
     pub(crate) fn flush(&self) {
-        let [found_files, found_bytes, stored_files, stored_bytes, skipped_files, skipped_bytes] =
-            self.counts.each_ref().map(|count| count.swap(0, Ordering::Relaxed));
-        let progress =
-            Progress { found_files, found_bytes, stored_files, stored_bytes, skipped_files, skipped_bytes };
-        if progress != Progress::default() {
-            self.say(Relay::Told(vec![Told::Progress(progress)]));
+        let mut totals = self.totals.lock();
+        let counts = self.counts.each_ref().map(|count| count.swap(0, Ordering::Relaxed));
+        totals.iter_mut().zip(counts).for_each(|(total, count)| *total += count);
+        // a listener who comes now has heard of these counts in the totals
+        let words = self.words.lock().clone();
+        drop(totals);
+        if counts != [0; 6] {
+            self.say_to(words.as_ref(), Relay::Told(vec![Told::Progress(progress_by(counts))]));
         }
         self.flush_hashes(mem::take(&mut *self.hashed.lock()));
     }
@@ -112,6 +128,44 @@ impl Relaying {
         for part in hashed.chunks(HASHED_MAX) {
             self.say(Relay::Hashed(part.to_vec()));
         }
+    }
+
+    /// Lets another listener hear what is told from now on, instead of the one before.
+    pub(crate) fn attach(&self) -> mpsc::UnboundedReceiver<Beside> {
+        let (words_in, words) = mpsc::unbounded_channel();
+        let totals = self.totals.lock();
+        let before = self.words.lock().replace(words_in.clone());
+        self.say_to(Some(&words_in), Relay::Told(vec![Told::Progress(progress_by(*totals))]));
+        drop(totals);
+        if before.is_some() {
+            let text = "another client listens to this copy now".to_owned();
+            let refusal = Refusal { code: RefusalCode::Denied, text };
+            self.say_to(before.as_ref(), Relay::Broken(refusal));
+        }
+        words
+    }
+
+    /// Tells that another session begins, in which all is counted anew.
+    pub(crate) fn begin_again(&self) {
+        self.flush();
+        let mut totals = self.totals.lock();
+        *totals = [0; 6];
+        let words = self.words.lock().clone();
+        drop(totals);
+        self.say_to(words.as_ref(), Relay::Told(vec![Told::SessionBegins]));
+    }
+
+    /// Tells the end of a copy, after which nothing more is told.
+    pub(crate) fn end_copy(&self, last: Vec<Relay>) {
+        self.flush();
+        last.into_iter().for_each(|relay| self.say(relay));
+        self.words.lock().take();
+        self.waiting.less.notify_all();
+    }
+
+    /// Tells a warning.
+    pub(crate) fn warn(&self, message: String) {
+        self.tell(Told::Warned(message));
     }
 
     /// Asks the receiver for more lanes.
@@ -138,22 +192,30 @@ impl Relaying {
     }
 
     fn say(&self, relay: Relay) {
+        let words = self.words.lock().clone();
+        self.say_to(words.as_ref(), relay);
+    }
+
+    fn say_to(&self, words: Option<&UnboundedSender<Beside>>, relay: Relay) {
+        let Some(words) = words.filter(|words| !words.is_closed()) else { return };
         let bytes = encode_message(&ToReceiver::Relay(relay));
         let amount = bytes.len() + WORD_BYTES;
         self.wait_for_room();
         if self.waiting.bytes.load(Ordering::Relaxed) > OVERFLOW_BYTES {
-            self.over.send_replace(true);
-            return;
+            return self.overflow();
         }
-        let Ok(booked) = self.quota.book_memory(amount) else {
-            self.over.send_replace(true);
-            return;
-        };
+        let Ok(booked) = self.quota.book_memory(amount) else { return self.overflow() };
         self.waiting.bytes.fetch_add(amount, Ordering::Relaxed);
         let word = Word { waiting: Arc::clone(&self.waiting), bytes: amount, _booked: booked };
-        if let Some(words) = &*self.words.lock() {
-            // Sending fails only when the session is over.
-            let _over = words.send(Beside { bytes, held: Box::new(word) });
+        // Sending fails only when the session is over, or the listener has gone.
+        let _over = words.send(Beside { bytes, held: Box::new(word) });
+    }
+
+    /// Too much waits for a listener who does not read.
+    fn overflow(&self) {
+        match self.listeners {
+            Listeners::Needed => drop(self.over.send_replace(true)),
+            Listeners::Optional => drop(self.words.lock().take()),
         }
     }
 
@@ -223,6 +285,11 @@ impl Observer for Relaying {
             _ => {}
         }
     }
+}
+
+fn progress_by(counts: [u64; 6]) -> Progress {
+    let [found_files, found_bytes, stored_files, stored_bytes, skipped_files, skipped_bytes] = counts;
+    Progress { found_files, found_bytes, stored_files, stored_bytes, skipped_files, skipped_bytes }
 }
 
 fn micros(time: Duration) -> u64 {
@@ -311,7 +378,7 @@ mod tests {
 
     #[test]
     fn counts_are_added_up_and_come_before_the_end_of_the_scan() {
-        let (relaying, mut words) = Relaying::new(Quota::default());
+        let (relaying, mut words) = Relaying::new(Quota::default(), Listeners::Needed);
         for _ in 0..3 {
             relaying.on(&Event::Found { files: 1, bytes: 2 });
         }
@@ -328,7 +395,7 @@ mod tests {
     fn a_thread_waits_for_a_receiver_that_does_not_read_and_what_waits_is_booked() {
         let limits = Limits { memory_per_identity: ByteCount(8 << 20), ..Limits::default() };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let (relaying, mut words) = Relaying::new(quota.clone());
+        let (relaying, mut words) = Relaying::new(quota.clone(), Listeners::Needed);
         let telling = Arc::clone(&relaying);
         let thread = std::thread::spawn(move || (0..5_000).for_each(|_| telling.on(&failed())));
         let mut heard = 0;
@@ -343,10 +410,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_listener_who_does_not_read_is_left_and_the_next_hears_the_totals() {
+        let limits = Limits { memory_per_identity: ByteCount(1 << 20), ..Limits::default() };
+        let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
+        let (relaying, mut words) = Relaying::new(quota.clone(), Listeners::Optional);
+        relaying.on(&Event::Found { files: 1, bytes: 2 });
+        relaying.flush();
+        (0..2_000).for_each(|_| relaying.on(&failed()));
+        let ended = async { while words.recv().await.is_some() {} };
+        tokio::time::timeout(Duration::from_secs(10), ended).await.expect("what is told comes to its end");
+        assert!(!*relaying.over.borrow());
+        relaying.on(&Event::Found { files: 1, bytes: 2 });
+        relaying.flush();
+        let mut words = relaying.attach();
+        relaying.end_copy(Vec::new());
+        let Beside { bytes, .. } = words.recv().await.unwrap();
+        let progress = Progress { found_files: 2, found_bytes: 4, ..Progress::default() };
+        let told = ToReceiver::Relay(Relay::Told(vec![Told::Progress(progress)]));
+        assert_eq!(decode_message::<ToReceiver>(&bytes[4..]), Ok(told));
+        assert!(words.recv().await.is_none());
+    }
+
+    #[tokio::test]
     async fn the_runtime_does_not_wait_and_ends_the_session() {
         let limits = Limits { memory_per_identity: ByteCount(1 << 20), ..Limits::default() };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let (relaying, _words) = Relaying::new(quota);
+        let (relaying, _words) = Relaying::new(quota, Listeners::Needed);
         (0..2_000).for_each(|_| relaying.on(&failed()));
         relaying.is_over().await;
     }

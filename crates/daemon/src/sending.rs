@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use tokio::sync::mpsc;
+use zmove_engine::{Causes, PushError};
 use zmove_receiver::{Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter};
 use zmove_scan::{Effect, FileSystems, PathList, PatternError, Rule, ScanConfig, Selection, Separator};
 use zmove_sender::{
@@ -18,18 +19,20 @@ use zmove_sender::{
     PushJob, Relay, Removals, Run, SenderConfig, SessionError, Summary, Zeros,
 };
 use zmove_transport::{
-    ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink, SharedRate,
+    Claim, ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink, SharedRate,
 };
 use zmove_types::{Account, Accounts, NoAccounts, RateLimit, TransferId};
 use zmove_wire::limits::{
     FETCH_BYTES_MAX, FETCH_LIST_BYTES_MAX, FETCH_LIST_PART_BYTES_MAX, FETCH_RULE_BYTES_MAX, within,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Cipher, Fetch, Fetching, Greeting, OwnerOrder, Purpose, Refusal, RefusalCode,
-    Role, ToSender, ToSource, Version, WireError, decode_message_within, encode_message,
+    AccountOrder, AccountsFrom, Cipher, Fetch, Fetching, GrantOrder, Open, OwnerOrder, Place, Purpose,
+    Refusal, RefusalCode, ToSender, ToSource, Version, WireError, decode_message_within, encode_message,
 };
 
-use crate::relaying::{KeyMemory, Relaying, TELL_EVERY};
+use crate::authorizer::{Authorized, Authorizer};
+use crate::copies::Copies;
+use crate::relaying::{KeyMemory, Listeners, Relaying, TELL_EVERY};
 use crate::sources::{ReadAccess, Sources};
 
 /// One transfer about to be sent; its greeting has been read.
@@ -41,8 +44,12 @@ pub(crate) struct SendingSession {
     pub(crate) lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
     /// The peer's key and the name that it has here.
     pub(crate) peer: (Fingerprint, String),
-    /// Where the peer may read; `None`: nowhere.
-    pub(crate) access: Option<ReadAccess>,
+    /// What the peer has proved, and by that may do.
+    pub(crate) claim: Claim,
+    pub(crate) authorized: Authorized,
+    pub(crate) authorizer: Arc<Authorizer>,
+    /// What is kept of copies; `None`: none are made here.
+    pub(crate) copies: Option<Arc<Copies>>,
     pub(crate) run_leases: RunLeases,
     pub(crate) portion: Portion,
     pub(crate) quota: Quota,
@@ -76,6 +83,9 @@ pub enum SendingError {
     /// The sending role ended.
     #[error("{0}")]
     Session(#[from] SessionError),
+    /// A copy to another host came to no good end.
+    #[error("{}", Causes(.0))]
+    Copy(#[source] PushError),
 }
 
 impl From<WireError> for SendingError {
@@ -98,16 +108,28 @@ impl SendingError {
             Self::Session(SessionError::Interrupted) => "stopping",
             Self::Session(SessionError::PeerMisbehaved(_)) => "protocol",
             Self::Session(SessionError::Lane(_)) => "lane",
-            Self::Session(_) => "session",
+            Self::Session(_) | Self::Copy(_) => "session",
         }
     }
 }
 
 /// What the receiver wants, with what is booked for it.
-struct Order {
-    fetch: Fetch,
-    list: Option<Vec<u8>>,
-    _held: Booking,
+pub(crate) struct Order {
+    pub(crate) fetch: Fetch,
+    pub(crate) list: Option<Arc<[u8]>>,
+    held: Booking,
+}
+
+/// What a session was for.
+pub(crate) enum Sent {
+    /// Files were sent to the peer.
+    Files(Box<Summary>),
+    /// Files were sent to another host.
+    Copied(Place, Box<Summary>),
+    /// A grant was given to the peer.
+    Granted(Box<GrantOrder>),
+    /// The peer has asked about a copy, or listened to one.
+    Told,
 }
 
 /// How long a peer may take for each part of what it wants.
@@ -134,49 +156,40 @@ pub(crate) fn plan_bytes(limits: &Limits) -> usize {
     usize::try_from((limits.memory_per_identity.0 / PLAN_SHARE).min(PLAN_BYTES_MAX)).unwrap_or(usize::MAX)
 }
 
-/// Sends one transfer; cuts it off when `stop` resolves.
-///
-/// # Errors
-/// [`SendingError`] when it did not come to its end. Files that failed are no such error.
-pub(crate) async fn send(
-    mut session: SendingSession,
+/// Sends files to the peer.
+pub(crate) async fn send_files(
+    session: SendingSession,
+    order: Order,
     stop: impl Future<Output = ()>,
-) -> Result<Summary, SendingError> {
-    session.control.1.greet(&Greeting::new(Role::Control, session.transfer)).await?;
-    let order = match order(&mut session.control.0, &session.quota).await {
-        Ok(order) => order,
-        Err(SendingError::Control(ControlError::Wire(error))) => {
-            let refusal = Refusal { code: RefusalCode::Protocol, text: error.to_string() };
-            return Err(refuse(session.control, refusal).await);
-        }
-        Err(error) => return Err(error),
-    };
-    session.meter.opened(&shown(&order.fetch));
-    let prepared = match session.access.clone() {
+) -> Result<Sent, SendingError> {
+    let prepared = match session.authorized.reads.clone() {
         None => Err(denied(&session.peer)),
-        Some(access) => {
-            let around = Around {
-                quota: session.quota.clone(),
-                config: session.config.clone(),
-                portion: session.portion,
-                rate: session.rate.clone(),
-                plan_bytes: session.plan_bytes,
-            };
-            prepare(around, order, access).await
-        }
+        Some(access) => prepare(session.around(), order, access, Target::Here).await,
     };
     match prepared {
-        Ok(prepared) => prepared.run(session, stop).await,
+        Ok(prepared) => prepared.run(session, stop).await.map(|summary| Sent::Files(Box::new(summary))),
         Err(refusal) => Err(refuse(session.control, refusal).await),
     }
 }
 
+impl SendingSession {
+    pub(crate) fn around(&self) -> Around {
+        Around {
+            quota: self.quota.clone(),
+            config: self.config.clone(),
+            portion: self.portion,
+            rate: self.rate.clone(),
+            plan_bytes: self.plan_bytes,
+        }
+    }
+}
+
 /// The sources in one text, for the log.
-fn shown(fetch: &Fetch) -> Vec<u8> {
+pub(crate) fn shown(fetch: &Fetch) -> Vec<u8> {
     fetch.sources.iter().map(|source| source.0.as_slice()).collect::<Vec<_>>().join(&b' ')
 }
 
-fn denied((key, name): &(Fingerprint, String)) -> Refusal {
+pub(crate) fn denied((key, name): &(Fingerprint, String)) -> Refusal {
     let name = if name.contains(char::is_whitespace) { "NAME" } else { name };
     let text = format!(
         "this key may not read here. On that host, run: zmove allow {key} --name {name} --read-root DIR"
@@ -184,7 +197,10 @@ fn denied((key, name): &(Fingerprint, String)) -> Refusal {
     Refusal { code: RefusalCode::Denied, text }
 }
 
-async fn refuse((mut reader, mut writer): (ControlReader, ControlWriter), refusal: Refusal) -> SendingError {
+pub(crate) async fn refuse(
+    (mut reader, mut writer): (ControlReader, ControlWriter),
+    refusal: Refusal,
+) -> SendingError {
     let said = async {
         writer.send(&encode_message(&ToSender::Refused(refusal.clone()))).await?;
         writer.finish().await?;
@@ -196,16 +212,16 @@ async fn refuse((mut reader, mut writer): (ControlReader, ControlWriter), refusa
     SendingError::Refused(refusal)
 }
 
-/// Reads what the receiver wants.
-async fn order(reader: &mut ControlReader, quota: &Quota) -> Result<Order, SendingError> {
-    let mut held = quota.book_nothing();
-    let ToSource::Fetch(fetch) = next(reader, &mut held).await? else {
-        return Err(WireError::OutOfOrder { what: "a list" }.into());
-    };
+/// Reads the rest of what the receiver wants.
+pub(crate) async fn order(
+    reader: &mut ControlReader,
+    fetch: Fetch,
+    mut held: Booking,
+) -> Result<Order, SendingError> {
     let rule_bytes = fetch.rules.iter().map(|rule| rule.pattern.len()).sum();
     within("patterns of a selection", rule_bytes, FETCH_RULE_BYTES_MAX)?;
     held.grow(rule_bytes * RULE_BYTES_PER_BYTE)?;
-    let Some(announced) = fetch.list else { return Ok(Order { fetch: *fetch, list: None, _held: held }) };
+    let Some(announced) = fetch.list else { return Ok(Order { fetch, list: None, held }) };
     within("list of paths", announced.bytes, FETCH_LIST_BYTES_MAX)?;
     let length = usize::try_from(announced.bytes).unwrap_or(usize::MAX);
     let mut list = Vec::new();
@@ -219,11 +235,11 @@ async fn order(reader: &mut ControlReader, quota: &Quota) -> Result<Order, Sendi
         }
         list.extend(bytes);
     }
-    Ok(Order { fetch: *fetch, list: Some(list), _held: held })
+    Ok(Order { fetch, list: Some(list.into()), held })
 }
 
 /// The next message; it is booked twice over, since its strings are copied.
-async fn next(reader: &mut ControlReader, held: &mut Booking) -> Result<ToSource, SendingError> {
+pub(crate) async fn next(reader: &mut ControlReader, held: &mut Booking) -> Result<ToSource, SendingError> {
     let received = tokio::time::timeout(ORDER_TIMEOUT, reader.receive_within(FETCH_BYTES_MAX)).await;
     let bytes = received.map_err(|_| SendingError::Silent)??.ok_or(ControlError::Closed)?;
     held.grow(2 * bytes.len())?;
@@ -231,16 +247,17 @@ async fn next(reader: &mut ControlReader, held: &mut Booking) -> Result<ToSource
 }
 
 /// A transfer that can begin.
-struct Prepared {
-    job: PushJob,
-    config: SenderConfig,
-    fetch: Fetch,
-    missing: Vec<String>,
-    held: (Booking, Vec<Booking>, Vec<(Booking, Booking)>),
+pub(crate) struct Prepared {
+    pub(crate) job: PushJob,
+    pub(crate) config: SenderConfig,
+    pub(crate) fetch: Fetch,
+    pub(crate) list: Option<Arc<[u8]>>,
+    pub(crate) missing: Vec<String>,
+    pub(crate) held: (Booking, Vec<Booking>, Vec<(Booking, Booking)>),
 }
 
 /// What a session has of its key and its daemon.
-struct Around {
+pub(crate) struct Around {
     quota: Quota,
     config: ReceiverConfig,
     portion: Portion,
@@ -248,13 +265,28 @@ struct Around {
     plan_bytes: usize,
 }
 
-async fn prepare(around: Around, order: Order, access: ReadAccess) -> Result<Prepared, Refusal> {
-    let Order { mut fetch, list, _held: mut held } = order;
+/// Where a transfer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// To the peer, who alone knows the target.
+    Here,
+    /// To the target of the order, on another host.
+    There,
+}
+
+pub(crate) async fn prepare(
+    around: Around,
+    order: Order,
+    access: ReadAccess,
+    target: Target,
+) -> Result<Prepared, Refusal> {
+    let Order { mut fetch, list, mut held } = order;
     held.grow(around.plan_bytes)
         .map_err(|error| Refusal { code: RefusalCode::Full, text: error.to_string() })?;
     let protocol = |error: WireError| Refusal { code: RefusalCode::Protocol, text: error.to_string() };
     let extensions = std::mem::take(&mut fetch.extensions);
     fetch.open = fetch.open.with(extensions).map_err(protocol)?;
+    fetch.open.grant = None;
     if fetch.open.purpose == Purpose::Probe || fetch.open.verify {
         return Err(protocol(WireError::OutOfOrder { what: "a probe or verification" }));
     }
@@ -265,28 +297,40 @@ async fn prepare(around: Around, order: Order, access: ReadAccess) -> Result<Pre
         // the contents of a directory are listed
         fetch.sources[0].0.push(b'/');
     }
+    if target == Target::Here {
+        fetch.open.target = Vec::new();
+    }
     let prepared = tokio::task::spawn_blocking(move || {
-        let Sources { roots, shape, missing } = Sources::find(&fetch.sources, &access)?;
-        let list = list.zip(fetch.list).map(|(bytes, order)| {
-            let separator = if order.nul { Separator::Nul } else { Separator::Newline };
-            PathList::new(roots[0].clone(), Cursor::new(bytes), "the list of paths".into(), separator)
-        });
-        let mut open = fetch.open.clone();
-        open.shape = shape;
-        open.target = Vec::new();
-        let mirror = fetch.removals.filter(|_| list.is_none()).map(|order| Removals {
-            after_errors: if order.after_errors { AfterErrors::Remove } else { AfterErrors::Keep },
-            entries_max: order.entries_max,
-            ..Removals::default()
-        });
-        let job = PushJob { sources: roots, open, mirror, sources_missing: missing.len() as u64, list };
+        let (job, missing) = job(&fetch, list.as_ref(), &access)?;
         let (config, files, threads) = sender_config(&fetch, &around)?;
-        Ok(Prepared { job, config, fetch, missing, held: (held, files, threads) })
+        Ok(Prepared { job, config, fetch, list, missing, held: (held, files, threads) })
     });
     prepared.await.unwrap_or_else(|_panic| {
         let text = "a thread of the sender panicked; its log says where".to_owned();
         Err(Refusal { code: RefusalCode::Failed, text })
     })
+}
+
+/// The job of one session, and the sources that cannot be opened. May block on files.
+pub(crate) fn job(
+    fetch: &Fetch,
+    list: Option<&Arc<[u8]>>,
+    access: &ReadAccess,
+) -> Result<(PushJob, Vec<String>), Refusal> {
+    let Sources { roots, shape, missing } = Sources::find(&fetch.sources, access)?;
+    let path_list = list.zip(fetch.list).map(|(bytes, order)| {
+        let separator = if order.nul { Separator::Nul } else { Separator::Newline };
+        let bytes = Cursor::new(Arc::clone(bytes));
+        PathList::new(roots[0].clone(), bytes, "the list of paths".into(), separator)
+    });
+    let open = Open { shape, ..fetch.open.clone() };
+    let mirror = fetch.removals.filter(|_| list.is_none()).map(|order| Removals {
+        after_errors: if order.after_errors { AfterErrors::Remove } else { AfterErrors::Keep },
+        entries_max: order.entries_max,
+        ..Removals::default()
+    });
+    let sources_missing = missing.len() as u64;
+    Ok((PushJob { sources: roots, open, mirror, sources_missing, list: path_list }, missing))
 }
 
 type Booked = (SenderConfig, Vec<Booking>, Vec<(Booking, Booking)>);
@@ -376,14 +420,14 @@ impl Prepared {
         stop: impl Future<Output = ()>,
     ) -> Result<Summary, SendingError> {
         let started = Instant::now();
-        let Self { job, config, fetch, missing, held: _until_the_end } = self;
+        let Self { job, config, fetch, missing, held: _until_the_end, .. } = self;
         let SendingSession { transfer, version, cipher, control, lanes, run_leases, portion, quota, .. } =
             session;
         let (reader, mut writer) = control;
         let lease = run_leases.acquire(fetch.open.run).await;
         let fetching = ToSender::Fetching(Fetching { lanes_max: portion.lanes });
         writer.send(&encode_message(&fetching)).await?;
-        let (relaying, words) = Relaying::new(quota.clone());
+        let (relaying, words) = Relaying::new(quota.clone(), Listeners::Needed);
         for message in &missing {
             zmove_types::Observer::on(&*relaying, &zmove_types::Event::Failed { message: message.clone() });
         }
@@ -428,7 +472,7 @@ impl Prepared {
     }
 }
 
-async fn tell_often(relaying: Arc<Relaying>) {
+pub(crate) async fn tell_often(relaying: Arc<Relaying>) {
     let mut ticks = tokio::time::interval(TELL_EVERY);
     loop {
         ticks.tick().await;

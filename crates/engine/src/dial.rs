@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use zmove_sender::{Learnt, Link, Need, Summary};
 use zmove_transport::{
-    ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, LaneSink, PathEnds, Reach, Resumption,
-    SavedWindow, Transport, TransportChoice,
+    CONTROL_SILENCE_MAX, Channel, ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, LaneSink,
+    PathEnds, Reach, Resumption, SavedWindow, Transport, TransportChoice,
 };
 
 use self::host_key::host_policy;
@@ -24,7 +24,7 @@ use crate::error::ConnectError;
 use crate::location::{Login, Remote};
 use crate::notice::{Listener, Notice};
 use crate::path_memory::{Found, Known, PathMemory, Window};
-use crate::settings::DialSettings;
+use crate::settings::{DIAL_TIMEOUT, DialSettings};
 use crate::ssh::{self, SshReceiver, SshSession};
 
 use machine::{lanes_for, quic_lanes};
@@ -112,6 +112,23 @@ impl Connector<'_> {
             Some(login) => self.connect_over_ssh(login, need).await,
             None => self.connect_to_daemon(need).await,
         }
+    }
+
+    /// Dials control alone, for a conversation without data.
+    pub(crate) async fn connect_control(&self) -> Result<(Channel, ChannelDialler), ConnectError> {
+        let Self { home, remote, settings, listener } = *self;
+        let identity = Identity::load_or_create(home)?;
+        let first_key = FirstKey::default();
+        let policy = host_policy(remote, &identity, home, settings, &first_key).await?;
+        let reach = settings.reach.clone();
+        let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
+        let channel = dialler.dial(DIAL_TIMEOUT).await?;
+        if let Some(key) = first_key.get() {
+            KnownHosts::open(home)?.pin(&remote.host, remote.port, key)?;
+            listener.hear(&Notice::KeyPinned { remote, key });
+        }
+        channel.set_unacknowledged_max(CONTROL_SILENCE_MAX).map_err(ConnectError::Control)?;
+        Ok((channel, dialler))
     }
 
     async fn connect_to_daemon<L: LaneEnd>(&self, need: Option<&Need>) -> Result<Connected<L>, ConnectError> {

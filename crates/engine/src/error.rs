@@ -291,6 +291,12 @@ pub enum PullError {
         "the zmove on that host is too old to be pulled from: install this release there, or push from there"
     )]
     TooOld,
+    /// A copy between other hosts has come to no good end.
+    #[error("copy: {}", .0.text)]
+    Ended(Refusal),
+    /// What the host with the target is said to have signed is not signed by it, or not of this copy.
+    #[error("the copy has ended, but what is shown as the target's receipt is not signed by its key")]
+    Receipt,
     /// The host has had no room for the transfer for as long as this side was to wait.
     #[error("sender: {reason}; its turn has not come within {} s", waited.as_secs_f64())]
     StillInLine {
@@ -342,6 +348,8 @@ impl PullError {
             Self::Receiver(error) => error.is_lost(),
             Self::Silent => true,
             Self::TooOld
+            | Self::Ended(_)
+            | Self::Receipt
             | Self::StillInLine { .. }
             | Self::Misbehaved(_)
             | Self::Interrupted

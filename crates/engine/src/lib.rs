@@ -43,6 +43,7 @@
 //! the caller names the home directory.
 
 mod backoff;
+mod copy;
 mod dial;
 mod error;
 #[cfg(feature = "fuzzing")]
@@ -61,6 +62,7 @@ mod sources;
 mod ssh;
 
 pub use backoff::{ParseTimeoutError, Timeout};
+pub use copy::{After, Copied, RemoteCopy, copy_result, id_text, read_receipt};
 pub use dial::{Connector, LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, Reached, Route, lanes_for_machine};
 pub use error::{
     BoxError, Causes, ConnectError, LocalError, LocationError, OverlapError, PullError, PushError,

@@ -38,6 +38,13 @@ pub enum Notice<'a> {
         /// The host's key.
         key: Fingerprint,
     },
+    /// A copy between two other hosts has begun, and goes on without this one.
+    CopyRuns {
+        /// The id of the copy, as it is written.
+        id: &'a str,
+        /// The host that sends.
+        remote: &'a Remote,
+    },
     /// The memory of paths cannot be read or understood, and is not used.
     PathsUnread {
         /// The memory's file.
@@ -87,6 +94,10 @@ impl Display for Notice<'_> {
             Self::ReceiverBusy { cause } => Causes(*cause).fmt(f),
             Self::KeyPinned { remote, key } => {
                 write!(f, "pinned the key of {}:{}: {key}", remote.host, remote.port)
+            }
+            Self::CopyRuns { id, remote } => {
+                let (host, port) = (&remote.host, remote.port);
+                write!(f, "it goes on without this command; its result: zmove result {id} {host}:{port}")
             }
             Self::PathsUnread { file, source } => {
                 write!(f, "'{}' is not used: {source}", Escaped::path(file))

@@ -4,9 +4,9 @@
 //! **Invariant:** the target and how it is written are this side's own words (`conversation`), never the host's; and
 //! what the host names at the top of the target must be what was asked for (`sources`).
 
-mod asking;
+pub(crate) mod asking;
 mod conversation;
-mod relayed;
+pub(crate) mod relayed;
 mod sources;
 
 use std::fmt;
@@ -23,10 +23,10 @@ use zmove_receiver::{
     WriteAccess, run_session,
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, Summary};
-use zmove_transport::{LaneError, LaneSource, Resumption, Transport};
+use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resumption, Transport};
 use zmove_types::{Accounts, Observer};
 use zmove_wire::limits::LANES_MAX;
-use zmove_wire::{Fetch, LaneOrder, Version};
+use zmove_wire::{Fetch, LaneOrder, ToSender, ToSource, Version, WireError};
 
 use crate::backoff::Timeout;
 use crate::dial::{Connected, Connector, Dialled};
@@ -188,10 +188,11 @@ impl RemotePull<'_> {
         fetch.lanes = lane_order(&supply);
         let own_open = fetch.open.clone();
         fetch.open.target = Vec::new();
+        let wanted = ToSource::Fetch(Box::new(fetch));
         let asking =
-            ask(control, (transfer, cipher), fetch, self.list.clone(), run.patience, &*self.observer);
-        let Asked { reader, writer } = tokio::select! {
-            asked = asking => asked?,
+            ask(control, (transfer, cipher), wanted, self.list.clone(), run.patience, &*self.observer);
+        let (reader, writer) = tokio::select! {
+            asked = asking => leave_to_receive(asked?)?,
             () = &mut stop => return Err(PullError::Interrupted),
         };
         run.was_up = true;
@@ -311,6 +312,14 @@ fn why(error: Option<ReceiverError>, heard: &Heard) -> PullError {
         (Some(error), _) => PullError::Receiver(error),
         (None, Some(refusal)) => PullError::Refused(refusal.clone()),
         (None, None) => PullError::Control(zmove_transport::ControlError::Closed),
+    }
+}
+
+/// The connection of a host that does as it was asked.
+fn leave_to_receive(asked: Asked) -> Result<(ControlReader, ControlWriter), PullError> {
+    match asked.answer {
+        ToSender::Fetching(_) => Ok((asked.reader, asked.writer)),
+        _ => Err(WireError::OutOfOrder { what: "the first answer" }.into()),
     }
 }
 

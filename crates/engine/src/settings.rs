@@ -17,6 +17,8 @@ use crate::location::Remote;
 /// The settings by which a receiver is reached.
 #[derive(Clone, Debug, Default)]
 pub struct DialSettings {
+    /// The only key that the host may have. Default: the one that is pinned in the home directory.
+    pub key: Option<Fingerprint>,
     /// The answer to a host whose key is not known. Default: it is refused.
     pub unknown_host: UnknownHost,
     /// The number of lanes, 1 to 64. Default: by round trip and cores, then as many as help. A number that is set is

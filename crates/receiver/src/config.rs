@@ -6,6 +6,7 @@ use std::sync::Arc;
 use zmove_disk::{Auto, Direct, FileIo};
 use zmove_types::{Accounts, GROUP_BYTES, NoAccounts, RateLimit};
 
+use crate::grant::{Allowance, Grants};
 use crate::meters::TransferMeter;
 use crate::quota::Quota;
 use crate::session::target_leases::TargetLeases;
@@ -50,6 +51,10 @@ pub struct ReceiverConfig {
     pub quota: Quota,
     /// The names that the sender may bring at the top of the target. Default: any.
     pub top_names: TopNames,
+    /// The grants by which the peer may open a transfer. Default: none, so that only its own rights count.
+    pub grants: Option<Arc<dyn Grants>>,
+    /// What the transfer may store. Default: as much as comes.
+    pub allowance: Option<Arc<Allowance>>,
     /// The counters of the session. Default: counters that nobody reads; each session needs its own.
     pub meter: Arc<TransferMeter>,
 }
@@ -73,6 +78,8 @@ impl Default for ReceiverConfig {
             target_leases: TargetLeases::default(),
             quota: Quota::default(),
             top_names: TopNames::default(),
+            grants: None,
+            allowance: None,
             meter: Arc::default(),
         }
     }

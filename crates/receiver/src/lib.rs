@@ -9,6 +9,7 @@ mod error;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod grant;
 mod meters;
 mod mirror;
 mod preview;
@@ -22,6 +23,7 @@ mod top_names;
 
 pub use config::ReceiverConfig;
 pub use error::SessionError;
+pub use grant::{Allowance, Amount, Grants, TakenUp};
 pub use meters::{MeterGuard, MeterReading, Meters, TransferMeter};
 pub use quota::limits::{Limits, Portion, files_of_process};
 pub use quota::{Booking, Quota, Quotas};

@@ -39,11 +39,14 @@ use crate::store::target::Seen;
 use crate::store::target::WriteAccess;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::links::Claims;
+use crate::top_names::TopNames;
 
 /// A preview under way.
 struct Preview {
     connections: Connections,
     previewer: Arc<Previewer>,
+    /// The names that may be asked about.
+    names: TopNames,
     /// The threads that look at the target.
     workers: Workers,
     answers: JoinSet<Result<Answer, oneshot::error::RecvError>>,
@@ -84,8 +87,13 @@ pub(crate) async fn run(
         stopping: AtomicBool::new(false),
         storage,
     });
-    let mut preview =
-        Preview { connections, previewer, workers: Workers::new(&config.quota), answers: JoinSet::new() };
+    let mut preview = Preview {
+        connections,
+        previewer,
+        names: config.top_names.clone(),
+        workers: Workers::new(&config.quota),
+        answers: JoinSet::new(),
+    };
     let ended = tokio::select! {
         ended = preview.converse() => ended,
         () = stop => Err(SessionError::Stopping),
@@ -103,6 +111,8 @@ impl Preview {
             tokio::select! {
                 message = self.connections.inbox.recv() => {
                     let BookedMessage { message, held } = message.ok_or(ControlError::Closed)??;
+                    // what a grant lets in was not known yet when the first messages were decoded
+                    self.names.check_message(&message)?;
                     match message {
                         ToReceiver::Inquire(inquiry) | ToReceiver::InquireWith(InquireWith(inquiry)) if !announced => {
                             self.take(inquiry, held)?

@@ -27,13 +27,14 @@ use zmove_wire::limits::{
 };
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, EntryFault, FaultCode, Finished, Greeting, Offer, OfferWith, Open, Opened, Purpose, Refusal,
-    Role, StageReport, StoredItem, TargetShape, TargetState, ToReceiver, ToSender, TopName, Version,
-    WireError,
+    Answer, EntryFault, FaultCode, Finished, GrantToken, Greeting, Offer, OfferWith, Open, Opened, Purpose,
+    Refusal, RefusalCode, Role, SignedReceipt, StageReport, StoredItem, TargetShape, TargetState, ToReceiver,
+    ToSender, TopName, Version, WireError,
 };
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
+use crate::grant::{Coming, Fate, Grants, TakenUp};
 use crate::mirror::Mirror;
 use crate::preview;
 use crate::probe;
@@ -85,8 +86,8 @@ pub async fn run_session(
     session: Session,
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
-    let Session { transfer, version, control: (reader, mut writer), lanes, owner, .. } = session;
-    let Session { pulse, access, run_leases, config, .. } = session;
+    let Session { transfer, version, control: (reader, mut writer), lanes, mut owner, .. } = session;
+    let Session { pulse, mut access, run_leases, mut config, .. } = session;
     writer.greet(&Greeting::new(Role::Control, transfer)).await?;
     let mut connections = Connections { writer, inbox: messages(reader, &config), lanes };
     // what the opening takes counts until it is done with
@@ -94,11 +95,21 @@ pub async fn run_session(
         Ok(opening) => opening,
         Err(error) => return Err(refuse_opening(connections, error).await),
     };
+    config.meter.opened(&open.target);
+    let lease = run_leases.acquire(open.run).await;
+    // only now, when the session before has counted what it has stored
+    if let Some(token) = open.grant {
+        match take_up(&config, token, &open).await {
+            Ok(grant) => {
+                config = by_grant(config, &grant);
+                (access, owner) = (grant.access, grant.owner);
+            }
+            Err(refusal) => return connections.refuse(refusal).await,
+        }
+    }
     if let Some(limit) = config.rate_max.filter(|_| keeps_rate) {
         connections.send(&ToSender::RateMax { bytes_per_second: limit.bytes_per_second() }).await?;
     }
-    config.meter.opened(&open.target);
-    let lease = run_leases.acquire(open.run).await;
     if open.purpose == Purpose::Probe {
         let stop = first_of(stop, &lease);
         return probe::run(connections, open, access, &config, stop).await;
@@ -110,6 +121,29 @@ pub async fn run_session(
         let stop = first_of(stop, &lease);
         return preview::run(connections, open, access, &config, stop).await;
     }
+    let asked = Asked { transfer, version, open, held, access, owner };
+    receive(connections, asked, config, (lease, pulse), stop).await
+}
+
+/// An opening by which files are to be stored, and the right to do so.
+struct Asked {
+    transfer: TransferId,
+    version: Version,
+    open: Open,
+    /// What is booked for the opening.
+    held: Booking,
+    access: WriteAccess,
+    owner: String,
+}
+
+/// Receives what was asked for.
+async fn receive(
+    mut connections: Connections,
+    Asked { transfer, version, open, held, access, owner }: Asked,
+    config: ReceiverConfig,
+    (lease, pulse): (RunLease, Pulse),
+    stop: impl Future<Output = ()>,
+) -> Result<SessionReport, SessionError> {
     let place = config.target_leases.work_at(&owner, &open.target);
     let (open, target, parts) = match resolve(open, access, (transfer, owner.clone()), &config).await {
         Ok(resolved) => resolved,
@@ -125,6 +159,7 @@ pub async fn run_session(
     let transfer = Arc::new(Transfer::new((transfer, version), &open, (target, parts), &config, outcomes_in));
     let threads = SessionThreads::start(&transfer, &config)?;
     let started = cpu_time();
+    let is_granted = open.grant.is_some();
     let mut running = Running {
         version,
         connections,
@@ -144,6 +179,7 @@ pub async fn run_session(
         lost: LostLanes::default(),
         mirror: Mirror::new(&config.quota),
         lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
+        grants: config.grants.filter(|_| is_granted),
     };
     let ended = tokio::select! {
         ended = running.drive(started) => ended,
@@ -151,7 +187,13 @@ pub async fn run_session(
         () = lease.superseded() => Err(SessionError::Superseded),
         lost = place.is_in_the_way_of_others(pulse) => Err(lost.into()),
     };
+    let (grants, meter) = (running.grants.clone(), Arc::clone(&running.transfer.meter));
     let ended = running.close(ended).await;
+    if let Some(grants) = grants {
+        let counted = tokio::task::spawn_blocking(move || grants.ended(meter.files()));
+        // a panic has been reported, and then less is counted
+        let _best_effort = counted.await;
+    }
     // whoever waits for this session begins
     drop(place);
     ended
@@ -161,6 +203,28 @@ pub async fn run_session(
 struct Opening {
     open: Open,
     keeps_rate: bool,
+}
+
+/// Takes up the grant that an opening names.
+async fn take_up(config: &ReceiverConfig, token: GrantToken, open: &Open) -> Result<TakenUp, Refusal> {
+    let Some(grants) = config.grants.clone() else {
+        let text = "this receiver gives no grants".to_owned();
+        return Err(Refusal { code: RefusalCode::Denied, text });
+    };
+    let open = open.clone();
+    look(move || grants.take_up(&token, &open)).await
+}
+
+/// The settings of a session by a grant.
+fn by_grant(config: ReceiverConfig, grant: &TakenUp) -> ReceiverConfig {
+    ReceiverConfig {
+        set_ids: grant.set_ids,
+        owning: grant.owning,
+        rate_max: grant.rate_max,
+        top_names: grant.top_names.clone(),
+        allowance: Some(Arc::clone(&grant.allowance)),
+        ..config
+    }
 }
 
 /// Tells a peer why its opening is not understood: a newer sender may ask for what this receiver does not know.
@@ -326,6 +390,8 @@ struct Running {
     lost: LostLanes,
     mirror: Mirror,
     lanes_max: usize,
+    /// The grants of the peer, where the transfer is by one.
+    grants: Option<Arc<dyn Grants>>,
 }
 
 impl Running {
@@ -352,6 +418,8 @@ impl Running {
     }
 
     fn take_message(&mut self, BookedMessage { message, held }: BookedMessage) -> Result<(), SessionError> {
+        // what a grant lets in was not known yet when the first messages were decoded
+        self.transfer.top_names.check_message(&message)?;
         match message {
             ToReceiver::Open(_) | ToReceiver::OpenWith(..) => {
                 Err(WireError::OutOfOrder { what: "a second opening" }.into())
@@ -367,6 +435,7 @@ impl Running {
             ToReceiver::Relay(_) => Err(WireError::OutOfOrder { what: "a word beside a push" }.into()),
             ToReceiver::Abandon { file } => {
                 self.transfer.files.hear_of(FileId(file))?;
+                self.transfer.settle(Coming::File(file), Fate::Dropped);
                 let Some(file) = self.transfer.files.retire(FileId(file)) else { return Ok(()) };
                 self.comparing.start_for(&self.transfer, move |transfer| transfer.discard_retired(&file))
             }
@@ -433,13 +502,18 @@ impl Running {
 
     fn take_outcome(&mut self, outcome: Outcome) -> Result<(), SessionError> {
         match outcome {
-            Outcome::Item(item) => self.take_settled(item)?,
+            Outcome::Item(item) => {
+                let fate = if item.mismatch { Fate::Dropped } else { Fate::Stored };
+                self.transfer.settle(Coming::Item(item.item), fate);
+                self.take_settled(item)?;
+            }
             Outcome::Stored(item, faults) if self.version >= Version::V4 => {
                 self.take_settled(StoredItem { item: item.0, mismatch: false, faults })?;
             }
             Outcome::Stored(..) => {}
             // With the faults that were reported when it was stored: the sender counts each once.
             Outcome::Published(item, faults) if self.version >= Version::V4 => {
+                self.transfer.settle(Coming::Item(item.0), Fate::StoredBut(&faults));
                 self.report.faults += failures_of(&faults);
                 self.ledger.published(item.0, known_to(self.version, faults));
             }
@@ -447,6 +521,8 @@ impl Running {
                 self.take_settled(StoredItem { item: item.0, mismatch: false, faults })?;
             }
             Outcome::File(mut file) => {
+                let fate = if file.fault.is_none() { Fate::Stored } else { Fate::Dropped };
+                self.transfer.settle(Coming::File(file.file), fate);
                 file.fault = file.fault.map(|(operation, code)| (operation, code.known_to(self.version)));
                 self.report.faults += u64::from(file.fault.is_some());
                 self.ledger.file_done(file);
@@ -548,7 +624,17 @@ impl Running {
         if !counts.is_empty() {
             self.connections.send(&ToSender::NotKept { counts }).await?;
         }
+        if let Some(receipt) = self.receipt().await {
+            self.connections.send(&ToSender::Receipt(receipt)).await?;
+        }
         Ok(self.connections.send_last(&ToSender::Finished(report)).await?)
+    }
+
+    /// The receipt of a transfer by a grant, in which all is flushed.
+    async fn receipt(&mut self) -> Option<SignedReceipt> {
+        let grants = self.grants.clone()?;
+        let (files, faults) = (self.transfer.meter.files(), self.report.faults);
+        tokio::task::spawn_blocking(move || grants.receipt(files, faults)).await.ok().flatten()
     }
 
     /// Handles an outcome that comes after all data has arrived: a lane that breaks now is no error.

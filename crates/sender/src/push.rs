@@ -340,7 +340,8 @@ impl Running<'_> {
             // The peer sees the end of the connection now, and closes its lanes.
             drop(self.inbox);
         }
-        let Receipts { paced, times_beyond_range, .. } = self.receipts;
+        let Receipts { paced, times_beyond_range, ref mut signed, .. } = self.receipts;
+        let receipt = signed.take();
         // From here on the planner waits for no more replies.
         drop(self.receipts);
         let pipeline = self.pipeline;
@@ -367,6 +368,7 @@ impl Running<'_> {
             resent: resent + account.totals.resent.get(),
             repeated: repeated + account.totals.repeated.get(),
             reconnects: run.reconnects(),
+            receipt,
             lanes: lanes.max(run.earlier.lanes),
             elapsed,
             measured,

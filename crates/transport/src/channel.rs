@@ -41,6 +41,20 @@ pub struct Claim {
     pub(crate) chain: Vec<CertificateDer<'static>>,
 }
 
+impl Claim {
+    /// The claim of a peer that has proved this key and shown these certificates before.
+    #[must_use]
+    pub fn again(key: Fingerprint, certificates: Vec<Vec<u8>>) -> Self {
+        Self { key, chain: certificates.into_iter().map(CertificateDer::from).collect() }
+    }
+
+    /// The certificates that the peer has shown, in DER.
+    #[must_use]
+    pub fn certificates(&self) -> Vec<Vec<u8>> {
+        self.chain.iter().map(|certificate| certificate.to_vec()).collect()
+    }
+}
+
 /// An established connection to a peer whose key is known.
 #[derive(Debug)]
 pub struct Channel {

@@ -37,6 +37,6 @@ pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};
 pub use trust::{
     Access, AuthorizedKeys, CertificateFault, Denial, Expiry, Fingerprint, FirstKey, Grant, GrantFault,
     Holder, HostAuthority, HostLineFault, HostPolicy, Identity, KeyList, KnownHosts, ParseExpiryError,
-    ParseFingerprintError, Subject,
+    ParseFingerprintError, Signed, Subject,
 };
 pub use zmove_sockopt::TcpInfo;

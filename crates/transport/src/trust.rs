@@ -23,9 +23,9 @@ pub(crate) use authorized_keys::fuzzing as authorized_keys_fuzzing;
 pub use authorized_keys::{Access, AuthorizedKeys, Denial, Grant, GrantFault, Holder, KeyList, Subject};
 pub use expiry::{Expiry, ParseExpiryError};
 pub use fingerprint::{Fingerprint, ParseFingerprintError};
-pub use identity::Identity;
 #[cfg(feature = "fuzzing")]
 pub(crate) use identity::fuzzing as identity_fuzzing;
+pub use identity::{Identity, Signed};
 #[cfg(feature = "fuzzing")]
 pub(crate) use known_hosts::fuzzing as known_hosts_fuzzing;
 pub use known_hosts::{HostLineFault, KnownHosts};

@@ -13,6 +13,7 @@ use crate::limits::{MESSAGE_BYTES_MAX, within};
 use crate::version::Version;
 
 mod bytes;
+mod copy;
 mod counted;
 mod fault;
 mod fetch;
@@ -25,6 +26,10 @@ mod probe;
 mod relay;
 mod verify;
 
+pub use copy::{
+    Begin, CopyOrder, CopyResult, CopyState, EndedCopy, GrantOrder, GrantToken, Granted, Place, Receipt,
+    SignedReceipt, TransportOrder,
+};
 use counted::Counted;
 pub use fault::{Fault, FaultCode, Operation, Refusal, RefusalCode};
 pub use fetch::{
@@ -180,6 +185,14 @@ pub enum ToSender {
     /// The host does as a receiver that has dialled has asked: after this it says what a sender says
     /// ([`ToReceiver`]), and what it hears is what a receiver says.
     Fetching(Fetching),
+    /// The grant that was asked for.
+    Granted(Granted),
+    /// An order for a copy is accepted; what else is said to its client is [`Relay`]s.
+    Copy(CopyState),
+    /// What has been received by the grant of the opening. Sent before the end.
+    Receipt(SignedReceipt),
+    /// What has become of a copy.
+    Result(CopyResult),
 }
 
 /// The place of a transfer in the queue, and the reason for it.
@@ -226,13 +239,17 @@ pub struct Open {
     /// the extensions of the opening.
     #[serde(skip)]
     pub verify: bool,
+    /// The grant by which the transfer is opened, where the right to do so is another's than the sender's. It travels
+    /// among the extensions of the opening.
+    #[serde(skip)]
+    pub grant: Option<GrantToken>,
 }
 
 impl Open {
     /// The extension by which a sender says that it understands [`ToSender::RateMax`], in no bytes.
     pub const KEEPS_RATE: u16 = 2;
     /// The extensions of an opening that are known here.
-    const EXTENSIONS: &'static [u16] = &[kept::KEPT, Self::KEEPS_RATE, verify::VERIFY];
+    const EXTENSIONS: &'static [u16] = &[kept::KEPT, Self::KEEPS_RATE, verify::VERIFY, copy::GRANT];
 
     /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
     #[must_use]
@@ -250,6 +267,7 @@ impl Open {
             inplace: false,
             keeping: None,
             verify: false,
+            grant: None,
         }
     }
 
@@ -268,6 +286,9 @@ impl Open {
         if self.verify {
             extensions = extensions.with(verify::extension());
         }
+        if let Some(token) = self.grant {
+            extensions = extensions.with(copy::extension(token));
+        }
         ToReceiver::OpenWith(self, extensions)
     }
 
@@ -278,7 +299,8 @@ impl Open {
     pub fn with(self, extensions: Extensions) -> Result<Self, WireError> {
         let extensions = extensions.only(Self::EXTENSIONS, "the opening")?;
         let verify = extensions.get(verify::VERIFY).is_some();
-        Ok(Self { keeping: Keeping::of_opening(&extensions)?, verify, ..self })
+        let grant = copy::of_opening(&extensions)?;
+        Ok(Self { keeping: Keeping::of_opening(&extensions)?, verify, grant, ..self })
     }
 }
 
@@ -634,6 +656,7 @@ mod tests {
             inplace: true,
             keeping: None,
             verify: false,
+            grant: None,
         });
         let bytes = encode_message(&open);
         assert_eq!(bytes[..14], [30, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use clap::Subcommand;
+use zmove_engine::{LocationError, Remote};
 use zmove_transport::{Expiry, Fingerprint};
 use zmove_types::RateLimit;
 
@@ -43,6 +44,10 @@ pub(crate) struct GrantArgs {
     /// A directory that it may only read, beside those of --root; may be given several times
     #[arg(long = "read-root", value_name = "DIR")]
     pub(crate) read_roots: Vec<PathBuf>,
+    /// Another daemon that the sender may have files sent to from here by 'zmove copy': this host then dials that one;
+    /// may be given several times
+    #[arg(long = "to", value_name = "HOST[:PORT]", value_parser = parse_endpoint)]
+    pub(crate) to: Vec<String>,
     /// Files that the sender writes keep their setuid and setgid bits: whoever runs them here has the rights
     /// of the daemon's user
     #[arg(long, requires = "write")]
@@ -74,6 +79,11 @@ pub(crate) enum AllowCommand {
         #[arg(value_name = "KEY|NAME")]
         key_or_name: String,
     },
+}
+
+/// Checks that the text names a daemon.
+fn parse_endpoint(text: &str) -> Result<String, LocationError> {
+    Remote::parse_endpoint(text).map(|_| text.to_owned())
 }
 
 fn parse_expiry(text: &str) -> Result<Expiry, String> {

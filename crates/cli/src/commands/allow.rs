@@ -50,9 +50,10 @@ fn grant(args: GrantArgs) -> Result<Grant> {
     };
     let resolved = |roots: Vec<PathBuf>| roots.into_iter().map(resolve).collect::<Result<Vec<_>>>();
     let (roots, read_roots) = (resolved(args.roots)?, resolved(args.read_roots)?);
-    let GrantArgs { set_ids, set_owner, max_rate, expires, .. } = args;
+    let GrantArgs { to, set_ids, set_owner, max_rate, expires, .. } = args;
     Ok(Grant {
         read_roots,
+        to,
         set_ids,
         set_owner,
         max_rate,
@@ -84,6 +85,9 @@ fn sentence(grant: &Grant) -> String {
     });
     let rights = rights.collect::<Vec<_>>().join(" and ");
     let mut text = format!("{} ({}) may {rights}", grant.name, grant.holder);
+    if !grant.to.is_empty() {
+        text += &format!(", and have files sent to {}", grant.to.join(", "));
+    }
     if grant.set_ids {
         text += ", and set setuid and setgid bits";
     }
@@ -111,6 +115,7 @@ fn json_of(grant: &Grant) -> Value {
         "write": grant.access.writes(),
         "read": grant.access.reads() && !grant.roots.is_empty(),
         "read_roots": read_roots,
+        "to": grant.to,
         "set_ids": grant.set_ids,
         "set_owner": grant.set_owner,
         "max_bytes_per_second": grant.max_rate.map(|rate| rate.bytes_per_second()),

@@ -1,4 +1,4 @@
-//! `zmove pull`: from the arguments to a summary. And `zmove copy`, which is a push or a pull.
+//! `zmove pull`: from the arguments to a summary.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,13 +9,13 @@ use zmove_receiver::TargetLeases;
 
 use crate::args::PushArgs;
 use crate::ceiling::Shares;
-use crate::commands::push::{self, exit_of, interrupted, manifest};
+use crate::commands::push::{exit_of, interrupted, manifest};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::{self, Carriage};
 use crate::display::terminal;
 use crate::display::trace::Trace;
-use crate::settings::{self, Copy, PullSettings, Role};
+use crate::settings::{self, PullSettings, Role};
 use crate::value::account::SystemAccounts;
 use crate::value::exit::Exit;
 
@@ -24,15 +24,8 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
     pull(&PullSettings::new(args, Arc::new(Prompt))?, started)
 }
 
-/// Runs `zmove copy`.
-pub(crate) fn copy(args: PushArgs, started: Instant) -> Result<Exit> {
-    match Copy::new(args, Arc::new(Prompt))? {
-        Copy::Push(settings) => push::push(&settings, started),
-        Copy::Pull(settings) => pull(&settings, started),
-    }
-}
-
-fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
+/// Pulls by these settings.
+pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     let trace = args.trace.as_deref().map(Trace::create).transpose()?;
     let display = Display::new(args, trace);

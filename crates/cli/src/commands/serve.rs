@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{SignalKind, signal};
-use zmove_daemon::{Authorizer, Daemon, Limits};
+use zmove_daemon::{Authorizer, Copies, Daemon, Limits};
 use zmove_receiver::ReceiverConfig;
 use zmove_transport::{AuthorizedKeys, Identity, Inherited, KeyList, Listener, SocketConfig};
 use zmove_types::ByteCount;
@@ -112,6 +112,13 @@ async fn serve(
         counted.count(event);
         log_limit.tell(event);
     });
+    let daemon = match Copies::open(&home, &crate::settings::copies(&journals), identity.clone()) {
+        Ok(copies) => daemon.with_copies(copies),
+        Err(error) => {
+            log::warning(format_args!("no copies between hosts: read what is kept of them: {error}"));
+            daemon
+        }
+    };
     set_limits(&daemon, config.limits);
     if let Some(bound) = metrics {
         serve_metrics(bound, Page::new(&counts, daemon.meters(), journals));

@@ -91,6 +91,20 @@ fn tell(event: &DaemonEvent) {
                 "{event}"
             );
         }
+        DaemonEvent::Copied { who: Who { name, address, key }, to, moved, failed } => {
+            let result = if *failed == 0 { "complete" } else { "partial" };
+            let to = format!("{}:{}", to.host, to.port);
+            info!(
+                event = "copied", audit = true, result, name, %key, from = %address, source = target(moved), to,
+                bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = failed, "{event}"
+            );
+        }
+        DaemonEvent::Granted { who: Who { name, address, key }, source, target } => {
+            let target = String::from_utf8_lossy(target);
+            info!(
+                event = "granted", audit = true, name, %key, from = %address, sender = %source, %target, "{event}"
+            );
+        }
         DaemonEvent::SendingBroken { who: Who { name, address, key }, moved, error } => {
             warn!(
                 event = "sending_broken", audit = true, result = error.kind(), name, %key, from = %address,

@@ -153,6 +153,10 @@ impl Listener for Display {
         match notice {
             Notice::SessionBegins => self.start(),
             Notice::ConnectionLost { .. } => self.watcher.lose(&notice.to_string()),
+            Notice::CopyRuns { .. } if self.watcher.form == Form::Failures => {}
+            Notice::CopyRuns { id, .. } => {
+                self.watcher.say(&notice.to_string(), &json!({ "event": "copy_runs", "id": id }));
+            }
             Notice::ReceiverBusy { .. } => self.watcher.wait(&notice.to_string()),
             notice => terminal::warn(notice),
         }

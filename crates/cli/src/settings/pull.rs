@@ -1,7 +1,7 @@
 //! The settings of a pull: those of a push with the same options, turned round. Its sources are on the other host, and
 //! what chooses among them travels there.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use zmove_wire::{
     RemovalOrder, RuleText, SourcePath, Time, ToReceiver, Version,
 };
 
-use super::push::{PushSettings, dial_settings, open_of, refuse_contradictions};
+use super::push::{dial_settings, open_of, refuse_contradictions};
 use super::{dial, keeping};
 use crate::args::{PushArgs, SparseArg};
 use crate::display::trace;
@@ -82,7 +82,7 @@ impl PullSettings {
 }
 
 /// The host of all sources, and their paths there. A source that begins with a colon is on the host of the first.
-fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Vec<Vec<u8>>)> {
+pub(super) fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Vec<Vec<u8>>)> {
     let mut first: Option<Remote> = None;
     let mut paths = Vec::new();
     for source in sources {
@@ -118,7 +118,7 @@ fn one_host(sources: &[OsString], start: Start) -> Result<(Remote, Vec<Vec<u8>>)
 }
 
 /// The list of paths, which is read to its end.
-fn list(args: &PushArgs) -> Result<Option<Vec<u8>>> {
+pub(super) fn list(args: &PushArgs) -> Result<Option<Vec<u8>>> {
     let Some((path, reader)) = args.selection.open_list()? else { return Ok(None) };
     let mut list = Vec::new();
     let read = reader.take(FETCH_LIST_BYTES_MAX + 1).read_to_end(&mut list);
@@ -133,7 +133,7 @@ fn list(args: &PushArgs) -> Result<Option<Vec<u8>>> {
     Ok(Some(list))
 }
 
-fn fetch(args: &PushArgs, open: Open, paths: &[Vec<u8>], list: Option<&[u8]>) -> Result<Fetch> {
+pub(super) fn fetch(args: &PushArgs, open: Open, paths: &[Vec<u8>], list: Option<&[u8]>) -> Result<Fetch> {
     let selection = args.selection.selection()?;
     let rules = selection.iter().flat_map(|selection| selection.rules()).map(|rule| RuleText {
         pattern: rule.pattern().as_bytes().to_vec(),
@@ -204,34 +204,6 @@ fn account_order(Mapping { from, to }: &Mapping) -> AccountOrder {
     AccountOrder { name: to.name.to_string(), id: to.id, from }
 }
 
-/// Whether a path, as it is typed, is on another host.
-pub(crate) fn is_remote(path: &OsStr, args: &PushArgs) -> bool {
-    matches!(Location::parse(path, dial::start(&args.dial)), Ok(Location::Remote(_)))
-}
-
-/// What a copy is, by where its two ends are.
-pub(crate) enum Copy {
-    Push(Box<PushSettings>),
-    Pull(Box<PullSettings>),
-}
-
-impl Copy {
-    /// The settings of a push, or of a pull where the sources are on another host.
-    ///
-    /// # Errors
-    /// Both ends are on other hosts, or the settings contradict each other.
-    pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
-        let (target, sources) = args.paths.split_last().expect("clap demands two");
-        match (is_remote(&sources[0], &args), is_remote(target, &args)) {
-            (true, true) => Err(usage_error(
-                "both ends are on other hosts: run zmove on one of them, which pushes to the other or pulls from it",
-            )),
-            (true, false) => PullSettings::new(args, ask).map(|settings| Self::Pull(Box::new(settings))),
-            (false, _) => PushSettings::new(args, ask).map(|settings| Self::Push(Box::new(settings))),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -286,14 +258,5 @@ mod tests {
             fetch.rules.iter().map(|rule| (String::from_utf8_lossy(&rule.pattern), rule.includes)).collect();
         assert_eq!(rules, [("*.o".into(), false), ("x/".into(), true), ("y".into(), true)]);
         assert_eq!(fetch.sizes, (0, 1024));
-    }
-
-    #[test]
-    fn a_copy_goes_by_where_its_ends_are() {
-        let copy = |words: &str| Copy::new(args(words), Arc::new(Prompt));
-        assert!(matches!(copy("h:a d"), Ok(Copy::Pull(_))));
-        assert!(matches!(copy("a h:d"), Ok(Copy::Push(_))));
-        assert!(matches!(copy("a d"), Ok(Copy::Push(_))));
-        assert!(copy("h:a g:d").is_err());
     }
 }

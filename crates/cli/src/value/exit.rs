@@ -123,12 +123,14 @@ impl Exit {
 
     fn of_pull(error: &PullError) -> Self {
         match error {
-            PullError::Refused(refusal) => Self::of_refusal(refusal),
+            PullError::Refused(refusal) | PullError::Ended(refusal) => Self::of_refusal(refusal),
             PullError::Receiver(ReceiverError::Refused(refusal)) => Self::of_refusal(refusal),
             PullError::TooOld | PullError::Control(ControlError::Greeting(_)) => Self::Incompatible,
             PullError::StillInLine { .. } | PullError::Silent => Self::Connection,
             PullError::Interrupted => Self::Interrupted,
-            PullError::Misbehaved(_) | PullError::Control(_) | PullError::Lane(_) => Self::Broken,
+            PullError::Receipt | PullError::Misbehaved(_) | PullError::Control(_) | PullError::Lane(_) => {
+                Self::Broken
+            }
             PullError::Receiver(ReceiverError::PeerMisbehaved(_) | ReceiverError::Lane(_)) => Self::Broken,
             _ => Self::File,
         }

@@ -20,6 +20,9 @@ pub(super) async fn host_policy(
     settings: &DialSettings,
     first_key: &FirstKey,
 ) -> Result<HostPolicy, ConnectError> {
+    if let Some(key) = settings.key {
+        return Ok(HostPolicy::Pinned(key));
+    }
     let mut known_hosts = KnownHosts::open(home)?;
     if let Some(key) = known_hosts.lookup(&remote.host, remote.port) {
         return Ok(HostPolicy::Pinned(key));

@@ -1,4 +1,4 @@
-//! The beginning of a pull: what is wanted, and the host's leave.
+//! The beginning of a pull, or of a copy between other hosts: what is wanted, and the host's leave.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,39 +8,39 @@ use zmove_transport::{ControlError, ControlReader, ControlWriter};
 use zmove_types::{Event, Observer, TransferId};
 use zmove_wire::limits::FETCH_LIST_PART_BYTES_MAX;
 use zmove_wire::{
-    Cipher, Fetch, Greeting, Refusal, RefusalCode, Role, ToSender, ToSource, Waiting, WireError,
-    decode_message, encode_message,
+    Cipher, Greeting, Refusal, RefusalCode, Role, ToSender, ToSource, Waiting, decode_message, encode_message,
 };
 
 use crate::error::PullError;
 
-/// A control connection whose host is about to send.
-pub(super) struct Asked {
-    pub(super) reader: ControlReader,
-    pub(super) writer: ControlWriter,
+/// A control connection whose host has answered to what was said.
+pub(crate) struct Asked {
+    pub(crate) reader: ControlReader,
+    pub(crate) writer: ControlWriter,
+    /// Neither a refusal nor a wait.
+    pub(crate) answer: ToSender,
 }
 
 /// How long a host may take to look at what is wanted.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Says what is wanted, and waits until the host sends; in its queue for `patience`.
-pub(super) async fn ask(
+/// Says what is wanted, and waits until the host does it; in its queue for `patience`.
+pub(crate) async fn ask(
     (mut reader, writer): (ControlReader, ControlWriter),
     (transfer, cipher): (TransferId, Cipher),
-    fetch: Fetch,
+    wanted: ToSource,
     list: Option<Arc<[u8]>>,
     patience: Duration,
     observer: &dyn Observer,
 ) -> Result<Asked, PullError> {
     let greeting = Greeting { cipher, ..Greeting::new(Role::Fetch, transfer) };
     // Beside the answers: a host that has no room yet does not read a long list.
-    let saying = tokio::spawn(say(writer, greeting, fetch, list));
+    let saying = tokio::spawn(say(writer, greeting, wanted, list));
     let answered = timeout(ANSWER_TIMEOUT, first(&mut reader)).await;
     let mut answer = answered.unwrap_or(Err(PullError::Silent))?;
     let due = Instant::now() + patience;
-    loop {
+    let answer = loop {
         answer = match answer {
-            ToSender::Fetching(_) => break,
             ToSender::Refused(refusal) => return Err(PullError::Refused(refusal)),
             ToSender::Waiting(Waiting { text, .. }) if patience.is_zero() => {
                 return Err(PullError::Refused(Refusal { code: RefusalCode::Full, text }));
@@ -54,11 +54,11 @@ pub(super) async fn ask(
                 let next = timeout_at(due.into(), next(&mut reader)).await;
                 next.unwrap_or(Err(PullError::StillInLine { reason: text, waited: patience }))?
             }
-            _ => return Err(WireError::OutOfOrder { what: "the first answer" }.into()),
+            answer => break answer,
         }
-    }
+    };
     let writer = saying.await.map_err(|_| PullError::Silent)??;
-    Ok(Asked { reader, writer })
+    Ok(Asked { reader, writer, answer })
 }
 
 /// The host's greeting and first answer. One that does not know this kind of connection answers with its greeting
@@ -81,11 +81,11 @@ async fn next(reader: &mut ControlReader) -> Result<ToSender, PullError> {
 async fn say(
     mut writer: ControlWriter,
     greeting: Greeting,
-    fetch: Fetch,
+    wanted: ToSource,
     list: Option<Arc<[u8]>>,
 ) -> Result<ControlWriter, ControlError> {
     let mut words = greeting.encode().to_vec();
-    words.extend(encode_message(&ToSource::Fetch(Box::new(fetch))));
+    words.extend(encode_message(&wanted));
     writer.send(&words).await?;
     for part in list.iter().flat_map(|list| list.chunks(FETCH_LIST_PART_BYTES_MAX)) {
         writer.send(&encode_message(&ToSource::Listed { bytes: part.to_vec() })).await?;

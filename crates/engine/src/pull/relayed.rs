@@ -10,12 +10,12 @@ use zmove_sender::Manifest;
 use zmove_types::{Change, ChangeKind, EntryForm, Event, Observer, Sample, is_unprintable};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
-    Progress, Refusal, Relay, StageProgress, ToReceiver, Told, ToldChange, ToldForm, ToldKind,
+    Progress, Refusal, Relay, SignedReceipt, StageProgress, ToReceiver, Told, ToldChange, ToldForm, ToldKind,
     TransferAccount, WireError, decode_message,
 };
 
 /// See the module.
-pub(super) struct Relayed {
+pub(crate) struct Relayed {
     observer: Arc<dyn Observer>,
     /// The way to more lanes.
     more: UnboundedSender<u16>,
@@ -26,17 +26,21 @@ pub(super) struct Relayed {
 
 /// What a session has heard.
 #[derive(Debug, Default)]
-pub(super) struct Heard {
-    pub(super) progress: Progress,
-    pub(super) account: Option<TransferAccount>,
-    pub(super) broken: Option<Refusal>,
-    pub(super) first_byte: Option<Duration>,
-    pub(super) lanes: usize,
-    pub(super) answered: bool,
+pub(crate) struct Heard {
+    pub(crate) progress: Progress,
+    pub(crate) account: Option<TransferAccount>,
+    pub(crate) broken: Option<Refusal>,
+    pub(crate) first_byte: Option<Duration>,
+    pub(crate) lanes: usize,
+    pub(crate) answered: bool,
+    /// What the receiver of a copy has signed.
+    pub(crate) receipt: Option<SignedReceipt>,
+    /// How often the sender has begun another session with it.
+    pub(crate) restarts: u64,
 }
 
 impl Relayed {
-    pub(super) fn new(
+    pub(crate) fn new(
         observer: Arc<dyn Observer>,
         (manifest, more): (Option<Manifest>, UnboundedSender<u16>),
         offset: Duration,
@@ -45,7 +49,7 @@ impl Relayed {
     }
 
     /// Takes a message that is a word beside the transfer.
-    pub(super) fn take(&self, bytes: &[u8]) -> Result<(), WireError> {
+    pub(crate) fn take(&self, bytes: &[u8]) -> Result<(), WireError> {
         let ToReceiver::Relay(relay) = decode_message(bytes)? else {
             return Err(WireError::OutOfOrder { what: "a word beside the transfer" });
         };
@@ -59,6 +63,7 @@ impl Relayed {
             }
             // The dialler has gone only when the session is being stopped.
             Relay::Lanes(more) => drop(self.more.send(more.min(LANES_MAX))),
+            Relay::Receipt(receipt) => self.state().1.receipt = Some(receipt),
             Relay::Account(account) => self.state().1.account = Some(*account),
             Relay::Broken(refusal) => {
                 let refusal = Refusal { text: shown(&refusal.text), ..refusal };
@@ -69,11 +74,16 @@ impl Relayed {
     }
 
     /// What was heard, once nothing more can be; `ended` is why the host's words came to an end, where that says more.
-    pub(super) fn end(&self, ended: Option<Refusal>) -> (Option<Manifest>, Heard) {
+    pub(crate) fn end(&self, ended: Option<Refusal>) -> (Option<Manifest>, Heard) {
         let mut state = self.state();
         let mut heard = std::mem::take(&mut state.1);
         heard.broken = heard.broken.or(ended);
         (state.0.take(), heard)
+    }
+
+    /// How often the sender has begun another session.
+    pub(crate) fn restarts(&self) -> u64 {
+        self.state().1.restarts
     }
 
     fn state(&self) -> MutexGuard<'_, (Option<Manifest>, Heard)> {
@@ -104,6 +114,7 @@ impl Relayed {
             Told::Sampled(progress) => Event::Sampled(self.sample(&progress)),
             Told::Listed(change) => Event::Listed { changes: vec![change_of(change)] },
             Told::Flushing => Event::Flushing,
+            Told::SessionBegins => return self.state().1.restarts += 1,
             Told::Answered => {
                 self.state().1.answered = true;
                 Event::Answered

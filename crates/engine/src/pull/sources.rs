@@ -35,7 +35,8 @@ impl RemoteSources {
     }
 
     /// The names that a host may bring.
-    pub(crate) fn top_names(&self) -> TopNames {
+    #[must_use]
+    pub fn top_names(&self) -> TopNames {
         if let Some(listed) = self.listed.clone() {
             // `.` in a list is the source itself, whose mode and time the target gets
             let itself = listed.contains(&b""[..]);

@@ -4,15 +4,16 @@ use serde::Serialize;
 use std::sync::Arc;
 use zmove_types::{Kinds, Metadata, Root, Timestamp};
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Answer, Compare, Differences, Durability, EntryFault, Extraneous,
-    ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch, Fetching, FileDone, FileHash, Finding,
-    Findings, Finished, HashOrder, Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind,
-    InquiredMetadata, Inquiry, Keep, Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed,
-    Moment, NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite,
-    OwnerOrder, PathAccount, Progress, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder,
-    Remove, RemoveGroup, Role, RuleText, Sampled, SourceMark, SourcePath, StageProgress, StageReport, Stored,
-    StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource,
-    Told, ToldChange, ToldForm, ToldKind, TopName, TransferAccount, Verdict, encode_message,
+    AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences,
+    Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch,
+    Fetching, FileDone, FileHash, Finding, Findings, Finished, GrantOrder, Granted, HashOrder, Hashed, Held,
+    InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Keep, Keeping,
+    KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NotKept, Offer, OfferWith,
+    OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Progress,
+    PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role, RuleText,
+    Sampled, SignedReceipt, SourceMark, SourcePath, StageProgress, StageReport, Stored, StoredItem,
+    SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told,
+    ToldChange, ToldForm, ToldKind, TopName, TransferAccount, TransportOrder, Verdict, encode_message,
 };
 
 use super::{greeting_of, name, path, sample_extensions, whole_metadata};
@@ -26,7 +27,14 @@ pub(crate) fn to_sender() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn to_source() -> Vec<Vec<u8>> {
-    let orders = [ToSource::Fetch(Box::new(fetch())), ToSource::Listed { bytes: b"a/b\nc".to_vec() }];
+    let orders = [
+        ToSource::Fetch(Box::new(fetch())),
+        ToSource::Listed { bytes: b"a/b\nc".to_vec() },
+        ToSource::Copy(Box::new(copy_order())),
+        ToSource::Begin(Begin { grant: [4; 32], key: [5; 32] }),
+        ToSource::Grant(Box::new(grant_order())),
+        ToSource::Result { id: [6; 16], stop: true },
+    ];
     encoded(&orders, 4)
 }
 
@@ -57,6 +65,34 @@ fn fetch() -> Fetch {
     }
 }
 
+fn copy_order() -> CopyOrder {
+    CopyOrder {
+        id: [1; 16],
+        fetch: fetch(),
+        to: Place { host: "h".into(), port: 300 },
+        streams: Some(2),
+        transport: TransportOrder::Quic,
+        clear: true,
+        patience_secs: 5,
+    }
+}
+
+fn grant_order() -> GrantOrder {
+    GrantOrder {
+        id: [1; 16],
+        source: [2; 32],
+        open: Open::new(b"t".to_vec(), [3; 16]),
+        extensions: sample_extensions(),
+        sources: vec![SourcePath(b"a".to_vec())],
+        bytes_max: Some(300),
+        entries_max: None,
+    }
+}
+
+fn receipt() -> SignedReceipt {
+    SignedReceipt { receipt: vec![1], certificate: vec![2], signature: vec![3] }
+}
+
 /// All that a sender can say beside a transfer.
 fn relays() -> Vec<ToReceiver> {
     let change = |kind, form| Told::Listed(ToldChange { path: path("d/f"), kind, form });
@@ -77,6 +113,7 @@ fn relays() -> Vec<ToReceiver> {
         change(ToldKind::Added, ToldForm::Link(path("d/g"))),
         Told::Flushing,
         Told::Answered,
+        Told::SessionBegins,
     ];
     let account = TransferAccount {
         not_kept: vec![NotKept::new(Kinds::OWNER, Lack::NotPermitted, 1)],
@@ -94,6 +131,7 @@ fn relays() -> Vec<ToReceiver> {
         Relay::Lanes(2),
         Relay::Account(Box::new(account)),
         Relay::Broken(refusal),
+        Relay::Receipt(receipt()),
     ];
     relays.map(ToReceiver::Relay).into()
 }
@@ -151,6 +189,7 @@ fn open(shape: TargetShape) -> Open {
         inplace: true,
         keeping: None,
         verify: false,
+        grant: None,
     }
 }
 
@@ -211,6 +250,17 @@ fn replies() -> Vec<ToSender> {
     let stage = StageReport { busy_us: 1, starved_us: 300, blocked_us: 70_000 };
     vec![
         ToSender::Fetching(Fetching { lanes_max: 300 }),
+        ToSender::Granted(Granted { token: [1; 32], begin_secs: 600 }),
+        ToSender::Copy(CopyState::Ready),
+        ToSender::Copy(CopyState::Follows { id: [7; 16] }),
+        ToSender::Receipt(receipt()),
+        ToSender::Result(CopyResult::Runs),
+        ToSender::Result(CopyResult::Received(receipt())),
+        ToSender::Result(CopyResult::Ended(Box::new(EndedCopy {
+            to: Place { host: "h".into(), port: 300 },
+            ended: Err(Refusal { code: RefusalCode::Broken, text: "t".into() }),
+            receipt: Some(receipt()),
+        }))),
         ToSender::Opened(Opened { state: TargetState::Populated, lanes_max: 64, single_name }),
         ToSender::OpenedWith(
             Opened { state: TargetState::Empty, lanes_max: 8, single_name: None },

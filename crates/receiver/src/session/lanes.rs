@@ -8,6 +8,7 @@ use zmove_transport::{Frame, LaneError, LaneSource};
 use zmove_types::Doing;
 use zmove_wire::{FileHead, FrameKind, StoredItem, WireError};
 
+use crate::grant::{Coming, Taken};
 use crate::session::verify::{NamedGroup, VerifiedBatch, VerifiedChunk, check_declaration, damaged};
 use crate::store::large_files::Undeclarable;
 use crate::store::reports::Outcome;
@@ -41,11 +42,15 @@ fn receive_all(
             continue;
         }
         transfer.meter.came(frame.data.len());
+        let (item, bytes) = (Coming::Item(frame.header.item.0), frame.data.len() as u64);
         let job = match frame.header.kind {
             FrameKind::Batch | FrameKind::Guess => {
                 let checked = VerifiedBatch::check(frame, &transfer.quota, &transfer.turn(Task::Look))?;
                 if let Ok(batch) = &checked {
                     batch.check_names(&transfer.top_names)?;
+                    if transfer.allowance.is_some() {
+                        transfer.allow(item, Taken::Batch(batch.entry_bytes()))?;
+                    }
                 }
                 Some(checked.map(Job::Batch))
             }
@@ -53,7 +58,10 @@ fn receive_all(
                 declare(transfer, &frame)?;
                 None
             }
-            FrameKind::Chunk | FrameKind::Same => check_group(transfer, frame),
+            FrameKind::Chunk | FrameKind::Same => {
+                transfer.allow(item, Taken::Group(bytes))?;
+                check_group(transfer, frame)
+            }
             FrameKind::Filler => return Err(WireError::OutOfOrder { what: "filler in a transfer" }.into()),
         };
         watch.lap(Doing::Busy);
@@ -79,9 +87,16 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
         return Err(WireError::OutOfOrder { what: "a file without a name" });
     }
     transfer.top_names.check(&head.path)?;
-    let base = |head: &FileHead| transfer.bases.take(&transfer.target.final_path(head));
+    let mut allowed = Ok(());
+    // asked for only with the first declaration of a file: each lane brings one
+    let base = |head: &FileHead| {
+        allowed = transfer.allow(Coming::File(id.0), Taken::File);
+        transfer.bases.take(&transfer.target.final_path(head))
+    };
     let prior = |head: &FileHead| transfer.parts.take_up(id, &transfer.target.final_path(head), head);
-    match transfer.files.declare(id, head, base, prior) {
+    let declared = transfer.files.declare(id, head, base, prior);
+    allowed?;
+    match declared {
         Err(Undeclarable::OverLimit(error)) => return Err(error),
         Err(Undeclarable::Contradicted(fault)) => transfer.reports.tell(Outcome::Fault(fault)),
         Ok(()) => {}

@@ -84,6 +84,16 @@ impl VerifiedBatch {
         self.guessed
     }
 
+    /// The bytes of contents of each of its entries.
+    pub(crate) fn entry_bytes(&self) -> Box<[u32]> {
+        let entries = self.batch.groups.iter().flat_map(|group| &group.entries);
+        let bytes = entries.map(|entry| match entry {
+            BatchEntry::File(file) => u32::try_from(file.data_bytes()).unwrap_or(u32::MAX),
+            _ => 0,
+        });
+        bytes.collect()
+    }
+
     /// Refuses names that were not asked for.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use zmove_types::{BufferPool, FileId, Metadata, Name, RelPath, TransferId};
 use zmove_wire::{Durability, FaultCode, FileDone, Open, Operation, Version, WireError, session::Arrivals};
 
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
+use crate::grant::{Allowance, Coming, Fate, Taken};
 use crate::meters::TransferMeter;
 use crate::quota::Quota;
 use crate::resume::parts::{Parts, is_overtaken};
@@ -41,6 +42,7 @@ pub(crate) struct Transfer {
     pub(crate) quota: Quota,
     pub(crate) meter: Arc<TransferMeter>,
     pub(crate) top_names: TopNames,
+    pub(crate) allowance: Option<Arc<Allowance>>,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -71,6 +73,7 @@ impl Transfer {
             quota,
             meter: Arc::clone(&config.meter),
             top_names: config.top_names.clone(),
+            allowance: config.allowance.clone(),
             stopping: AtomicBool::new(false),
         }
     }
@@ -100,6 +103,18 @@ impl Transfer {
     /// Whether an item has come for the first time; otherwise it is to be dropped.
     pub(crate) fn let_in(&self, item: u64) -> Result<bool, WireError> {
         self.arrivals.lock().insert(item)
+    }
+
+    /// Notes what has come, where only so much may.
+    pub(crate) fn allow(&self, what: Coming, taken: Taken) -> Result<(), WireError> {
+        self.allowance.as_ref().map_or(Ok(()), |allowance| allowance.take(what, taken))
+    }
+
+    /// Notes what has become of something that came.
+    pub(crate) fn settle(&self, what: Coming, fate: Fate<'_>) {
+        if let Some(allowance) = &self.allowance {
+            allowance.settle(what, fate);
+        }
     }
 
     /// Discards a large file that the sender has given up.

@@ -10,8 +10,8 @@ use zmove_transport::Inbox;
 use zmove_types::{FileId, ItemId, Observer};
 use zmove_wire::session::Resend;
 use zmove_wire::{
-    EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, Stored, StoredItem,
-    ToReceiver, ToSender, Version, WireError,
+    EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SignedReceipt, Stored,
+    StoredItem, ToReceiver, ToSender, Version, WireError,
 };
 
 use crate::account::Moved;
@@ -37,6 +37,8 @@ pub(crate) struct Receipts {
     /// The number of files with a different time at the target, whose file system cannot store theirs.
     pub(crate) times_beyond_range: u64,
     reported: ReportCounts,
+    /// What a receiver has signed that has opened the transfer by a grant.
+    pub(crate) signed: Option<Box<SignedReceipt>>,
 }
 
 impl Receipts {
@@ -54,7 +56,7 @@ impl Receipts {
         let session = Arc::new(Session::new(observer, (version, extras), started, outgoing_in));
         let paced = Duration::ZERO;
         let reported = ReportCounts::default();
-        let receipts = Self { session, reply_sender, paced, times_beyond_range: 0, reported };
+        let receipts = Self { session, reply_sender, paced, times_beyond_range: 0, reported, signed: None };
         (receipts, replies, outgoing)
     }
 
@@ -92,7 +94,10 @@ impl Receipts {
             | ToSender::OpenedWith(..)
             | ToSender::Waiting(_)
             | ToSender::RateMax { .. }
-            | ToSender::Fetching(_) => {
+            | ToSender::Fetching(_)
+            | ToSender::Granted(_)
+            | ToSender::Copy(_)
+            | ToSender::Result(_) => {
                 return Err(WireError::OutOfOrder { what: "a second answer" }.into());
             }
             ToSender::Sampled(_) | ToSender::Swept(_) => {
@@ -108,6 +113,7 @@ impl Receipts {
                     self.session.account.name_missed(&missed);
                 }
             }
+            ToSender::Receipt(receipt) => self.signed = Some(Box::new(receipt)),
             ToSender::Finished(finished) => return self.finish(finished).map(Some),
         }
         Ok(None)

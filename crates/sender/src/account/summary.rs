@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use zmove_wire::{NotKept, PathAccount, TransferAccount};
+use zmove_wire::{NotKept, PathAccount, SignedReceipt, TransferAccount};
 
 use crate::account::bottleneck::Bottleneck;
 use crate::account::limit::Limit;
@@ -75,6 +75,8 @@ pub struct Summary {
     pub at_best: Option<AtBest>,
     /// Entries that the selection left out; a directory counts once, whatever is in it.
     pub left_out: u64,
+    /// What the receiver has signed, where the transfer was opened by a grant.
+    pub receipt: Option<Box<SignedReceipt>>,
 }
 
 /// What a push would do; [`Summary::files`] and [`Summary::bytes`] then count what would be sent.
@@ -213,6 +215,7 @@ impl From<TransferAccount> for Summary {
                 round_trip: time(round_trip),
             }),
             left_out: account.left_out,
+            receipt: None,
         }
     }
 }

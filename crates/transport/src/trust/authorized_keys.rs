@@ -7,8 +7,9 @@
 //! ```
 //!
 //! `name=` once, `root=` once or more (absolute, without `..`), `write` where the key may write there, and `read` where
-//! it may read as well; without both it may read. `read-root=` is a directory that it may only read, `set-ids` stands
-//! where files keep their setuid and setgid bits, `max-rate=` and `expires=` (see [`Expiry`]) where there is a limit.
+//! it may read as well; without both it may read. `read-root=` is a directory that it may only read, `to=` a daemon
+//! (`HOST` or `HOST:PORT`) that it may have files sent to from here, `set-ids` stands where files keep their setuid and
+//! setgid bits, `max-rate=` and `expires=` (see [`Expiry`]) where there is a limit.
 //! In a value a space, a `%`, a control character or a byte that is not UTF-8 is written as `%` and two hex digits
 //! (`%20`).
 //!
@@ -104,6 +105,8 @@ pub struct Grant {
     pub access: Access,
     /// Directories that the holder may only read, each with all below it: absolute, without `..`.
     pub read_roots: Vec<PathBuf>,
+    /// The daemons, as `HOST` or `HOST:PORT`, that the holder may have files sent to from here. Default: none.
+    pub to: Vec<String>,
     /// Whether files from the holder keep their setuid and setgid bits, with which whoever runs them has the rights of
     /// the receiver's user. Default: no.
     pub set_ids: bool,
@@ -128,6 +131,7 @@ impl Grant {
             roots,
             access,
             read_roots: Vec::new(),
+            to: Vec::new(),
             set_ids: false,
             set_owner: false,
             max_rate: None,
@@ -408,8 +412,9 @@ fn union(old: Grant, new: Grant) -> Grant {
     let max_rate = new.max_rate.or(old.max_rate);
     let (set_ids, set_owner) = (old.set_ids || new.set_ids, old.set_owner || new.set_owner);
     let expires = new.expires.or(old.expires);
+    let to = both(old.to, new.to);
     let (holder, name) = (new.holder, new.name);
-    Grant { holder, name, roots, access, read_roots, set_ids, set_owner, max_rate, expires }
+    Grant { holder, name, roots, access, read_roots, to, set_ids, set_owner, max_rate, expires }
 }
 
 fn write_roots(grant: &Grant) -> Vec<PathBuf> {
@@ -421,7 +426,7 @@ fn read_roots(grant: &Grant) -> Vec<PathBuf> {
     both(roots, grant.read_roots.clone())
 }
 
-fn both(mut roots: Vec<PathBuf>, more: Vec<PathBuf>) -> Vec<PathBuf> {
+fn both<T: PartialEq>(mut roots: Vec<T>, more: Vec<T>) -> Vec<T> {
     for root in more {
         if !roots.contains(&root) {
             roots.push(root);

@@ -6,6 +6,7 @@
 use std::{fmt, path::Path, sync::Arc};
 
 use rcgen::{Certificate, CertificateParams, DnType, KeyPair, PKCS_ECDSA_P256_SHA256};
+use rustls::SignatureScheme;
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
@@ -22,6 +23,7 @@ const KEY_OLD: &str = "key.pem.old";
 /// authority.
 const CERTIFICATE_FILE: &str = "cert.pem";
 const CERTIFICATE_OLD: &str = "cert.pem.old";
+const SIGNED_CONTEXT: &[u8] = b"zmove signed text v1\0";
 const SEED_CONTEXT: &str = "zmove 2026-11-21 secrets derived from the key";
 
 /// A key pair (ECDSA P-256) with its self-signed certificate. Cheap to clone.
@@ -122,6 +124,19 @@ impl Identity {
         self.fingerprint
     }
 
+    /// Signs a text for others, who find the key in the certificate.
+    ///
+    /// # Errors
+    ///
+    /// The key cannot sign.
+    pub fn sign(&self, text: &[u8]) -> Result<Signed, rustls::Error> {
+        let scheme = SignatureScheme::ECDSA_NISTP256_SHA256;
+        let signer = self.certified.key.choose_scheme(&[scheme]);
+        let signer = signer.ok_or_else(|| rustls::Error::General("the key is not ECDSA P-256".into()))?;
+        let signature = signer.sign(&signed_text(text))?;
+        Ok(Signed { certificate: self.certified.cert[0].to_vec(), signature })
+    }
+
     /// The same key with the certificates in `pem`; `None` where they are damaged or for another key.
     fn certified_by(self, pem: &[u8]) -> Option<Self> {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().ok()?;
@@ -156,6 +171,32 @@ impl Identity {
         let certified = Arc::new(CertifiedKey::from_der(vec![certificate], key, &provider())?);
         Ok(Self { certified, fingerprint, seed })
     }
+}
+
+/// A signature, and the certificate of the key that has made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signed {
+    /// The certificate in DER.
+    pub certificate: Vec<u8>,
+    /// The signature.
+    pub signature: Vec<u8>,
+}
+
+impl Signed {
+    /// The key that has signed `text`; `None` where the signature is not right.
+    #[must_use]
+    pub fn signer_of(&self, text: &[u8]) -> Option<Fingerprint> {
+        let certificate = CertificateDer::from(self.certificate.as_slice());
+        let entity = webpki::EndEntityCert::try_from(&certificate).ok()?;
+        let algorithm = webpki::aws_lc_rs::ECDSA_P256_SHA256;
+        entity.verify_signature(algorithm, &signed_text(text), &self.signature).ok()?;
+        Fingerprint::of_certificate(&certificate).ok()
+    }
+}
+
+/// What is signed: no text of another protocol begins like this.
+fn signed_text(text: &[u8]) -> Vec<u8> {
+    [SIGNED_CONTEXT, text].concat()
 }
 
 impl fmt::Debug for Identity {
@@ -198,6 +239,16 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let first = Identity::load_or_create(home.path()).unwrap().fingerprint();
         assert_eq!(Identity::load_or_create(home.path()).unwrap().fingerprint(), first);
+    }
+
+    #[test]
+    fn a_signature_names_its_key_and_holds_for_its_text_alone() {
+        let [one, other] = [(); 2].map(|()| Identity::for_once().unwrap());
+        let signed = one.sign(b"text").unwrap();
+        assert_eq!(signed.signer_of(b"text"), Some(one.fingerprint()));
+        assert_eq!(signed.signer_of(b"other"), None);
+        let forged = Signed { certificate: other.sign(b"text").unwrap().certificate, ..signed };
+        assert_eq!(forged.signer_of(b"text"), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use zmove_types::Timestamp;
 
-use super::{Open, bytes, list, metadata};
+use super::{Begin, CopyOrder, GrantOrder, Open, bytes, list, metadata};
 use crate::extensions::Extensions;
 use crate::limits::{FETCH_MAPPINGS_MAX, FETCH_RULES_MAX, FETCH_SOURCES_MAX};
 
@@ -21,6 +21,19 @@ pub enum ToSource {
         /// The bytes of the list, at most [`FETCH_LIST_PART_BYTES_MAX`](crate::limits::FETCH_LIST_PART_BYTES_MAX).
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
+    },
+    /// In place of [`Fetch`](Self::Fetch): an order for a copy to another host.
+    Copy(Box<CopyOrder>),
+    /// What that copy begins with, once it was accepted.
+    Begin(Begin),
+    /// In place of [`Fetch`](Self::Fetch): an order for a grant.
+    Grant(Box<GrantOrder>),
+    /// In place of [`Fetch`](Self::Fetch): a question what has become of a copy.
+    Result {
+        /// The id of the copy.
+        id: [u8; 16],
+        /// Whether the copy is to end now, if it runs.
+        stop: bool,
     },
 }
 

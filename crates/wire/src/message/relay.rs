@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use zmove_types::{RelPath, Root};
 
-use super::{NotKept, Refusal, bytes, list};
+use super::{NotKept, Refusal, SignedReceipt, bytes, list};
 use crate::limits::{HASHED_MAX, LANES_MAX, MISSED_MAX, TOLD_MAX};
 
 /// One word beside a transfer.
@@ -22,6 +22,8 @@ pub enum Relay {
     Account(Box<TransferAccount>),
     /// Why the sender cannot go on.
     Broken(Refusal),
+    /// What the receiver of a copy has signed at the good end, before the account.
+    Receipt(SignedReceipt),
 }
 
 /// The hash of one file.
@@ -77,6 +79,8 @@ pub enum Told {
     Flushing,
     /// The receiver has answered all.
     Answered,
+    /// Another session of a copy begins: what is told counts from zero.
+    SessionBegins,
 }
 
 /// How far a transfer has come since the last word about that.

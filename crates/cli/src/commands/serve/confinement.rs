@@ -4,6 +4,7 @@
 //! **Invariant:** the confinement holds for all threads, because it begins before any is started; nothing takes it
 //! back, so a new root takes a restart.
 
+use std::collections::BTreeSet;
 use std::fs::DirBuilder;
 use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -11,10 +12,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use landlock::{
-    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, PathBeneath, PathFd,
-    Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _, RulesetError, Scope, make_bitflags,
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, NetPort, PathBeneath,
+    PathFd, Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _, RulesetError, Scope,
+    make_bitflags,
 };
 use zmove_disk::Tree;
+use zmove_engine::Remote;
 use zmove_transport::{AuthorizedKeys, Holder};
 
 use super::privileges::Belongings;
@@ -70,8 +73,8 @@ fn rules() -> Result<RulesetCreated, RulesetError> {
         .handle_access(AccessFs::from_all(LEAST))?
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::IoctlDev)?
-        // The daemon's sockets are bound, and it connects to nobody and signals nobody; the service manager listens at
-        // a file.
+        // The daemon's sockets are bound, and it signals nobody and connects to no port but those of the daemons that
+        // clients may have files sent to; the service manager listens at a file.
         .handle_access(AccessNet::from_all(ABI::V4))?
         .scope(Scope::from_all(ABI::V6))?
         .create()
@@ -80,8 +83,13 @@ fn rules() -> Result<RulesetCreated, RulesetError> {
 fn enforce(own: &Belongings, keys: &AuthorizedKeys) -> Result<(), RulesetError> {
     let mut rules = rules()?;
     // Only a directory that exists can be allowed; an error shows when it is opened.
-    let _shown = DirBuilder::new().recursive(true).mode(0o700).create(&own.journals);
-    rules = allow(rules, &own.journals, PathFd::new(&own.journals), WRITE)?;
+    for directory in [own.journals.clone(), crate::settings::copies(&own.journals)] {
+        let _shown = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+        rules = allow(rules, &directory, PathFd::new(&directory), WRITE)?;
+    }
+    for port in ports_of_others(keys) {
+        rules = rules.add_rule(NetPort::new(port, AccessNet::ConnectTcp))?;
+    }
     for directory in read(own, keys) {
         rules = allow(rules, &directory, PathFd::new(&directory), READ)?;
     }
@@ -121,6 +129,12 @@ fn allow<E: std::error::Error>(
     }
 }
 
+/// The ports of the daemons that clients may have files sent to.
+fn ports_of_others(keys: &AuthorizedKeys) -> BTreeSet<u16> {
+    let others = keys.grants().iter().flat_map(|grant| &grant.to);
+    others.filter_map(|to| Remote::parse_endpoint(to).ok()).map(|remote| remote.port).collect()
+}
+
 /// The places to be read: system places, the home, and the directories of other files that are read again. A file that
 /// is replaced is another one, so its directory is allowed instead.
 fn read(own: &Belongings, keys: &AuthorizedKeys) -> Vec<PathBuf> {
@@ -132,7 +146,8 @@ fn read(own: &Belongings, keys: &AuthorizedKeys) -> Vec<PathBuf> {
             );
         }
     }
-    let owns = keys.grants().iter().any(|grant| grant.set_owner);
+    // names of hosts are looked up by files of the same directory
+    let owns = keys.grants().iter().any(|grant| grant.set_owner || !grant.to.is_empty());
     let system = SYSTEM.iter().chain(if owns { &ACCOUNTS[..] } else { &[] });
     let system = system.map(PathBuf::from).filter(|path| path.exists());
     let real = files.iter().filter_map(|file| file.canonicalize().ok());

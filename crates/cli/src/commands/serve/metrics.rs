@@ -43,7 +43,7 @@ impl Counts {
                 add(broken, "result", "broken");
                 add(&self.errors, "kind", error.kind());
             }
-            DaemonEvent::Sent { failed, .. } => {
+            DaemonEvent::Sent { failed, .. } | DaemonEvent::Copied { failed, .. } => {
                 add(&self.transfers, "result", if *failed == 0 { "complete" } else { "partial" });
             }
             DaemonEvent::SendingBroken { error, .. } => {

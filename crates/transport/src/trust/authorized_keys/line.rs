@@ -49,6 +49,9 @@ pub enum GrantFault {
     /// The moment cannot be read.
     #[error("field {0:?} is no moment in UTC: write 2027-01-31 or 2027-01-31T18:00:00Z")]
     Expiry(String),
+    /// A daemon to send to is not printable text.
+    #[error("field {0:?} names no host: write HOST or HOST:PORT")]
+    Destination(String),
     /// There is no name, or an empty one, or one that is not printable text.
     #[error("no printable name=")]
     Name,
@@ -85,6 +88,7 @@ pub(super) fn render(grant: &Grant) -> String {
     fields.extend(grant.access.writes().then(|| "write".to_owned()));
     fields.extend((grant.access == Access::ReadWrite).then(|| "read".to_owned()));
     fields.extend(grant.read_roots.iter().map(|root| encoded("read-root", root)));
+    fields.extend(grant.to.iter().map(|to| encoded("to", to)));
     fields.extend(grant.set_ids.then(|| "set-ids".to_owned()));
     fields.extend(grant.set_owner.then(|| "set-owner".to_owned()));
     fields.extend(grant.max_rate.map(|rate| format!("max-rate={rate}")));
@@ -110,6 +114,9 @@ pub(super) fn check(grant: &Grant) -> Result<(), GrantFault> {
     }
     if grant.roots.is_empty() && grant.read_roots.is_empty() {
         return Err(GrantFault::NoRoot);
+    }
+    if let Some(to) = grant.to.iter().find(|to| to.is_empty() || to.chars().any(char::is_control)) {
+        return Err(GrantFault::Destination(to.clone()));
     }
     match grant.roots.iter().chain(&grant.read_roots).find(|root| !is_safe_root(root)) {
         Some(root) => Err(GrantFault::Root(root.clone())),
@@ -145,6 +152,7 @@ struct Draft {
     name: Option<String>,
     roots: Vec<PathBuf>,
     read_roots: Vec<PathBuf>,
+    to: Vec<String>,
     writes: Option<()>,
     reads: Option<()>,
     sets_ids: Option<()>,
@@ -163,6 +171,9 @@ impl Draft {
                 once(&mut self.name, name, field)?;
             }
             ("read-root", Some(value)) => self.read_roots.push(path(field, value)?),
+            ("to", Some(value)) => {
+                self.to.push(text(field, value).map_err(|_| GrantFault::Destination(field.into()))?);
+            }
             ("read", None) => once(&mut self.reads, (), field)?,
             ("write", None) => once(&mut self.writes, (), field)?,
             ("set-ids", None) => once(&mut self.sets_ids, (), field)?,
@@ -207,6 +218,7 @@ impl Draft {
                 (Some(()), Some(())) => Access::ReadWrite,
             },
             read_roots: self.read_roots,
+            to: self.to,
             set_ids: self.sets_ids.is_some(),
             set_owner: self.sets_owner.is_some(),
             max_rate: self.max_rate,
@@ -306,6 +318,10 @@ mod tests {
         let limited = parse(&line).unwrap();
         assert_eq!(limited.max_rate.map(RateLimit::bytes_per_second), Some(1_250_000_000));
         assert_eq!(render(&limited), format!("{line}T00:00:00Z"));
+        let line = format!("{ONE} name=a root=/ to=dtn.example.org to=[::1]:5871");
+        let sending = parse(&line).unwrap();
+        assert_eq!(sending.to, ["dtn.example.org", "[::1]:5871"]);
+        assert_eq!(render(&sending), line);
     }
 
     #[test]
@@ -358,6 +374,7 @@ mod tests {
             ("name=a root=", root("")),
             ("name=a root=/a/../b", root("/a/../b")),
             ("name=a root=/a%00", root("/a\0")),
+            ("name=a root=/ to=", GrantFault::Destination("to=".into())),
             ("name=a", GrantFault::NoRoot),
             ("root=/", GrantFault::Name),
             ("name= root=/", GrantFault::Name),

@@ -1,0 +1,41 @@
+//! The arguments of `zmove copy`, and of `zmove result`, which asks about copies between two other hosts.
+
+use zmove_engine::Remote;
+use zmove_types::{ByteCount, parse_size};
+
+use super::push::PushArgs;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CopyArgs {
+    #[command(flatten)]
+    pub(crate) push: PushArgs,
+    /// Between two other hosts: the most bytes of contents that the target's host takes, for example 2TiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) max_bytes: Option<ByteCount>,
+    /// Between two other hosts: the most files, directories and links that the target's host takes
+    #[arg(long, value_name = "N")]
+    pub(crate) max_entries: Option<u64>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ResultArgs {
+    /// The copy's id, as 'zmove copy' has told it
+    #[arg(value_name = "ID", value_parser = parse_id)]
+    pub(crate) id: [u8; 16],
+    /// One of its two hosts
+    #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint)]
+    pub(crate) host: Remote,
+    /// End the copy now, if it runs; ask the host that sends
+    #[arg(long)]
+    pub(crate) stop: bool,
+    /// Print it as a JSON object on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn parse_id(text: &str) -> Result<[u8; 16], String> {
+    let digit = |at: usize| text.get(2 * at..2 * at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+    let bytes: Option<Vec<_>> = (0..16).map(digit).collect();
+    let id = bytes.filter(|_| text.len() == 32).and_then(|bytes| bytes.try_into().ok());
+    id.ok_or_else(|| format!("'{text}' is no id: 32 hexadecimal digits"))
+}

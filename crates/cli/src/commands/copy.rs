@@ -1,0 +1,168 @@
+//! `zmove copy`, which is a push, a pull, or a copy between two other hosts; and `zmove result`, which asks about a
+//! copy of the last kind.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use zmove_engine::{After, Connector, RemoteCopy, copy_result, id_text, read_receipt};
+use zmove_transport::{Fingerprint, KnownHosts};
+use zmove_types::{ByteCount, Escaped, NoObserver};
+use zmove_wire::{CopyResult, EndedCopy, Receipt, SignedReceipt};
+
+use crate::args::{CopyArgs, ResultArgs};
+use crate::ceiling::Shares;
+use crate::commands::push::{exit_of, interrupted};
+use crate::commands::{pull, push};
+use crate::display::progress::{Display, print_json};
+use crate::display::prompt::Prompt;
+use crate::display::trace::Trace;
+use crate::display::{summary, terminal};
+use crate::settings::{self, Copy, CopySettings, Role};
+use crate::value::exit::{Exit, failure};
+
+/// Runs `zmove copy`.
+pub(crate) fn run(args: CopyArgs, started: Instant) -> Result<Exit> {
+    match Copy::new(args, Arc::new(Prompt))? {
+        Copy::Push(settings) => push::push(&settings, started),
+        Copy::Pull(settings) => pull::pull(&settings, started),
+        Copy::Between(settings) => between(&settings, started),
+    }
+}
+
+fn between(settings: &CopySettings, started: Instant) -> Result<Exit> {
+    let args = &settings.args;
+    let trace = args.trace.as_deref().map(Trace::create).transpose()?;
+    let display = Display::new(args, trace);
+    let home = settings::home(Role::Client)?;
+    let copied = settings::block_on(2, async {
+        let connector = |remote, settings| Connector { home: &home, remote, settings, listener: &display };
+        let copying = RemoteCopy {
+            source: connector(&settings.source, &settings.source_dial),
+            target: connector(&settings.target, &settings.target_dial),
+            order: settings.order.clone(),
+            list: settings.list.clone(),
+            bytes_max: settings.bytes_max,
+            entries_max: settings.entries_max,
+            timeout: args.timeout,
+            busy_timeout: args.timeout,
+            observer: display.observer(),
+        };
+        Ok(copying.copy(started, interrupted()).await?)
+    });
+    let moved = display.moved();
+    display.end();
+    let copied = copied?;
+    let shares = Shares::of(&moved, copied.summary.elapsed, None, None);
+    summary::print(&copied.summary, args, None, &shares);
+    if let Some(receipt) = copied.receipt.filter(|_| !args.quiet && !args.json) {
+        terminal::say(format_args!("signed by {}: {}", settings.target, received(&receipt)));
+    }
+    Ok(exit_of(&copied.summary, args))
+}
+
+fn received(Receipt { files, bytes, faults, target, .. }: &Receipt) -> String {
+    let target = Escaped(target);
+    format!("{files} files, {} received into '{target}', {faults} faults", ByteCount(*bytes))
+}
+
+/// Runs `zmove result`.
+pub(crate) fn result(args: &ResultArgs) -> Result<Exit> {
+    let home = settings::home(Role::Client)?;
+    let dial = settings::ask_dial();
+    let after = if args.stop { After::Stops } else { After::GoesOn };
+    let (key, result) = settings::block_on(2, async {
+        let connector =
+            Connector { home: &home, remote: &args.host, settings: &dial, listener: &terminal::Notices };
+        Ok(copy_result(&connector, args.id, after, &NoObserver).await?)
+    })?;
+    let (exit, told, said) = match result {
+        CopyResult::Runs => {
+            let text = if args.stop { "it was running, and is told to end" } else { "it runs" };
+            (Exit::Done, text.to_owned(), json!({ "state": "runs" }))
+        }
+        CopyResult::Received(signed) => {
+            let receipt = checked(&signed, |signer| signer == key)?;
+            let said = json!({ "state": "ended", "receipt": as_json(&receipt) });
+            (exit_of_receipt(&receipt), received(&receipt), said)
+        }
+        CopyResult::Ended(ended) => of_sender(args, &KnownHosts::open(&home)?, *ended)?,
+    };
+    if args.json {
+        let mut said = said;
+        said["event"] = "result".into();
+        said["id"] = id_text(&args.id).into();
+        print_json(&said);
+    } else {
+        terminal::say(told);
+    }
+    Ok(exit)
+}
+
+fn exit_of_receipt(receipt: &Receipt) -> Exit {
+    if receipt.faults > 0 { Exit::Partial } else { Exit::Done }
+}
+
+/// The result as the host tells that has sent; the receipt must be of the key that is pinned for the other.
+fn of_sender(
+    args: &ResultArgs,
+    known: &KnownHosts,
+    EndedCopy { to, ended, receipt }: EndedCopy,
+) -> Result<(Exit, String, Value)> {
+    let account = match ended {
+        Ok(account) => account,
+        Err(refusal) => {
+            let text: String =
+                refusal.text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+            let said = json!({ "state": "failed", "message": text });
+            return Ok((Exit::Broken, format!("it has failed: {text}"), said));
+        }
+    };
+    let pinned = known.lookup(&to.host, to.port);
+    let receipt = match &receipt {
+        Some(signed) => {
+            let receipt = checked(signed, |signer| pinned == Some(signer))?;
+            (receipt.id == args.id).then_some(receipt)
+        }
+        None => None,
+    };
+    let (files, bytes, failed) = (account.files, account.bytes, account.failed);
+    let host = Escaped(to.host.as_bytes());
+    let mut text = format!("{files} files, {} sent to {host}:{}, {failed} failed", ByteCount(bytes), to.port);
+    match &receipt {
+        Some(receipt) => text += &format!("\nsigned by {host}:{}: {}", to.port, received(receipt)),
+        None => text += "; without a receipt of that host",
+    }
+    let exit = if failed > 0 { Exit::Partial } else { Exit::Done };
+    let said = json!({
+        "state": "ended",
+        "files": files,
+        "bytes": bytes,
+        "failed": failed,
+        "receipt": receipt.as_ref().map(as_json),
+    });
+    Ok((exit, text, said))
+}
+
+fn checked(signed: &SignedReceipt, is_right: impl FnOnce(Fingerprint) -> bool) -> Result<Receipt> {
+    let read = read_receipt(signed).filter(|(signer, _)| is_right(*signer));
+    let (_, receipt) = read.ok_or_else(|| {
+        failure(
+            Exit::Authentication,
+            "the receipt is not signed by the key that is pinned for the target's host",
+        )
+    })?;
+    Ok(receipt)
+}
+
+fn as_json(receipt: &Receipt) -> Value {
+    json!({
+        "files": receipt.files,
+        "bytes": receipt.bytes,
+        "faults": receipt.faults,
+        "target": String::from_utf8_lossy(&receipt.target),
+        "sender": Fingerprint(receipt.source).to_string(),
+        "ended": receipt.ended,
+    })
+}

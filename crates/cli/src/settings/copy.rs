@@ -1,0 +1,169 @@
+//! The settings of a copy: those of a push or a pull by where its ends are, or of a copy between two other hosts.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use anyhow::Result;
+use zmove_engine::{Confirm, DialSettings, Location, Remote, fresh_transfer};
+use zmove_types::Escaped;
+use zmove_wire::{CopyOrder, Extraneous, Open, Place, TransportOrder};
+
+use super::dial;
+use super::pull::{PullSettings, fetch, list, one_host};
+use super::push::{PushSettings, dial_settings, open_of, refuse_contradictions};
+use crate::args::{CipherArg, CopyArgs, PushArgs, TransportArg};
+use crate::value::exit::usage_error;
+
+/// What a copy is, by where its two ends are.
+pub(crate) enum Copy {
+    Push(Box<PushSettings>),
+    Pull(Box<PullSettings>),
+    Between(Box<CopySettings>),
+}
+
+/// The settings of a copy between two other hosts.
+#[derive(Debug)]
+pub(crate) struct CopySettings {
+    /// The host that has the sources.
+    pub(crate) source: Remote,
+    pub(crate) source_dial: DialSettings,
+    /// The host that has the target.
+    pub(crate) target: Remote,
+    pub(crate) target_dial: DialSettings,
+    pub(crate) order: CopyOrder,
+    pub(crate) list: Option<Arc<[u8]>>,
+    pub(crate) bytes_max: Option<u64>,
+    pub(crate) entries_max: Option<u64>,
+    /// The options as they were typed.
+    pub(crate) args: PushArgs,
+}
+
+impl Copy {
+    /// The settings of a copy by where its ends are; `ask` confirms the key of a host that is not known.
+    ///
+    /// # Errors
+    /// The settings contradict each other, or have no meaning for such ends.
+    pub(crate) fn new(args: CopyArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
+        let (target, sources) = args.push.paths.split_last().expect("clap demands two");
+        let ends = (is_remote(&sources[0], &args.push), is_remote(target, &args.push));
+        if ends == (true, true) {
+            return CopySettings::new(args, &ask).map(|settings| Self::Between(Box::new(settings)));
+        }
+        if args.max_bytes.is_some() || args.max_entries.is_some() {
+            return Err(usage_error("--max-bytes and --max-entries are for copies between two other hosts"));
+        }
+        match ends {
+            (true, _) => PullSettings::new(args.push, ask).map(|settings| Self::Pull(Box::new(settings))),
+            (false, _) => PushSettings::new(args.push, ask).map(|settings| Self::Push(Box::new(settings))),
+        }
+    }
+}
+
+impl CopySettings {
+    fn new(
+        CopyArgs { push: args, max_bytes, max_entries }: CopyArgs,
+        ask: &Arc<dyn Confirm>,
+    ) -> Result<Self> {
+        let (target, sources) = args.paths.split_last().expect("clap demands two");
+        let start = dial::start(&args.dial);
+        let Location::Remote(target) = Location::parse(target, start)? else {
+            return Err(usage_error(format!("'{}' is on this host", Escaped::path(target))));
+        };
+        let (source, paths) = one_host(sources, start)?;
+        refuse_contradictions(&args, &Location::Remote(target.clone()), sources)?;
+        refuse_meaningless(&args, &source, &target)?;
+        let source_dial = dial_settings(&args, &source, Arc::clone(ask))?;
+        let target_dial = dial_settings(&args, &target, Arc::clone(ask))?;
+        let list = list(&args)?;
+        let open = Open::new(target.path.clone(), [0; 16]);
+        let open = open_of(&args, &Location::Remote(target.clone()), open);
+        let open =
+            Open { extraneous: if args.delete { Extraneous::Goes } else { Extraneous::Stays }, ..open };
+        let order = CopyOrder {
+            id: fresh_transfer()?.0,
+            fetch: fetch(&args, open, &paths, list.as_deref())?,
+            to: Place { host: target.host.clone(), port: target.port },
+            streams: args.streams,
+            transport: match args.dial.transport {
+                TransportArg::Auto => TransportOrder::Auto,
+                TransportArg::Tcp => TransportOrder::Tcp,
+                TransportArg::Quic => TransportOrder::Quic,
+            },
+            clear: args.cipher == CipherArg::None,
+            patience_secs: args.timeout.0.as_secs(),
+        };
+        let (bytes_max, entries_max) = (max_bytes.map(|bytes| bytes.0), max_entries);
+        let list = list.map(Into::into);
+        Ok(Self { source, source_dial, target, target_dial, order, list, bytes_max, entries_max, args })
+    }
+}
+
+/// Refuses what a copy between two other hosts cannot do.
+fn refuse_meaningless(args: &PushArgs, source: &Remote, target: &Remote) -> Result<()> {
+    if let Some(over_ssh) = [source, target].into_iter().find(|remote| remote.login.is_some()) {
+        return Err(usage_error(format!(
+            "{over_ssh} is reached over ssh, and a copy between two other hosts needs a daemon on both: run zmove on one \
+             of them, which pushes to the other or pulls from it"
+        )));
+    }
+    let rules = [
+        (
+            args.manifest.is_some(),
+            "--manifest cannot be used between two other hosts: the copy goes on without this command",
+        ),
+        (args.dial.congestion.is_some(), "--congestion is a setting of this host, which sends nothing here"),
+    ];
+    match rules.into_iter().find(|(broken, _)| *broken) {
+        Some((_, text)) => Err(usage_error(text)),
+        None => Ok(()),
+    }
+}
+
+/// Whether a path, as it is typed, is on another host.
+fn is_remote(path: &OsStr, args: &PushArgs) -> bool {
+    matches!(Location::parse(path, dial::start(&args.dial)), Ok(Location::Remote(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Args, Command};
+    use crate::display::prompt::Prompt;
+
+    fn copy(words: &str) -> Result<Copy> {
+        let typed = ["zmove", "copy"].into_iter().chain(words.split(' '));
+        let Command::Copy(args) = Args::try_parse_from(typed).unwrap().command else {
+            panic!("no copy: {words}");
+        };
+        Copy::new(*args, Arc::new(Prompt))
+    }
+
+    #[test]
+    fn a_copy_goes_by_where_its_ends_are() {
+        assert!(matches!(copy("h:a d"), Ok(Copy::Pull(_))));
+        assert!(matches!(copy("a h:d"), Ok(Copy::Push(_))));
+        assert!(matches!(copy("a d"), Ok(Copy::Push(_))));
+        let Ok(Copy::Between(settings)) = copy("--max-bytes 1KiB h:a :b g:9:d") else { panic!("no copy") };
+        let CopySettings { source, order, bytes_max, .. } = *settings;
+        assert_eq!((source.host.as_str(), order.to.host.as_str(), order.to.port), ("h", "g", 9));
+        assert_eq!((order.fetch.open.target.as_slice(), bytes_max), (&b"d"[..], Some(1024)));
+        assert_eq!(order.fetch.sources.len(), 2);
+    }
+
+    #[test]
+    fn what_makes_no_sense_between_such_ends_is_refused() {
+        for (words, text) in [
+            ("--max-bytes 1KiB a h:d", "--max-bytes and --max-entries are for"),
+            ("h:a b g:d", "'b' is on this host"),
+            ("alice@h:a g:d", "is reached over ssh"),
+            ("h:a alice@g:d", "is reached over ssh"),
+            ("--manifest m h:a g:d", "--manifest cannot be used"),
+            ("--congestion bbr h:a g:d", "--congestion is a setting of this host"),
+        ] {
+            let Err(error) = copy(words) else { panic!("{words}") };
+            assert!(error.to_string().contains(text), "{words}: {error}");
+        }
+    }
+}

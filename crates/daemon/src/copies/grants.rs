@@ -1,0 +1,371 @@
+//! The grants by which other daemons may send here what a client has ordered from them.
+//!
+//! A client that may write asks for a grant. It is for one opening, by the holder of one key, and for the first run
+//! that uses it: sessions of that run that follow each other when connections are lost pass, others do not. A grant
+//! is over when it has not begun in ten minutes, when its end time has come, when its client is not let in any more,
+//! and ten minutes after its run has ended, in which a sender that has not heard of the end may ask again.
+//!
+//! **Invariant:** a grant is on disk before the client hears of it, and is marked as used there before its opening is
+//! answered.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use zmove_engine::{RemoteSources, fresh_transfer};
+use zmove_receiver::{Allowance, Amount, Grants, TakenUp};
+use zmove_transport::{Claim, Fingerprint, Identity, Signed};
+use zmove_types::{Lock, RateLimit, RelPath};
+use zmove_wire::{
+    CopyResult, GrantOrder, GrantToken, Granted, Open, Purpose, Receipt, Refusal, RefusalCode, SignedReceipt,
+    TargetShape, WireError, encode_message,
+};
+
+use super::store::Store;
+use super::{KEPT_FOR, hex, now};
+use crate::authorizer::{Authorized, Authorizer};
+
+/// The grants of one daemon.
+pub(crate) struct GrantBook {
+    grants: Lock<HashMap<GrantToken, Kept>>,
+    store: Store,
+    identity: Identity,
+}
+
+/// A grant, as it is kept.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Kept {
+    token: GrantToken,
+    order: GrantOrder,
+    /// The client, with what it has shown of certificates, by which it is authorized again.
+    client: [u8; 32],
+    certificates: Vec<Vec<u8>>,
+    name: String,
+    /// The client's limit, in bytes per second.
+    rate_max: Option<u64>,
+    /// Times are in seconds since 1970.
+    begin_by: u64,
+    end_by: u64,
+    /// The run that has used it.
+    run: Option<[u8; 16]>,
+    ended: Option<u64>,
+    files: u64,
+    bytes: u64,
+    entries: u64,
+    receipt: Option<SignedReceipt>,
+}
+
+/// The grants that one peer may use in one session.
+pub(crate) struct PeerGrants {
+    book: Arc<super::Copies>,
+    authorizer: Arc<Authorizer>,
+    source: Fingerprint,
+    taken: OnceLock<(GrantToken, Arc<Allowance>)>,
+}
+
+/// How long a grant waits for its beginning.
+const BEGIN_WITHIN: Duration = Duration::from_secs(10 * 60);
+/// How long a run may take.
+const END_WITHIN: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// How long a run may ask again once it has ended.
+const ASK_AGAIN_WITHIN: Duration = Duration::from_secs(10 * 60);
+/// The most grants of one key, those included that have ended and of which the receipt is kept.
+const GRANTS_PER_KEY_MAX: usize = 64;
+/// The most grants in all.
+const GRANTS_MAX: usize = 4096;
+
+impl Kept {
+    fn is_over(&self, now: u64) -> bool {
+        let not_begun = self.run.is_none() && now >= self.begin_by;
+        let ended = self.ended.is_some_and(|ended| now >= ended + ASK_AGAIN_WITHIN.as_secs());
+        not_begun || ended || now >= self.end_by
+    }
+
+    fn is_forgotten(&self, now: u64) -> bool {
+        self.is_over(now) && self.ended.is_none_or(|ended| now >= ended + KEPT_FOR.as_secs())
+    }
+
+    fn file_name(&self) -> String {
+        hex(&self.token)
+    }
+}
+
+fn denied(text: impl Into<String>) -> Refusal {
+    Refusal { code: RefusalCode::Denied, text: text.into() }
+}
+
+fn failed(error: &io::Error) -> Refusal {
+    Refusal { code: RefusalCode::Failed, text: format!("keep a grant: {error}") }
+}
+
+impl GrantBook {
+    pub(super) fn open(directory: &Path, identity: Identity) -> io::Result<Self> {
+        let store = Store::new(directory.to_owned());
+        let grants = store.read::<Kept>()?.into_iter().map(|kept| (kept.token, kept)).collect();
+        Ok(Self { grants: Lock::new(grants), store, identity })
+    }
+
+    /// Gives a client that may write a grant. May block on files.
+    ///
+    /// # Errors
+    /// The client may not write, has many grants, or they cannot be kept.
+    pub(crate) fn give(
+        &self,
+        claim: &Claim,
+        authorized: &Authorized,
+        order: GrantOrder,
+    ) -> Result<Granted, Refusal> {
+        if !authorized.may_write() {
+            return Err(denied("this key may not write here"));
+        }
+        let protocol = |error: WireError| Refusal { code: RefusalCode::Protocol, text: error.to_string() };
+        let open = order.open.clone().with(order.extensions.clone()).map_err(protocol)?;
+        if open.purpose == Purpose::Probe || open.grant.is_some() || open.verify {
+            return Err(protocol(WireError::OutOfOrder { what: "a grant for that" }));
+        }
+        let random = || fresh_transfer().map_err(|error| failed(&error));
+        let token = [random()?.0, random()?.0].concat().try_into().expect("twice 16 bytes");
+        let now = now();
+        let kept = Kept {
+            token,
+            order,
+            client: claim.key.0,
+            certificates: claim.certificates(),
+            name: authorized.name.clone(),
+            rate_max: authorized.max_rate.map(RateLimit::bytes_per_second),
+            begin_by: now + BEGIN_WITHIN.as_secs(),
+            end_by: now + END_WITHIN.as_secs(),
+            run: None,
+            ended: None,
+            files: 0,
+            bytes: 0,
+            entries: 0,
+            receipt: None,
+        };
+        let mut grants = self.grants.lock();
+        self.make_room(&mut grants, claim.key, now)?;
+        self.store.write(&kept.file_name(), &kept).map_err(|error| failed(&error))?;
+        grants.insert(token, kept);
+        Ok(Granted { token, begin_secs: BEGIN_WITHIN.as_secs() })
+    }
+
+    /// Drops what is forgotten, and of a client with many grants the oldest receipt.
+    fn make_room(
+        &self,
+        grants: &mut HashMap<GrantToken, Kept>,
+        client: Fingerprint,
+        now: u64,
+    ) -> Result<(), Refusal> {
+        let mut gone: Vec<_> =
+            grants.values().filter(|kept| kept.is_forgotten(now)).map(|kept| kept.token).collect();
+        let of_client = grants.values().filter(|kept| kept.client == client.0 && !gone.contains(&kept.token));
+        let count = of_client.clone().count();
+        if count >= GRANTS_PER_KEY_MAX {
+            let oldest = of_client.filter(|kept| kept.is_over(now)).min_by_key(|kept| kept.ended);
+            gone.push(oldest.map(|kept| kept.token).ok_or_else(|| too_many("this key"))?);
+        }
+        for token in gone {
+            if let Some(kept) = grants.remove(&token) {
+                self.store.remove(&kept.file_name());
+            }
+        }
+        if grants.len() >= GRANTS_MAX { Err(too_many("all keys together")) } else { Ok(()) }
+    }
+
+    /// The clients of grants that the holder of a key may use now, each with its name and limit.
+    pub(crate) fn clients_for(&self, source: Fingerprint) -> Vec<(Fingerprint, String, Option<RateLimit>)> {
+        let now = now();
+        let grants = self.grants.lock();
+        let live = grants.values().filter(|kept| kept.order.source == source.0 && !kept.is_over(now));
+        live.map(|kept| (Fingerprint(kept.client), kept.name.clone(), kept.rate_max.map(RateLimit::nearest)))
+            .collect()
+    }
+
+    /// What has become of a copy of this client here.
+    pub(crate) fn result(&self, client: Fingerprint, id: [u8; 16]) -> Option<CopyResult> {
+        let now = now();
+        let grants = self.grants.lock();
+        let mut of_copy = grants.values().filter(|kept| {
+            kept.client == client.0 && kept.order.id == id && !kept.is_forgotten(now) && kept.run.is_some()
+        });
+        let runs = of_copy.clone().any(|kept| kept.ended.is_none());
+        match of_copy.find_map(|kept| kept.receipt.clone()) {
+            Some(receipt) => Some(CopyResult::Received(receipt)),
+            None => runs.then_some(CopyResult::Runs),
+        }
+    }
+
+    /// Ends the grants of a copy of this client: no connection is let in by them any more.
+    pub(crate) fn revoke(&self, client: Fingerprint, id: [u8; 16]) -> Option<CopyResult> {
+        let told = self.result(client, id);
+        let mut grants = self.grants.lock();
+        grants.retain(|_, kept| {
+            let is_it = kept.client == client.0 && kept.order.id == id && kept.receipt.is_none();
+            if is_it {
+                self.store.remove(&kept.file_name());
+            }
+            !is_it
+        });
+        told
+    }
+
+    /// Takes up a grant; see the module.
+    fn take_up(
+        &self,
+        token: &GrantToken,
+        source: Fingerprint,
+        open: &Open,
+        authorizer: &Authorizer,
+    ) -> Result<TakenUp, Refusal> {
+        let kept = self.grants.lock().get(token).cloned();
+        // One text for a grant that is not there and one that is another's: nobody learns which there are.
+        let kept = kept.filter(|kept| kept.order.source == source.0);
+        let kept = kept.ok_or_else(|| denied("there is no such grant for this key"))?;
+        let authorized = current_rights(&kept, authorizer)?;
+        check_opening(&kept.order, open)?;
+        let top_names = names_of(&kept.order, open)?;
+        let mut grants = self.grants.lock();
+        let kept = grants.get_mut(token).ok_or_else(|| denied("the grant has ended"))?;
+        if kept.is_over(now()) {
+            return Err(denied("the grant has ended, or has not begun in time"));
+        }
+        match kept.run {
+            Some(run) if run != open.run => return Err(denied("the grant has been used by another run")),
+            Some(_) => {}
+            None => {
+                let used = Kept { run: Some(open.run), ..kept.clone() };
+                self.store.write(&used.file_name(), &used).map_err(|error| failed(&error))?;
+                *kept = used;
+            }
+        }
+        let most = Amount {
+            bytes: kept.order.bytes_max.unwrap_or(u64::MAX),
+            entries: kept.order.entries_max.unwrap_or(u64::MAX),
+        };
+        let stored = Amount { bytes: kept.bytes, entries: kept.entries };
+        let allowance = Arc::new(Allowance::new(most, stored));
+        Ok(authorized.taken_up(top_names, allowance))
+    }
+
+    /// Counts what a session has stored. May block on files.
+    fn count(&self, token: &GrantToken, stored: Amount, files: u64) {
+        let mut grants = self.grants.lock();
+        let Some(kept) = grants.get_mut(token) else { return };
+        (kept.bytes, kept.entries) = (stored.bytes, stored.entries);
+        kept.files += files;
+        // Without it, less is counted after a restart than there is.
+        let _best_effort = self.store.write(&kept.file_name(), kept);
+    }
+
+    /// Signs what was received, at the end of the run. May block on files.
+    fn receipt(&self, token: &GrantToken, stored: Amount, files: u64, faults: u64) -> Option<SignedReceipt> {
+        let mut grants = self.grants.lock();
+        let kept = grants.get_mut(token)?;
+        let receipt = Receipt {
+            id: kept.order.id,
+            client: kept.client,
+            source: kept.order.source,
+            target: kept.order.open.target.clone(),
+            files: kept.files + files,
+            bytes: stored.bytes,
+            faults,
+            ended: now(),
+        };
+        let receipt = encode_message(&receipt)[4..].to_vec();
+        let Signed { certificate, signature } = self.identity.sign(&receipt).ok()?;
+        let signed = SignedReceipt { receipt, certificate, signature };
+        let ended = Kept { ended: Some(now()), receipt: Some(signed.clone()), ..kept.clone() };
+        // a receipt that is not kept here is kept by the sender
+        let _best_effort = self.store.write(&ended.file_name(), &ended);
+        *kept = ended;
+        Some(signed)
+    }
+}
+
+fn too_many(whose: &str) -> Refusal {
+    let text = format!("{whose} has as many grants as there may be; try again later");
+    Refusal { code: RefusalCode::Full, text }
+}
+
+/// What the client of a grant may do now.
+fn current_rights(kept: &Kept, authorizer: &Authorizer) -> Result<Authorized, Refusal> {
+    let claim = Claim::again(Fingerprint(kept.client), kept.certificates.clone());
+    let busy = || Refusal {
+        code: RefusalCode::Busy,
+        text: "the receiver cannot read its authorized_keys; see its log".to_owned(),
+    };
+    let authorized = authorizer.authorize(&claim).map_err(|_| busy())?;
+    let authorized =
+        authorized.map_err(|_| denied("the key of the client that had this grant is not let in any more"))?;
+    let may_write = authorized.may_write();
+    may_write.then_some(authorized).ok_or_else(|| denied("the key of the client may not write here any more"))
+}
+
+/// Refuses an opening that is not the one that was granted.
+fn check_opening(order: &GrantOrder, open: &Open) -> Result<(), Refusal> {
+    let granted = order.open.clone().with(order.extensions.clone());
+    let granted = granted.map_err(|_| denied("the grant cannot be understood"))?;
+    let shape = granted.shape.clone();
+    let asked = Open { run: granted.run, shape, grant: None, ..open.clone() };
+    if asked == granted {
+        Ok(())
+    } else {
+        Err(denied("the grant is for another target, or for other options"))
+    }
+}
+
+/// The names that may come to the top of the target; those that the opening tells must be among them.
+fn names_of(order: &GrantOrder, open: &Open) -> Result<zmove_receiver::TopNames, Refusal> {
+    if order.sources.is_empty() {
+        return Ok(zmove_receiver::TopNames::default());
+    }
+    let paths = order.sources.iter().map(|source| source.0.clone()).collect();
+    let names = RemoteSources::new(paths, None).top_names();
+    let check = |name| names.check(&RelPath::root().join(name).map_err(WireError::Path)?);
+    let checked = match &open.shape {
+        TargetShape::Single { name } => check(name),
+        TargetShape::Directory { tops } => tops.iter().try_for_each(|top| check(&top.0)),
+    };
+    checked.map_err(|error| denied(error.to_string()))?;
+    Ok(names)
+}
+
+impl PeerGrants {
+    pub(crate) fn new(
+        book: Arc<super::Copies>,
+        authorizer: Arc<Authorizer>,
+        source: Fingerprint,
+    ) -> Arc<Self> {
+        Arc::new(Self { book, authorizer, source, taken: OnceLock::new() })
+    }
+}
+
+impl Grants for PeerGrants {
+    fn take_up(&self, token: &GrantToken, open: &Open) -> Result<TakenUp, Refusal> {
+        let taken = self.book.grants.take_up(token, self.source, open, &self.authorizer)?;
+        // a session has one opening
+        let _first = self.taken.set((*token, Arc::clone(&taken.allowance)));
+        Ok(taken)
+    }
+
+    fn receipt(&self, files: u64, faults: u64) -> Option<SignedReceipt> {
+        let (token, allowance) = self.taken.get()?;
+        self.book.grants.receipt(token, allowance.stored(), files, faults)
+    }
+
+    fn ended(&self, files: u64) {
+        if let Some((token, allowance)) = self.taken.get() {
+            self.book.grants.count(token, allowance.stored(), files);
+        }
+    }
+}
+
+impl fmt::Debug for PeerGrants {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerGrants").field("source", &self.source).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,62 @@
+//! A directory of small files, each of which is written whole and flushed, or not at all.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use zmove_wire::limits::MESSAGE_BYTES_MAX;
+use zmove_wire::{decode_message, encode_message};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Store(PathBuf);
+
+/// How the names of files begin that are being written.
+const UNFINISHED: &str = ".new-";
+
+impl Store {
+    /// The files of a directory, which is made for this user alone when there is something to write.
+    pub(super) const fn new(directory: PathBuf) -> Self {
+        Self(directory)
+    }
+
+    /// All that is there and can be understood.
+    pub(super) fn read<T: DeserializeOwned>(&self) -> io::Result<Vec<T>> {
+        let mut read = Vec::new();
+        let entries = match fs::read_dir(&self.0) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(read),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+                let _best_effort = fs::remove_file(entry.path());
+                continue;
+            }
+            let mut bytes = Vec::new();
+            File::open(entry.path())?.take(MESSAGE_BYTES_MAX as u64).read_to_end(&mut bytes)?;
+            read.extend(decode_message(&bytes));
+        }
+        Ok(read)
+    }
+
+    /// Writes a file in the place of any that has its name.
+    pub(super) fn write(&self, name: &str, contents: &impl Serialize) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        let new = self.0.join(format!("{UNFINISHED}{name}"));
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        // a length before it would only repeat the file's
+        file.write_all(&encode_message(contents)[4..])?;
+        file.sync_all()?;
+        fs::rename(&new, self.0.join(name))?;
+        File::open(&self.0)?.sync_all()
+    }
+
+    /// Removes a file; one that cannot be removed is read again after a restart, and is too old then.
+    pub(super) fn remove(&self, name: &str) {
+        let _best_effort = fs::remove_file(self.0.join(name));
+    }
+}

@@ -1,0 +1,395 @@
+//! What a client says to one of two daemons of a copy between them: the order to the one that sends, the order for a
+//! grant to the one that receives, and questions to both.
+//!
+//! The sending daemon runs the same push as a user of that host would, to a host that a grant of the client's key names
+//! (`zmove allow --to`) and that has the key which the client has pinned. It goes on when the client has gone.
+//!
+//! **Invariant:** no connection is dialled to a place that the client's own key was not allowed, at the first session
+//! or at a later one; and nothing is read but what that key may read then.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::UnboundedReceiver;
+use zmove_engine::{
+    BoxError, Causes, ConnectError, Connector, DialSettings, Listener, Notice, PushError, Remote, RemotePush,
+    Timeout,
+};
+use zmove_sender::{Beside, Push, Run, SessionError, Summary};
+use zmove_transport::{
+    Claim, ControlError, ControlReader, ControlWriter, DialError, Fingerprint, Reach, TransportChoice,
+};
+use zmove_types::{Event, Observer, RateLimit};
+use zmove_wire::{
+    Begin, Cipher, CopyOrder, CopyState, EndedCopy, GrantOrder, Place, Refusal, RefusalCode, Relay,
+    ToReceiver, ToSender, ToSource, TransferAccount, TransportOrder, WireError, encode_message,
+};
+
+use crate::authorizer::{Authorized, Authorizer};
+use crate::copies::{Copies, RunningCopy};
+use crate::relaying::{Listeners, Relaying};
+use crate::sending::{
+    Order, Prepared, SendingError, SendingSession, Sent, Target, denied, job, next, prepare, refuse,
+    tell_often,
+};
+use crate::sources::ReadAccess;
+
+/// How long a client may take to bring the grant.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a client may take to hear the end.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest that the other host is dialled again.
+const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+type Control = (ControlReader, ControlWriter);
+
+/// Makes a copy to another host, or lets the client listen to one that it has ordered before.
+pub(crate) async fn copy(
+    mut session: SendingSession,
+    copy: CopyOrder,
+    order: Order,
+    stop: impl Future<Output = ()>,
+) -> Result<Sent, SendingError> {
+    let Some(copies) = session.copies.clone() else {
+        return Err(refuse(session.control, no_copies()).await);
+    };
+    let client = session.peer.0;
+    if let Some(running) = copies.running(client, &copy, order.list.as_ref()) {
+        return listen(session.control, &running).await;
+    }
+    if let Some(ended) = copies.ended(client, copy.id) {
+        return tell_ended(session.control, copy.id, ended).await;
+    }
+    let list = order.list.clone();
+    let prepared = match rights(&session.authorized, &session.peer, &copy.to) {
+        Ok(access) => prepare(session.around(), order, access, Target::There).await,
+        Err(refusal) => Err(refusal),
+    };
+    let prepared = match prepared {
+        Ok(prepared) => prepared,
+        Err(refusal) => return Err(refuse(session.control, refusal).await),
+    };
+    let begin = match begin(&mut session).await {
+        Ok(begin) => begin,
+        Err(SendingError::Control(ControlError::Wire(error))) => {
+            let refusal = Refusal { code: RefusalCode::Protocol, text: error.to_string() };
+            return Err(refuse(session.control, refusal).await);
+        }
+        Err(error) => return Err(error),
+    };
+    let (relaying, words) = Relaying::new(session.quota.clone(), Listeners::Optional);
+    let Some((running, _entered)) = copies.enter(client, &copy, list, Arc::clone(&relaying)) else {
+        let refusal = Refusal { code: RefusalCode::Busy, text: "this copy runs already".to_owned() };
+        return Err(refuse(session.control, refusal).await);
+    };
+    let listening = tokio::spawn(follow(session.control, words));
+    let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
+    let checked = Checked {
+        peer: session.peer,
+        claim: session.claim,
+        authorizer: session.authorizer,
+        to: copy.to.clone(),
+    };
+    let mut stopped = false;
+    let stop = async {
+        tokio::select! {
+            () = stop => stopped = true,
+            () = running.stop.notified() => {}
+        }
+    };
+    let ended = push(&copies, &copy, begin, prepared, (checked, &relaying), stop).await;
+    telling.abort();
+    let ended = finish(&copies, client, &copy, (ended, stopped), &relaying).await;
+    let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, listening).await;
+    ended.map(|summary| Sent::Copied(copy.to, Box::new(summary)))
+}
+
+fn no_copies() -> Refusal {
+    let text = "copies between hosts are made by 'zmove serve' alone".to_owned();
+    Refusal { code: RefusalCode::Denied, text }
+}
+
+/// Where the client may read, if it may have files sent to that place.
+fn rights(authorized: &Authorized, peer: &(Fingerprint, String), to: &Place) -> Result<ReadAccess, Refusal> {
+    let access = authorized.reads.clone().ok_or_else(|| denied(peer))?;
+    let is_there = |allowed: &String| {
+        Remote::parse_endpoint(allowed)
+            .is_ok_and(|allowed| allowed.host.eq_ignore_ascii_case(&to.host) && allowed.port == to.port)
+    };
+    if authorized.to.iter().any(is_there) {
+        return Ok(access);
+    }
+    let (key, name) = peer;
+    let name = if name.contains(char::is_whitespace) { "NAME" } else { name };
+    let bracketed = if to.host.contains(':') { format!("[{}]", to.host) } else { to.host.clone() };
+    let place = format!("{bracketed}:{}", to.port);
+    let text = format!(
+        "this key may not have files sent from here to {place}. On this host, run: zmove allow {key} --name {name} \
+         --read-root DIR --to {place}"
+    );
+    Err(Refusal { code: RefusalCode::Denied, text })
+}
+
+/// Accepts the order, and waits for what the copy begins with.
+async fn begin(session: &mut SendingSession) -> Result<Begin, SendingError> {
+    let (reader, writer) = &mut session.control;
+    writer.send(&encode_message(&ToSender::Copy(CopyState::Ready))).await?;
+    let mut held = session.quota.book_nothing();
+    let said = tokio::time::timeout(BEGIN_TIMEOUT, next(reader, &mut held)).await;
+    match said.map_err(|_| SendingError::Silent)?? {
+        ToSource::Begin(begin) => Ok(begin),
+        _ => Err(WireError::OutOfOrder { what: "a second order" }.into()),
+    }
+}
+
+/// Lets a client listen to a copy that runs, in the place of whoever has listened before.
+async fn listen((reader, mut writer): Control, running: &RunningCopy) -> Result<Sent, SendingError> {
+    let follows = ToSender::Copy(CopyState::Follows { id: running.id });
+    writer.send(&encode_message(&follows)).await?;
+    let words = running.relaying.attach();
+    follow((reader, writer), words).await;
+    Ok(Sent::Told)
+}
+
+async fn tell_ended(control: Control, id: [u8; 16], ended: EndedCopy) -> Result<Sent, SendingError> {
+    let mut said = encode_message(&ToSender::Copy(CopyState::Follows { id }));
+    for relay in last_words(ended) {
+        said.extend(encode_message(&ToReceiver::Relay(relay)));
+    }
+    say_last(control, &said).await?;
+    Ok(Sent::Told)
+}
+
+/// What is told at the end of a copy.
+fn last_words(EndedCopy { ended, receipt, .. }: EndedCopy) -> Vec<Relay> {
+    let last = match ended {
+        Ok(account) => Relay::Account(Box::new(account)),
+        Err(refusal) => Relay::Broken(refusal),
+    };
+    receipt.map(Relay::Receipt).into_iter().chain([last]).collect()
+}
+
+/// Tells a client the words of a copy, until either comes to its end.
+async fn follow((mut reader, mut writer): Control, mut words: UnboundedReceiver<Beside>) {
+    let gone = reader.receive();
+    tokio::pin!(gone);
+    loop {
+        tokio::select! {
+            word = words.recv() => {
+                let Some(Beside { bytes, held }) = word else { break };
+                if writer.send(&bytes).await.is_err() {
+                    return;
+                }
+                drop(held);
+            }
+            // a client says nothing more: it has gone, or makes no sense
+            _ = &mut gone => return,
+        }
+    }
+    let _goodbye = writer.finish().await;
+    // Read to the end: a close with unread data could destroy what was said on its way.
+    let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, gone).await;
+}
+
+/// What is asked again before each session of a copy.
+struct Checked {
+    peer: (Fingerprint, String),
+    claim: Claim,
+    authorizer: Arc<Authorizer>,
+    to: Place,
+}
+
+impl Checked {
+    fn access(&self) -> Result<ReadAccess, BoxError> {
+        let authorized = self.authorizer.authorize(&self.claim)??;
+        Ok(rights(&authorized, &self.peer, &self.to).map_err(|refusal| refusal.text)?)
+    }
+}
+
+async fn push(
+    copies: &Copies,
+    order: &CopyOrder,
+    Begin { grant, key }: Begin,
+    prepared: Prepared,
+    (checked, relaying): (Checked, &Arc<Relaying>),
+    stop: impl Future<Output = ()>,
+) -> Result<Summary, PushError> {
+    let Prepared { mut job, config, mut fetch, list, missing, held: _until_the_end } = prepared;
+    let missing_count = missing.len() as u64;
+    for message in missing {
+        relaying.on(&Event::Failed { message });
+    }
+    fetch.open.grant = Some(grant);
+    job.open.grant = Some(grant);
+    let started = Instant::now();
+    let mut run = Run::begin(None, started);
+    let first_config = config.clone();
+    let starting = tokio::task::spawn_blocking(move || {
+        let push = Push::start(job, first_config, &mut run, started);
+        (push, run)
+    });
+    let (first, mut run) = starting.await.expect("starting a push does not panic");
+    let Place { host, port } = order.to.clone();
+    let remote = Remote { host, port, path: fetch.open.target.clone(), login: None };
+    let settings = dial_settings(order, Fingerprint(key));
+    let again = || {
+        let access = checked.access()?;
+        let (job, _told_before) =
+            self::job(&fetch, list.as_ref(), &access).map_err(|refusal| refusal.text)?;
+        Ok(job)
+    };
+    let patience = Timeout(Duration::from_secs(order.patience_secs).min(PATIENCE_MAX));
+    let pushing = RemotePush {
+        connector: Connector {
+            home: copies.home(),
+            remote: &remote,
+            settings: &settings,
+            listener: &Notices { relaying, begun: AtomicBool::new(false) },
+        },
+        job: &again,
+        config,
+        timeout: patience,
+        busy_timeout: patience,
+        observer: Arc::<Relaying>::clone(relaying),
+    };
+    let summary = pushing.push(first, &mut run, stop).await?.summary;
+    Ok(Summary { failed: summary.failed + missing_count, ..summary })
+}
+
+fn dial_settings(order: &CopyOrder, key: Fingerprint) -> DialSettings {
+    let transport = match order.transport {
+        TransportOrder::Auto => TransportChoice::Auto,
+        TransportOrder::Tcp => TransportChoice::Tcp,
+        TransportOrder::Quic => TransportChoice::Quic,
+    };
+    DialSettings {
+        key: Some(key),
+        streams: order.streams.map(|lanes| lanes.clamp(1, zmove_wire::limits::LANES_MAX)),
+        reach: Reach { transport, ..Reach::default() },
+        cipher: if order.clear { Cipher::None } else { Cipher::Tls },
+        limit: order.fetch.rate_max.map(RateLimit::nearest),
+        ..DialSettings::default()
+    }
+}
+
+/// What happens between sessions, told to the client.
+struct Notices<'a> {
+    relaying: &'a Arc<Relaying>,
+    begun: AtomicBool,
+}
+
+impl Listener for Notices<'_> {
+    fn hear(&self, notice: &Notice<'_>) {
+        match notice {
+            Notice::SessionBegins if self.begun.swap(true, Ordering::Relaxed) => self.relaying.begin_again(),
+            Notice::ConnectionLost { .. } | Notice::ReceiverBusy { .. } => {
+                self.relaying.warn(format!("sender: {notice}"));
+            }
+            // what else there is concerns this host
+            _ => {}
+        }
+    }
+}
+
+/// Keeps the result of a copy and tells it.
+async fn finish(
+    copies: &Arc<Copies>,
+    client: Fingerprint,
+    order: &CopyOrder,
+    (ended, stopped): (Result<Summary, PushError>, bool),
+    relaying: &Relaying,
+) -> Result<Summary, SendingError> {
+    let told = match &ended {
+        Ok(summary) => Ok(TransferAccount::from(summary)),
+        Err(error) => Err(refusal_of(error, stopped)),
+    };
+    let receipt = ended.as_ref().ok().and_then(|summary| summary.receipt.as_deref().cloned());
+    let result = EndedCopy { to: order.to.clone(), ended: told, receipt };
+    // A daemon that is stopped has not ended the copy: the same order goes on with it.
+    if !stopped {
+        let (copies, id, result) = (Arc::clone(copies), order.id, result.clone());
+        let kept = tokio::task::spawn_blocking(move || copies.keep(client, id, result)).await;
+        if let Ok(Err(error)) = kept {
+            relaying.warn(format!("sender: keep the result: {error}"));
+        }
+    }
+    relaying.end_copy(last_words(result));
+    ended.map_err(SendingError::Copy)
+}
+
+/// Why a copy has come to no good end, for its client.
+fn refusal_of(error: &PushError, stopped: bool) -> Refusal {
+    let text = Causes(error).to_string();
+    let dial = |error: &ConnectError| match error.dial() {
+        Some(
+            DialError::UnknownHost { .. }
+            | DialError::HostKeyChanged { .. }
+            | DialError::HostKeyUnproven { .. }
+            | DialError::HostCertificate { .. },
+        ) => RefusalCode::UnknownKey,
+        Some(_) => RefusalCode::Busy,
+        None => RefusalCode::Failed,
+    };
+    let code = match error {
+        _ if stopped => RefusalCode::Stopping,
+        PushError::Connect(error) => dial(error),
+        PushError::Session(SessionError::Refused(refusal)) if refusal.code != RefusalCode::Stopping => {
+            refusal.code
+        }
+        PushError::Session(_) | PushError::GivenUp { .. } | PushError::StillBusy { .. } => {
+            RefusalCode::Broken
+        }
+        _ => RefusalCode::Failed,
+    };
+    Refusal { code, text }
+}
+
+/// Gives the peer a grant.
+pub(crate) async fn grant(session: SendingSession, order: GrantOrder) -> Result<Sent, SendingError> {
+    let SendingSession { control, copies, claim, authorized, .. } = session;
+    let Some(copies) = copies else { return Err(refuse(control, no_copies()).await) };
+    let kept = order.clone();
+    let giving = tokio::task::spawn_blocking(move || copies.grants.give(&claim, &authorized, order));
+    let given = giving.await.unwrap_or_else(|_panic| {
+        Err(Refusal { code: RefusalCode::Failed, text: "a thread panicked; its log says where".to_owned() })
+    });
+    match given {
+        Ok(granted) => {
+            answer(control, &ToSender::Granted(granted)).await.map(|()| Sent::Granted(Box::new(kept)))
+        }
+        Err(refusal) => Err(refuse(control, refusal).await),
+    }
+}
+
+/// Tells the peer what has become of a copy.
+pub(crate) async fn tell_result(
+    session: SendingSession,
+    id: [u8; 16],
+    stop: bool,
+) -> Result<Sent, SendingError> {
+    let SendingSession { control, copies, peer, .. } = session;
+    let Some(copies) = copies else { return Err(refuse(control, no_copies()).await) };
+    let looking = tokio::task::spawn_blocking(move || copies.result(peer.0, id, stop));
+    match looking.await.ok().flatten() {
+        Some(result) => answer(control, &ToSender::Result(result)).await.map(|()| Sent::Told),
+        None => {
+            let text = "no copy of this key and id is known here; results are kept for a day".to_owned();
+            Err(refuse(control, Refusal { code: RefusalCode::Target, text }).await)
+        }
+    }
+}
+
+async fn answer(control: Control, message: &ToSender) -> Result<(), SendingError> {
+    say_last(control, &encode_message(message)).await
+}
+
+/// Says the last words on a connection, and reads what the peer still says: a close with unread data could destroy them
+/// on their way.
+async fn say_last((mut reader, mut writer): Control, bytes: &[u8]) -> Result<(), SendingError> {
+    writer.send(bytes).await?;
+    writer.finish().await?;
+    let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, reader.receive()).await;
+    Ok(())
+}

@@ -1,0 +1,336 @@
+//! A copy between two other hosts: the one that has the sources sends to the one that has the target, and this side
+//! orders it, brings the grant, and listens.
+//!
+//! **Invariant:** the copy is well only when the host with the target has signed for it, with the key that this side
+//! has pinned.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use zmove_sender::Summary;
+use zmove_transport::{ChannelDialler, ControlReader, ControlWriter, Fingerprint, Signed, control_pair};
+use zmove_types::Observer;
+use zmove_wire::{
+    Begin, Cipher, CopyOrder, CopyResult, CopyState, GrantOrder, Granted, Purpose, Receipt, Refusal,
+    RefusalCode, SignedReceipt, SourcePath, ToSender, ToSource, WireError, decode_message, encode_message,
+};
+
+use crate::backoff::Timeout;
+use crate::dial::Connector;
+use crate::error::{PullError, PushError};
+use crate::notice::Notice;
+use crate::pull::asking::{Asked, ask};
+use crate::pull::relayed::{Heard, Relayed};
+use crate::random::fresh_transfer;
+use crate::retrying::{Retrying, Sessions, moment};
+
+/// All that a copy between two other hosts needs.
+pub struct RemoteCopy<'a> {
+    /// The host that has the sources, and the listener for what happens between sessions.
+    pub source: Connector<'a>,
+    /// The host that has the target.
+    pub target: Connector<'a>,
+    /// The order.
+    pub order: CopyOrder,
+    /// The list of paths that the order announces.
+    pub list: Option<Arc<[u8]>>,
+    /// The most bytes of contents. Default: no limit.
+    pub bytes_max: Option<u64>,
+    /// The most entries. Default: no limit.
+    pub entries_max: Option<u64>,
+    /// How long the host with the sources is dialled again once connections are lost; zero: not at all.
+    pub timeout: Timeout,
+    /// How long one session waits in the queue of a busy host.
+    pub busy_timeout: Timeout,
+    /// The observer of what happens in a session.
+    pub observer: Arc<dyn Observer>,
+}
+
+/// A copy that has come to its end.
+#[derive(Clone, Debug)]
+pub struct Copied {
+    /// The account of the host that has sent.
+    pub summary: Summary,
+    /// What the host with the target has signed; `None` for a dry run.
+    pub receipt: Option<Receipt>,
+}
+
+/// The state of one copy over all of its sessions.
+#[derive(Debug)]
+struct CopyRun {
+    started: Instant,
+    patience: Duration,
+    /// The target's key, once it has been reached.
+    key: Option<Fingerprint>,
+    was_up: bool,
+    heard: u64,
+    told: bool,
+}
+
+/// The longest wait for the answer to an order for a grant.
+const GRANT_TIMEOUT: Duration = Duration::from_secs(60);
+
+impl fmt::Debug for RemoteCopy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("RemoteCopy");
+        shown.field("source", &self.source).field("target", &self.target).finish_non_exhaustive()
+    }
+}
+
+impl RemoteCopy<'_> {
+    /// Orders the copy and listens until it has ended, `stop` resolves, or there has been no connection for too long.
+    /// A copy that has begun goes on in the latter two cases.
+    ///
+    /// # Errors
+    /// A host cannot be reached or refuses, or the copy came to no good end. Files that failed are no such error: the
+    /// summary counts them.
+    pub async fn copy(&self, started: Instant, stop: impl Future<Output = ()>) -> Result<Copied, PushError> {
+        let patience = Duration::ZERO;
+        let run = CopyRun { started, patience, key: None, was_up: false, heard: 0, told: false };
+        let Self { source: connector, timeout, busy_timeout, .. } = *self;
+        Retrying { connector, timeout, busy_timeout }.run(&mut CopySessions { of: self, run }, stop).await
+    }
+
+    async fn session(
+        &self,
+        run: &mut CopyRun,
+        until: Option<Instant>,
+        mut stop: Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<Copied, PushError> {
+        let (id, dialler, reader) = tokio::select! {
+            ordered = self.order(run) => ordered?,
+            () = moment(until) => return Err(PullError::Silent.into()),
+            () = &mut stop => return Err(PullError::Interrupted.into()),
+        };
+        let heard = tokio::select! {
+            heard = self.listen(run, reader) => heard,
+            () = &mut stop => Err(PullError::Interrupted),
+        };
+        dialler.close().await;
+        Ok(self.finish(run, id, heard?)?)
+    }
+
+    /// Has the copy begin, or finds it under way.
+    async fn order(&self, run: &mut CopyRun) -> Result<([u8; 16], ChannelDialler, ControlReader), PushError> {
+        if run.key.is_none() {
+            // First of all, since somebody may have to be asked for its key.
+            let (channel, dialler) = self.target.connect_control().await?;
+            run.key = Some(channel.peer());
+            dialler.close().await;
+        }
+        let (channel, dialler) = self.source.connect_control().await?;
+        let source = channel.peer();
+        let order = ToSource::Copy(Box::new(self.order.clone()));
+        let listener = self.source.listener;
+        let asking = say(control_pair(channel), order, self.list.clone(), run.patience, &*self.observer);
+        let Asked { reader, mut writer, answer } = asking.await?;
+        let id = match answer {
+            ToSender::Copy(CopyState::Follows { id }) => {
+                if id != self.order.id {
+                    self.check_that_it_runs(id).await?;
+                }
+                id
+            }
+            ToSender::Copy(CopyState::Ready) => {
+                let Granted { token, .. } = self.grant(run, source).await?;
+                let key = run.key.map_or([0; 32], |key| key.0);
+                let begin = ToSource::Begin(Begin { grant: token, key });
+                writer.send(&encode_message(&begin)).await.map_err(PullError::from)?;
+                self.order.id
+            }
+            _ => return Err(PullError::from(WireError::OutOfOrder { what: "the answer to an order" }).into()),
+        };
+        run.was_up = true;
+        listener.hear(&Notice::SessionBegins);
+        if !std::mem::replace(&mut run.told, true) {
+            listener.hear(&Notice::CopyRuns { id: &id_text(&id), remote: self.source.remote });
+        }
+        Ok((id, dialler, reader))
+    }
+
+    /// Makes sure that a copy runs which this command has not begun: else the host that sends could show the receipt of
+    /// one that has ended long ago.
+    async fn check_that_it_runs(&self, id: [u8; 16]) -> Result<(), PushError> {
+        let (_, result) = copy_result(&self.target, id, After::GoesOn, &*self.observer).await?;
+        match result {
+            CopyResult::Runs => Ok(()),
+            // it may have ended just now: the order is given again
+            _ => Err(PullError::Control(zmove_transport::ControlError::Closed).into()),
+        }
+    }
+
+    /// Has the host with the target let the host with the key `source` send this copy.
+    async fn grant(&self, run: &mut CopyRun, source: Fingerprint) -> Result<Granted, PushError> {
+        let (channel, dialler) = self.target.connect_control().await?;
+        run.key = Some(channel.peer());
+        let CopyOrder { id, fetch, .. } = &self.order;
+        // the names of a list are not looked at: it may be long
+        let sources: Vec<SourcePath> = if fetch.list.is_some() { Vec::new() } else { fetch.sources.clone() };
+        let order = GrantOrder {
+            id: *id,
+            source: source.0,
+            open: fetch.open.clone(),
+            extensions: fetch.extensions.clone(),
+            sources,
+            bytes_max: self.bytes_max,
+            entries_max: self.entries_max,
+        };
+        let order = ToSource::Grant(Box::new(order));
+        let asking = say(control_pair(channel), order, None, run.patience, &*self.observer);
+        let asked = tokio::time::timeout(GRANT_TIMEOUT.max(run.patience), asking).await;
+        let answer = asked.unwrap_or(Err(PullError::Silent)).map_err(of_target)?.answer;
+        dialler.close().await;
+        match answer {
+            ToSender::Granted(granted) => Ok(granted),
+            _ => Err(PullError::from(WireError::OutOfOrder { what: "the answer to an order" }).into()),
+        }
+    }
+
+    /// Hears what the host that sends tells, to the end of the copy.
+    async fn listen(&self, run: &mut CopyRun, mut reader: ControlReader) -> Result<Heard, PullError> {
+        let (more, _never) = mpsc::unbounded_channel();
+        let relayed = Relayed::new(Arc::clone(&self.observer), (None, more), run.started.elapsed());
+        let mut restarts = 0;
+        while let Some(bytes) = reader.receive().await? {
+            run.heard += 1;
+            relayed.take(&bytes)?;
+            if std::mem::replace(&mut restarts, relayed.restarts()) < restarts {
+                self.source.listener.hear(&Notice::SessionBegins);
+            }
+        }
+        Ok(relayed.end(None).1)
+    }
+
+    fn finish(&self, run: &CopyRun, id: [u8; 16], heard: Heard) -> Result<Copied, PullError> {
+        let Heard { account, broken, receipt, restarts, first_byte, .. } = heard;
+        let Some(account) = account else {
+            return Err(match broken {
+                // The host may come back, and finds where it was.
+                Some(refusal) if refusal.code == RefusalCode::Stopping => PullError::Refused(refusal),
+                Some(refusal) => PullError::Ended(refusal),
+                None => zmove_transport::ControlError::Closed.into(),
+            });
+        };
+        let moves = self.order.fetch.open.purpose == Purpose::Move;
+        let receipt = match receipt {
+            Some(signed) => Some(checked(&signed, id, run.key).ok_or(PullError::Receipt)?),
+            None if moves => return Err(PullError::Receipt),
+            None => None,
+        };
+        let elapsed = run.started.elapsed();
+        let summary = Summary { elapsed, reconnects: restarts, first_byte, ..Summary::from(account) };
+        Ok(Copied { summary, receipt })
+    }
+}
+
+/// An error in the conversation with the host that has the target: it is not taken for one of the other.
+fn of_target(error: PullError) -> PullError {
+    match error {
+        PullError::Refused(Refusal { code, text }) => {
+            PullError::Ended(Refusal { code, text: format!("receiver: {text}") })
+        }
+        error => error,
+    }
+}
+
+/// Says something to a daemon, and waits for its answer.
+async fn say(
+    control: (ControlReader, ControlWriter),
+    wanted: ToSource,
+    list: Option<Arc<[u8]>>,
+    patience: Duration,
+    observer: &dyn Observer,
+) -> Result<Asked, PullError> {
+    let transfer = fresh_transfer().map_err(|source| PullError::Control(source.into()))?;
+    ask(control, (transfer, Cipher::Tls), wanted, list, patience, observer).await
+}
+
+/// The receipt for the copy `id`, if `key` has signed it.
+fn checked(signed: &SignedReceipt, id: [u8; 16], key: Option<Fingerprint>) -> Option<Receipt> {
+    let (signer, receipt) = read_receipt(signed)?;
+    (Some(signer) == key && receipt.id == id).then_some(receipt)
+}
+
+/// What a receipt says, and whose it is; `None` where the signature is not right.
+#[must_use]
+pub fn read_receipt(
+    SignedReceipt { receipt, certificate, signature }: &SignedReceipt,
+) -> Option<(Fingerprint, Receipt)> {
+    let signed = Signed { certificate: certificate.clone(), signature: signature.clone() };
+    let signer = signed.signer_of(receipt)?;
+    Some((signer, decode_message(receipt).ok()?))
+}
+
+/// An id of a copy as it is written.
+#[must_use]
+pub fn id_text(id: &[u8; 16]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What a copy that is asked about does after that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// The copy goes on, if it runs.
+    GoesOn,
+    /// The copy ends.
+    Stops,
+}
+
+/// The answer to the question what has become of a copy, with the key of the host that has answered.
+///
+/// # Errors
+/// The host cannot be reached, or does not know the copy.
+pub async fn copy_result(
+    connector: &Connector<'_>,
+    id: [u8; 16],
+    after: After,
+    observer: &dyn Observer,
+) -> Result<(Fingerprint, CopyResult), PushError> {
+    let (channel, dialler) = connector.connect_control().await?;
+    let key = channel.peer();
+    let wanted = ToSource::Result { id, stop: after == After::Stops };
+    let answer = say(control_pair(channel), wanted, None, Duration::ZERO, observer).await?.answer;
+    dialler.close().await;
+    match answer {
+        ToSender::Result(result) => Ok((key, result)),
+        _ => Err(PullError::from(WireError::OutOfOrder { what: "the answer to a question" }).into()),
+    }
+}
+
+/// The sessions of one copy.
+struct CopySessions<'a, 'b> {
+    of: &'a RemoteCopy<'b>,
+    run: CopyRun,
+}
+
+impl Sessions for CopySessions<'_, '_> {
+    type Done = Copied;
+
+    async fn session<S: Future<Output = ()>>(
+        &mut self,
+        until: Option<Instant>,
+        stop: Pin<&mut S>,
+    ) -> Result<Copied, PushError> {
+        self.of.session(&mut self.run, until, stop).await
+    }
+
+    fn was_up(&self) -> bool {
+        self.run.was_up
+    }
+
+    fn answered(&self) -> u64 {
+        self.run.heard
+    }
+
+    fn wait_for(&mut self, patience: Duration) {
+        self.run.patience = patience;
+    }
+
+    fn interrupted() -> PushError {
+        PullError::Interrupted.into()
+    }
+}

@@ -1,0 +1,219 @@
+//! Transfers that are opened by a grant: the right is that of somebody else than the sender, and holds for so many
+//! bytes and entries.
+//!
+//! **Invariant:** what is over the limits is refused before it is stored. What comes again, since it was damaged or
+//! lost on its way, counts once.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+
+use zmove_types::{Lock, RateLimit};
+use zmove_wire::{EntryFault, GrantToken, Open, Refusal, SignedReceipt, WireError};
+
+use crate::store::rules::{Owning, SetIds};
+use crate::store::target::WriteAccess;
+use crate::top_names::TopNames;
+
+/// The grants that the peer of one session may use.
+pub trait Grants: fmt::Debug + Send + Sync {
+    /// Takes up the grant that an opening names. May block on files.
+    ///
+    /// # Errors
+    /// There is none, or it is not for this peer, this opening or this time.
+    fn take_up(&self, token: &GrantToken, open: &Open) -> Result<TakenUp, Refusal>;
+
+    /// What this side signs of a session that has come to its good end with so many files and faults. May block on
+    /// files.
+    fn receipt(&self, files: u64, faults: u64) -> Option<SignedReceipt>;
+
+    /// Notes what a session has stored that has ended in any way, with so many files. May block on files.
+    fn ended(&self, files: u64);
+}
+
+/// A grant that was taken up: what a session by it may do.
+#[derive(Clone, Debug)]
+pub struct TakenUp {
+    /// Where the session may write.
+    pub access: WriteAccess,
+    /// Whether files keep their setuid and setgid bits.
+    pub set_ids: SetIds,
+    /// Whether entries may get owners.
+    pub owning: Owning,
+    /// The owner of the journals.
+    pub owner: String,
+    /// The rate that the sender is told to keep.
+    pub rate_max: Option<RateLimit>,
+    /// The names that may come to the top of the target.
+    pub top_names: TopNames,
+    /// What may still be stored.
+    pub allowance: std::sync::Arc<Allowance>,
+}
+
+/// So many bytes and entries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// Bytes of contents.
+    pub bytes: u64,
+    /// Entries.
+    pub entries: u64,
+}
+
+/// What the sessions by one grant may store, and have stored.
+#[derive(Debug)]
+pub struct Allowance {
+    most: Amount,
+    book: Lock<Book>,
+}
+
+#[derive(Debug)]
+struct Book {
+    stored: Amount,
+    /// What has come and is not stored yet, by item or large file, and in all.
+    coming: HashMap<Coming, Taken>,
+    sum: Amount,
+}
+
+/// Something that has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Coming {
+    Item(u64),
+    File(u64),
+}
+
+/// What has come with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// The bytes of each entry.
+    Batch(Box<[u32]>),
+    /// The bytes of a group.
+    Group(u64),
+    /// A large file, whose bytes come in groups.
+    File,
+}
+
+/// What has become of something that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate<'a> {
+    Stored,
+    /// A batch is stored but for the entries of these faults, such as files that were guessed and are there already.
+    StoredBut(&'a [EntryFault]),
+    Dropped,
+}
+
+impl Taken {
+    fn amount(&self) -> Amount {
+        match self {
+            Self::Batch(bytes) => {
+                let sum = bytes.iter().map(|bytes| u64::from(*bytes)).sum();
+                Amount { bytes: sum, entries: bytes.len() as u64 }
+            }
+            Self::Group(bytes) => Amount { bytes: *bytes, entries: 0 },
+            Self::File => Amount { bytes: 0, entries: 1 },
+        }
+    }
+
+    /// What of it has been stored.
+    fn stored(mut self, fate: Fate<'_>) -> Amount {
+        let faults = match fate {
+            Fate::Dropped => return Amount::default(),
+            Fate::Stored => &[],
+            Fate::StoredBut(faults) => faults,
+        };
+        let all = self.amount();
+        let Self::Batch(bytes) = &mut self else { return all };
+        let failed: BTreeSet<_> = faults.iter().map(|fault| fault.entry as usize).collect();
+        let failed: Box<[u32]> = failed.iter().filter_map(|entry| bytes.get(*entry).copied()).collect();
+        all.without(Self::Batch(failed).amount())
+    }
+}
+
+impl Allowance {
+    /// An allowance for `most` in all, of which so much has been `stored` before.
+    #[must_use]
+    pub fn new(most: Amount, stored: Amount) -> Self {
+        let book = Book { stored, coming: HashMap::new(), sum: Amount::default() };
+        Self { most, book: Lock::new(book) }
+    }
+
+    /// What has been stored by now.
+    #[must_use]
+    pub fn stored(&self) -> Amount {
+        self.book.lock().stored
+    }
+
+    /// Notes what has come, unless it is too much.
+    pub(crate) fn take(&self, what: Coming, taken: Taken) -> Result<(), WireError> {
+        let mut book = self.book.lock();
+        let Amount { bytes, entries } = book.stored.with(book.sum).with(taken.amount());
+        let over = |what, value, limit| WireError::OverLimit { what, value, limit };
+        if bytes > self.most.bytes {
+            return Err(over("number of bytes of this copy", bytes, self.most.bytes));
+        }
+        if entries > self.most.entries {
+            return Err(over("number of entries of this copy", entries, self.most.entries));
+        }
+        book.sum = book.sum.with(taken.amount());
+        if let Some(before) = book.coming.insert(what, taken) {
+            book.sum = book.sum.without(before.amount());
+        }
+        Ok(())
+    }
+
+    /// Notes what has become of something; what is not stored comes again, if at all.
+    pub(crate) fn settle(&self, what: Coming, fate: Fate<'_>) {
+        let mut book = self.book.lock();
+        let Some(taken) = book.coming.remove(&what) else { return };
+        book.sum = book.sum.without(taken.amount());
+        book.stored = book.stored.with(taken.stored(fate));
+    }
+}
+
+impl Amount {
+    fn with(self, other: Self) -> Self {
+        let Self { bytes, entries } = self;
+        Self { bytes: bytes.saturating_add(other.bytes), entries: entries.saturating_add(other.entries) }
+    }
+
+    fn without(self, other: Self) -> Self {
+        let Self { bytes, entries } = self;
+        Self { bytes: bytes.saturating_sub(other.bytes), entries: entries.saturating_sub(other.entries) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_wire::{FaultCode, Operation};
+
+    fn batch(bytes: &[u32]) -> Taken {
+        Taken::Batch(bytes.into())
+    }
+
+    #[test]
+    fn what_comes_again_counts_once_and_what_is_too_much_is_refused() {
+        let before = Amount { bytes: 1, entries: 1 };
+        let allowance = Allowance::new(Amount { bytes: 10, entries: 3 }, before);
+        allowance.take(Coming::Item(1), batch(&[6])).unwrap();
+        let error = WireError::OverLimit { what: "number of bytes of this copy", value: 11, limit: 10 };
+        assert_eq!(allowance.take(Coming::Item(2), batch(&[4])), Err(error));
+        allowance.settle(Coming::Item(1), Fate::Dropped);
+        allowance.take(Coming::Item(2), batch(&[6])).unwrap();
+        assert_eq!(allowance.stored(), before);
+        allowance.settle(Coming::Item(2), Fate::Stored);
+        allowance.settle(Coming::Item(2), Fate::Stored);
+        assert_eq!(allowance.stored(), Amount { bytes: 7, entries: 2 });
+        allowance.take(Coming::File(2), Taken::File).unwrap();
+        allowance.take(Coming::Item(3), Taken::Group(3)).unwrap();
+        let error = WireError::OverLimit { what: "number of entries of this copy", value: 4, limit: 3 };
+        assert_eq!(allowance.take(Coming::File(3), Taken::File), Err(error));
+    }
+
+    #[test]
+    fn entries_that_were_not_stored_do_not_count() {
+        let allowance = Allowance::new(Amount { bytes: 10, entries: 3 }, Amount::default());
+        allowance.take(Coming::Item(1), batch(&[1, 2, 4])).unwrap();
+        let fault = |entry| EntryFault { entry, operation: Operation::Rename, code: FaultCode::AlreadyThere };
+        allowance.settle(Coming::Item(1), Fate::StoredBut(&[fault(1), fault(1), fault(9)]));
+        assert_eq!(allowance.stored(), Amount { bytes: 5, entries: 2 });
+    }
+}

@@ -1,0 +1,136 @@
+//! Copies that outlive what they began with: the client, a connection, a daemon.
+
+use std::process::Child;
+
+use super::{LARGE_BYTES, World, again, id_in};
+use crate::breakage::{interrupt, kill};
+use crate::command::finish;
+use crate::pull::assert_counts;
+use crate::tree::{assert_same, paint};
+
+/// Kills the client; returns the id of its copy.
+fn leave(mut client: Child) -> String {
+    client.kill().unwrap();
+    let output = client.wait_with_output().unwrap();
+    id_in(&String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn a_copy_ends_without_its_client_and_both_hosts_have_the_result() {
+    let mut world = World::new();
+    let id = leave(world.under_way(&[]));
+    world.result(&[], &id, &world.sender).expect(0);
+    world.sender.wait_for_log("copied for tester");
+    assert_same(&world.site.source(), &world.site.target());
+    let check = |world: &World| {
+        let receipt = format!("1 files, {} received into '', 0 faults", zmove_types::ByteCount(LARGE_BYTES));
+        let sent = world.result(&[], &id, &world.sender).expect(0).stdout;
+        let signed = format!("signed by {}: {receipt}", world.receiver.address);
+        assert!(sent.contains("0 failed") && sent.contains(&signed), "{sent}");
+        assert_eq!(world.result(&[], &id, &world.receiver).expect(0).stdout, format!("{receipt}\n"));
+    };
+    check(&world);
+    // and still after both have been started again
+    world.sender.kill();
+    world.receiver.kill();
+    world.sender = again("sender", &world, &world.sender);
+    world.receiver = again("server", &world, &world.receiver);
+    check(&world);
+    let other = id.replace(|c: char| c.is_ascii_digit(), "0").replace('a', "b");
+    world.result(&[], &other, &world.sender).expect(3).says(&["no copy of this key and id is known here"]);
+}
+
+#[test]
+fn another_key_is_not_told_the_result() {
+    let world = World::new();
+    paint(world.site.source().join("f"), 10);
+    let id = id_in(&world.copy(&[], &[""], "").expect(0).stderr);
+    for (home, daemon) in [("sender", &world.sender), ("server", &world.receiver)] {
+        let stranger = zmove_transport::Identity::load_or_create(&world.site.path("stranger")).unwrap();
+        let grant = zmove_transport::Grant::new(
+            stranger.fingerprint(),
+            "stranger",
+            vec![world.site.target().canonicalize().unwrap()],
+            zmove_transport::Access::ReadWrite,
+        );
+        zmove_transport::AuthorizedKeys::allow(&world.site.path(home), grant).unwrap();
+        let mut known = zmove_transport::KnownHosts::open(&world.site.path("stranger")).unwrap();
+        known.pin("127.0.0.1", daemon.address.port(), daemon.fingerprint).unwrap();
+        let mut ask = world.site.zmove(&["result", &id, &daemon.address.to_string()]);
+        ask.0.env("ZMOVE_HOME", world.site.path("stranger"));
+        ask.outcome().expect(3).says(&["no copy of this key and id is known here"]).lines(1);
+    }
+}
+
+#[test]
+fn the_same_command_listens_to_the_copy_that_runs() {
+    let world = World::new();
+    kill(world.under_way(&[]));
+    let options = [&["--json"], &super::SLOWLY[..]].concat();
+    let summary = world.copy(&options, &[""], "").expect(0).summary();
+    assert_counts(&summary, &[("files", 1), ("bytes", LARGE_BYTES), ("bytes_resumed", 0)]);
+    assert_same(&world.site.source(), &world.site.target());
+    assert_eq!(world.sender.count_logged("copied for tester"), 1);
+    assert_eq!(world.receiver.count_logged("received from"), 1);
+}
+
+#[test]
+fn a_client_that_is_interrupted_leaves_the_copy_to_itself() {
+    let world = World::new();
+    interrupt(world.under_way(&[])).expect(20).says(&["zmove result "]);
+    world.sender.wait_for_log("copied for tester");
+    assert_same(&world.site.source(), &world.site.target());
+}
+
+#[test]
+fn a_copy_is_stopped_by_its_client_s_word() {
+    let world = World::new();
+    let id = leave(world.under_way(&[]));
+    let told = world.result(&["--stop"], &id, &world.sender).expect(0).stdout;
+    assert!(told.contains("is told to end"), "{told}");
+    world.sender.wait_for_log("broken off");
+    world.receiver.wait_for_log("broken off");
+    world.result(&["--json"], &id, &world.sender).expect(12);
+}
+
+#[test]
+fn a_copy_goes_on_when_the_receiver_is_killed_and_comes_back() {
+    let mut world = World::new();
+    for number in 0..50 {
+        paint(world.site.source().join(format!("small/{number}")), 1_000);
+    }
+    let client = world.under_way(&[]);
+    world.receiver.kill();
+    world.receiver = again("server", &world, &world.receiver);
+    let outcome =
+        finish(client).expect(0).says(&["sender: connection to ", "lost: ", "reconnecting for up to"]);
+    assert_counts(&outcome.summary(), &[("reconnects", 1), ("files", 51), ("failed", 0), ("skipped", 0)]);
+    assert_same(&world.site.source(), &world.site.target());
+}
+
+#[test]
+fn a_copy_whose_sender_is_killed_goes_on_when_that_is_back() {
+    let mut world = World::new();
+    let client = world.under_way(&[]);
+    world.sender.kill();
+    world.receiver.wait_for_log("broken off by the grant of tester");
+    world.sender = again("sender", &world, &world.sender);
+    let summary = finish(client).expect(0).summary();
+    let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| summary[key].as_u64().unwrap());
+    assert!(resumed > 0 && moved + resumed == LARGE_BYTES, "{summary}");
+    assert_same(&world.site.source(), &world.site.target());
+}
+
+#[test]
+fn the_same_command_goes_on_where_a_killed_sender_was() {
+    let mut world = World::new();
+    let client = world.under_way(&[]);
+    kill(client);
+    world.sender.kill();
+    world.receiver.wait_for_log("broken off by the grant of tester");
+    world.sender = again("sender", &world, &world.sender);
+    let summary = world.copied(&[], &[""]);
+    let [moved, resumed] = ["bytes", "bytes_resumed"].map(|key| summary[key].as_u64().unwrap());
+    assert!(resumed > 0 && moved + resumed == LARGE_BYTES, "{summary}");
+    assert_same(&world.site.source(), &world.site.target());
+}
