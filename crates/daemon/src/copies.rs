@@ -141,33 +141,21 @@ impl Copies {
     /// It cannot be written; it is kept until this process ends.
     pub(crate) fn keep(&self, client: Fingerprint, id: [u8; 16], result: EndedCopy) -> io::Result<()> {
         let kept = KeptResult { client: client.0, id, ended: now(), result };
-        let mut results = self.results.lock();
-        self.prune(&mut results, client);
-        results.insert((client, id), kept.clone());
-        self.store.write(&result_name(&(client, id)), &kept)
-    }
-
-    /// Drops results that are too old, and those of `client`, or of anybody, that are too many.
-    fn prune(&self, results: &mut HashMap<CopyKey, KeptResult>, client: Fingerprint) {
-        let oldest = now().saturating_sub(KEPT_FOR.as_secs());
-        let mut gone: Vec<_> =
-            results.iter().filter(|(_, kept)| kept.ended < oldest).map(|(key, _)| *key).collect();
-        for (whose, most) in [(Some(client), RESULTS_PER_KEY_MAX), (None, RESULTS_MAX)] {
-            let mut of: Vec<_> = results
-                .iter()
-                .filter(|(key, _)| whose.is_none_or(|client| key.0 == client) && !gone.contains(key))
-                .map(|(key, kept)| (kept.ended, *key))
-                .collect();
-            of.sort_unstable_by_key(|(ended, key)| (*ended, key.1));
-            let over = (of.len() + 1).saturating_sub(most);
-            gone.extend(of.into_iter().take(over).map(|(_, key)| key));
-        }
+        let gone = {
+            let mut results = self.results.lock();
+            let gone = prune(&mut results, client);
+            results.insert((client, id), kept);
+            gone
+        };
         for key in gone {
-            results.remove(&key);
-            self.store.remove(&result_name(&key));
+            self.write(&key)?;
         }
+        self.write(&(client, id))
     }
 
+    fn write(&self, key: &CopyKey) -> io::Result<()> {
+        self.store.update(&result_name(key), || self.results.lock().get(key).cloned())
+    }
     /// The result of a copy that this daemon has sent.
     pub(crate) fn ended(&self, client: Fingerprint, id: [u8; 16]) -> Option<EndedCopy> {
         let oldest = now().saturating_sub(KEPT_FOR.as_secs());
@@ -189,6 +177,27 @@ impl Copies {
         }
         if stop { self.grants.revoke(client, id) } else { self.grants.result(client, id) }
     }
+}
+
+/// Drops results that are too old, and those of `client`, or of anybody, that are too many; returns which.
+fn prune(results: &mut HashMap<CopyKey, KeptResult>, client: Fingerprint) -> Vec<CopyKey> {
+    let oldest = now().saturating_sub(KEPT_FOR.as_secs());
+    let mut gone: Vec<_> =
+        results.iter().filter(|(_, kept)| kept.ended < oldest).map(|(key, _)| *key).collect();
+    for (whose, most) in [(Some(client), RESULTS_PER_KEY_MAX), (None, RESULTS_MAX)] {
+        let mut of: Vec<_> = results
+            .iter()
+            .filter(|(key, _)| whose.is_none_or(|client| key.0 == client) && !gone.contains(key))
+            .map(|(key, kept)| (kept.ended, *key))
+            .collect();
+        of.sort_unstable_by_key(|(ended, key)| (*ended, key.1));
+        let over = (of.len() + 1).saturating_sub(most);
+        gone.extend(of.into_iter().take(over).map(|(_, key)| key));
+    }
+    for key in &gone {
+        results.remove(key);
+    }
+    gone
 }
 
 fn result_name((client, id): &CopyKey) -> String {

@@ -75,6 +75,8 @@ const END_WITHIN: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 const ASK_AGAIN_WITHIN: Duration = Duration::from_secs(10 * 60);
 /// The most grants of one key, those included that have ended and of which the receipt is kept.
 const GRANTS_PER_KEY_MAX: usize = 64;
+/// The longest order for a grant that is kept, in bytes: all those of one key stay below 8 MiB.
+const ORDER_BYTES_MAX: usize = 128 << 10;
 /// The most grants in all.
 const GRANTS_MAX: usize = 4096;
 
@@ -85,12 +87,15 @@ impl Kept {
         not_begun || ended || now >= self.end_by
     }
 
-    fn is_forgotten(&self, now: u64) -> bool {
-        self.is_over(now) && self.ended.is_none_or(|ended| now >= ended + KEPT_FOR.as_secs())
+    /// What may still be stored by it.
+    fn allowance(&self) -> Allowance {
+        let GrantOrder { bytes_max, entries_max, .. } = self.order;
+        let most = Amount { bytes: bytes_max.unwrap_or(u64::MAX), entries: entries_max.unwrap_or(u64::MAX) };
+        Allowance::new(most, Amount { bytes: self.bytes, entries: self.entries })
     }
 
-    fn file_name(&self) -> String {
-        hex(&self.token)
+    fn is_forgotten(&self, now: u64) -> bool {
+        self.is_over(now) && self.ended.is_none_or(|ended| now >= ended + KEPT_FOR.as_secs())
     }
 }
 
@@ -127,6 +132,10 @@ impl GrantBook {
         if open.purpose == Purpose::Probe || open.grant.is_some() || open.verify {
             return Err(protocol(WireError::OutOfOrder { what: "a grant for that" }));
         }
+        if encode_message(&order).len() > ORDER_BYTES_MAX {
+            let text = format!("an order of more than {ORDER_BYTES_MAX} bytes: name fewer sources");
+            return Err(Refusal { code: RefusalCode::Denied, text });
+        }
         let random = || fresh_transfer().map_err(|error| failed(&error));
         let token = [random()?.0, random()?.0].concat().try_into().expect("twice 16 bytes");
         let now = now();
@@ -146,34 +155,23 @@ impl GrantBook {
             entries: 0,
             receipt: None,
         };
-        let mut grants = self.grants.lock();
-        self.make_room(&mut grants, claim.key, now)?;
-        self.store.write(&kept.file_name(), &kept).map_err(|error| failed(&error))?;
-        grants.insert(token, kept);
+        let gone = {
+            let mut grants = self.grants.lock();
+            let gone = make_room(&mut grants, claim.key, now)?;
+            grants.insert(token, kept);
+            gone
+        };
+        let written = gone.iter().chain([&token]).try_for_each(|token| self.write(token));
+        written.map_err(|error| {
+            self.grants.lock().remove(&token);
+            failed(&error)
+        })?;
         Ok(Granted { token, begin_secs: BEGIN_WITHIN.as_secs() })
     }
 
-    /// Drops what is forgotten, and of a client with many grants the oldest receipt.
-    fn make_room(
-        &self,
-        grants: &mut HashMap<GrantToken, Kept>,
-        client: Fingerprint,
-        now: u64,
-    ) -> Result<(), Refusal> {
-        let mut gone: Vec<_> =
-            grants.values().filter(|kept| kept.is_forgotten(now)).map(|kept| kept.token).collect();
-        let of_client = grants.values().filter(|kept| kept.client == client.0 && !gone.contains(&kept.token));
-        let count = of_client.clone().count();
-        if count >= GRANTS_PER_KEY_MAX {
-            let oldest = of_client.filter(|kept| kept.is_over(now)).min_by_key(|kept| kept.ended);
-            gone.push(oldest.map(|kept| kept.token).ok_or_else(|| too_many("this key"))?);
-        }
-        for token in gone {
-            if let Some(kept) = grants.remove(&token) {
-                self.store.remove(&kept.file_name());
-            }
-        }
-        if grants.len() >= GRANTS_MAX { Err(too_many("all keys together")) } else { Ok(()) }
+    /// Makes the file of a grant what is known of it.
+    fn write(&self, token: &GrantToken) -> io::Result<()> {
+        self.store.update(&hex(token), || self.grants.lock().get(token).cloned())
     }
 
     /// The clients of grants that the holder of a key may use now, each with its name and limit.
@@ -202,14 +200,17 @@ impl GrantBook {
     /// Ends the grants of a copy of this client: no connection is let in by them any more.
     pub(crate) fn revoke(&self, client: Fingerprint, id: [u8; 16]) -> Option<CopyResult> {
         let told = self.result(client, id);
-        let mut grants = self.grants.lock();
-        grants.retain(|_, kept| {
-            let is_it = kept.client == client.0 && kept.order.id == id && kept.receipt.is_none();
-            if is_it {
-                self.store.remove(&kept.file_name());
-            }
-            !is_it
-        });
+        let is_it = |kept: &Kept| kept.client == client.0 && kept.order.id == id && kept.receipt.is_none();
+        let gone: Vec<_> = {
+            let mut grants = self.grants.lock();
+            let gone = grants.values().filter(|kept| is_it(kept)).map(|kept| kept.token).collect();
+            grants.retain(|_, kept| !is_it(kept));
+            gone
+        };
+        for token in gone {
+            // only a removal that cannot fail
+            let _removed = self.write(&token);
+        }
         told
     }
 
@@ -228,43 +229,40 @@ impl GrantBook {
         let authorized = current_rights(&kept, authorizer)?;
         check_opening(&kept.order, open)?;
         let top_names = names_of(&kept.order, open)?;
-        let mut grants = self.grants.lock();
-        let kept = grants.get_mut(token).ok_or_else(|| denied("the grant has ended"))?;
-        if kept.is_over(now()) {
-            return Err(denied("the grant has ended, or has not begun in time"));
-        }
-        match kept.run {
-            Some(run) if run != open.run => return Err(denied("the grant has been used by another run")),
-            Some(_) => {}
-            None => {
-                let used = Kept { run: Some(open.run), ..kept.clone() };
-                self.store.write(&used.file_name(), &used).map_err(|error| failed(&error))?;
-                *kept = used;
+        let (allowance, first_use) = {
+            let mut grants = self.grants.lock();
+            let kept = grants.get_mut(token).ok_or_else(|| denied("the grant has ended"))?;
+            if kept.is_over(now()) {
+                return Err(denied("the grant has ended, or has not begun in time"));
             }
-        }
-        let most = Amount {
-            bytes: kept.order.bytes_max.unwrap_or(u64::MAX),
-            entries: kept.order.entries_max.unwrap_or(u64::MAX),
+            if kept.run.is_some_and(|run| run != open.run) {
+                return Err(denied("the grant has been used by another run"));
+            }
+            let first_use = kept.run.replace(open.run).is_none();
+            (kept.allowance(), first_use)
         };
-        let stored = Amount { bytes: kept.bytes, entries: kept.entries };
-        let allowance = Arc::new(Allowance::new(most, stored));
-        Ok(authorized.taken_up(top_names, allowance))
+        if first_use && let Err(error) = self.write(token) {
+            if let Some(kept) = self.grants.lock().get_mut(token) {
+                kept.run = None;
+            }
+            return Err(failed(&error));
+        }
+        Ok(authorized.taken_up(top_names, Arc::new(allowance)))
     }
 
     /// Counts what a session has stored. May block on files.
     fn count(&self, token: &GrantToken, stored: Amount, files: u64) {
-        let mut grants = self.grants.lock();
-        let Some(kept) = grants.get_mut(token) else { return };
-        (kept.bytes, kept.entries) = (stored.bytes, stored.entries);
-        kept.files += files;
+        if let Some(kept) = self.grants.lock().get_mut(token) {
+            (kept.bytes, kept.entries) = (stored.bytes, stored.entries);
+            kept.files += files;
+        }
         // Without it, less is counted after a restart than there is.
-        let _best_effort = self.store.write(&kept.file_name(), kept);
+        let _best_effort = self.write(token);
     }
 
     /// Signs what was received, at the end of the run. May block on files.
     fn receipt(&self, token: &GrantToken, stored: Amount, files: u64, faults: u64) -> Option<SignedReceipt> {
-        let mut grants = self.grants.lock();
-        let kept = grants.get_mut(token)?;
+        let kept = self.grants.lock().get(token).cloned()?;
         let receipt = Receipt {
             id: kept.order.id,
             client: kept.client,
@@ -278,12 +276,36 @@ impl GrantBook {
         let receipt = encode_message(&receipt)[4..].to_vec();
         let Signed { certificate, signature } = self.identity.sign(&receipt).ok()?;
         let signed = SignedReceipt { receipt, certificate, signature };
-        let ended = Kept { ended: Some(now()), receipt: Some(signed.clone()), ..kept.clone() };
+        if let Some(kept) = self.grants.lock().get_mut(token) {
+            (kept.ended, kept.receipt) = (Some(now()), Some(signed.clone()));
+        }
         // a receipt that is not kept here is kept by the sender
-        let _best_effort = self.store.write(&ended.file_name(), &ended);
-        *kept = ended;
+        let _best_effort = self.write(token);
         Some(signed)
     }
+}
+
+/// Drops what is forgotten, and of a client with many grants the oldest receipt; returns which.
+fn make_room(
+    grants: &mut HashMap<GrantToken, Kept>,
+    client: Fingerprint,
+    now: u64,
+) -> Result<Vec<GrantToken>, Refusal> {
+    let mut gone: Vec<_> =
+        grants.values().filter(|kept| kept.is_forgotten(now)).map(|kept| kept.token).collect();
+    let of_client = grants.values().filter(|kept| kept.client == client.0 && !gone.contains(&kept.token));
+    let count = of_client.clone().count();
+    if count >= GRANTS_PER_KEY_MAX {
+        let oldest = of_client.filter(|kept| kept.is_over(now)).min_by_key(|kept| kept.ended);
+        gone.push(oldest.map(|kept| kept.token).ok_or_else(|| too_many("this key"))?);
+    }
+    if grants.len() - gone.len() >= GRANTS_MAX {
+        return Err(too_many("all keys together"));
+    }
+    for token in &gone {
+        grants.remove(token);
+    }
+    Ok(gone)
 }
 
 fn too_many(whose: &str) -> Refusal {

@@ -7,26 +7,31 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use zmove_types::Lock;
 use zmove_wire::limits::MESSAGE_BYTES_MAX;
 use zmove_wire::{decode_message, encode_message};
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Store(PathBuf);
+pub(super) struct Store {
+    directory: PathBuf,
+    /// Held while a file is written or removed.
+    writing: Lock<()>,
+}
 
 /// How the names of files begin that are being written.
 const UNFINISHED: &str = ".new-";
 
 impl Store {
     /// The files of a directory, which is made for this user alone when there is something to write.
-    pub(super) const fn new(directory: PathBuf) -> Self {
-        Self(directory)
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self { directory, writing: Lock::default() }
     }
 
     /// All that is there and can be understood.
     pub(super) fn read<T: DeserializeOwned>(&self) -> io::Result<Vec<T>> {
         let mut read = Vec::new();
-        let entries = match fs::read_dir(&self.0) {
+        let entries = match fs::read_dir(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(read),
             entries => entries?,
         };
@@ -43,20 +48,33 @@ impl Store {
         Ok(read)
     }
 
-    /// Writes a file in the place of any that has its name.
-    pub(super) fn write(&self, name: &str, contents: &impl Serialize) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
-        let new = self.0.join(format!("{UNFINISHED}{name}"));
+    /// Writes the file of this name as it is to be, or removes it. `wanted` is asked when no other thread writes, so
+    /// that the file is what was wanted last, although no lock over what is kept in memory is held while the disk works:
+    /// connections are let in by that.
+    pub(super) fn update<T: Serialize>(
+        &self,
+        name: &str,
+        wanted: impl FnOnce() -> Option<T>,
+    ) -> io::Result<()> {
+        let _alone = self.writing.lock();
+        match wanted() {
+            Some(contents) => self.write(name, &contents),
+            None => {
+                // one that cannot be removed is read again after a restart, and is too old then
+                let _best_effort = fs::remove_file(self.directory.join(name));
+                Ok(())
+            }
+        }
+    }
+
+    fn write(&self, name: &str, contents: &impl Serialize) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+        let new = self.directory.join(format!("{UNFINISHED}{name}"));
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
         // a length before it would only repeat the file's
         file.write_all(&encode_message(contents)[4..])?;
         file.sync_all()?;
-        fs::rename(&new, self.0.join(name))?;
-        File::open(&self.0)?.sync_all()
-    }
-
-    /// Removes a file; one that cannot be removed is read again after a restart, and is too old then.
-    pub(super) fn remove(&self, name: &str) {
-        let _best_effort = fs::remove_file(self.0.join(name));
+        fs::rename(&new, self.directory.join(name))?;
+        File::open(&self.directory)?.sync_all()
     }
 }
