@@ -107,6 +107,7 @@ pub async fn run_session(
             Err(refusal) => return connections.refuse(refusal).await,
         }
     }
+    config.top_names = config.top_names.of_shape(&open.shape);
     if let Some(limit) = config.rate_max.filter(|_| keeps_rate) {
         connections.send(&ToSender::RateMax { bytes_per_second: limit.bytes_per_second() }).await?;
     }

@@ -1,5 +1,8 @@
-//! The names that may be written at the top of the target, where this side has asked for certain sources: what else the
-//! sender names is not for it to write, compare, list or remove.
+//! The names that may be written at the top of the target, where this side has asked for certain sources, or where the
+//! sender has announced a single file: what else it names is not for it to write, compare, list or remove.
+//!
+//! A single file may get the name of the target. Paths are then relative to the directory that the target lies in, which
+//! nobody has named: the one file is all that may come there.
 //!
 //! **Invariant:** every path that a sender names is held against these names before anything is looked at or written.
 
@@ -7,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use zmove_types::RelPath;
-use zmove_wire::{Batch, BatchEntry, InquireWith, OfferWith, ToReceiver, WireError};
+use zmove_wire::{Batch, BatchEntry, InquireWith, OfferWith, TargetShape, ToReceiver, WireError};
 
 /// The names that a sender may bring at the top of the target. Default: any, and the target itself.
 #[derive(Clone, Default)]
@@ -16,6 +19,8 @@ pub struct TopNames {
     wanted: Option<Arc<Wanted>>,
     /// Whether the target itself may get the mode and time of a source.
     itself: bool,
+    /// Whether a single file comes: no directory, and nothing in one.
+    single: bool,
 }
 
 /// Whether a name is wanted.
@@ -24,7 +29,17 @@ type Wanted = dyn Fn(&[u8]) -> bool + Send + Sync;
 impl TopNames {
     /// Only names that are `wanted`, and not the target itself.
     pub fn only(wanted: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> Self {
-        Self { wanted: Some(Arc::new(wanted)), itself: false }
+        Self { wanted: Some(Arc::new(wanted)), itself: false, single: false }
+    }
+
+    /// Those of the same names that a sender may bring which has announced this shape.
+    #[must_use]
+    pub(crate) fn of_shape(self, shape: &TargetShape) -> Self {
+        let TargetShape::Single { name } = shape else { return self };
+        let (name, others) = (name.clone(), self.wanted);
+        let is_it =
+            move |top: &[u8]| top == name.as_bytes() && others.as_ref().is_none_or(|asked| asked(top));
+        Self { single: true, ..Self::only(is_it) }
     }
 
     /// The same names, and the target itself.
@@ -42,9 +57,15 @@ impl TopNames {
         let is_wanted = if path.is_root() {
             self.itself
         } else {
-            path.components().next().is_some_and(|top| wanted(top))
+            let mut components = path.components();
+            components.next().is_some_and(|top| wanted(top)) && !(self.single && components.next().is_some())
         };
         if is_wanted { Ok(()) } else { Err(WireError::Unasked) }
+    }
+
+    /// Checks the path of a directory.
+    fn check_directory(&self, path: &RelPath) -> Result<(), WireError> {
+        if self.single { Err(WireError::Unasked) } else { self.check(path) }
     }
 
     fn check_in<'a>(
@@ -54,7 +75,7 @@ impl TopNames {
     ) -> Result<(), WireError> {
         let Some(wanted) = &self.wanted else { return Ok(()) };
         if !directory.is_root() {
-            return self.check(directory);
+            return self.check_directory(directory);
         }
         if names.into_iter().all(|name| wanted(name)) { Ok(()) } else { Err(WireError::Unasked) }
     }
@@ -67,7 +88,8 @@ impl TopNames {
         for group in &batch.groups {
             for entry in &group.entries {
                 match entry {
-                    BatchEntry::Itself(_) => self.check(&group.directory)?,
+                    BatchEntry::Itself(_) => self.check_directory(&group.directory)?,
+                    BatchEntry::Directory(..) if self.single => return Err(WireError::Unasked),
                     BatchEntry::Directory(name, _)
                     | BatchEntry::Symlink(name, ..)
                     | BatchEntry::Retouch(name, _)
@@ -97,7 +119,7 @@ impl TopNames {
             ToReceiver::Inquire(inquiry) | ToReceiver::InquireWith(InquireWith(inquiry)) => {
                 inquiry.groups.iter().try_for_each(|group| {
                     if group.itself.is_some() {
-                        self.check(&group.directory)?;
+                        self.check_directory(&group.directory)?;
                     }
                     self.check_in(&group.directory, group.entries.iter().map(|entry| entry.name.as_bytes()))
                 })
@@ -106,7 +128,10 @@ impl TopNames {
             ToReceiver::Keep(keep) if keep.ranges.iter().any(|range| range.directory.is_root()) => {
                 Err(WireError::Unasked)
             }
-            ToReceiver::Keep(keep) => keep.ranges.iter().try_for_each(|range| self.check(&range.directory)),
+            ToReceiver::Keep(keep) => {
+                keep.ranges.iter().try_for_each(|range| self.check_directory(&range.directory))
+            }
+            ToReceiver::Remove(_) if self.single => Err(WireError::Unasked),
             ToReceiver::Remove(remove) => remove.groups.iter().try_for_each(|group| {
                 self.check_in(&group.directory, group.names.iter().map(|name| name.0.as_bytes()))
             }),
@@ -141,6 +166,39 @@ mod tests {
 
     fn batch(directory: &str, entry: BatchEntry) -> Batch {
         Batch { groups: vec![DirectoryGroup { directory: path(directory), entries: vec![entry] }] }
+    }
+
+    /// A single file may get the name of the target, and paths are then relative to the directory around it.
+    #[test]
+    fn of_a_single_file_nothing_comes_beside_it() {
+        let shape = TargetShape::Single { name: name("asked") };
+        let range = KeptRange { directory: path("asked"), after: None, names: Vec::new(), open: true };
+        let groups = vec![RemoveGroup { directory: path(""), names: vec![ListedName(name("asked"))] }];
+        let messages = [
+            ToReceiver::Keep(Keep { keep: 0, ranges: vec![range] }),
+            ToReceiver::Remove(Remove { remove: 0, groups }),
+        ];
+        let retouched = |text: &str| BatchEntry::Retouch(name(text), Metadata::default());
+        for names in [TopNames::default(), TopNames::only(|name| name == b"asked").and_itself()] {
+            let single = names.of_shape(&shape);
+            assert!(single.check(&path("asked")).is_ok());
+            assert!(single.check_batch(&batch("", retouched("asked"))).is_ok());
+            for other in ["", "other", "asked/x"] {
+                assert!(single.check(&path(other)).is_err(), "{other:?}");
+            }
+            for batch in [
+                batch("", retouched("other")),
+                batch("asked", retouched("asked")),
+                batch("", BatchEntry::Directory(name("asked"), Metadata::default())),
+                batch("", BatchEntry::Itself(Metadata::default())),
+                batch("asked", BatchEntry::Itself(Metadata::default())),
+            ] {
+                assert!(single.check_batch(&batch).is_err(), "{batch:?}");
+            }
+            assert!(messages.iter().all(|message| single.check_message(message).is_err()));
+        }
+        let elsewhere = TopNames::only(|name| name == b"x").of_shape(&shape);
+        assert!(elsewhere.check(&path("asked")).is_err());
     }
 
     #[test]

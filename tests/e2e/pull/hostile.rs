@@ -1,5 +1,6 @@
 //! A host that sends what was not asked for, and a receiver that asks for too much.
 
+use std::net::SocketAddr;
 use std::sync::mpsc as std_mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -23,13 +24,25 @@ use crate::harness::Site;
 use crate::tree::{names, paint};
 
 /// A host that sends `sources` of the site, by their names at the target, whatever it was asked for.
-fn serve(site: &Site, sources: &[(&str, &str)], claimed: &str) -> (std::net::SocketAddr, Fingerprint) {
+fn serve(site: &Site, sources: &[(&str, &str)], claimed: &str) -> (SocketAddr, Fingerprint) {
+    serve_as(site, sources, directory(claimed))
+}
+
+fn directory(claimed: &str) -> TargetShape {
+    TargetShape::Directory { tops: vec![TopName(name(claimed))] }
+}
+
+fn name(text: &str) -> Name {
+    Name::from_bytes(text.as_bytes()).unwrap()
+}
+
+/// A host that sends `sources` of the site, and says that the target has that `shape`.
+fn serve_as(site: &Site, sources: &[(&str, &str)], shape: TargetShape) -> (SocketAddr, Fingerprint) {
     let identity = Identity::load_or_create(&site.path("server")).unwrap();
     let fingerprint = identity.fingerprint();
     let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
     let roots: Vec<_> =
         sources.iter().map(|(source, prefix)| ScanRoot::new(site.path(source), path(prefix))).collect();
-    let tops = vec![TopName(Name::from_bytes(claimed.as_bytes()).unwrap())];
     let (address_in, address) = std_mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -45,7 +58,7 @@ fn serve(site: &Site, sources: &[(&str, &str)], claimed: &str) -> (std::net::Soc
                 let incoming = listener.accept().await.unwrap();
                 let (listener, lanes_in, lanes) =
                     (Arc::clone(&listener), lanes_in.clone(), Arc::clone(&lanes));
-                let (roots, tops) = (roots.clone(), tops.clone());
+                let (roots, shape) = (roots.clone(), shape.clone());
                 tokio::spawn(async move {
                     let patience = Duration::from_secs(10);
                     let mut channel = listener.handshake_telling(incoming, patience, || ()).await.ok()?;
@@ -56,7 +69,7 @@ fn serve(site: &Site, sources: &[(&str, &str)], claimed: &str) -> (std::net::Soc
                         return lanes_in.send(Ok(channel.into_sink(Cipher::Tls, 8).unwrap())).await.ok();
                     }
                     let lanes = lanes.lock().unwrap().take()?;
-                    send(channel, greeting, lanes, roots, tops).await;
+                    send(channel, greeting, lanes, roots, shape).await;
                     Some(())
                 });
             }
@@ -79,7 +92,7 @@ async fn send(
     greeting: Greeting,
     lanes: mpsc::Receiver<Result<Box<dyn zmove_transport::LaneSink>, zmove_transport::LaneError>>,
     sources: Vec<ScanRoot>,
-    tops: Vec<TopName>,
+    shape: TargetShape,
 ) {
     let (mut reader, mut writer) = control_pair(channel);
     reader.receive().await.unwrap().unwrap();
@@ -87,7 +100,7 @@ async fn send(
     writer.greet(&Greeting::new(Role::Control, transfer)).await.unwrap();
     let fetching = ToSender::Fetching(Fetching { lanes_max: 8 });
     writer.send(&encode_message(&fetching)).await.unwrap();
-    let open = Open { shape: TargetShape::Directory { tops }, ..Open::new(b"/".to_vec(), [0; 16]) };
+    let open = Open { shape, ..Open::new(b"/".to_vec(), [0; 16]) };
     let job = PushJob { sources, open, mirror: None, sources_missing: 0, list: None };
     let mut run = Run::begin(None, Instant::now());
     let push = Push::start(job, SenderConfig::default(), &mut run, Instant::now());
@@ -130,6 +143,31 @@ fn a_host_brings_nothing_that_was_not_asked_for() {
         let allowed = ["good", "there"];
         let found = names(&site.target());
         assert!(found.iter().all(|name| allowed.contains(&name.as_str())), "{sources:?}: {found:?}");
+    }
+}
+
+/// The target is new, and a host that says it sends one file would have its parent for a target.
+#[test]
+fn a_host_that_sends_a_single_file_brings_nothing_beside_the_target() {
+    for (sources, claimed, asked) in [
+        // the contents of a directory, under any names
+        (&[("evil", ".ssh")][..], "any", "good/"),
+        (&[("large", "bashrc")], "any", "good/"),
+        (&[("good/f", "f"), ("evil", ".ssh")], "f", "good/"),
+        // of the name that was asked for, and not the file that is renamed
+        (&[("evil", "good")], "good", "good"),
+        (&[("evil", "bad")], "good", "*"),
+        (&[("large", "bad")], "good", "*"),
+    ] {
+        let site = tempting();
+        std::fs::create_dir(site.path("home")).unwrap();
+        let (address, fingerprint) = serve_as(&site, sources, TargetShape::Single { name: name(claimed) });
+        site.pin(&address, fingerprint);
+        let pull = site.zmove(&["pull", "--timeout", "0", &format!("{address}:{asked}"), "home/new"]);
+        let outcome = pull.outcome();
+        let found = names(&site.path("home"));
+        assert!(found.iter().all(|name| name == "new"), "{sources:?}: {found:?}");
+        outcome.expect(12).says(&["something that was not asked for"]).lines(1);
     }
 }
 
