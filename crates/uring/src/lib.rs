@@ -23,8 +23,10 @@ mod probe;
 mod registered_buffers;
 mod ring;
 mod slot;
+mod xattr_names;
 
 pub use cache::cached_bytes;
 pub use op::Span;
 pub use probe::{Unavailable, probe};
 pub use ring::{Ring, RingConfig};
+pub use xattr_names::list_xattrs_at;

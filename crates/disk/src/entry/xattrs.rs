@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use zmove_types::{Kinds, Name, Xattr};
+use zmove_uring::list_xattrs_at;
 
 /// An entry by a descriptor.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +125,12 @@ fn get(of: impl HasXattrs, name: &CStr) -> rustix::io::Result<Vec<u8>> {
 
 impl HasXattrs for Named<'_> {
     fn list_into(self, buffer: &mut [u8]) -> rustix::io::Result<usize> {
-        rustix::fs::llistxattr(self.path(), buffer)
+        let Self(directory, name) = self;
+        match list_xattrs_at(directory, name.as_os_str(), buffer) {
+            // The path through /proc costs three times as much: 3 µs more for each entry of a scan.
+            Err(Errno::NOSYS | Errno::PERM) => rustix::fs::llistxattr(self.path(), buffer),
+            listed => listed,
+        }
     }
 
     fn get_into(self, name: &CStr, buffer: &mut [u8]) -> rustix::io::Result<usize> {
