@@ -60,7 +60,10 @@ mod tests {
         assert_eq!(room, expected);
         assert!(room[..length].split(|byte| *byte == 0).any(|name| name == b"user.a"));
         let of_link = list("link", &mut room).unwrap();
-        assert!(room[..of_link].split(|byte| *byte == 0).all(|name| name != b"user.a"), "a link was followed");
+        assert!(
+            room[..of_link].split(|byte| *byte == 0).all(|name| name != b"user.a"),
+            "a link was followed"
+        );
         assert_eq!(list("f", &mut [0; 3]), Err(Errno::RANGE));
     }
 }

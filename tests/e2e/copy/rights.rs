@@ -45,7 +45,7 @@ fn say(home: &std::path::Path, daemon: &Daemon, messages: &[ToSource]) -> Vec<Ve
         let mut connection = dialler.dial(PATIENCE).await.unwrap();
         // a daemon that has answered may not yet have forgotten the transfer before
         let number = NEXT_TRANSFER.fetch_add(1, Ordering::Relaxed);
-        let transfer = TransferId(u128::from(number).to_be_bytes());
+        let transfer = TransferId(u128::from(number).to_le_bytes());
         let greeting = Greeting::new(Role::Fetch, transfer).encode();
         connection.write_all(&greeting).await.unwrap();
         let (mut reader, mut writer) = control_pair(connection);
