@@ -1,8 +1,8 @@
 //! The names that may be written at the top of the target, where this side has asked for certain sources, or where the
 //! sender has announced a single file: what else it names is not for it to write, compare, list or remove.
 //!
-//! A single file may get the name of the target. Paths are then relative to the directory that the target lies in, which
-//! nobody has named: the one file is all that may come there.
+//! A single file may get the name of the target. Paths are then relative to the directory that the target lies in,
+//! which nobody has named: the one file is all that may come there.
 //!
 //! **Invariant:** every path that a sender names is held against these names before anything is looked at or written.
 
@@ -32,7 +32,7 @@ impl TopNames {
         Self { wanted: Some(Arc::new(wanted)), itself: false, single: false }
     }
 
-    /// Those of the same names that a sender may bring which has announced this shape.
+    /// The same names, less what a sender may not bring that has announced this shape.
     #[must_use]
     pub(crate) fn of_shape(self, shape: &TargetShape) -> Self {
         let TargetShape::Single { name } = shape else { return self };

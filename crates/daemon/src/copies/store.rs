@@ -49,8 +49,8 @@ impl Store {
     }
 
     /// Writes the file of this name as it is to be, or removes it. `wanted` is asked when no other thread writes, so
-    /// that the file is what was wanted last, although no lock over what is kept in memory is held while the disk works:
-    /// connections are let in by that.
+    /// that the file is what was wanted last, although no lock over what is kept in memory, by which connections are
+    /// let in, is held while the disk works.
     pub(super) fn update<T: Serialize>(
         &self,
         name: &str,

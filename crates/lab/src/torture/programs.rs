@@ -137,7 +137,7 @@ impl Place {
         self.directory.join("started-by-ssh")
     }
 
-    /// Those of them that run.
+    /// The processes that ssh has started and that run.
     fn running_by_ssh(&self) -> Result<Vec<OwnedFd>> {
         let path = self.started_by_ssh();
         if !path.exists() {
