@@ -1,0 +1,208 @@
+//! The opening of a transfer: the target and how it is written, and the receiver's answer.
+
+use serde::{Deserialize, Serialize};
+use zmove_types::{Kinds, Name};
+
+use super::{Extraneous, GrantToken, Keeping, ToReceiver, ToSender, bytes, copy, kept, list, verify};
+use crate::error::WireError;
+use crate::extensions::{Extension, Extensions};
+use crate::version::Version;
+
+/// The order for a transfer: the target and how to write it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Open {
+    /// The target as the user wrote it: absolute, or relative to the identity's first root. At most 4096 bytes.
+    #[serde(with = "bytes")]
+    pub target: Vec<u8>,
+    /// The shape that the target will have.
+    pub shape: TargetShape,
+    /// How existing files are compared.
+    pub compare: Compare,
+    /// When data must be on stable storage.
+    pub durability: Durability,
+    /// Whether large files that have changed are sent as the groups that differ from the old version
+    /// ([`Verdict::Delta`](super::Verdict::Delta)).
+    pub delta: bool,
+    /// The run that the transfer belongs to: the id of the run's first transfer. An earlier transfer of the same run
+    /// and key ends first.
+    pub run: [u8; 16],
+    /// Whether existing entries of the same name are replaced.
+    pub overwrite: Overwrite,
+    /// The purpose of the conversation: a push, a preview or a probe.
+    pub purpose: Purpose,
+    /// Whether entries that are only at the target may be removed.
+    pub extraneous: Extraneous,
+    /// Whether regular files that exist are changed in place instead of replaced.
+    pub inplace: bool,
+    /// What is kept of entries beside their contents. It travels among the extensions of the opening; where
+    /// nothing is said only modes and times are kept.
+    #[serde(skip)]
+    pub keeping: Option<Keeping>,
+    /// Whether a preview compares what the storages hold, and groups of large files by
+    /// [`HashOrder`](super::HashOrder)s. It travels among the extensions of the opening.
+    #[serde(skip)]
+    pub verify: bool,
+    /// The grant by which the transfer is opened, where the right to do so is another's than the sender's. It travels
+    /// among the extensions of the opening.
+    #[serde(skip)]
+    pub grant: Option<GrantToken>,
+}
+
+impl Open {
+    /// The extension by which a sender says that it understands [`ToSender::RateMax`], in no bytes.
+    pub const KEEPS_RATE: u16 = 2;
+    /// The extensions of an opening that are known here.
+    const EXTENSIONS: &'static [u16] = &[kept::KEPT, Self::KEEPS_RATE, verify::VERIFY, copy::GRANT];
+
+    /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
+    #[must_use]
+    pub const fn new(target: Vec<u8>, run: [u8; 16]) -> Self {
+        Self {
+            target,
+            shape: TargetShape::Directory { tops: Vec::new() },
+            compare: Compare::Quick,
+            durability: Durability::None,
+            delta: false,
+            run,
+            overwrite: Overwrite::Differing,
+            purpose: Purpose::Move,
+            extraneous: Extraneous::Stays,
+            inplace: false,
+            keeping: None,
+            verify: false,
+            grant: None,
+        }
+    }
+
+    /// The message for a receiver that speaks `version`.
+    #[must_use]
+    pub fn into_message(self, version: Version) -> ToReceiver {
+        if version < Version::V4 {
+            return ToReceiver::Open(self);
+        }
+        let keeping = self.keeping.map(Keeping::extension);
+        let mut extensions = keeping.into_iter().fold(Extensions::default(), Extensions::with);
+        if self.purpose == Purpose::Move {
+            let bytes = Box::default();
+            extensions = extensions.with(Extension { number: Self::KEEPS_RATE, critical: false, bytes });
+        }
+        if self.verify {
+            extensions = extensions.with(verify::extension());
+        }
+        if let Some(token) = self.grant {
+            extensions = extensions.with(copy::extension(token));
+        }
+        ToReceiver::OpenWith(self, extensions)
+    }
+
+    /// What an opening says with its extensions.
+    ///
+    /// # Errors
+    /// [`WireError`] when one that is critical is not known, or one makes no sense.
+    pub fn with(self, extensions: Extensions) -> Result<Self, WireError> {
+        let extensions = extensions.only(Self::EXTENSIONS, "the opening")?;
+        let verify = extensions.get(verify::VERIFY).is_some();
+        let grant = copy::of_opening(&extensions)?;
+        Ok(Self { keeping: Keeping::of_opening(&extensions)?, verify, grant, ..self })
+    }
+}
+
+/// The shape that the target will have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TargetShape {
+    /// A directory that receives entries.
+    Directory {
+        /// The names at the directory's top that will be written, at most [`TOPS_MAX`](crate::limits::TOPS_MAX); an
+        /// empty list stands for any name.
+        #[serde(deserialize_with = "list::at_most::<{ crate::limits::TOPS_MAX }, _, _>")]
+        tops: Vec<TopName>,
+    },
+    /// One entry: put into the target when that is a directory, else named as the target.
+    Single {
+        /// The entry's name at the source.
+        #[serde(with = "bytes::name")]
+        name: Name,
+    },
+}
+
+/// A name at the top of the target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TopName(#[serde(with = "bytes::name")] pub Name);
+
+/// The way in which a file at the target is compared with its source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Compare {
+    /// Compares size and modification time.
+    #[default]
+    Quick,
+    /// Compares contents.
+    Checksum,
+}
+
+/// The purpose of a conversation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// To move files.
+    #[default]
+    Move,
+    /// To find out what a move would do; nothing at the target is changed.
+    Preview,
+    /// To measure the path, and perhaps the storage; nothing stays at the target. From
+    /// [`Version::V2`](crate::Version) on.
+    Probe,
+}
+
+/// Whether an existing entry of the same name is replaced where it differs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Overwrite {
+    /// Every existing entry that differs is replaced.
+    #[default]
+    Differing,
+    /// Files are replaced unless the existing file has the later modification time.
+    Older,
+    /// Nothing is replaced; only directories get mode and time.
+    Nothing,
+}
+
+/// The promise that a zero exit code makes about the target's storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Durability {
+    /// Nothing is flushed.
+    None,
+    /// Everything is flushed before the end.
+    #[default]
+    End,
+    /// Each file is flushed before it gets its final name.
+    File,
+}
+
+/// The receiver's findings at the target, and its limit for lanes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opened {
+    /// Whether the target holds anything.
+    pub state: TargetState,
+    /// The most lanes that the receiver will take.
+    pub lanes_max: u16,
+    /// The name that a single entry gets, where that is another than its own.
+    pub single_name: Option<TopName>,
+}
+
+impl Opened {
+    /// The message that carries this answer to an opening in which `keeping` was asked for.
+    #[must_use]
+    pub fn into_message(self, keeping: Option<Keeping>) -> ToSender {
+        match keeping {
+            Some(_) => ToSender::OpenedWith(self, Keeping::answer(Kinds::ALL)),
+            None => ToSender::Opened(self),
+        }
+    }
+}
+
+/// Whether files have to be offered before they are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TargetState {
+    /// Nothing is there: every file is needed.
+    Empty,
+    /// Something is there: files must be offered first.
+    Populated,
+}
