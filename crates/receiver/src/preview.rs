@@ -111,7 +111,6 @@ impl Preview {
             tokio::select! {
                 message = self.connections.inbox.recv() => {
                     let BookedMessage { message, held } = message.ok_or(ControlError::Closed)??;
-                    // what a grant lets in was not known yet when the first messages were decoded
                     self.names.check_message(&message)?;
                     match message {
                         ToReceiver::Inquire(inquiry) | ToReceiver::InquireWith(InquireWith(inquiry)) if !announced => {

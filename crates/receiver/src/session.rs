@@ -89,7 +89,7 @@ pub async fn run_session(
     let Session { transfer, version, control: (reader, mut writer), lanes, mut owner, .. } = session;
     let Session { pulse, mut access, run_leases, mut config, .. } = session;
     writer.greet(&Greeting::new(Role::Control, transfer)).await?;
-    let mut connections = Connections { writer, inbox: messages(reader, &config), lanes };
+    let mut connections = Connections { writer, inbox: messages(reader, config.quota.clone()), lanes };
     // what the opening takes counts until it is done with
     let (Opening { open, keeps_rate }, held) = match opening(&mut connections.inbox).await {
         Ok(opening) => opening,
@@ -419,7 +419,8 @@ impl Running {
     }
 
     fn take_message(&mut self, BookedMessage { message, held }: BookedMessage) -> Result<(), SessionError> {
-        // what a grant lets in was not known yet when the first messages were decoded
+        // Here and not where it is decoded: what a grant, or the shape of the target, lets in is only known once the
+        // first messages have been.
         self.transfer.top_names.check_message(&message)?;
         match message {
             ToReceiver::Open(_) | ToReceiver::OpenWith(..) => {

@@ -11,8 +11,7 @@ use zmove_wire::{
     RemoveGroup, ToReceiver, WireError, decode_message_within,
 };
 
-use crate::config::ReceiverConfig;
-use crate::quota::Booking;
+use crate::quota::{Booking, Quota};
 
 /// A message, and the memory that is booked for it.
 #[derive(Debug)]
@@ -26,9 +25,8 @@ pub(crate) type Messages = Inbox<BookedMessage>;
 
 /// Reads the messages of a session. A message for which its key has no memory left ends the session, and so does a
 /// second opening: openings in the queue would keep their names, where those of the first are dropped once the target
-/// is open. Nothing is let in that names what is not among the names that are wanted.
-pub(crate) fn messages(reader: ControlReader, config: &ReceiverConfig) -> Messages {
-    let (quota, names) = (config.quota.clone(), config.top_names.clone());
+/// is open.
+pub(crate) fn messages(reader: ControlReader, quota: Quota) -> Messages {
     let opened = Cell::new(false);
     let decode = move |bytes: &[u8]| {
         // Book the raw bytes first: nothing is decoded for which there is no room.
@@ -38,7 +36,6 @@ pub(crate) fn messages(reader: ControlReader, config: &ReceiverConfig) -> Messag
         if matches!(message, ToReceiver::Open(_) | ToReceiver::OpenWith(..)) && opened.replace(true) {
             return Err(WireError::OutOfOrder { what: "a second opening" });
         }
-        names.check_message(&message)?;
         Ok::<_, WireError>(BookedMessage { message, held })
     };
     reader.into_inbox(decode, MESSAGES_MAX)
@@ -83,7 +80,6 @@ const _: () = {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::Quota;
     use tokio::io::AsyncWriteExt as _;
     use zmove_types::{ByteCount, Name, RelPath};
     use zmove_wire::{Extensions, Keep, ListedName, Open, TargetShape, TopName, encode_message};
@@ -99,8 +95,7 @@ mod tests {
     /// The messages as a session with this quota reads them.
     async fn read(said: &[ToReceiver], quota: &Quota) -> Vec<Result<BookedMessage, String>> {
         let (mut peer, own) = tokio::io::duplex(1 << 20);
-        let config = ReceiverConfig { quota: quota.clone(), ..ReceiverConfig::default() };
-        let mut inbox = messages(zmove_transport::control_pair(own).0, &config);
+        let mut inbox = messages(zmove_transport::control_pair(own).0, quota.clone());
         for message in said {
             peer.write_all(&encode_message(message)).await.unwrap();
         }
