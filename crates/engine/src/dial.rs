@@ -116,23 +116,20 @@ impl Connector<'_> {
 
     /// Dials control alone, for a conversation without data.
     pub(crate) async fn connect_control(&self) -> Result<(Channel, ChannelDialler), ConnectError> {
-        let Self { home, remote, settings, listener } = *self;
+        let Self { home, remote, settings, .. } = *self;
         let identity = Identity::load_or_create(home)?;
         let first_key = FirstKey::default();
         let policy = host_policy(remote, &identity, home, settings, &first_key).await?;
         let reach = settings.reach.clone();
         let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
         let channel = dialler.dial(DIAL_TIMEOUT).await?;
-        if let Some(key) = first_key.get() {
-            KnownHosts::open(home)?.pin(&remote.host, remote.port, key)?;
-            listener.hear(&Notice::KeyPinned { remote, key });
-        }
+        self.pin(&first_key)?;
         channel.set_unacknowledged_max(CONTROL_SILENCE_MAX).map_err(ConnectError::Control)?;
         Ok((channel, dialler))
     }
 
     async fn connect_to_daemon<L: LaneEnd>(&self, need: Option<&Need>) -> Result<Connected<L>, ConnectError> {
-        let Self { home, remote, settings, listener } = *self;
+        let Self { home, remote, settings, .. } = *self;
         let identity = Identity::load_or_create(home)?;
         let first_key = FirstKey::default();
         let policy = host_policy(remote, &identity, home, settings, &first_key).await?;
@@ -140,11 +137,18 @@ impl Connector<'_> {
         let reach = self.reach(&known);
         let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
         let reached = self.reach_by(dialler, known, need).await?;
+        self.pin(&first_key)?;
+        Ok(reached)
+    }
+
+    /// Pins the key of a host that was not known before and that somebody has agreed to.
+    fn pin(&self, first_key: &FirstKey) -> Result<(), ConnectError> {
+        let Self { home, remote, listener, .. } = *self;
         if let Some(key) = first_key.get() {
             KnownHosts::open(home)?.pin(&remote.host, remote.port, key)?;
             listener.hear(&Notice::KeyPinned { remote, key });
         }
-        Ok(reached)
+        Ok(())
     }
 
     async fn connect_over_ssh<L: LaneEnd>(
