@@ -4,11 +4,13 @@
 
 use std::future::Future;
 
-use zmove_transport::{ControlError, ControlReader, ControlWriter};
-use zmove_wire::{CopyOrder, Greeting, Refusal, RefusalCode, Role, ToSource, WireError};
+use zmove_receiver::Booking;
+use zmove_wire::{CopyOrder, Fetch, Greeting, Role, ToSource, WireError};
 
 use crate::copying;
-use crate::sending::{SendingError, SendingSession, Sent, next, order, refuse, send_files, shown};
+use crate::sending::{
+    Order, SendingError, SendingSession, Sent, next, order, refuse_nonsense, send_files, shown,
+};
 
 /// Sends one transfer; cuts it off when `stop` resolves. Answers what else may be asked on such a connection.
 ///
@@ -26,20 +28,12 @@ pub(crate) async fn answer(
     };
     match first {
         ToSource::Fetch(fetch) => {
-            let order = match order(&mut session.control.0, *fetch, held).await {
-                Ok(order) => order,
-                Err(error) => return Err(refuse_nonsense(session.control, error).await),
-            };
-            session.meter.opened(&shown(&order.fetch));
+            let (session, order) = rest_of(session, *fetch, held).await?;
             send_files(session, order, stop).await
         }
         ToSource::Copy(copy) => {
             let CopyOrder { fetch, .. } = &*copy;
-            let order = match order(&mut session.control.0, fetch.clone(), held).await {
-                Ok(order) => order,
-                Err(error) => return Err(refuse_nonsense(session.control, error).await),
-            };
-            session.meter.opened(&shown(&order.fetch));
+            let (session, order) = rest_of(session, fetch.clone(), held).await?;
             copying::copy(session, *copy, order, stop).await
         }
         ToSource::Grant(order) => copying::grant(session, *order).await,
@@ -51,8 +45,17 @@ pub(crate) async fn answer(
     }
 }
 
-/// Tells a peer why what it has said is not understood.
-async fn refuse_nonsense(control: (ControlReader, ControlWriter), error: SendingError) -> SendingError {
-    let SendingError::Control(ControlError::Wire(error)) = error else { return error };
-    refuse(control, Refusal { code: RefusalCode::Protocol, text: error.to_string() }).await
+/// The whole order for files, which the session is for from now on.
+async fn rest_of(
+    mut session: SendingSession,
+    fetch: Fetch,
+    held: Booking,
+) -> Result<(SendingSession, Order), SendingError> {
+    match order(&mut session.control.0, fetch, held).await {
+        Ok(order) => {
+            session.meter.opened(&shown(&order.fetch));
+            Ok((session, order))
+        }
+        Err(error) => Err(refuse_nonsense(session.control, error).await),
+    }
 }

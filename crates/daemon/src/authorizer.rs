@@ -37,8 +37,16 @@ pub(crate) struct Authorized {
     pub(crate) max_rate: Option<RateLimit>,
     /// The daemons that the peer may have files sent to.
     pub(crate) to: Vec<String>,
-    /// The clients of the grants by which alone a peer is let in, each with its name and limit; empty for others.
-    pub(crate) by_grants_of: Vec<(Fingerprint, String, Option<RateLimit>)>,
+    /// The clients of the grants by which alone a peer is let in; empty for others.
+    pub(crate) by_grants_of: Vec<Granter>,
+}
+
+/// A client that has had a grant given for another host.
+#[derive(Clone, Debug)]
+pub(crate) struct Granter {
+    pub(crate) key: Fingerprint,
+    pub(crate) name: String,
+    pub(crate) max_rate: Option<RateLimit>,
 }
 
 impl Authorizer {
@@ -105,9 +113,9 @@ impl Authorized {
     }
 
     /// A peer that has no line of its own, and is let in for the grants of these clients.
-    pub(crate) fn by_grants(clients: Vec<(Fingerprint, String, Option<RateLimit>)>) -> Self {
+    pub(crate) fn by_grants(clients: Vec<Granter>) -> Self {
         Self {
-            name: format!("the grant of {}", clients.first().map_or("nobody", |(_, name, _)| name)),
+            name: format!("the grant of {}", clients.first().map_or("nobody", |granter| &granter.name)),
             access: WriteAccess::ReadOnly,
             reads: None,
             set_ids: SetIds::Dropped,
@@ -115,7 +123,7 @@ impl Authorized {
             owner: String::new(),
             max_rate: clients
                 .iter()
-                .filter_map(|(_, _, rate)| *rate)
+                .filter_map(|granter| granter.max_rate)
                 .min_by_key(|rate| rate.bytes_per_second()),
             to: Vec::new(),
             by_grants_of: clients,

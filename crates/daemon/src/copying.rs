@@ -18,9 +18,7 @@ use zmove_engine::{
     Timeout,
 };
 use zmove_sender::{Beside, Push, Run, SessionError, Summary};
-use zmove_transport::{
-    Claim, ControlError, ControlReader, ControlWriter, DialError, Fingerprint, Reach, TransportChoice,
-};
+use zmove_transport::{Claim, ControlReader, ControlWriter, DialError, Fingerprint, Reach, TransportChoice};
 use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
     Begin, Cipher, CopyOrder, CopyState, EndedCopy, GrantOrder, Place, Refusal, RefusalCode, Relay,
@@ -32,7 +30,7 @@ use crate::copies::{Copies, RunningCopy};
 use crate::relaying::{Listeners, Relaying};
 use crate::sending::{
     Order, Prepared, SendingError, SendingSession, Sent, Target, denied, job, next, prepare, refuse,
-    tell_often,
+    refuse_nonsense, say_last, tell_often,
 };
 use crate::sources::ReadAccess;
 
@@ -73,11 +71,7 @@ pub(crate) async fn copy(
     };
     let begin = match begin(&mut session).await {
         Ok(begin) => begin,
-        Err(SendingError::Control(ControlError::Wire(error))) => {
-            let refusal = Refusal { code: RefusalCode::Protocol, text: error.to_string() };
-            return Err(refuse(session.control, refusal).await);
-        }
-        Err(error) => return Err(error),
+        Err(error) => return Err(refuse_nonsense(session.control, error).await),
     };
     let (relaying, words) = Relaying::new(session.quota.clone(), Listeners::Optional);
     let Some((running, _entered)) = copies.enter(client, &copy, list, Arc::clone(&relaying)) else {
@@ -158,7 +152,7 @@ async fn tell_ended(control: Control, id: [u8; 16], ended: EndedCopy) -> Result<
     for relay in last_words(ended) {
         said.extend(encode_message(&ToReceiver::Relay(relay)));
     }
-    say_last(control, &said).await?;
+    say_last(control, &said, LISTEN_TIMEOUT).await?;
     Ok(Sent::Told)
 }
 
@@ -350,14 +344,14 @@ fn refusal_of(error: &PushError, stopped: bool) -> Refusal {
 pub(crate) async fn grant(session: SendingSession, order: GrantOrder) -> Result<Sent, SendingError> {
     let SendingSession { control, copies, claim, authorized, .. } = session;
     let Some(copies) = copies else { return Err(refuse(control, no_copies()).await) };
-    let kept = order.clone();
+    let (source, target) = (Fingerprint(order.source), order.open.target.clone());
     let giving = tokio::task::spawn_blocking(move || copies.grants.give(&claim, &authorized, order));
     let given = giving.await.unwrap_or_else(|_panic| {
         Err(Refusal { code: RefusalCode::Failed, text: "a thread panicked; its log says where".to_owned() })
     });
     match given {
         Ok(granted) => {
-            answer(control, &ToSender::Granted(granted)).await.map(|()| Sent::Granted(Box::new(kept)))
+            answer(control, &ToSender::Granted(granted)).await.map(|()| Sent::Granted { source, target })
         }
         Err(refusal) => Err(refuse(control, refusal).await),
     }
@@ -382,14 +376,5 @@ pub(crate) async fn tell_result(
 }
 
 async fn answer(control: Control, message: &ToSender) -> Result<(), SendingError> {
-    say_last(control, &encode_message(message)).await
-}
-
-/// Says the last words on a connection, and reads what the peer still says: a close with unread data could destroy them
-/// on their way.
-async fn say_last((mut reader, mut writer): Control, bytes: &[u8]) -> Result<(), SendingError> {
-    writer.send(bytes).await?;
-    writer.finish().await?;
-    let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, reader.receive()).await;
-    Ok(())
+    Ok(say_last(control, &encode_message(message), LISTEN_TIMEOUT).await?)
 }

@@ -299,7 +299,7 @@ impl Shared {
     /// The key on which a peer's connections and transfers are booked: its own, or for one that is let in by grants
     /// that of a client that has given one.
     fn booked_on(&self, peer: Fingerprint, authorized: &Authorized) -> Fingerprint {
-        let clients = authorized.by_grants_of.iter().map(|(client, ..)| *client);
+        let clients = authorized.by_grants_of.iter().map(|granter| granter.key);
         self.admissions.least_used(clients).unwrap_or(peer)
     }
 
@@ -544,10 +544,7 @@ impl Shared {
                 let moved = Moved { files: summary.files, bytes: summary.bytes, ..moved };
                 DaemonEvent::Copied { who, to, moved, failed: summary.failed }
             }
-            Ok(Sent::Granted(order)) => {
-                let (source, target) = (Fingerprint(order.source), order.open.target.clone());
-                DaemonEvent::Granted { who, source, target }
-            }
+            Ok(Sent::Granted { source, target }) => DaemonEvent::Granted { who, source, target },
             Ok(Sent::Told) => return,
             Err(error) => DaemonEvent::SendingBroken { who, moved, error },
         };

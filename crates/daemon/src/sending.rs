@@ -26,8 +26,8 @@ use zmove_wire::limits::{
     FETCH_BYTES_MAX, FETCH_LIST_BYTES_MAX, FETCH_LIST_PART_BYTES_MAX, FETCH_RULE_BYTES_MAX, within,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Cipher, Fetch, Fetching, GrantOrder, Open, OwnerOrder, Place, Purpose,
-    Refusal, RefusalCode, ToSender, ToSource, Version, WireError, decode_message_within, encode_message,
+    AccountOrder, AccountsFrom, Cipher, Fetch, Fetching, Open, OwnerOrder, Place, Purpose, Refusal,
+    RefusalCode, ToSender, ToSource, Version, WireError, decode_message_within, encode_message,
 };
 
 use crate::authorizer::{Authorized, Authorizer};
@@ -126,8 +126,8 @@ pub(crate) enum Sent {
     Files(Box<Summary>),
     /// Files were sent to another host.
     Copied(Place, Box<Summary>),
-    /// A grant was given to the peer.
-    Granted(Box<GrantOrder>),
+    /// A grant was given to the peer, by which the holder of the key `source` may send to `target`.
+    Granted { source: Fingerprint, target: Vec<u8> },
     /// The peer has asked about a copy, or listened to one.
     Told,
 }
@@ -197,19 +197,33 @@ pub(crate) fn denied((key, name): &(Fingerprint, String)) -> Refusal {
     Refusal { code: RefusalCode::Denied, text }
 }
 
-pub(crate) async fn refuse(
-    (mut reader, mut writer): (ControlReader, ControlWriter),
-    refusal: Refusal,
-) -> SendingError {
-    let said = async {
-        writer.send(&encode_message(&ToSender::Refused(refusal.clone()))).await?;
-        writer.finish().await?;
-        // Read what the peer still sends: a close with unread data could destroy the refusal on its way.
-        while reader.receive_within(FETCH_BYTES_MAX).await?.is_some() {}
-        Ok::<_, ControlError>(())
-    };
-    let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, said).await;
+pub(crate) async fn refuse(control: (ControlReader, ControlWriter), refusal: Refusal) -> SendingError {
+    let words = encode_message(&ToSender::Refused(refusal.clone()));
+    let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, say_last(control, &words, CLOSE_TIMEOUT)).await;
     SendingError::Refused(refusal)
+}
+
+/// Tells a peer why what it has said is not understood.
+pub(crate) async fn refuse_nonsense(
+    control: (ControlReader, ControlWriter),
+    error: SendingError,
+) -> SendingError {
+    let SendingError::Control(ControlError::Wire(error)) = error else { return error };
+    refuse(control, Refusal { code: RefusalCode::Protocol, text: error.to_string() }).await
+}
+
+/// Says the last words on a connection, and reads for `patience` what the peer still says: a close with unread data
+/// could destroy them on their way.
+pub(crate) async fn say_last(
+    (mut reader, mut writer): (ControlReader, ControlWriter),
+    words: &[u8],
+    patience: Duration,
+) -> Result<(), ControlError> {
+    writer.send(words).await?;
+    writer.finish().await?;
+    let drained = async { while let Ok(Some(_)) = reader.receive_within(FETCH_BYTES_MAX).await {} };
+    let _in_time = tokio::time::timeout(patience, drained).await;
+    Ok(())
 }
 
 /// Reads the rest of what the receiver wants.

@@ -27,7 +27,7 @@ use zmove_wire::{
 
 use super::store::Store;
 use super::{KEPT_FOR, hex, now};
-use crate::authorizer::{Authorized, Authorizer};
+use crate::authorizer::{Authorized, Authorizer, Granter};
 
 /// The grants of one daemon.
 pub(crate) struct GrantBook {
@@ -174,13 +174,17 @@ impl GrantBook {
         self.store.update(&hex(token), || self.grants.lock().get(token).cloned())
     }
 
-    /// The clients of grants that the holder of a key may use now, each with its name and limit.
-    pub(crate) fn clients_for(&self, source: Fingerprint) -> Vec<(Fingerprint, String, Option<RateLimit>)> {
+    /// The clients of grants that the holder of a key may use now.
+    pub(crate) fn clients_for(&self, source: Fingerprint) -> Vec<Granter> {
         let now = now();
         let grants = self.grants.lock();
         let live = grants.values().filter(|kept| kept.order.source == source.0 && !kept.is_over(now));
-        live.map(|kept| (Fingerprint(kept.client), kept.name.clone(), kept.rate_max.map(RateLimit::nearest)))
-            .collect()
+        live.map(|kept| Granter {
+            key: Fingerprint(kept.client),
+            name: kept.name.clone(),
+            max_rate: kept.rate_max.map(RateLimit::nearest),
+        })
+        .collect()
     }
 
     /// What has become of a copy of this client here.
