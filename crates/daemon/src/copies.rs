@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use zmove_transport::{Fingerprint, Identity};
-use zmove_types::Lock;
+use zmove_types::{Hex, Lock};
 use zmove_wire::{CopyOrder, CopyResult, EndedCopy};
 
 use crate::relaying::Relaying;
@@ -72,10 +72,6 @@ const RESULTS_MAX: usize = 4096;
 /// The time in seconds since 1970.
 pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Copies {
@@ -201,7 +197,7 @@ fn prune(results: &mut HashMap<CopyKey, KeptResult>, client: Fingerprint) -> Vec
 }
 
 fn result_name((client, id): &CopyKey) -> String {
-    format!("{}-{}", hex(&client.0), hex(id))
+    format!("{}-{}", Hex(&client.0), Hex(id))
 }
 
 impl Drop for Entered {

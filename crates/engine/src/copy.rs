@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use zmove_sender::Summary;
 use zmove_transport::{ChannelDialler, ControlReader, ControlWriter, Fingerprint, Signed, control_pair};
-use zmove_types::Observer;
+use zmove_types::{Hex, Observer};
 use zmove_wire::{
     Begin, Cipher, CopyOrder, CopyResult, CopyState, GrantOrder, Granted, Purpose, Receipt, Refusal,
     RefusalCode, SignedReceipt, SourcePath, ToSender, ToSource, WireError, decode_message, encode_message,
@@ -147,7 +147,7 @@ impl RemoteCopy<'_> {
         run.was_up = true;
         listener.hear(&Notice::SessionBegins);
         if !std::mem::replace(&mut run.told, true) {
-            listener.hear(&Notice::CopyRuns { id: &id_text(&id), remote: self.source.remote });
+            listener.hear(&Notice::CopyRuns { id: &Hex(&id).to_string(), remote: self.source.remote });
         }
         Ok((id, dialler, reader))
     }
@@ -263,12 +263,6 @@ pub fn read_receipt(
     let signed = Signed { certificate: certificate.clone(), signature: signature.clone() };
     let signer = signed.signer_of(receipt)?;
     Some((signer, decode_message(receipt).ok()?))
-}
-
-/// An id of a copy as it is written.
-#[must_use]
-pub fn id_text(id: &[u8; 16]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What a copy that is asked about does after that.

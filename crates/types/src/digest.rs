@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::hex::Hex;
+
 /// The ordinary BLAKE3 hash of a file's contents, as `b3sum` prints it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Root(pub [u8; 32]);
@@ -15,7 +17,7 @@ pub struct Cv(pub [u8; 32]);
 
 impl fmt::Display for Root {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        hex(&self.0, f)
+        Hex(&self.0).fmt(f)
     }
 }
 
@@ -27,12 +29,6 @@ impl fmt::Debug for Root {
 
 impl fmt::Debug for Cv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Cv(")?;
-        hex(&self.0, f)?;
-        f.write_str(")")
+        write!(f, "Cv({})", Hex(&self.0))
     }
-}
-
-fn hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
 }

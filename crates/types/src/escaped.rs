@@ -27,6 +27,13 @@ pub fn is_unprintable(c: char) -> bool {
     c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
 }
 
+/// A text that another host has sent, in whose place of each character that [cannot be shown](is_unprintable) stands a
+/// replacement character. Names in it have been escaped by that host, if it is honest.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if is_unprintable(c) { '\u{fffd}' } else { c }).collect()
+}
+
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {

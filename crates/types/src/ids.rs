@@ -4,13 +4,15 @@
 
 use std::fmt;
 
+use crate::hex::Hex;
+
 /// One job, named by 128 random bits so that lanes can find their control connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TransferId(pub [u8; 16]);
 
 impl fmt::Display for TransferId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        Hex(&self.0).fmt(f)
     }
 }
 

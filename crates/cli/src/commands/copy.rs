@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use zmove_engine::{After, Connector, RemoteCopy, copy_result, id_text, read_receipt};
+use zmove_engine::{After, Connector, RemoteCopy, copy_result, read_receipt};
 use zmove_transport::{Fingerprint, KnownHosts};
-use zmove_types::{ByteCount, Escaped, NoObserver};
+use zmove_types::{ByteCount, Escaped, Hex, NoObserver, printable};
 use zmove_wire::{CopyResult, EndedCopy, Receipt, SignedReceipt};
 
 use crate::args::{CopyArgs, ResultArgs};
@@ -92,7 +92,7 @@ pub(crate) fn result(args: &ResultArgs) -> Result<Exit> {
     if args.json {
         let mut said = said;
         said["event"] = "result".into();
-        said["id"] = id_text(&args.id).into();
+        said["id"] = Hex(&args.id).to_string().into();
         print_json(&said);
     } else {
         terminal::say(told);
@@ -113,8 +113,7 @@ fn of_sender(
     let account = match ended {
         Ok(account) => account,
         Err(refusal) => {
-            let text: String =
-                refusal.text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+            let text = printable(&refusal.text);
             let said = json!({ "state": "failed", "message": text });
             return Ok((Exit::Broken, format!("it has failed: {text}"), said));
         }

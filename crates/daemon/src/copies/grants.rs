@@ -19,14 +19,14 @@ use serde::{Deserialize, Serialize};
 use zmove_engine::{RemoteSources, fresh_transfer};
 use zmove_receiver::{Allowance, Amount, Grants, TakenUp};
 use zmove_transport::{Claim, Fingerprint, Identity, Signed};
-use zmove_types::{Lock, RateLimit, RelPath};
+use zmove_types::{Hex, Lock, RateLimit, RelPath};
 use zmove_wire::{
     CopyResult, GrantOrder, GrantToken, Granted, Open, Purpose, Receipt, Refusal, RefusalCode, SignedReceipt,
     TargetShape, WireError, encode_message,
 };
 
 use super::store::Store;
-use super::{KEPT_FOR, hex, now};
+use super::{KEPT_FOR, now};
 use crate::authorizer::{Authorized, Authorizer, Granter};
 
 /// The grants of one daemon.
@@ -171,7 +171,7 @@ impl GrantBook {
 
     /// Makes the file of a grant what is known of it.
     fn write(&self, token: &GrantToken) -> io::Result<()> {
-        self.store.update(&hex(token), || self.grants.lock().get(token).cloned())
+        self.store.update(&Hex(token).to_string(), || self.grants.lock().get(token).cloned())
     }
 
     /// The clients of grants that the holder of a key may use now.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_sender::Manifest;
-use zmove_types::{Change, ChangeKind, EntryForm, Event, Observer, Sample, is_unprintable};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, Observer, Sample, printable};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
     Progress, Refusal, Relay, SignedReceipt, StageProgress, ToReceiver, Told, ToldChange, ToldForm, ToldKind,
@@ -66,7 +66,7 @@ impl Relayed {
             Relay::Receipt(receipt) => self.state().1.receipt = Some(receipt),
             Relay::Account(account) => self.state().1.account = Some(*account),
             Relay::Broken(refusal) => {
-                let refusal = Refusal { text: shown(&refusal.text), ..refusal };
+                let refusal = Refusal { text: printable(&refusal.text), ..refusal };
                 self.state().1.broken = Some(refusal);
             }
         }
@@ -106,10 +106,10 @@ impl Relayed {
                 drop(state);
                 Event::LaneUp { lanes }
             }
-            Told::Resent(what) => Event::Resent { what: shown(&what) },
-            Told::Failed(message) => Event::Failed { message: shown(&message) },
-            Told::NotKept(message) => Event::NotKept { message: shown(&message) },
-            Told::Warned(message) => Event::Warned { message: shown(&message) },
+            Told::Resent(what) => Event::Resent { what: printable(&what) },
+            Told::Failed(message) => Event::Failed { message: printable(&message) },
+            Told::NotKept(message) => Event::NotKept { message: printable(&message) },
+            Told::Warned(message) => Event::Warned { message: printable(&message) },
             Told::Limited(by) => Event::Limited { by: limit(&by) },
             Told::Sampled(progress) => Event::Sampled(self.sample(&progress)),
             Told::Listed(change) => Event::Listed { changes: vec![change_of(change)] },
@@ -167,7 +167,7 @@ fn change_of(ToldChange { path, kind, form }: ToldChange) -> Change {
     Change {
         kind: match kind {
             ToldKind::Added => ChangeKind::Added,
-            ToldKind::Changed(why) => ChangeKind::Changed(shown(&why)),
+            ToldKind::Changed(why) => ChangeKind::Changed(printable(&why)),
             ToldKind::Removed => ChangeKind::Removed,
         },
         path,
@@ -178,11 +178,6 @@ fn change_of(ToldChange { path, kind, form }: ToldChange) -> Change {
             ToldForm::Link(first) => EntryForm::Link(first),
         },
     }
-}
-
-/// A text without what would command a terminal. Names in it have been escaped by the host, if it is honest.
-fn shown(text: &str) -> String {
-    text.chars().map(|c| if is_unprintable(c) { '\u{fffd}' } else { c }).collect()
 }
 
 /// The name of a limit, as a sender here would say it.
