@@ -10,9 +10,10 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::fs::{CWD, FileType, Mode};
+use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 use zmove_disk::{Direct, Fault, FaultAt, Faulty, FileIo, Request, Threads};
 use zmove_receiver::ReceiverConfig;
 use zmove_sender::SenderConfig;
@@ -24,7 +25,7 @@ use crate::hooks::HookedDisk;
 use crate::inplace::wait_until;
 use crate::inprocess::InProcess;
 use crate::namespace::Namespace;
-use crate::tree::{assert_part_of, assert_same, paint, picture, set_mode};
+use crate::tree::{assert_part_of, assert_same, paint, picture, set_mode, set_mtime};
 
 /// Small files in two directories, enough of them for a staging directory each, and one file of three groups.
 fn paint_mixture(source: &Path) {
@@ -239,6 +240,15 @@ fn every_call_that_is_the_last() {
 /// A local push in which a call is tampered with where it is about one of the paths, if there are any; and
 /// whether it was.
 fn push_under(site: &Site, call: &str, inject: &str, paths: &[&str]) -> (Outcome, bool) {
+    push_under_with("--quiet", site, (call, inject), paths)
+}
+
+fn push_under_with(
+    option: &str,
+    site: &Site,
+    (call, inject): (&str, &str),
+    paths: &[&str],
+) -> (Outcome, bool) {
     let log = site.path("strace.log");
     let mut command = Command::new("strace");
     command.args(["-f", "--seccomp-bpf", "-qq", "-e", &format!("trace={call}")]).arg("-o").arg(&log);
@@ -246,7 +256,7 @@ fn push_under(site: &Site, call: &str, inject: &str, paths: &[&str]) -> (Outcome
         command.arg("-P").arg(site.path(path));
     }
     command.arg("-e").arg(format!("inject={call}:{inject}")).env("ZMOVE_HOME", site.path("client"));
-    command.arg(ZMOVE).args(["push", "--quiet"]).arg(site.contents()).arg(site.target());
+    command.arg(ZMOVE).args(["push", option]).arg(site.contents()).arg(site.target());
     let outcome = Zmove(command).outcome();
     let traced = std::fs::read_to_string(log).unwrap();
     (outcome, traced.contains("INJECTED") || traced.contains("killed by SIGKILL"))
@@ -347,6 +357,35 @@ fn names_that_were_lost_with_a_journal_are_told() {
     std::fs::remove_file(filler).unwrap();
     drop(list);
     finish(pushing).expect(11).says(&["zmove: receiver: flush the target: Read-only file system"]);
+}
+
+/// The walk reads attributes by name, which fails where `/proc` is not mounted too; a file that travels is asked again
+/// by its descriptor.
+#[test]
+fn attributes_that_cannot_be_read_are_never_taken_for_none() {
+    if !can_inject() {
+        return skip("strace cannot run here: nothing makes a system call fail");
+    }
+    let site = Site::local();
+    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000);
+    // one file is at the target already, and the same
+    for path in [site.source().join("f"), site.target().join("f"), site.source().join("new")] {
+        paint(&path, 10);
+        if rustix::fs::setxattr(&path, "user.a", b"x", XattrFlags::empty()).is_err() {
+            return skip("no extended attributes on this file system");
+        }
+        set_mtime(&path, time);
+    }
+    let push = |calls| push_under_with("--strict-metadata", &site, (calls, "error=EIO"), &[]);
+    let (outcome, struck) = push("lgetxattr");
+    assert!(struck && outcome.code == Some(0), "{:?}: {}", outcome.code, outcome.stderr);
+    for name in ["f", "new"] {
+        let read = rustix::fs::getxattr(site.target().join(name), "user.a", &mut [0; 8][..]);
+        assert_eq!(read, Ok(1), "{name}");
+    }
+    std::fs::remove_file(site.target().join("new")).unwrap();
+    let (outcome, struck) = push("lgetxattr,fgetxattr");
+    assert!(struck && outcome.code == Some(23), "{:?}: {}", outcome.code, outcome.stdout);
 }
 
 /// A writer, and the task that looks at an old version for an offer that waits for its answer.

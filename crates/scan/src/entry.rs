@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, makedev, readlinkat, statx};
 use rustix::io::Errno;
 use zmove_chunk::xattr_digest;
-use zmove_disk::{HasXattrs, Named, mode_without_acl};
+use zmove_disk::{FoundXattrs, HasXattrs, Named, mode_without_acl};
 use zmove_types::{FileNumber, Ids, Kinds, Metadata, Name, Special, Timestamp};
 
 use crate::directory::Directory;
@@ -97,6 +97,8 @@ pub struct XattrMark {
     pub bytes: usize,
     /// The kinds of the attributes.
     pub kinds: Kinds,
+    /// The kinds of those that could not be read: the entry may have any of them.
+    pub unread: Kinds,
     /// The mode that the entry is to have where its access control list is not kept.
     pub mode_without_acl: u32,
 }
@@ -165,7 +167,8 @@ impl SharedFile {
 
 impl Beside {
     /// Looks at an entry. An access control list is looked for where any attributes are, and where it is not among
-    /// the `kinds`, the mode becomes what it is without. What cannot be looked at is told when the entry is read.
+    /// the `kinds`, the mode becomes what it is without. What cannot be looked at is noted, and read again when the
+    /// entry travels.
     pub(crate) fn look(
         entry: impl HasXattrs,
         stat: &Statx,
@@ -175,10 +178,14 @@ impl Beside {
         let ids = Ids { user: stat.stx_uid, group: stat.stx_gid };
         let atime = Timestamp { seconds: stat.stx_atime.tv_sec, nanos: stat.stx_atime.tv_nsec };
         let Some(kinds) = kinds else { return Self { ids, atime, xattrs: None } };
-        let mut xattrs = entry.xattrs(kinds.and(Kinds::ACLS)).map(|found| found.list).unwrap_or_default();
-        if xattrs.is_empty() {
+        let none_read = FoundXattrs { unread: kinds, ..FoundXattrs::default() };
+        let found = entry.xattrs(kinds.and(Kinds::ACLS)).unwrap_or(none_read);
+        let FoundXattrs { list: mut xattrs, unread, .. } = found;
+        // An entry without a mark is taken to have no attributes, and those at the target go.
+        if xattrs.is_empty() && unread.is_empty() {
             return Self { ids, atime, xattrs: None };
         }
+        let unread = unread.common(kinds);
         let mode_without_acl = mode_without_acl(metadata.mode, &xattrs);
         if !kinds.has_any(Kinds::ACLS) {
             metadata.mode = mode_without_acl;
@@ -187,6 +194,7 @@ impl Beside {
         let kinds = xattrs.iter().filter_map(|xattr| Kinds::of_xattr(&xattr.name));
         let mark = XattrMark {
             kinds: kinds.fold(Kinds::NONE, Kinds::and),
+            unread,
             digest: (!xattrs.is_empty()).then(|| xattr_digest(&xattrs)),
             bytes: xattrs.iter().map(|xattr| xattr.bytes() + XATTR_BESIDE_BYTES).sum(),
             mode_without_acl,
@@ -269,6 +277,36 @@ mod tests {
         assert_eq!(look_up(c"status").unwrap().kind, EntryKind::File);
         assert_eq!(look_up(c"fd").unwrap().kind, EntryKind::Directory);
         assert_eq!(look_up(c"root").unwrap().kind, EntryKind::Symlink((*b"/").into()));
+    }
+
+    /// An entry whose attributes have names, if these can be read, and hold nothing that can be.
+    #[derive(Clone, Copy)]
+    struct Unreadable(rustix::io::Result<&'static [u8]>);
+
+    impl HasXattrs for Unreadable {
+        fn list_into(self, buffer: &mut [u8]) -> rustix::io::Result<usize> {
+            let names = self.0?;
+            buffer[..names.len()].copy_from_slice(names);
+            Ok(names.len())
+        }
+
+        fn get_into(self, _name: &CStr, _buffer: &mut [u8]) -> rustix::io::Result<usize> {
+            Err(Errno::IO)
+        }
+    }
+
+    #[test]
+    fn attributes_that_cannot_be_read_are_not_taken_for_none() {
+        let stat = statx(rustix::fs::CWD, ".", AtFlags::empty(), WANTED).unwrap();
+        let kinds = Kinds::XATTRS.and(Kinds::ACLS);
+        let unread = |names| {
+            let seen = Beside::look(Unreadable(names), &stat, Some(kinds), &mut metadata_of(&stat));
+            seen.xattrs.map(|mark| (mark.unread, mark.digest))
+        };
+        assert_eq!(unread(Err(Errno::IO)), Some((kinds, None)));
+        assert_eq!(unread(Ok(b"user.a\0")), Some((Kinds::XATTRS, None)));
+        assert_eq!(unread(Ok(b"system.posix_acl_access\0")), Some((Kinds::ACLS, None)));
+        assert_eq!(unread(Ok(b"")), None);
     }
 
     #[test]

@@ -252,8 +252,9 @@ impl Extras {
     /// What an entry lacks, by what the scan has seen, where it stays as it is at the target.
     pub(crate) fn lacks_of(&self, entry: &Entry) -> Lacks {
         let kinds = self.kinds();
-        let seen = entry.beside.xattrs.as_ref().map_or(Kinds::NONE, |mark| mark.kinds);
-        seen.without(kinds).each().map(|kind| (kind, Lack::OldReceiver)).collect()
+        let Some(mark) = &entry.beside.xattrs else { return Lacks::new() };
+        let dropped = mark.kinds.without(kinds).each().map(|kind| (kind, Lack::OldReceiver));
+        dropped.chain(mark.unread.each().map(|kind| (kind, Lack::Unread))).collect()
     }
 
     fn with_extra(&self, metadata: Metadata, ids: Ids, of: Option<impl HasXattrs>) -> (Metadata, Lacks) {
@@ -498,6 +499,38 @@ mod tests {
         assert_eq!((left.mode, left.xattrs()), (0o640, &[][..]), "its group gets no more than the list gave");
         assert_eq!(left.extra.as_ref().unwrap().owner, Some(account(7, "ann")));
         assert_eq!(batch.groups[0].entries[2].metadata().xattrs().len(), 2);
+    }
+
+    #[test]
+    fn what_could_not_be_read_of_a_file_that_stays_is_counted() {
+        let mark = |kinds, unread| zmove_scan::XattrMark {
+            digest: None,
+            bytes: 0,
+            kinds,
+            unread,
+            mode_without_acl: 0o600,
+        };
+        let lacks = |mark| extras(Kinds::XATTRS, Vec::new()).lacks_of(&entry_with(mark));
+        assert_eq!(lacks(mark(Kinds::XATTRS, Kinds::NONE)), []);
+        assert_eq!(lacks(mark(Kinds::XATTRS, Kinds::XATTRS)), [(Kinds::XATTRS, Lack::Unread)]);
+        assert_eq!(
+            lacks(mark(Kinds::ACLS, Kinds::XATTRS)),
+            [(Kinds::ACLS, Lack::OldReceiver), (Kinds::XATTRS, Lack::Unread)]
+        );
+    }
+
+    fn entry_with(mark: zmove_scan::XattrMark) -> Entry {
+        Entry {
+            name: Name::from_bytes(b"f").unwrap(),
+            kind: EntryKind::File,
+            size: 0,
+            metadata: Metadata::new(0o644, Timestamp::default()),
+            inode: 1,
+            ctime: Timestamp::default(),
+            may_have_holes: false,
+            shared: None,
+            beside: Beside { xattrs: Some(Box::new(mark)), ..Beside::default() },
+        }
     }
 
     #[test]
