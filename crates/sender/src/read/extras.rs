@@ -116,6 +116,7 @@ struct Known {
 
 /// How many users, groups and pairs of them are remembered.
 const KNOWN_MAX: usize = 4096;
+const GROUP_BITS: u32 = 0o070;
 /// What is not told by a receiver that has not opened the transfer.
 const UNTOLD: u32 = u32::MAX;
 
@@ -265,6 +266,10 @@ impl Extras {
         let mut xattrs = Vec::new();
         if let Some(of) = of {
             let found = of.xattrs(asked.and(Kinds::ACLS));
+            // The mode shows the list's mask for the group, which may have less than that.
+            if found.as_ref().is_ok_and(|found| found.unread.has_any(Kinds::ACLS)) {
+                mode &= !GROUP_BITS;
+            }
             let unread = FoundXattrs { unread: asked, ..FoundXattrs::default() };
             let FoundXattrs { list, too_much, unread } = found.unwrap_or(unread);
             lacks.extend(too_much.each().map(|kind| (kind, Lack::TooMuch)));
@@ -499,6 +504,30 @@ mod tests {
         assert_eq!((left.mode, left.xattrs()), (0o640, &[][..]), "its group gets no more than the list gave");
         assert_eq!(left.extra.as_ref().unwrap().owner, Some(account(7, "ann")));
         assert_eq!(batch.groups[0].entries[2].metadata().xattrs().len(), 2);
+    }
+
+    /// An entry with an access control list that cannot be read.
+    #[derive(Clone, Copy)]
+    struct Unreadable;
+
+    impl HasXattrs for Unreadable {
+        fn list_into(self, buffer: &mut [u8]) -> rustix::io::Result<usize> {
+            let names = b"system.posix_acl_access\0";
+            buffer[..names.len()].copy_from_slice(names);
+            Ok(names.len())
+        }
+
+        fn get_into(self, _name: &std::ffi::CStr, _buffer: &mut [u8]) -> rustix::io::Result<usize> {
+            Err(rustix::io::Errno::IO)
+        }
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_read_gives_the_group_nothing() {
+        let metadata = Metadata::new(0o2664, Timestamp::default());
+        let (read, lacks) =
+            extras(Kinds::USUAL, Vec::new()).with_extra(metadata, Ids::default(), Some(Unreadable));
+        assert_eq!((read.mode, lacks), (0o2604, vec![(Kinds::ACLS, Lack::Unread)]));
     }
 
     #[test]
