@@ -13,6 +13,8 @@
 
 mod lost;
 pub(crate) mod publisher;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::io;

@@ -81,7 +81,7 @@ fn metadata(mode: u32) -> Metadata {
 }
 
 /// Files of one byte each, with these names and numbers.
-fn files(directory: &str, prefix: &str, count: u32) -> DirectoryGroup {
+pub(crate) fn files(directory: &str, prefix: &str, count: u32) -> DirectoryGroup {
     let file = |number: u32| {
         let name = name(&format!("{prefix}{number}"));
         BatchEntry::File(FileEntry {
@@ -103,7 +103,7 @@ fn place(placer: &mut Placer<'_>, group: DirectoryGroup) -> Vec<EntryFault> {
 }
 
 /// Places a group as far as possible before anything is published.
-fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<PendingBatch> {
+pub(crate) fn begin(placer: &mut Placer<'_>, group: DirectoryGroup) -> Arc<PendingBatch> {
     let batch = PendingBatch::new(ItemId(1), Known::Needed, None);
     placer.place_groups(vec![group], &batch, &[b'x'; 64], &placer.transfer.turn(Task::Write));
     batch

@@ -273,6 +273,14 @@ impl FileSystems {
     pub(crate) fn that_are_late() -> Self {
         Self { patience: Duration::ZERO, late: Lock::new(Some(Flushing::default())), ..Self::default() }
     }
+
+    /// File systems whose flushes are calls of `flush`, on a thread of its own.
+    pub(crate) fn flushed_by(flush: impl Fn() -> Result<(), Errno> + Send + 'static) -> Self {
+        let (flusher, work) = unbounded::<Work>();
+        thread::spawn(move || work.into_iter().for_each(|(_, flushing)| flushing.end(flush())));
+        let patience = Duration::from_secs(600);
+        Self { patience, flusher: OnceLock::from(Some(flusher)), ..Self::default() }
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,87 @@
+//! What is written while a flush is under way.
+
+use std::path::Path;
+use std::thread;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use zmove_disk::LastingNames;
+use zmove_types::{Cv, GROUP_BYTES, Metadata, Timestamp};
+use zmove_wire::FileHead;
+
+use super::*;
+use crate::resume::journal::list;
+use crate::store::placer::Placer;
+use crate::store::placer::tests::{begin, files, transfer_with_journals};
+use crate::store::target::file_systems::FileSystems;
+
+/// A flush that begins, and ends as it is told to.
+struct HeldFlush {
+    began: Receiver<()>,
+    ends: Sender<Result<(), Errno>>,
+}
+
+/// A transfer whose flushes are held.
+fn with_held_flushes(home: &Path, journals: &Path) -> (Transfer, HeldFlush) {
+    let (begins, began) = bounded(0);
+    let (ends, ended) = bounded(0);
+    let mut transfer = transfer_with_journals(home, Some(journals.to_owned()));
+    transfer.target.rules.durability = Durability::End;
+    transfer.target.file_systems = FileSystems::flushed_by(move || {
+        // A test that has failed holds no flush.
+        if begins.send(()).is_ok() { ended.recv().unwrap_or(Ok(())) } else { Ok(()) }
+    });
+    (transfer, HeldFlush { began, ends })
+}
+
+impl HeldFlush {
+    /// Publishes, and does `meanwhile` while the flush for that is under way, which then ends with `result`.
+    fn publish<T>(&self, transfer: &Transfer, result: Result<(), Errno>, meanwhile: impl FnOnce() -> T) -> T {
+        thread::scope(|scope| {
+            scope.spawn(|| publish_all(transfer));
+            self.began.recv().unwrap();
+            let done = meanwhile();
+            self.ends.send(result).unwrap();
+            done
+        })
+    }
+}
+
+/// The kernel reports to the flush that fails what it could not write of the next generation as well.
+#[test]
+fn what_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the_storage() {
+    let (home, journals) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let there = home.path().join("there");
+    std::fs::create_dir(&there).unwrap();
+    let (transfer, flush) = with_held_flushes(home.path(), journals.path());
+    let mut placer = Placer::new(&transfer);
+    let batch = flush.publish(&transfer, Err(Errno::IO), || begin(&mut placer, files("there", "f", 1)));
+    let hidden = std::fs::read_dir(&there).unwrap().next().unwrap().unwrap().path();
+    // The data is changed as if it had not reached the storage.
+    std::fs::write(hidden, "0").unwrap();
+    flush.publish(&transfer, Ok(()), || ());
+    assert_eq!(batch.faults().len(), 1);
+    assert_eq!(std::fs::read_dir(&there).unwrap().count(), 0);
+}
+
+#[test]
+fn a_group_that_was_written_during_a_flush_does_not_count_as_flushed() {
+    let (home, journals) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (transfer, flush) = with_held_flushes(home.path(), journals.path());
+    let metadata = Metadata::new(0o600, Timestamp { seconds: 5, nanos: 6 });
+    let path = RelPath::from_bytes(b"large").unwrap();
+    let (bytes, ctime) = (5 * GROUP_BYTES, Timestamp::default());
+    let head = FileHead { path, metadata, bytes, ctime, inode: 7, data: None };
+    let directory = transfer.target.tree.open_directory(&RelPath::root()).unwrap();
+    let names = LastingNames::new("t");
+    let _part = transfer.parts.create(FileId(3), (&head.path, &head), &directory, &names).unwrap();
+    let written = |index| transfer.parts.written(FileId(3), index, Cv([7; 32]));
+    let flushed = || {
+        let found = list(journals.path()).unwrap().remove(0).contents.unwrap();
+        found.files[0].groups.values().map(|(_, flushed)| *flushed).collect::<Vec<_>>()
+    };
+    written(0);
+    flush.publish(&transfer, Ok(()), || written(1));
+    assert_eq!(flushed(), [true, false]);
+    flush.publish(&transfer, Ok(()), || ());
+    assert_eq!(flushed(), [true, true]);
+}
