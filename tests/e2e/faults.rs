@@ -328,6 +328,49 @@ fn each_change_is_flushed_where_nothing_is_flushed_as_a_whole() {
     }
 }
 
+/// Blocks that are written over are not ordered before length and time: these come when the data has been flushed. A
+/// file that looks as it will in the end is flushed when it has been made longer, before its first byte is changed.
+#[test]
+fn a_file_that_is_changed_in_its_place_looks_finished_only_when_its_data_is_flushed() {
+    if !can_inject() {
+        return skip("strace cannot run here: nobody sees what is flushed");
+    }
+    for bytes in [3000, 2 * GROUP_BYTES + 5] {
+        let site = Site::local();
+        paint(site.source().join("f"), bytes);
+        std::fs::write(site.target().join("f"), vec![7; usize::try_from(bytes).unwrap()]).unwrap();
+        for place in [site.source(), site.target()] {
+            set_mtime(place.join("f"), SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000));
+        }
+        let log = site.path("strace");
+        let mut command = Command::new("strace");
+        command.args(["-f", "-y", "--seccomp-bpf", "-qq", "-o"]).arg(&log);
+        command.args([
+            "-e",
+            "trace=ftruncate,write,pwrite64,fsync,fdatasync",
+            "--",
+            ZMOVE,
+            "push",
+            "--inplace",
+            "-c",
+        ]);
+        command.args(["--io-engine", "threads"]).arg(site.contents()).arg(site.target());
+        command.env("ZMOVE_HOME", site.path("client"));
+        let outcome = Zmove(command).outcome();
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        assert_same(&site.source(), &site.target());
+        let traced = std::fs::read_to_string(&log).unwrap();
+        let call = |line: &str| {
+            let call = line.split_whitespace().nth(1)?.split_once('(')?;
+            let name = if call.0 == "pwrite64" { "write" } else { call.0 };
+            call.1.contains("/target/f>").then(|| name.to_owned())
+        };
+        let mut calls: Vec<_> = traced.lines().filter_map(call).collect();
+        calls.dedup();
+        assert_eq!(calls, ["ftruncate", "fsync", "write", "fdatasync", "ftruncate"], "{bytes}: {traced}");
+    }
+}
+
 /// Names that have been given may be what somebody else's flush has failed for: the journal is gone, and
 /// `syncfs` says yes.
 #[test]
