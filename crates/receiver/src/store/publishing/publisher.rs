@@ -500,8 +500,11 @@ pub(crate) struct Placing<'a>(&'a Publisher);
 
 impl Drop for Placing<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().placing -= 1;
-        self.0.changed.notify_all();
+        let mut state = self.0.state.lock();
+        state.placing -= 1;
+        if state.placing == 0 {
+            self.0.changed.notify_all();
+        }
     }
 }
 
@@ -536,8 +539,13 @@ impl FillingGuard<'_> {
             filling.writers -= 1;
         }
         current.touch();
+        let is_waited_for = state.closing;
         drop(state);
-        self.publisher.changed.notify_all();
+        // Only `take` waits for this. Writers come here for every few files, and each notification would wake the
+        // thread that publishes, which has nothing to do yet.
+        if is_waited_for {
+            self.publisher.changed.notify_all();
+        }
     }
 }
 
