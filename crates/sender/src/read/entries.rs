@@ -28,7 +28,7 @@ use crate::send::sent::{NamePart, SentFile};
 pub(super) enum EntryRead {
     Done(Box<ReadEntry>),
     /// A file that now has more bytes than there is room for.
-    Grown(Entry),
+    Grown(Box<Entry>),
     /// A file of which the target has another version.
     NeededAfterAll,
     Failed(FileError),
@@ -59,10 +59,10 @@ pub(super) struct EntryReader<'a> {
 
 /// An entry that waits for a thread.
 struct Waiting<'a> {
-    /// The number of the entry in the pack.
-    number: usize,
     group: usize,
     entry: &'a PackEntry,
+    /// The place of the entry's result, so that threads which read side by side need no order among them.
+    read: &'a mut EntryRead,
     /// The offset of the entry's room in the buffer.
     offset: usize,
     room: &'a mut [u8],
@@ -71,15 +71,14 @@ struct Waiting<'a> {
 impl EntryReader<'_> {
     /// Reads all entries of these groups, those of files into `room`; returns the results in the same order.
     pub(super) fn read_all(&self, groups: &[PackGroup], room: &mut [u8]) -> Vec<EntryRead> {
-        let waiting = with_room(groups, room);
-        let mut read: Vec<_> = waiting.iter().map(|_| EntryRead::Nothing).collect();
-        let waiting = Mutex::new(waiting.into_iter());
+        let entries = groups.iter().map(|group| group.entries.len()).sum();
+        let mut read = Vec::with_capacity(entries);
+        read.resize_with(entries, || EntryRead::Nothing);
+        let waiting = Mutex::new(with_room(groups, &mut read, room).into_iter());
         let stopping = self.in_flight.stopping();
         let read_some = |turn: &Turn<'_>| self.read_some(turn, groups, &waiting);
-        let parts = self.threads.side_by_side((Task::Look, "zmove-read"), stopping, || Some(()), read_some);
-        for (number, entry) in parts.into_iter().flatten() {
-            read[number] = entry;
-        }
+        self.threads.side_by_side((Task::Look, "zmove-read"), stopping, || Some(()), read_some);
+        drop(waiting);
         read
     }
 
@@ -88,12 +87,11 @@ impl EntryReader<'_> {
         turn: &Turn<'_>,
         groups: &[PackGroup],
         waiting: &Mutex<std::vec::IntoIter<Waiting<'_>>>,
-    ) -> Vec<(usize, EntryRead)> {
-        let mut read = Vec::new();
+    ) {
         let mut opened: Option<(usize, SourceDirectory)> = None;
         while !turn.is_over() {
             let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some(Waiting { number, group, entry, offset, room }) = next else { break };
+            let Some(Waiting { group, entry, read, offset, room }) = next else { break };
             turn.get_help();
             let directory = match opened.take() {
                 Some((last, directory)) if last == group => directory,
@@ -101,10 +99,9 @@ impl EntryReader<'_> {
                 _ => groups[group].directory.clone(),
             };
             let done = self.read(&directory, entry, offset, room);
-            read.push((number, done.unwrap_or_else(EntryRead::Failed)));
+            *read = done.unwrap_or_else(EntryRead::Failed);
             opened = Some((group, directory));
         }
-        read
     }
 
     fn read(
@@ -136,7 +133,7 @@ impl EntryReader<'_> {
         first: Option<&Arc<FirstName>>,
         room: (usize, &mut [u8]),
     ) -> Result<EntryRead, FileError> {
-        let name = entry.name.clone();
+        let name = || entry.name.clone();
         let beside_contents = || {
             let (metadata, lacks) = self.extras.of_entry(directory, entry);
             let metadata = match first {
@@ -150,15 +147,15 @@ impl EntryReader<'_> {
             (EntryKind::File, Some(first)) => return self.link(directory, entry, first),
             (EntryKind::Directory, _) => {
                 let (metadata, lacks) = beside_contents();
-                (BatchEntry::Directory(name, metadata), lacks)
+                (BatchEntry::Directory(name(), metadata), lacks)
             }
             (EntryKind::Symlink(target), _) => {
                 let (metadata, lacks) = beside_contents();
-                (BatchEntry::Symlink(name, metadata, target.clone()), lacks)
+                (BatchEntry::Symlink(name(), metadata, target.clone()), lacks)
             }
             (EntryKind::Special(special), _) => {
                 let (metadata, lacks) = beside_contents();
-                (BatchEntry::Special(name, metadata, *special), lacks)
+                (BatchEntry::Special(name(), metadata, *special), lacks)
             }
         };
         Ok(without_contents(entry, lacks, None))
@@ -235,14 +232,19 @@ impl EntryReader<'_> {
 }
 
 /// The entries, each with as much room as the scan's size needs, or as there is left.
-fn with_room<'a>(groups: &'a [PackGroup], mut room: &'a mut [u8]) -> Vec<Waiting<'a>> {
-    let mut all = Vec::new();
+fn with_room<'a>(
+    groups: &'a [PackGroup],
+    results: &'a mut [EntryRead],
+    mut room: &'a mut [u8],
+) -> Vec<Waiting<'a>> {
+    let mut all = Vec::with_capacity(results.len());
+    let mut results = results.iter_mut();
     let mut offset = 0;
     for (group, pack) in groups.iter().enumerate() {
-        for entry in &pack.entries {
+        for (entry, read) in pack.entries.iter().zip(&mut results) {
             let bytes = usize::try_from(entry.data_bytes()).unwrap_or(usize::MAX).min(room.len());
             let (own, rest) = room.split_at_mut(bytes);
-            all.push(Waiting { number: all.len(), group, entry, offset, room: own });
+            all.push(Waiting { group, entry, read, offset, room: own });
             room = rest;
             offset += bytes;
         }
@@ -268,7 +270,7 @@ pub(super) fn read_file(
         // its ctime stays what the scan has seen: what else it has by now is not known
         let FileIdentity { bytes: size, inode, .. } = before;
         let grown = Entry { size, metadata: before.metadata(), inode, ..entry.clone() };
-        return Ok(EntryRead::Grown(grown));
+        return Ok(EntryRead::Grown(Box::new(grown)));
     };
     let (data, lack) = extras.holes().find((&file, before.bytes), entry.may_have_holes, || false);
     let filled = data.as_ref().map_or(wanted, |data| usize::try_from(data.data_bytes()).unwrap_or(wanted));

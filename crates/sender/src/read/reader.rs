@@ -111,7 +111,7 @@ impl Reader<'_> {
                     true
                 }
                 EntryRead::Grown(entry) => {
-                    grown.push((directory.clone(), entry));
+                    grown.push((directory.clone(), *entry));
                     false
                 }
                 other => {
