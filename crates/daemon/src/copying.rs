@@ -17,6 +17,7 @@ use zmove_engine::{
     BoxError, Causes, ConnectError, Connector, DialSettings, Listener, Notice, PushError, Remote, RemotePush,
     Timeout,
 };
+use zmove_receiver::Quota;
 use zmove_sender::{Beside, Push, Run, SessionError, Summary};
 use zmove_transport::{Claim, ControlReader, ControlWriter, DialError, Fingerprint, Reach, TransportChoice};
 use zmove_types::{Event, Observer, RateLimit};
@@ -61,8 +62,12 @@ pub(crate) async fn copy(
         return tell_ended(session.control, copy.id, ended).await;
     }
     let list = order.list.clone();
+    tokio::pin!(stop);
     let prepared = match rights(&session.authorized, &session.peer, &copy.to) {
-        Ok(access) => prepare(session.around(), order, access, Target::There).await,
+        Ok(access) => {
+            let preparing = prepare(session.around(), order, access, Target::There);
+            session.as_long_as_it_waits(preparing, stop.as_mut()).await?
+        }
         Err(refusal) => Err(refusal),
     };
     let prepared = match prepared {
@@ -85,6 +90,7 @@ pub(crate) async fn copy(
         claim: session.claim,
         authorizer: session.authorizer,
         to: copy.to.clone(),
+        quota: session.quota,
     };
     let mut stopped = false;
     let stop = async {
@@ -193,7 +199,11 @@ struct Checked {
     claim: Claim,
     authorizer: Arc<Authorizer>,
     to: Place,
+    quota: Quota,
 }
+
+/// A flag that is never set.
+static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl Checked {
     fn access(&self) -> Result<ReadAccess, BoxError> {
@@ -230,9 +240,9 @@ async fn push(
     let settings = dial_settings(order, Fingerprint(key));
     let again = || {
         let access = checked.access()?;
-        let (job, _told_before) =
-            self::job(&fetch, list.as_ref(), &access).map_err(|refusal| refusal.text)?;
-        Ok(job)
+        // What is booked for the sources stands for those of every session.
+        let found = self::job(&fetch, list.as_ref(), &access, (&checked.quota, &NEVER));
+        Ok(found.map_err(|refusal| refusal.text)?.job)
     };
     let patience = Timeout(Duration::from_secs(order.patience_secs).min(PATIENCE_MAX));
     let pushing = RemotePush {

@@ -7,6 +7,7 @@
 use std::future::Future;
 use std::io::Cursor;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
@@ -27,7 +28,7 @@ use zmove_wire::limits::{
 };
 use zmove_wire::{
     AccountOrder, AccountsFrom, Cipher, Fetch, Fetching, Open, OwnerOrder, Place, Purpose, Refusal,
-    RefusalCode, ToSender, ToSource, Version, WireError, decode_message_within, encode_message,
+    RefusalCode, SourcePath, ToSender, ToSource, Version, WireError, decode_message_within, encode_message,
 };
 
 use crate::authorizer::{Authorized, Authorizer};
@@ -148,6 +149,8 @@ const THREADS_MIN: usize = 2;
 /// most.
 const PLAN_BYTES_MAX: u64 = 64 << 20;
 const PLAN_SHARE: u64 = 16;
+/// The most bytes of sources that are shown in the log; the first source is shown whole.
+const SHOWN_BYTES_MAX: usize = 1024;
 /// The least interval in which progress is told.
 const SAMPLE_MILLIS_MIN: u32 = 50;
 
@@ -158,13 +161,17 @@ pub(crate) fn plan_bytes(limits: &Limits) -> usize {
 
 /// Sends files to the peer.
 pub(crate) async fn send_files(
-    session: SendingSession,
+    mut session: SendingSession,
     order: Order,
     stop: impl Future<Output = ()>,
 ) -> Result<Sent, SendingError> {
+    tokio::pin!(stop);
     let prepared = match session.authorized.reads.clone() {
         None => Err(denied(&session.peer)),
-        Some(access) => prepare(session.around(), order, access, Target::Here).await,
+        Some(access) => {
+            let preparing = prepare(session.around(), order, access, Target::Here);
+            session.as_long_as_it_waits(preparing, stop.as_mut()).await?
+        }
     };
     match prepared {
         Ok(prepared) => prepared.run(session, stop).await.map(|summary| Sent::Files(Box::new(summary))),
@@ -173,6 +180,24 @@ pub(crate) async fn send_files(
 }
 
 impl SendingSession {
+    /// Waits for what is prepared for the peer, as long as the peer waits for it and the daemon does not stop. A peer
+    /// says nothing more before it is answered: it has gone then, or makes no sense.
+    pub(crate) async fn as_long_as_it_waits(
+        &mut self,
+        preparing: impl Future<Output = Result<Prepared, Refusal>>,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Result<Prepared, Refusal>, SendingError> {
+        tokio::select! {
+            prepared = preparing => Ok(prepared),
+            said = self.control.0.receive_within(FETCH_BYTES_MAX) => Err(match said {
+                Ok(Some(_)) => WireError::OutOfOrder { what: "a second order" }.into(),
+                Ok(None) => ControlError::Closed.into(),
+                Err(error) => error.into(),
+            }),
+            () = stop => Err(SessionError::Interrupted.into()),
+        }
+    }
+
     pub(crate) fn around(&self) -> Around {
         Around {
             quota: self.quota.clone(),
@@ -184,9 +209,18 @@ impl SendingSession {
     }
 }
 
-/// The sources in one text, for the log.
+/// The sources in one text, for the log; the first ones where there are many.
 pub(crate) fn shown(fetch: &Fetch) -> Vec<u8> {
-    fetch.sources.iter().map(|source| source.0.as_slice()).collect::<Vec<_>>().join(&b' ')
+    let mut shown = Vec::new();
+    for SourcePath(source) in &fetch.sources {
+        if shown.len() + source.len() > SHOWN_BYTES_MAX && !shown.is_empty() {
+            shown.extend(" ...".as_bytes());
+            break;
+        }
+        let separator: &[u8] = if shown.is_empty() { b"" } else { b" " };
+        shown.extend([separator, source].concat());
+    }
+    shown
 }
 
 pub(crate) fn denied((key, name): &(Fingerprint, String)) -> Refusal {
@@ -267,7 +301,7 @@ pub(crate) struct Prepared {
     pub(crate) fetch: Fetch,
     pub(crate) list: Option<Arc<[u8]>>,
     pub(crate) missing: Vec<String>,
-    pub(crate) held: (Booking, Vec<Booking>, Vec<(Booking, Booking)>),
+    pub(crate) held: (Booking, Vec<Booking>, Vec<Booking>, Vec<(Booking, Booking)>),
 }
 
 /// What a session has of its key and its daemon.
@@ -314,10 +348,13 @@ pub(crate) async fn prepare(
     if target == Target::Here {
         fetch.open.target = Vec::new();
     }
+    let stopping = StopOnDrop::default();
+    let stopped = Arc::clone(&stopping.0);
     let prepared = tokio::task::spawn_blocking(move || {
-        let (job, missing) = job(&fetch, list.as_ref(), &access)?;
+        let Found { job, missing, held: sources } =
+            job(&fetch, list.as_ref(), &access, (&around.quota, &stopped))?;
         let (config, files, threads) = sender_config(&fetch, &around)?;
-        Ok(Prepared { job, config, fetch, list, missing, held: (held, files, threads) })
+        Ok(Prepared { job, config, fetch, list, missing, held: (held, sources, files, threads) })
     });
     prepared.await.unwrap_or_else(|_panic| {
         let text = "a thread of the sender panicked; its log says where".to_owned();
@@ -325,13 +362,32 @@ pub(crate) async fn prepare(
     })
 }
 
-/// The job of one session, and the sources that cannot be opened. May block on files.
+/// Sets a flag when nobody waits any more for what is being prepared.
+#[derive(Default)]
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What one session is to send.
+pub(crate) struct Found {
+    pub(crate) job: PushJob,
+    /// The sources that cannot be opened.
+    pub(crate) missing: Vec<String>,
+    held: Vec<Booking>,
+}
+
+/// The job of one session. May block on files; gives up when the flag is set.
 pub(crate) fn job(
     fetch: &Fetch,
     list: Option<&Arc<[u8]>>,
     access: &ReadAccess,
-) -> Result<(PushJob, Vec<String>), Refusal> {
-    let Sources { roots, shape, missing } = Sources::find(&fetch.sources, access)?;
+    limits: (&Quota, &AtomicBool),
+) -> Result<Found, Refusal> {
+    let Sources { roots, shape, missing, held } = Sources::find(&fetch.sources, access, limits)?;
     let path_list = list.zip(fetch.list).map(|(bytes, order)| {
         let separator = if order.nul { Separator::Nul } else { Separator::Newline };
         let bytes = Cursor::new(Arc::clone(bytes));
@@ -344,7 +400,8 @@ pub(crate) fn job(
         ..Removals::default()
     });
     let sources_missing = missing.len() as u64;
-    Ok((PushJob { sources: roots, open, mirror, sources_missing, list: path_list }, missing))
+    let job = PushJob { sources: roots, open, mirror, sources_missing, list: path_list };
+    Ok(Found { job, missing, held })
 }
 
 type Booked = (SenderConfig, Vec<Booking>, Vec<(Booking, Booking)>);

@@ -1,18 +1,21 @@
-//! The sources of a transfer that a receiver has asked for: found beneath the roots of its key, globs among them.
+//! The sources that were asked for: found beneath the roots of its key, globs among them.
 //!
 //! **Invariant:** for a key with roots every source is opened from the root's descriptor without following a link, and
-//! no glob looks into anything else; the names that globs match are bounded.
+//! no glob looks into anything else. The names that are looked at and matched are bounded over all sources; what is
+//! kept of them, and what stays open, is booked on the key; and looking takes turns with the key's other work.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_disk::{Tree, open_beneath};
+use zmove_disk::{Task, Tree, Turn, open_beneath};
+use zmove_receiver::{Booking, Quota};
 use zmove_scan::{ScanRoot, glob_matches, is_glob};
 use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::limits::{FETCH_MATCHES_MAX, FETCH_SOURCE_BYTES_MAX};
@@ -35,6 +38,23 @@ pub(crate) struct Sources {
     pub(crate) shape: TargetShape,
     /// The sources that cannot be opened, and why, each in a line.
     pub(crate) missing: Vec<String>,
+    /// What is booked for them.
+    pub(crate) held: Vec<Booking>,
+}
+
+/// A search for sources: what it has found out, and what of the key's it may take.
+struct Search<'a> {
+    access: &'a ReadAccess,
+    quota: &'a Quota,
+    turn: Turn<'a>,
+    /// The memory that is booked, and the descriptors.
+    memory: Booking,
+    descriptors: Vec<Booking>,
+    /// The roots of the key that have been opened, and directories beneath them that hold sources.
+    opened: HashMap<PathBuf, Arc<OwnedFd>>,
+    /// How many names of directories have been looked at, and how many have been matched.
+    looked_at: usize,
+    matched: usize,
 }
 
 /// The directory that sources are looked for in.
@@ -50,80 +70,323 @@ struct Source {
     root: ScanRoot,
     /// The name at the target; `None` where its contents are meant.
     top: Option<Name>,
-    /// The names that it brings to the top of the target, where there are other sources.
-    tops: Vec<Vec<u8>>,
     is_directory: bool,
+    /// Its ground, and its path there.
+    place: (Arc<Ground>, Vec<u8>),
 }
 
 /// The path of a source on its ground, as bytes; without an empty or single-dot component where it is beneath a root.
-struct Wanted<'a> {
-    ground: &'a Ground,
+struct Wanted {
+    ground: Arc<Ground>,
     /// The components, each perhaps a glob.
     path: Vec<u8>,
     /// Whether the contents of a directory are meant.
     contents: bool,
 }
 
+/// The most names of directories that are looked at for one order.
+const LOOKED_AT_MAX: usize = 4 << 20;
+/// The memory of a path beside its bytes, and of a source beside its paths, of which there are so many.
+const PATH_BYTES: usize = 64;
+const SOURCE_BYTES: usize = 512;
+const SOURCE_PATHS: usize = 6;
+
 impl Sources {
-    /// Finds the sources that were asked for. May block on files.
+    /// Finds the sources that were asked for; gives up when `stopping` is set. May block on files.
     ///
     /// # Errors
-    /// None exists, one lies outside the roots, or two would get one name.
-    pub(crate) fn find(asked: &[SourcePath], access: &ReadAccess) -> Result<Self, Refusal> {
+    /// None exists, one lies outside the roots, two would get one name, or they are more than the key has room for.
+    pub(crate) fn find(
+        asked: &[SourcePath],
+        access: &ReadAccess,
+        (quota, stopping): (&Quota, &AtomicBool),
+    ) -> Result<Self, Refusal> {
+        let mut search = Search {
+            access,
+            quota,
+            turn: quota.turn(Task::Look, stopping),
+            memory: quota.book_nothing(),
+            descriptors: Vec::new(),
+            opened: HashMap::new(),
+            looked_at: 0,
+            matched: 0,
+        };
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for SourcePath(path) in asked {
             if path.len() > FETCH_SOURCE_BYTES_MAX || path.contains(&0) {
                 return Err(refuse(RefusalCode::Protocol, "a source is too long or holds a NUL byte".into()));
             }
-            let (ground, wanted, contents) = locate(path, access)?;
-            let wanted = Wanted { ground: &ground, path: wanted, contents };
-            for path in wanted.expand()? {
-                match wanted.look_at(&path) {
-                    Ok(source) => {
-                        let tops = match &source.top {
-                            Some(top) => vec![top.as_bytes().to_vec()],
-                            // a directory that cannot be listed brings no names; the scan reports it
-                            None if asked.len() > 1 => ground.names(&path).unwrap_or_default(),
-                            None => Vec::new(),
-                        };
-                        found.push(Source { tops, ..source });
-                    }
-                    Err(error) => missing
-                        .push(format!("sender: open '{}': {error}", Escaped::path(&ground.shown(&path)))),
+            let wanted = search.locate(path)?;
+            for path in search.expand(&wanted)? {
+                search.ask_for_turn()?;
+                search.book(SOURCE_BYTES + SOURCE_PATHS * path.len())?;
+                match search.look_at(&wanted, &path)? {
+                    Ok(source) => found.push(source),
+                    Err(error) => missing.push(format!(
+                        "sender: open '{}': {error}",
+                        Escaped::path(&wanted.ground.shown(&path))
+                    )),
                 }
             }
         }
-        refuse_same_names(&found)?;
+        search.refuse_same_names(&found)?;
         if found.is_empty() {
             let text =
                 format!("nothing to send: {}", missing.first().map_or("no source is there", |first| first));
             return Err(refuse(RefusalCode::Target, text));
         }
         let shape = shape(&found);
-        Ok(Self { roots: found.into_iter().map(|source| source.root).collect(), shape, missing })
+        let Search { memory, mut descriptors, .. } = search;
+        descriptors.push(memory);
+        let roots = found.into_iter().map(|source| source.root).collect();
+        Ok(Self { roots, shape, missing, held: descriptors })
     }
 }
 
-/// The ground of a source, its path there, and whether its contents are meant.
-fn locate(source: &[u8], access: &ReadAccess) -> Result<(Ground, Vec<u8>, bool), Refusal> {
-    let last = source.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-    let contents = matches!(last, b"" | b"." | b"..");
-    let ReadAccess::Beneath(roots) = access else {
-        let path = if source.is_empty() { b"." } else { source };
-        return Ok((Ground::Own, path.to_vec(), contents));
-    };
-    let (root, rest) = choose_root(source, roots)?;
-    let tree = Tree::open_guarded(root).map_err(|error| {
-        refuse(RefusalCode::Target, format!("open root '{}': {error}", Escaped::path(root)))
-    })?;
-    let parts: Vec<_> =
-        rest.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
-    let path = parts.join(&b'/');
-    let clean = RelPath::from_bytes(&path)
-        .map_err(|error| refuse(RefusalCode::Denied, format!("source '{}': {error}", Escaped(source))))?;
-    let opened = tree.open_directory(&RelPath::root());
-    let opened = opened.map_err(|error| refuse(RefusalCode::Target, error.to_string()))?;
-    Ok((Ground::Root(opened, root.to_owned()), clean.as_bytes().to_vec(), contents || clean.is_root()))
+impl Search<'_> {
+    /// Waits for a turn of the key, before a piece of work.
+    fn ask_for_turn(&self) -> Result<(), Refusal> {
+        if self.turn.is_over() {
+            return Err(refuse(RefusalCode::Stopping, "the session has ended".into()));
+        }
+        Ok(())
+    }
+
+    fn book(&mut self, bytes: usize) -> Result<(), Refusal> {
+        self.memory.grow(bytes).map_err(|error| refuse(RefusalCode::Full, error.to_string()))
+    }
+
+    fn book_descriptor(&mut self) -> Result<(), Refusal> {
+        let booked = self.quota.book_descriptor().ok_or_else(|| {
+            let text = "the sources lie in more directories than this key may have open \
+                        (limits.files_per_identity): ask for the directory above them, or try again later";
+            refuse(RefusalCode::Full, text.into())
+        })?;
+        self.descriptors.push(booked);
+        Ok(())
+    }
+
+    /// The place of a source, and whether its contents are meant.
+    fn locate(&mut self, source: &[u8]) -> Result<Wanted, Refusal> {
+        let last = source.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        let contents = matches!(last, b"" | b"." | b"..");
+        let ReadAccess::Beneath(roots) = self.access else {
+            let path = if source.is_empty() { b"." } else { source };
+            return Ok(Wanted { ground: Arc::new(Ground::Own), path: path.to_vec(), contents });
+        };
+        let (root, rest) = choose_root(source, roots)?;
+        let parts: Vec<_> =
+            rest.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
+        let path = parts.join(&b'/');
+        let clean = RelPath::from_bytes(&path)
+            .map_err(|error| refuse(RefusalCode::Denied, format!("source '{}': {error}", Escaped(source))))?;
+        let ground = Arc::new(Ground::Root(self.open_root(root)?, root.to_owned()));
+        Ok(Wanted { ground, path: clean.as_bytes().to_vec(), contents: contents || clean.is_root() })
+    }
+
+    /// A root of the key, opened once for all sources.
+    fn open_root(&mut self, root: &Path) -> Result<Arc<OwnedFd>, Refusal> {
+        if let Some(opened) = self.opened.get(root) {
+            return Ok(Arc::clone(opened));
+        }
+        self.book_descriptor()?;
+        let tree = Tree::open_guarded(root).map_err(|error| {
+            refuse(RefusalCode::Target, format!("open root '{}': {error}", Escaped::path(root)))
+        })?;
+        let opened = tree.open_directory(&RelPath::root());
+        let opened = opened.map_err(|error| refuse(RefusalCode::Target, error.to_string()))?;
+        self.opened.insert(root.to_owned(), Arc::clone(&opened));
+        Ok(opened)
+    }
+
+    /// The directory that holds a source beneath a root, opened once for all sources in it.
+    fn open_parent(
+        &mut self,
+        ground: &Ground,
+        parent: &RelPath,
+    ) -> Result<io::Result<Arc<OwnedFd>>, Refusal> {
+        let Ground::Root(root, _) = ground else { return Ok(Err(Errno::INVAL.into())) };
+        if parent.is_root() {
+            return Ok(Ok(Arc::clone(root)));
+        }
+        let shown = ground.shown(parent.as_bytes());
+        if let Some(opened) = self.opened.get(&shown) {
+            return Ok(Ok(Arc::clone(opened)));
+        }
+        self.book_descriptor()?;
+        let opened = match open_beneath(root.as_fd(), parent, OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(opened) => Arc::new(opened),
+            Err(errno) => return Ok(Err(errno.into())),
+        };
+        self.opened.insert(shown, Arc::clone(&opened));
+        Ok(Ok(opened))
+    }
+
+    /// The paths that the globs match, each once; the path itself where it has none, or where they match nothing.
+    fn expand(&mut self, wanted: &Wanted) -> Result<Vec<Vec<u8>>, Refusal> {
+        if !is_glob(&wanted.path) {
+            return Ok(vec![wanted.path.clone()]);
+        }
+        let absolute = wanted.path.starts_with(b"/");
+        let mut paths = vec![if absolute { b"/".to_vec() } else { Vec::new() }];
+        for part in wanted.path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
+            let mut next = Vec::new();
+            for path in paths {
+                if !is_glob(part) {
+                    next.push(join(&path, part));
+                    continue;
+                }
+                let before = next.len();
+                // what cannot be listed has no matches, as in a shell
+                let _closed = self.list(&wanted.ground, &path, &mut |search, name| {
+                    if glob_matches(part, name) {
+                        search.count_match(&wanted.path, path.len() + name.len())?;
+                        next.push(join(&path, name));
+                    }
+                    Ok(())
+                })?;
+                next[before..].sort_unstable();
+            }
+            paths = next;
+        }
+        let mut there = Vec::new();
+        for path in paths {
+            self.ask_for_turn()?;
+            if wanted.ground.is_directory(&path, false).is_ok() {
+                there.push(path);
+            }
+        }
+        if there.is_empty() {
+            there.push(wanted.path.clone());
+        }
+        Ok(there)
+    }
+
+    fn count_match(&mut self, glob: &[u8], bytes: usize) -> Result<(), Refusal> {
+        self.matched += 1;
+        if self.matched > FETCH_MATCHES_MAX {
+            let text = format!(
+                "'{}' matches more than {FETCH_MATCHES_MAX} names, or sources before it do",
+                Escaped(glob)
+            );
+            return Err(refuse(RefusalCode::Denied, text));
+        }
+        self.book(PATH_BYTES + bytes)
+    }
+
+    /// Shows `each` the names in a directory; as many as there are before one that cannot be read.
+    fn list(
+        &mut self,
+        ground: &Ground,
+        path: &[u8],
+        each: &mut dyn FnMut(&mut Self, &[u8]) -> Result<(), Refusal>,
+    ) -> Result<io::Result<()>, Refusal> {
+        let mut entries =
+            match ground.open_directory(path).and_then(|directory| Ok(Dir::read_from(directory)?)) {
+                Ok(entries) => entries,
+                Err(error) => return Ok(Err(error)),
+            };
+        while let Some(entry) = entries.next() {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(errno) => return Ok(Err(errno.into())),
+            };
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            self.ask_for_turn()?;
+            self.looked_at += 1;
+            if self.looked_at > LOOKED_AT_MAX {
+                let text = format!("the sources make this host look at more than {LOOKED_AT_MAX} names");
+                return Err(refuse(RefusalCode::Denied, text));
+            }
+            each(self, name)?;
+        }
+        Ok(Ok(()))
+    }
+
+    fn look_at(&mut self, wanted: &Wanted, path: &[u8]) -> Result<io::Result<Source>, Refusal> {
+        let Wanted { ground, contents, .. } = wanted;
+        let is_directory = match ground.is_directory(path, *contents) {
+            Ok(is_directory) => is_directory,
+            Err(error) => return Ok(Err(error)),
+        };
+        if *contents && !is_directory {
+            return Ok(Err(Errno::NOTDIR.into()));
+        }
+        let mut shown = ground.shown(path);
+        if *contents {
+            shown.push("");
+        }
+        let name = path.rsplit(|&byte| byte == b'/').next().filter(|_| !contents);
+        let (top, prefix) = match top_of(name) {
+            Ok(named) => named,
+            Err(error) => return Ok(Err(error)),
+        };
+        let root = ScanRoot::new(shown, prefix);
+        let root = match **ground {
+            Ground::Own => root,
+            Ground::Root(..) => match self.place_beneath(ground, path, is_directory)? {
+                Ok((parent, below)) => root.beneath(parent, below),
+                Err(error) => return Ok(Err(error)),
+            },
+        };
+        Ok(Ok(Source { root, top, is_directory, place: (Arc::clone(ground), path.to_vec()) }))
+    }
+
+    /// The directory that holds a source beneath a root, and its path there.
+    fn place_beneath(
+        &mut self,
+        ground: &Ground,
+        path: &[u8],
+        is_directory: bool,
+    ) -> Result<io::Result<(Arc<OwnedFd>, RelPath)>, Refusal> {
+        let path = match relative(path) {
+            Ok(path) => path,
+            Err(error) => return Ok(Err(error)),
+        };
+        if is_directory {
+            // it is opened to be walked
+            self.book_descriptor()?;
+        }
+        let name = path.file_name().map(|name| RelPath::root().join(&name)).transpose();
+        let parent = path.parent().unwrap_or_else(RelPath::root);
+        let name = name.map(|name| name.unwrap_or_else(RelPath::root)).map_err(io::Error::other);
+        Ok(self.open_parent(ground, &parent)?.and_then(|parent| Ok((parent, name?))))
+    }
+
+    /// Refuses two sources that bring entries under one name: luck would decide which of them the target gets.
+    fn refuse_same_names(&mut self, found: &[Source]) -> Result<(), Refusal> {
+        if found.len() < 2 {
+            return Ok(());
+        }
+        let mut names = HashSet::new();
+        for Source { top, place: (ground, path), .. } in found {
+            match top {
+                Some(top) => self.note_name(&mut names, top.as_bytes())?,
+                // a directory that cannot be listed brings no names; the scan reports it
+                None => {
+                    drop(self.list(ground, path, &mut |search, name| search.note_name(&mut names, name))?)
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn note_name(&mut self, names: &mut HashSet<Vec<u8>>, name: &[u8]) -> Result<(), Refusal> {
+        self.book(PATH_BYTES + name.len())?;
+        if !names.insert(name.to_vec()) {
+            let text = format!("two of the sources would become '{}' at the target", Escaped(name));
+            return Err(refuse(RefusalCode::Target, text));
+        }
+        if names.len() > FETCH_MATCHES_MAX {
+            let text =
+                "too many names to find out whether two sources have the same: ask for them one by one";
+            return Err(refuse(RefusalCode::Denied, text.into()));
+        }
+        Ok(())
+    }
 }
 
 fn choose_root<'a>(source: &'a [u8], roots: &'a [PathBuf]) -> Result<(&'a Path, &'a [u8]), Refusal> {
@@ -157,28 +420,15 @@ impl Ground {
         }
     }
 
-    /// The names in a directory; none where it cannot be listed.
-    fn names(&self, path: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    fn open_directory(&self, path: &[u8]) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = match self {
-            Self::Root(root, _) => open_beneath(root.as_fd(), &relative(path)?, flags)?,
+        match self {
+            Self::Root(root, _) => Ok(open_beneath(root.as_fd(), &relative(path)?, flags)?),
             Self::Own => {
                 let path = if path.is_empty() { b"." } else { path };
-                rustix::fs::open(path, flags, Mode::empty())?
-            }
-        };
-        let mut names = Vec::new();
-        for entry in Dir::read_from(directory)? {
-            let name = entry?.file_name().to_bytes().to_vec();
-            if !matches!(name.as_slice(), b"." | b"..") {
-                names.push(name);
-            }
-            if names.len() > LISTED_MAX {
-                return Err(Errno::TOOBIG.into());
+                Ok(rustix::fs::open(path, flags, Mode::empty())?)
             }
         }
-        names.sort_unstable();
-        Ok(names)
     }
 
     fn is_directory(&self, path: &[u8], contents: bool) -> io::Result<bool> {
@@ -192,69 +442,18 @@ impl Ground {
     }
 }
 
-/// The most names of a directory that a glob is held against.
-const LISTED_MAX: usize = 1 << 20;
+/// The name of a source at the target, and its path there.
+fn top_of(name: Option<&[u8]>) -> io::Result<(Option<Name>, RelPath)> {
+    let top = name.map(Name::from_bytes).transpose().map_err(io::Error::other)?;
+    let prefix = match &top {
+        Some(name) => RelPath::root().join(name).map_err(io::Error::other)?,
+        None => RelPath::root(),
+    };
+    Ok((top, prefix))
+}
 
 fn relative(path: &[u8]) -> io::Result<RelPath> {
     RelPath::from_bytes(path).map_err(|_| Errno::INVAL.into())
-}
-
-impl Wanted<'_> {
-    /// The paths that the globs match, each once; the path itself where it has none, or where they match nothing.
-    fn expand(&self) -> Result<Vec<Vec<u8>>, Refusal> {
-        if !is_glob(&self.path) {
-            return Ok(vec![self.path.clone()]);
-        }
-        let absolute = self.path.starts_with(b"/");
-        let mut paths = vec![if absolute { b"/".to_vec() } else { Vec::new() }];
-        for part in self.path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
-            let mut next = Vec::new();
-            for path in paths {
-                if !is_glob(part) {
-                    next.push(join(&path, part));
-                    continue;
-                }
-                // what cannot be listed has no matches, as in a shell
-                let names = self.ground.names(&path).unwrap_or_default();
-                next.extend(
-                    names.iter().filter(|name| glob_matches(part, name)).map(|name| join(&path, name)),
-                );
-                if next.len() > FETCH_MATCHES_MAX {
-                    let text =
-                        format!("'{}' matches more than {FETCH_MATCHES_MAX} names", Escaped(&self.path));
-                    return Err(refuse(RefusalCode::Denied, text));
-                }
-            }
-            paths = next;
-        }
-        paths.retain(|path| self.ground.is_directory(path, false).is_ok());
-        if paths.is_empty() {
-            paths.push(self.path.clone());
-        }
-        Ok(paths)
-    }
-
-    fn look_at(&self, path: &[u8]) -> io::Result<Source> {
-        let is_directory = self.ground.is_directory(path, self.contents)?;
-        if self.contents && !is_directory {
-            return Err(Errno::NOTDIR.into());
-        }
-        let mut shown = self.ground.shown(path);
-        if self.contents {
-            shown.push("");
-        }
-        let name = path.rsplit(|&byte| byte == b'/').next().filter(|_| !self.contents);
-        let top = name.map(Name::from_bytes).transpose().map_err(io::Error::other)?;
-        let prefix = match &top {
-            Some(name) => RelPath::root().join(name).map_err(io::Error::other)?,
-            None => RelPath::root(),
-        };
-        let root = match self.ground {
-            Ground::Root(fd, _) => ScanRoot::new(shown, prefix).beneath(Arc::clone(fd), relative(path)?),
-            Ground::Own => ScanRoot::new(shown, prefix),
-        };
-        Ok(Source { root, top, tops: Vec::new(), is_directory })
-    }
 }
 
 fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
@@ -270,28 +469,6 @@ fn shape(found: &[Source]) -> TargetShape {
     TargetShape::Directory { tops: tops.unwrap_or_default() }
 }
 
-/// Refuses two sources that bring entries under one name: luck would decide which of them the target gets.
-fn refuse_same_names(found: &[Source]) -> Result<(), Refusal> {
-    if found.len() < 2 {
-        return Ok(());
-    }
-    let mut names = HashSet::new();
-    for source in found {
-        for top in &source.tops {
-            if names.len() > FETCH_MATCHES_MAX {
-                let text =
-                    "too many names to find out whether two sources have the same: ask for them one by one";
-                return Err(refuse(RefusalCode::Denied, text.into()));
-            }
-            if !names.insert(top.clone()) {
-                let text = format!("two of the sources would become '{}' at the target", Escaped(top));
-                return Err(refuse(RefusalCode::Target, text));
-            }
-        }
-    }
-    Ok(())
-}
-
 fn refuse(code: RefusalCode, text: String) -> Refusal {
     Refusal { code, text }
 }
@@ -300,10 +477,16 @@ fn refuse(code: RefusalCode, text: String) -> Refusal {
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+    use zmove_receiver::{Limits, Quotas};
+    use zmove_transport::Fingerprint;
+
+    fn find(root: &Path, sources: &[&str], quota: &Quota) -> Result<Sources, Refusal> {
+        let asked: Vec<_> = sources.iter().map(|path| SourcePath(path.as_bytes().to_vec())).collect();
+        Sources::find(&asked, &ReadAccess::Beneath(vec![root.to_owned()]), (quota, &AtomicBool::new(false)))
+    }
 
     fn ask(root: &Path, sources: &[&str]) -> Result<Vec<String>, Refusal> {
-        let asked: Vec<_> = sources.iter().map(|path| SourcePath(path.as_bytes().to_vec())).collect();
-        let found = Sources::find(&asked, &ReadAccess::Beneath(vec![root.to_owned()]))?;
+        let found = find(root, sources, &Quota::default())?;
         let mut shown: Vec<_> = found
             .roots
             .iter()
@@ -358,9 +541,66 @@ mod tests {
     #[test]
     fn two_sources_with_one_name_are_refused() {
         let home = tree();
-        for sources in [&["*/x.txt"][..], &["a/", "b/"], &["a/x.txt", "b/"]] {
+        for sources in [&["*/x.txt"][..], &["a/", "b/"], &["a/x.txt", "b/"], &["[ab]/"]] {
             let refusal = ask(home.path(), sources).unwrap_err();
             assert!(refusal.text.contains("'x.txt'"), "{refusal:?}");
         }
+    }
+
+    /// The quota of a key that may have so many descriptors, and the least memory.
+    fn quota(files_per_identity: usize) -> Quota {
+        let memory_per_identity = zmove_types::ByteCount(64 << 20);
+        let limits = Limits { files_per_identity, memory_per_identity, ..Limits::default() };
+        Quotas::default().of(Fingerprint([1; 32]), &limits)
+    }
+
+    #[test]
+    fn a_directory_of_which_many_entries_are_asked_for_is_opened_once() {
+        let home = tree();
+        let names: Vec<_> = (0..200).map(|number| format!("a/{number}")).collect();
+        names.iter().for_each(|name| std::fs::write(home.path().join(name), "").unwrap());
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let quota = quota(64);
+        let found = find(home.path(), &names, &quota).unwrap();
+        assert_eq!(found.roots.len(), 200);
+        let left = std::iter::from_fn(|| quota.book_descriptor());
+        assert_eq!(left.collect::<Vec<_>>().len(), 64 - 2, "the root and the directory");
+    }
+
+    #[test]
+    fn directories_that_stay_open_are_booked() {
+        let home = tree();
+        (0..70).for_each(|number| std::fs::create_dir(home.path().join(format!("a/{number}"))).unwrap());
+        let quota = quota(64);
+        let refusal = find(home.path(), &["a/[0-9]*"], &quota).unwrap_err();
+        assert_eq!(refusal.code, RefusalCode::Full, "{refusal:?}");
+        assert!(refusal.text.contains("limits.files_per_identity"), "{refusal:?}");
+        assert!(find(home.path(), &["a/[0-9]"], &quota).is_ok(), "all has been given back");
+    }
+
+    #[test]
+    fn names_are_bounded_and_booked_over_all_sources() {
+        let home = tree();
+        (0..300).for_each(|number| std::fs::write(home.path().join(format!("b/{number}")), "").unwrap());
+        let quota = quota(64);
+        let refusal = find(home.path(), &["b/*"; 300], &quota).unwrap_err();
+        assert_eq!(refusal.code, RefusalCode::Denied);
+        assert!(refusal.text.contains("matches more than 65536 names"), "{refusal:?}");
+        let booked = quota.book_memory(60 << 20).unwrap();
+        let refusal = find(home.path(), &["b/*"; 100], &quota).unwrap_err();
+        assert_eq!(refusal.code, RefusalCode::Full);
+        assert!(refusal.text.contains("limits.memory_per_identity"), "{refusal:?}");
+        drop(booked);
+        assert!(quota.book_memory(64 << 20).is_ok(), "all has been given back");
+    }
+
+    #[test]
+    fn a_search_ends_with_its_session() {
+        let home = tree();
+        let asked = [SourcePath(b"a/*".to_vec())];
+        let access = ReadAccess::Beneath(vec![home.path().to_owned()]);
+        let refusal =
+            Sources::find(&asked, &access, (&Quota::default(), &AtomicBool::new(true))).unwrap_err();
+        assert_eq!(refusal.code, RefusalCode::Stopping);
     }
 }

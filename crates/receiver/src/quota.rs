@@ -169,6 +169,12 @@ impl Quota {
         self.0.files.hold(DESCRIPTORS_PER_FILE).ok_or_else(|| Errno::MFILE.into())
     }
 
+    /// Books a descriptor of something that stays open; `None` where a limit would be exceeded.
+    #[must_use]
+    pub fn book_descriptor(&self) -> Option<Booking> {
+        self.0.files.hold(1)
+    }
+
     /// Books the descriptors of a staging directory and its path, by which it is found; `None` where a limit would be
     /// exceeded.
     pub(crate) fn book_staging(&self, path: &RelPath) -> Option<(Booking, Booking)> {
@@ -196,7 +202,7 @@ impl Quota {
     }
 
     /// A turn for a thread that is going to hash, list or write for a session that ends when `stopping` is set.
-    pub(crate) fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
+    pub fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
         self.0.storage_threads.turn(task, stopping)
     }
 

@@ -122,7 +122,12 @@ impl ScanRoot {
             Extent::Tree => below.clone(),
             Extent::SingleEntry => below.parent().unwrap_or_else(RelPath::root),
         };
-        let opened = open_beneath(above.as_fd(), &below, OFlags::PATH | OFlags::DIRECTORY)?;
+        let opened = if below.is_root() {
+            // entries of one directory share its descriptor, however many there are
+            Arc::clone(above)
+        } else {
+            Arc::new(open_beneath(above.as_fd(), &below, OFlags::PATH | OFlags::DIRECTORY)?)
+        };
         SourceRoot::at(opened, &path, &self.prefix, extent)
     }
 

@@ -22,7 +22,7 @@ pub struct SourceRoot {
     pub(crate) extent: Extent,
     /// The identity of the directory.
     pub(crate) number: FileNumber,
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
 }
 
 /// How much below a root was asked for.
@@ -82,11 +82,11 @@ impl SourceRoot {
     /// Opens the directory at `path`; `flags` decide whether links in `path` itself are followed.
     pub(crate) fn open(path: &Path, prefix: &RelPath, extent: Extent, flags: OFlags) -> Result<Self> {
         let flags = flags | OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Self::at(open(path, flags, Mode::empty())?, path, prefix, extent)
+        Self::at(Arc::new(open(path, flags, Mode::empty())?), path, prefix, extent)
     }
 
-    /// The root of a directory that has been opened.
-    pub(crate) fn at(opened: OwnedFd, path: &Path, prefix: &RelPath, extent: Extent) -> Result<Self> {
+    /// The root of a directory that has been opened, perhaps for several roots.
+    pub(crate) fn at(opened: Arc<OwnedFd>, path: &Path, prefix: &RelPath, extent: Extent) -> Result<Self> {
         let stat = fstat(&opened)?;
         Ok(Self {
             path: path.to_owned(),
