@@ -6,6 +6,7 @@
 
 use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use zmove_types::GroupSpan;
@@ -58,8 +59,8 @@ struct Active<F> {
 pub enum Groups {
     /// All groups from this one on.
     From(u32),
-    /// These groups, in this order.
-    Only(VecDeque<u32>),
+    /// These groups, in ascending order.
+    Only(VecDeque<Range<u32>>),
 }
 
 impl Groups {
@@ -68,7 +69,15 @@ impl Groups {
     pub fn count(&self, bytes: u64) -> u32 {
         match self {
             Self::From(first) => GroupSpan::count(bytes).unwrap_or(0).saturating_sub(*first),
-            Self::Only(groups) => u32::try_from(groups.len()).unwrap_or(u32::MAX),
+            Self::Only(ranges) => ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum(),
+        }
+    }
+
+    /// Whether nothing is to be read, without counting.
+    fn is_empty(&self, bytes: u64) -> bool {
+        match self {
+            Self::From(_) => self.count(bytes) == 0,
+            Self::Only(ranges) => ranges.is_empty(),
         }
     }
 
@@ -77,7 +86,17 @@ impl Groups {
         let before = self.count(bytes);
         match self {
             Self::From(next) => *next = index.max(*next),
-            Self::Only(groups) => groups.retain(|group| *group >= index),
+            Self::Only(ranges) => {
+                while let Some(range) = ranges.front_mut()
+                    && range.start < index
+                {
+                    if range.end > index {
+                        range.start = index;
+                    } else {
+                        ranges.pop_front();
+                    }
+                }
+            }
         }
         before - self.count(bytes)
     }
@@ -89,7 +108,15 @@ impl Groups {
                 *next = index.saturating_add(1);
                 index
             }
-            Self::Only(groups) => groups.pop_front()?,
+            Self::Only(ranges) => {
+                let range = ranges.front_mut()?;
+                let index = range.start;
+                range.start += 1;
+                if range.start >= range.end {
+                    ranges.pop_front();
+                }
+                index
+            }
         };
         GroupSpan::of(bytes, index)
     }
@@ -172,7 +199,7 @@ impl<P, F: Clone> Plan<P, F> {
         let mut state = self.lock();
         let file = state.active.iter_mut().find(|active| which(&active.file));
         let skipped = file.map_or(0, |active| active.groups.skip_to(active.bytes, index));
-        state.active.retain(|active| active.groups.count(active.bytes) > 0);
+        state.active.retain(|active| !active.groups.is_empty(active.bytes));
         self.changed.notify_all();
         skipped
     }
@@ -273,7 +300,7 @@ impl<P, F: Clone> State<P, F> {
             let mut active = self.active.pop_front()?;
             let Some(span) = active.groups.take(active.bytes) else { continue };
             let file = active.file.clone();
-            if active.groups.count(active.bytes) > 0 {
+            if !active.groups.is_empty(active.bytes) {
                 self.active.push_back(active);
             }
             return Some(Work::Group(file, span));
@@ -366,7 +393,7 @@ mod tests {
     #[test]
     fn only_the_groups_that_are_wanted_are_handed_out() {
         let plan: Plan<(), u8> = Plan::new(4, 4);
-        let wanted = |groups: &[u32]| Groups::Only(groups.iter().copied().collect());
+        let wanted = |groups: &[u32]| Groups::Only(groups.iter().map(|group| *group..group + 1).collect());
         assert_eq!(wanted(&[1, 3]).count(4 * GROUP_BYTES), 2);
         plan.push_file(1, 4 * GROUP_BYTES, wanted(&[1, 3])).unwrap();
         plan.push_file(2, 3 * GROUP_BYTES, wanted(&[])).unwrap();
@@ -379,7 +406,7 @@ mod tests {
     fn groups_that_are_skipped_are_counted_and_not_handed_out() {
         let plan: Plan<(), u8> = Plan::new(4, 4);
         plan.push_file(1, 9 * GROUP_BYTES, Groups::From(0)).unwrap();
-        plan.push_file(2, 8 * GROUP_BYTES, Groups::Only([1, 3, 6].into())).unwrap();
+        plan.push_file(2, 8 * GROUP_BYTES, Groups::Only([1..2, 3..4, 6..7].into())).unwrap();
         plan.end();
         let index = |work| match work {
             Some(Work::Group(file, span)) => (file, span.index),

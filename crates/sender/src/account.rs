@@ -14,7 +14,7 @@ pub(crate) mod totals;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_scan::{Entry, EntryKind, ScanError};
-use zmove_types::{Cv, Escaped, Event, GroupSpan, Kinds, Observer, RelPath};
+use zmove_types::{Escaped, Event, GroupSpan, Kinds, Observer, RelPath};
 use zmove_wire::limits::SYMLINK_BYTES_MAX;
 use zmove_wire::{Lack, Missed, NotKept};
 
@@ -22,6 +22,7 @@ use self::failure::FileError;
 use self::file_ledger::FileLedger;
 use self::totals::Totals;
 use crate::read::extras::Extras;
+use crate::read::group_values::GroupValues;
 use crate::read::source::{Look, SourceDirectory};
 
 /// Counts what happens to files, and reports it to the user.
@@ -65,9 +66,8 @@ impl Account {
     }
 
     /// Counts the groups of a file of `bytes` that came in an earlier transfer.
-    pub(crate) fn resumed(&self, held: &[Option<Cv>], bytes: u64) {
-        let there = (0..).zip(held).filter(|(_, cv)| cv.is_some());
-        let spans = there.filter_map(|(index, _)| GroupSpan::of(bytes, index));
+    pub(crate) fn resumed(&self, held: &GroupValues, bytes: u64) {
+        let spans = held.known().filter_map(|index| GroupSpan::of(bytes, index));
         let bytes = spans.map(|span| u64::from(span.len)).sum();
         self.totals.resumed.add(bytes);
         self.observer.on(&Event::Skipped { files: 0, bytes });

@@ -2,6 +2,7 @@
 
 mod entries;
 pub(crate) mod extras;
+pub(crate) mod group_values;
 pub(crate) mod holes;
 pub(crate) mod read_ahead;
 pub(crate) mod reader;

@@ -52,8 +52,8 @@ impl Receipts {
         memory: Option<Arc<dyn Memory>>,
     ) -> (Self, Replies, UnboundedReceiver<ToReceiver>) {
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
-        let (reply_sender, replies) = replies::channel(memory);
-        let session = Arc::new(Session::new(observer, (version, extras), started, outgoing_in));
+        let (reply_sender, replies) = replies::channel(memory.clone());
+        let session = Arc::new(Session::new(observer, (version, extras), started, outgoing_in, memory));
         let paced = Duration::ZERO;
         let reported = ReportCounts::default();
         let receipts = Self { session, reply_sender, paced, times_beyond_range: 0, reported, signed: None };

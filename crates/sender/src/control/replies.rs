@@ -42,8 +42,7 @@ pub(crate) struct QueuedReply {
     reply: Reply,
     weight: usize,
     all: Arc<AtomicUsize>,
-    /// Given back when the reply is taken.
-    _held: Option<Booked>,
+    held: Option<Booked>,
 }
 
 /// The end at which replies are put in.
@@ -66,6 +65,10 @@ const WAITING_MAX: usize = 16 << 20;
 
 /// The memory of one value or verdict.
 const REPLY_BYTES: usize = 40;
+
+/// The memory of the values of one message beside that: those at its ends stand in blocks for more of them, and what is
+/// booked takes some itself.
+const VALUES_BYTES: usize = 1280;
 
 /// The two ends of the channel from the control conversation to the planner.
 pub(crate) fn channel(memory: Option<Arc<dyn Memory>>) -> (ReplySender, Replies) {
@@ -102,10 +105,12 @@ impl ReplySender {
         if self.waiting.fetch_add(weight, Ordering::Relaxed) + weight > WAITING_MAX {
             return Err(WireError::OutOfOrder { what: "more answers than there are offers" });
         }
-        let held = self.memory.as_ref().map(|memory| memory.book(weight * REPLY_BYTES)).transpose()?;
+        let beside = if matches!(reply, Reply::Held(_)) { VALUES_BYTES } else { 0 };
+        let bytes = weight * REPLY_BYTES + beside;
+        let held = self.memory.as_ref().map(|memory| memory.book(bytes)).transpose()?;
         // The planner has gone only when the session is being stopped.
         let all = Arc::clone(&self.waiting);
-        let _stopping = self.offers.send(QueuedReply { reply, weight, all, _held: held });
+        let _stopping = self.offers.send(QueuedReply { reply, weight, all, held });
         Ok(())
     }
 
@@ -143,10 +148,10 @@ fn answer<T>(queue: &Sender<T>, answer: T, what: &'static str) -> Result<(), Wir
 }
 
 impl QueuedReply {
-    /// Takes the reply out of the queue.
-    pub(crate) fn take(self) -> Reply {
+    /// Takes the reply out of the queue, with what is booked for it.
+    pub(crate) fn take(self) -> (Reply, Option<Booked>) {
         self.all.fetch_sub(self.weight, Ordering::Relaxed);
-        self.reply
+        (self.reply, self.held)
     }
 }
 

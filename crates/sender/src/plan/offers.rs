@@ -7,8 +7,10 @@ use zmove_types::{Cv, GROUP_BYTES, GroupSpan};
 use zmove_wire::limits::{OFFER_FILES_MAX, OFFER_NAME_BYTES_MAX, OFFERS_OUTSTANDING_MAX};
 use zmove_wire::{Answer, Held, Offer, OfferedFile, OfferedGroup, SourceMark, Verdict};
 
+use crate::control::relay::Held as Booked;
 use crate::plan::gathered::{Gathered, MessageLoad};
 use crate::read::extras::{Extras, Form};
+use crate::read::group_values::GroupValues;
 use crate::read::source::SourceDirectory;
 
 /// Files about which the receiver is asked.
@@ -18,9 +20,6 @@ pub(crate) struct Offering {
     /// Files of which the target is still looking at an old version, by offer and number.
     awaited: HashMap<(u64, u32), Awaited>,
 }
-
-/// The values of a file's groups, as far as they are known.
-type GroupValues = Vec<Option<Cv>>;
 
 /// A file, and its directory, which is not held open.
 type OfferedEntry = (SourceDirectory, Entry);
@@ -90,17 +89,22 @@ impl Offering {
 
     /// Takes the values of groups that the target holds of a file; those beyond the file's end are ignored.
     /// Returns the file if it was awaited and this was the last message about it.
-    pub(crate) fn take_held(&mut self, held: &Held) -> Option<(SourceDirectory, Entry, Answered)> {
+    /// What is booked for them is kept with them.
+    pub(crate) fn take_held(
+        &mut self,
+        held: &Held,
+        booked: Option<Booked>,
+    ) -> Option<(SourceDirectory, Entry, Answered)> {
         let key = (held.offer, held.file);
-        if let Some(Awaited { there, .. }) = self.awaited.get_mut(&key) {
-            fill(there, held);
+        if let Some(Awaited { file: (_, entry), there, .. }) = self.awaited.get_mut(&key) {
+            fill(there, entry, held, booked);
             let Awaited { file, held, there } = held.end.then(|| self.awaited.remove(&key)).flatten()?;
             let (directory, entry) = file;
             return Some((directory, entry, Answered::GoOn { held, there }));
         }
         let Outstanding { files, held: by_file } = self.outstanding.get_mut(&held.offer)?;
         let (_, entry) = files.get(held.file as usize)?;
-        fill(by_file.entry(held.file).or_insert_with(|| groups_of(entry)), held);
+        fill(by_file.entry(held.file).or_default(), entry, held, booked);
         None
     }
 
@@ -121,11 +125,12 @@ impl Offering {
                 Verdict::Need => Answered::Need,
                 Verdict::Retouch => Answered::Retouch,
                 Verdict::Compare(root) => Answered::Compare(root),
-                Verdict::Resume => {
-                    Answered::GoOn { held: held.remove(&number).unwrap_or_default(), there: Vec::new() }
-                }
+                Verdict::Resume => Answered::GoOn {
+                    held: held.remove(&number).unwrap_or_default(),
+                    there: GroupValues::default(),
+                },
                 Verdict::Delta => {
-                    let there = groups_of(&entry);
+                    let there = GroupValues::default();
                     let held = held.remove(&number).unwrap_or_default();
                     let awaited = Awaited { file: (directory, entry), held, there };
                     self.awaited.insert((answer.offer, number), awaited);
@@ -148,15 +153,12 @@ impl Offering {
     }
 }
 
-/// Room for the values of a large file's groups.
-fn groups_of(entry: &Entry) -> GroupValues {
-    let count = GroupSpan::count(entry.size).filter(|count| *count > 1);
-    vec![None; count.unwrap_or(0) as usize]
-}
-
-fn fill(groups: &mut GroupValues, held: &Held) {
-    for (slot, cv) in groups.iter_mut().skip(held.first as usize).zip(&held.cvs) {
-        *slot = Some(Cv(*cv));
+/// Adds the values of a large file's groups that a message has.
+fn fill(values: &mut GroupValues, entry: &Entry, held: &Held, booked: Option<Booked>) {
+    let groups = GroupSpan::count(entry.size).filter(|count| *count > 1).unwrap_or(0);
+    (held.first..groups).zip(&held.cvs).for_each(|(index, cv)| values.insert(index, Cv(*cv)));
+    if held.first < groups {
+        booked.into_iter().for_each(|booked| values.hold(booked));
     }
 }
 
@@ -168,5 +170,48 @@ fn offered(entry: &Entry, extras: &Extras) -> OfferedFile {
         metadata,
         xattrs,
         source: (entry.size > GROUP_BYTES).then_some(SourceMark { inode: entry.inode, ctime: entry.ctime }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use zmove_chunk::Groups;
+    use zmove_types::FileId;
+
+    use super::*;
+    use crate::read::source::LargeSource;
+    use crate::send::in_flight::tests::vanished;
+
+    /// A file of 16 PiB takes no storage where it is one hole, and a receiver that has dialled may speak of thousands.
+    #[test]
+    fn what_is_told_of_a_file_of_four_thousand_million_groups_takes_what_is_told() {
+        let file = vanished(1).remove(0);
+        let entry = Entry { size: u64::from(u32::MAX) * GROUP_BYTES, ..file.entry.clone() };
+        let mut offering = Offering::default();
+        (0..2).for_each(|_| offering.add(&file.directory, entry.clone()));
+        let offer = offering.next_offer(&Extras::default()).unwrap().offer;
+        let booked = Arc::new(());
+        let mut tell = |file, first, end| {
+            let held = Held { offer, file, first, cvs: vec![[7; 32]; 2], end };
+            offering.take_held(&held, Some(Box::new(Arc::clone(&booked))))
+        };
+        assert!(tell(0, 5, true).is_none());
+        assert!(tell(0, u32::MAX, true).is_none(), "there is no such group");
+        assert_eq!(Arc::strong_count(&booked), 2, "of what is kept");
+        let verdicts = vec![Verdict::Resume, Verdict::Delta];
+        let mut answered = offering.take_answer(Answer { offer, verdicts });
+        let (directory, entry, answer) = answered.remove(0);
+        let Answered::GoOn { held, there } = answer else { panic!("{answer:?}") };
+        assert_eq!((held.count(), there.count()), (2, 0));
+        let source = LargeSource::new(FileId(1), &directory, entry).resuming(held);
+        assert_eq!(source.groups(), Groups::Only([0..5, 7..u32::MAX].into()));
+        drop(source);
+        assert_eq!(Arc::strong_count(&booked), 1, "given back with the values");
+        let held = Held { offer, file: 1, first: u32::MAX - 1, cvs: vec![[7; 32]; 2], end: true };
+        let (.., answer) = offering.take_held(&held, None).unwrap();
+        let Answered::GoOn { there, .. } = answer else { panic!("{answer:?}") };
+        assert_eq!(there.known().collect::<Vec<_>>(), [u32::MAX - 1]);
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile};
-use zmove_types::{Cv, Event, FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
+use zmove_types::{Event, FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
 use zmove_wire::{Compare, Lack, OfferWith, Open, Overwrite, TargetState, ToReceiver};
 
 use crate::control::replies::{QueuedReply, Replies, Reply};
@@ -21,6 +21,7 @@ use crate::plan::offers::{Answered, Offering};
 use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, Unread};
 use crate::plan::queue::{Parcel, When};
 use crate::push::session::Session;
+use crate::read::group_values::GroupValues;
 use crate::read::source::{LargeSource, Look, SourceDirectory};
 
 /// The task of the planner.
@@ -108,7 +109,7 @@ impl Planner<'_> {
                     Err(_) => break,
                 },
                 recv(replies.offers) -> reply => match reply {
-                    Ok(reply) => self.take_reply(reply.take()),
+                    Ok(reply) => self.take_reply(reply),
                     Err(_) => break,
                 },
                 default(PACK_PATIENCE) => {
@@ -181,7 +182,7 @@ impl Planner<'_> {
         while !self.session.in_flight.is_stopping() && self.offering.as_ref().is_some_and(|o| !o.is_done()) {
             match offers.recv_timeout(PACK_PATIENCE) {
                 Ok(reply) => {
-                    self.take_reply(reply.take());
+                    self.take_reply(reply);
                     self.flush_offers();
                 }
                 Err(RecvTimeoutError::Timeout) => self.flush_pack(),
@@ -194,7 +195,7 @@ impl Planner<'_> {
     fn take_last_links(&mut self, offers: &Receiver<QueuedReply>) {
         while !self.session.in_flight.is_stopping() && !self.links.is_done() {
             match offers.recv_timeout(PACK_PATIENCE) {
-                Ok(reply) => self.take_reply(reply.take()),
+                Ok(reply) => self.take_reply(reply),
                 Err(RecvTimeoutError::Timeout) => {
                     self.flush_pack();
                     self.replace_failed_names(offers);
@@ -395,10 +396,11 @@ impl Planner<'_> {
         }
     }
 
-    fn take_reply(&mut self, reply: Reply) {
+    fn take_reply(&mut self, queued: QueuedReply) {
+        let (reply, booked) = queued.take();
         let answered = match (reply, &mut self.offering) {
             (Reply::Link(word), _) => return self.take_word(word),
-            (Reply::Held(held), Some(offering)) => offering.take_held(&held).into_iter().collect(),
+            (Reply::Held(held), Some(offering)) => offering.take_held(&held, booked).into_iter().collect(),
             (Reply::Answer(answer), Some(offering)) => offering.take_answer(answer),
             (_, None) => return,
         };
@@ -422,15 +424,9 @@ impl Planner<'_> {
     }
 
     /// Plans the groups of a large file that have not come before; those that another version has `there` are named.
-    fn go_on(
-        &self,
-        directory: &SourceDirectory,
-        entry: Entry,
-        held: Vec<Option<Cv>>,
-        there: Vec<Option<Cv>>,
-    ) {
+    fn go_on(&self, directory: &SourceDirectory, entry: Entry, held: GroupValues, there: GroupValues) {
         let mut source = LargeSource::new(self.session.queue.fresh_file_id(), directory, entry);
-        if !held.is_empty() {
+        if held.count() > 0 {
             self.session.account.resumed(&held, source.entry.size);
             source = source.resuming(held);
         }

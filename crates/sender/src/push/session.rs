@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_types::{FileId, Observer};
-use zmove_wire::{ToReceiver, Version};
+use zmove_wire::{ToReceiver, Version, WireError};
 
 use crate::account::Account;
 use crate::account::failure::FileError;
 use crate::account::timeline::Timeline;
+use crate::control::relay::{Held, Memory};
 use crate::plan::queue::Queue;
 use crate::read::extras::Extras;
 use crate::read::read_ahead::ReadAhead;
@@ -27,6 +28,8 @@ pub(crate) struct Session {
     pub(crate) rate: PushRate,
     /// Held while a message of the receiver is entered, so that who finds nothing in flight has heard of all of it.
     pub(crate) entering: Mutex<()>,
+    /// The memory of a receiver that has dialled.
+    memory: Option<Arc<dyn Memory>>,
 }
 
 impl Session {
@@ -37,6 +40,7 @@ impl Session {
         (version, extras): (Version, Extras),
         started: Instant,
         outgoing: UnboundedSender<ToReceiver>,
+        memory: Option<Arc<dyn Memory>>,
     ) -> Self {
         let in_flight = Arc::new(InFlight::new(version, Arc::clone(&observer), outgoing));
         Self {
@@ -48,7 +52,16 @@ impl Session {
             read_ahead: ReadAhead::new(),
             rate: PushRate::default(),
             entering: Mutex::default(),
+            memory,
         }
+    }
+
+    /// Books memory, where the receiver has dialled.
+    ///
+    /// # Errors
+    /// The limit would be exceeded.
+    pub(crate) fn book(&self, bytes: usize) -> Result<Option<Held>, WireError> {
+        self.memory.as_ref().map(|memory| memory.book(bytes)).transpose()
     }
 
     /// Fails a large file on this side: nothing of it may appear at the target. A file that has come to its end stays

@@ -276,7 +276,10 @@ impl Reader<'_> {
             Progress::Going => false,
             Progress::AllRead => {
                 if self.session.account.files().manifest.is_some() {
-                    file.hash_holes(|| self.session.in_flight.is_stopping());
+                    file.hash_holes(
+                        |bytes| self.session.book(bytes),
+                        || self.session.in_flight.is_stopping(),
+                    )?;
                 }
                 !file.is_unchanged()
             }

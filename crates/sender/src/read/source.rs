@@ -8,17 +8,21 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use zmove_chunk::{Groups, merge_root, sparse_group_cv};
 use zmove_disk::{DataFile, Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, SourceRoot};
 use zmove_types::{Cv, DataRanges, FileId, GroupSpan, Metadata, Name, RelPath, Root, Timestamp};
+use zmove_wire::WireError;
 
 use crate::account::failure::FileError;
+use crate::control::relay::Held;
+use crate::read::group_values::GroupValues;
 use crate::read::holes::{FoundHoles, Holes};
 
 /// The size and time of a source file, which stay the same as long as nobody changes it.
@@ -139,9 +143,9 @@ struct LargeState {
     data: Option<Arc<DataRanges>>,
     /// A group that is sent although it is a hole: where nothing else is to be sent, it makes the file whole.
     last_word: Option<u32>,
-    cvs: Vec<Option<Cv>>,
+    cvs: GroupValues,
     /// The values of groups of another version at the target, which need not be sent where they are the same.
-    there: Vec<Option<Cv>>,
+    there: GroupValues,
     tries: HashMap<u32, u8>,
 }
 
@@ -169,35 +173,33 @@ impl LargeSource {
     pub(crate) fn new(id: FileId, directory: &SourceDirectory, entry: Entry) -> Self {
         let target = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
         let directory = directory.closed();
-        let groups = GroupSpan::count(entry.size).unwrap_or(u32::MAX);
+        let groups = groups_of(&entry).unwrap_or(u32::MAX);
         let state = LargeState { groups_unread: groups, groups_unstored: groups, ..LargeState::default() };
         Self { id, directory, entry, target, resumed: false, state: Mutex::new(state) }
     }
 
     /// This file as a resumed one: the target holds the groups that have a value in `held`.
-    pub(crate) fn resuming(self, held: Vec<Option<Cv>>) -> Self {
-        let unread = u32::try_from(held.iter().filter(|cv| cv.is_none()).count()).unwrap_or(u32::MAX);
+    pub(crate) fn resuming(self, held: GroupValues) -> Self {
+        let unread = self.groups_in_all().saturating_sub(held.count());
         let state =
             LargeState { groups_unread: unread, groups_unstored: unread, cvs: held, ..LargeState::default() };
         Self { resumed: true, state: Mutex::new(state), ..self }
     }
 
     /// This file as one to compare: the target has another version, whose groups have the values in `there`.
-    pub(crate) fn comparing(self, there: Vec<Option<Cv>>) -> Self {
+    pub(crate) fn comparing(self, there: GroupValues) -> Self {
         self.lock().there = there;
         self
     }
 
     /// Whether the target has a group with this value where this one goes.
     pub(crate) fn is_there(&self, span: GroupSpan, cv: Cv) -> bool {
-        self.lock().there.get(span.index as usize).copied().flatten() == Some(cv)
+        self.lock().there.get(span.index) == Some(cv)
     }
 
     /// Notes that a group is missing or damaged at the target after all, so that it is sent from now on.
     pub(crate) fn is_missing(&self, span: GroupSpan) {
-        if let Some(there) = self.lock().there.get_mut(span.index as usize) {
-            *there = None;
-        }
+        self.lock().there.remove(span.index);
     }
 
     /// The groups that are to be read.
@@ -205,8 +207,7 @@ impl LargeSource {
         if !self.resumed {
             return Groups::From(0);
         }
-        let state = self.lock();
-        Groups::Only((0..).zip(&state.cvs).filter_map(|(index, cv)| cv.is_none().then_some(index)).collect())
+        Groups::Only(self.lock().cvs.unknown(self.groups_in_all()).collect())
     }
 
     /// The open file; opened and held against what the scan saw at the first call, and asked for its holes.
@@ -231,10 +232,6 @@ impl LargeSource {
         }
         if state.metadata.is_none() {
             state.metadata = Some(carry(&file, &identity));
-        }
-        // Keep hashes that are there, also where a file is opened again because a group was late.
-        if state.cvs.is_empty() {
-            state.cvs = vec![None; GroupSpan::count(identity.bytes).unwrap_or(0) as usize];
         }
         let is_first = !std::mem::replace(&mut state.was_opened, true);
         let mut found = FoundHoles::default();
@@ -287,27 +284,45 @@ impl LargeSource {
 
     /// Values of groups that are holes, as far as they are not known: for the root of all of the file. Computes them by
     /// several threads, since there may be very many; ends early when `stop` says so.
-    pub(crate) fn hash_holes(&self, stop: impl Fn() -> bool + Sync) {
-        let Some(data) = self.data() else { return };
-        let holes = |cvs: &[Option<Cv>]| {
-            let unknown = (0..).zip(cvs).filter(|(index, cv)| cv.is_none() && !data.has_group(*index));
-            unknown.filter_map(|(index, _)| GroupSpan::of(self.entry.size, index)).collect::<Vec<_>>()
-        };
-        let holes = holes(&self.lock().cvs);
-        let next = AtomicUsize::new(0);
+    ///
+    /// # Errors
+    /// There is no memory for the values, which `book` is asked for where somebody else's limit holds.
+    pub(crate) fn hash_holes(
+        &self,
+        book: impl FnOnce(usize) -> Result<Option<Held>, WireError>,
+        stop: impl Fn() -> bool + Sync,
+    ) -> Result<(), FileError> {
+        let Some(data) = self.data() else { return Ok(()) };
+        let groups = self.groups_in_all();
+        let unknown = groups.saturating_sub(self.lock().cvs.count()) as usize;
+        let held = book(groups as usize * HASHED_BYTES_PER_GROUP).map_err(|_over_limit| {
+            let source = Errno::NOMEM.into();
+            FileError::Read { path: self.display(), source }
+        })?;
+        held.into_iter().for_each(|held| self.lock().cvs.hold(held));
+        let next = AtomicU64::new(0);
         let hash = || {
-            while let Some(span) = holes.get(next.fetch_add(1, Ordering::Relaxed))
+            while let Ok(index) = u32::try_from(next.fetch_add(1, Ordering::Relaxed))
+                && let Some(span) = GroupSpan::of(self.entry.size, index)
                 && !stop()
             {
-                let cv = sparse_group_cv(*span, std::iter::empty(), &[]);
-                self.lock().cvs[span.index as usize] = Some(cv);
+                if !data.has_group(index) && self.lock().cvs.get(index).is_none() {
+                    let cv = sparse_group_cv(span, std::iter::empty(), &[]);
+                    self.lock().cvs.insert(index, cv);
+                }
             }
         };
-        let helpers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(holes.len());
+        let helpers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(unknown);
         thread::scope(|scope| {
             (1..helpers).for_each(|_| drop(scope.spawn(hash)));
             hash();
         });
+        Ok(())
+    }
+
+    /// How many groups the file has, with its holes.
+    fn groups_in_all(&self) -> u32 {
+        groups_of(&self.entry).unwrap_or(0)
     }
 
     /// What the file is to get, once it has been opened.
@@ -323,12 +338,11 @@ impl LargeSource {
     /// Books a group's chaining value.
     pub(crate) fn group_read(&self, span: GroupSpan, cv: Cv) -> Progress {
         let mut state = self.lock();
-        let slot = &mut state.cvs[span.index as usize];
-        match slot {
-            Some(before) if *before == cv => Progress::Going,
+        match state.cvs.get(span.index) {
+            Some(before) if before == cv => Progress::Going,
             Some(_) => Progress::Differs,
             None => {
-                *slot = Some(cv);
+                state.cvs.insert(span.index, cv);
                 state.groups_unread -= 1;
                 if state.groups_unread == 0 { Progress::AllRead } else { Progress::Going }
             }
@@ -338,7 +352,7 @@ impl LargeSource {
     /// Whether all that is to be sent has been read.
     pub(crate) fn is_all_read(&self) -> bool {
         let state = self.lock();
-        !state.cvs.is_empty() && state.groups_unread == 0
+        (state.was_opened || self.resumed) && state.groups_unread == 0
     }
 
     /// Notes that the receiver has stored a group. After the last one the file need not stay open until it has its
@@ -360,8 +374,8 @@ impl LargeSource {
     /// The file's root, when the values of all groups are known: of one with holes only where they were
     /// [hashed](Self::hash_holes) too.
     pub(crate) fn root(&self) -> Option<Root> {
-        let cvs: Option<Vec<_>> = self.lock().cvs.iter().copied().collect();
-        cvs.filter(|cvs| !cvs.is_empty()).map(|cvs| merge_root(self.entry.size, &cvs))
+        let cvs = self.lock().cvs.all(self.groups_in_all());
+        cvs.map(|cvs| merge_root(self.entry.size, &cvs))
     }
 
     /// Sets the number of times that a group has been sent.
@@ -399,27 +413,89 @@ impl LargeSource {
     }
 }
 
+/// How many groups a file has; `None` when they cannot be numbered.
+fn groups_of(entry: &Entry) -> Option<u32> {
+    GroupSpan::count(entry.size)
+}
+
+/// The memory of a group whose value is kept, also while all are merged into the root.
+const HASHED_BYTES_PER_GROUP: usize = 104;
+
 impl LargeState {
-    /// Takes out of the file what is not `data`.
     /// How many bytes of the groups that the target holds are no data.
     fn hole_bytes_of_held(&self, data: &DataRanges, bytes: u64) -> u64 {
-        let held = (0..).zip(&self.cvs).filter(|(_, cv)| cv.is_some());
-        let spans = held.filter_map(|(index, _)| GroupSpan::of(bytes, index));
+        let spans = self.cvs.known().filter_map(|index| GroupSpan::of(bytes, index));
         spans
             .map(|span| u64::from(span.len) - data.within(span).map(|range| range.len() as u64).sum::<u64>())
             .sum()
     }
 
+    /// Takes out of the file what is not `data`.
     fn leave_out_holes(&mut self, data: DataRanges, bytes: u64) {
-        let is_unread = |index: &u32| self.cvs.get(*index as usize).is_some_and(Option::is_none);
+        let groups = GroupSpan::count(bytes).unwrap_or(0);
+        let is_unread = |index: &u32| *index < groups && self.cvs.get(*index).is_none();
         let unread = data.groups().filter(is_unread).count();
         self.groups_unread = u32::try_from(unread).unwrap_or(u32::MAX);
         if unread == 0 {
-            let groups = GroupSpan::count(bytes).unwrap_or(0);
             self.last_word = (0..groups).find(is_unread);
             self.groups_unread = 1;
         }
         self.groups_unstored = self.groups_unread;
         self.data = Some(Arc::new(data));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
+    use zmove_types::GROUP_BYTES;
+
+    use super::*;
+
+    /// A file of holes but for its last group, as long as the file system holds it.
+    fn of_holes(home: &std::path::Path) -> Arc<LargeSource> {
+        let file = File::create(home.join("f")).unwrap();
+        let bytes = 1000 * GROUP_BYTES;
+        file.set_len(bytes).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"end", bytes - 3).unwrap();
+        let items = scan(vec![ScanRoot::new(home, RelPath::root())], &ScanConfig::default());
+        let found = items.into_iter().find_map(|item| match item {
+            ScanItem::Batch(batch) => Some(batch),
+            _ => None,
+        });
+        let batch = found.expect("there is a file");
+        let directory = SourceDirectory::held_open(&batch.directory);
+        Arc::new(LargeSource::new(FileId(0), &directory, batch.entries[0].clone()))
+    }
+
+    fn open(file: &LargeSource) -> OpenedSource {
+        let metadata = |_: &File, _: &FileIdentity| Metadata::default();
+        file.open(Direct::default(), Holes::Kept, || false, metadata).unwrap()
+    }
+
+    #[test]
+    fn a_file_of_holes_keeps_the_values_of_its_data_and_books_those_of_its_holes() {
+        let home = tempfile::tempdir().unwrap();
+        let file = of_holes(home.path());
+        assert!(open(&file).holes.bytes > 999 * GROUP_BYTES);
+        let last = GroupSpan::of(file.entry.size, 999).unwrap();
+        let cv = Cv([7; 32]);
+        assert_eq!(file.group_read(last, cv), Progress::AllRead);
+        assert!(file.is_all_read() && file.root().is_none());
+        assert_eq!(file.lock().cvs.count(), 1);
+        let refuse = |_| Err(WireError::Message);
+        let error = file.hash_holes(refuse, || false).unwrap_err();
+        assert!(error.to_string().contains("Cannot allocate memory"), "{error}");
+        assert_eq!(file.lock().cvs.count(), 1);
+        let booked = Arc::new(());
+        let book = |bytes| {
+            assert_eq!(bytes, 1000 * HASHED_BYTES_PER_GROUP);
+            Ok(Some(Box::new(Arc::clone(&booked)) as Held))
+        };
+        file.hash_holes(book, || false).unwrap();
+        assert!(file.root().is_some());
+        assert_eq!(Arc::strong_count(&booked), 2);
+        drop(file);
+        assert_eq!(Arc::strong_count(&booked), 1);
     }
 }

@@ -426,6 +426,7 @@ pub(crate) mod tests {
             (Version::NEWEST, Extras::default()),
             Instant::now(),
             outgoing,
+            None,
         );
         let files = vanished(FILES);
         files.iter().for_each(|file| session.in_flight.begin_file(Arc::clone(file), 3));

@@ -183,6 +183,7 @@ mod tests {
             (Version::NEWEST, Extras::default()),
             Instant::now(),
             outgoing,
+            None,
         );
         LaneContext { session: Arc::new(session), frames }
     }
