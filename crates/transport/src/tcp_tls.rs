@@ -49,8 +49,8 @@ const EARLY_WINDOW_BYTES: u32 = 1 << 20;
 pub struct Connection {
     /// The peer's key.
     pub peer: Fingerprint,
-    /// The round trip: at the client the time of the TCP connect, at the server that of the TLS handshake, which
-    /// also holds some computing.
+    /// The round trip: at the client as the kernel has measured it when the connection came up, at the server the time
+    /// of the TLS handshake, which also holds some computing.
     pub rtt: Duration,
     /// The peer's address; an IPv4 one never in IPv6 form.
     pub address: SocketAddr,

@@ -65,7 +65,7 @@ impl Deadline {
 #[derive(Clone, Debug)]
 pub struct Dialler {
     address: OneAddress,
-    /// The time that the first connection took to come up, before anything was sent on it.
+    /// The round trip of the first connection that came up, before anything was sent on it.
     round_trip: Arc<OnceLock<Duration>>,
     tls: Arc<ClientConfig>,
     socket: SocketConfig,
