@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::sync::mpsc;
 use zmove_engine::{Causes, PushError};
-use zmove_receiver::{Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, TransferMeter};
+use zmove_receiver::{
+    Booking, Limits, Portion, Quota, ReceiverConfig, RunLeases, ThreadBooking, TransferMeter,
+};
 use zmove_scan::{Effect, FileSystems, PathList, PatternError, Rule, ScanConfig, Selection, Separator};
 use zmove_sender::{
     AfterErrors, Instead, LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Mapped, Mapping, Owners, Push,
@@ -301,7 +303,15 @@ pub(crate) struct Prepared {
     pub(crate) fetch: Fetch,
     pub(crate) list: Option<Arc<[u8]>>,
     pub(crate) missing: Vec<String>,
-    pub(crate) held: (Booking, Vec<Booking>, Vec<Booking>, Vec<(Booking, Booking)>),
+    pub(crate) held: Held,
+}
+
+/// What is booked on the key for a transfer, until it ends.
+pub(crate) struct Held {
+    _order: Booking,
+    _sources: Vec<Booking>,
+    _files: Vec<Booking>,
+    _threads: Vec<ThreadBooking>,
 }
 
 /// What a session has of its key and its daemon.
@@ -351,10 +361,11 @@ pub(crate) async fn prepare(
     let stopping = StopOnDrop::default();
     let stopped = Arc::clone(&stopping.0);
     let prepared = tokio::task::spawn_blocking(move || {
-        let Found { job, missing, held: sources } =
+        let Found { job, missing, held: _sources } =
             job(&fetch, list.as_ref(), &access, (&around.quota, &stopped))?;
-        let (config, files, threads) = sender_config(&fetch, &around)?;
-        Ok(Prepared { job, config, fetch, list, missing, held: (held, sources, files, threads) })
+        let Booked { config, files: _files, threads: _threads } = sender_config(&fetch, &around)?;
+        let held = Held { _order: held, _sources, _files, _threads };
+        Ok(Prepared { job, config, fetch, list, missing, held })
     });
     prepared.await.unwrap_or_else(|_panic| {
         let text = "a thread of the sender panicked; its log says where".to_owned();
@@ -404,9 +415,14 @@ pub(crate) fn job(
     Ok(Found { job, missing, held })
 }
 
-type Booked = (SenderConfig, Vec<Booking>, Vec<(Booking, Booking)>);
+/// The settings of a sender, with what is booked for its open files and its threads.
+struct Booked {
+    config: SenderConfig,
+    files: Vec<Booking>,
+    threads: Vec<ThreadBooking>,
+}
 
-/// The settings of the sender, and what is booked for its open files and threads.
+/// The settings of the sender, for which files and threads are booked.
 fn sender_config(
     fetch: &Fetch,
     Around { quota, config, portion, rate, .. }: &Around,
@@ -446,7 +462,7 @@ fn sender_config(
         rate_shared: rate.clone(),
         ..usual
     };
-    Ok((sender, files, threads))
+    Ok(Booked { config: sender, files, threads })
 }
 
 fn selection(fetch: &Fetch) -> Result<Option<Selection>, Refusal> {

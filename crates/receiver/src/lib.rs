@@ -26,7 +26,7 @@ pub use error::SessionError;
 pub use grant::{Allowance, Amount, Grants, TakenUp};
 pub use meters::{MeterGuard, MeterReading, Meters, TransferMeter};
 pub use quota::limits::{Limits, Portion, files_of_process};
-pub use quota::{Booking, Quota, Quotas};
+pub use quota::{Booking, Quota, Quotas, ThreadBooking};
 pub use resume::journal;
 pub use session::connections::SessionReport;
 pub use session::run_leases::{RunLease, RunLeases, RunLeasesByKey};

@@ -76,6 +76,20 @@ pub struct Booking {
     amount: usize,
 }
 
+/// A thread that is booked, with the descriptors that it opens.
+#[derive(Debug)]
+pub struct ThreadBooking {
+    _thread: Booking,
+    _descriptors: Booking,
+}
+
+/// The descriptors of a staging directory, and its path, which are booked.
+#[derive(Debug)]
+pub(crate) struct StagingBooking {
+    _descriptors: Booking,
+    _path: Booking,
+}
+
 /// The descriptors of one large file that is being written: its own, one past the page cache, its
 /// directory's, and two of the version that it replaces.
 const DESCRIPTORS_PER_FILE: usize = 5;
@@ -177,21 +191,23 @@ impl Quota {
 
     /// Books the descriptors of a staging directory and its path, by which it is found; `None` where a limit would be
     /// exceeded.
-    pub(crate) fn book_staging(&self, path: &RelPath) -> Option<(Booking, Booking)> {
+    pub(crate) fn book_staging(&self, path: &RelPath) -> Option<StagingBooking> {
         let path_bytes = PATHS_PER_STAGING * path.as_bytes().len();
-        self.0.files.hold(DESCRIPTORS_PER_STAGING).zip(self.0.memory.hold(path_bytes))
+        let descriptors = self.0.files.hold(DESCRIPTORS_PER_STAGING)?;
+        Some(StagingBooking { _descriptors: descriptors, _path: self.0.memory.hold(path_bytes)? })
     }
 
     /// Books the descriptors of a staging directory whose files can also get their names one by one, as long as most
     /// descriptors are left to large files, which cannot do without.
-    pub(crate) fn book_spare_staging(&self, path: &RelPath) -> Option<(Booking, Booking)> {
+    pub(crate) fn book_spare_staging(&self, path: &RelPath) -> Option<StagingBooking> {
         if self.leaves_most_descriptors() { self.book_staging(path) } else { None }
     }
 
     /// Books a thread and the descriptors that it opens; `None` where a limit would be exceeded.
     #[must_use]
-    pub fn book_thread(&self) -> Option<(Booking, Booking)> {
-        self.0.threads.hold(1).zip(self.0.files.hold(DESCRIPTORS_PER_THREAD))
+    pub fn book_thread(&self) -> Option<ThreadBooking> {
+        let thread = self.0.threads.hold(1)?;
+        Some(ThreadBooking { _thread: thread, _descriptors: self.0.files.hold(DESCRIPTORS_PER_THREAD)? })
     }
 
     /// The storage engine of this key's transfers: one of its own where `usual` has to be one for each key, else
@@ -234,7 +250,7 @@ impl Quota {
     }
 
     /// Books a thread that helps others, as long as most descriptors are left to large files.
-    fn book_helper(&self) -> Option<(Booking, Booking)> {
+    fn book_helper(&self) -> Option<ThreadBooking> {
         if self.leaves_most_descriptors() { self.book_thread() } else { None }
     }
 

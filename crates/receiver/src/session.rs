@@ -78,6 +78,28 @@ pub struct Session {
     pub config: ReceiverConfig,
 }
 
+#[cfg(test)]
+impl Session {
+    /// A session of a peer that may write anywhere, on these connections.
+    pub(crate) fn of_test(
+        version: Version,
+        control: (ControlReader, ControlWriter),
+        lanes: mpsc::Receiver<Box<dyn LaneSource>>,
+    ) -> Self {
+        Self {
+            transfer: TransferId([1; 16]),
+            version,
+            control,
+            lanes,
+            owner: String::new(),
+            pulse: Pulse::default(),
+            access: WriteAccess::Anywhere,
+            run_leases: RunLeases::default(),
+            config: ReceiverConfig::default(),
+        }
+    }
+}
+
 /// Receives one transfer; cuts it off when `stop` resolves.
 ///
 /// # Errors

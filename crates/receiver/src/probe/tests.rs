@@ -29,19 +29,7 @@ impl Peer {
         let (lanes_in, lanes) = mpsc::channel(64);
         let config = ReceiverConfig::default();
         let meter = Arc::clone(&config.meter);
-        let (transfer, owner, run_leases) = (TransferId([1; 16]), String::new(), RunLeases::default());
-        let version = Version::V3;
-        let session = Session {
-            transfer,
-            version,
-            control,
-            lanes,
-            owner,
-            pulse: Pulse::default(),
-            access,
-            run_leases,
-            config,
-        };
+        let session = Session { access, config, ..Session::of_test(Version::V3, control, lanes) };
         let session = tokio::spawn(run_session(session, std::future::pending()));
         let mut peer = Self { reader, writer, lanes: lanes_in, session, meter };
         peer.reader.greeting().await.unwrap();
@@ -203,21 +191,8 @@ fn bytes_are_bounded() {
 async fn an_unknown_purpose_is_refused_with_words() {
     let ((mut reader, mut writer), control) = memory_control();
     let (_lanes_in, lanes) = mpsc::channel(1);
-    let (access, run_leases, config) =
-        (WriteAccess::Anywhere, RunLeases::default(), ReceiverConfig::default());
-    let (transfer, owner) = (TransferId([1; 16]), String::new());
-    let version = Version::V3;
-    let session = Session {
-        transfer,
-        version,
-        control,
-        lanes,
-        owner,
-        pulse: Pulse::default(),
-        access,
-        run_leases,
-        config,
-    };
+    let session = Session::of_test(Version::V3, control, lanes);
+    let transfer = session.transfer;
     let session = tokio::spawn(run_session(session, std::future::pending()));
     let greeting = reader.greeting().await.unwrap();
     assert_eq!(greeting, Greeting::new(Role::Control, transfer));

@@ -37,19 +37,8 @@ async fn said(version: Version, opening: ToReceiver, frames: Vec<Frame>) -> Vec<
     let (lanes_in, lanes) = mpsc::channel(1);
     let config = ReceiverConfig { rate_max: Some("1MB".parse().unwrap()), ..ReceiverConfig::default() };
     config.meter.receive.add(Doing::Paced, Duration::from_millis(3));
-    let (access, run_leases) = (WriteAccess::Beneath(vec![home.path().to_owned()]), RunLeases::default());
-    let (transfer, owner) = (TransferId([1; 16]), String::new());
-    let session = Session {
-        transfer,
-        version,
-        control,
-        lanes,
-        owner,
-        pulse: Pulse::default(),
-        access,
-        run_leases,
-        config,
-    };
+    let access = WriteAccess::Beneath(vec![home.path().to_owned()]);
+    let session = Session { access, config, ..Session::of_test(version, control, lanes) };
     let session = tokio::spawn(run_session(session, std::future::pending()));
     let announce = ToReceiver::Announce { items: frames.len() as u64, mismatches: 0 };
     let (mut sink, source) = memory_lane();

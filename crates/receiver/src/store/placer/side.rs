@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use zmove_disk::{StagingDirectory, publish_from};
 use zmove_types::Name;
 
-use crate::quota::Booking;
+use crate::quota::StagingBooking;
 
 /// The side directories of one directory and one batch.
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ pub(super) struct SideDirectories {
 #[derive(Debug)]
 pub(super) struct SideDirectory {
     pub(super) staging: StagingDirectory,
-    _held: (Booking, Booking),
+    _held: StagingBooking,
 }
 
 /// A file is made and removed again in a side directory in the time in which two or three get their names.
@@ -44,7 +44,7 @@ impl SideDirectories {
     /// a link has failed.
     pub(super) fn next(
         &self,
-        begin: impl FnOnce() -> Option<(StagingDirectory, (Booking, Booking))>,
+        begin: impl FnOnce() -> Option<(StagingDirectory, StagingBooking)>,
     ) -> Option<Arc<SideDirectory>> {
         if self.is_refused() {
             return None;

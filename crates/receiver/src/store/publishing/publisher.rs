@@ -47,8 +47,8 @@ use zmove_types::{ALLOCATION_BYTES, FileId, ItemId, Metadata, Name, RelPath};
 use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
-use crate::quota::Booking;
 use crate::quota::messages::ELEMENT_BYTES;
+use crate::quota::{Booking, StagingBooking};
 use crate::store::reports::Outcome;
 use zmove_types::Lock;
 
@@ -119,7 +119,7 @@ pub(crate) struct Filling {
     pub(crate) spoiled: Vec<Name>,
     /// Whether a writer has panicked while it filled the directory: what is in it is not known.
     pub(crate) abandoned: bool,
-    pub(crate) _held: (Booking, Booking),
+    pub(crate) _held: StagingBooking,
 }
 
 /// A small file that is whole and waits for its final name.
@@ -267,7 +267,7 @@ impl Publisher {
     pub(crate) fn begin(
         &self,
         path: &RelPath,
-        begin: impl FnOnce() -> Option<(StagingDirectory, (Booking, Booking))>,
+        begin: impl FnOnce() -> Option<(StagingDirectory, StagingBooking)>,
     ) -> Option<FillingGuard<'_>> {
         let mut state = self.state.lock();
         if state.current.staging.len() >= STAGING_MAX {
