@@ -71,8 +71,9 @@ struct Source {
     /// The name at the target; `None` where its contents are meant.
     top: Option<Name>,
     is_directory: bool,
-    /// Its ground, and its path there.
-    place: (Arc<Ground>, Vec<u8>),
+    ground: Arc<Ground>,
+    /// The path on the ground.
+    path: Vec<u8>,
 }
 
 /// The path of a source on its ground, as bytes; without an empty or single-dot component where it is beneath a root.
@@ -332,7 +333,7 @@ impl Search<'_> {
                 Err(error) => return Ok(Err(error)),
             },
         };
-        Ok(Ok(Source { root, top, is_directory, place: (Arc::clone(ground), path.to_vec()) }))
+        Ok(Ok(Source { root, top, is_directory, ground: Arc::clone(ground), path: path.to_vec() }))
     }
 
     /// The directory that holds a source beneath a root, and its path there.
@@ -362,7 +363,7 @@ impl Search<'_> {
             return Ok(());
         }
         let mut names = HashSet::new();
-        for Source { top, place: (ground, path), .. } in found {
+        for Source { top, ground, path, .. } in found {
             match top {
                 Some(top) => self.note_name(&mut names, top.as_bytes())?,
                 // a directory that cannot be listed brings no names; the scan reports it

@@ -1,5 +1,5 @@
-//! The values of a file's groups, as far as they are known. Most groups of a file with holes have none, and neither have
-//! most of a file of which the receiver has told a few: a file of 16 PiB may have 2^32 groups and no data.
+//! The values of a file's groups, as far as they are known. Most groups of a file with holes have none, and neither
+//! have most of a file of which the receiver has told a few: a file of 16 PiB may have 2^32 groups and no data.
 //!
 //! **Invariant:** memory goes by the values that are known, not by the file's length.
 
