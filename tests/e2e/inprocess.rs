@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::sync::mpsc;
-use zmove_receiver::{ReceiverConfig, RunLeases, Session, WriteAccess, run_session};
+use zmove_receiver::{ReceiverConfig, Session, run_session};
 use zmove_scan::ScanRoot;
 use zmove_sender::{
     LaneNumber, LaneSupply, Link, LossAnswer, Push, PushJob, Removals, Run, SenderConfig, SessionError,
@@ -116,19 +116,7 @@ impl InProcess {
             let transfer = TransferId([7; 16]);
             let receiving = tokio::spawn(async move {
                 let version = far.0.greeting().await.unwrap().agree().unwrap();
-                let (owner, access) = (String::new(), WriteAccess::Anywhere);
-                let (run_leases, config) = (RunLeases::default(), receiver);
-                let session = Session {
-                    transfer,
-                    version,
-                    control: far,
-                    lanes: sources,
-                    owner,
-                    pulse: zmove_transport::Pulse::default(),
-                    access,
-                    run_leases,
-                    config,
-                };
+                let session = Session { config: receiver, ..Session::new(transfer, version, far, sources) };
                 run_session(session, std::future::pending()).await
             });
             let (cipher, version) = (Cipher::Tls, Version::NEWEST);

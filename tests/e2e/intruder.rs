@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use zmove_receiver::{ReceiverConfig, RunLeases, Session, SessionReport, WriteAccess, run_session};
+use zmove_receiver::{Session, SessionReport, WriteAccess, run_session};
 use zmove_transport::{Frame, memory_control, memory_lane};
 use zmove_types::{Buffer, BufferPool, ItemId, Metadata, Name, RelPath, StageClock, Timestamp, TransferId};
 use zmove_wire::{
@@ -57,15 +57,9 @@ impl Intruder {
         let (mut sink, source) = memory_lane();
         lanes_in.try_send(source).unwrap();
         let session = Session {
-            transfer: TransferId([5; 16]),
-            version: Version::NEWEST,
-            control: far,
-            lanes,
             owner: "intruder".to_owned(),
-            pulse: zmove_transport::Pulse::default(),
             access: WriteAccess::Beneath(self.roots),
-            run_leases: RunLeases::default(),
-            config: ReceiverConfig::default(),
+            ..Session::new(TransferId([5; 16]), Version::NEWEST, far, lanes)
         };
         let receiving = tokio::spawn(run_session(session, tokio::time::sleep(PATIENCE_AT_MOST)));
         reader.greeting().await.unwrap();

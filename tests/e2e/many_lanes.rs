@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
-use zmove_receiver::{ReceiverConfig, RunLeases, Session, WriteAccess, run_session};
+use zmove_receiver::{Session, run_session};
 use zmove_transport::{
     Connection, Dialler, Frame, HostPolicy, Identity, LaneBreaker, LaneError, LaneSource, SocketConfig,
     memory_control,
@@ -37,18 +37,7 @@ fn nothing_is_kept_of_a_lane_that_has_ended() {
         let ((reader, mut writer), far) = memory_control();
         writer.send(&opening(&site)).await.unwrap();
         let (sources, lanes) = mpsc::channel(1);
-        let (access, config) = (WriteAccess::Anywhere, ReceiverConfig::default());
-        let session = Session {
-            transfer: TRANSFER,
-            version: Version::NEWEST,
-            control: far,
-            lanes,
-            owner: String::new(),
-            pulse: zmove_transport::Pulse::default(),
-            access,
-            run_leases: RunLeases::default(),
-            config,
-        };
+        let session = Session::new(TRANSFER, Version::NEWEST, far, lanes);
         let session = tokio::spawn(run_session(session, std::future::pending()));
         for number in 0..2 * LANES_MAX {
             sources.send(ended_lane(&gone_in)).await.unwrap();

@@ -1,6 +1,7 @@
 //! Pulls: this side dials and receives, and the daemon sends. All that a push does comes out the same.
 
 mod hostile;
+mod lanes;
 mod rights;
 
 use std::os::unix::fs::symlink;

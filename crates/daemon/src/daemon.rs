@@ -484,7 +484,14 @@ impl Shared {
         // When it stops, the daemon waits until all receivers of this channel have been dropped.
         let mut stopping = self.stopping.subscribe();
         let run_leases = self.run_leases.of(key);
-        let session = Session { transfer, version, control, lanes, owner, pulse, access, run_leases, config };
+        let session = Session {
+            owner,
+            pulse,
+            access,
+            run_leases,
+            config,
+            ..Session::new(transfer, version, control, lanes)
+        };
         let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         let ended = run_session(session, stop).await;
         let moved = moved(&metered.meter, started.elapsed());

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use zmove_disk::{Auto, Direct, FileIo};
-use zmove_receiver::{Owning, ReceiverConfig, RunLeases, Session, WriteAccess, run_session};
+use zmove_receiver::{Owning, ReceiverConfig, Session, run_session};
 use zmove_sender::{Link, Push, Run, SessionError, Summary};
-use zmove_transport::{Pulse, memory_control, memory_lane};
+use zmove_transport::{memory_control, memory_lane};
 use zmove_types::{Accounts, NoAccounts, Observer};
 use zmove_wire::{Cipher, Version};
 
@@ -73,24 +73,10 @@ pub async fn push_locally(
         let LocalReceiver { file_io, direct, journals, accounts } = receiver;
         // who pushes here may do what they may do
         let owning = Owning::Allowed;
-        let session = Session {
-            transfer,
-            version,
-            control: (far_reader, far_writer),
-            lanes: sources,
-            owner: String::new(),
-            pulse: Pulse::default(),
-            access: WriteAccess::Anywhere,
-            run_leases: RunLeases::default(),
-            config: ReceiverConfig {
-                file_io,
-                direct,
-                journals,
-                accounts,
-                owning,
-                ..ReceiverConfig::default()
-            },
-        };
+        let config =
+            ReceiverConfig { file_io, direct, journals, accounts, owning, ..ReceiverConfig::default() };
+        let control = (far_reader, far_writer);
+        let session = Session { config, ..Session::new(transfer, version, control, sources) };
         run_session(session, pending()).await
     });
     let link = Link {

@@ -16,11 +16,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot};
 use zmove_disk::{Direct, FileIo};
 use zmove_receiver::{
-    Owning, ReceiverConfig, RunLeases, Session, SessionError as ReceiverError, TargetLeases, TransferMeter,
-    WriteAccess, run_session,
+    Owning, ReceiverConfig, Session, SessionError as ReceiverError, TargetLeases, TransferMeter, run_session,
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, Summary};
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resumption, Transport};
@@ -205,24 +204,19 @@ impl RemotePull<'_> {
         let conversation =
             Conversation { open: own_open, sources: self.sources.clone(), relayed: Arc::clone(&relayed) };
         let (reader, conversing) = conversation.between(reader);
-        let (lanes, no_lane) = forward(lanes, usize::from(supply.asked));
+        let Forwarded { lanes, failed_lanes, no_lane } = forward(lanes, usize::from(supply.asked));
         let meter = Arc::<TransferMeter>::default();
         let session = Session {
-            transfer,
-            version,
-            control: (reader, writer.greeted()),
-            lanes,
-            owner: String::new(),
+            failed_lanes: Some(failed_lanes),
             pulse,
-            access: WriteAccess::Anywhere,
-            run_leases: RunLeases::default(),
             config: self.receiver_config(&meter),
+            ..Session::new(transfer, version, (reader, writer.greeted()), lanes)
         };
         let (mut interrupted, mut lane_error) = (false, None);
         let stop = async {
             tokio::select! {
                 () = stop => interrupted = true,
-                error = no_lane => lane_error = Some(error),
+                Ok(error) = no_lane => lane_error = Some(error),
             }
         };
         let received = run_session(session, stop).await;
@@ -331,50 +325,43 @@ fn lane_order(supply: &LaneSupply) -> LaneOrder {
     LaneOrder { dialled: supply.asked, least, most: LANES_MAX }
 }
 
-type LaneEnds = mpsc::Receiver<Result<Box<dyn LaneSource>, LaneError>>;
+type DialledLanes = mpsc::Receiver<Result<Box<dyn LaneSource>, LaneError>>;
 
-/// Hands on the lanes that come up. The future resolves with an error when none of the `asked` first lanes has.
-fn forward(
-    mut lanes: LaneEnds,
-    asked: usize,
-) -> (mpsc::Receiver<Box<dyn LaneSource>>, impl Future<Output = LaneError>) {
-    let (up, ends) = mpsc::channel(usize::from(LANES_MAX));
-    let (failed, mut failures) = watch::channel(None);
+/// The lanes of a session, as the dialler brings them.
+struct Forwarded {
+    lanes: mpsc::Receiver<Box<dyn LaneSource>>,
+    /// A word for each lane that has not come up.
+    failed_lanes: mpsc::UnboundedReceiver<()>,
+    /// The error where none of the first lanes has come up.
+    no_lane: oneshot::Receiver<LaneError>,
+}
+
+/// Hands on the lanes that come up, of which `asked` are the first.
+fn forward(mut dialled: DialledLanes, asked: usize) -> Forwarded {
+    let (up, lanes) = mpsc::channel(usize::from(LANES_MAX));
+    let (failed, failed_lanes) = mpsc::unbounded_channel();
+    let (none_came, no_lane) = oneshot::channel();
     tokio::spawn(async move {
-        let (mut came, mut has_any) = (0, false);
-        while let Some(lane) = lanes.recv().await {
+        let mut none_came = Some(none_came);
+        let mut came = 0;
+        while let Some(lane) = dialled.recv().await {
             came += 1;
-            match lane {
+            let handed_on = match lane {
                 Ok(lane) => {
-                    has_any = true;
-                    if up.send(lane).await.is_err() {
-                        return;
-                    }
+                    none_came = None;
+                    up.send(lane).await.is_ok()
                 }
-                Err(error) if came >= asked && !has_any => drop(failed.send_replace(Some(error))),
-                Err(_others_may_come) => {}
+                Err(error) => match none_came.take_if(|_| came >= asked) {
+                    Some(none_came) => none_came.send(error).is_ok(),
+                    None => failed.send(()).is_ok(),
+                },
+            };
+            if !handed_on {
+                return;
             }
         }
-        // the others end with their session
-        failed.closed().await;
     });
-    let none_came = async move {
-        loop {
-            if failures.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-            let has_failed = failures.borrow().is_some();
-            if has_failed {
-                return LaneError::Io {
-                    source: std::io::Error::new(
-                        std::io::ErrorKind::NotConnected,
-                        failures.borrow().as_ref().map_or_else(String::new, ToString::to_string),
-                    ),
-                };
-            }
-        }
-    };
-    (ends, none_came)
+    Forwarded { lanes, failed_lanes, no_lane }
 }
 
 /// The sessions of one pull.

@@ -66,6 +66,8 @@ pub struct Session {
     pub control: (ControlReader, ControlWriter),
     /// The lanes, as they arrive.
     pub lanes: mpsc::Receiver<Box<dyn LaneSource>>,
+    /// Where this side has dialled: a word for each lane that has not come up.
+    pub failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
     /// The owner: the fingerprint of the peer's key, empty within one process.
     pub owner: String,
     /// A way to ask whether the peer is still there.
@@ -78,19 +80,21 @@ pub struct Session {
     pub config: ReceiverConfig,
 }
 
-#[cfg(test)]
 impl Session {
-    /// A session of a peer that may write anywhere, on these connections.
-    pub(crate) fn of_test(
+    /// A session of a sender of the same user, which has dialled and may write anywhere.
+    #[must_use]
+    pub fn new(
+        transfer: TransferId,
         version: Version,
         control: (ControlReader, ControlWriter),
         lanes: mpsc::Receiver<Box<dyn LaneSource>>,
     ) -> Self {
         Self {
-            transfer: TransferId([1; 16]),
+            transfer,
             version,
             control,
             lanes,
+            failed_lanes: None,
             owner: String::new(),
             pulse: Pulse::default(),
             access: WriteAccess::Anywhere,
@@ -109,9 +113,10 @@ pub async fn run_session(
     stop: impl Future<Output = ()>,
 ) -> Result<SessionReport, SessionError> {
     let Session { transfer, version, control: (reader, mut writer), lanes, mut owner, .. } = session;
-    let Session { pulse, mut access, run_leases, mut config, .. } = session;
+    let Session { failed_lanes, pulse, mut access, run_leases, mut config, .. } = session;
     writer.greet(&Greeting::new(Role::Control, transfer)).await?;
-    let mut connections = Connections { writer, inbox: messages(reader, config.quota.clone()), lanes };
+    let inbox = messages(reader, config.quota.clone());
+    let mut connections = Connections { writer, inbox, lanes, failed_lanes };
     // what the opening takes counts until it is done with
     let (Opening { open, keeps_rate }, held) = match opening(&mut connections.inbox).await {
         Ok(opening) => opening,
@@ -417,6 +422,10 @@ struct Running {
     grants: Option<Arc<dyn Grants>>,
 }
 
+async fn next(words: &mut Option<mpsc::UnboundedReceiver<()>>) -> Option<()> {
+    words.as_mut()?.recv().await
+}
+
 impl Running {
     /// Runs until the transfer is finished and `Finished` has been sent.
     async fn drive(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
@@ -426,6 +435,7 @@ impl Running {
                 Some(lane) = self.connections.lanes.recv(), if self.threads.lanes.count() < self.lanes_max => {
                     self.threads.add_lane(&self.transfer, lane)?;
                 }
+                Some(()) = next(&mut self.connections.failed_lanes) => self.ledger.tell(ToSender::LaneFailed),
                 Some(outcome) = self.outcomes.recv() => self.take_outcomes(outcome)?,
                 error = self.lost.overdue() => return Err(error.into()),
                 message = self.connections.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
@@ -569,9 +579,11 @@ impl Running {
                 self.mirror.answered(&answer);
                 self.ledger.tell(answer);
             }
-            Outcome::LaneEnded(number, ended) => {
+            Outcome::LaneEnded { number, has_brought, ended } => {
                 self.threads.lanes.ended(number);
+                let may_be_unknown = !has_brought && self.connections.failed_lanes.is_some();
                 match ended {
+                    Err(error) if error.is_lost() && may_be_unknown => self.ledger.tell(ToSender::LaneFailed),
                     Err(error) if error.is_lost() => self.lost.note(error),
                     ended => ended?,
                 }
@@ -663,7 +675,7 @@ impl Running {
 
     /// Handles an outcome that comes after all data has arrived: a lane that breaks now is no error.
     fn take_last(&mut self, told: Told) -> Result<(), SessionError> {
-        if matches!(told.outcome, Outcome::LaneEnded(..)) { Ok(()) } else { self.take_told(told) }
+        if matches!(told.outcome, Outcome::LaneEnded { .. }) { Ok(()) } else { self.take_told(told) }
     }
 
     async fn send_all(&mut self) -> Result<(), SessionError> {

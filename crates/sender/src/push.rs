@@ -19,7 +19,7 @@ use tokio::time::MissedTickBehavior;
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{Cipher, Finished, Open, Purpose, ToReceiver, ToSender, Version, Waiting};
+use zmove_wire::{Cipher, Finished, Open, Purpose, ToReceiver, ToSender, Version, Waiting, WireError};
 
 use self::job::Push;
 use self::pipeline::Pipeline;
@@ -170,6 +170,10 @@ impl Running<'_> {
                 message = hear(&mut self.inbox) => {
                     let message = message?;
                     self.note_answer(&message);
+                    if message == ToSender::LaneFailed {
+                        self.lane_failed()?;
+                        continue;
+                    }
                     if let Some(finished) = self.receipts.take(message)? {
                         if samples.is_some() {
                             self.tell_sample();
@@ -273,6 +277,15 @@ impl Running<'_> {
             Some(Err(error)) => self.pipeline.lane_set.last_error = Some(error),
             None => self.lanes_open = false,
         }
+    }
+
+    /// Waits no longer for a lane that the receiver has dialled.
+    fn lane_failed(&mut self) -> Result<(), SessionError> {
+        if self.last.is_none() {
+            return Err(WireError::OutOfOrder { what: "a lane that the receiver has dialled" }.into());
+        }
+        self.take_lane(Some(Err(LaneError::Closed)), self.lanes_max);
+        self.need_lanes()
     }
 
     /// Fails where there are no lanes and none are to come: nothing would be sent.

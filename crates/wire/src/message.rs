@@ -194,6 +194,9 @@ pub enum ToSender {
     Receipt(SignedReceipt),
     /// What has become of a copy.
     Result(CopyResult),
+    /// A lane that the receiver has dialled has not come up, or was lost before it brought anything: the sender may not
+    /// know of it, and waits for it no longer.
+    LaneFailed,
 }
 
 /// The place of a transfer in the queue, and the reason for it.
@@ -495,6 +498,7 @@ mod tests {
             0
         );
         assert_eq!(tag(&ToSender::Refused(Refusal { code: RefusalCode::Denied, text: String::new() })), 1);
+        assert_eq!(tag(&ToSender::LaneFailed), 26);
         assert_eq!(tag(&ToSender::Answer(Answer { offer: 0, verdicts: vec![] })), 2);
         assert_eq!(tag(&ToSender::Stored(Stored::default())), 3);
         assert_eq!(tag(&ToSender::Fault(fault::tests::sample())), 4);

@@ -254,6 +254,7 @@ fn replies() -> Vec<ToSender> {
         ToSender::Copy(CopyState::Ready),
         ToSender::Copy(CopyState::Follows { id: [7; 16] }),
         ToSender::Receipt(receipt()),
+        ToSender::LaneFailed,
         ToSender::Result(CopyResult::Runs),
         ToSender::Result(CopyResult::Received(receipt())),
         ToSender::Result(CopyResult::Ended(Box::new(EndedCopy {

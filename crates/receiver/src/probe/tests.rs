@@ -4,14 +4,13 @@ use super::*;
 
 use tokio::task::JoinHandle;
 use zmove_chunk::seal;
-use zmove_transport::{ControlReader, ControlWriter, Frame, LaneSink, Pulse, memory_control, memory_lane};
+use zmove_transport::{ControlReader, ControlWriter, Frame, LaneSink, memory_control, memory_lane};
 use zmove_types::{Buffer, StageClock, TransferId};
 use zmove_wire::{
     FrameHeader, FrameKind, Greeting, Purpose, Refusal, RefusalCode, Role, SweepOrder, Version,
     decode_message, encode_message,
 };
 
-use crate::session::run_leases::RunLeases;
 use crate::session::{Session, run_session};
 
 /// A sender in the middle of a probe.
@@ -29,7 +28,8 @@ impl Peer {
         let (lanes_in, lanes) = mpsc::channel(64);
         let config = ReceiverConfig::default();
         let meter = Arc::clone(&config.meter);
-        let session = Session { access, config, ..Session::of_test(Version::V3, control, lanes) };
+        let session =
+            Session { access, config, ..Session::new(TransferId([1; 16]), Version::V3, control, lanes) };
         let session = tokio::spawn(run_session(session, std::future::pending()));
         let mut peer = Self { reader, writer, lanes: lanes_in, session, meter };
         peer.reader.greeting().await.unwrap();
@@ -191,7 +191,7 @@ fn bytes_are_bounded() {
 async fn an_unknown_purpose_is_refused_with_words() {
     let ((mut reader, mut writer), control) = memory_control();
     let (_lanes_in, lanes) = mpsc::channel(1);
-    let session = Session::of_test(Version::V3, control, lanes);
+    let session = Session::new(TransferId([1; 16]), Version::V3, control, lanes);
     let transfer = session.transfer;
     let session = tokio::spawn(run_session(session, std::future::pending()));
     let greeting = reader.greeting().await.unwrap();

@@ -27,6 +27,8 @@ pub(crate) struct Connections {
     pub(crate) writer: ControlWriter,
     pub(crate) inbox: Messages,
     pub(crate) lanes: mpsc::Receiver<Box<dyn LaneSource>>,
+    /// Where this side has dialled: a word for each lane that has not come up.
+    pub(crate) failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
 }
 
 /// How long a peer may take to close its end.

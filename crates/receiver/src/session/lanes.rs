@@ -17,21 +17,24 @@ use crate::store::writer::Job;
 
 /// Runs one lane to its end and reports how it ended.
 pub(crate) fn run_lane(transfer: &Transfer, number: u32, source: Box<dyn LaneSource>, queue: &Sender<Job>) {
-    let ended = match receive_all(transfer, source, queue) {
+    let mut has_brought = false;
+    let ended = match receive_all(transfer, source, queue, &mut has_brought) {
         // A lane that breaks while everything is being stopped is no fault.
         Err(_) if transfer.stopping.load(Ordering::Relaxed) => Ok(()),
         ended => ended,
     };
-    transfer.reports.tell(Outcome::LaneEnded(number, ended));
+    transfer.reports.tell(Outcome::LaneEnded { number, has_brought, ended });
 }
 
 fn receive_all(
     transfer: &Transfer,
     mut source: Box<dyn LaneSource>,
     queue: &Sender<Job>,
+    has_brought: &mut bool,
 ) -> Result<(), LaneError> {
     let mut watch = transfer.meter.receive.start();
     while let Some(frame) = source.receive(&transfer.pool, &mut watch)? {
+        *has_brought = true;
         // A socket that is shut down still returns what has arrived.
         if transfer.stopping.load(Ordering::Relaxed) {
             return Err(LaneError::Stopped);

@@ -1,6 +1,6 @@
 //! The messages to a sender of an older version, and to a newer one.
 
-use zmove_transport::{Frame, Pulse, memory_control, memory_lane};
+use zmove_transport::{Frame, memory_control, memory_lane};
 use zmove_types::{Buffer, Doing, ItemId, Metadata, Name, RelPath, StageClock};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FrameHeader, FrameKind, PublishedItem,
@@ -29,6 +29,33 @@ fn batch() -> Frame {
     Frame { header: FrameHeader { digest, ..header }, head, data: Buffer::empty() }
 }
 
+/// A sender that was dialled may not know of a lane that it has heard nothing of.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sender_that_was_dialled_is_told_of_lanes_that_bring_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let ((mut reader, mut writer), control) = memory_control();
+    let (lanes_in, lanes) = mpsc::channel(1);
+    let (failed, failed_lanes) = mpsc::unbounded_channel();
+    let access = WriteAccess::Beneath(vec![home.path().to_owned()]);
+    let failed_lanes = Some(failed_lanes);
+    let session = Session::new(TransferId([1; 16]), Version::NEWEST, control, lanes);
+    let session = Session { failed_lanes, access, ..session };
+    let session = tokio::spawn(run_session(session, std::future::pending()));
+    let open = Open::new(Vec::new(), [1; 16]);
+    writer.send(&encode_message(&ToReceiver::Open(open))).await.unwrap();
+    reader.greeting().await.unwrap();
+    let mut hear = async || decode_message(&reader.receive().await.unwrap().unwrap()).unwrap();
+    assert!(matches!(hear().await, ToSender::Opened(_)));
+    failed.send(()).unwrap();
+    assert_eq!(hear().await, ToSender::LaneFailed);
+    let (sink, source) = memory_lane();
+    lanes_in.send(source).await.unwrap();
+    drop(sink);
+    assert_eq!(hear().await, ToSender::LaneFailed);
+    drop((reader, writer));
+    session.await.unwrap().unwrap_err();
+}
+
 /// The messages to a sender that opens a session so, sends these frames and announces them; its lanes were held to a
 /// rate.
 async fn said(version: Version, opening: ToReceiver, frames: Vec<Frame>) -> Vec<ToSender> {
@@ -38,7 +65,7 @@ async fn said(version: Version, opening: ToReceiver, frames: Vec<Frame>) -> Vec<
     let config = ReceiverConfig { rate_max: Some("1MB".parse().unwrap()), ..ReceiverConfig::default() };
     config.meter.receive.add(Doing::Paced, Duration::from_millis(3));
     let access = WriteAccess::Beneath(vec![home.path().to_owned()]);
-    let session = Session { access, config, ..Session::of_test(version, control, lanes) };
+    let session = Session { access, config, ..Session::new(TransferId([1; 16]), version, control, lanes) };
     let session = tokio::spawn(run_session(session, std::future::pending()));
     let announce = ToReceiver::Announce { items: frames.len() as u64, mismatches: 0 };
     let (mut sink, source) = memory_lane();

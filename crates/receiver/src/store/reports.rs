@@ -35,8 +35,12 @@ pub(crate) enum Outcome {
     Held(Held, bool),
     /// An answer of a mirror: extra names, or the number of entries removed.
     Mirror(ToSender),
-    /// The end of the lane with that number.
-    LaneEnded(u32, Result<(), LaneError>),
+    /// The end of the lane with that number, and whether it has brought anything.
+    LaneEnded {
+        number: u32,
+        has_brought: bool,
+        ended: Result<(), LaneError>,
+    },
     /// The transfer would take more memory than its key may have.
     OverLimit(WireError),
     Panicked,

@@ -113,6 +113,8 @@ impl Receipts {
                     self.session.account.name_missed(&missed);
                 }
             }
+            // The session is over, and waits for no lane.
+            ToSender::LaneFailed => {}
             ToSender::Receipt(receipt) => self.signed = Some(Box::new(receipt)),
             ToSender::Finished(finished) => return self.finish(finished).map(Some),
         }
