@@ -99,7 +99,7 @@ pub(crate) async fn copy(
             () = running.stop.notified() => {}
         }
     };
-    let ended = push(&copies, &copy, begin, prepared, (checked, &relaying), stop).await;
+    let ended = Box::pin(push(&copies, &copy, begin, prepared, (checked, &relaying), stop)).await;
     telling.abort();
     let ended = finish(&copies, client, &copy, (ended, stopped), &relaying).await;
     let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, listening).await;

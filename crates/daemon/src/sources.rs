@@ -239,7 +239,7 @@ impl Search<'_> {
                 }
                 let before = next.len();
                 // what cannot be listed has no matches, as in a shell
-                let _closed = self.list(&wanted.ground, &path, &mut |search, name| {
+                let _closed = self.list(&wanted.ground, &path, |search, name| {
                     if glob_matches(part, name) {
                         search.count_match(&wanted.path, path.len() + name.len())?;
                         next.push(join(&path, name));
@@ -280,14 +280,13 @@ impl Search<'_> {
         &mut self,
         ground: &Ground,
         path: &[u8],
-        each: &mut dyn FnMut(&mut Self, &[u8]) -> Result<(), Refusal>,
+        mut each: impl FnMut(&mut Self, &[u8]) -> Result<(), Refusal>,
     ) -> Result<io::Result<()>, Refusal> {
-        let mut entries =
-            match ground.open_directory(path).and_then(|directory| Ok(Dir::read_from(directory)?)) {
-                Ok(entries) => entries,
-                Err(error) => return Ok(Err(error)),
-            };
-        while let Some(entry) = entries.next() {
+        let entries = match ground.open_directory(path).and_then(|directory| Ok(Dir::read_from(directory)?)) {
+            Ok(entries) => entries,
+            Err(error) => return Ok(Err(error)),
+        };
+        for entry in entries {
             let entry = match entry {
                 Ok(entry) => entry,
                 Err(errno) => return Ok(Err(errno.into())),
@@ -367,9 +366,7 @@ impl Search<'_> {
             match top {
                 Some(top) => self.note_name(&mut names, top.as_bytes())?,
                 // a directory that cannot be listed brings no names; the scan reports it
-                None => {
-                    drop(self.list(ground, path, &mut |search, name| search.note_name(&mut names, name))?)
-                }
+                None => drop(self.list(ground, path, |search, name| search.note_name(&mut names, name))?),
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The messages to a sender of an older version, and to a newer one.
 
-use zmove_transport::{Frame, memory_control, memory_lane};
-use zmove_types::{Buffer, Doing, ItemId, Metadata, Name, RelPath, StageClock};
+use zmove_transport::{Frame, LaneBreaker, LaneError, memory_control, memory_lane};
+use zmove_types::{Buffer, BufferPool, Doing, ItemId, Metadata, Name, RelPath, StageClock, Stopwatch};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FrameHeader, FrameKind, PublishedItem,
     decode_message, encode_message,
@@ -29,6 +29,19 @@ fn batch() -> Frame {
     Frame { header: FrameHeader { digest, ..header }, head, data: Buffer::empty() }
 }
 
+/// A lane that is lost before it has brought anything.
+struct LostLane;
+
+impl LaneSource for LostLane {
+    fn receive(&mut self, _: &BufferPool, _: &mut Stopwatch<'_>) -> Result<Option<Frame>, LaneError> {
+        Err(LaneError::Closed)
+    }
+
+    fn breaker(&self) -> LaneBreaker {
+        LaneBreaker::new(|| ())
+    }
+}
+
 /// A sender that was dialled may not know of a lane that it has heard nothing of.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sender_that_was_dialled_is_told_of_lanes_that_bring_nothing() {
@@ -48,9 +61,7 @@ async fn a_sender_that_was_dialled_is_told_of_lanes_that_bring_nothing() {
     assert!(matches!(hear().await, ToSender::Opened(_)));
     failed.send(()).unwrap();
     assert_eq!(hear().await, ToSender::LaneFailed);
-    let (sink, source) = memory_lane();
-    lanes_in.send(source).await.unwrap();
-    drop(sink);
+    lanes_in.send(Box::new(LostLane)).await.unwrap();
     assert_eq!(hear().await, ToSender::LaneFailed);
     drop((reader, writer));
     session.await.unwrap().unwrap_err();

@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn what_is_not_known_are_the_ranges_between() {
         let mut values = GroupValues::default();
-        assert_eq!(values.unknown(3).collect::<Vec<_>>(), [0..3]);
+        assert!(values.unknown(3).eq(std::iter::once(0..3)));
         for index in [1, 2, 17, 40] {
             values.insert(index, Cv([7; 32]));
         }
