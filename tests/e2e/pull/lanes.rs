@@ -25,8 +25,8 @@ const HANDSHAKE_BYTES: usize = 16 << 10;
 const THIRD_LANE: usize = 3;
 const CONNECTIONS: usize = THIRD_LANE + 2;
 
-/// A relay that closes the lane which is the first to bring data, holds the other, closes the one that is to take the
-/// place of the first, and lets all go on when another has come.
+/// A relay that holds the lane which is the first to bring data, closes the other when it brings some, closes the one
+/// that is to take its place, and lets all go on when another has come.
 #[derive(Default)]
 struct Relay {
     state: Mutex<RelayState>,
@@ -36,7 +36,7 @@ struct Relay {
 #[derive(Default)]
 struct RelayState {
     came: usize,
-    has_closed_one: bool,
+    holds_one: bool,
 }
 
 impl Relay {
@@ -57,8 +57,10 @@ impl Relay {
                 let holding = Arc::clone(&relay);
                 let mut left = HANDSHAKE_BYTES;
                 let down = move |bytes: usize| {
+                    let was_handshake = left > 0;
                     left = left.saturating_sub(bytes);
-                    number >= THIRD_LANE || left > 0 || holding.lets_data_pass()
+                    let is_first_data = was_handshake && left == 0;
+                    number >= THIRD_LANE || !is_first_data || holding.lets_data_pass()
                 };
                 let mut said = 0;
                 let up = move |_| {
@@ -74,7 +76,7 @@ impl Relay {
 
     fn lets_data_pass(&self) -> bool {
         let mut state = self.state.lock().unwrap();
-        if !std::mem::replace(&mut state.has_closed_one, true) {
+        if std::mem::replace(&mut state.holds_one, true) {
             return false;
         }
         let fewer = |state: &mut RelayState| state.came < CONNECTIONS;
