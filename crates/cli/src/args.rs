@@ -19,6 +19,7 @@ mod sweep;
 mod trust;
 mod verify;
 
+use crate::value::version::VERSION;
 use selection::SelectionArgs;
 
 pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
@@ -37,7 +38,7 @@ pub(crate) use verify::VerifyArgs;
 
 /// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
 #[derive(Debug, Parser)]
-#[command(name = "zmove", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "zmove", version = VERSION.as_str(), max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,

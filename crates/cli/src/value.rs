@@ -3,3 +3,4 @@
 pub(crate) mod account;
 pub(crate) mod age;
 pub(crate) mod exit;
+pub(crate) mod version;

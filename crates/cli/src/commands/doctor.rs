@@ -23,6 +23,7 @@ use crate::args::DoctorArgs;
 use crate::display::terminal;
 use crate::settings;
 use crate::value::exit::Exit;
+use crate::value::version::VERSION;
 
 use finding::{Finding, Level};
 use link::Link;
@@ -70,8 +71,7 @@ fn examine(root: &Root, args: &DoctorArgs, peer: Option<&Peer>) -> Report {
     let mut network = link.judge(rate);
     network.extend(windows::judge(root, &paths, part));
     network.extend(tcp::judge(root, link.mtu));
-    let versions = format!("{}, protocol {}", env!("CARGO_PKG_VERSION"), peer::our_versions());
-    let mut host = vec![Finding::ok("zmove", versions)];
+    let mut host = vec![Finding::ok("zmove", VERSION.as_str())];
     host.extend(system::judge(root));
     host.extend(storage::judge(root, &args.path, part));
     let mut report = Report::default();

@@ -17,7 +17,6 @@ use zmove_transport::{
 pub(super) mod admission;
 
 use admission::Admission;
-pub(crate) use admission::our_versions;
 
 /// What `doctor` found when it dialled a receiver.
 #[derive(Debug)]

@@ -153,7 +153,7 @@ mod tests {
     use zmove_transport::Fingerprint;
 
     use super::*;
-    use crate::commands::doctor::peer::admission::our_versions;
+    use crate::value::version::our_protocols;
 
     fn key(number: char) -> Fingerprint {
         format!("SHA256:{}E", String::from(number).repeat(42)).parse().unwrap()
@@ -172,7 +172,7 @@ mod tests {
 
     fn healthy() -> Peer {
         let host_key = HostKey::Pinned(key('B'));
-        let welcome = Admission::Taken { versions: our_versions(), lanes_max: 64 };
+        let welcome = Admission::Taken { versions: our_protocols(), lanes_max: 64 };
         Peer {
             host: Remote::parse_endpoint("dtn").unwrap(),
             key: key('C'),

@@ -12,6 +12,8 @@ use zmove_wire::{
     decode_message, encode_message,
 };
 
+use crate::value::version::protocols;
+
 /// The answer of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
@@ -27,19 +29,6 @@ pub(crate) enum Admission {
     Refused(Refusal),
     /// The conversation broke off.
     Broken(String),
-}
-
-/// The protocol versions that this side speaks.
-pub(crate) fn our_versions() -> String {
-    versions(&Greeting::new(Role::Control, TransferId([0; 16])))
-}
-
-fn versions(greeting: &Greeting) -> String {
-    if greeting.version_min == greeting.version_max {
-        format!("version {}", greeting.version_max)
-    } else {
-        format!("versions {} to {}", greeting.version_min, greeting.version_max)
-    }
 }
 
 impl Admission {
@@ -82,7 +71,7 @@ async fn converse(
         _ => anyhow::bail!("its last answer makes no sense"),
     }
     writer.finish().await?;
-    Ok(Admission::Taken { versions: versions(&greeting), lanes_max: opened.lanes_max })
+    Ok(Admission::Taken { versions: protocols(&greeting), lanes_max: opened.lanes_max })
 }
 
 async fn next(reader: &mut ControlReader) -> anyhow::Result<ToSender> {
