@@ -129,6 +129,17 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Measure the path to a receiver from memory to memory, and predict how long a push takes
     Probe(ProbeArgs),
+    /// Print what has a shell complete zmove's words; 'source <(zmove completions bash)' tries it
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual, a page for each command; packages are made with this
+    #[command(hide = true)]
+    Man {
+        /// Where to; must be there
+        directory: PathBuf,
+    },
 }
 
 #[derive(Debug, Subcommand)]

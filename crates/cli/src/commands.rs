@@ -2,6 +2,7 @@
 
 pub(crate) mod allow;
 pub(crate) mod copy;
+pub(crate) mod derived;
 pub(crate) mod doctor;
 pub(crate) mod journal;
 pub(crate) mod key;

@@ -20,7 +20,7 @@ use clap::Parser;
 
 use args::{Args, Command};
 use commands::{
-    allow, copy, doctor, journal, key, probe, pull, push, receive, scan, serve, sweep, trace, trust,
+    allow, copy, derived, doctor, journal, key, probe, pull, push, receive, scan, serve, sweep, trace, trust,
 };
 use display::terminal;
 use value::exit::{self, Exit};
@@ -50,6 +50,8 @@ pub fn main() -> ExitCode {
         Command::Journal(command) => journal::run(&command),
         Command::Doctor(args) => doctor::run(&args),
         Command::Probe(args) => probe::run(&args, started),
+        Command::Completions { shell } => Ok(derived::completions(shell)),
+        Command::Man { directory } => derived::manual(&directory),
     };
     match done {
         Ok(exit) => exit.into(),

@@ -1,0 +1,92 @@
+//! What is made from the definition of the command line: completions for shells, and the manual.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+use clap_complete::Shell;
+use clap_mangen::Man;
+use zmove_types::Escaped;
+
+use crate::args::Args;
+use crate::display::terminal;
+use crate::value::exit::Exit;
+
+/// Runs `zmove completions`.
+pub(crate) fn completions(shell: Shell) -> Exit {
+    terminal::print(completions_for(shell));
+    Exit::Done
+}
+
+fn completions_for(shell: Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Args::command(), "zmove", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+/// Runs `zmove man`: writes `zmove.1`, `zmove-push.1` and so on.
+pub(crate) fn manual(directory: &Path) -> Result<Exit> {
+    let mut command = Args::command().disable_help_subcommand(true);
+    // gives the commands below their full names
+    command.build();
+    write_pages(&command, directory)
+        .with_context(|| format!("write the manual to '{}'", Escaped::path(directory)))?;
+    Ok(Exit::Done)
+}
+
+fn write_pages(command: &clap::Command, directory: &Path) -> std::io::Result<()> {
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+        write_pages(below, directory)?;
+    }
+    let page = Man::new(command.clone()).manual("zmove").source(concat!("zmove ", env!("CARGO_PKG_VERSION")));
+    let mut text = Vec::new();
+    page.render(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    // neither filled out to even margins nor hyphenated: commands and paths stay as they are typed
+    let text = text.replacen(".SH NAME\n", ".ad l\n.nh\n.SH NAME\n", 1);
+    // what stands below the options has lines of its own where some of them are indented
+    let below = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let heading = if below.contains("\n  ") { ".SH NOTES\n.nf\n" } else { ".SH NOTES\n" };
+    std::fs::write(directory.join(page.get_filename()), text.replacen(".SH EXTRA\n", heading, 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum as _;
+
+    use super::*;
+
+    #[test]
+    fn every_shell_is_told_of_every_command_in_sight() {
+        let command = Args::command();
+        for shell in Shell::value_variants() {
+            let script = completions_for(*shell);
+            for shown in command.get_subcommands().filter(|command| !command.is_hide_set()) {
+                assert!(script.contains(shown.get_name()), "{shell}: {}", shown.get_name());
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_in_sight_has_its_page() {
+        let directory = tempfile::tempdir().unwrap();
+        manual(directory.path()).unwrap();
+        let name_of = |command: &clap::Command, above: &str| format!("{above}{}", command.get_name());
+        let mut wanted = vec!["zmove.1".to_owned()];
+        for command in Args::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let name = name_of(command, "zmove-");
+            wanted.extend(command.get_subcommands().map(|below| name_of(below, &format!("{name}-")) + ".1"));
+            wanted.push(name + ".1");
+        }
+        wanted.sort();
+        let entries = std::fs::read_dir(directory.path()).unwrap();
+        let mut written: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        written.sort();
+        assert_eq!(written, wanted);
+        for name in written {
+            let text = std::fs::read_to_string(directory.path().join(&name)).unwrap();
+            assert!(text.contains(".SH SYNOPSIS"), "{name}");
+        }
+    }
+}
