@@ -48,13 +48,15 @@ const ARROWS: [(&str, &[&str]); 17] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 26] = [
+const RESERVED: [(&str, &[&str]); 28] = [
     ("tokio", &["cli", "daemon", "engine", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
     ("rustls-webpki", &["transport"]),
     ("quinn", &["transport"]),
     ("quinn-proto", &["transport"]),
     ("clap", &["cli", "lab"]),
+    ("clap_complete", &["cli"]),
+    ("clap_mangen", &["cli"]),
     ("indicatif", &["cli", "lab"]),
     ("anyhow", &["cli", "lab"]),
     ("svg", &["cli", "drawing", "lab"]),
