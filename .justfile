@@ -41,6 +41,15 @@ doc:
 deny:
     cargo deny --config .deny.toml check
 
-# the binary to install: target/release/zmove
+# packages, a static binary and checksums, in target/release-files; needs what .package/build names
 release:
-    cargo build --release --locked
+    .package/build
+
+# the package in a clean Debian: installed, run, pushed to, removed; as root
+package:
+    cargo build --release --locked --package zmove
+    .ci/package
+
+# an image with the receiver, out of what `just release` has made; with podman or docker
+container engine="podman":
+    {{engine}} build --file .package/containerfile --tag zmove target/release-files
