@@ -41,6 +41,25 @@ pub enum LocationError {
     /// An address in brackets has no colon behind it.
     #[error("'{0}': write an IPv6 target as [ADDRESS]:PATH")]
     BracketAlone(String),
+    /// An IPv6 address has no brackets, so that its colons could be anything.
+    #[error(
+        "'{0}': an IPv6 address stands in brackets, as [ADDRESS]:PATH (a local name is written './NAME')"
+    )]
+    Unbracketed(String),
+    /// The path begins with a colon, as the modules of rsync's daemon do.
+    #[error(
+        "'{0}': there are no modules as rsync has them: write HOST:PATH (a path with a colon is './:NAME')"
+    )]
+    Module(String),
+    /// The path begins with somebody's home directory, which a daemon does not know.
+    #[error(
+        "'{0}': a daemon knows no home directories: leave '~' out for a path below your first root there, or have ssh \
+         start the receiver (USER@HOST:~/PATH)"
+    )]
+    HomeAtDaemon(String),
+    /// The path begins with the home directory of another user.
+    #[error("'{0}': of home directories only your own can be named by '~/': write the whole path")]
+    HomeOfAnother(String),
     /// The part before the `@` is no user.
     #[error("'{0}' is no user's name")]
     User(String),
@@ -64,7 +83,7 @@ pub enum LocationError {
 pub enum SourcesError {
     /// A source is written as a path on another host.
     #[error(
-        "'{}' is on another host: run zmove push there (a local name with a colon is written './NAME')",
+        "'{}' is on another host: 'zmove pull' fetches from there (a local name with a colon is written './NAME')",
         Escaped::path(path)
     )]
     OnAnotherHost {

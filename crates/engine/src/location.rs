@@ -6,7 +6,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::ffi::OsStrExt;
 
 use zmove_types::Escaped;
@@ -118,6 +118,7 @@ impl Location {
             }
             return parse_url(rest).map(Self::Remote);
         }
+        refuse_unbracketed(bytes)?;
         let Some(AtHost { host, rest }) = split_host(bytes)? else {
             return Ok(Self::Local(text.to_owned()));
         };
@@ -126,14 +127,44 @@ impl Location {
         let (port, path) = split_port(rest)?;
         let login = (start == Start::OverSsh || user.is_some()).then_some(Login { user, port });
         let port = port.filter(|_| login.is_none()).unwrap_or(DEFAULT_PORT);
-        let path = if login.is_some() { from_home(path) } else { path };
+        if path.starts_with(b":") {
+            return Err(LocationError::Module(show(bytes)));
+        }
+        let path = match &login {
+            Some(_) => from_home(path)?,
+            None if begins_at_home(path) => return Err(LocationError::HomeAtDaemon(show(path))),
+            None => path,
+        };
         Ok(Self::Remote(Remote { host, port, path: path.to_vec(), login }))
     }
 }
 
 /// The path relative to the login's home directory: a leading `~` or `~/` is removed, as a shell would expand it.
-fn from_home(path: &[u8]) -> &[u8] {
-    if path == b"~" { b"" } else { path.strip_prefix(b"~/").unwrap_or(path) }
+fn from_home(path: &[u8]) -> Result<&[u8], LocationError> {
+    match path.strip_prefix(b"~/") {
+        Some(path) => Ok(path),
+        None if path == b"~" => Ok(b""),
+        None if begins_at_home(path) => Err(LocationError::HomeOfAnother(show(path))),
+        None => Ok(path),
+    }
+}
+
+/// Whether a shell would take the path for one below a home directory: `~`, `~/…` or `~USER/…`. A single name such as
+/// `~lock` may well be a file.
+fn begins_at_home(path: &[u8]) -> bool {
+    path == b"~" || path.starts_with(b"~") && path.contains(&b'/')
+}
+
+/// Refuses an IPv6 address without brackets, alone or before a colon: what its first colon would part is not meant.
+fn refuse_unbracketed(bytes: &[u8]) -> Result<(), LocationError> {
+    let head = bytes.split(|&byte| byte == b'/').next().unwrap_or_default();
+    let host = head.rsplit(|&byte| byte == b'@').next().unwrap_or_default();
+    let before = |sought| host.iter().rposition(|&byte| byte == sought).map_or(host, |at| &host[..at]);
+    let is_address = |text| std::str::from_utf8(text).is_ok_and(|text| text.parse::<Ipv6Addr>().is_ok());
+    if [host, before(b':'), before(b'%')].into_iter().any(is_address) {
+        return Err(LocationError::Unbracketed(show(bytes)));
+    }
+    Ok(())
 }
 
 /// Whether a program takes the text for one word that is no option.
@@ -296,6 +327,30 @@ mod tests {
             let location = Location::parse(OsStr::new(text), Start::Daemon).unwrap();
             assert_eq!(location, Location::Local(text.into()), "{text}");
         }
+    }
+
+    #[test]
+    fn what_could_be_either_is_refused() {
+        let parse = |text: &str, start| Location::parse(OsStr::new(text), start);
+        for text in ["::1:x", "::1", "2001:db8::7:x/y", "2001:db8::7:5870:x", "fe80::1%eth0:x", "alice@::1:x"]
+        {
+            assert_eq!(
+                parse(text, Start::Daemon),
+                Err(LocationError::Unbracketed(text.to_owned())),
+                "{text}"
+            );
+        }
+        assert_eq!(parse("dtn::x", Start::Daemon), Err(LocationError::Module("dtn::x".to_owned())));
+        for path in ["~", "~/x", "~bob/x"] {
+            let refused = Err(LocationError::HomeAtDaemon(path.to_owned()));
+            assert_eq!(parse(&format!("dtn:{path}"), Start::Daemon), refused, "{path}");
+        }
+        let refused = Err(LocationError::HomeOfAnother("~bob/x".to_owned()));
+        assert_eq!(parse("alice@dtn:~bob/x", Start::Daemon), refused);
+        assert_eq!(parse("dtn:~bob/x", Start::OverSsh), refused);
+        assert_eq!(remote("dtn:~lock"), expect("dtn", DEFAULT_PORT, "~lock"));
+        assert_eq!(remote("dtn:./~/x"), expect("dtn", DEFAULT_PORT, "./~/x"));
+        assert_eq!(login("dtn:~/x", Start::OverSsh).1, "x");
     }
 
     #[test]
