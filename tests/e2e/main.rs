@@ -37,6 +37,7 @@ mod faults;
 mod full_disk;
 mod grants;
 mod greed;
+mod habits;
 mod holes;
 mod hostile;
 mod identities;

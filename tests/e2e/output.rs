@@ -185,7 +185,7 @@ fn help_teaches_by_example() {
         assert!(help.contains(line), "{line} in:\n{help}");
     }
     for command in ["push", "serve", "key", "allow", "scan", "trace"] {
-        assert!(help.contains(&format!("\n  {command} ")), "{command} in:\n{help}");
+        assert!(help.contains(&format!(" {command} ")), "{command} in:\n{help}");
         let own = site.zmove(&[command, "--help"]).outcome().done().stdout;
         assert!(own.contains("Usage:"), "{own}");
     }

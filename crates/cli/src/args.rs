@@ -8,6 +8,8 @@ mod allow;
 mod copy;
 mod dial;
 mod doctor;
+pub(crate) mod habits;
+mod help;
 mod journal;
 mod keeping;
 mod probe;
@@ -36,73 +38,30 @@ pub(crate) use sweep::{ReferenceRate, SweepArgs};
 pub(crate) use trust::{TrustArgs, TrustCommand, TrustHostArgs};
 pub(crate) use verify::VerifyArgs;
 
-/// Moves trees of any shape between data transfer nodes: encrypted, verified, at the speed of the path.
+/// Moves trees between hosts: encrypted, verified, at the speed of the path.
 #[derive(Debug, Parser)]
-#[command(name = "zmove", version = VERSION.as_str(), max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "zmove", version = VERSION.as_str(), max_term_width = 100, help_template = help::TEMPLATE)]
+#[command(after_help = help::SHORT, after_long_help = help::LONG)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
 }
-
-const EXAMPLES: &str = "\
-Examples:
-  zmove push run7 dtn.example.org:/data/    run7 arrives as /data/run7
-  zmove push run7/ dtn.example.org:/data/x  what is in run7 arrives in /data/x
-  zmove push a b 192.0.2.7:5870:in          two trees into 'in' below your first root there
-  zmove push run7 alice@dtn.example.org:in  over ssh, where no daemon runs, below alice's home
-  zmove push run7 /mnt/backup               to a local directory, through the same pipeline
-  zmove pull dtn.example.org:run7 .         the other way: run7 arrives here
-  zmove copy a.example.org:run7 b.example.org:/data   straight from one daemon to the other
-  zmove verify run7 dtn.example.org:/data/  whether that is still the same, read from both storages
-  zmove trust dtn.example.org               get to know its key before the first push
-  zmove scan run7                           how many files of what size
-  zmove sweep /data                         what the storage there gives, by file size
-  zmove trace t --svg t.svg                 draw what 'zmove push --trace t' wrote
-  zmove journal list                        what broken transfers have left here
-  zmove doctor dtn.example.org              what would slow a push there, and what mends it
-  zmove probe dtn.example.org:x --for run7  how fast the path and both storages are, and what a push takes
-
-On the receiving host, once for each sender:
-  zmove allow SHA256:... --name alice --root /data --write
-  zmove serve --listen 0.0.0.0:5870
-The sender's fingerprint is what 'zmove key show' prints there.
-
-Exit codes: 0 all done and flushed; 1 usage; 2 other protocol version; 3 target refused; 4 'doctor'
-found something bad; 5 not authenticated; 6 'verify' found a difference; 10 no connection; 11 file error; 12 connection lost or protocol broken;
-20 interrupted; 23 some files failed (each is named), --delete kept some as the source changed, or
---strict-metadata and something was not kept;
-25 --max-delete kept some.
-ZMOVE_HOME is where keys, known paths and journals are kept (default ~/.config/zmove; for a daemon
-run as root /etc/zmove).";
-
-const PULL_USAGE: &str = "zmove pull [OPTIONS] HOST:<SRC>... <DIR>";
-const COPY_USAGE: &str = "zmove copy [OPTIONS] <SRC>... <DST>";
-const PULL_HELP: &str = "\
-A source that starts with '/' must lie in a directory that you may read there; another is below the
-first of them. 'HOST:dir' arrives under its name, 'HOST:dir/' means what is in it, and 'HOST:*.h5',
-in quotes, what matches there; further sources of the same host may be written ':SRC'. All options
-are those of a push, seen from the source: --limit, for example, is kept by the host that sends.";
-
-const COPY_HELP: &str = "\
-With one end here this is 'zmove push' or 'zmove pull'. From HOST1:SRC to HOST2:DST the data goes straight
-between two daemons, and on when this command has ended, whose first line says how to ask for the result.
-HOST1 must let you read, and have files sent to HOST2: 'zmove allow KEY --name NAME --read-root DIR --to
-HOST2'; HOST2 must let you write. HOST1 dials HOST2 under the name that you give here. The same command
-again goes on where it was, or listens to the copy if it still runs.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Send files and directories to a receiver or a local directory
     Push(Box<PushArgs>),
     /// Fetch files and directories from another host into a local directory
-    #[command(override_usage = PULL_USAGE, after_help = PULL_HELP)]
+    #[command(override_usage = help::PULL_USAGE)]
+    #[command(after_help = help::PULL_SHORT, after_long_help = help::PULL_LONG)]
     Pull(Box<PushArgs>),
-    /// Copy between any two places: a push or a pull, or, where both are on other hosts, straight from one to the other
-    #[command(override_usage = COPY_USAGE, after_help = COPY_HELP)]
+    /// Push or pull, or have one other host send straight to another
+    #[command(override_usage = help::COPY_USAGE)]
+    #[command(after_help = help::COPY_SHORT, after_long_help = help::COPY_LONG)]
     Copy(Box<CopyArgs>),
     /// Ask what has become of a copy between two other hosts, for a day after its end
     Result(ResultArgs),
-    /// Compare a tree with its copy by hash, as both storages hold them; no contents travel
+    /// Compare a tree with its copy by hash, as both storages hold them
     Verify(Box<VerifyArgs>),
     /// Receive: listen for senders, in the foreground
     Serve(ServeArgs),
@@ -114,20 +73,20 @@ pub(crate) enum Command {
     Key(KeyCommand),
     /// Get to know a receiver's key before the first push, or forget one
     Trust(TrustArgs),
-    /// Let a sender's key write below some directories, or no more (on the receiving host)
+    /// Let a key write or read below some directories here, or no more
     Allow(AllowArgs),
     /// Count the files of a tree by size
     Scan(ScanArgs),
-    /// Measure what a storage gives, by file size, in a hidden directory that is removed at the end
+    /// Measure what a storage gives, by file size
     Sweep(SweepArgs),
     /// Sum up or draw what 'push --trace' wrote
     Trace(TraceArgs),
-    /// Show or remove what broken transfers have left here to go on from (on the receiving host)
+    /// Show or remove what broken transfers have left here to go on from
     #[command(subcommand)]
     Journal(JournalCommand),
-    /// Look for what would slow a transfer down or break it, on this host and on the path to a receiver
+    /// Look for what would slow a transfer down or break it
     Doctor(DoctorArgs),
-    /// Measure the path to a receiver from memory to memory, and predict how long a push takes
+    /// Measure the path to a receiver, and predict how long a push takes
     Probe(ProbeArgs),
     /// Print what has a shell complete zmove's words; 'source <(zmove completions bash)' tries it
     Completions {

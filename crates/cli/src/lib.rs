@@ -30,7 +30,7 @@ pub fn main() -> ExitCode {
     let started = Instant::now();
     let args = match Args::try_parse() {
         Ok(args) => args,
-        Err(error) => return exit::usage(&error),
+        Err(error) => return exit::usage(error),
     };
     settings::prepare_process();
     let done = match args.command {

@@ -14,6 +14,7 @@ use crate::value::age::Age;
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
+    disable_help_subcommand = true,
     override_usage = "zmove allow [OPTIONS] --name <NAME> --root <DIR> <KEY>\n       zmove allow list|remove"
 )]
 pub(crate) struct AllowArgs {
@@ -32,35 +33,44 @@ pub(crate) struct GrantArgs {
     /// A name for the sender, for the log
     #[arg(long, required = true)]
     pub(crate) name: String,
-    /// A directory that the sender may use; may be given several times
+    /// A directory that it may use; may be repeated
     #[arg(long = "root", value_name = "DIR", required_unless_present = "read_roots")]
     pub(crate) roots: Vec<PathBuf>,
     /// The sender may write there
     #[arg(long, requires = "roots")]
     pub(crate) write: bool,
-    /// The sender may read there, as 'zmove pull' does; without --write this is what it may do anyway
+    /// The sender may read there, as 'zmove pull' does
+    ///
+    /// Without --write this is what it may do anyway.
     #[arg(long, requires = "roots")]
     pub(crate) read: bool,
-    /// A directory that it may only read, beside those of --root; may be given several times
+    /// A directory that it may only read; may be repeated
     #[arg(long = "read-root", value_name = "DIR")]
     pub(crate) read_roots: Vec<PathBuf>,
-    /// Another daemon that the sender may have files sent to from here by 'zmove copy': this host then dials that one;
-    /// may be given several times
+    /// A daemon that it may have files sent to from here
+    ///
+    /// 'zmove copy' does so: this host then dials that one. May be repeated.
     #[arg(long = "to", value_name = "HOST[:PORT]", value_parser = parse_endpoint)]
     pub(crate) to: Vec<String>,
-    /// Files that the sender writes keep their setuid and setgid bits: whoever runs them here has the rights
-    /// of the daemon's user
-    #[arg(long, requires = "write")]
+    /// Files keep their setuid and setgid bits
+    ///
+    /// Whoever runs them here has the rights of the daemon's user.
+    #[arg(long, requires = "write", hide_short_help = true)]
     pub(crate) set_ids: bool,
-    /// What the sender writes may get other owners, and setuid and setgid bits with them, and the sender may make
-    /// devices and set capabilities and 'trusted.*' attributes; as far as the daemon's user may
+    /// Files may get other owners, and devices be made
+    ///
+    /// With other owners setuid and setgid bits are kept, and the sender may set capabilities and 'trusted.*'
+    /// attributes; all as far as the daemon's user may.
     #[arg(long, requires = "write")]
     pub(crate) set_owner: bool,
-    /// What all transfers of the sender together may take per second, for example 10Gbit or 500MB [default: no limit]
+    /// The rate of all its transfers together, say 10Gbit
+    ///
+    /// Per second, for example 10Gbit or 500MB. [default: no limit]
     #[arg(long, value_name = "RATE")]
     pub(crate) max_rate: Option<RateLimit>,
-    /// When the sender is not let in any more, in UTC or from now: 2027-01-31, 2027-01-31T18:00:00Z, 90d
-    /// [default: never]
+    /// Until when: 2027-01-31 in UTC, or 90d from now
+    ///
+    /// Also 2027-01-31T18:00:00Z. [default: never]
     #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
     pub(crate) expires: Option<Expiry>,
 }
@@ -73,7 +83,9 @@ pub(crate) enum AllowCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Let a key, or all keys of a name, in no more; what is running goes on to its end
+    /// Let a key, or all keys of a name, in no more
+    ///
+    /// What is running goes on to its end.
     Remove {
         /// A fingerprint, or a name
         #[arg(value_name = "KEY|NAME")]

@@ -6,6 +6,7 @@ use zmove_types::{ByteCount, parse_size};
 use super::push::PushArgs;
 
 #[derive(Debug, clap::Args)]
+#[command(mut_args(|arg| arg.hide_short_help(true)))]
 pub(crate) struct CopyArgs {
     #[command(flatten)]
     pub(crate) push: PushArgs,

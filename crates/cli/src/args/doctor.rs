@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use zmove_engine::Remote;
 use zmove_types::RateLimit;
 
+use super::help;
+
 #[derive(Debug, clap::Args)]
-#[command(after_help = DOCTOR_HELP)]
+#[command(after_long_help = help::DOCTOR_LONG)]
 pub(crate) struct DoctorArgs {
     /// A receiver: the path to it is looked at too, and whether it lets this host's key in
     #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint)]
@@ -21,8 +23,3 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     pub(crate) json: bool,
 }
-
-const DOCTOR_HELP: &str = "\
-Each line begins with ok, note (may matter), slow (costs speed) or bad (breaks a transfer), and below
-it stands what mends it. Nothing is changed, no key is pinned, and root is not needed. Exit code 4
-when something is bad. What the other end's settings are, only a 'zmove doctor' there can say.";

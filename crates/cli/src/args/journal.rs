@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 
+use super::help;
 use crate::value::age::Age;
 
 #[derive(Debug, Subcommand)]
@@ -17,7 +18,7 @@ pub(crate) enum JournalCommand {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = JOURNAL_CLEAN_HELP)]
+#[command(after_long_help = help::JOURNAL_CLEAN_LONG)]
 pub(crate) struct JournalCleanArgs {
     /// Transfers that were last written so long ago: 90s, 30min, 12h, 7d, 2w
     #[arg(long, value_name = "AGE", default_value = "7d")]
@@ -29,7 +30,3 @@ pub(crate) struct JournalCleanArgs {
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
-
-const JOURNAL_CLEAN_HELP: &str = "\
-A part file is removed only if it is the one that the journal means: by name, inode and time of
-birth, in the target directory that it was made in. Anything else is named and left.";

@@ -5,28 +5,33 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::dial::DialArgs;
+use super::help;
 use super::storage::StorageArgs;
 use super::sweep::parse_time;
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = PROBE_HELP)]
+#[command(after_long_help = help::PROBE_LONG)]
 pub(crate) struct ProbeArgs {
-    /// The receiver as 'push' takes it, with or without a path: HOST, HOST:PATH, HOST:PORT:PATH,
-    /// USER@HOST:PATH (over ssh). With a path its storage there is swept too
+    /// The receiver as 'push' takes it; with a path its storage there is swept too
+    ///
+    /// HOST, HOST:PATH, HOST:PORT:PATH, USER@HOST:PATH (over ssh).
     #[arg(value_name = "HOST[:PATH]")]
     pub(crate) host: OsString,
-    /// Data connections, one round for each number
+    /// Connections, one round for each number
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,4,16", num_args = 1,
         value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) streams: Vec<u16>,
-    /// How long each round is measured once its windows have grown, 1s to 20s
+    /// The time of each round, 1s to 20s
+    ///
+    /// It begins once the windows have grown.
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_round)]
     pub(crate) time: Duration,
     /// Predict how long a push of this tree takes
     #[arg(long = "for", value_name = "TREE")]
     pub(crate) tree: Option<PathBuf>,
-    /// A directory on this side's storage, which is swept for some seconds [default: what an earlier 'zmove
-    /// sweep' has found for TREE]
+    /// A directory on this side's storage, to be swept
+    ///
+    /// It takes some seconds. [default: what an earlier 'zmove sweep' has found for TREE]
     #[arg(long, value_name = "DIR")]
     pub(crate) source: Option<PathBuf>,
     /// Do not sweep the receiver's storage
@@ -40,13 +45,6 @@ pub(crate) struct ProbeArgs {
     #[arg(long)]
     pub(crate) json: bool,
 }
-
-const PROBE_HELP: &str = "\
-The bytes come from memory, are encrypted, hashed and counted as those of a push, and thrown away: a
-probe stores nothing. It fills the path for some seconds a round, which others on it will notice. The
-receiver lets in whoever may write there, and holds the key to its rate. With a path it writes at most
-256 MiB below it for 5 s, in a hidden directory that is removed. A prediction is the time of the
-slowest of source storage, path and target storage for each class of sizes, as far as they are known.";
 
 /// Reads the time of a round, which is short: the limit of a path shows in seconds, and a receiver waits no longer than
 /// minutes.

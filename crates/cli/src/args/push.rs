@@ -8,12 +8,15 @@ use zmove_engine::Timeout;
 use zmove_types::RateLimit;
 
 use super::dial::DialArgs;
+use super::habits::{self, Bwlimit};
+use super::help;
 use super::keeping::KeepingArgs;
 use super::selection::SelectionArgs;
 use super::storage::StorageArgs;
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = PUSH_HELP, override_usage = "zmove push [OPTIONS] <SRC>... <DST>")]
+#[command(override_usage = help::PUSH_USAGE, after_help = help::PUSH_SHORT, after_long_help = help::PUSH_LONG)]
+#[command(args_override_self = true, args(habits::without_meaning()), mut_args(|arg| arg.hide_short_help(true)))]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct PushArgs {
     /// What to send ('dir' arrives under its name, 'dir/' means what is in it), and last where to: HOST:PATH,
@@ -23,35 +26,35 @@ pub(crate) struct PushArgs {
     #[command(flatten)]
     pub(crate) dial: DialArgs,
     /// Data connections, 1 to 64 [default: by round trip time and cores, then as many as help]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64), help_heading = PATH)]
     pub(crate) streams: Option<u16>,
     /// Compare files that are there already by contents, not by size and time
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = REPLACED)]
     pub(crate) checksum: bool,
     /// Send of large files that have changed only what the target's version does not have [auto: unless the
     /// path is known to be faster than reading that]
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t, help_heading = REPLACED)]
     pub(crate) delta: DeltaArg,
     /// Leave files that are newer at the target than here
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = REPLACED)]
     pub(crate) update: bool,
     /// Leave what is at the target already, but for mode and time of directories
-    #[arg(long)]
+    #[arg(long, help_heading = REPLACED)]
     pub(crate) ignore_existing: bool,
     /// Change files that are there in their place, so that they keep their inode and need no second copy's room; a
     /// push that breaks off leaves such a file partly changed
-    #[arg(long)]
+    #[arg(long, help_heading = REPLACED)]
     pub(crate) inplace: bool,
     /// At the end remove what is at the target below the directories sent and not in them; nothing is removed when
     /// any directory or file of the source could not be read, or not be stored at the target, and nothing from
     /// directories that changed at the source meanwhile (exit code 23; the same command removes it)
-    #[arg(long)]
+    #[arg(long, help_heading = MIRROR)]
     pub(crate) delete: bool,
     /// With --delete: remove also when something could not be read or stored, but nothing below what was not read
-    #[arg(long, requires = "delete")]
+    #[arg(long, requires = "delete", help_heading = MIRROR)]
     pub(crate) ignore_errors: bool,
     /// With --delete: remove no more than N files and directories; what is over stays (exit code 25)
-    #[arg(long, value_name = "N", requires = "delete")]
+    #[arg(long, value_name = "N", requires = "delete", help_heading = MIRROR)]
     pub(crate) max_delete: Option<u64>,
     /// Change nothing, and list what would be done: '+ NEW', '~ CHANGED (WHY)', '- REMOVED'
     #[arg(short = 'n', long, conflicts_with_all = ["manifest", "trace"])]
@@ -63,14 +66,20 @@ pub(crate) struct PushArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) manifest: Option<PathBuf>,
     /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", help_heading = PATH)]
     pub(crate) limit: Option<RateLimit>,
+    /// rsync's --limit: in KiB per second, or with a unit as 10M, which is 10MiB; 0 is no limit
+    #[arg(long, value_name = "RATE", conflicts_with = "limit", help_heading = habits::HEADING)]
+    pub(crate) bwlimit: Option<Bwlimit>,
+    /// rsync's letter: nothing is compressed, which is said once
+    #[arg(short = 'z', long, help_heading = habits::HEADING)]
+    pub(crate) compress: bool,
     /// How long to go on without a connection once it is lost, and to wait for a receiver that is busy, for
     /// example 90s, 5min or 1h; 0: not at all
-    #[arg(long, value_name = "TIME", default_value = "5min")]
+    #[arg(long, value_name = "TIME", default_value = "5min", help_heading = PATH)]
     pub(crate) timeout: Timeout,
     /// Encryption of the data connections; with 'none' whoever is on the path can read what is sent
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_enum, default_value_t, help_heading = PATH)]
     pub(crate) cipher: CipherArg,
     /// Write how far each stage is, ten times a second, as JSON lines
     #[arg(long, value_name = "FILE")]
@@ -92,11 +101,16 @@ pub(crate) struct PushArgs {
     pub(crate) quiet: bool,
 }
 
-const PUSH_HELP: &str = "\
-A path on the receiver that starts with '/' must lie in one of your roots there; another is below
-the first of them. Missing directories are made. Running the same command again sends only what is
-missing or differs. Every byte is hashed when read and again before it is stored; a file gets its
-name only when it is whole, but for what --inplace changes.";
+const PATH: &str = "The path";
+const REPLACED: &str = "What is replaced";
+const MIRROR: &str = "Mirrors";
+
+impl PushArgs {
+    /// The rate that all data connections together keep below.
+    pub(crate) fn limit(&self) -> Option<RateLimit> {
+        self.limit.or(self.bwlimit.and_then(|Bwlimit(rate)| rate))
+    }
+}
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum DurabilityArg {

@@ -26,16 +26,20 @@ pub(crate) mod fuzzing;
 pub(crate) struct SelectionArgs {
     #[command(flatten)]
     rules: RuleArgs,
-    /// Only the paths in this file, one a line, relative to the one SRC; directories are made, not filled; '-' is stdin
+    /// Only the paths in this file, one a line; '-' is stdin
+    ///
+    /// They are relative to the one SRC. Directories are made, not filled.
     #[arg(long, value_name = "FILE", help_heading = HEADING)]
     pub(crate) files_from: Option<PathBuf>,
-    /// The paths of --files-from end in NUL bytes, as 'find -print0' writes them
+    /// Paths in that file end in NUL, as of 'find -print0'
     #[arg(short = '0', long, requires = "files_from", help_heading = HEADING)]
     from0: bool,
-    /// Stay in the file systems that the sources lie in: what is mounted below them is an empty directory
+    /// Stay in the file systems of the sources
+    ///
+    /// What is mounted below them is an empty directory.
     #[arg(short = 'x', long, help_heading = HEADING)]
     one_file_system: bool,
-    /// No files larger than this, for example 100MiB or 2GB
+    /// No files larger than this, say 100MiB or 2GB
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = HEADING)]
     max_size: Option<ByteCount>,
     /// No files smaller than this
@@ -58,13 +62,19 @@ enum RuleArg {
 /// The same rules in the form that clap parses: by option.
 #[derive(Debug, clap::Args)]
 struct RulesByOption {
-    /// Leave out what matches this line of a .gitignore file; '/x' is x at the top of the target
+    /// Leave out what matches, as a .gitignore line would
+    ///
+    /// '/x' is x at the top of the target.
     #[arg(long, value_name = "PATTERN", value_parser = pattern(Effect::Exclude), help_heading = HEADING)]
     exclude: Vec<RuleArg>,
-    /// Take in again what an --exclude before it leaves out: the last that matches decides
+    /// Take in again what an --exclude before leaves out
+    ///
+    /// The last that matches decides.
     #[arg(long, value_name = "PATTERN", value_parser = pattern(Effect::Include), help_heading = HEADING)]
     include: Vec<RuleArg>,
-    /// Rules in a file as .gitignore has them ('!' takes in again); '-' is stdin
+    /// Rules in a file as a .gitignore; '-' is stdin
+    ///
+    /// '!' takes in again.
     #[arg(long, value_name = "FILE", help_heading = HEADING,
         value_parser = PathBufValueParser::new().map(RuleArg::File))]
     filter_from: Vec<RuleArg>,

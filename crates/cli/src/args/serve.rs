@@ -18,20 +18,25 @@ pub(crate) struct ServeArgs {
     /// What to listen for there [default: both]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) transport: Option<ListenArg>,
-    /// Let senders that ask for it ('push --cipher none') send names and contents in clear
+    /// Let those who ask for it send in clear
+    ///
+    /// They do so by 'push --cipher none': names and contents then travel in clear.
     #[arg(long)]
     pub(crate) allow_clear: bool,
-    /// Remove what a broken transfer has left when nobody has come back for it in so long: 90s, 30min, 12h, 7d, 2w
-    /// [default: 7d]
+    /// Age at which what broken transfers left goes [default: 7d]
+    ///
+    /// It is removed when nobody has come back for it in so long: 90s, 30min, 12h, 7d, 2w.
     #[arg(long, value_name = "AGE")]
     pub(crate) journal_age: Option<Age>,
     /// How large files are written on this host [default: auto]
-    #[arg(long, value_enum, value_name = "ENGINE")]
+    #[arg(long, value_enum, value_name = "ENGINE", hide_short_help = true)]
     pub(crate) io_engine: Option<EngineArg>,
     /// Whether large files are written past the page cache on this host (O_DIRECT) [default: auto]
-    #[arg(long, value_enum, value_name = "WHEN")]
+    #[arg(long, value_enum, value_name = "WHEN", hide_short_help = true)]
     pub(crate) direct: Option<DirectArg>,
-    /// On SIGTERM let transfers that run go on for so long: 30s, 5min [default: 0]
+    /// On SIGTERM let transfers go on for so long [default: 0]
+    ///
+    /// For example 30s or 5min.
     #[arg(long, value_name = "TIME")]
     pub(crate) drain: Option<Age>,
     /// How the log on standard error looks [default: text]
@@ -40,17 +45,23 @@ pub(crate) struct ServeArgs {
     /// Where /metrics and /healthz are served, or 'off' [default: 127.0.0.1:5871]
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) metrics: Option<MetricsListen>,
-    /// The file with these settings and the limits [default: ZMOVE_HOME/zmove.toml, if it is there]
+    /// The file with these settings and the limits
+    ///
+    /// [default: ZMOVE_HOME/zmove.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Once the ports are open, become this user, for good: files will be theirs (only root can)
+    /// Once the ports are open, become this user, for good
+    ///
+    /// Files will be theirs. Only root can.
     #[arg(long, value_name = "NAME")]
     pub(crate) user: Option<String>,
-    /// Have the kernel refuse this process all files but those below the roots that there are now, and its
-    /// own (Landlock): a root that is new takes a restart [default: off; --confine alone: on]
+    /// Have the kernel keep it to its roots (Landlock)
+    ///
+    /// The process is refused all files but those below the roots that there are now, and its own: a root that is new
+    /// takes a restart. [default: off; --confine alone: on]
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, default_missing_value = "on")]
     pub(crate) confine: Option<ConfineArg>,
-    /// Only read the configuration and the keys, and say what is wrong with them
+    /// Only check the configuration and the keys
     #[arg(long)]
     pub(crate) check: bool,
 }

@@ -6,12 +6,14 @@ use clap::ValueEnum;
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(crate) struct StorageArgs {
     /// How large files are read and written on this host
-    #[arg(long, value_enum, value_name = "ENGINE", default_value_t)]
+    #[arg(long, help_heading = HEADING, value_enum, value_name = "ENGINE", default_value_t, hide_short_help = true)]
     pub(crate) io_engine: EngineArg,
     /// Whether large files are read and written past the page cache on this host (O_DIRECT)
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    #[arg(long, help_heading = HEADING, value_enum, value_name = "WHEN", default_value_t, hide_short_help = true)]
     pub(crate) direct: DirectArg,
 }
+
+const HEADING: &str = "Storage of this host";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineArg {

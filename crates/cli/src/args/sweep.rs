@@ -6,22 +6,27 @@ use std::time::Duration;
 
 use zmove_types::{ByteCount, RateLimit, parse_size};
 
+use super::help;
 use super::storage::StorageArgs;
 use crate::value::age::Age;
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = SWEEP_HELP)]
+#[command(after_long_help = help::SWEEP_LONG)]
 pub(crate) struct SweepArgs {
     /// A directory on the storage
     #[arg(required_unless_present = "compare")]
     pub(crate) path: Option<PathBuf>,
-    /// The most that is written in all, and that is there at once
+    /// The most that is written in all
+    ///
+    /// No more is there at once.
     #[arg(long, value_name = "SIZE", default_value = "10GiB", value_parser = parse_size)]
     pub(crate) budget: ByteCount,
-    /// How long it may take, for example 90s, 2m or 1h
+    /// How long it may take, say 90s, 2m or 1h
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = parse_time)]
     pub(crate) time: Duration,
-    /// Threads that write and read [default: the number of cores, 2 to 16]
+    /// Threads that write and read [default: by cores]
+    ///
+    /// By default it is the number of cores, 2 to 16.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) threads: Option<u16>,
     /// Write the result for programs, and for --compare
@@ -32,21 +37,18 @@ pub(crate) struct SweepArgs {
     pub(crate) svg: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) storage: StorageArgs,
-    /// Measure nothing, and hold what --json wrote here (A) against a reference (B): F_s, F_c and U_b
+    /// Hold what --json wrote here (A) against a reference
+    ///
+    /// Nothing is measured. B is what --json wrote at the reference; F_s, F_c and U_b are the result.
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["path", "json", "svg"])]
     pub(crate) compare: Option<Vec<PathBuf>>,
-    /// With --compare: a transfer rate that the reference has reached (E_1), for files of SIZE or of any, for example
-    /// 10Gbit or 64KiB=2Gbit; may be given for several sizes
+    /// With --compare: a transfer rate of the reference
+    ///
+    /// The rate that the reference has reached (E_1), for files of SIZE or of any, for example 10Gbit or 64KiB=2Gbit;
+    /// may be given for several sizes.
     #[arg(long, value_name = "[SIZE=]RATE", requires = "compare")]
     pub(crate) e1: Vec<ReferenceRate>,
 }
-
-const SWEEP_HELP: &str = "\
-It works in one directory of its own below PATH, .zmove-sweep-HOST-NUMBER, and removes that at the
-end, after an error and when it is interrupted; what a killed one left is removed by the next. It
-needs room for the budget and a reserve for others. Every write is flushed, and no read comes from
-the page cache where that can be helped; the table says which way. The result is kept in
-ZMOVE_HOME/sweeps, and later pushes from or to that storage say their share of it.";
 
 /// A transfer rate that the reference has reached, `E_1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,13 +5,15 @@ use std::ffi::OsString;
 use zmove_engine::Timeout;
 
 use super::dial::DialArgs;
+use super::help;
 use super::keeping::KeepingArgs;
 use super::push::{CipherArg, DeltaArg, DurabilityArg, PushArgs};
 use super::selection::SelectionArgs;
 use super::storage::StorageArgs;
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = VERIFY_HELP, override_usage = "zmove verify [OPTIONS] <SRC>... <DST>")]
+#[command(override_usage = help::VERIFY_USAGE, after_help = help::VERIFY_SHORT, after_long_help = help::VERIFY_LONG)]
+#[command(args_override_self = true, mut_args(|arg| arg.hide_short_help(true)))]
 pub(crate) struct VerifyArgs {
     /// What to compare, and last what with, as for 'push': 'zmove verify run7/ HOST:/data/x' says whether the target of
     /// 'zmove push run7/ HOST:/data/x' is what is in run7
@@ -38,15 +40,6 @@ pub(crate) struct VerifyArgs {
     #[arg(short, long, conflicts_with = "json")]
     quiet: bool,
 }
-
-const VERIFY_HELP: &str = "\
-Both sides read all files from their storage, past the page cache, and compare hashes; no contents
-travel, and nothing is changed. Each difference is a line: '+ ONLY AT THE SOURCE', '~ DIFFERS (HOW)',
-'- ONLY AT THE TARGET'; of files larger than 4 MiB it names the bytes, in pieces of 4 MiB. What a push
-would keep is compared too: modes, times and so on (see --preserve). Pages that are not flushed yet are
-read from memory.
-
-Exit codes: 0 all is the same; 6 something differs; 23 something could not be read; others as for push.";
 
 impl From<VerifyArgs> for PushArgs {
     /// A verification is a dry run that compares contents, on both sides by what the storage holds.
@@ -76,6 +69,8 @@ impl From<VerifyArgs> for PushArgs {
             durability: DurabilityArg::None,
             manifest: None,
             limit: None,
+            bwlimit: None,
+            compress: false,
             cipher: CipherArg::Tls,
             trace: None,
         }

@@ -47,7 +47,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         owners: settings.owners(),
         zeros: settings.zeros(),
         instead: settings.instead(),
-        rate_max: args.limit,
+        rate_max: args.limit(),
         packs_per_doubling: match &settings.location {
             Location::Local(_) => PacksPerDoubling::Within,
             Location::Remote(_) => PacksPerDoubling::InSlowStart,

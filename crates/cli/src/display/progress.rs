@@ -96,6 +96,9 @@ impl Display {
             _ if std::io::stderr().is_terminal() => Form::Bar,
             _ => Form::Lines,
         };
+        if args.compress && !args.quiet {
+            terminal::warn("-z: zmove does not compress, and sends the data as it is");
+        }
         let watcher = Arc::new(Watcher {
             totals: Totals::default(),
             moved: Arc::default(),

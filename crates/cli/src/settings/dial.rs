@@ -11,7 +11,7 @@ use crate::value::exit::usage_error;
 
 /// The way to start the receiver at a location without a login.
 pub(super) fn start(args: &DialArgs) -> Start {
-    if args.ssh { Start::OverSsh } else { Start::Daemon }
+    if args.ssh || args.ssh_command.is_some() { Start::OverSsh } else { Start::Daemon }
 }
 
 /// The settings that follow from the options; `ask` confirms the key of a host that is not known.
@@ -49,9 +49,10 @@ fn reach(args: &DialArgs) -> Result<Reach> {
 
 /// The ssh that starts a receiver at `remote`; without a login there none will be started.
 fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
-    let mut words = shlex::split(&args.ssh_command).unwrap_or_default();
+    let command = args.ssh_command.as_deref().unwrap_or("ssh");
+    let mut words = shlex::split(command).unwrap_or_default();
     if words.is_empty() && remote.login.is_some() {
-        return Err(usage_error(format!("--ssh-command: '{}' is no command", args.ssh_command)));
+        return Err(usage_error(format!("--ssh-command: '{command}' is no command")));
     }
     let program = if words.is_empty() { String::new() } else { words.remove(0) };
     Ok(SshSettings {

@@ -3,8 +3,10 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
+use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -14,7 +16,7 @@ use zmove_engine::{
 use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{AfterErrors, Guard, Instead, Owners, Removals, Zeros};
 use zmove_transport::TransportChoice;
-use zmove_types::FileNumber;
+use zmove_types::{Escaped, FileNumber};
 use zmove_wire::{Cipher, Compare, Durability, Open, Overwrite, Purpose};
 
 use super::{Role, dial, home, journals, keeping};
@@ -41,6 +43,7 @@ impl PushSettings {
     pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
         let (target, sources) = args.paths.split_last().expect("clap demands two");
         let location = Location::parse(target, dial::start(&args.dial))?;
+        refuse_host_without_path(target)?;
         refuse_contradictions(&args, &location, sources)?;
         let selection = args.selection.selection()?;
         let dial = match &location {
@@ -138,6 +141,20 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
     }
 }
 
+/// Refuses a target that is written as a host without a path, unless there is such a name here: it would become a
+/// directory of this host.
+fn refuse_host_without_path(target: &OsStr) -> Result<()> {
+    let text = target.to_string_lossy();
+    let is_like_host = !text.contains(['/', ':']) && (text.contains('@') || text.parse::<IpAddr>().is_ok());
+    if is_like_host && Path::new(target).symlink_metadata().is_err() {
+        return Err(usage_error(format!(
+            "'{0}' is a host without a path: write '{0}:PATH' ('./{0}' for a directory of that name here)",
+            Escaped::path(&target)
+        )));
+    }
+    Ok(())
+}
+
 /// Refuses options that contradict each other.
 pub(super) fn refuse_contradictions(
     args: &PushArgs,
@@ -160,7 +177,7 @@ pub(super) fn refuse_contradictions(
             args.update && keeping::instead(&args.keeping).mtime.is_some(),
             "--update compares times: it cannot be used where they are not kept",
         ),
-        (args.limit.is_some() && is_local, "--limit paces connections: it needs a target on another host"),
+        (args.limit().is_some() && is_local, "--limit paces connections: it needs a target on another host"),
         (wants_quic_in_clear && !is_local, "--cipher none needs TCP: QUIC is always encrypted"),
     ];
     match rules.into_iter().find(|(broken, _)| *broken) {
@@ -171,7 +188,7 @@ pub(super) fn refuse_contradictions(
 
 pub(super) fn dial_settings(args: &PushArgs, remote: &Remote, ask: Arc<dyn Confirm>) -> Result<DialSettings> {
     let dial = dial::settings(&args.dial, remote, ask)?;
-    let mut dial = DialSettings { streams: args.streams, limit: args.limit, ..dial };
+    let mut dial = DialSettings { streams: args.streams, limit: args.limit(), ..dial };
     if args.cipher == CipherArg::None {
         dial.cipher = Cipher::None;
         // QUIC, where it was asked for, has been refused before.
@@ -268,6 +285,10 @@ mod tests {
             ("--transport quic --congestion none-such a h:b", "--congestion none-such: "),
             ("--ssh --ssh-command= a h:b", "--ssh-command: '' is no command"),
             ("a h:0:b", "'0' is no port"),
+            ("a ::1:b", "'::1:b': an IPv6 address stands in brackets"),
+            ("a h:~/b", "'~/b': a daemon knows no home directories"),
+            ("a 10.77.0.2", "'10.77.0.2' is a host without a path: write '10.77.0.2:PATH'"),
+            ("a alice@dtn", "'alice@dtn' is a host without a path"),
         ] {
             let error = settings(words).unwrap_err();
             assert!(error.to_string().starts_with(text), "{words}: {error}");

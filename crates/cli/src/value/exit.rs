@@ -10,6 +10,8 @@ use zmove_sender::SessionError;
 use zmove_transport::{ControlError, DialError, LaneError};
 use zmove_wire::{Refusal, RefusalCode};
 
+use crate::args::habits;
+
 /// The end of a command, as its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -182,7 +184,8 @@ pub(crate) fn usage_error(text: impl Into<String>) -> anyhow::Error {
 }
 
 /// Prints clap's message: help is no error, the rest is a usage error.
-pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+pub(crate) fn usage(mut error: clap::Error) -> ExitCode {
+    habits::hint(&mut error);
     // A terminal that is gone is no reason to fail.
     let _terminal_gone = error.print();
     if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() }

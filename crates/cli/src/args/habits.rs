@@ -1,0 +1,285 @@
+//! What users of rsync, scp and other programs type from habit: options that mean here what is done anyway, and hints
+//! at what there is in the place of others.
+
+use std::str::FromStr;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgAction};
+use zmove_types::{ByteCount, RateLimit, parse_size};
+
+/// Options whose meaning a push has anyway, or that ask for what it always shows.
+pub(super) fn without_meaning() -> impl IntoIterator<Item = Arg> {
+    let arg = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).help(help).help_heading(HEADING).action(ArgAction::SetTrue)
+    };
+    [
+        arg("recursive", "rsync's and scp's letter: directories are sent with what is in them anyway")
+            .short('r'),
+        arg("partial", "rsync's word: large files go on where they were anyway"),
+        arg("progress", "rsync's word: a terminal shows the progress anyway"),
+        arg("stats", "rsync's word: the summary comes anyway"),
+        arg("human-readable", "rsync's word: sizes have units anyway"),
+        Arg::new("partial-progress")
+            .short('P')
+            .help("rsync's letter: --partial and --progress")
+            .help_heading(HEADING)
+            .action(ArgAction::SetTrue),
+    ]
+}
+
+pub(super) const HEADING: &str = "Habits from rsync and scp";
+
+/// A rate as rsync's `--bwlimit` has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bwlimit(pub(crate) Option<RateLimit>);
+
+impl FromStr for Bwlimit {
+    type Err = String;
+
+    /// Reads KiB per second, or a size with its unit; 0 is no limit.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let has_unit = text.ends_with(|last: char| !last.is_ascii_digit() && last != '.');
+        let text = if has_unit { text.to_owned() } else { format!("{text}KiB") };
+        let ByteCount(bytes) = parse_size(&text).map_err(|error| error.to_string())?;
+        Ok(Self((bytes > 0).then(|| RateLimit::nearest(bytes))))
+    }
+}
+
+/// Puts a hint that fits into an error of the command line, in the place of clap's guesses.
+pub(crate) fn hint(error: &mut clap::Error) {
+    let word = |kind| match error.get(kind) {
+        Some(ContextValue::String(word)) => word.clone(),
+        _ => String::new(),
+    };
+    let (word, guess, hints) = match error.kind() {
+        ErrorKind::UnknownArgument => (word(ContextKind::InvalidArg), ContextKind::SuggestedArg, OPTIONS),
+        ErrorKind::InvalidSubcommand => {
+            (word(ContextKind::InvalidSubcommand), ContextKind::SuggestedSubcommand, COMMANDS)
+        }
+        _ => return,
+    };
+    // To pass an option as a value is hardly ever meant.
+    error.remove(ContextKind::Suggested);
+    let known = hints.iter().find(|(words, _)| words.contains(&&*word)).map(|(_, hint)| *hint);
+    let is_close = match error.get(guess) {
+        Some(ContextValue::String(guess)) => is_typo(&word, guess),
+        Some(ContextValue::Strings(guesses)) => guesses.iter().any(|guess| is_typo(&word, guess)),
+        _ => false,
+    };
+    if known.is_some() || !is_close {
+        error.remove(guess);
+    }
+    let is_without_command = error.kind() == ErrorKind::InvalidSubcommand && !is_close;
+    if let Some(hint) = known.or(is_without_command.then_some("'zmove copy SRC... DST' copies")) {
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+    }
+}
+
+const COMMANDS: &[(&[&str], &str)] = &[
+    (&["cp", "scp", "mv", "rsync"], "'zmove copy SRC... DST' takes either direction"),
+    (&["get", "fetch", "download", "recv"], "'zmove pull HOST:SRC... DIR' fetches"),
+    (&["put", "send", "upload"], "'zmove push SRC... HOST:DST' sends"),
+    (&["sync", "mirror"], "'zmove push SRC/ HOST:DST' sends what differs; with --delete it makes a mirror"),
+    (
+        &["ps", "ls", "list", "jobs"],
+        "'zmove journal list', on the receiving host, shows unfinished transfers, and which of them run",
+    ),
+    (&["rm", "delete"], "nothing is removed but by 'zmove push --delete SRC/ HOST:DST'"),
+    (&["check", "diff", "cmp"], "'zmove verify SRC DST' compares both ends by hash"),
+    (&["daemon", "server", "listen"], "'zmove serve' receives"),
+    (&["keygen", "keys"], "'zmove key show' prints your key's fingerprint, and makes the key at first use"),
+    (&["ping", "test", "bench"], "'zmove doctor HOST' and 'zmove probe HOST' look at the path"),
+    (&["du", "stat"], "'zmove scan TREE' counts files by size"),
+    (&["version"], "'zmove --version'"),
+];
+
+const OPTIONS: &[(&[&str], &str)] = &[
+    (
+        &["--delete-before", "--delete-during", "--del", "--delete-after", "--delete-delay"],
+        "--delete removes at the end",
+    ),
+    (&["--delete-excluded"], "what --exclude leaves out stays at the target; leave the option out"),
+    (&["--size-only", "-I", "--ignore-times"], "-c compares contents, not size and time"),
+    (
+        &["-L", "--copy-links", "-k", "--copy-dirlinks"],
+        "symbolic links are sent as links; name what they lead to",
+    ),
+    (
+        &["-b", "--backup", "--backup-dir", "--link-dest", "--copy-dest", "--compare-dest"],
+        "zmove has no such option",
+    ),
+    (&["-R", "--relative"], "--files-from FILE with the paths in FILE keeps them, relative to SRC"),
+    (&["-W", "--whole-file"], "--delta never sends changed files as a whole"),
+    (&["-i", "--itemize-changes", "--list-only"], "-n lists what would be done, and why"),
+    (&["--append", "--append-verify", "--partial-dir"], "leave it out: large files go on where they were"),
+    (
+        &["-f", "--filter", "--exclude-from", "--include-from", "-C", "--cvs-exclude"],
+        "--filter-from FILE has rules as a .gitignore; '!' takes in again",
+    ),
+    (&["--rsync-path"], "--remote-zmove PATH says where zmove is on that host"),
+    (&["--port"], "the port stands in the target: HOST:PORT:PATH"),
+    (&["-J", "-F"], "the options of ssh stand in its command: -e 'ssh -J GATE'"),
+    (
+        &["--info", "--debug", "--out-format", "--log-file"],
+        "--json prints events for programs, --trace FILE the rates",
+    ),
+    (&["--remove-source-files"], "zmove never changes the source; 'zmove verify' says when it may go"),
+    (&["-m", "--prune-empty-dirs"], "directories that end up empty are made"),
+    (&["--temp-dir", "-T", "--delay-updates"], "leave it out: files get their names when they are whole"),
+    (&["--fsync"], "leave it out: all is flushed at the end, and --durability file flushes each file"),
+    (&["--parallel", "--threads", "-j", "--jobs"], "--streams N, or leave it out: zmove finds the number"),
+];
+
+/// Whether a guess is near enough to be what was meant: one letter in three may differ.
+fn is_typo(typed: &str, guess: &str) -> bool {
+    let (typed, guess) = (typed.trim_start_matches('-'), guess.trim_start_matches('-'));
+    edits(typed.as_bytes(), guess.as_bytes()) <= typed.len().div_ceil(3)
+}
+
+/// The number of letters to be added, removed or changed.
+fn edits(from: &[u8], to: &[u8]) -> usize {
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (line, letter) in from.iter().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
+        for (at, other) in to.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != other);
+            diagonal = row[at + 1];
+            row[at + 1] = changed.min(row[at] + 1).min(diagonal + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    fn told(words: &str) -> String {
+        let mut error = Args::try_parse_from(words.split(' ')).unwrap_err();
+        hint(&mut error);
+        error.render().to_string()
+    }
+
+    fn tip(words: &str) -> Option<String> {
+        told(words).lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_owned)
+    }
+
+    #[test]
+    fn what_rsync_and_scp_take_is_taken() {
+        for options in [
+            "-avP",
+            "-rav",
+            "-r",
+            "-v",
+            "-vv",
+            "-aa",
+            "-P",
+            "--progress",
+            "--partial",
+            "--stats",
+            "-z",
+            "-avzP",
+            "--compress",
+            "--human-readable",
+            "--bwlimit=10M",
+            "--bwlimit 1000",
+            "-e ssh",
+            "--rsh=ssh",
+            "-q -q",
+        ] {
+            for command in ["push", "pull", "copy"] {
+                let words = format!("zmove {command} {options} a h:b");
+                assert!(Args::try_parse_from(words.split(' ')).is_ok(), "{words}: {}", told(&words));
+            }
+        }
+    }
+
+    #[test]
+    fn a_bwlimit_counts_as_rsync_does() {
+        let bytes =
+            |text: &str| text.parse::<Bwlimit>().map(|Bwlimit(rate)| rate.map(RateLimit::bytes_per_second));
+        assert_eq!(bytes("100"), Ok(Some(102_400)));
+        assert_eq!(bytes("1.5"), Ok(Some(1536)));
+        assert_eq!(bytes("10M"), Ok(Some(10_485_760)));
+        assert_eq!(bytes("10m"), Ok(Some(10_485_760)));
+        assert_eq!(bytes("10MB"), Ok(Some(10_000_000)));
+        assert_eq!(bytes("0"), Ok(None));
+        assert!(bytes("fast").is_err() && bytes("").is_err() && bytes("10Mbit").is_err());
+    }
+
+    #[test]
+    fn the_limit_is_that_of_either_option() {
+        let limit = |words: &str| {
+            let Command::Push(args) = Args::try_parse_from(words.split(' ')).unwrap().command else {
+                panic!("no push: {words}");
+            };
+            args.limit().map(RateLimit::bytes_per_second)
+        };
+        assert_eq!(limit("zmove push --bwlimit=1M a h:b"), Some(1_048_576));
+        assert_eq!(limit("zmove push --limit 8Mbit a h:b"), Some(1_000_000));
+        assert_eq!(limit("zmove push --bwlimit=0 a h:b"), None);
+    }
+
+    #[test]
+    fn hints_fit() {
+        for (words, expected) in [
+            ("zmove cp a b", "'zmove copy SRC... DST'"),
+            ("zmove get a b", "'zmove pull HOST:SRC... DIR'"),
+            ("zmove ps", "'zmove journal list'"),
+            ("zmove sync a b", "'zmove push SRC/ HOST:DST'"),
+            ("zmove status", "'zmove copy SRC... DST' copies"),
+            ("zmove run7 h:b", "'zmove copy SRC... DST' copies"),
+            ("zmove pussh a b", "a similar subcommand exists: 'push'"),
+            ("zmove push --exlude=x a b", "a similar argument exists: '--exclude'"),
+            ("zmove push --delete-after a b", "--delete removes at the end"),
+            ("zmove push -W a b", "--delta never"),
+        ] {
+            let tip = tip(words).unwrap_or_default();
+            assert!(tip.starts_with(expected), "{words}: {tip}");
+        }
+    }
+
+    #[test]
+    fn no_hint_misleads() {
+        for words in [
+            "zmove push --foo a b",
+            "zmove -a a b",
+            "zmove push -Q a b",
+            "zmove serve --stats",
+            "zmove scan -r x",
+        ] {
+            assert_eq!(tip(words), None, "{}", told(words));
+        }
+    }
+
+    #[test]
+    fn hints_name_what_there_is() {
+        let command = Args::command();
+        let push = command.find_subcommand("push").unwrap();
+        for (words, hint) in COMMANDS {
+            for name in *words {
+                let is_there = command.find_subcommand(name).is_some_and(|command| !command.is_hide_set());
+                assert!(!is_there, "'{name}' is a command");
+            }
+            for (at, _) in hint.match_indices("'zmove ") {
+                let name = hint[at + 7..].split([' ', '\'']).next().unwrap();
+                assert!(name == "--version" || command.find_subcommand(name).is_some(), "{hint}");
+            }
+        }
+        let names: Vec<_> = push
+            .get_arguments()
+            .flat_map(|arg| arg.get_long_and_visible_aliases().unwrap_or_default())
+            .collect();
+        for (words, hint) in OPTIONS {
+            for word in *words {
+                assert!(!names.contains(&word.trim_start_matches('-')), "'{word}' is an option");
+            }
+            for word in hint.split([' ', ',', ';', ':']).filter_map(|word| word.strip_prefix("--")) {
+                assert!(names.contains(&word) || word == "exclude", "{hint}");
+            }
+        }
+    }
+}
