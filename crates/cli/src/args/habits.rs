@@ -56,12 +56,14 @@ pub(crate) fn hint(error: &mut clap::Error) {
         ErrorKind::InvalidSubcommand => {
             (word(ContextKind::InvalidSubcommand), ContextKind::SuggestedSubcommand, COMMANDS)
         }
+        ErrorKind::InvalidValue => (word(ContextKind::InvalidArg), ContextKind::SuggestedValue, VALUES),
         _ => return,
     };
     // To pass an option as a value is hardly ever meant.
     error.remove(ContextKind::Suggested);
     let known = hints.iter().find(|(words, _)| words.contains(&&*word)).map(|(_, hint)| *hint);
     let is_close = match error.get(guess) {
+        _ if error.kind() == ErrorKind::InvalidValue => true,
         Some(ContextValue::String(guess)) => is_typo(&word, guess),
         Some(ContextValue::Strings(guesses)) => guesses.iter().any(|guess| is_typo(&word, guess)),
         _ => false,
@@ -74,6 +76,12 @@ pub(crate) fn hint(error: &mut clap::Error) {
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
     }
 }
+
+/// The options that take a value here and none in rsync.
+const VALUES: &[(&[&str], &str)] = &[(
+    &["--sparse <WHEN>"],
+    "holes are kept anyway; --sparse zeros makes holes of zeros, as rsync's --sparse does",
+)];
 
 const COMMANDS: &[(&[&str], &str)] = &[
     (&["cp", "scp", "mv", "rsync"], "'zmove copy SRC... DST' takes either direction"),
@@ -236,6 +244,8 @@ mod tests {
             ("zmove push --exlude=x a b", "a similar argument exists: '--exclude'"),
             ("zmove push --delete-after a b", "--delete removes at the end"),
             ("zmove push -W a b", "--delta never"),
+            ("zmove push --sparse a b", "holes are kept anyway; --sparse zeros"),
+            ("zmove push --transport tcpp a b", "a similar value exists: 'tcp'"),
         ] {
             let tip = tip(words).unwrap_or_default();
             assert!(tip.starts_with(expected), "{words}: {tip}");
