@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath};
 
-use crate::entry::number_of;
+use crate::entry::{number_at, number_of};
 use crate::remove::remove_entries;
 use crate::tree::{DIRECTORY, Tree, open_above};
 
@@ -173,6 +173,8 @@ impl<'a, 'b> Merge<'a, 'b> {
             return true;
         }
         match rustix::fs::renameat(from, name.as_os_str(), into, name.as_os_str()) {
+            // A rename does nothing where both names lead to one file, and would be made again and again.
+            Ok(()) if self.is_in_both(&name) => self.discard(name),
             Ok(()) => {}
             Err(Errno::EXIST | Errno::NOTEMPTY) => self.levels.last_mut().into_iter().for_each(|level| {
                 level.below.push(name.clone());
@@ -182,6 +184,12 @@ impl<'a, 'b> Merge<'a, 'b> {
             Err(error) => self.give_up(name, error.into()),
         }
         true
+    }
+
+    /// Whether a name leads to the same entry in both directories.
+    fn is_in_both(&self, name: &Name) -> bool {
+        let there = |directory: &OwnedFd| number_at(directory, name.as_os_str()).ok();
+        there(&self.here.from).is_some_and(|number| there(&self.here.into) == Some(number))
     }
 
     fn give_up(&mut self, name: Name, error: io::Error) {
@@ -238,6 +246,31 @@ mod tests {
         assert!((1..=4 + 4).contains(&open), "{open}");
         assert!(theirs.join("f").exists());
         assert_eq!(std::fs::read_dir(&home).unwrap().count(), 1);
+    }
+
+    /// As when two transfers of the same tree have linked the name to the same first one.
+    #[test]
+    fn another_name_of_the_file_that_is_there_goes() {
+        let (home, fd) = place();
+        let staging = begin(&fd, "d");
+        let ours = home.path().join(staging.hidden.as_os_str());
+        let theirs = home.path().join("d");
+        std::fs::create_dir(&theirs).unwrap();
+        std::fs::write(theirs.join("f"), "x").unwrap();
+        std::fs::hard_link(theirs.join("f"), ours.join("f")).unwrap();
+        std::fs::write(ours.join("other"), "y").unwrap();
+        let into = Arc::new(rustix::fs::openat(&fd, "d", DIRECTORY, Mode::empty()).unwrap());
+        let steps = std::cell::Cell::new(0);
+        let pause = || {
+            steps.set(steps.get() + 1);
+            assert!(steps.get() < 100, "it comes to an end");
+        };
+        let failed = &mut |path, error| panic!("{path}: {error}");
+        staging.move_into(&into, &mut Answers { stays: &mut |_, _, _| false, failed, pause: &pause });
+        drop(staging);
+        let read = |name: &str| std::fs::read_to_string(theirs.join(name)).unwrap();
+        assert_eq!([read("f"), read("other")], ["x", "y"]);
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
     }
 
     #[test]
