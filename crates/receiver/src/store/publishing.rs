@@ -39,9 +39,8 @@ use crate::store::publishing::publisher::{
 };
 use crate::store::reports::{Outcome, Reports};
 use crate::store::target::file_systems::{Flushing, Unflushed};
-use crate::store::target::keeper::At;
 use crate::store::target::open_directories::OpenDirectories;
-use crate::store::target::tree::{TargetTree, Xattrs};
+use crate::store::target::tree::TargetTree;
 use crate::store::transfer::Transfer;
 use crate::sync::run_on_several;
 use zmove_types::Lock;
@@ -404,22 +403,21 @@ fn publish_hidden(
 ) -> Result<(), (Operation, FaultCode)> {
     let directory = naming(directories.as_it_is(path))?;
     let name = target.name(path, &small.file.name);
-    if stays_there(target, &directory, name, small) {
+    if stays_there(target, (&directory, hidden), (&directory, name), small) {
         return Err(ALREADY_THERE);
     }
     naming(publish_file(&directory, hidden, name, target.rules.replaces()))
 }
 
-/// Whether an entry that has a small file's name already stays.
-fn stays_there(target: &TargetTree, directory: &OwnedFd, name: &Name, small: &SmallFile) -> bool {
-    let metadata = target.rules.of_file(&small.file.metadata);
-    match small.batch.known {
-        Known::PerhapsThere => {
-            let (bytes, wanted) = (u64::from(small.file.bytes), (&*metadata, Xattrs::Forgotten));
-            target.is_kept((directory, name), bytes, wanted, At(&RelPath::root(), Some(name)))
-        }
-        Known::Needed => target.may_not_be_replaced(directory, name, metadata.mtime),
-    }
+/// Whether an entry that has a small file's name already stays, where that file is whole under another name.
+fn stays_there(
+    target: &TargetTree,
+    whole: (&OwnedFd, &Name),
+    place @ (directory, name): (&OwnedFd, &Name),
+    small: &SmallFile,
+) -> bool {
+    target.may_not_be_replaced(directory, name, small.file.metadata.mtime)
+        || small.batch.known == Known::PerhapsThere && target.looks_like(place, whole)
 }
 
 /// The fault for a name that could not be given.
@@ -519,7 +517,7 @@ fn merge(
     let mut stays = |from: &OwnedFd, into: &OwnedFd, below: &RelPath| {
         gone.remove(below.as_bytes());
         let stays = if let Some(small) = files.get(below.as_bytes()) {
-            stays_there(target, into, &small.file.name, small)
+            stays_there(target, (from, &small.file.name), (into, &small.file.name), small)
         } else if spoiled.iter().any(|name| name.as_bytes() == below.as_bytes()) {
             return true;
         } else {

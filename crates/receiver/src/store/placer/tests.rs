@@ -1,18 +1,20 @@
 //! The placing of batches, and their publication.
 
 use super::*;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use zmove_chunk::file_root;
 use zmove_disk::set_new_file_metadata;
-use zmove_types::{ItemId, Timestamp};
+use zmove_types::{Account, Extra, ItemId, Kinds, Timestamp};
 use zmove_wire::{EntryFault, FaultCode, Open};
 
 use crate::config::ReceiverConfig;
 use crate::quota::Quota;
 use crate::store::large_files::Complete;
+use crate::store::rules::Owning;
 use crate::store::target::file_systems::FileSystems;
 use crate::store::target::{Target, WriteAccess};
 use crate::store::writer::finish_file;
@@ -361,6 +363,34 @@ fn a_guessed_file_that_is_there_by_now_stays() {
         let (operation, code) = ALREADY_THERE;
         assert_eq!(batch.faults(), [EntryFault { entry: 3, operation, code }]);
         assert_eq!(names(&directory).len(), 8);
+    }
+}
+
+/// As when two transfers bring the same tree at once: what is known of the metadata by then must not be set again.
+#[test]
+fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs_beside_goes() {
+    for (mode, stays) in [(0o4755, b"y"), (0o644, b"x")] {
+        let home = tempfile::tempdir().unwrap();
+        let there = home.path().join("f0");
+        let mut transfer = transfer(home.path());
+        transfer.target.rules.kinds = Kinds::ALL;
+        transfer.target.rules.owning = Owning::Allowed;
+        let mut group = files("", "f", 1);
+        let BatchEntry::File(file) = &mut group.entries[0] else { unreachable!() };
+        let (owner, group_id) = (rustix::process::geteuid(), rustix::process::getegid());
+        let account = |id| Some(Account { id, name: "".into() });
+        let (owner, group_id) = (account(owner.as_raw()), account(group_id.as_raw()));
+        file.metadata.extra = Some(Arc::new(Extra { owner, group: group_id, ..Extra::default() }));
+        file.metadata.mode = 0o4755;
+        let mut placer = Placer::new(&transfer);
+        let batch = PendingBatch::new(ItemId(1), Known::PerhapsThere, None);
+        placer.place_groups(vec![group], &batch, b"x", &placer.transfer.turn(Task::Write));
+        std::fs::write(&there, "y").unwrap();
+        set_new_file_metadata(File::open(&there).unwrap(), &metadata(mode)).unwrap();
+        publish_all(&transfer);
+        let now = (std::fs::read(&there).unwrap(), there.metadata().unwrap().permissions().mode() & 0o7777);
+        assert_eq!(now, (stays.to_vec(), 0o4755), "{mode:o}");
+        assert_eq!(names(home.path()), ["f0"]);
     }
 }
 

@@ -222,7 +222,7 @@ const ITEMS_EARLY: u64 = UNPUBLISHED_ITEMS_MAX / 8;
 const ITEMS_MAX: u64 = UNPUBLISHED_ITEMS_MAX / 4;
 
 impl SmallFile {
-    /// A file that has got its metadata: of those only mode and time are looked at again.
+    /// A file that has got its metadata: of those only the time is looked at again.
     pub(crate) fn new(batch: &Arc<PendingBatch>, entry: u32, mut file: FileEntry) -> Self {
         file.metadata.extra = None;
         Self { batch: Arc::clone(batch), entry, file }

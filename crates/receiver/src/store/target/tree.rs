@@ -221,6 +221,24 @@ impl TargetTree {
         })
     }
 
+    /// Whether the file of a name looks in all that is kept like another, whole one that would get the name.
+    pub(crate) fn looks_like(
+        &self,
+        (directory, name): (&OwnedFd, &Name),
+        (elsewhere, whole): (&OwnedFd, &Name),
+    ) -> bool {
+        let look = |directory: &OwnedFd, name| {
+            let FileIdentity { bytes, mtime, mode, ids, regular, .. } =
+                FileIdentity::at(directory, name).ok()?;
+            let kinds = self.rules.kinds.common(Kinds::ANY_XATTR);
+            let xattrs = Named(directory.as_fd(), name).xattrs(kinds).ok()?.list;
+            regular.then_some((bytes, (mtime.seconds, mtime.nanos), mode, (ids.user, ids.group), xattrs))
+        };
+        look(directory, name).is_some_and(|there| Some(there) == look(elsewhere, whole))
+            && FileIdentity::at(directory, name)
+                .is_ok_and(|there| !self.is_of_another(directory, name, &there))
+    }
+
     /// Compares a file of the right size with its source by the modification time. Where that is the same, the contents
     /// stay, and other metadata that differ are set as far as they are known. Where that fails, the file counts as
     /// different: sending it again will report why.
@@ -306,8 +324,6 @@ impl TargetTree {
 pub(crate) enum Xattrs<'a> {
     /// The attributes are among the metadata.
     Known,
-    /// Nothing any more: what there is stays.
-    Forgotten,
     /// A digest, if there are any.
     Digest(Option<&'a XattrDigest>),
 }
@@ -322,7 +338,6 @@ impl Xattrs<'_> {
         let Ok(FoundXattrs { list, .. }) = entry.xattrs(kinds) else { return false };
         match self {
             Self::Known => list == metadata.xattrs(),
-            Self::Forgotten => true,
             Self::Digest(None) => list.is_empty(),
             Self::Digest(Some(digest)) => xattr_digest(&list) == *digest,
         }
