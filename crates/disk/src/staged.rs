@@ -156,6 +156,20 @@ impl Staged {
         self.lasting.store(false, Ordering::Relaxed);
     }
 
+    /// Removes the file, which is not committed any more, at once.
+    ///
+    /// # Errors
+    /// The system's error: the file is then still there under its hidden name, as one that is meant to last.
+    pub fn remove(&self) -> io::Result<()> {
+        let Some(name) = &self.temporary else { return Ok(()) };
+        // nothing is left to be done on drop
+        self.lasting.store(true, Ordering::Relaxed);
+        match rustix::fs::unlinkat(&self.directory, name.as_os_str(), AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(()),
+            removed => Ok(removed?),
+        }
+    }
+
     /// Gives the file another hidden name, which it keeps until it is committed or discarded, also when this process
     /// dies: by then its name must be recorded elsewhere.
     ///
@@ -242,6 +256,14 @@ impl Staged {
     /// not to be replaced. Of a file that was changed in its place `ESTALE` when it has lost its name,
     /// `EBUSY` when somebody else has given it another length.
     pub fn commit(mut self, name: &Name, replace: Replace) -> io::Result<()> {
+        self.give_name(name, replace)
+    }
+
+    /// Like [`commit`](Self::commit), for a file whose removal is to be known of where that fails.
+    ///
+    /// # Errors
+    /// Like [`commit`](Self::commit).
+    pub fn give_name(&mut self, name: &Name, replace: Replace) -> io::Result<()> {
         if let Some(in_place) = &self.in_place {
             let there = FileIdentity::of(self.file())?;
             let of_that_name = FileIdentity::at(&self.directory, name).ok().map(|there| there.inode);

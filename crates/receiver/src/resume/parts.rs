@@ -69,6 +69,8 @@ struct State {
     orphans: Vec<Option<Orphan>>,
     /// The parts whose groups were reported to the sender as held, until it declares the file.
     prepared: HashMap<RelPath, Prepared>,
+    /// Files that are given up and whose parts could not be removed.
+    staying: HashSet<FileId>,
     /// The memory booked for this state.
     held: Option<Booking>,
 }
@@ -183,10 +185,7 @@ impl Parts {
         if !held.is_empty() {
             self.state.lock().prepared.insert(path.clone(), Prepared { earlier, staged });
         } else if !hashing()() {
-            staged.discard();
-            // Remove first the part and then its record, or it might stay for ever.
-            drop(staged);
-            self.state.lock().forget(&earlier);
+            self.remove_earlier(&earlier, &staged);
         }
         held
     }
@@ -281,9 +280,23 @@ impl Parts {
         self.record(|journal| journal.left(id.0, there.ctime));
     }
 
+    /// Removes the part of a file that is given up. Where that fails, it stays in the journal, for a later transfer.
+    pub(crate) fn remove(&self, id: FileId, part: &Staged) {
+        if part.remove().is_err() {
+            self.stays(id);
+        }
+    }
+
+    /// Notes that the part of a file is still there when the file ends.
+    pub(crate) fn stays(&self, id: FileId) {
+        self.state.lock().staying.insert(id);
+    }
+
     /// Records that a file has its name, or is given up for good.
     pub(crate) fn ended(&self, id: FileId) {
-        self.record(|journal| journal.ended(id.0));
+        if !self.state.lock().staying.remove(&id) {
+            self.record(|journal| journal.ended(id.0));
+        }
     }
 
     /// The position of the journal, to be taken before a flush.
@@ -345,10 +358,16 @@ impl Parts {
 
     fn drop_if_overtaken(&self, target: &Tree, path: &RelPath, earlier: &Earlier) -> bool {
         let Some(part) = overtaken(target, path, &earlier.file.part) else { return false };
-        part.discard();
-        drop(part);
-        self.state.lock().forget(earlier);
-        true
+        self.remove_earlier(earlier, &part)
+    }
+
+    /// Removes first the part and then its record, or it might stay for ever. Returns whether it is gone.
+    fn remove_earlier(&self, earlier: &Earlier, part: &Staged) -> bool {
+        let removed = part.remove().is_ok();
+        if removed {
+            self.state.lock().forget(earlier);
+        }
+        removed
     }
 
     fn take_earlier(&self, path: &RelPath) -> Option<Earlier> {

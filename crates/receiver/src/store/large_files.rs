@@ -282,14 +282,14 @@ impl State {
 }
 
 impl LargeFile {
-    /// Discards what has been written of a retired file.
-    pub(crate) fn discard(&self) {
+    /// Gives a retired file up; what has been written of it is to be removed by `remove`.
+    pub(crate) fn give_up(&self, remove: impl FnMut(&Arc<Staged>)) {
         // A thread that is making the file holds the lock; one that comes later sees this flag.
         self.given_up.store(true, Ordering::Relaxed);
-        self.state.lock().staged.iter().for_each(|staged| staged.discard());
+        self.state.lock().staged.iter().for_each(remove);
     }
 
-    /// Whether the file has been discarded.
+    /// Whether the file has been given up.
     pub(crate) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Relaxed)
     }

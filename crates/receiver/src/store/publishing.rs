@@ -26,9 +26,9 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_chunk::file_root;
 use zmove_disk::{
-    Answers, DataFile, Direct, FileIdentity, FileIo, StagingDirectory, Turn, open_own, publish_file,
+    Answers, DataFile, Direct, FileIdentity, FileIo, Staged, StagingDirectory, Turn, open_own, publish_file,
 };
-use zmove_types::{BufferPool, FileId, Name, RelPath};
+use zmove_types::{BufferPool, FileId, Name, RelPath, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
 use crate::config::BUFFER_BYTES;
@@ -167,7 +167,7 @@ impl Generation {
             turn.is_over();
             changed.extend(file.path.parent());
             let (id, path) = (file.id, file.path.clone());
-            let fault = publish_large(&transfer.target, &mut directories, file).err();
+            let fault = publish_large(transfer, &mut directories, file).err();
             named.large.push(EndedFile { id, path, fault });
         }
         // Publish the deepest first: a directory that cannot get its name takes along what is below it under final
@@ -436,17 +436,30 @@ fn remove_hidden(directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
 }
 
 fn publish_large(
+    transfer: &Transfer,
+    directories: &mut OpenDirectories<'_>,
+    WholeFile { id, mut staged, path, metadata }: WholeFile,
+) -> Result<(), (Operation, FaultCode)> {
+    let named = name_large(&transfer.target, directories, (&mut staged, &path), metadata.mtime);
+    if named.is_err() {
+        transfer.parts.remove(id, &staged);
+    }
+    named
+}
+
+fn name_large(
     target: &TargetTree,
     directories: &mut OpenDirectories<'_>,
-    WholeFile { mut staged, path, metadata, .. }: WholeFile,
+    (staged, path): (&mut Staged, &RelPath),
+    mtime: Timestamp,
 ) -> Result<(), (Operation, FaultCode)> {
     let name = path.file_name().expect("a declared file has a name");
     let directory = naming(directories.as_it_is(&path.parent().unwrap_or_else(RelPath::root)))?;
-    if target.may_not_be_replaced(&directory, &name, metadata.mtime) {
+    if target.may_not_be_replaced(&directory, &name, mtime) {
         return Err(ALREADY_THERE);
     }
     staged.move_to(directory);
-    naming(staged.commit(&name, target.rules.replaces()))
+    naming(staged.give_name(&name, target.rules.replaces()))
 }
 
 /// Ends a large file that has its name, or cannot get it, and reports it.

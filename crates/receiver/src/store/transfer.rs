@@ -126,7 +126,7 @@ impl Transfer {
 
     /// Discards all that has been written of a retired file.
     pub(crate) fn discard_retired(&self, file: &LargeFile) {
-        file.discard();
+        file.give_up(|staged| self.parts.remove(file.id, staged));
         self.parts.ended(file.id);
     }
 

@@ -223,7 +223,7 @@ fn open_staged(
         };
         if let Err(error) = sized {
             // No group can be written.
-            staged.discard();
+            transfer.parts.remove(file.id, &staged);
             return Err((Operation::Create, error));
         }
         Ok(staged)
@@ -253,6 +253,7 @@ pub(crate) fn finish_file(transfer: &Transfer, file: &LargeFile, Complete(staged
     let sealed = transfer.target.set_metadata(staged.file(), &metadata, At(&path, None));
     let sealed = sealed.and_then(|()| flush_now(staged.file(), transfer.target.rules.flushes()));
     if let Err((operation, error)) = sealed {
+        transfer.parts.remove(file.id, &staged);
         return end_large(transfer, file.id, Some(failure(operation, &error)));
     }
     transfer.publisher.add_large(WholeFile { id: file.id, staged, path, metadata: metadata.into_owned() });

@@ -299,6 +299,30 @@ fn another_source_is_not_held_and_its_part_goes() {
     assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
 }
 
+/// As on a file system that has become read-only: a part that no journal lists would stay for ever.
+#[test]
+fn a_part_that_cannot_be_removed_stays_in_the_journal() {
+    for can_be_removed in [true, false] {
+        let world = World::new();
+        let parts = world.parts(1);
+        let names = LastingNames::new("t");
+        let part =
+            parts.create(FileId(1), (&world.head.path, &world.head), &world.directory(), &names).unwrap();
+        let hidden = world.place.join(part.hidden_name().unwrap().as_os_str());
+        if !can_be_removed {
+            std::fs::rename(&hidden, world.place.join("aside")).unwrap();
+            std::fs::create_dir(&hidden).unwrap();
+        }
+        parts.remove(FileId(1), &part);
+        drop(part);
+        assert_eq!(hidden.exists(), !can_be_removed);
+        parts.ended(FileId(1));
+        parts.finish();
+        drop(parts);
+        assert_eq!(world.parts(2).has_earlier(), !can_be_removed);
+    }
+}
+
 #[test]
 fn a_part_that_a_transfer_writes_is_no_other_s() {
     let world = World::new();
