@@ -117,12 +117,16 @@ impl Admissions {
         Ok(self.hold(&mut book, key, Use { waiting: 1, ..Use::default() }))
     }
 
-    /// The one of these keys that has the least under way.
-    pub(crate) fn least_used(&self, keys: impl Iterator<Item = Fingerprint>) -> Option<Fingerprint> {
+    /// The one of these keys that has the least under way; one that is crowded only where all are.
+    pub(crate) fn least_used(
+        &self,
+        keys: impl Iterator<Item = Fingerprint>,
+        is_crowded: impl Fn(Fingerprint) -> bool,
+    ) -> Option<Fingerprint> {
         let book = self.0.book.lock();
         keys.min_by_key(|key| {
             let own = book.of(*key);
-            (own.transfers + book.queue.len_of(*key), own.waiting)
+            (is_crowded(*key), own.transfers + book.queue.len_of(*key), own.waiting)
         })
     }
 
@@ -346,6 +350,18 @@ mod tests {
         drop(late.at_once().unwrap());
         drop(second.at_once().unwrap());
         assert_eq!(admissions.0.book.lock().all, Use::default());
+    }
+
+    #[test]
+    fn the_least_used_key_is_taken_unless_it_is_crowded() {
+        let (admissions, [one, other]) = (Admissions::new(Limits::default()), keys());
+        let _slot = slot(&admissions, one);
+        let least = |crowded: &[Fingerprint]| {
+            admissions.least_used([one, other].into_iter(), |key| crowded.contains(&key))
+        };
+        assert_eq!(least(&[]), Some(other));
+        assert_eq!(least(&[other]), Some(one));
+        assert_eq!(least(&[one, other]), Some(other));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 use zmove_types::RateLimit;
 
-use zmove_receiver::{Allowance, TakenUp, TopNames, WriteAccess};
+use zmove_receiver::{Allowance, Quota, TakenUp, TopNames, WriteAccess};
 
 use crate::sources::ReadAccess;
 use zmove_receiver::{Owning, SetIds};
@@ -46,7 +46,6 @@ pub(crate) struct Authorized {
 pub(crate) struct Granter {
     pub(crate) key: Fingerprint,
     pub(crate) name: String,
-    pub(crate) max_rate: Option<RateLimit>,
 }
 
 impl Authorizer {
@@ -121,10 +120,8 @@ impl Authorized {
             set_ids: SetIds::Dropped,
             owning: Owning::Denied,
             owner: String::new(),
-            max_rate: clients
-                .iter()
-                .filter_map(|granter| granter.max_rate)
-                .min_by_key(|rate| rate.bytes_per_second()),
+            // that of the client whose grant is taken up
+            max_rate: None,
             to: Vec::new(),
             by_grants_of: clients,
         }
@@ -134,9 +131,9 @@ impl Authorized {
         !matches!(self.access, WriteAccess::ReadOnly)
     }
 
-    /// What a session may do by a grant of this peer.
-    pub(crate) fn taken_up(self, top_names: TopNames, allowance: Arc<Allowance>) -> TakenUp {
+    /// What a session may do by a grant of this peer, whose quota this is.
+    pub(crate) fn taken_up(self, top_names: TopNames, allowance: Arc<Allowance>, quota: Quota) -> TakenUp {
         let Self { access, set_ids, owning, owner, max_rate: rate_max, .. } = self;
-        TakenUp { access, set_ids, owning, owner, rate_max, top_names, allowance }
+        TakenUp { access, set_ids, owning, owner, quota, rate_max, top_names, allowance }
     }
 }

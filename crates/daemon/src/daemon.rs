@@ -24,7 +24,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use zmove_transport::{
     AcceptError, CONTROL_SILENCE_MAX, Channel, Claim, ControlReader, ControlWriter, Denial, Fingerprint,
-    Incoming, LaneError, LaneSink, LaneSource, Listener, Pulse, Transport, control_pair,
+    Incoming, LaneError, LaneSink, LaneSource, Listener, Pulse, SharedRate, Transport, control_pair,
 };
 use zmove_types::TransferId;
 use zmove_wire::limits::LANES_UNASKED_MAX;
@@ -36,7 +36,8 @@ use crate::admission::{Admissions, Queued, Slot};
 use crate::answering;
 use crate::authorizer::{Authorized, Authorizer};
 use crate::authorizer_threads::AuthorizerThreads;
-use crate::copies::{Copies, grants::PeerGrants};
+use crate::copies::Copies;
+use crate::copies::grants::{Around, PeerGrants};
 use crate::event::{DaemonEvent, Moved, Rejection, Who};
 use crate::pending_handshakes::PendingHandshakes;
 use crate::rate_limits::Rates;
@@ -79,8 +80,8 @@ struct Shared {
     /// Turns true when new transfers are refused while running ones go on; each queued transfer listens.
     draining: watch::Sender<bool>,
     registry: Registry,
-    rates: Rates,
-    quotas: Quotas,
+    rates: Arc<Rates>,
+    quotas: Arc<Quotas>,
     run_leases: RunLeasesByKey,
     authorizer_threads: AuthorizerThreads,
     /// What is kept of copies between hosts; `None`: none are made.
@@ -90,7 +91,8 @@ struct Shared {
 
 /// The lanes of a transfer as they come.
 enum Lanes {
-    Sources(mpsc::Receiver<Box<dyn LaneSource>>),
+    /// With the rate that they keep together, if their key has none.
+    Sources(mpsc::Receiver<Box<dyn LaneSource>>, SharedRate),
     Sinks(mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>),
 }
 
@@ -119,8 +121,8 @@ impl Daemon {
             meters: Arc::default(),
             draining: watch::Sender::new(false),
             registry: Registry::default(),
-            rates: Rates::default(),
-            quotas: Quotas::default(),
+            rates: Arc::default(),
+            quotas: Arc::default(),
             run_leases: RunLeasesByKey::default(),
             authorizer_threads: AuthorizerThreads::default(),
             copies: None,
@@ -297,10 +299,10 @@ impl Shared {
     }
 
     /// The key on which a peer's connections and transfers are booked: its own, or for one that is let in by grants
-    /// that of a client that has given one.
+    /// that of a client that has given one. Once it has named its grant, what it keeps is that client's.
     fn booked_on(&self, peer: Fingerprint, authorized: &Authorized) -> Fingerprint {
         let clients = authorized.by_grants_of.iter().map(|granter| granter.key);
-        self.admissions.least_used(clients).unwrap_or(peer)
+        self.admissions.least_used(clients, |key| self.quotas.is_crowded(key)).unwrap_or(peer)
     }
 
     async fn run_control(
@@ -343,7 +345,8 @@ impl Shared {
             }
             Role::Control | Role::Lane(_) => {
                 let (lanes_in, lanes) = mpsc::channel(room);
-                (LanesIn::Receiving(lanes_in), Lanes::Sources(lanes))
+                let rate = SharedRate::default();
+                (LanesIn::Receiving(lanes_in, rate.clone()), Lanes::Sources(lanes, rate))
             }
         };
         let greeted = told.is_some();
@@ -362,11 +365,11 @@ impl Shared {
         let (reader, writer) = control_pair(stream);
         let control = (reader, if greeted { writer.greeted() } else { writer });
         match lanes {
-            Lanes::Sources(lanes) => {
+            Lanes::Sources(lanes, rate) => {
                 self.run_transfer(
                     (address, key),
                     (control, pulse),
-                    lanes,
+                    (lanes, rate),
                     &slot,
                     authorized,
                     (greeting, version),
@@ -454,7 +457,7 @@ impl Shared {
         &self,
         (address, key): (SocketAddr, Fingerprint),
         (control, pulse): ((ControlReader, ControlWriter), Pulse),
-        lanes: mpsc::Receiver<Box<dyn LaneSource>>,
+        (lanes, rate): (mpsc::Receiver<Box<dyn LaneSource>>, SharedRate),
         slot: &Slot,
         Authorized { name, access, set_ids, owning, owner, max_rate: rate_max, .. }: Authorized,
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
@@ -473,10 +476,11 @@ impl Shared {
             rate_max,
             file_io: quota.file_io(&self.config.file_io),
             quota,
-            grants: self
-                .copies
-                .clone()
-                .map(|copies| PeerGrants::new(copies, Arc::clone(&self.authorizer), key) as Arc<dyn Grants>),
+            grants: self.copies.clone().map(|copies| {
+                let (rates, quotas) = (Arc::clone(&self.rates), Arc::clone(&self.quotas));
+                let around = Around { rate, rates, quotas, limits: self.admissions.limits() };
+                PeerGrants::new(copies, Arc::clone(&self.authorizer), key, around) as Arc<dyn Grants>
+            }),
             meter: Arc::clone(&metered.meter),
             ..self.config.clone()
         };
@@ -579,9 +583,6 @@ impl Shared {
         greeting: Greeting,
     ) {
         let key = stream.peer();
-        if let Some(limit) = authorized.max_rate {
-            stream.set_receive_rate(self.rates.of(key, limit));
-        }
         let lanes = match self.registry.find(key, greeting.transfer, EARLY_LANE_TIMEOUT).await {
             Found::Lanes(lanes) => lanes,
             // The sender dialled this lane before it knew that its transfer waits in the queue.
@@ -593,9 +594,12 @@ impl Shared {
         };
         // A few lanes may wait for others to end. A lane that comes after the end of its transfer is not needed.
         let is_one_too_many = match lanes {
-            LanesIn::Receiving(lanes) => stream
-                .into_source(greeting.cipher)
-                .map(|lane| matches!(lanes.try_send(lane), Err(TrySendError::Full(_)))),
+            LanesIn::Receiving(lanes, rate) => {
+                stream.set_receive_rate(authorized.max_rate.map_or(rate, |limit| self.rates.of(key, limit)));
+                stream
+                    .into_source(greeting.cipher)
+                    .map(|lane| matches!(lanes.try_send(lane), Err(TrySendError::Full(_))))
+            }
             LanesIn::Sending(lanes) => stream
                 .into_sink(greeting.cipher, LANES_UNASKED_MAX)
                 .map(|lane| matches!(lanes.try_send(Ok(lane)), Err(TrySendError::Full(_)))),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
-use zmove_transport::{Fingerprint, LaneError, LaneSink, LaneSource};
+use zmove_transport::{Fingerprint, LaneError, LaneSink, LaneSource, SharedRate};
 use zmove_types::TransferId;
 
 use zmove_types::Lock;
@@ -28,7 +28,8 @@ type Key = (Fingerprint, TransferId);
 /// The channel for a transfer's lanes, which this side receives on or sends on.
 #[derive(Clone, Debug)]
 pub(crate) enum LanesIn {
-    Receiving(mpsc::Sender<Box<dyn LaneSource>>),
+    /// The transfer's lanes keep this rate together, unless their key has one of its own.
+    Receiving(mpsc::Sender<Box<dyn LaneSource>>, SharedRate),
     Sending(mpsc::Sender<Result<Box<dyn LaneSink>, LaneError>>),
 }
 
@@ -117,7 +118,7 @@ mod tests {
         });
         tokio::task::yield_now().await;
         let (lanes, _kept) = mpsc::channel(1);
-        let lanes = LanesIn::Receiving(lanes);
+        let lanes = LanesIn::Receiving(lanes, SharedRate::default());
         let registered = registry.enter(owner, TRANSFER, Some(lanes.clone())).unwrap();
         assert!(matches!(early.await.unwrap(), Found::Lanes(_)));
         let found = registry.find(stranger, TRANSFER, Duration::from_secs(1)).await;
@@ -135,7 +136,7 @@ mod tests {
         let find = || registry.find(owner, TRANSFER, Duration::from_secs(1));
         assert!(matches!(find().await, Found::Queued));
         let (lanes, _kept) = mpsc::channel(1);
-        let lanes = LanesIn::Receiving(lanes);
+        let lanes = LanesIn::Receiving(lanes, SharedRate::default());
         assert!(registry.enter(owner, TRANSFER, Some(lanes.clone())).is_none());
         registered.begin(lanes);
         assert!(matches!(find().await, Found::Lanes(_)));

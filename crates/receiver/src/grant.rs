@@ -10,6 +10,7 @@ use std::fmt;
 use zmove_types::{Lock, RateLimit};
 use zmove_wire::{EntryFault, GrantToken, Open, Refusal, SignedReceipt, WireError};
 
+use crate::quota::Quota;
 use crate::store::rules::{Owning, SetIds};
 use crate::store::target::WriteAccess;
 use crate::top_names::TopNames;
@@ -41,6 +42,8 @@ pub struct TakenUp {
     pub owning: Owning,
     /// The owner of the journals.
     pub owner: String,
+    /// The quota on which all is booked that the session keeps.
+    pub quota: Quota,
     /// The rate that the sender is told to keep.
     pub rate_max: Option<RateLimit>,
     /// The names that may come to the top of the target.

@@ -124,6 +124,17 @@ impl Quotas {
         quotas.insert(key, Arc::downgrade(&book));
         Quota(book)
     }
+
+    /// Whether the transfers of a key have more than half of the memory that they may have.
+    #[must_use]
+    pub fn is_crowded(&self, key: Fingerprint) -> bool {
+        let book = self.books.lock().get(&key).and_then(Weak::upgrade);
+        book.is_some_and(|book| {
+            let [used, max] =
+                [&book.memory.used, &book.memory.max].map(|bytes| bytes.load(Ordering::Relaxed));
+            used > max / 2
+        })
+    }
 }
 
 impl Default for Quotas {

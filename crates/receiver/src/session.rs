@@ -40,7 +40,7 @@ use crate::preview;
 use crate::probe;
 use crate::quota::Booking;
 use crate::quota::limits::BUFFERS_BESIDE_LANES;
-use crate::quota::messages::{BookedMessage, Messages, messages};
+use crate::quota::messages::{BookedMessage, CurrentQuota, Messages, messages};
 use crate::resume::parts::Parts;
 use crate::session::connections::{Connections, SessionReport, cpu_time, look, micros, refusal_of};
 use crate::session::lanes::run_lane;
@@ -115,7 +115,8 @@ pub async fn run_session(
     let Session { transfer, version, control: (reader, mut writer), lanes, mut owner, .. } = session;
     let Session { failed_lanes, pulse, mut access, run_leases, mut config, .. } = session;
     writer.greet(&Greeting::new(Role::Control, transfer)).await?;
-    let inbox = messages(reader, config.quota.clone());
+    let booked_on = CurrentQuota::new(config.quota.clone());
+    let inbox = messages(reader, booked_on.clone());
     let mut connections = Connections { writer, inbox, lanes, failed_lanes };
     // what the opening takes counts until it is done with
     let (Opening { open, keeps_rate }, held) = match opening(&mut connections.inbox).await {
@@ -129,6 +130,7 @@ pub async fn run_session(
         match take_up(&config, token, &open).await {
             Ok(grant) => {
                 config = by_grant(config, &grant);
+                booked_on.replace(grant.quota);
                 (access, owner) = (grant.access, grant.owner);
             }
             Err(refusal) => return connections.refuse(refusal).await,
@@ -251,6 +253,8 @@ fn by_grant(config: ReceiverConfig, grant: &TakenUp) -> ReceiverConfig {
         rate_max: grant.rate_max,
         top_names: grant.top_names.clone(),
         allowance: Some(Arc::clone(&grant.allowance)),
+        file_io: grant.quota.file_io(&config.file_io),
+        quota: grant.quota.clone(),
         ..config
     }
 }

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use zmove_engine::{RemoteSources, fresh_transfer};
-use zmove_receiver::{Allowance, Amount, Grants, TakenUp};
-use zmove_transport::{Claim, Fingerprint, Identity, Signed};
+use zmove_receiver::{Allowance, Amount, Grants, Limits, Quota, Quotas, TakenUp};
+use zmove_transport::{Claim, Fingerprint, Identity, SharedRate, Signed};
 use zmove_types::{Hex, Lock, RateLimit, RelPath};
 use zmove_wire::{
     CopyResult, GrantOrder, GrantToken, Granted, Open, Purpose, Receipt, Refusal, RefusalCode, SignedReceipt,
@@ -28,6 +28,7 @@ use zmove_wire::{
 use super::store::Store;
 use super::{KEPT_FOR, now};
 use crate::authorizer::{Authorized, Authorizer, Granter};
+use crate::rate_limits::Rates;
 
 /// The grants of one daemon.
 pub(crate) struct GrantBook {
@@ -45,7 +46,7 @@ struct Kept {
     client: [u8; 32],
     certificates: Vec<Vec<u8>>,
     name: String,
-    /// The client's limit, in bytes per second.
+    /// The client's limit at that time, in bytes per second; the one that it has later is kept.
     rate_max: Option<u64>,
     /// Times are in seconds since 1970.
     begin_by: u64,
@@ -64,7 +65,17 @@ pub(crate) struct PeerGrants {
     book: Arc<super::Copies>,
     authorizer: Arc<Authorizer>,
     source: Fingerprint,
+    around: Around,
     taken: OnceLock<(GrantToken, Arc<Allowance>)>,
+}
+
+/// What a session has that may become the client's, once its grant has been taken up.
+pub(crate) struct Around {
+    /// The rate of the session's lanes, which becomes a part of that of the client.
+    pub(crate) rate: SharedRate,
+    pub(crate) rates: Arc<Rates>,
+    pub(crate) quotas: Arc<Quotas>,
+    pub(crate) limits: Limits,
 }
 
 /// How long a grant waits for its beginning.
@@ -179,12 +190,7 @@ impl GrantBook {
         let now = now();
         let grants = self.grants.lock();
         let live = grants.values().filter(|kept| kept.order.source == source.0 && !kept.is_over(now));
-        live.map(|kept| Granter {
-            key: Fingerprint(kept.client),
-            name: kept.name.clone(),
-            max_rate: kept.rate_max.map(RateLimit::nearest),
-        })
-        .collect()
+        live.map(|kept| Granter { key: Fingerprint(kept.client), name: kept.name.clone() }).collect()
     }
 
     /// What has become of a copy of this client here.
@@ -218,14 +224,15 @@ impl GrantBook {
         told
     }
 
-    /// Takes up a grant; see the module.
+    /// Takes up a grant, and says whose it is; see the module.
     fn take_up(
         &self,
         token: &GrantToken,
         source: Fingerprint,
         open: &Open,
         authorizer: &Authorizer,
-    ) -> Result<TakenUp, Refusal> {
+        quota_of: impl FnOnce(Fingerprint) -> Quota,
+    ) -> Result<(Fingerprint, TakenUp), Refusal> {
         let kept = self.grants.lock().get(token).cloned();
         // One text for a grant that is not there and one that is another's: nobody learns which there are.
         let kept = kept.filter(|kept| kept.order.source == source.0);
@@ -251,7 +258,8 @@ impl GrantBook {
             }
             return Err(failed(&error));
         }
-        Ok(authorized.taken_up(top_names, Arc::new(allowance)))
+        let client = Fingerprint(kept.client);
+        Ok((client, authorized.taken_up(top_names, Arc::new(allowance), quota_of(client))))
     }
 
     /// Counts what a session has stored. May block on files.
@@ -365,14 +373,21 @@ impl PeerGrants {
         book: Arc<super::Copies>,
         authorizer: Arc<Authorizer>,
         source: Fingerprint,
+        around: Around,
     ) -> Arc<Self> {
-        Arc::new(Self { book, authorizer, source, taken: OnceLock::new() })
+        Arc::new(Self { book, authorizer, source, around, taken: OnceLock::new() })
     }
 }
 
 impl Grants for PeerGrants {
     fn take_up(&self, token: &GrantToken, open: &Open) -> Result<TakenUp, Refusal> {
-        let taken = self.book.grants.take_up(token, self.source, open, &self.authorizer)?;
+        let Around { rate, rates, quotas, limits } = &self.around;
+        let quota_of = |client| quotas.of(client, limits);
+        let book = &self.book.grants;
+        let (client, taken) = book.take_up(token, self.source, open, &self.authorizer, quota_of)?;
+        if let Some(limit) = taken.rate_max {
+            rate.keep_within(rates.of(client, limit));
+        }
         // a session has one opening
         let _first = self.taken.set((*token, Arc::clone(&taken.allowance)));
         Ok(taken)
@@ -393,5 +408,61 @@ impl Grants for PeerGrants {
 impl fmt::Debug for PeerGrants {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PeerGrants").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::copies::Copies;
+    use zmove_transport::{Access, AuthorizedKeys, Grant, KeyList};
+    use zmove_types::ByteCount;
+    use zmove_wire::Extensions;
+
+    /// Two clients have given grants for one host: each session is booked on the client whose grant it has named.
+    #[test]
+    fn a_session_is_booked_on_the_client_of_its_grant_and_keeps_its_rate() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path();
+        let identity = Identity::load_or_create(home).unwrap();
+        let copies = Copies::open(home, &home.join("copies"), identity).unwrap();
+        let [source, client, other] = [1, 2, 3].map(|byte| Fingerprint([byte; 32]));
+        for key in [client, other] {
+            let grant = Grant::new(key, "tester", vec![home.to_owned()], Access::WriteOnly);
+            AuthorizedKeys::allow(home, Grant { max_rate: Some("1MB".parse().unwrap()), ..grant }).unwrap();
+        }
+        let authorizer = Arc::new(Authorizer::Listed(KeyList::new(home.to_owned())));
+        let open = Open::new(b"in".to_vec(), [0; 16]);
+        let give = |key| {
+            let claim = Claim::again(key, Vec::new());
+            let order = GrantOrder {
+                id: [7; 16],
+                source: source.0,
+                open: open.clone(),
+                extensions: Extensions::default(),
+                sources: Vec::new(),
+                bytes_max: None,
+                entries_max: None,
+            };
+            let authorized = authorizer.authorize(&claim).unwrap().unwrap();
+            copies.grants.give(&claim, &authorized, order).unwrap().token
+        };
+        let [token, _others] = [client, other].map(give);
+        let limits = Limits { memory_per_identity: ByteCount(64 << 20), ..Limits::default() };
+        let quotas = Arc::<Quotas>::default();
+        let (rate, rates) = (SharedRate::default(), Arc::<Rates>::default());
+        let around =
+            Around { rate: rate.clone(), rates: Arc::clone(&rates), quotas: Arc::clone(&quotas), limits };
+        let grants = PeerGrants::new(Arc::clone(&copies), authorizer, source, around);
+        let taken = grants.take_up(&token, &Open { grant: Some(token), ..open }).unwrap();
+        let _held = taken.quota.book_memory(40 << 20).unwrap();
+        assert_eq!([client, other].map(|key| quotas.is_crowded(key)), [true, false]);
+        // its lanes keep the rate of that client, whether or not the host that sends does
+        let (now, limit) = (Instant::now(), "1MB".parse().unwrap());
+        assert_eq!(rate.wait_to_begin(now), None);
+        assert!(rates.of(client, limit).wait_to_begin(now).is_some());
+        assert_eq!(rates.of(other, limit).wait_to_begin(now), None);
     }
 }

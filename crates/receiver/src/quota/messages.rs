@@ -1,11 +1,12 @@
 //! The messages of a peer with the memory booked for them, from when they are decoded until they are answered.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::block_in_place;
 use zmove_transport::{ControlReader, Inbox};
-use zmove_types::ALLOCATION_BYTES;
+use zmove_types::{ALLOCATION_BYTES, Lock};
 use zmove_wire::{
     BatchEntry, DirectoryGroup, InquiredEntry, InquiredGroup, KeptRange, OfferedFile, OfferedGroup,
     RemoveGroup, ToReceiver, WireError, decode_message_within,
@@ -20,17 +21,35 @@ pub(crate) struct BookedMessage {
     pub(crate) held: Booking,
 }
 
+/// The quota on which the messages of a session are booked: that of another key once the opening has named its grant.
+#[derive(Clone, Debug)]
+pub(crate) struct CurrentQuota(Arc<Lock<Quota>>);
+
+impl CurrentQuota {
+    pub(crate) fn new(quota: Quota) -> Self {
+        Self(Arc::new(Lock::new(quota)))
+    }
+
+    pub(crate) fn replace(&self, quota: Quota) {
+        *self.0.lock() = quota;
+    }
+
+    fn get(&self) -> Quota {
+        self.0.lock().clone()
+    }
+}
+
 /// The messages of one session as they arrive.
 pub(crate) type Messages = Inbox<BookedMessage>;
 
 /// Reads the messages of a session. A message for which its key has no memory left ends the session, and so does a
 /// second opening: openings in the queue would keep their names, where those of the first are dropped once the target
 /// is open.
-pub(crate) fn messages(reader: ControlReader, quota: Quota) -> Messages {
+pub(crate) fn messages(reader: ControlReader, quota: CurrentQuota) -> Messages {
     let opened = Cell::new(false);
     let decode = move |bytes: &[u8]| {
         // Book the raw bytes first: nothing is decoded for which there is no room.
-        let mut held = quota.book_memory(bytes.len())?;
+        let mut held = quota.get().book_memory(bytes.len())?;
         let room = |strings| held.grow(ELEMENT_BYTES * strings);
         let message = beside_the_runtime(bytes.len(), || decode_message_within(bytes, room))?;
         if matches!(message, ToReceiver::Open(_) | ToReceiver::OpenWith(..)) && opened.replace(true) {
@@ -95,7 +114,8 @@ mod tests {
     /// The messages as a session with this quota reads them.
     async fn read(said: &[ToReceiver], quota: &Quota) -> Vec<Result<BookedMessage, String>> {
         let (mut peer, own) = tokio::io::duplex(1 << 20);
-        let mut inbox = messages(zmove_transport::control_pair(own).0, quota.clone());
+        let quota_now = CurrentQuota::new(quota.clone());
+        let mut inbox = messages(zmove_transport::control_pair(own).0, quota_now);
         for message in said {
             peer.write_all(&encode_message(message)).await.unwrap();
         }
@@ -119,6 +139,22 @@ mod tests {
             assert!((1000 * ELEMENT_BYTES..1100 * ELEMENT_BYTES).contains(&held), "{held}");
             drop(read);
             assert_eq!(quota.memory_held(), 0);
+        }
+    }
+
+    #[tokio::test]
+    async fn messages_are_booked_on_the_quota_that_is_the_session_s_by_then() {
+        let quotas = [Quota::default(), Quota::default()];
+        let current = CurrentQuota::new(quotas[0].clone());
+        let (mut peer, own) = tokio::io::duplex(1 << 20);
+        let mut inbox = messages(zmove_transport::control_pair(own).0, current.clone());
+        let mut held = Vec::new();
+        for expected in [[true, false], [true, true]] {
+            let message = ToReceiver::Announce { items: 0, mismatches: 0 };
+            peer.write_all(&encode_message(&message)).await.unwrap();
+            held.push(inbox.recv().await.unwrap().unwrap());
+            assert_eq!(quotas.each_ref().map(|quota| quota.memory_held() > 0), expected);
+            current.replace(quotas[1].clone());
         }
     }
 
