@@ -1,6 +1,7 @@
 //! Copies between two daemons, ordered by a client that is neither: data goes straight from one to the other.
 
 mod hostile;
+mod others;
 mod outliving;
 mod rights;
 

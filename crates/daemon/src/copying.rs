@@ -14,24 +14,24 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use zmove_engine::{
-    BoxError, Causes, ConnectError, Connector, DialSettings, Listener, Notice, PushError, Remote, RemotePush,
-    Timeout,
+    BoxError, Causes, ConnectError, Connector, DialSettings, JobMaking, Listener, Notice, PushError, Remote,
+    RemotePush, Timeout,
 };
 use zmove_receiver::Quota;
-use zmove_sender::{Beside, Push, Run, SessionError, Summary};
+use zmove_sender::{Beside, Memory, Push, PushJob, Run, SessionError, Summary};
 use zmove_transport::{Claim, ControlReader, ControlWriter, DialError, Fingerprint, Reach, TransportChoice};
 use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
-    Begin, Cipher, CopyOrder, CopyState, EndedCopy, GrantOrder, Place, Refusal, RefusalCode, Relay,
+    Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, Place, Refusal, RefusalCode, Relay,
     ToReceiver, ToSender, ToSource, TransferAccount, TransportOrder, WireError, encode_message,
 };
 
 use crate::authorizer::{Authorized, Authorizer};
 use crate::copies::{Copies, RunningCopy};
-use crate::relaying::{Listeners, Relaying};
+use crate::relaying::{KeyMemory, Listeners, Relaying};
 use crate::sending::{
-    Order, Prepared, SendingError, SendingSession, Sent, Target, denied, job, next, prepare, refuse,
-    refuse_nonsense, say_last, tell_often,
+    Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, denied, job, next, prepare,
+    refuse, refuse_nonsense, say_last, tell_often,
 };
 use crate::sources::ReadAccess;
 
@@ -202,13 +202,34 @@ struct Checked {
     quota: Quota,
 }
 
-/// A flag that is never set.
-static NEVER: AtomicBool = AtomicBool::new(false);
-
 impl Checked {
     fn access(&self) -> Result<ReadAccess, BoxError> {
         let authorized = self.authorizer.authorize(&self.claim)??;
         Ok(rights(&authorized, &self.peer, &self.to).map_err(|refusal| refusal.text)?)
+    }
+}
+
+/// The search for the sources of a later session.
+struct Search {
+    fetch: Fetch,
+    list: Option<Arc<[u8]>>,
+    checked: Checked,
+}
+
+impl Search {
+    /// Searches on a blocking thread, until nobody waits for it any more: it takes its time in directories of many
+    /// names, and turns with the key's other work, and the runtime's threads serve all keys.
+    async fn again(self: Arc<Self>) -> Result<PushJob, BoxError> {
+        let stopping = StopOnDrop::default();
+        let stopped = stopping.flag();
+        let searched = tokio::task::spawn_blocking(move || {
+            let Self { fetch, list, checked } = &*self;
+            let access = checked.access()?;
+            // What is booked for the sources stands for those of every session.
+            let found = job(fetch, list.as_ref(), &access, (&checked.quota, &stopped));
+            Ok(found.map_err(|refusal| refusal.text)?.job)
+        });
+        searched.await?
     }
 }
 
@@ -238,12 +259,9 @@ async fn push(
     let Place { host, port } = order.to.clone();
     let remote = Remote { host, port, path: fetch.open.target.clone(), login: None };
     let settings = dial_settings(order, Fingerprint(key));
-    let again = || {
-        let access = checked.access()?;
-        // What is booked for the sources stands for those of every session.
-        let found = self::job(&fetch, list.as_ref(), &access, (&checked.quota, &NEVER));
-        Ok(found.map_err(|refusal| refusal.text)?.job)
-    };
+    let memory = Some(Arc::new(KeyMemory(checked.quota.clone())) as Arc<dyn Memory>);
+    let search = Arc::new(Search { fetch, list, checked });
+    let again = || Box::pin(Arc::clone(&search).again()) as JobMaking;
     let patience = Timeout(Duration::from_secs(order.patience_secs).min(PATIENCE_MAX));
     let pushing = RemotePush {
         connector: Connector {
@@ -256,6 +274,7 @@ async fn push(
         config,
         timeout: patience,
         busy_timeout: patience,
+        memory,
         observer: Arc::<Relaying>::clone(relaying),
     };
     let summary = pushing.push(first, &mut run, stop).await?.summary;
@@ -387,4 +406,62 @@ pub(crate) async fn tell_result(
 
 async fn answer(control: Control, message: &ToSender) -> Result<(), SendingError> {
     Ok(say_last(control, &encode_message(message), LISTEN_TIMEOUT).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_wire::{Extensions, LaneOrder, Open, OwnerOrder};
+
+    fn fetch() -> Fetch {
+        Fetch {
+            open: Open::new(Vec::new(), [0; 16]),
+            extensions: Extensions::default(),
+            sources: Vec::new(),
+            rules: Vec::new(),
+            sizes: (0, u64::MAX),
+            one_file_system: false,
+            list: None,
+            removals: None,
+            owners: OwnerOrder::default(),
+            zeros_made_holes: false,
+            umask: None,
+            mtime: None,
+            rate_max: None,
+            lanes: LaneOrder::default(),
+            manifest: false,
+            sample_millis: None,
+        }
+    }
+
+    /// The only blocking thread is at work, so a search that has an answer at once was made by the runtime's own.
+    #[test]
+    fn sources_are_looked_for_again_beside_the_runtime() {
+        let key = Fingerprint([1; 32]);
+        let checked = Checked {
+            peer: (key, "tester".into()),
+            claim: Claim::again(key, Vec::new()),
+            authorizer: Arc::new(Authorizer::Only(key)),
+            to: Place { host: "h".into(), port: 1 },
+            quota: Quota::default(),
+        };
+        let search = Arc::new(Search { fetch: fetch(), list: None, checked });
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let working = tokio::task::spawn_blocking(move || released.recv());
+            let searching = search.again();
+            tokio::pin!(searching);
+            let first = tokio::select! {
+                biased;
+                found = &mut searching => Some(found.map(drop)),
+                () = std::future::ready(()) => None,
+            };
+            assert!(first.is_none(), "{first:?}");
+            release.send(()).unwrap();
+            working.await.unwrap().unwrap();
+            // that key may have nothing sent anywhere
+            assert!(searching.await.is_err());
+        });
+    }
 }

@@ -359,7 +359,7 @@ pub(crate) async fn prepare(
         fetch.open.target = Vec::new();
     }
     let stopping = StopOnDrop::default();
-    let stopped = Arc::clone(&stopping.0);
+    let stopped = stopping.flag();
     let prepared = tokio::task::spawn_blocking(move || {
         let Found { job, missing, held: _sources } =
             job(&fetch, list.as_ref(), &access, (&around.quota, &stopped))?;
@@ -375,7 +375,14 @@ pub(crate) async fn prepare(
 
 /// Sets a flag when nobody waits any more for what is being prepared.
 #[derive(Default)]
-struct StopOnDrop(Arc<AtomicBool>);
+pub(crate) struct StopOnDrop(Arc<AtomicBool>);
+
+impl StopOnDrop {
+    /// The flag that will be set.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
@@ -530,14 +537,17 @@ impl Prepared {
         let (push, mut run) = starting.await.expect("starting a push does not panic");
         let ending = Arc::clone(&relaying);
         let missing = missing.len() as u64;
-        let relay = Relay {
-            words,
-            last: Box::new(move |ended| ending.end(ended, missing)),
-            memory: Arc::new(KeyMemory(quota)),
+        let relay = Relay { words, last: Box::new(move |ended| ending.end(ended, missing)) };
+        let link = Link {
+            transfer,
+            cipher,
+            version,
+            control: (reader, writer),
+            lanes,
+            supply: Some(supply(&fetch, portion.lanes, &relaying)),
+            relay: Some(relay),
+            memory: Some(Arc::new(KeyMemory(quota))),
         };
-        let supply = Some(supply(&fetch, portion.lanes, &relaying));
-        let link =
-            Link { transfer, cipher, version, control: (reader, writer), lanes, supply, relay: Some(relay) };
         let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
         let (mut superseded, mut unread) = (false, false);
         let stop = async {

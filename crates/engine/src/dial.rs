@@ -73,7 +73,8 @@ impl From<Connected<Box<dyn LaneSink>>> for Reached {
     fn from(connected: Connected<Box<dyn LaneSink>>) -> Self {
         let Connected { dialled, transport, dialler, route, ssh } = connected;
         let Dialled { transfer, cipher, version, control, lanes, supply, .. } = dialled;
-        let link = Link { transfer, cipher, version, control, lanes, supply: Some(supply), relay: None };
+        let (supply, relay, memory) = (Some(supply), None, None);
+        let link = Link { transfer, cipher, version, control, lanes, supply, relay, memory };
         Self { link, transport, dialler, route, ssh }
     }
 }

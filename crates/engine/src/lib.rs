@@ -74,7 +74,7 @@ pub use notice::{Listener, NoListener, Notice};
 pub use path_memory::{Known, PathMemory, Rates, Window};
 pub use pull::{PullReceiver, PullRun, Pulled, RemotePull, RemoteSources};
 pub use random::fresh_transfer;
-pub use reconnect::{Pushed, RemotePush};
+pub use reconnect::{JobMaking, Pushed, RemotePush};
 pub use settings::{Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost};
 pub use sources::Sources;
 pub use ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshSession};

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zmove_sender::{Need, Push, PushJob, Run, SenderConfig, SessionError, Summary};
+use zmove_sender::{Link, Memory, Need, Push, PushJob, Run, SenderConfig, SessionError, Summary};
 use zmove_transport::{Resumption, Transport};
 use zmove_types::Observer;
 
@@ -23,17 +23,23 @@ use crate::retrying::{Retrying, Sessions, moment};
 pub struct RemotePush<'a> {
     /// The receiver, and the listener for what happens between sessions.
     pub connector: Connector<'a>,
-    /// Makes the job of each later session, equal to the first session's.
-    pub job: &'a (dyn Fn() -> Result<PushJob, BoxError> + Sync),
+    /// Makes the job of each later session, equal to the first session's. What blocks on files is done on another
+    /// thread: a runtime may serve others as well.
+    pub job: &'a (dyn Fn() -> JobMaking + Sync),
     /// The settings of the sender.
     pub config: SenderConfig,
     /// How long the receiver is dialled again once connections are lost; zero: not at all.
     pub timeout: Timeout,
     /// How long one session waits in the queue of a busy receiver.
     pub busy_timeout: Timeout,
+    /// The memory that is booked for what the receiver says. `None`: as much as the protocol allows.
+    pub memory: Option<Arc<dyn Memory>>,
     /// The observer of what happens in a session.
     pub observer: Arc<dyn Observer>,
 }
+
+/// A job that is being made. Nobody waits for it any more when it is dropped.
+pub type JobMaking = Pin<Box<dyn Future<Output = Result<PushJob, BoxError>> + Send>>;
 
 /// A push that has come to its end.
 #[derive(Clone, Debug)]
@@ -88,8 +94,21 @@ impl RemotePush<'_> {
             () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
         connector.listener.hear(&Notice::SessionBegins);
-        let push = push.map_or_else(|| self.start_again(run), Ok)?;
-        let pushed = push.run(run, reached.link, Arc::clone(&self.observer), stop).await;
+        let push = match push {
+            Some(push) => Ok(push),
+            None => tokio::select! {
+                push = self.start_again(run) => push,
+                () = &mut stop => Err(SessionError::Interrupted.into()),
+            },
+        };
+        let pushed = match push {
+            Ok(push) => {
+                let link = Link { memory: self.memory.clone(), ..reached.link };
+                let pushed = push.run(run, link, Arc::clone(&self.observer), stop).await;
+                pushed.map_err(PushError::from)
+            }
+            Err(error) => Err(error),
+        };
         reached.dialler.close().await;
         let summary = pushed?;
         if let Some(ssh) = reached.ssh {
@@ -100,8 +119,8 @@ impl RemotePush<'_> {
         Ok(Pushed { summary, transport: reached.transport, resumption })
     }
 
-    fn start_again(&self, run: &mut Run) -> Result<Push, PushError> {
-        let job = (self.job)().map_err(PushError::Job)?;
+    async fn start_again(&self, run: &mut Run) -> Result<Push, PushError> {
+        let job = (self.job)().await.map_err(PushError::Job)?;
         Ok(Push::start(job, self.config.clone(), run, Instant::now()))
     }
 }

@@ -18,17 +18,18 @@ use zmove_wire::{
 };
 
 use crate::account::summary::Summary;
-use crate::control::relay::{Beside, Heard, Last, Memory, inbox};
+use crate::control::relay::{Beside, DialledBy, Heard, Last, Memory, inbox};
 use crate::error::SessionError;
 
-/// Receives the receiver's greeting, unless the receiver has dialled, and then has `memory` here: it has greeted
-/// before. `version` is the receiver's, or the newest that has no name of its own in TLS.
+/// Receives the receiver's greeting, unless the receiver has dialled: it has greeted before. `version` is the receiver's,
+/// or the newest that has no name of its own in TLS. What it says is booked on `memory`.
 pub(crate) async fn greeted(
     mut reader: ControlReader,
     version: Version,
+    dialled_by: DialledBy,
     memory: Option<Arc<dyn Memory>>,
 ) -> Result<Inbox<Heard>, SessionError> {
-    if memory.is_none() {
+    if dialled_by == DialledBy::Sender {
         reader.greeting().await?.agree_within(version)?;
     }
     Ok(inbox(reader, memory))

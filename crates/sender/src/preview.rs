@@ -45,8 +45,9 @@ pub(crate) async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, SessionError> {
     link.ask(Open { run: run.id(link.transfer), ..push.open.clone() }).await?;
-    let Link { version, control: (reader, writer), mut lanes, supply: _none_needed, relay, .. } = link;
-    let RelayParts { beside, mut last, memory } = relay.into();
+    let Link { version, control: (reader, writer), mut lanes, supply: _none_needed, relay, memory, .. } =
+        link;
+    let RelayParts { beside, mut last, dialled_by } = relay.into();
     let config = &push.config;
     let extras =
         Extras::new(push.open.keeping, config.owners.clone(), version).adapting(config.zeros, config.instead);
@@ -59,7 +60,7 @@ pub(crate) async fn run(
     let (broken_in, mut broken) = mpsc::unbounded_channel();
     let mut threads = Threads::new(broken_in);
     let conversation = async {
-        let greeted = control::greeted(reader, version, memory);
+        let greeted = control::greeted(reader, version, dialled_by, memory);
         let (mut inbox, Permission { opened, kept }) =
             permission(greeted, run.patience, &session.account).await?;
         session.account.not_kept(&session.extras.learn(kept));

@@ -32,7 +32,7 @@ use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::Link;
-use crate::control::relay::{Heard, Last, Memory, RelayParts};
+use crate::control::relay::{DialledBy, Heard, Last, Memory, RelayParts};
 use crate::control::{self, GOODBYE_TIMEOUT, Permission, Unsayable};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
@@ -62,8 +62,8 @@ impl Push {
         let task = Task::of(&self.open, self.mirror);
         let keeping = self.open.keeping;
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
-        let Link { cipher, version, control: (reader, writer), lanes, supply, relay, .. } = link;
-        let RelayParts { beside, last, memory } = relay.into();
+        let Link { cipher, version, control: (reader, writer), lanes, supply, relay, memory, .. } = link;
+        let RelayParts { beside, last, dialled_by } = relay.into();
         let config = &self.config;
         let extras =
             Extras::new(keeping, config.owners.clone(), version).adapting(config.zeros, config.instead);
@@ -90,6 +90,7 @@ impl Push {
             pipeline,
             receipts,
             last,
+            dialled_by,
             memory,
         };
         let ended = tokio::select! {
@@ -119,8 +120,9 @@ struct Running<'a> {
     version: Version,
     pipeline: Pipeline,
     receipts: Receipts,
-    /// To be called with the end, where the receiver has dialled; with its memory here.
+    /// To be called with the end, where the receiver has dialled.
     last: Option<Last>,
+    dialled_by: DialledBy,
     memory: Option<Arc<dyn Memory>>,
 }
 
@@ -225,7 +227,7 @@ impl Running<'_> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let session = Arc::clone(&self.pipeline.session);
         let told_rate = move |limit| session.rate.lower(limit, Limit::AllowedRate);
-        let greeted = control::greeted(reader, self.version, self.memory.clone());
+        let greeted = control::greeted(reader, self.version, self.dialled_by, self.memory.clone());
         let permission = control::permission(greeted, self.run.patience, waits_in, told_rate);
         tokio::pin!(permission);
         let mut in_line = false;

@@ -27,16 +27,16 @@ use crate::tree::{names, paint};
 
 static NEXT_TRANSFER: AtomicU64 = AtomicU64::new(1);
 
-fn key_of(home: &std::path::Path) -> Fingerprint {
+pub(super) fn key_of(home: &std::path::Path) -> Fingerprint {
     Identity::load_or_create(home).unwrap().fingerprint()
 }
 
-fn runtime() -> tokio::runtime::Runtime {
+pub(super) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
 /// Says these messages to a daemon, each after the answer to the one before, and returns all that it says.
-fn say(home: &std::path::Path, daemon: &Daemon, messages: &[ToSource]) -> Vec<Vec<u8>> {
+pub(super) fn say(home: &std::path::Path, daemon: &Daemon, messages: &[ToSource]) -> Vec<Vec<u8>> {
     let identity = Identity::load_or_create(home).unwrap();
     let talk = async {
         let (policy, socket) = (HostPolicy::Pinned(daemon.fingerprint), SocketConfig::default());
@@ -66,7 +66,7 @@ fn say(home: &std::path::Path, daemon: &Daemon, messages: &[ToSource]) -> Vec<Ve
     runtime().block_on(async { tokio::time::timeout(PATIENCE, talk).await.expect("an answer in time") })
 }
 
-fn grant_order(source: Fingerprint, target: &str) -> GrantOrder {
+pub(super) fn grant_order(source: Fingerprint, target: &str) -> GrantOrder {
     GrantOrder {
         id: [7; 16],
         source: source.0,
@@ -142,10 +142,11 @@ impl Granted {
         let first = Push::start(job(), SenderConfig::default(), &mut run, Instant::now());
         let pushing = RemotePush {
             connector: Connector { home: &home, remote: &remote, settings: &settings, listener: &NoListener },
-            job: &|| Ok(job()),
+            job: &|| Box::pin(std::future::ready(Ok(job()))),
             config: SenderConfig::default(),
             timeout: Timeout::NONE,
             busy_timeout,
+            memory: None,
             observer: std::sync::Arc::new(NoObserver),
         };
         let pushed = runtime().block_on(pushing.push(first, &mut run, std::future::pending()));
@@ -398,7 +399,7 @@ fn daemons_to_send_to_are_allowed_one_after_the_other() {
     assert_eq!(list["to"].as_array().unwrap().len(), 3);
 }
 
-fn copy_order(world: &World) -> CopyOrder {
+pub(super) fn copy_order(world: &World) -> CopyOrder {
     let Place { host, port } = Place { host: "127.0.0.1".into(), port: world.receiver.address.port() };
     CopyOrder {
         id: [7; 16],
@@ -428,7 +429,7 @@ fn copy_order(world: &World) -> CopyOrder {
     }
 }
 
-fn last_relay(said: &[Vec<u8>]) -> Relay {
+pub(super) fn last_relay(said: &[Vec<u8>]) -> Relay {
     match decode_message(said.last().unwrap()) {
         Ok(ToReceiver::Relay(relay)) => relay,
         other => panic!("{other:?}"),

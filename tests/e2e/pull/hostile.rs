@@ -8,15 +8,14 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use zmove_scan::ScanRoot;
-use zmove_sender::{Held, Link, Memory, Push, PushJob, Relay, Run, SenderConfig};
+use zmove_sender::{Link, Push, PushJob, Relay, Run, SenderConfig};
 use zmove_transport::{
     Channel, Dialler, Fingerprint, HostPolicy, Identity, Listener, SocketConfig, TransportChoice,
     control_pair,
 };
 use zmove_types::{Name, NoObserver, RelPath, TransferId};
 use zmove_wire::{
-    Cipher, Fetching, Greeting, Open, Role, TargetShape, ToSender, TopName, Version, WireError,
-    encode_message,
+    Cipher, Fetching, Greeting, Open, Role, TargetShape, ToSender, TopName, Version, encode_message,
 };
 
 use super::site;
@@ -78,15 +77,6 @@ fn serve_as(site: &Site, sources: &[(&str, &str)], shape: TargetShape) -> (Socke
     (address.recv().unwrap(), fingerprint)
 }
 
-#[derive(Debug)]
-struct Unbounded;
-
-impl Memory for Unbounded {
-    fn book(&self, _bytes: usize) -> Result<Held, WireError> {
-        Ok(Box::new(()))
-    }
-}
-
 async fn send(
     channel: Channel,
     greeting: Greeting,
@@ -106,9 +96,9 @@ async fn send(
     let push = Push::start(job, SenderConfig::default(), &mut run, Instant::now());
     let (words_in, words) = mpsc::unbounded_channel();
     let last = Box::new(move |_: Result<&_, &_>| drop(words_in));
-    let relay = Some(Relay { words, last, memory: Arc::new(Unbounded) });
+    let (supply, relay, memory) = (None, Some(Relay { words, last }), None);
     let (cipher, version) = (Cipher::Tls, Version::NEWEST);
-    let link = Link { transfer, cipher, version, control: (reader, writer), lanes, supply: None, relay };
+    let link = Link { transfer, cipher, version, control: (reader, writer), lanes, supply, relay, memory };
     drop(push.run(&mut run, link, Arc::new(NoObserver), std::future::pending()).await);
 }
 

@@ -99,10 +99,14 @@ async fn push_there(
     let dial = settings.dial.clone().unwrap_or_default();
     let pushing = RemotePush {
         connector: Connector { home: &home, remote, settings: &dial, listener: display },
-        job: &|| Ok(settings.job(sources)?),
+        job: &|| {
+            let job = settings.job(sources);
+            Box::pin(async { Ok(job?) })
+        },
         config,
         timeout: settings.timeout(),
         busy_timeout: settings.args.timeout,
+        memory: None,
         observer: display.observer(),
     };
     Ok(pushing.push(push, run, interrupted()).await?)

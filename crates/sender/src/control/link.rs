@@ -1,11 +1,13 @@
 //! The connections that a session is given.
 
+use std::sync::Arc;
+
 use tokio::sync::mpsc;
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSink};
 use zmove_types::TransferId;
 use zmove_wire::{Cipher, Greeting, Open, Role, Version, encode_message};
 
-use crate::control::relay::Relay;
+use crate::control::relay::{Memory, Relay};
 use crate::error::SessionError;
 
 /// The connections to the receiver: control and lanes.
@@ -25,6 +27,9 @@ pub struct Link {
     pub supply: Option<LaneSupply>,
     /// What is said beside the transfer to a receiver that has dialled. `None`: this side has dialled.
     pub relay: Option<Relay>,
+    /// The memory that is booked for what the receiver says. `None`: as much as the protocol allows, for a sender that
+    /// works for its own user.
+    pub memory: Option<Arc<dyn Memory>>,
 }
 
 impl Link {

@@ -21,8 +21,6 @@ pub struct Relay {
     pub words: mpsc::UnboundedReceiver<Beside>,
     /// To be called once with the end of the session, after which the words come to their end.
     pub last: Last,
-    /// The memory that is booked for what the receiver says.
-    pub memory: Arc<dyn Memory>,
 }
 
 /// The parts of a [`Relay`]; none where this side has dialled.
@@ -30,13 +28,21 @@ pub struct Relay {
 pub(crate) struct RelayParts {
     pub(crate) beside: Option<mpsc::UnboundedReceiver<Beside>>,
     pub(crate) last: Option<Last>,
-    pub(crate) memory: Option<Arc<dyn Memory>>,
+    pub(crate) dialled_by: DialledBy,
+}
+
+/// The side that has dialled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum DialledBy {
+    #[default]
+    Sender,
+    Receiver,
 }
 
 impl From<Option<Relay>> for RelayParts {
     fn from(relay: Option<Relay>) -> Self {
-        let Some(Relay { words, last, memory }) = relay else { return Self::default() };
-        Self { beside: Some(words), last: Some(last), memory: Some(memory) }
+        let Some(Relay { words, last }) = relay else { return Self::default() };
+        Self { beside: Some(words), last: Some(last), dialled_by: DialledBy::Receiver }
     }
 }
 
@@ -75,7 +81,7 @@ pub(crate) struct Heard {
     _held: Option<Held>,
 }
 
-/// The messages of a receiver; where it has dialled, they are booked on `memory`.
+/// The messages of a receiver, booked on `memory`, where there is a limit.
 pub(crate) fn inbox(reader: ControlReader, memory: Option<Arc<dyn Memory>>) -> Inbox<Heard> {
     let decode = move |bytes: &[u8]| {
         let Some(memory) = &memory else {
@@ -100,7 +106,7 @@ const _: () = assert!(size_of::<zmove_wire::Verdict>() <= DECODED_BYTES_PER_BYTE
 
 impl fmt::Debug for Relay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Relay").field("memory", &self.memory).finish_non_exhaustive()
+        f.debug_struct("Relay").finish_non_exhaustive()
     }
 }
 

@@ -53,7 +53,7 @@ pub(crate) struct ReplySender {
     offers: Sender<QueuedReply>,
     /// The number of values and verdicts that wait.
     waiting: Arc<AtomicUsize>,
-    /// The memory of a receiver that has dialled.
+    /// The memory that is booked for what the receiver says, where there is a limit.
     memory: Option<Arc<dyn Memory>>,
     findings: Sender<Findings>,
     hashed: Sender<Hashed>,

@@ -28,7 +28,7 @@ pub(crate) struct Session {
     pub(crate) rate: PushRate,
     /// Held while a message of the receiver is entered, so that who finds nothing in flight has heard of all of it.
     pub(crate) entering: Mutex<()>,
-    /// The memory of a receiver that has dialled.
+    /// The memory that is booked for what the receiver says, where there is a limit.
     memory: Option<Arc<dyn Memory>>,
 }
 
@@ -56,7 +56,7 @@ impl Session {
         }
     }
 
-    /// Books memory, where the receiver has dialled.
+    /// Books memory for what the receiver says, where there is a limit.
     ///
     /// # Errors
     /// The limit would be exceeded.
