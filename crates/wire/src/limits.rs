@@ -125,6 +125,13 @@ pub const FETCH_LIST_BYTES_MAX: u64 = 64 << 20;
 pub const FETCH_LIST_PART_BYTES_MAX: usize = 1 << 20;
 /// The most names that the globs of one [`Fetch`](crate::Fetch) may match.
 pub const FETCH_MATCHES_MAX: usize = 65_536;
+/// The longest [`Receipt`](crate::Receipt), in bytes, with room for a target of 4096 bytes: a host that has sent keeps
+/// what another one has signed.
+pub const RECEIPT_BYTES_MAX: usize = 8 << 10;
+/// The longest certificate beside it, in bytes.
+pub const CERTIFICATE_BYTES_MAX: usize = 16 << 10;
+/// The longest signature of it, in bytes.
+pub const SIGNATURE_BYTES_MAX: usize = 1 << 10;
 /// The most events in one [`Relay`](crate::Relay).
 pub const TOLD_MAX: usize = 1024;
 /// The longest text of one event, in characters: room for the longest path, escaped, and a cause.

@@ -1,5 +1,6 @@
 //! Byte strings, names and paths within messages: a length and the bytes, parsed while decoding.
 
+use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
 use crate::limits::TOLD_CHARS_MAX;
@@ -10,6 +11,17 @@ pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S:
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
     <&[u8]>::deserialize(deserializer).map(<[u8]>::to_vec)
+}
+
+/// Reads bytes of which there may be no more than `MAX`.
+pub(super) fn at_most<'de, const MAX: usize, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<u8>, D::Error> {
+    let bytes = <&[u8]>::deserialize(deserializer)?;
+    if bytes.len() > MAX {
+        return Err(D::Error::invalid_length(bytes.len(), &"fewer bytes"));
+    }
+    Ok(bytes.to_vec())
 }
 
 /// Reads a text for the user, cut to what a person would read.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{Open, Refusal, SourcePath, TransferAccount, bytes, fetch::Fetch, list};
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
-use crate::limits::FETCH_SOURCES_MAX;
+use crate::limits::{CERTIFICATE_BYTES_MAX, FETCH_SOURCES_MAX, RECEIPT_BYTES_MAX, SIGNATURE_BYTES_MAX};
 
 /// The number of the grant among the extensions of an opening.
 pub(super) const GRANT: u16 = 4;
@@ -155,13 +155,22 @@ pub struct Receipt {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignedReceipt {
     /// The encoded [`Receipt`], without a length.
-    #[serde(with = "bytes")]
+    #[serde(
+        serialize_with = "bytes::serialize",
+        deserialize_with = "bytes::at_most::<RECEIPT_BYTES_MAX, _>"
+    )]
     pub receipt: Vec<u8>,
     /// The certificate of the host's key.
-    #[serde(with = "bytes")]
+    #[serde(
+        serialize_with = "bytes::serialize",
+        deserialize_with = "bytes::at_most::<CERTIFICATE_BYTES_MAX, _>"
+    )]
     pub certificate: Vec<u8>,
     /// The signature of the receipt.
-    #[serde(with = "bytes")]
+    #[serde(
+        serialize_with = "bytes::serialize",
+        deserialize_with = "bytes::at_most::<SIGNATURE_BYTES_MAX, _>"
+    )]
     pub signature: Vec<u8>,
 }
 
@@ -250,6 +259,24 @@ pub(crate) mod tests {
         let result = ToSender::Result(CopyResult::Received(signed));
         assert_eq!(encode_message(&result)[4..], [25, 2, 1, 1, 1, 2, 1, 3]);
         assert_eq!(decode_message(&encode_message(&result)[4..]), Ok(result));
+    }
+
+    /// A host that has sent keeps it for a day.
+    #[test]
+    fn what_a_host_has_signed_is_bounded() {
+        let most = [RECEIPT_BYTES_MAX, CERTIFICATE_BYTES_MAX, SIGNATURE_BYTES_MAX];
+        let decoded = |[receipt, certificate, signature]: [usize; 3]| {
+            let [receipt, certificate, signature] =
+                [receipt, certificate, signature].map(|bytes| vec![0; bytes]);
+            let signed = SignedReceipt { receipt, certificate, signature };
+            decode_message::<ToSender>(&encode_message(&ToSender::Receipt(signed))[4..])
+        };
+        assert!(decoded(most).is_ok());
+        for at in 0..most.len() {
+            let mut more = most;
+            more[at] += 1;
+            assert_eq!(decoded(more), Err(WireError::Message), "{at}");
+        }
     }
 
     #[test]
