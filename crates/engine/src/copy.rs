@@ -217,7 +217,10 @@ impl RemoteCopy<'_> {
         };
         let moves = self.order.fetch.open.purpose == Purpose::Move;
         let receipt = match receipt {
-            Some(signed) => Some(checked(&signed, id, run.key).ok_or(PullError::Receipt)?),
+            Some(signed) => {
+                let target = self.order.fetch.open.target.as_slice();
+                Some(checked(&signed, (id, target), run.key).ok_or(PullError::Receipt)?)
+            }
             None if moves => return Err(PullError::Receipt),
             None => None,
         };
@@ -249,10 +252,15 @@ async fn say(
     ask(control, (transfer, Cipher::Tls), wanted, list, patience, observer).await
 }
 
-/// The receipt for the copy `id`, if `key` has signed it.
-fn checked(signed: &SignedReceipt, id: [u8; 16], key: Option<Fingerprint>) -> Option<Receipt> {
+/// The receipt for the copy of this id to this target, if `key` has signed it. The id alone may be that of another copy
+/// of this client that runs, which the host with the sources says is the one that was ordered.
+fn checked(
+    signed: &SignedReceipt,
+    (id, target): ([u8; 16], &[u8]),
+    key: Option<Fingerprint>,
+) -> Option<Receipt> {
     let (signer, receipt) = read_receipt(signed)?;
-    (Some(signer) == key && receipt.id == id).then_some(receipt)
+    (Some(signer) == key && receipt.id == id && receipt.target == target).then_some(receipt)
 }
 
 /// What a receipt says, and whose it is; `None` where the signature is not right.
@@ -326,5 +334,37 @@ impl Sessions for CopySessions<'_, '_> {
 
     fn interrupted() -> PushError {
         PullError::Interrupted.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_transport::Identity;
+
+    #[test]
+    fn a_receipt_is_for_one_copy_and_one_target_and_of_one_key() {
+        let identity = Identity::for_once().unwrap();
+        let receipt = Receipt {
+            id: [1; 16],
+            client: [2; 32],
+            source: [3; 32],
+            target: b"asked".to_vec(),
+            files: 1,
+            bytes: 1,
+            faults: 0,
+            ended: 1,
+        };
+        let bytes = encode_message(&receipt)[4..].to_vec();
+        let Signed { certificate, signature } = identity.sign(&bytes).unwrap();
+        let signed = SignedReceipt { receipt: bytes, certificate, signature };
+        let key = Some(identity.fingerprint());
+        assert_eq!(checked(&signed, ([1; 16], b"asked"), key), Some(receipt));
+        assert_eq!(checked(&signed, ([9; 16], b"asked"), key), None);
+        assert_eq!(checked(&signed, ([1; 16], b"other"), key), None);
+        assert_eq!(checked(&signed, ([1; 16], b"asked"), Some(Fingerprint([9; 32]))), None);
+        assert_eq!(checked(&signed, ([1; 16], b"asked"), None), None);
+        let forged = SignedReceipt { signature: vec![0; 8], ..signed };
+        assert_eq!(checked(&forged, ([1; 16], b"asked"), key), None);
     }
 }
