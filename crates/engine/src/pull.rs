@@ -109,6 +109,11 @@ pub struct Pulled {
     pub resumption: Resumption,
 }
 
+/// How long a host may take to tell its account when all has arrived.
+const ACCOUNT_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a host is heard that has not come to a good end.
+const LAST_WORDS_TIMEOUT: Duration = Duration::from_secs(5);
+
 impl PullRun {
     /// A new run. `started` is when the user began to wait.
     #[must_use]
@@ -203,7 +208,7 @@ impl RemotePull<'_> {
         ));
         let conversation =
             Conversation { open: own_open, sources: self.sources.clone(), relayed: Arc::clone(&relayed) };
-        let (reader, conversing) = conversation.between(reader);
+        let (reader, mut conversing) = conversation.between(reader);
         let Forwarded { lanes, failed_lanes, no_lane } = forward(lanes, usize::from(supply.asked));
         let meter = Arc::<TransferMeter>::default();
         let session = Session {
@@ -213,15 +218,24 @@ impl RemotePull<'_> {
             ..Session::new(transfer, version, (reader, writer.greeted()), lanes)
         };
         let (mut interrupted, mut lane_error) = (false, None);
-        let stop = async {
+        let ends = async {
             tokio::select! {
-                () = stop => interrupted = true,
+                () = &mut stop => interrupted = true,
                 Ok(error) = no_lane => lane_error = Some(error),
             }
         };
-        let received = run_session(session, stop).await;
+        let received = run_session(session, ends).await;
         drop(supply);
-        let heard = conversing.await.unwrap_or_default();
+        let patience = if received.is_ok() { ACCOUNT_TIMEOUT } else { LAST_WORDS_TIMEOUT };
+        let heard = tokio::select! {
+            heard = &mut conversing => heard.unwrap_or_default(),
+            () = tokio::time::sleep(patience) => None,
+            () = &mut stop, if !interrupted => {
+                interrupted = true;
+                None
+            }
+        };
+        conversing.abort();
         let (manifest, heard) = relayed.end(heard);
         run.manifest = manifest;
         let files = meter.files().max(heard.progress.stored_files);

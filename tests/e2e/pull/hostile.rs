@@ -15,7 +15,8 @@ use zmove_transport::{
 };
 use zmove_types::{Name, NoObserver, RelPath, TransferId};
 use zmove_wire::{
-    Cipher, Fetching, Greeting, Open, Role, TargetShape, ToSender, TopName, Version, encode_message,
+    Cipher, Fetching, Greeting, ListedName, Open, Remove, RemoveGroup, Role, TargetShape, ToReceiver,
+    ToSender, TopName, Version, encode_message,
 };
 
 use super::site;
@@ -170,6 +171,79 @@ fn a_host_that_sends_what_was_asked_for_is_believed() {
     // the host has no account to tell at its end, so all is there and the command fails
     site.zmove(&["pull", "--timeout", "0", &format!("{address}:good"), "target"]).outcome().expect(12);
     assert_eq!(names(&site.target().join("good")), ["f"]);
+}
+
+/// A host that says `word` once it has begun, sends nothing, and neither tells its account nor ends the connection; it
+/// says when the receiver has finished.
+fn silent_host(site: &Site, word: ToReceiver) -> (SocketAddr, Fingerprint, std_mpsc::Receiver<()>) {
+    let identity = Identity::load_or_create(&site.path("server")).unwrap();
+    let fingerprint = identity.fingerprint();
+    let (address_in, address) = std_mpsc::channel();
+    let (finished_in, finished) = std_mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (socket, listen) = (SocketConfig::default(), "127.0.0.1:0".parse().unwrap());
+            let listener = Listener::bind(listen, &identity, TransportChoice::Tcp, &socket).await.unwrap();
+            address_in.send(listener.local_addr().unwrap()).unwrap();
+            let mut open = Vec::new();
+            loop {
+                let incoming = listener.accept().await.unwrap();
+                let patience = Duration::from_secs(10);
+                let Ok(mut channel) = listener.handshake_telling(incoming, patience, || ()).await else {
+                    continue;
+                };
+                let (finished, word) = (finished_in.clone(), encode_message(&word));
+                open.push(tokio::spawn(async move {
+                    let mut greeting = [0; Greeting::BYTES];
+                    channel.read_exact(&mut greeting).await.ok()?;
+                    let greeting = Greeting::decode(&greeting).unwrap();
+                    if greeting.role != Role::Fetch {
+                        std::future::pending::<()>().await;
+                    }
+                    let (mut reader, mut writer) = control_pair(channel);
+                    reader.receive().await.ok()??;
+                    writer.greet(&Greeting::new(Role::Control, greeting.transfer)).await.ok()?;
+                    let fetching = encode_message(&ToSender::Fetching(Fetching { lanes_max: 8 }));
+                    let open = Open::new(Vec::new(), [0; 16]).into_message(Version::NEWEST);
+                    writer.send(&[fetching, encode_message(&open), word].concat()).await.ok()?;
+                    while let Ok(Some(_)) = reader.receive().await {}
+                    finished.send(()).ok()?;
+                    std::future::pending::<()>().await;
+                    drop(writer);
+                    Some(())
+                }));
+            }
+        });
+    });
+    (address.recv().unwrap(), fingerprint, finished)
+}
+
+/// All is there, and the client waits for the account.
+#[test]
+fn a_host_that_tells_no_account_keeps_no_client_that_is_interrupted() {
+    let site = tempting();
+    let end = ToReceiver::Announce { items: 0, mismatches: 0 };
+    let (address, fingerprint, finished) = silent_host(&site, end);
+    site.pin(&address, fingerprint);
+    let pull = site.zmove(&["pull", &format!("{address}:good/"), "target"]).start();
+    finished.recv_timeout(crate::harness::PATIENCE).unwrap();
+    crate::breakage::interrupt(pull).expect(20);
+}
+
+/// Nor is anything else done by a message alone: the receiver looks at the names in each.
+#[test]
+fn a_host_removes_nothing_that_was_not_asked_for() {
+    let site = tempting();
+    let names_gone = vec![ListedName(name("there"))];
+    let groups = vec![RemoveGroup { directory: RelPath::root(), names: names_gone }];
+    let word = ToReceiver::Remove(Remove { remove: 0, groups });
+    let (address, fingerprint, _finished) = silent_host(&site, word);
+    site.pin(&address, fingerprint);
+    paint(site.target().join("there"), 1);
+    let pull = site.zmove(&["pull", "--timeout", "0", "--delete", &format!("{address}:good"), "target"]);
+    pull.outcome().expect(12).says(&["something that was not asked for"]).lines(1);
+    assert_eq!(names(&site.target()), ["there"]);
 }
 
 /// Says `bytes` after the greeting of a receiver that has dialled; returns what the daemon says.

@@ -3,15 +3,17 @@
 //! With `--limit` the number of lanes stays as it was at first.
 
 use std::io::ErrorKind;
+use std::sync::Arc;
 
 use tokio::io::AsyncWriteExt;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use zmove_sender::{LaneNumber, LaneSupply, LossAnswer};
 use zmove_transport::{
     CONTROL_SILENCE_MAX, Channel, ChannelDialler, ControlReader, ControlWriter, DialError, LaneError,
     LaneSink, LaneSource, PathEnds, Pulse, Transport, control_pair,
 };
 use zmove_types::{LaneId, TransferId};
+use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{Cipher, Greeting, Role, Version};
 
 use super::machine::{lanes_for, quic_lanes};
@@ -34,10 +36,10 @@ pub(super) async fn dial_all<L: LaneEnd>(
         let greeting = Greeting { cipher, ..Greeting::new(Role::Lane(LaneId(number)), transfer) };
         Lane { number, greeting, one_of: None }
     };
-    let (lanes_in, lanes) = mpsc::channel(usize::from(zmove_wire::limits::LANES_MAX));
+    let (lanes_in, lanes) = mpsc::channel(usize::from(LANES_MAX));
     let (wanted_in, wanted) = watch::channel(None);
     let spawn = |numbers: std::ops::Range<u16>| {
-        numbers.for_each(|number| spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone()));
+        numbers.for_each(|number| spawn_lane(&dialler, lane(number), &lanes_in, wanted.clone(), None));
     };
     spawn(0..1);
     let early = async {
@@ -84,7 +86,11 @@ pub(super) async fn dial_all<L: LaneEnd>(
     Ok(Connected { dialled, transport, dialler, route, ssh: None })
 }
 
-/// Dials lanes for as long as more may be wanted; `first` is the first of them, or of each set.
+/// The most lanes that are dialled, or have come up and are not taken, among those that are wanted later.
+const DIALS_MAX: usize = 2 * LANES_MAX as usize;
+
+/// Dials lanes for as long as more may be wanted; `first` is the first of them, or of each set. More than
+/// [`DIALS_MAX`] at a time are not dialled: a host that is pulled from may want lanes without end.
 async fn dial_more<L: LaneEnd>(
     dialler: ChannelDialler,
     kind: MoreLanes,
@@ -93,6 +99,7 @@ async fn dial_more<L: LaneEnd>(
     mut wanted: mpsc::UnboundedReceiver<u16>,
 ) {
     let mut next = first;
+    let room = Arc::new(Semaphore::new(DIALS_MAX));
     while let Some(more) = wanted.recv().await {
         let needed = match kind {
             MoreLanes::Others => u16::MAX,
@@ -103,7 +110,8 @@ async fn dial_more<L: LaneEnd>(
         };
         let (_known_at_once, count) = watch::channel(Some(needed));
         for _ in 0..more {
-            spawn_lane(&dialler, next, &lanes, count.clone());
+            let Ok(permit) = Arc::clone(&room).try_acquire_owned() else { break };
+            spawn_lane(&dialler, next, &lanes, count.clone(), Some(permit));
             next = next.following();
         }
     }
@@ -160,16 +168,18 @@ impl Lane {
     }
 }
 
-/// Dials one lane; it is dropped again if the path turns out to need fewer.
+/// Dials one lane; it is dropped again if the path turns out to need fewer. The permit is held until it is taken.
 fn spawn_lane<L: LaneEnd>(
     dialler: &ChannelDialler,
     lane: Lane,
     lanes: &LanesIn<L>,
     mut wanted: watch::Receiver<Option<u16>>,
+    permit: Option<OwnedSemaphorePermit>,
 ) {
     let dialler = dialler.clone();
     let lanes = lanes.clone();
     tokio::spawn(async move {
+        let _until_it_is_taken = permit;
         let dialled = dialler.dial(DIAL_TIMEOUT).await;
         let count = wanted.wait_for(Option::is_some).await.map(|count| *count);
         // The control connection did not come up: its error has the reason.
@@ -200,4 +210,30 @@ async fn make_lane<L: LaneEnd>(
     channel.write_all(&greeting.encode()).await?;
     channel.flush().await?;
     L::of(channel, greeting.cipher, count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_transport::{HostPolicy, Identity, Reach, TransportChoice};
+
+    /// Nobody takes them either, so that none of them ends.
+    #[tokio::test]
+    async fn a_host_that_wants_lanes_without_end_has_few_dialled() {
+        let identity = Identity::for_once().unwrap();
+        let policy = HostPolicy::Pinned(identity.fingerprint());
+        let reach = Reach { transport: TransportChoice::Tcp, ..Reach::default() };
+        let dialler = ChannelDialler::new(&identity, "127.0.0.1", 1, policy, reach).await.unwrap();
+        let greeting = Greeting::new(Role::Lane(LaneId(0)), TransferId([1; 16]));
+        let first = Lane { number: 0, greeting, one_of: Some(1) };
+        let (lanes, _nobody_takes_them) = mpsc::channel::<Result<Box<dyn LaneSource>, LaneError>>(1);
+        let (more, wanted) = mpsc::unbounded_channel();
+        (0..100).for_each(|_| more.send(LANES_MAX).unwrap());
+        drop(more);
+        let metrics = tokio::runtime::Handle::current().metrics();
+        let before = metrics.num_alive_tasks();
+        dial_more(dialler, MoreLanes::Others, first, lanes, wanted).await;
+        let dialling = metrics.num_alive_tasks() - before;
+        assert!(dialling <= DIALS_MAX, "{dialling}");
+    }
 }
