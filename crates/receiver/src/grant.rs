@@ -2,13 +2,17 @@
 //! bytes and entries.
 //!
 //! **Invariant:** what is over the limits is refused before it is stored. What comes again, since it was damaged or
-//! lost on its way, counts once.
+//! lost on its way, counts once. A directory counts once in a session when it is first named, as an entry or on the way
+//! to one, since it is made where it is missing.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
+use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 
 use zmove_types::{Lock, RateLimit};
-use zmove_wire::{EntryFault, GrantToken, Open, Refusal, SignedReceipt, WireError};
+use zmove_wire::{
+    Batch, BatchEntry, DirectoryGroup, EntryFault, GrantToken, Open, Refusal, SignedReceipt, WireError,
+};
 
 use crate::quota::Quota;
 use crate::store::rules::{Owning, SetIds};
@@ -66,7 +70,12 @@ pub struct Amount {
 pub struct Allowance {
     most: Amount,
     book: Lock<Book>,
+    /// With a key of its own, so that nobody can name directories of equal hashes.
+    hashes: RandomState,
 }
+
+/// The memory of a directory that has been named.
+pub(crate) const DIRECTORY_BYTES: usize = 32;
 
 #[derive(Debug)]
 struct Book {
@@ -74,6 +83,8 @@ struct Book {
     /// What has come and is not stored yet, by item or large file, and in all.
     coming: HashMap<Coming, Taken>,
     sum: Amount,
+    /// The hashes of the paths of directories that have been named.
+    directories: HashSet<u64>,
 }
 
 /// Something that has come.
@@ -86,8 +97,8 @@ pub(crate) enum Coming {
 /// What has come with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// The bytes of each entry.
-    Batch(Box<[u32]>),
+    /// The bytes of each entry; nothing for a directory, which counts by its path.
+    Batch(Box<[Option<u32>]>),
     /// The bytes of a group.
     Group(u64),
     /// A large file, whose bytes come in groups.
@@ -107,8 +118,11 @@ impl Taken {
     fn amount(&self) -> Amount {
         match self {
             Self::Batch(bytes) => {
-                let sum = bytes.iter().map(|bytes| u64::from(*bytes)).sum();
-                Amount { bytes: sum, entries: bytes.len() as u64 }
+                let counted = || bytes.iter().flatten();
+                Amount {
+                    bytes: counted().map(|bytes| u64::from(*bytes)).sum(),
+                    entries: counted().count() as u64,
+                }
             }
             Self::Group(bytes) => Amount { bytes: *bytes, entries: 0 },
             Self::File => Amount { bytes: 0, entries: 1 },
@@ -125,7 +139,7 @@ impl Taken {
         let all = self.amount();
         let Self::Batch(bytes) = &mut self else { return all };
         let failed: BTreeSet<_> = faults.iter().map(|fault| fault.entry as usize).collect();
-        let failed: Box<[u32]> = failed.iter().filter_map(|entry| bytes.get(*entry).copied()).collect();
+        let failed: Box<[_]> = failed.iter().filter_map(|entry| bytes.get(*entry).copied()).collect();
         all.without(Self::Batch(failed).amount())
     }
 }
@@ -134,8 +148,9 @@ impl Allowance {
     /// An allowance for `most` in all, of which so much has been `stored` before.
     #[must_use]
     pub fn new(most: Amount, stored: Amount) -> Self {
-        let book = Book { stored, coming: HashMap::new(), sum: Amount::default() };
-        Self { most, book: Lock::new(book) }
+        let (coming, sum, directories) = (HashMap::new(), Amount::default(), HashSet::new());
+        let book = Book { stored, coming, sum, directories };
+        Self { most, book: Lock::new(book), hashes: RandomState::new() }
     }
 
     /// What has been stored by now.
@@ -147,17 +162,58 @@ impl Allowance {
     /// Notes what has come, unless it is too much.
     pub(crate) fn take(&self, what: Coming, taken: Taken) -> Result<(), WireError> {
         let mut book = self.book.lock();
-        let Amount { bytes, entries } = book.stored.with(book.sum).with(taken.amount());
+        self.check(book.stored.with(book.sum).with(taken.amount()))?;
+        book.sum = book.sum.with(taken.amount());
+        if let Some(before) = book.coming.insert(what, taken) {
+            book.sum = book.sum.without(before.amount());
+        }
+        Ok(())
+    }
+
+    /// Notes the directories that a batch names; returns how many there were not before. Without a limit none is noted.
+    pub(crate) fn take_directories(&self, batch: &Batch) -> Result<usize, WireError> {
+        if self.most.entries == u64::MAX {
+            return Ok(0);
+        }
+        let mut book = self.book.lock();
+        let before = book.directories.len();
+        for DirectoryGroup { directory, entries } in &batch.groups {
+            let mut path = self.hashes.build_hasher();
+            for name in directory.components() {
+                self.take_directory(&mut book, &mut path, name)?;
+            }
+            for entry in entries {
+                if let BatchEntry::Directory(name, _) = entry {
+                    self.take_directory(&mut book, &mut path.clone(), name.as_bytes())?;
+                }
+            }
+        }
+        Ok(book.directories.len() - before)
+    }
+
+    /// Notes the directory of this name in `path`, and goes on to it.
+    fn take_directory(
+        &self,
+        book: &mut Book,
+        path: &mut DefaultHasher,
+        name: &[u8],
+    ) -> Result<(), WireError> {
+        path.write(name);
+        path.write_u8(b'/');
+        if book.directories.insert(path.finish()) {
+            book.stored = book.stored.with(Amount { bytes: 0, entries: 1 });
+            self.check(book.stored.with(book.sum))?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, Amount { bytes, entries }: Amount) -> Result<(), WireError> {
         let over = |what, value, limit| WireError::OverLimit { what, value, limit };
         if bytes > self.most.bytes {
             return Err(over("number of bytes of this copy", bytes, self.most.bytes));
         }
         if entries > self.most.entries {
             return Err(over("number of entries of this copy", entries, self.most.entries));
-        }
-        book.sum = book.sum.with(taken.amount());
-        if let Some(before) = book.coming.insert(what, taken) {
-            book.sum = book.sum.without(before.amount());
         }
         Ok(())
     }
@@ -186,10 +242,29 @@ impl Amount {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zmove_types::{Metadata, Name, RelPath};
     use zmove_wire::{FaultCode, Operation};
 
     fn batch(bytes: &[u32]) -> Taken {
-        Taken::Batch(bytes.into())
+        Taken::Batch(bytes.iter().copied().map(Some).collect())
+    }
+
+    /// H1 may name a directory by the path of what is in it alone, of nothing, or of what fails then.
+    #[test]
+    fn a_directory_counts_once_as_an_entry_or_on_the_way_to_one() {
+        let allowance = Allowance::new(Amount { bytes: 10, entries: 3 }, Amount::default());
+        let take = |directory: &str, named: Option<&str>| {
+            let directory = RelPath::from_bytes(directory.as_bytes()).unwrap();
+            let name = |text: &str| Name::from_bytes(text.as_bytes()).unwrap();
+            let entries = named.map(|text| BatchEntry::Directory(name(text), Metadata::default()));
+            let entries = entries.into_iter().collect();
+            allowance.take_directories(&Batch { groups: vec![DirectoryGroup { directory, entries }] })
+        };
+        assert_eq!(take("a/b", None), Ok(2));
+        assert_eq!((take("a", Some("b")), take("a/b", None), take("", Some("a"))), (Ok(0), Ok(0), Ok(0)));
+        assert_eq!(take("a", Some("c")), Ok(1));
+        let over = WireError::OverLimit { what: "number of entries of this copy", value: 4, limit: 3 };
+        assert_eq!(take("b", None), Err(over));
     }
 
     #[test]

@@ -52,6 +52,7 @@ fn receive_all(
                 if let Ok(batch) = &checked {
                     batch.check_names(&transfer.top_names)?;
                     if transfer.allowance.is_some() {
+                        transfer.allow_directories(batch.batch())?;
                         transfer.allow(item, Taken::Batch(batch.entry_bytes()))?;
                     }
                 }
@@ -93,7 +94,10 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     let mut allowed = Ok(());
     // asked for only with the first declaration of a file: each lane brings one
     let base = |head: &FileHead| {
-        allowed = transfer.allow(Coming::File(id.0), Taken::File);
+        allowed = transfer.allow_way_to(&head.path);
+        if allowed.is_ok() {
+            allowed = transfer.allow(Coming::File(id.0), Taken::File);
+        }
         transfer.bases.take(&transfer.target.final_path(head))
     };
     let prior = |head: &FileHead| transfer.parts.take_up(id, &transfer.target.final_path(head), head);

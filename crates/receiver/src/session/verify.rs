@@ -85,13 +85,19 @@ impl VerifiedBatch {
     }
 
     /// The bytes of contents of each of its entries.
-    pub(crate) fn entry_bytes(&self) -> Box<[u32]> {
+    pub(crate) fn entry_bytes(&self) -> Box<[Option<u32>]> {
         let entries = self.batch.groups.iter().flat_map(|group| &group.entries);
         let bytes = entries.map(|entry| match entry {
-            BatchEntry::File(file) => u32::try_from(file.data_bytes()).unwrap_or(u32::MAX),
-            _ => 0,
+            BatchEntry::File(file) => Some(u32::try_from(file.data_bytes()).unwrap_or(u32::MAX)),
+            BatchEntry::Directory(..) | BatchEntry::Itself(_) => None,
+            _ => Some(0),
         });
         bytes.collect()
+    }
+
+    /// The entries.
+    pub(crate) fn batch(&self) -> &Batch {
+        &self.batch
     }
 
     /// Refuses names that were not asked for.

@@ -7,12 +7,15 @@ use std::sync::atomic::AtomicBool;
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{Direct, FileIdentity, FileIo, Task, Turn, set_metadata};
 use zmove_types::{BufferPool, FileId, Metadata, Name, RelPath, TransferId};
-use zmove_wire::{Durability, FaultCode, FileDone, Open, Operation, Version, WireError, session::Arrivals};
+use zmove_wire::{
+    Batch, DirectoryGroup, Durability, FaultCode, FileDone, Open, Operation, Version, WireError,
+    session::Arrivals,
+};
 
 use crate::config::{BUFFER_BYTES, ReceiverConfig};
-use crate::grant::{Allowance, Coming, Fate, Taken};
+use crate::grant::{Allowance, Coming, DIRECTORY_BYTES, Fate, Taken};
 use crate::meters::TransferMeter;
-use crate::quota::Quota;
+use crate::quota::{Booking, Quota};
 use crate::resume::parts::{Parts, is_overtaken};
 use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile};
@@ -43,6 +46,8 @@ pub(crate) struct Transfer {
     pub(crate) meter: Arc<TransferMeter>,
     pub(crate) top_names: TopNames,
     pub(crate) allowance: Option<Arc<Allowance>>,
+    /// The memory of the directories that it has noted.
+    directories_allowed: Lock<Booking>,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -74,6 +79,7 @@ impl Transfer {
             meter: Arc::clone(&config.meter),
             top_names: config.top_names.clone(),
             allowance: config.allowance.clone(),
+            directories_allowed: Lock::new(config.quota.book_nothing()),
             stopping: AtomicBool::new(false),
         }
     }
@@ -108,6 +114,19 @@ impl Transfer {
     /// Notes what has come, where only so much may.
     pub(crate) fn allow(&self, what: Coming, taken: Taken) -> Result<(), WireError> {
         self.allowance.as_ref().map_or(Ok(()), |allowance| allowance.take(what, taken))
+    }
+
+    /// Notes the directories that a batch names, where there may only be so many.
+    pub(crate) fn allow_directories(&self, batch: &Batch) -> Result<(), WireError> {
+        let Some(allowance) = &self.allowance else { return Ok(()) };
+        let new = allowance.take_directories(batch)?;
+        self.directories_allowed.lock().grow(new * DIRECTORY_BYTES)
+    }
+
+    /// Notes the directories on the way to a large file, likewise.
+    pub(crate) fn allow_way_to(&self, path: &RelPath) -> Result<(), WireError> {
+        let directory = path.parent().unwrap_or_else(RelPath::root);
+        self.allow_directories(&Batch { groups: vec![DirectoryGroup { directory, entries: Vec::new() }] })
     }
 
     /// Notes what has become of something that came.
