@@ -532,7 +532,10 @@ mod tests {
             assert_eq!(refused(&[source]).code, RefusalCode::Denied, "{source}");
         }
         for source in ["out/", "out/etc", "out/*", "out/etc/pass*"] {
-            assert_eq!(refused(&[source]).code, RefusalCode::Target, "{source}");
+            let refusal = refused(&[source]);
+            assert_eq!(refusal.code, RefusalCode::Target, "{source}");
+            // nor are names told that lie there
+            assert!(refusal.text.contains(&format!("/{}'", source.trim_end_matches('/'))), "{refusal:?}");
         }
     }
 
@@ -590,6 +593,9 @@ mod tests {
         assert!(refusal.text.contains("limits.memory_per_identity"), "{refusal:?}");
         drop(booked);
         assert!(quota.book_memory(64 << 20).is_ok(), "all has been given back");
+        // names that only lead to others, of which there are none
+        let _booked = quota.book_memory(63 << 20).unwrap();
+        assert_eq!(find(home.path(), &["b/*/none"; 200], &quota).unwrap_err().code, RefusalCode::Full);
     }
 
     #[test]

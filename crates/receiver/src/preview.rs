@@ -29,7 +29,7 @@ use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::mirror::{Spared, WorkBudget, extra};
 use crate::preview::inquiry::Previewer;
-use crate::preview::storage_reader::{StorageReader, check};
+use crate::preview::storage_reader::{CheckedOrder, StorageReader};
 use crate::quota::Booking;
 use crate::quota::messages::BookedMessage;
 use crate::session::connections::{Connections, SessionReport, look};
@@ -174,7 +174,7 @@ impl Preview {
     }
 
     fn hash(&mut self, order: HashOrder, held: Booking) -> Result<(), SessionError> {
-        check(&order, self.previewer.storage.as_ref())?;
+        let order = CheckedOrder::new(order, self.previewer.storage.as_ref())?;
         if self.answers.len() >= QUESTIONS_MAX {
             return Err(
                 WireError::OutOfOrder { what: "an order before the earlier ones are answered" }.into()

@@ -191,6 +191,34 @@ fn a_used_grant_stays_used_and_one_that_is_not_stays_good() {
     }
 }
 
+/// A receiver that is killed then knows it when it is started again.
+#[test]
+fn a_grant_is_marked_as_used_on_disk_before_its_opening_is_answered() {
+    let granted = Granted::new();
+    let World { site, receiver, .. } = &granted.world;
+    let directory = site.path("server/copies/grants");
+    let run = || {
+        let path = directory.join(&names(&directory)[0]);
+        decode_message::<Kept>(&std::fs::read(path).unwrap()).unwrap().run
+    };
+    assert_eq!(run(), None);
+    let identity = Identity::load_or_create(&site.path("third")).unwrap();
+    let open = Open { grant: Some(granted.token), ..Open::new(b"in".to_vec(), [5; 16]) };
+    let opened = async {
+        let (policy, socket) = (HostPolicy::Pinned(receiver.fingerprint), SocketConfig::default());
+        let dialler = Dialler::new(&identity, "127.0.0.1", receiver.address.port(), policy, socket);
+        let (mut reader, mut writer) = control_pair(dialler.await.unwrap().dial(PATIENCE).await.unwrap());
+        let greeting = Greeting::new(Role::Control, TransferId([6; 16])).encode().to_vec();
+        let opening = encode_message(&open.into_message(zmove_wire::Version::NEWEST));
+        writer.send(&[greeting, opening].concat()).await.unwrap();
+        reader.greeting().await.unwrap();
+        let answer = reader.receive().await.unwrap().unwrap();
+        assert!(matches!(decode_message(&answer), Ok(ToSender::Opened(_))), "{answer:?}");
+        assert_eq!(run(), Some([5; 16]));
+    };
+    runtime().block_on(async { tokio::time::timeout(PATIENCE, opened).await.expect("an answer in time") });
+}
+
 #[test]
 fn a_grant_is_worth_nothing_without_its_host_s_key() {
     let granted = Granted::new();
@@ -500,8 +528,26 @@ fn a_sender_s_word_without_the_receiver_s_signature_is_not_believed() {
     *forged.last_mut().unwrap() ^= 1;
     std::fs::write(&path, forged).unwrap();
     world.sender = again("sender", &world, &world.sender);
-    let outcome = world.result(&[], &id, &world.sender).expect(5);
-    outcome.says(&["the receipt is not signed by the key that is pinned for the target's host"]).lines(1);
+    let said = ["the receipt is not signed by the key that is pinned for the target's host"];
+    world.result(&[], &id, &world.sender).expect(5).says(&said).lines(1);
+    // signed well, by another key
+    world.sender.kill();
+    let mut result: KeptResult = decode_message(&kept).unwrap();
+    let receipt = result.result.receipt.as_mut().unwrap();
+    let signed = Identity::load_or_create(&world.site.path("thief")).unwrap().sign(&receipt.receipt).unwrap();
+    (receipt.certificate, receipt.signature) = (signed.certificate, signed.signature);
+    std::fs::write(&path, &encode_message(&result)[4..]).unwrap();
+    world.sender = again("sender", &world, &world.sender);
+    world.result(&[], &id, &world.sender).expect(5).says(&said).lines(1);
+}
+
+/// What a result is on disk.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct KeptResult {
+    client: [u8; 32],
+    id: [u8; 16],
+    ended: u64,
+    result: zmove_wire::EndedCopy,
 }
 
 /// What a host that is let in by a grant alone takes is the client's, who can have grants made for many keys.

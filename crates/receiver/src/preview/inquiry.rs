@@ -13,11 +13,11 @@ use zmove_disk::{
 };
 use zmove_types::{GROUP_BYTES, Kinds, Name, RelPath};
 use zmove_wire::{
-    Compare, Differences, FaultCode, Finding, Findings, HashOrder, Hashed, InquiredEntry, InquiredKind,
+    Compare, Differences, FaultCode, Finding, Findings, Hashed, InquiredEntry, InquiredKind,
     InquiredMetadata, Inquiry, Operation, Overwrite,
 };
 
-use crate::preview::storage_reader::StorageReader;
+use crate::preview::storage_reader::{CheckedOrder, StorageReader};
 use crate::quota::Quota;
 use crate::store::rules::Rules;
 use crate::store::target::keeper::Keeper;
@@ -85,12 +85,13 @@ impl Previewer {
     }
 
     /// The values of groups of a file, for a verification.
-    pub(super) fn hash(&self, order: &HashOrder) -> Hashed {
+    pub(super) fn hash(&self, checked: &CheckedOrder) -> Hashed {
+        let order = checked.order();
         let mut values = Vec::new();
         let turn = self.quota.turn(Task::Look, &self.stopping);
         let hashed = self.open_ordered(&order.path).and_then(|file| {
             let storage = self.storage.as_ref().ok_or(Errno::INVAL)?;
-            storage.hash_into(&mut values, &turn, file, order)
+            storage.hash_into(&mut values, &turn, file, checked)
         });
         Hashed { order: order.order, values, fault: hashed.err().map(|error| FaultCode::os(&error)) }
     }

@@ -51,12 +51,12 @@ impl StorageReader {
     ///
     /// # Errors
     /// The system's error.
-    pub(crate) fn hash_into(
+    pub(super) fn hash_into(
         &self,
         values: &mut Vec<Option<[u8; 32]>>,
         turn: &Turn<'_>,
         file: File,
-        HashOrder { first, groups, .. }: &HashOrder,
+        CheckedOrder(HashOrder { first, groups, .. }): &CheckedOrder,
     ) -> io::Result<()> {
         let file = StoredFile::new(file)?;
         for index in *first..first.saturating_add(*groups) {
@@ -74,12 +74,23 @@ impl StorageReader {
     }
 }
 
-/// Refuses an order of a conversation that verifies nothing, and one for more groups than an answer may have.
-pub(super) fn check(order: &HashOrder, storage: Option<&StorageReader>) -> Result<(), WireError> {
-    if storage.is_none() {
-        return Err(WireError::OutOfOrder { what: "an order to hash, without a verification" });
+/// An order to hash that may be given.
+#[derive(Debug)]
+pub(super) struct CheckedOrder(HashOrder);
+
+impl CheckedOrder {
+    /// Refuses an order of a conversation that verifies nothing, and one for more groups than an answer may have.
+    pub(super) fn new(order: HashOrder, storage: Option<&StorageReader>) -> Result<Self, WireError> {
+        if storage.is_none() {
+            return Err(WireError::OutOfOrder { what: "an order to hash, without a verification" });
+        }
+        within("groups to hash", order.groups as usize, HASHED_GROUPS_MAX)?;
+        Ok(Self(order))
     }
-    within("groups to hash", order.groups as usize, HASHED_GROUPS_MAX)
+
+    pub(super) fn order(&self) -> &HashOrder {
+        &self.0
+    }
 }
 
 #[cfg(test)]
@@ -93,8 +104,8 @@ mod tests {
         let order = |groups| HashOrder { order: 1, path: RelPath::root(), first: 0, groups };
         let most = u32::try_from(HASHED_GROUPS_MAX).unwrap();
         let storage = StorageReader::new(&ReceiverConfig::default());
-        assert_eq!(check(&order(most), Some(&storage)), Ok(()));
-        assert!(check(&order(most + 1), Some(&storage)).is_err());
-        assert!(check(&order(1), None).is_err());
+        assert!(CheckedOrder::new(order(most), Some(&storage)).is_ok());
+        assert!(CheckedOrder::new(order(most + 1), Some(&storage)).is_err());
+        assert!(CheckedOrder::new(order(1), None).is_err());
     }
 }
