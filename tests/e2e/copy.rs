@@ -4,6 +4,7 @@ mod hostile;
 mod others;
 mod outliving;
 mod rights;
+mod verifying;
 
 use std::path::PathBuf;
 use std::process::Child;

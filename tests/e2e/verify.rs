@@ -1,5 +1,7 @@
 //! `zmove verify`: both ends are compared by what their storages hold.
 
+mod directions;
+
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 
@@ -79,7 +81,7 @@ fn what_is_the_same_is_found_the_same_and_not_touched(site: &Site) {
 }
 
 /// Changes bytes of a file without a change of its size and times.
-fn spoil(path: &Path, offset: u64) {
+pub(crate) fn spoil(path: &Path, offset: u64) {
     let file = std::fs::File::options().write(true).open(path).unwrap();
     let modified = file.metadata().unwrap().modified().unwrap();
     file.write_all_at(b"\xff", offset).unwrap();
@@ -142,10 +144,20 @@ fn what_cannot_be_read_is_a_failure_and_the_rest_is_compared(site: &Site) {
     assert!(shown.contains(&"- extra") && shown.contains(&"~ d/c -> nowhere (type)"), "{shown:?}");
 }
 
+/// A file system on a disk that a bit is flipped on.
+const EXT4: Image = Image { bytes: 64 << 20, make: "mkfs.ext4 -q -F", options: "loop" };
+
+/// Flips a bit on the disk, below the page cache, where these bytes are found last.
+fn strike(site: &Site, mark: &[u8]) {
+    let image = std::fs::read(site.namespace().image()).unwrap();
+    let at = image.windows(mark.len()).rposition(|bytes| bytes == mark).unwrap() as u64;
+    let disk = std::fs::File::options().write(true).open(site.namespace().image()).unwrap();
+    disk.write_all_at(&[mark[0] ^ 1], at).unwrap();
+}
+
 /// The page cache of the target holds what was pushed; a bit of it has changed on the disk since.
 #[test]
 fn a_bit_that_has_changed_on_the_disk_is_found_past_the_page_cache() {
-    const EXT4: Image = Image { bytes: 64 << 20, make: "mkfs.ext4 -q -F", options: "loop" };
     let Some(site) = Site::within_image(&EXT4) else { return };
     let small = b"a small file whose contents are found nowhere else in the image";
     std::fs::write(site.source().join("small"), small).unwrap();
@@ -155,10 +167,7 @@ fn a_bit_that_has_changed_on_the_disk_is_found_past_the_page_cache() {
     large.write_all_at(mark, 3 * GROUP_BYTES + 5).unwrap();
     site.push_contents();
     for mark in [&small[..], mark] {
-        let image = std::fs::read(site.namespace().image()).unwrap();
-        let at = image.windows(mark.len()).rposition(|bytes| bytes == mark).unwrap() as u64;
-        let disk = std::fs::File::options().write(true).open(site.namespace().image()).unwrap();
-        disk.write_all_at(&[mark[0] ^ 1], at).unwrap();
+        strike(&site, mark);
     }
     let cached = std::fs::read(site.target().join("small")).unwrap();
     assert_eq!(cached, small, "the page cache has what was written");

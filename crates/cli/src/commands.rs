@@ -15,3 +15,4 @@ pub(crate) mod serve;
 pub(crate) mod sweep;
 pub(crate) mod trace;
 pub(crate) mod trust;
+pub(crate) mod verify;

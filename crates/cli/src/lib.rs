@@ -21,6 +21,7 @@ use clap::Parser;
 use args::{Args, Command};
 use commands::{
     allow, copy, derived, doctor, journal, key, probe, pull, push, receive, scan, serve, sweep, trace, trust,
+    verify,
 };
 use display::terminal;
 use value::exit::{self, Exit};
@@ -38,7 +39,7 @@ pub fn main() -> ExitCode {
         Command::Pull(args) => pull::run(*args, started),
         Command::Copy(args) => copy::run(*args, started),
         Command::Result(args) => copy::result(&args),
-        Command::Verify(args) => push::run((*args).into(), started),
+        Command::Verify(args) => verify::run(*args, started),
         Command::Serve(args) => serve::run(&args),
         Command::Receive => receive::run(),
         Command::Key(command) => key::run(&command),

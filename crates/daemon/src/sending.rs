@@ -345,8 +345,8 @@ pub(crate) async fn prepare(
     let extensions = std::mem::take(&mut fetch.extensions);
     fetch.open = fetch.open.with(extensions).map_err(protocol)?;
     fetch.open.grant = None;
-    if fetch.open.purpose == Purpose::Probe || fetch.open.verify {
-        return Err(protocol(WireError::OutOfOrder { what: "a probe or verification" }));
+    if fetch.open.purpose == Purpose::Probe {
+        return Err(protocol(WireError::OutOfOrder { what: "a probe" }));
     }
     if list.is_some() && fetch.sources.len() != 1 {
         return Err(protocol(WireError::OutOfOrder { what: "a list of more than one source" }));

@@ -324,6 +324,10 @@ impl Sessions for CopySessions<'_, '_> {
         self.run.was_up
     }
 
+    fn may_follow(&self) -> bool {
+        self.of.order.fetch.open.purpose == Purpose::Move
+    }
+
     fn answered(&self) -> u64 {
         self.run.heard
     }

@@ -25,7 +25,7 @@ use zmove_sender::{LaneNumber, LaneSupply, Manifest, Summary};
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resumption, Transport};
 use zmove_types::{Accounts, Observer};
 use zmove_wire::limits::LANES_MAX;
-use zmove_wire::{Fetch, LaneOrder, ToSender, ToSource, Version, WireError};
+use zmove_wire::{Fetch, LaneOrder, Purpose, ToSender, ToSource, Version, WireError};
 
 use crate::backoff::Timeout;
 use crate::dial::{Connected, Connector, Dialled};
@@ -397,6 +397,10 @@ impl Sessions for PullSessions<'_, '_> {
 
     fn was_up(&self) -> bool {
         self.run.was_up
+    }
+
+    fn may_follow(&self) -> bool {
+        self.of.fetch.open.purpose == Purpose::Move
     }
 
     fn answered(&self) -> u64 {

@@ -149,6 +149,11 @@ impl Sessions for PushSessions<'_, '_> {
         self.run.was_up()
     }
 
+    fn may_follow(&self) -> bool {
+        // a preview is never up
+        true
+    }
+
     fn answered(&self) -> u64 {
         self.run.answered()
     }

@@ -42,6 +42,10 @@ pub(crate) trait Sessions {
     /// Whether the host has ever begun the transfer.
     fn was_up(&self) -> bool;
 
+    /// Whether another session follows one that has begun and lost its connections. None does in a preview, which would
+    /// tell all of it again, or leave out what was told meanwhile.
+    fn may_follow(&self) -> bool;
+
     /// The number of sessions in which anything was moved.
     fn answered(&self) -> u64;
 
@@ -80,6 +84,7 @@ impl Retrying<'_> {
                     closed += 1;
                     error
                 }
+                Err(error) if sessions.was_up() && !sessions.may_follow() => return Err(error),
                 Err(error) if self.is_final(&error, sessions.was_up()) => return Err(error),
                 Err(error) => error,
             };

@@ -15,8 +15,8 @@ use super::storage::StorageArgs;
 #[command(override_usage = help::VERIFY_USAGE, after_help = help::VERIFY_SHORT, after_long_help = help::VERIFY_LONG)]
 #[command(args_override_self = true, mut_args(|arg| arg.hide_short_help(true)))]
 pub(crate) struct VerifyArgs {
-    /// What to compare, and last what with, as for 'push': 'zmove verify run7/ HOST:/data/x' says whether the target of
-    /// 'zmove push run7/ HOST:/data/x' is what is in run7
+    /// What to compare, and last what with, as for 'push', 'pull' and 'copy': 'zmove verify run7/ HOST:/data/x' says
+    /// whether the target of 'zmove push run7/ HOST:/data/x' is what is in run7. Either may be on another host, and both
     #[arg(required = true, num_args = 2.., value_names = ["SRC", "DST"])]
     paths: Vec<OsString>,
     /// Say nothing of what is at the target alone

@@ -128,9 +128,18 @@ fn of_sender(
     };
     let (files, bytes, failed) = (account.files, account.bytes, account.failed);
     let host = Escaped(to.host.as_bytes());
-    let mut text = format!("{files} files, {} sent to {host}:{}, {failed} failed", ByteCount(bytes), to.port);
+    let port = to.port;
+    let mut text = match account.preview {
+        Some((added, changed)) => format!(
+            "nothing was sent to {host}:{port}: {added} only at the source, {changed} differ, {} only at the target, \
+             {} files are the same, {failed} failed",
+            account.removed, account.skipped
+        ),
+        None => format!("{files} files, {} sent to {host}:{port}, {failed} failed", ByteCount(bytes)),
+    };
     match &receipt {
         Some(receipt) => text += &format!("\nsigned by {host}:{}: {}", to.port, received(receipt)),
+        None if account.preview.is_some() => {}
         None => text += "; without a receipt of that host",
     }
     let exit = if failed > 0 { Exit::Partial } else { Exit::Done };
@@ -139,6 +148,8 @@ fn of_sender(
         "files": files,
         "bytes": bytes,
         "failed": failed,
+        "added": account.preview.map(|(added, _)| added),
+        "changed": account.preview.map(|(_, changed)| changed),
         "receipt": receipt.as_ref().map(as_json),
     });
     Ok((exit, text, said))

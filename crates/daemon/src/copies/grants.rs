@@ -140,7 +140,7 @@ impl GrantBook {
         }
         let protocol = |error: WireError| Refusal { code: RefusalCode::Protocol, text: error.to_string() };
         let open = order.open.clone().with(order.extensions.clone()).map_err(protocol)?;
-        if open.purpose == Purpose::Probe || open.grant.is_some() || open.verify {
+        if open.purpose == Purpose::Probe || open.grant.is_some() {
             return Err(protocol(WireError::OutOfOrder { what: "a grant for that" }));
         }
         if encode_message(&order).len() > ORDER_BYTES_MAX {

@@ -46,7 +46,8 @@ pub(super) struct Hashing {
     pub(super) done: Receiver<Done>,
 }
 
-/// Storage that answers late is asked for several files at once.
+/// The most threads: storage that answers late is asked for several files at once. They take the place of a push's
+/// readers, and there are no more of them than of those, which a daemon has booked.
 const THREADS: usize = 16;
 
 impl Hashing {
@@ -61,7 +62,7 @@ impl Hashing {
     ) -> io::Result<Self> {
         let ((jobs, waiting), (done_in, done)) = (unbounded(), unbounded());
         let buffers = BufferPool::new(BUFFER_BYTES, config.buffers_max);
-        for number in 0..THREADS {
+        for number in 0..THREADS.min(config.readers_max) {
             let reader = Reader {
                 session: Arc::clone(session),
                 file_io: Arc::clone(&config.file_io),

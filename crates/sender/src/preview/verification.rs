@@ -44,6 +44,8 @@ pub(super) struct LargeFile {
     open: usize,
     /// The bytes that differ, each range of whole groups.
     pub(super) differing: Vec<Range<u64>>,
+    /// The number of groups that differ beside these: what is held of one file is bounded.
+    differing_more: usize,
     /// The first failure of an order.
     pub(super) failed: Option<FileError>,
 }
@@ -92,7 +94,7 @@ impl Verification {
     pub(super) fn add_large(&mut self, source: Source, path: RelPath, differences: Differences) {
         self.next += 1;
         let (number, next, open) = (self.next, 0, 0);
-        let (differing, failed) = (Vec::new(), None);
+        let (differing, differing_more, failed) = (Vec::new(), 0, None);
         self.waiting.push_back(LargeFile {
             source,
             path,
@@ -101,6 +103,7 @@ impl Verification {
             next,
             open,
             differing,
+            differing_more,
             failed,
         });
     }
@@ -220,8 +223,17 @@ impl LargeFile {
                 _ => false,
             };
             if !same {
-                self.differing.push(span.offset()..span.offset() + u64::from(span.len));
+                self.differs(span.offset()..span.offset() + u64::from(span.len));
             }
+        }
+    }
+
+    fn differs(&mut self, range: Range<u64>) {
+        let is_full = self.differing.len() >= RANGES_HELD_MAX;
+        match self.differing.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ if is_full => self.differing_more += 1,
+            _ => self.differing.push(range),
         }
     }
 
@@ -239,9 +251,10 @@ impl LargeFile {
         ranges.sort_by_key(|range| range.start);
         let merged = ranges.chunk_by(|one, next| one.end == next.start);
         let merged: Vec<_> = merged.map(|run| (run[0].start, run[run.len() - 1].end - 1)).collect();
+        let merged_count = merged.len() + self.differing_more;
         let shown = merged.iter().take(RANGES_SHOWN_MAX).map(|(first, last)| format!("{first}-{last}"));
         let shown: Vec<_> = shown.collect();
-        let more = match merged.len().saturating_sub(RANGES_SHOWN_MAX) {
+        let more = match merged_count.saturating_sub(RANGES_SHOWN_MAX) {
             0 => String::new(),
             more => format!(" and {more} more ranges"),
         };
@@ -251,3 +264,6 @@ impl LargeFile {
 
 /// The most ranges of one file that are named.
 const RANGES_SHOWN_MAX: usize = 64;
+
+/// The most ranges of one file that are held: those of the orders under way may come in any order.
+const RANGES_HELD_MAX: usize = 4096;
