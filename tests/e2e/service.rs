@@ -190,7 +190,8 @@ fn the_unit_is_one_that_systemd_likes() {
     for name in ["zmove.service", "zmove.socket"] {
         let text = std::fs::read_to_string(shipped(name)).unwrap();
         // what is to be started must be there
-        std::fs::write(units.join(name), text.replace("ExecStart=zmove", &format!("ExecStart={ZMOVE}"))).unwrap();
+        std::fs::write(units.join(name), text.replace("ExecStart=zmove", &format!("ExecStart={ZMOVE}")))
+            .unwrap();
     }
     let run = |words: &[&str]| {
         let mut command = Command::new("systemd-analyze");

@@ -1,6 +1,7 @@
 //! `zmove verify`: both ends are compared by what their storages hold.
 
 mod directions;
+mod manifest;
 
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;

@@ -222,6 +222,53 @@ pub fn merge_root(file_bytes: u64, cvs: &[Cv]) -> Root {
     Root(merge_subtrees_root(&left, &right, Mode::Hash).into())
 }
 
+/// The root of a file of several groups from their chaining values, given one after the other: holds as many as the
+/// tree is deep.
+#[derive(Clone, Debug, Default)]
+pub struct RootMerger {
+    /// The subtrees that are complete, each at least as large as the next.
+    subtrees: Vec<[u8; 32]>,
+    groups: u32,
+}
+
+impl RootMerger {
+    /// Takes the value of the next group.
+    pub fn push(&mut self, cv: Cv) {
+        // Only now that more follows it is known that none of these is the root.
+        while self.subtrees.len() > self.groups.count_ones() as usize {
+            self.merge(merge_subtrees_non_root);
+        }
+        self.subtrees.push(cv.0);
+        self.groups += 1;
+    }
+
+    /// The number of groups that were given.
+    #[must_use]
+    pub fn groups(&self) -> u32 {
+        self.groups
+    }
+
+    /// The root of the file.
+    ///
+    /// # Panics
+    /// When fewer than two groups were given.
+    #[must_use]
+    pub fn finish(mut self) -> Root {
+        assert!(self.groups > 1, "a file of one group has no chaining values");
+        while self.subtrees.len() > 2 {
+            self.merge(merge_subtrees_non_root);
+        }
+        self.merge(|left, right, mode| merge_subtrees_root(left, right, mode).into());
+        Root(self.subtrees[0])
+    }
+
+    fn merge(&mut self, by: impl Fn(&[u8; 32], &[u8; 32], Mode<'_>) -> [u8; 32]) {
+        let right = self.subtrees.pop().expect("two subtrees");
+        let left = self.subtrees.pop().expect("two subtrees");
+        self.subtrees.push(by(&left, &right, Mode::Hash));
+    }
+}
+
 /// The chaining values of the two subtrees below a node of `bytes`.
 fn split(bytes: u64, cvs: &[Cv]) -> ([u8; 32], [u8; 32]) {
     let left_bytes = left_subtree_len(bytes);
@@ -277,6 +324,17 @@ mod tests {
         for len in INTERESTING_SIZES {
             let data = painted(len);
             assert_eq!(root_by_groups(&data), file_root(&data), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn a_root_that_is_merged_step_by_step_is_the_same() {
+        for groups in 2..70_u32 {
+            let cvs: Vec<_> = (0..groups).map(|group| group_cv(group, &group.to_le_bytes())).collect();
+            let mut merger = RootMerger::default();
+            cvs.iter().for_each(|cv| merger.push(*cv));
+            let bytes = u64::from(groups - 1) * GROUP_BYTES + 4;
+            assert_eq!((merger.groups(), merger.finish()), (groups, merge_root(bytes, &cvs)));
         }
     }
 

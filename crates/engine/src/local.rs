@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use zmove_disk::{Auto, Direct, FileIo};
-use zmove_receiver::{Owning, ReceiverConfig, Session, run_session};
+use zmove_receiver::{ListedFiles, Owning, ReceiverConfig, Session, run_session};
 use zmove_sender::{Link, Push, Run, SessionError, Summary};
 use zmove_transport::{memory_control, memory_lane};
 use zmove_types::{Accounts, NoAccounts, Observer};
@@ -30,6 +30,8 @@ pub struct LocalReceiver {
     pub journals: Option<PathBuf>,
     /// The meaning of names of users and groups. Default: none, so that numbers count.
     pub accounts: Arc<dyn Accounts>,
+    /// What a verification compares with, in the place of a target. Default: the target.
+    pub listed: Option<Arc<ListedFiles>>,
 }
 
 impl Default for LocalReceiver {
@@ -39,6 +41,7 @@ impl Default for LocalReceiver {
             direct: Direct::default(),
             journals: None,
             accounts: Arc::new(NoAccounts),
+            listed: None,
         }
     }
 }
@@ -70,11 +73,18 @@ pub async fn push_locally(
     drop((sinks_in, sources_in));
     let receiving = tokio::spawn(async move {
         let version = far_reader.greeting().await?.agree()?;
-        let LocalReceiver { file_io, direct, journals, accounts } = receiver;
+        let LocalReceiver { file_io, direct, journals, accounts, listed } = receiver;
         // who pushes here may do what they may do
         let owning = Owning::Allowed;
-        let config =
-            ReceiverConfig { file_io, direct, journals, accounts, owning, ..ReceiverConfig::default() };
+        let config = ReceiverConfig {
+            file_io,
+            direct,
+            journals,
+            accounts,
+            listed,
+            owning,
+            ..ReceiverConfig::default()
+        };
         let control = (far_reader, far_writer);
         let session = Session { config, ..Session::new(transfer, version, control, sources) };
         run_session(session, pending()).await

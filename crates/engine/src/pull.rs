@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use zmove_disk::{Direct, FileIo};
 use zmove_receiver::{
-    Owning, ReceiverConfig, Session, SessionError as ReceiverError, TargetLeases, TransferMeter, run_session,
+    ListedFiles, Owning, ReceiverConfig, Session, SessionError as ReceiverError, TargetLeases, TransferMeter,
+    run_session,
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, Summary};
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resumption, Transport};
@@ -71,6 +72,8 @@ pub struct PullReceiver {
     pub accounts: Arc<dyn Accounts>,
     /// The leases of targets, which receivers of the same user share.
     pub target_leases: TargetLeases,
+    /// What a verification compares with, in the place of a target; `None`: the target.
+    pub listed: Option<Arc<ListedFiles>>,
 }
 
 /// One run of a pull, of as many sessions as it takes.
@@ -251,13 +254,15 @@ impl RemotePull<'_> {
     }
 
     fn receiver_config(&self, meter: &Arc<TransferMeter>) -> ReceiverConfig {
-        let PullReceiver { file_io, direct, journals, accounts, target_leases } = self.receiver.clone();
+        let PullReceiver { file_io, direct, journals, accounts, target_leases, listed } =
+            self.receiver.clone();
         ReceiverConfig {
             file_io,
             direct,
             journals,
             accounts,
             target_leases,
+            listed,
             // who pulls here may do what they may do
             owning: Owning::Allowed,
             top_names: self.sources.top_names(),

@@ -8,6 +8,7 @@ use zmove_types::{Accounts, GROUP_BYTES, NoAccounts, RateLimit};
 
 use crate::grant::{Allowance, Grants};
 use crate::meters::TransferMeter;
+use crate::preview::listed::ListedFiles;
 use crate::quota::Quota;
 use crate::session::target_leases::TargetLeases;
 use crate::store::rules::{Owning, SetIds};
@@ -51,6 +52,8 @@ pub struct ReceiverConfig {
     pub quota: Quota,
     /// The names that the sender may bring at the top of the target. Default: any.
     pub top_names: TopNames,
+    /// The files that a preview is about, in the place of what is at the target. Default: the target.
+    pub listed: Option<Arc<ListedFiles>>,
     /// The grants by which the peer may open a transfer. Default: none, so that only its own rights count.
     pub grants: Option<Arc<dyn Grants>>,
     /// What the transfer may store. Default: as much as comes.
@@ -78,6 +81,7 @@ impl Default for ReceiverConfig {
             target_leases: TargetLeases::default(),
             quota: Quota::default(),
             top_names: TopNames::default(),
+            listed: None,
             grants: None,
             allowance: None,
             meter: Arc::default(),

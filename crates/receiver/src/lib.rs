@@ -25,6 +25,7 @@ pub use config::ReceiverConfig;
 pub use error::SessionError;
 pub use grant::{Allowance, Amount, Grants, TakenUp};
 pub use meters::{MeterGuard, MeterReading, Meters, TransferMeter};
+pub use preview::listed::{ListError, ListedFiles, Unlisted};
 pub use quota::limits::{Limits, Portion, files_of_process};
 pub use quota::{Booking, Quota, Quotas, ThreadBooking};
 pub use resume::journal;

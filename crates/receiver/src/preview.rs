@@ -5,6 +5,7 @@
 //! returns, the tasks it started have ended.
 
 pub(crate) mod inquiry;
+pub(crate) mod listed;
 mod storage_reader;
 
 use std::future::Future;
@@ -69,11 +70,17 @@ pub(crate) async fn run(
     let (target, keeping) = (open.target.clone(), open.keeping);
     let storage = open.verify.then(|| StorageReader::new(config));
     let rules = Rules::of(&open, config.set_ids, config.owning);
-    let seen = match look(move || Seen::look(&open, &access)).await {
+    let listed = config.listed.clone();
+    let looked = match listed {
+        Some(_) => Ok(Seen::default()),
+        None => look(move || Seen::look(&open, &access)).await,
+    };
+    let seen = match looked {
         Ok(seen) => seen,
         Err(refusal) => return connections.refuse(refusal).await,
     };
-    let state = if seen.tree.is_some() { TargetState::Populated } else { TargetState::Empty };
+    let is_there = seen.tree.is_some() || listed.is_some();
+    let state = if is_there { TargetState::Populated } else { TargetState::Empty };
     let single_name = seen.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     let opened = Opened { state, lanes_max: config.lanes_max, single_name };
     connections.send(&opened.into_message(keeping)).await?;
@@ -86,6 +93,7 @@ pub(crate) async fn run(
         quota: config.quota.clone(),
         stopping: AtomicBool::new(false),
         storage,
+        listed,
     });
     let mut preview = Preview {
         connections,

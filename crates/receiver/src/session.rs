@@ -144,7 +144,10 @@ pub async fn run_session(
         let stop = first_of(stop, &lease);
         return probe::run(connections, open, access, &config, stop).await;
     }
-    if let Err(refusal) = config.target_leases.wait_until_free(&owner, &open.target).await {
+    // a list is nowhere
+    if config.listed.is_none()
+        && let Err(refusal) = config.target_leases.wait_until_free(&owner, &open.target).await
+    {
         return connections.refuse(refusal).await;
     }
     if open.purpose == Purpose::Preview {

@@ -76,7 +76,9 @@ ZMOVE_HOME is where keys, known paths and journals are kept (default \
 pub(super) const PUSH_USAGE: &str = "zmove push [OPTIONS] <SRC>... <DST>";
 pub(super) const PULL_USAGE: &str = "zmove pull [OPTIONS] HOST:<SRC>... <DIR>";
 pub(super) const COPY_USAGE: &str = "zmove copy [OPTIONS] <SRC>... <DST>";
-pub(super) const VERIFY_USAGE: &str = "zmove verify [OPTIONS] <SRC>... <DST>";
+pub(super) const VERIFY_USAGE: &str = "\
+zmove verify [OPTIONS] <SRC>... <DST>
+       zmove verify [OPTIONS] --manifest <FILE> <SRC>...";
 
 /// The options of a push by their purpose, which are those of a pull and a copy too.
 macro_rules! options {
@@ -128,7 +130,8 @@ target of 'zmove push run7/ HOST:x' is what is in run7. Nothing is changed.
 Choose   --exclude, --include PATTERN  as in a .gitignore: the last one decides
          --files-from FILE, -x         a list of paths; one file system
          --one-way                     nothing of what is at the target alone
-Compare  -a, --preserve LIST           owners, devices and so on, or some of it
+Compare  --manifest FILE               with hashes that were written earlier
+         -a, --preserve LIST           owners, devices and so on, or some of it
 Path     -e 'ssh -i KEY', --ssh        over ssh
          --accept-new, --strict        a host's new key: take it, or refuse
 Result   --json, -q                    JSON lines; nothing but errors
@@ -159,6 +162,9 @@ Both sides read all files from their storage, past the page cache, and compare h
 nothing is changed. Each difference is a line: '+ ONLY AT THE SOURCE', '~ DIFFERS (HOW)', '- ONLY AT THE TARGET'; of \
 files larger than 4 MiB it names the bytes, in pieces of 4 MiB. What a push would keep is compared too: modes, times \
 and so on (see --preserve). Pages that are not flushed yet are read from memory.
+
+With --manifest the files of SRC are compared with hashes that were written earlier: 'dir/' for what is in dir, and \
+HOST:dir/ at a daemon that lets you read. '~ DIFFERS', '+ NOT LISTED', '- LISTED, BUT NOT THERE'.
 
 Exit codes: 0 all is the same; 6 something differs; 23 something could not be read; others as for push.";
 

@@ -2,9 +2,11 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::ValueEnum;
 use zmove_engine::Timeout;
+use zmove_receiver::ListedFiles;
 use zmove_types::RateLimit;
 
 use super::dial::DialArgs;
@@ -87,6 +89,9 @@ pub(crate) struct PushArgs {
     /// Whether this is `zmove verify`.
     #[arg(skip)]
     pub(crate) verify: bool,
+    /// What `zmove verify --manifest` compares with; the last path has no meaning then.
+    #[arg(skip)]
+    pub(crate) listed: Option<Arc<ListedFiles>>,
     #[command(flatten)]
     pub(crate) keeping: KeepingArgs,
     #[command(flatten)]

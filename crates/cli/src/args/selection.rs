@@ -85,6 +85,11 @@ fn pattern(effect: Effect) -> impl TypedValueParser<Value = RuleArg> {
 }
 
 impl SelectionArgs {
+    /// Whether files are selected by size.
+    pub(crate) fn bounds_sizes(&self) -> bool {
+        self.min_size.is_some() || self.max_size.is_some()
+    }
+
     /// The selection by rules and sizes; `None` where none were given.
     pub(crate) fn selection(&self) -> Result<Option<Arc<Selection>>> {
         let (min, max) =

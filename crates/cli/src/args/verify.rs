@@ -1,6 +1,7 @@
 //! The arguments of `zmove verify`.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use zmove_engine::Timeout;
 
@@ -16,12 +17,16 @@ use super::storage::StorageArgs;
 #[command(args_override_self = true, mut_args(|arg| arg.hide_short_help(true)))]
 pub(crate) struct VerifyArgs {
     /// What to compare, and last what with, as for 'push', 'pull' and 'copy': 'zmove verify run7/ HOST:/data/x' says
-    /// whether the target of 'zmove push run7/ HOST:/data/x' is what is in run7. Either may be on another host, and both
-    #[arg(required = true, num_args = 2.., value_names = ["SRC", "DST"])]
-    paths: Vec<OsString>,
-    /// Say nothing of what is at the target alone
+    /// whether the target of 'zmove push run7/ HOST:/data/x' is what is in run7. Either may be on another host, or both
+    #[arg(required = true, num_args = 1.., value_names = ["SRC", "DST"])]
+    pub(crate) paths: Vec<OsString>,
+    /// Compare with the hashes in FILE, as 'push --manifest' or b3sum has written it, in the place of DST; '-' reads
+    /// from stdin
+    #[arg(long, value_name = "FILE")]
+    pub(crate) manifest: Option<PathBuf>,
+    /// Say nothing of what is at the target alone; with --manifest, of files that it does not list
     #[arg(long)]
-    one_way: bool,
+    pub(crate) one_way: bool,
     #[command(flatten)]
     dial: DialArgs,
     /// How long to wait for a receiver that is busy, for example 90s, 5min or 1h; 0: not at all
@@ -32,7 +37,7 @@ pub(crate) struct VerifyArgs {
     #[command(flatten)]
     storage: StorageArgs,
     #[command(flatten)]
-    selection: SelectionArgs,
+    pub(crate) selection: SelectionArgs,
     /// Print events as JSON lines on stdout instead of a summary
     #[arg(long)]
     json: bool,
@@ -44,12 +49,16 @@ pub(crate) struct VerifyArgs {
 impl From<VerifyArgs> for PushArgs {
     /// A verification is a dry run that compares contents, on both sides by what the storage holds.
     fn from(args: VerifyArgs) -> Self {
-        let VerifyArgs { paths, one_way, dial, timeout, keeping, storage, selection, json, quiet } = args;
+        let VerifyArgs { paths, manifest, one_way, dial, timeout, keeping, storage, selection, json, quiet } =
+            args;
+        // what is at the target alone, the list says itself
+        let delete = !one_way && selection.files_from.is_none() && manifest.is_none();
         Self {
             verify: true,
             dry_run: true,
             checksum: true,
-            delete: !one_way && selection.files_from.is_none(),
+            listed: None,
+            delete,
             paths,
             dial,
             timeout,

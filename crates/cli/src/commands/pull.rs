@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use zmove_engine::{Connector, PullReceiver, PullRun, RemotePull};
+use zmove_engine::{Connector, PullReceiver, PullRun, Pulled, RemotePull};
 use zmove_receiver::TargetLeases;
 
 use crate::args::PushArgs;
 use crate::ceiling::Shares;
-use crate::commands::push::{exit_of, interrupted, manifest};
+use crate::commands::push::{add_missing, exit_of, interrupted, manifest};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::{self, Carriage};
@@ -49,6 +49,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
                 journals: Some(settings::journals(&home)),
                 accounts: Arc::new(SystemAccounts),
                 target_leases: TargetLeases::shared_in(settings::target_leases(&home)),
+                listed: args.listed.clone(),
             },
             timeout: settings.timeout(),
             busy_timeout: args.timeout,
@@ -57,6 +58,11 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
         Ok(pulling.pull(&mut run, interrupted()).await?)
     });
     let moved = display.moved();
+    let selection = args.selection.selection()?;
+    let pulled = pulled.map(|mut pulled: Pulled| {
+        add_missing(&mut pulled.summary, selection.as_deref(), args, &display);
+        pulled
+    });
     display.end();
     let pulled = pulled?;
     let carriage = Carriage { transport: pulled.transport, resumption: pulled.resumption };

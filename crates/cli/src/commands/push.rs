@@ -9,8 +9,10 @@ use zmove_engine::{
     Connector, LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig, Sources,
     Summary, push_locally,
 };
+use zmove_receiver::ListedFiles;
+use zmove_scan::{PathKind, Selection};
 use zmove_sender::{Manifest, PacksPerDoubling};
-use zmove_types::Escaped;
+use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 
 use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
@@ -57,7 +59,10 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let push = Push::start(settings.job(&sources)?, config.clone(), &mut run, started);
     let pushed = settings::block_on(2, async {
         match &settings.location {
-            Location::Local(_) => Ok((push_here(push, &mut run, &display, storage).await?, None)),
+            Location::Local(_) => {
+                let listed = args.listed.clone();
+                Ok((push_here(push, &mut run, &display, (storage, listed)).await?, None))
+            }
             Location::Remote(remote) => {
                 let pushed = push_there(remote, settings, &sources, config, push, &mut run, &display).await?;
                 let carriage = Carriage { transport: pushed.transport, resumption: pushed.resumption };
@@ -66,12 +71,33 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         }
     });
     let moved = display.moved();
+    let pushed = pushed.map(|(mut summary, carriage)| {
+        add_missing(&mut summary, settings.selection.as_deref(), args, &display);
+        (summary, carriage)
+    });
     display.end();
     let (mut summary, carriage) = pushed?;
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
     summary::print(&summary, args, carriage, &shares);
     Ok(exit_of(&summary, args))
+}
+
+/// Adds to the end of a verification against a manifest what that lists and was not found.
+pub(crate) fn add_missing(
+    summary: &mut Summary,
+    selection: Option<&Selection>,
+    args: &PushArgs,
+    display: &Display,
+) {
+    let Some(listed) = &args.listed else { return };
+    let is_selected =
+        |path: &RelPath| selection.is_none_or(|selection| selection.admits(path, PathKind::Other));
+    let missing = listed.missing(is_selected);
+    summary.removed += missing.len() as u64;
+    summary.skipped = summary.skipped.saturating_sub(listed.passed_over());
+    let change = |path| Change { kind: ChangeKind::Removed, path, form: EntryForm::File };
+    display.observer().on(&Event::Listed { changes: missing.into_iter().map(change).collect() });
 }
 
 /// The exit code for a transfer that came to its end.
@@ -113,11 +139,17 @@ async fn push_there(
 }
 
 /// Runs both roles in this process.
-async fn push_here(push: Push, run: &mut Run, display: &Display, storage: Storage) -> Result<Summary> {
+async fn push_here(
+    push: Push,
+    run: &mut Run,
+    display: &Display,
+    (storage, listed): (Storage, Option<Arc<ListedFiles>>),
+) -> Result<Summary> {
     display.start();
     let journals = settings::home(Role::Client).ok().map(|home| settings::journals(&home));
     let accounts = Arc::new(SystemAccounts);
-    let receiver = LocalReceiver { file_io: storage.file_io, direct: storage.direct, journals, accounts };
+    let Storage { file_io, direct, .. } = storage;
+    let receiver = LocalReceiver { file_io, direct, journals, accounts, listed };
     Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
 }
 

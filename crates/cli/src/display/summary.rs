@@ -103,12 +103,23 @@ pub(crate) fn differences(summary: &Summary) -> u64 {
 fn verified(summary: &Summary, Preview { added, changed }: Preview, args: &PushArgs) -> String {
     let compared = summary.skipped;
     let seconds = summary.elapsed.as_secs_f64();
-    let how = "by hash, as both storages hold them";
+    let how = if args.listed.is_some() {
+        "by hash with the manifest, as the storage holds them"
+    } else {
+        "by hash, as both storages hold them"
+    };
     if differences(summary) == 0 && summary.failed == 0 {
         return format!("all the same: {compared} files compared {how}, in {seconds:.2} s\n");
     }
     let removed =
         if args.delete { format!(", {} only at the target", summary.removed) } else { String::new() };
+    if args.listed.is_some() {
+        return format!(
+            "{changed} differ, {added} not listed, {} listed and not there\n\
+             {compared} files are the same, {how}; {seconds:.2} s\n",
+            summary.removed
+        );
+    }
     format!(
         "{changed} differ, {added} only at the source{removed}\n\
          {compared} files are the same, {how}; {seconds:.2} s\n"

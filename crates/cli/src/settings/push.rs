@@ -16,8 +16,8 @@ use zmove_engine::{
 use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{AfterErrors, Guard, Instead, Owners, Removals, Zeros};
 use zmove_transport::TransportChoice;
-use zmove_types::{Escaped, FileNumber};
-use zmove_wire::{Cipher, Compare, Durability, Open, Overwrite, Purpose};
+use zmove_types::{Escaped, FileNumber, Kinds};
+use zmove_wire::{Cipher, Compare, Durability, Keeping, Open, Overwrite, Purpose};
 
 use super::{Role, dial, home, journals, keeping};
 use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, SparseArg, TransportArg};
@@ -64,7 +64,7 @@ impl PushSettings {
         } else {
             Sources::look_at(&args.paths[..args.paths.len() - 1], self.selection.as_deref(), listener)?
         };
-        if let Location::Local(target) = &self.location {
+        if let (Location::Local(target), None) = (&self.location, &args.listed) {
             let overlap = overlap(args, &sources, target);
             overlap.refuse_target_inside()?;
             if let Some(why) = args.delete.then(|| overlap.objection()).flatten() {
@@ -135,7 +135,11 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
         overwrite: overwrite(args),
         inplace: args.inplace,
         purpose: if args.dry_run { Purpose::Preview } else { Purpose::Move },
-        keeping: Some(keeping::keeping(&args.keeping)),
+        keeping: Some(match args.listed {
+            None => keeping::keeping(&args.keeping),
+            // a list tells contents, and no more
+            Some(_) => Keeping { kinds: Kinds::NONE, asked: false, named: false },
+        }),
         verify: args.verify,
         ..open
     }

@@ -17,6 +17,7 @@ use zmove_wire::{
     InquiredMetadata, Inquiry, Operation, Overwrite,
 };
 
+use crate::preview::listed::ListedFiles;
 use crate::preview::storage_reader::{CheckedOrder, StorageReader};
 use crate::quota::Quota;
 use crate::store::rules::Rules;
@@ -37,6 +38,8 @@ pub(crate) struct Previewer {
     pub(crate) stopping: AtomicBool,
     /// For a verification: how files are read from the storage.
     pub(crate) storage: Option<StorageReader>,
+    /// What stands in the place of the target.
+    pub(crate) listed: Option<Arc<ListedFiles>>,
 }
 
 /// A directory of the target, as it is found.
@@ -50,6 +53,9 @@ enum Place {
 impl Previewer {
     /// Answers one inquiry; an entry that is not looked at because the session has ended counts as new.
     pub(crate) fn answer(&self, inquiry: &Inquiry) -> Findings {
+        if let Some(listed) = &self.listed {
+            return listed.answer(inquiry);
+        }
         let mut findings = Vec::new();
         let turn = self.quota.turn(Task::Look, &self.stopping);
         for group in &inquiry.groups {

@@ -120,7 +120,7 @@ impl Target {
 }
 
 /// A target that is only looked at: what is missing stays missing.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// The directory that paths are relative to, if it is there.
     pub(crate) tree: Option<Tree>,

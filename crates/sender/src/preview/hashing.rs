@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use zmove_chunk::{FileHasher, GroupHasher, sparse_file_root};
+use zmove_chunk::{FileHasher, GroupHasher, sparse_file_root, sparse_group_cv};
 use zmove_disk::{FileIdentity, FileIo, StoredFile};
 use zmove_scan::Entry;
 use zmove_types::{BufferPool, Cv, GroupSpan, Root};
@@ -28,8 +28,17 @@ pub(super) struct Source {
 pub(super) enum Job {
     /// Files of one group or less, by their places in an inquiry.
     Files(u64, Vec<(usize, Source)>),
-    /// Consecutive groups of one file, for an order to the receiver.
-    Groups(u64, Box<Source>, Range<u32>),
+    /// Consecutive groups of one file, for an order.
+    Groups(u64, Box<Source>, Range<u32>, Holes),
+}
+
+/// What the values of groups are to tell of one that is a hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holes {
+    /// That it is one.
+    Told,
+    /// The value of its zeros.
+    Hashed,
 }
 
 /// What has been hashed.
@@ -103,7 +112,9 @@ impl Reader {
                 let roots = files.into_iter().map(|(place, source)| (place, self.root_of(&source)));
                 Done::Files(inquiry, roots.collect())
             }
-            Job::Groups(order, source, groups) => Done::Groups(order, self.values_of(&source, groups)),
+            Job::Groups(order, source, groups, holes) => {
+                Done::Groups(order, self.values_of(&source, groups, holes))
+            }
         }
     }
 
@@ -119,10 +130,19 @@ impl Reader {
         })
     }
 
-    fn values_of(&self, source: &Source, groups: Range<u32>) -> Result<Vec<Option<Cv>>, FileError> {
+    fn values_of(
+        &self,
+        source: &Source,
+        groups: Range<u32>,
+        holes: Holes,
+    ) -> Result<Vec<Option<Cv>>, FileError> {
         self.unchanged(source, |file| {
             let spans = groups.filter_map(|index| GroupSpan::of(file.bytes(), index));
-            spans.map(|span| self.value_of(file, span)).collect()
+            let value = |span| {
+                let value = self.value_of(file, span)?;
+                Ok(if holes == Holes::Hashed { Some(value_of(span, value)) } else { value })
+            };
+            spans.map(value).collect()
         })
     }
 
@@ -159,4 +179,9 @@ impl Reader {
             Err(FileError::Changed { path: path() })
         }
     }
+}
+
+/// The value of a group; a hole and zeros are the same contents.
+pub(super) fn value_of(span: GroupSpan, value: Option<Cv>) -> Cv {
+    value.unwrap_or_else(|| sparse_group_cv(span, std::iter::empty(), &[]))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, never, select};
 use zmove_scan::{Beside, Entry, EntryBatch, EntryKind, Scan, ScanItem};
-use zmove_types::{Change, ChangeKind, EntryForm, Event, GROUP_BYTES, Kinds, Metadata, RelPath};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, GROUP_BYTES, Kinds, Metadata, RelPath, Root};
 use zmove_wire::limits::{INQUIRED_ENTRIES_MAX, INQUIRED_NAME_BYTES_MAX, INQUIRIES_OUTSTANDING_MAX};
 use zmove_wire::{
     Compare, Differences, Fault, Finding, Findings, Hashed, InquireWith, InquiredEntry, InquiredGroup,
@@ -299,7 +299,12 @@ impl Survey<'_> {
             (Finding::Contents(differences, _), _) if matches!(asked.what, PackEntry::Link(..)) => {
                 with_contents(differences, true)
             }
-            (Finding::Contents(differences, root), _) => {
+            // the receiver has a hash alone
+            (Finding::Contents(differences, root), Some(source)) => {
+                verification.add_large(source, asked.target_path(), differences, Some(Root(root)));
+                return None;
+            }
+            (Finding::Contents(differences, root), None) => {
                 let own = own.unwrap_or_else(|| Err(asked.changed()));
                 let own = own.inspect_err(|error| self.session.account.fail(error)).ok()?;
                 with_contents(differences, own.0 == root)
@@ -309,7 +314,7 @@ impl Survey<'_> {
                     Finding::Differs(differences) => differences,
                     _ => Differences::default(),
                 };
-                verification.add_large(source, asked.target_path(), differences);
+                verification.add_large(source, asked.target_path(), differences, None);
                 return None;
             }
             (finding, _) => finding,
@@ -323,8 +328,9 @@ impl Survey<'_> {
             self.session.account.fail(error);
             return None;
         }
-        let is_same = file.differing.is_empty();
-        let where_not = if is_same { String::new() } else { format!(" {}", file.ranges()) };
+        let is_same = file.is_same();
+        let where_not =
+            if file.differing.is_empty() { String::new() } else { format!(" {}", file.differing.shown()) };
         let finding = with_contents(file.differences, is_same);
         let Source { directory, entry } = file.source;
         self.judge(&Inquired { directory, what: PackEntry::Within(entry) }, finding, where_not)

@@ -2,20 +2,21 @@
 //!
 //! An inquiry is judged when it has been answered and the small files of it have been hashed here. A large file that is
 //! of the same size at the target is hashed at both ends, some groups at a time, so that many threads share it; groups
-//! that differ become ranges of bytes.
+//! that differ become ranges of bytes. Where the receiver has but the root of a large file, as a manifest tells it, all
+//! of its groups are hashed here alone.
 //!
 //! **Invariant:** questions to the receiver are bounded, and so is what waits here.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 
-use zmove_chunk::sparse_group_cv;
+use zmove_chunk::RootMerger;
 use zmove_types::{Cv, GroupSpan, RelPath, Root};
 use zmove_wire::limits::{HASH_ORDERS_OUTSTANDING_MAX, HASHED_GROUPS_MAX};
 use zmove_wire::{Differences, Fault, FaultCode, HashOrder, Hashed, Operation, ToReceiver};
 
 use crate::account::failure::FileError;
-use crate::preview::hashing::{Done, Hashing, Job, Source};
+use crate::preview::hashing::{Done, Hashing, Holes, Job, Source, value_of};
 
 /// A verification under way.
 pub(super) struct Verification {
@@ -42,12 +43,21 @@ pub(super) struct LargeFile {
     next: u32,
     /// The number of orders that have not been compared.
     open: usize,
-    /// The bytes that differ, each range of whole groups.
-    pub(super) differing: Vec<Range<u64>>,
-    /// The number of groups that differ beside these: what is held of one file is bounded.
-    differing_more: usize,
+    /// The bytes that differ, in ranges of whole groups.
+    pub(super) differing: Ranges,
+    /// The root alone that the receiver knows.
+    whole: Option<Whole>,
     /// The first failure of an order.
     pub(super) failed: Option<FileError>,
+}
+
+/// A large file that is compared as a whole.
+struct Whole {
+    theirs: Root,
+    ours: RootMerger,
+    /// The values of groups before which others are still to come, by the first one; no more than those of the orders
+    /// that may be under way.
+    ahead: BTreeMap<u32, Vec<Cv>>,
 }
 
 /// Groups that are being hashed at both ends.
@@ -90,11 +100,18 @@ impl Verification {
         self.roots.remove(&inquiry);
     }
 
-    /// Queues a file of several groups.
-    pub(super) fn add_large(&mut self, source: Source, path: RelPath, differences: Differences) {
+    /// Queues a file of several groups; `root` is all that the receiver knows of it, if it has no groups.
+    pub(super) fn add_large(
+        &mut self,
+        source: Source,
+        path: RelPath,
+        differences: Differences,
+        root: Option<Root>,
+    ) {
         self.next += 1;
+        let whole = root.map(|theirs| Whole { theirs, ours: RootMerger::default(), ahead: BTreeMap::new() });
         let (number, next, open) = (self.next, 0, 0);
-        let (differing, differing_more, failed) = (Vec::new(), 0, None);
+        let (differing, failed) = (Ranges::default(), None);
         self.waiting.push_back(LargeFile {
             source,
             path,
@@ -103,7 +120,7 @@ impl Verification {
             next,
             open,
             differing,
-            differing_more,
+            whole,
             failed,
         });
     }
@@ -129,10 +146,16 @@ impl Verification {
             (file.next, file.open) = (end, file.open + 1);
             self.next += 1;
             let order = self.next;
-            tell(ToReceiver::Hash(HashOrder { order, path: file.path.clone(), first, groups: end - first }));
-            self.hashing.hash(Job::Groups(order, Box::new(file.source.clone()), first..end));
+            let (holes, theirs) = if file.whole.is_some() {
+                (Holes::Hashed, Some(Hashed { order, values: Vec::new(), fault: None }))
+            } else {
+                let path = file.path.clone();
+                tell(ToReceiver::Hash(HashOrder { order, path, first, groups: end - first }));
+                (Holes::Told, None)
+            };
+            self.hashing.hash(Job::Groups(order, Box::new(file.source.clone()), first..end, holes));
             let groups = first..end;
-            self.orders.insert(order, Order { file: file.number, groups, ours: None, theirs: None });
+            self.orders.insert(order, Order { file: file.number, groups, ours: None, theirs });
             if end == count {
                 let file = self.waiting.pop_front().expect("it is the first");
                 self.comparing.insert(file.number, file);
@@ -209,31 +232,45 @@ const _: () = assert!(GROUPS_PER_ORDER as usize <= HASHED_GROUPS_MAX);
 /// The most large files that wait: the scan goes on meanwhile, and they take a few hundred bytes each.
 const LARGE_WAITING_MAX: usize = 4096;
 
+impl Whole {
+    /// Takes the values of consecutive groups of a file of so many bytes.
+    fn take(&mut self, bytes: u64, first: u32, values: &[Option<Cv>]) {
+        let spans = (first..).map_while(|index| GroupSpan::of(bytes, index));
+        let values = spans.zip(values).map(|(span, value)| value_of(span, *value)).collect();
+        self.ahead.insert(first, values);
+        while let Some(next) = self.ahead.remove(&self.ours.groups()) {
+            next.into_iter().for_each(|cv| self.ours.push(cv));
+        }
+    }
+
+    fn is_same(&self, bytes: u64) -> bool {
+        GroupSpan::count(bytes) == Some(self.ours.groups()) && self.ours.clone().finish() == self.theirs
+    }
+}
+
 impl LargeFile {
+    /// Whether the contents are the same, once all groups have been compared.
+    pub(super) fn is_same(&self) -> bool {
+        let whole = self.whole.as_ref();
+        self.differing.is_empty() && whole.is_none_or(|whole| whole.is_same(self.source.entry.size))
+    }
+
     fn compare(&mut self, groups: Range<u32>, ours: &[Option<Cv>], theirs: &[Option<[u8; 32]>]) {
         let bytes = self.source.entry.size;
+        if let Some(whole) = &mut self.whole {
+            return whole.take(bytes, groups.start, ours);
+        }
         for (index, place) in groups.zip(0..) {
             let Some(span) = GroupSpan::of(bytes, index) else { break };
-            // a hole and zeros are the same contents
-            let value =
-                |value: Option<Cv>| value.unwrap_or_else(|| sparse_group_cv(span, std::iter::empty(), &[]));
+            let value = |value: Option<Cv>| value_of(span, value);
             let same = match (ours.get(place), theirs.get(place)) {
                 (Some(None), Some(None)) => true,
                 (Some(ours), Some(theirs)) => value(*ours) == value(theirs.map(Cv)),
                 _ => false,
             };
             if !same {
-                self.differs(span.offset()..span.offset() + u64::from(span.len));
+                self.differing.add(span.offset()..span.offset() + u64::from(span.len));
             }
-        }
-    }
-
-    fn differs(&mut self, range: Range<u64>) {
-        let is_full = self.differing.len() >= RANGES_HELD_MAX;
-        match self.differing.last_mut() {
-            Some(last) if last.end == range.start => last.end = range.end,
-            _ if is_full => self.differing_more += 1,
-            _ => self.differing.push(range),
         }
     }
 
@@ -244,17 +281,39 @@ impl LargeFile {
     fn receiver_failed(&self, code: FaultCode) -> FileError {
         FileError::Receiver(Fault { path: self.path.clone(), operation: Operation::Read, code })
     }
+}
 
-    /// The bytes that differ, as words of one line.
-    pub(super) fn ranges(&self) -> String {
-        let mut ranges = self.differing.clone();
+/// Ranges of bytes of one file, which may come in any order.
+#[derive(Default)]
+pub(super) struct Ranges {
+    held: Vec<Range<u64>>,
+    /// The number of ranges beside these: what is held of one file is bounded.
+    more: usize,
+}
+
+impl Ranges {
+    fn add(&mut self, range: Range<u64>) {
+        let is_full = self.held.len() >= RANGES_HELD_MAX;
+        match self.held.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ if is_full => self.more += 1,
+            _ => self.held.push(range),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// The ranges, as words of one line.
+    pub(super) fn shown(&self) -> String {
+        let mut ranges = self.held.clone();
         ranges.sort_by_key(|range| range.start);
         let merged = ranges.chunk_by(|one, next| one.end == next.start);
         let merged: Vec<_> = merged.map(|run| (run[0].start, run[run.len() - 1].end - 1)).collect();
-        let merged_count = merged.len() + self.differing_more;
         let shown = merged.iter().take(RANGES_SHOWN_MAX).map(|(first, last)| format!("{first}-{last}"));
         let shown: Vec<_> = shown.collect();
-        let more = match merged_count.saturating_sub(RANGES_SHOWN_MAX) {
+        let more = match (merged.len() + self.more).saturating_sub(RANGES_SHOWN_MAX) {
             0 => String::new(),
             more => format!(" and {more} more ranges"),
         };
@@ -267,3 +326,20 @@ const RANGES_SHOWN_MAX: usize = 64;
 
 /// The most ranges of one file that are held: those of the orders under way may come in any order.
 const RANGES_HELD_MAX: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_of_bytes_that_differ_is_bounded() {
+        let mut ranges = Ranges::default();
+        [2..4, 0..2, 6..7, 7..9].into_iter().for_each(|range| ranges.add(range));
+        assert_eq!(ranges.shown(), "of bytes 0-3 6-8");
+        let groups = 4 * RANGES_HELD_MAX;
+        (10..groups as u64).map(|group| 2 * group..2 * group + 1).for_each(|range| ranges.add(range));
+        assert!(ranges.held.len() <= RANGES_HELD_MAX);
+        let named = ranges.shown();
+        assert!(named.ends_with(&format!(" and {} more ranges", 2 + groups - 10 - 64)), "{named}");
+    }
+}
