@@ -256,11 +256,11 @@ fn say(site: &Site, bytes: &[u8]) -> Vec<u8> {
         let policy = HostPolicy::Pinned(daemon.fingerprint);
         let port = daemon.address.port();
         let dialler = Dialler::new(&identity, "127.0.0.1", port, policy, SocketConfig::default());
-        let mut connection = dialler.await.unwrap().dial(Duration::from_secs(10)).await.unwrap();
+        let mut connection = dialler.await.unwrap().dial(crate::harness::PATIENCE).await.unwrap();
         connection.write_all(&[&greeting, bytes].concat()).await.unwrap();
         connection.flush().await.unwrap();
         let mut said = Vec::new();
-        drop(tokio::time::timeout(Duration::from_secs(10), connection.read_to_end(&mut said)).await);
+        drop(tokio::time::timeout(crate::harness::PATIENCE, connection.read_to_end(&mut said)).await);
         said
     })
 }
