@@ -129,8 +129,7 @@ pub fn retouch(
     if there != *judged || !is_it {
         return Err(Errno::BUSY.into());
     }
-    // a local user may have given this name to a file of somebody else
-    if wanted.gives_away(there.ids) && rustix::fs::fstat(&file)?.st_nlink > 1 && may_give_away() {
+    if is_kept_by_other_names(&FileIdentity::of(&file)?, wanted) {
         return Err(Errno::BUSY.into());
     }
     let misses = wanted.set(Descriptor::Open(file.as_fd()))?;
@@ -138,6 +137,13 @@ pub fn retouch(
         return Err(Errno::BUSY.into());
     }
     Ok(misses)
+}
+
+/// Whether a file would get another owner and keeps its own, since it has other names: a local user may have given one
+/// of these to a file of somebody else. Only a new file gets that owner.
+#[must_use]
+pub fn is_kept_by_other_names(there: &FileIdentity, wanted: &Wanted<'_>) -> bool {
+    wanted.gives_away(there.ids) && there.names > 1 && may_give_away()
 }
 
 /// Whether this thread may give files to other users; where that is unknown, it counts as able to.

@@ -36,7 +36,8 @@ pub use entry::metadata::{Miss, Wanted};
 pub use entry::open_own::{hold_new, open_own};
 pub use entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, Named, mode_without_acl};
 pub use entry::{
-    FileIdentity, is_same_file, number_at, number_of, retouch, set_metadata, set_new_file_metadata,
+    FileIdentity, is_kept_by_other_names, is_same_file, number_at, number_of, retouch, set_metadata,
+    set_new_file_metadata,
 };
 pub use file_io::auto::Auto;
 pub use file_io::contents::ContentsWriter;

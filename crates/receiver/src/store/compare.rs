@@ -169,6 +169,7 @@ fn compare(
         return Verdict::Need;
     }
     match target.rules.compare {
+        Compare::Checksum if target.keeps_its_owner(&there, &file.metadata) => Verdict::Need,
         // A file that is not remembered could get the source's time with what somebody else has written since.
         Compare::Checksum if target.is_of_another(opened, name, &there) => Verdict::Need,
         Compare::Checksum if !target.compared.remember(opened, name, &there) => Verdict::Need,
@@ -182,6 +183,7 @@ fn compare(
             let wanted = (&*metadata, Xattrs::Digest(file.xattrs.as_deref()));
             match target.compare_metadata((opened, name), &there, wanted, At(path, Some(name))) {
                 Found::Same => Verdict::Skip,
+                Found::DiffersBeside if target.keeps_its_owner(&there, &metadata) => Verdict::Need,
                 // what is not remembered could get the source's time with what somebody else has written since
                 Found::DiffersBeside if target.compared.remember(opened, name, &there) => Verdict::Retouch,
                 Found::DiffersBeside | Found::Differs => Verdict::Need,
@@ -200,10 +202,11 @@ mod tests {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     use zmove_chunk::group_cv;
     use zmove_disk::LastingNames;
-    use zmove_types::{FileId, GROUP_BYTES, GroupSpan, Metadata, Name, Timestamp};
+    use zmove_types::{Account, Extra, FileId, GROUP_BYTES, GroupSpan, Kinds, Metadata, Name, Timestamp};
     use zmove_wire::{FileHead, OfferedGroup};
 
     use crate::store::placer::tests::{transfer, transfer_of, transfer_with_one_place, without_a_standstill};
+    use crate::store::rules::Owning;
 
     fn offer(directory: &str, file: OfferedFile) -> Offer {
         let directory = RelPath::from_bytes(directory.as_bytes()).unwrap();
@@ -247,6 +250,36 @@ mod tests {
             compare_all(&transfer, &offer)
         });
         assert_eq!(compared.verdicts, [Verdict::Skip]);
+    }
+
+    /// Somebody else may have made the other name: the file keeps its owner, and only a new one gets that of the source.
+    #[test]
+    fn a_file_with_other_names_that_is_to_get_another_owner_is_needed() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        for (compare, xattrs) in [(Compare::Checksum, None), (Compare::Quick, Some([1; 32]))] {
+            let home = tempfile::tempdir().unwrap();
+            let place = home.path().join("f");
+            std::fs::write(&place, "x").unwrap();
+            std::fs::hard_link(&place, home.path().join("other")).unwrap();
+            let directory = OwnedFd::from(std::fs::File::open(home.path()).unwrap());
+            let name = named("f", Metadata::default()).name;
+            let there = FileIdentity::at(&directory, &name).unwrap();
+            let owner = Some(Account { id: 5, name: "".into() });
+            let extra = Some(Arc::new(Extra { owner, ..Extra::default() }));
+            let metadata = Metadata { extra, ..there.metadata() };
+            let mut transfer = transfer(home.path());
+            transfer.target.rules.compare = compare;
+            transfer.target.rules.kinds = Kinds::ALL;
+            transfer.target.rules.owning = Owning::Allowed;
+            // one that was changed just now is needed anyway
+            while !transfer.target.compared.remember(&directory, &name, &there) {
+                std::thread::yield_now();
+            }
+            let offer = offer("", OfferedFile { xattrs: xattrs.map(Box::new), ..named("f", metadata) });
+            assert_eq!(compare_all(&transfer, &offer).verdicts, [Verdict::Need], "{compare:?}");
+        }
     }
 
     /// What an earlier transfer has left of a large file that it has not flushed.

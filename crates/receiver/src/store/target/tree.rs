@@ -14,7 +14,8 @@ use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
     Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Linked, Named, NewFiles, Tree,
-    Wanted, data_begins, is_beyond_range, is_held_everywhere, open_beneath, place_link, retouch,
+    Wanted, data_begins, is_beyond_range, is_held_everywhere, is_kept_by_other_names, open_beneath,
+    place_link, retouch,
 };
 use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId};
 use zmove_wire::{FileHead, LinkEntry, Operation, Overwrite, TargetState, XattrDigest};
@@ -271,6 +272,11 @@ impl TargetTree {
         }
         self.count_beyond_range(metadata.mtime, || Ok(*there));
         Found::Same
+    }
+
+    /// Whether a file that is there cannot get the owner of its source, so that a new one has to take its place.
+    pub(crate) fn keeps_its_owner(&self, there: &FileIdentity, metadata: &Metadata) -> bool {
+        is_kept_by_other_names(there, &self.keeper.wanted(&self.rules, metadata, None))
     }
 
     /// Whether an existing entry may not be replaced by a file with that time at the source.
