@@ -103,3 +103,24 @@ fn is_just_changed(look: &FileIdentity) -> bool {
 
 /// Two ticks of the slowest clock that kernels are built with (`CONFIG_HZ=100`).
 const TICK_MAX: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_changed_just_now_is_not_remembered() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("f"), "x").unwrap();
+        let directory = OwnedFd::from(std::fs::File::open(home.path()).unwrap());
+        let name = Name::from_bytes(b"f").unwrap();
+        let look = FileIdentity::at(&directory, &name).unwrap();
+        let compared = ComparedFiles::new(&Quota::default());
+        // The clock may have been set back since, and the change be as late as any.
+        for (seconds, is_remembered) in [(-3600, true), (3600, false)] {
+            let ctime = Timestamp { seconds: look.ctime.seconds + seconds, ..look.ctime };
+            let look = FileIdentity { ctime, ..look };
+            assert_eq!(compared.remember(&directory, &name, &look), is_remembered, "{seconds}");
+        }
+    }
+}
