@@ -31,7 +31,7 @@ mod whole_records;
 pub use acceptor::Acceptor;
 pub(crate) use acceptor::{canonical, listen};
 pub use dialler::Dialler;
-pub(crate) use dialler::{Connected, Deadline, Host, OneAddress, tls_fault};
+pub(crate) use dialler::{Connected, Deadline, Host, OneAddress, SILENCE_MAX, tls_fault};
 pub use socket::SocketConfig;
 pub(crate) use unsent_limit::UnsentLimit;
 use whole_records::WholeRecords;

@@ -3,20 +3,22 @@
 //! `--transport auto` works in the manner of "happy eyeballs" (RFC 8305). TCP gets a head start, long enough
 //! for one lost packet and a long round trip, because it costs less CPU; QUIC begins when that is over, or
 //! when TCP has been refused. The first to be connected is taken for the whole run. After a refusal QUIC has
-//! little time, by how long the refusal took. Where the caller knows of the path that QUIC is done sooner, QUIC has the
-//! head start, and what TCP begins after it is the same race.
+//! little time, by how long the refusal took, and none once datagrams are refused too. Where the caller knows of the
+//! path that QUIC is done sooner, QUIC has the head start, and what TCP begins after it is the same race.
 
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep};
 
 use super::Channel;
-use crate::endpoint::Endpoint;
 use crate::error::DialError;
 use crate::path::Transport;
 use crate::quic::{QuicCongestion, QuicConnection, QuicDialler, Resumption, SavedWindow};
-use crate::tcp_tls::{Connected, Deadline, Dialler, Host, SocketConfig};
+use crate::tcp_tls::{Connected, Deadline, Dialler, Host, SILENCE_MAX, SocketConfig};
 use crate::trust::{HostPolicy, Identity};
 
 /// The transports that may be used.
@@ -49,7 +51,7 @@ pub struct Reach {
 /// Makes connections to one host. Cheap to clone; clones go to the same address by the same transport.
 #[derive(Clone, Debug)]
 pub struct ChannelDialler {
-    host: Endpoint,
+    host: Host,
     tcp: Option<Dialler>,
     quic: Option<QuicDialler>,
     quic_first: Option<Duration>,
@@ -70,7 +72,7 @@ impl ChannelDialler {
         reach: Reach,
     ) -> Result<Self, DialError> {
         let resolved = Host::resolve(name, port).await?;
-        let host = resolved.endpoint.clone();
+        let host = resolved.clone();
         let tcp = match reach.transport {
             TransportChoice::Quic => None,
             _ => Some(Dialler::to(identity, resolved.clone(), policy.clone(), reach.socket)?),
@@ -207,8 +209,14 @@ impl ChannelDialler {
     ) -> Result<Channel, DialError> {
         let refused = matches!(error, DialError::Refused { .. });
         let doubtful = refused && self.settled.get().is_none();
-        let patience = if doubtful { patience_after_refusal(taken) } else { QUIC_PATIENCE };
-        self.take_quic(quic.dial(patience).await, error)
+        if !doubtful {
+            return self.take_quic(quic.dial(QUIC_PATIENCE).await, error);
+        }
+        tokio::select! {
+            biased;
+            () = datagrams_refused(&self.host.addresses) => Err(error),
+            dialled = quic.dial(patience_after_refusal(taken)) => self.take_quic(dialled, error),
+        }
     }
 
     fn take_quic(
@@ -226,14 +234,35 @@ impl ChannelDialler {
     }
 
     fn neither(&self, tcp: DialError, quic: DialError) -> DialError {
-        DialError::Neither { host: self.host.clone(), tcp: Box::new(tcp), quic: Box::new(quic) }
+        DialError::Neither { host: self.host.endpoint.clone(), tcp: Box::new(tcp), quic: Box::new(quic) }
+    }
+}
+
+/// Waits until every address has answered an empty datagram by saying that nobody takes any there. QUIC ignores such
+/// answers, since anybody can send them; after a refusal by TCP they are believed.
+async fn datagrams_refused(addresses: &[SocketAddr]) {
+    for address in addresses {
+        let any: IpAddr = match address {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let asked = async {
+            let socket = UdpSocket::bind((any, 0)).await?;
+            socket.connect(address).await?;
+            socket.send(&[]).await?;
+            socket.recv(&mut [0]).await
+        };
+        let is_refused = asked.await.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        if !is_refused {
+            return std::future::pending().await;
+        }
     }
 }
 
 /// The head start of TCP: a second until a lost packet is sent again, and a long round trip.
 const HEAD_START: Duration = Duration::from_millis(1_500);
-/// How long QUIC may take where TCP is silent.
-const QUIC_PATIENCE: Duration = Duration::from_secs(10);
+/// How long QUIC may take where TCP is silent: both give up together.
+const QUIC_PATIENCE: Duration = SILENCE_MAX.saturating_sub(HEAD_START);
 /// How long QUIC may take where TCP is refused, which took a round trip or more: there is a host, and most likely no
 /// daemon listens there. A handshake takes two round trips.
 fn patience_after_refusal(taken: Duration) -> Duration {
@@ -251,6 +280,23 @@ const REFUSED_PATIENCE_MAX: Duration = Duration::from_secs(3);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn datagrams_are_refused_where_nobody_takes_them() {
+        let gone = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let nobody = gone.local_addr().unwrap();
+        drop(gone);
+        datagrams_refused(&[nobody, nobody]).await;
+
+        let taken = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let addresses = [nobody, taken.local_addr().unwrap()];
+        let mut empty = [0];
+        tokio::select! {
+            biased;
+            () = datagrams_refused(&addresses) => panic!("somebody takes them"),
+            bytes = taken.recv(&mut empty) => assert_eq!(bytes.unwrap(), 0),
+        }
+    }
 
     #[test]
     fn a_refusal_that_came_at_once_is_soon_believed() {

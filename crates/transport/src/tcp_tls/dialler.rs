@@ -27,6 +27,9 @@ pub(crate) mod race;
 
 pub(crate) use race::{Connected, OneAddress};
 
+/// How long an address may be silent: the packets of a TCP handshake are sent again after one second and after three.
+pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(5);
+
 /// How long the system may look a name up.
 const RESOLVE_MAX: Duration = Duration::from_secs(30);
 
@@ -58,6 +61,12 @@ pub(crate) struct Deadline {
 impl Deadline {
     pub(crate) fn after(waited: Duration) -> Self {
         Self { due: Instant::now() + waited, waited }
+    }
+
+    /// The same deadline, or one so long from now where that comes sooner.
+    fn or_after(self, waited: Duration) -> Self {
+        let sooner = Self::after(waited);
+        if sooner.due < self.due { sooner } else { self }
     }
 }
 
@@ -118,8 +127,9 @@ impl Dialler {
         self.round_trip.get().copied()
     }
 
-    /// Makes a TCP connection: the first half of a dial.
+    /// Makes a TCP connection: the first half of a dial. Where nothing answers for [`SILENCE_MAX`], nothing will.
     pub(crate) async fn reach(&self, deadline: Deadline) -> Result<Connected, DialError> {
+        let deadline = deadline.or_after(SILENCE_MAX);
         let connected = timeout_at(deadline.due, self.connect()).await;
         connected.map_err(|_| self.timed_out(DialStage::Connecting, deadline.waited))?
     }
