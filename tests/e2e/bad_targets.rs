@@ -100,9 +100,12 @@ fn no_permission(site: &Site) {
     if is_root() {
         std::os::unix::fs::chown(target.join("closed"), Some(0), Some(0)).unwrap();
         set_mode(target.join("closed"), 0o755);
-        for name in ["small", "large"] {
-            let outcome = site.push(&[], site.source().join(name), "closed").expect(23);
-            outcome.says(&["zmove: receiver: create", name, "Permission denied"]).lines(1);
+        // before anything is sent, and once for all files
+        for source in
+            [site.contents(), site.source().join("small").into(), site.source().join("large").into()]
+        {
+            let outcome = site.push(&[], source, "closed").expect(3);
+            outcome.says(&["zmove: receiver: write into directory", "closed", "Permission denied"]).lines(1);
         }
         let outcome = site.push(&[], site.contents(), "closed/new").expect(3);
         outcome.says(&["zmove: receiver: make directory", "closed/new", "Permission denied"]).lines(1);

@@ -115,6 +115,13 @@ impl Target {
         });
         let (is_closed, fd) = made.map_err(|error| cannot("make directory", shown, &error))?;
         let state = state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
+        if state == TargetState::Empty {
+            // All that comes must be made here: where nothing can be, that is known before it is sent. The effective
+            // rights count, with capabilities, which the plain call leaves out.
+            let may_write =
+                rustix::fs::accessat(&fd, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+            may_write.map_err(|errno| cannot("write into directory", shown, &errno.into()))?;
+        }
         Ok(Self { tree: Tree::at(fd), rename, state, is_closed })
     }
 }
