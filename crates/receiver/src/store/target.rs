@@ -207,8 +207,8 @@ fn open_root(root: &Path) -> Result<Tree, Refusal> {
 }
 
 /// The text for a root whose mode would allow access, so that a rule of the kernel forbids it.
-const CONFINED: &str = ". If the receiver is confined to the roots that it had at its start (zmove serve --confine), restart it \
-                        there to have another";
+const CONFINED: &str = ". If the receiver is confined to the roots that it had at its start (zmove serve --confine, or \
+                        confine in zmove.toml), restart it there to have another";
 
 /// A user's own target: links and `..` in it are the user's business, as for any command.
 fn locate_own(target: &[u8], missing: Missing) -> Result<(Option<Tree>, RelPath), Refusal> {
