@@ -1,6 +1,6 @@
 //! The question whether a key is that of a receiver.
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal, Write};
 
 use anyhow::Result;
 use zmove_engine::{BoxError, Confirm, Remote};
@@ -20,7 +20,7 @@ impl Confirm for Prompt {
 
 /// Returns when the user has answered yes. `otherwise` is the advice where there is no terminal.
 pub(crate) fn ask(remote: &Remote, fingerprint: Fingerprint, otherwise: &str) -> Result<()> {
-    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+    if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
         let text = format!(
             "the key of {remote} is not known: {fingerprint}. If this is the line that 'zmove serve' prints there, \
              {otherwise}"
@@ -31,11 +31,43 @@ pub(crate) fn ask(remote: &Remote, fingerprint: Fingerprint, otherwise: &str) ->
         "The receiver at {remote} is not known yet. Its key is\n  {fingerprint}\n\
          which should be the line that 'zmove serve' prints there. Go on and remember it (yes/no)? "
     );
-    std::io::stderr().flush()?;
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
-    if answer.trim() != "yes" {
+    if !is_yes(&mut io::stdin().lock(), &mut io::stderr())? {
         return Err(failure(Exit::Authentication, "the host's key was not accepted"));
     }
     Ok(())
+}
+
+/// Whether the answer is yes. Anything but yes and no is asked about again, as by ssh; no answer means no.
+fn is_yes(answers: &mut impl BufRead, screen: &mut impl Write) -> io::Result<bool> {
+    loop {
+        screen.flush()?;
+        let mut answer = Vec::new();
+        let is_over = answers.read_until(b'\n', &mut answer)? == 0;
+        match answer.trim_ascii() {
+            b"yes" => return Ok(true),
+            b"no" => return Ok(false),
+            _ if is_over => return Ok(false),
+            _ => write!(screen, "Please type 'yes' or 'no': ")?,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(mut answers: &[u8]) -> (bool, usize) {
+        let mut screen = Vec::new();
+        let is_yes = is_yes(&mut answers, &mut screen).unwrap();
+        (is_yes, String::from_utf8(screen).unwrap().matches("type 'yes' or 'no'").count())
+    }
+
+    #[test]
+    fn whatever_is_neither_yes_nor_no_is_asked_about_again() {
+        assert_eq!(asked(b"yes\n"), (true, 0));
+        assert_eq!(asked(b"y\n\n\xff\n yes \n"), (true, 3));
+        assert_eq!(asked(b"Y\nno\nyes\n"), (false, 1));
+        assert_eq!(asked(b"ye"), (false, 1));
+        assert_eq!(asked(b""), (false, 0));
+    }
 }
