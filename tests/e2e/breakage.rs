@@ -95,10 +95,10 @@ fn kill_client(HalfWay { site, proxy, mut client }: HalfWay) {
 
 #[test]
 fn a_client_that_is_interrupted() {
-    for signal in [Signal::INT, Signal::TERM] {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         let HalfWay { site, proxy, client } = half_way();
         let outcome = end_by(client, signal);
-        outcome.expect(20).says(&["zmove: interrupted"]).lines(1);
+        outcome.expect(20).says(&["zmove: interrupted", "the same command"]).lines(1);
         proxy.reset(site.the_daemon().address);
         site.the_daemon().wait_for_log("broken off by tester");
         assert_nothing_half_written(&site);

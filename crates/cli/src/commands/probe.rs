@@ -82,7 +82,7 @@ async fn converse(
     started: Instant,
     bar: &ProgressBar,
 ) -> Result<(Transport, ProbeReport)> {
-    let mut signals = EndSignals::listen().context("listen for signals")?;
+    let mut signals = EndSignals::listen_at_terminal().context("listen for signals")?;
     let home = settings::home(Role::Client)?;
     let connector = Connector { home: &home, remote, settings: dial, listener: &terminal::Notices };
     let reached = tokio::select! {

@@ -9,7 +9,7 @@ use zmove_receiver::TargetLeases;
 
 use crate::args::PushArgs;
 use crate::ceiling::Shares;
-use crate::commands::push::{add_missing, exit_of, interrupted, manifest};
+use crate::commands::push::{add_missing, exit_of, interrupted, manifest, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::{self, Carriage};
@@ -64,7 +64,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
         pulled
     });
     display.end();
-    let pulled = pulled?;
+    let pulled = pulled.map_err(|error| resumable(error, args))?;
     let carriage = Carriage { transport: pulled.transport, resumption: pulled.resumption };
     let shares = Shares::of(&moved, pulled.summary.elapsed, None, None);
     summary::print(&pulled.summary, args, Some(carriage), &shares);

@@ -24,7 +24,7 @@ use crate::display::trace::{self, Trace};
 use crate::settings::{self, PushSettings, Role, Storage};
 use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
-use crate::value::exit::Exit;
+use crate::value::exit::{Exit, failure};
 
 /// Runs `zmove push`.
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
@@ -76,7 +76,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         (summary, carriage)
     });
     display.end();
-    let (mut summary, carriage) = pushed?;
+    let (mut summary, carriage) = pushed.map_err(|error| resumable(error, args))?;
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
     summary::print(&summary, args, carriage, &shares);
@@ -98,6 +98,14 @@ pub(crate) fn add_missing(
     summary.skipped = summary.skipped.saturating_sub(listed.passed_over());
     let change = |path| Change { kind: ChangeKind::Removed, path, form: EntryForm::File };
     display.observer().on(&Event::Listed { changes: missing.into_iter().map(change).collect() });
+}
+
+/// The error of a transfer, which says of an interrupted one how it goes on.
+pub(crate) fn resumable(error: anyhow::Error, args: &PushArgs) -> anyhow::Error {
+    if Exit::of(&error) == Exit::Interrupted && !args.dry_run {
+        return failure(Exit::Interrupted, "interrupted; run the same command again to go on");
+    }
+    error
 }
 
 /// The exit code for a transfer that came to its end.
@@ -174,7 +182,7 @@ pub(crate) fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {
 
 /// Resolves when the user stops the command.
 pub(crate) async fn interrupted() {
-    match EndSignals::listen() {
+    match EndSignals::listen_at_terminal() {
         Ok(mut signals) => signals.next().await,
         // Without a handler a signal ends the process by itself.
         Err(_) => std::future::pending().await,

@@ -41,7 +41,7 @@ pub(crate) fn measure(config: SweepConfig, storage: StorageArgs) -> Result<Sweep
     let Storage { file_io, direct } = settings::storage(storage, |notice| terminal::warn(notice));
     let config = SweepConfig { file_io, direct, ..config };
     settings::block_on(1, async {
-        let mut signals = EndSignals::listen().context("listen for signals")?;
+        let mut signals = EndSignals::listen_at_terminal().context("listen for signals")?;
         let stop = Arc::new(AtomicBool::new(false));
         let sweeping = tokio::task::spawn_blocking({
             let stop = Arc::clone(&stop);
