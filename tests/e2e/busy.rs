@@ -116,9 +116,9 @@ fn patience_ends() {
     let site = site("transfers_per_identity = 1");
     let long = Long::begin(&site);
     let outcome = site.push(&["--timeout", "1s"], site.contents(), "");
-    let outcome = outcome.expect(10).says(&[BUSY, "limits.transfers_per_identity = 1"]);
+    let outcome = outcome.expect(13).says(&[BUSY, "limits.transfers_per_identity = 1"]);
     outcome.says(&["zmove: receiver: ", "limits.transfers_per_identity = 1", "not come within 1 s"]).lines(2);
-    let at_once = site.push(&["--timeout", "0"], site.contents(), "").expect(10);
+    let at_once = site.push(&["--timeout", "0"], site.contents(), "").expect(13);
     at_once.says(&["zmove: receiver: ", "limits.transfers_per_identity = 1"]);
     long.end();
     push_into(&site, "").outcome().expect(0);
@@ -131,7 +131,7 @@ fn the_queue_is_bounded() {
     let long = Long::begin(&site);
     let first = push_into(&site, "first").start();
     site.the_daemon().wait_for_log("queued: tester");
-    let at_once = site.push(&["--timeout", "0"], site.contents(), "").expect(10);
+    let at_once = site.push(&["--timeout", "0"], site.contents(), "").expect(13);
     at_once.says(&["limits.queued_per_identity = 1", "try again later"]).lines(1);
     let second = push_into(&site, "second").start();
     site.the_daemon().wait_for_logs("limits.queued_per_identity = 1", 3);

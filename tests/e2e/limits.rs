@@ -270,11 +270,11 @@ fn limits_are_read_again() {
     site.the_daemon().hang_up();
     let line = site.the_daemon().wait_for_log("reloaded: ");
     assert!(line.contains("transfers: 1 (was transfers: 64)"), "{line}");
-    site.push(&["--timeout", "0"], site.contents(), "").expect(10).says(&["limits.transfers = 1"]);
+    site.push(&["--timeout", "0"], site.contents(), "").expect(13).says(&["limits.transfers = 1"]);
     configure(&site, "[limits]\ntransfer = 1\n");
     site.the_daemon().hang_up();
     site.the_daemon().wait_for_log("reload: kept as it was: ");
-    site.push(&["--timeout", "0"], site.contents(), "").expect(10).says(&["limits.transfers = 1"]);
+    site.push(&["--timeout", "0"], site.contents(), "").expect(13).says(&["limits.transfers = 1"]);
     long.kill().unwrap();
     long.wait().unwrap();
 }

@@ -63,10 +63,11 @@ Exit codes:
    0  all done and flushed           10  no connection
    1  usage                          11  a file here failed
    2  other protocol version         12  connection lost or protocol broken
-   3  target refused                 20  interrupted
-   4  'doctor' found a problem       23  some files failed, each is named, or
-   5  not authenticated                  --delete or --strict-metadata was not
-   6  'verify' found a difference        met in full
+   3  target refused                 13  the receiver is busy
+   4  'doctor' found a problem       20  interrupted
+   5  not authenticated              23  some files failed, each is named, or
+   6  'verify' found a difference        --delete or --strict-metadata was not
+                                         met in full
                                      25  --max-delete kept some
 
 ZMOVE_HOME is where keys, known paths and journals are kept (default \

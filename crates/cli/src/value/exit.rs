@@ -29,12 +29,14 @@ pub(crate) enum Exit {
     Authentication = 5,
     /// `zmove verify` found a difference.
     Differs = 6,
-    /// No connection came about.
+    /// No connection came about: nobody answers there, or refuses it.
     Connection = 10,
     /// A file on this host could not be read or written.
     File = 11,
     /// The connection was lost, or the peer broke the protocol.
     Broken = 12,
+    /// The receiver is busy, and had no room in time.
+    Busy = 13,
     /// The user stopped the command.
     Interrupted = 20,
     /// Some files failed; the others are done.
@@ -74,7 +76,7 @@ impl Exit {
             PushError::Session(error) => Self::of_session(error),
             PushError::Pull(error) => Self::of_pull(error),
             PushError::GivenUp { .. } => Self::Broken,
-            PushError::StillBusy { .. } => Self::Connection,
+            PushError::StillBusy { .. } => Self::Busy,
             _ => Self::File,
         }
     }
@@ -117,7 +119,7 @@ impl Exit {
         match refusal.code {
             RefusalCode::UnknownKey => Self::Authentication,
             RefusalCode::Denied | RefusalCode::Target => Self::Target,
-            RefusalCode::Busy | RefusalCode::Full => Self::Connection,
+            RefusalCode::Busy | RefusalCode::Full => Self::Busy,
             RefusalCode::Protocol | RefusalCode::Stopping | RefusalCode::Broken => Self::Broken,
             RefusalCode::Failed => Self::File,
         }
@@ -128,7 +130,8 @@ impl Exit {
             PullError::Refused(refusal) | PullError::Ended(refusal) => Self::of_refusal(refusal),
             PullError::Receiver(ReceiverError::Refused(refusal)) => Self::of_refusal(refusal),
             PullError::TooOld | PullError::Control(ControlError::Greeting(_)) => Self::Incompatible,
-            PullError::StillInLine { .. } | PullError::Silent => Self::Connection,
+            PullError::StillInLine { .. } => Self::Busy,
+            PullError::Silent => Self::Connection,
             PullError::Interrupted => Self::Interrupted,
             PullError::Receipt | PullError::Misbehaved(_) | PullError::Control(_) | PullError::Lane(_) => {
                 Self::Broken
@@ -144,9 +147,8 @@ impl Exit {
             SessionError::PeerIncompatible(_) | SessionError::Control(ControlError::Greeting(_)) => {
                 Self::Incompatible
             }
-            SessionError::NoLane
-            | SessionError::Lane(LaneError::Io { .. })
-            | SessionError::StillInLine { .. } => Self::Connection,
+            SessionError::NoLane | SessionError::Lane(LaneError::Io { .. }) => Self::Connection,
+            SessionError::StillInLine { .. } => Self::Busy,
             SessionError::Interrupted => Self::Interrupted,
             SessionError::Manifest(_) | SessionError::Thread(_) => Self::File,
             _ => Self::Broken,
