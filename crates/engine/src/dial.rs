@@ -8,6 +8,7 @@ mod plan;
 
 use std::fmt;
 use std::path::Path;
+use std::pin::pin;
 use std::time::Duration;
 
 use zmove_sender::{Learnt, Link, Need, Summary};
@@ -16,7 +17,6 @@ use zmove_transport::{
     PathEnds, Reach, Resumption, SavedWindow, Transport, TransportChoice,
 };
 
-use self::host_key::host_policy;
 use self::lanes::dial_all;
 pub(crate) use self::lanes::{Dialled, LaneEnd};
 use self::plan::LanePlan;
@@ -120,24 +120,41 @@ impl Connector<'_> {
         let Self { home, remote, settings, .. } = *self;
         let identity = Identity::load_or_create(home)?;
         let first_key = FirstKey::default();
-        let policy = host_policy(remote, &identity, home, settings, &first_key).await?;
+        let policy = self.host_policy(&identity, &first_key).await?;
         let reach = settings.reach.clone();
-        let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
-        let channel = dialler.dial(DIAL_TIMEOUT).await?;
+        let dialled = self.announced(async {
+            let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
+            Ok::<_, ConnectError>((dialler.dial(DIAL_TIMEOUT).await?, dialler))
+        });
+        let (channel, dialler) = dialled.await?;
         self.pin(&first_key)?;
         channel.set_unacknowledged_max(CONTROL_SILENCE_MAX).map_err(ConnectError::Control)?;
         Ok((channel, dialler))
     }
 
+    /// Waits for a dial, and says so once that is long enough to be noticed.
+    async fn announced<T>(&self, dial: impl Future<Output = T>) -> T {
+        let mut dial = pin!(dial);
+        tokio::select! {
+            dialled = &mut dial => return dialled,
+            () = tokio::time::sleep(NOTICED_AFTER) => {}
+        }
+        self.listener.hear(&Notice::Dialling { remote: self.remote });
+        dial.await
+    }
+
     async fn connect_to_daemon<L: LaneEnd>(&self, need: Option<&Need>) -> Result<Connected<L>, ConnectError> {
-        let Self { home, remote, settings, .. } = *self;
+        let Self { home, remote, .. } = *self;
         let identity = Identity::load_or_create(home)?;
         let first_key = FirstKey::default();
-        let policy = host_policy(remote, &identity, home, settings, &first_key).await?;
+        let policy = self.host_policy(&identity, &first_key).await?;
         let known = self.recall(need).await;
         let reach = self.reach(&known);
-        let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
-        let reached = self.reach_by(dialler, known, need).await?;
+        let reached = self.announced(async {
+            let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
+            self.reach_by(dialler, known, need).await
+        });
+        let reached = reached.await?;
         self.pin(&first_key)?;
         Ok(reached)
     }
@@ -205,6 +222,9 @@ impl Connector<'_> {
     }
 }
 
+/// The time without an answer after which a user looks for a sign of life.
+const NOTICED_AFTER: Duration = Duration::from_millis(700);
+
 /// What is known before anything is dialled.
 struct Recalled {
     paths: PathMemory,
@@ -259,5 +279,34 @@ impl Route {
             has_lost: lost || resumption.is_refuted,
         };
         Known { rates, window, ..known }.after(&found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Dials(AtomicUsize);
+
+    impl Listener for Dials {
+        fn hear(&self, notice: &Notice<'_>) {
+            assert!(matches!(notice, Notice::Dialling { .. }));
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dial_that_takes_its_time_is_announced_once() {
+        let remote = Remote { login: None, host: "dtn".into(), port: 1, path: Vec::new() };
+        let (settings, listener) = (DialSettings::default(), Dials::default());
+        let connector =
+            Connector { home: Path::new("/"), remote: &remote, settings: &settings, listener: &listener };
+        connector.announced(tokio::time::sleep(NOTICED_AFTER / 2)).await;
+        assert_eq!(listener.0.load(Ordering::Relaxed), 0);
+        connector.announced(tokio::time::sleep(NOTICED_AFTER * 9)).await;
+        assert_eq!(listener.0.load(Ordering::Relaxed), 1);
     }
 }

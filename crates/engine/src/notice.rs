@@ -15,6 +15,11 @@ use crate::location::Remote;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Notice<'a> {
+    /// The receiver has not answered at once, and is still being dialled.
+    Dialling {
+        /// The receiver.
+        remote: &'a Remote,
+    },
     /// A session begins: no more questions are asked, and events count from zero.
     SessionBegins,
     /// The connection is lost and is dialled again.
@@ -86,6 +91,7 @@ impl Display for Notice<'_> {
     /// Writes the notice as one line for the user.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Dialling { remote } => write!(f, "connecting to {remote} ..."),
             Self::SessionBegins => f.write_str("a session begins"),
             Self::ConnectionLost { remote, cause, timeout } => {
                 let cause = Causes(*cause);

@@ -155,6 +155,8 @@ impl Listener for Display {
     fn hear(&self, notice: &Notice<'_>) {
         match notice {
             Notice::SessionBegins => self.start(),
+            // Something is on the screen already once a session has begun.
+            Notice::Dialling { .. } if self.watcher.form != Form::Bar || self.ticker.get().is_some() => {}
             Notice::ConnectionLost { .. } => self.watcher.lose(&notice.to_string()),
             Notice::CopyRuns { .. } if self.watcher.form == Form::Failures => {}
             Notice::CopyRuns { id, .. } => {

@@ -62,8 +62,10 @@ pub(crate) struct Notices;
 
 impl Listener for Notices {
     fn hear(&self, notice: &Notice<'_>) {
-        if !matches!(notice, Notice::SessionBegins) {
-            warn(notice);
+        match notice {
+            Notice::SessionBegins => {}
+            Notice::Dialling { .. } if !std::io::stderr().is_terminal() => {}
+            notice => warn(notice),
         }
     }
 }

@@ -1,53 +1,57 @@
 //! The policy for the key of a host.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use zmove_transport::{
     ChannelDialler, DialError, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity, KnownHosts,
 };
 
+use super::Connector;
 use crate::error::ConnectError;
 use crate::location::Remote;
-use crate::settings::{Confirm, DIAL_TIMEOUT, DialSettings, UnknownHost};
+use crate::settings::{Confirm, DIAL_TIMEOUT, UnknownHost};
 
-/// The policy by which a push takes a host's key: the pinned key, a key for which the site's authority vouches, or else
-/// as the settings for unknown hosts demand, as with ssh.
-pub(super) async fn host_policy(
-    remote: &Remote,
-    identity: &Identity,
-    home: &Path,
-    settings: &DialSettings,
-    first_key: &FirstKey,
-) -> Result<HostPolicy, ConnectError> {
-    if let Some(key) = settings.key {
-        return Ok(HostPolicy::Pinned(key));
+impl Connector<'_> {
+    /// The policy by which a push takes a host's key: the pinned key, a key for which the site's authority vouches, or
+    /// else as the settings for unknown hosts demand, as with ssh.
+    pub(super) async fn host_policy(
+        &self,
+        identity: &Identity,
+        first_key: &FirstKey,
+    ) -> Result<HostPolicy, ConnectError> {
+        let Self { home, remote, settings, .. } = *self;
+        if let Some(key) = settings.key {
+            return Ok(HostPolicy::Pinned(key));
+        }
+        let mut known_hosts = KnownHosts::open(home)?;
+        if let Some(key) = known_hosts.lookup(&remote.host, remote.port) {
+            return Ok(HostPolicy::Pinned(key));
+        }
+        let authority = HostAuthority::load(home, &remote.host)?;
+        let accept_new = || HostPolicy::AcceptNew(first_key.clone());
+        if matches!(settings.unknown_host, UnknownHost::Pin) && authority.is_none() {
+            return Ok(accept_new());
+        }
+        let policy = authority.map_or(HostPolicy::RefuseUnknown, HostPolicy::Vouched);
+        let reach = settings.reach.clone();
+        let dialled = self.announced(async {
+            let dialler = ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
+            dialler.dial(DIAL_TIMEOUT).await
+        });
+        let fingerprint = match dialled.await {
+            Ok(vouched) => return Ok(HostPolicy::Pinned(vouched.peer())),
+            Err(error) => match (&error, &settings.unknown_host) {
+                (DialError::UnknownHost { .. }, UnknownHost::Pin) => return Ok(accept_new()),
+                (DialError::UnknownHost { fingerprint, .. }, UnknownHost::Ask(confirm)) => {
+                    ask(Arc::clone(confirm), remote, *fingerprint).await?;
+                    *fingerprint
+                }
+                _ => return Err(error.into()),
+            },
+        };
+        known_hosts.pin(&remote.host, remote.port, fingerprint)?;
+        Ok(HostPolicy::Pinned(fingerprint))
     }
-    let mut known_hosts = KnownHosts::open(home)?;
-    if let Some(key) = known_hosts.lookup(&remote.host, remote.port) {
-        return Ok(HostPolicy::Pinned(key));
-    }
-    let authority = HostAuthority::load(home, &remote.host)?;
-    let accept_new = || HostPolicy::AcceptNew(first_key.clone());
-    if matches!(settings.unknown_host, UnknownHost::Pin) && authority.is_none() {
-        return Ok(accept_new());
-    }
-    let policy = authority.map_or(HostPolicy::RefuseUnknown, HostPolicy::Vouched);
-    let reach = settings.reach.clone();
-    let dialler = ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
-    let fingerprint = match dialler.dial(DIAL_TIMEOUT).await {
-        Ok(vouched) => return Ok(HostPolicy::Pinned(vouched.peer())),
-        Err(error) => match (&error, &settings.unknown_host) {
-            (DialError::UnknownHost { .. }, UnknownHost::Pin) => return Ok(accept_new()),
-            (DialError::UnknownHost { fingerprint, .. }, UnknownHost::Ask(confirm)) => {
-                ask(Arc::clone(confirm), remote, *fingerprint).await?;
-                *fingerprint
-            }
-            _ => return Err(error.into()),
-        },
-    };
-    known_hosts.pin(&remote.host, remote.port, fingerprint)?;
-    Ok(HostPolicy::Pinned(fingerprint))
 }
 
 /// Asks on a thread of its own, so that an interrupt is noticed meanwhile.
