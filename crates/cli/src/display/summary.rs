@@ -79,9 +79,10 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         Some(time) => format!("first byte after {:.0} ms", time.as_secs_f64() * 1e3),
         None => "nothing had to be sent".to_owned(),
     };
+    let verified = if summary.files > 0 { "verified (wire), " } else { "" };
     let mut text = format!(
         "{} files, {} in {seconds:.2} s: {}, {files_per_second:.0} files/s\n\
-         verified (wire), {flushed}; {} lanes{over}{cipher}, {first_byte}\n",
+         {verified}{flushed}; {} lanes{over}{cipher}, {first_byte}\n",
         summary.files,
         ByteCount(summary.bytes),
         ByteRate::new(summary.bytes, summary.elapsed),
