@@ -283,3 +283,21 @@ fn limit_key(limit: Limit) -> &'static str {
         Limit::TargetWrites => "target_writes",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    #[test]
+    fn only_what_was_stored_is_called_verified() {
+        let Command::Push(args) = Args::try_parse_from(["zmove", "push", "a", "b"]).unwrap().command else {
+            panic!("a push");
+        };
+        let is_called_so = |summary| as_text(&summary, &args, None).contains("verified (wire)");
+        assert!(is_called_so(Summary { files: 1, ..Summary::default() }));
+        assert!(!is_called_so(Summary { failed: 1, ..Summary::default() }));
+    }
+}
