@@ -150,6 +150,16 @@ fn a_list_may_come_from_stdin_with_nul_bytes(site: &Site) {
     );
 }
 
+#[test]
+fn of_many_wrong_paths_some_are_named_and_the_others_counted() {
+    let site = Site::local();
+    grow(&site);
+    let list: String = (0..30).map(|number| format!("nope{number}\n")).collect();
+    let outcome = push_list(&site, &[], list.as_bytes()).expect(23).lines(11);
+    outcome.says(&["zmove: sender: ", "No such file", ": 20 more"]);
+    push_list(&site, &["-v"], list.as_bytes()).expect(23).lines(30);
+}
+
 fn wrong_paths_of_a_list_are_named(site: &Site) {
     grow(site);
     let outcome = push_list(site, &["--json"], b"nope\n../main.c\n/main.c\nmain.c/x\nmain.c\n").expect(23);

@@ -1,6 +1,7 @@
 //! The output for the user: lines on the terminal, the bar, the summary, the trace and the daemon's log.
 
 pub(crate) mod dry_run;
+pub(crate) mod failures;
 pub(crate) mod format;
 pub(crate) mod log;
 pub(crate) mod progress;

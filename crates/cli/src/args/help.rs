@@ -65,7 +65,7 @@ Exit codes:
    2  other protocol version         12  connection lost or protocol broken
    3  target refused                 13  the receiver is busy
    4  'doctor' found a problem       20  interrupted
-   5  not authenticated              23  some files failed, each is named, or
+   5  not authenticated              23  some files failed (-v names each), or
    6  'verify' found a difference        --delete or --strict-metadata was not
                                          met in full
                                      25  --max-delete kept some

@@ -98,7 +98,7 @@ pub(crate) struct KeepingArgs {
     /// End with exit code 23 when anything that was to be kept is not
     #[arg(long, help_heading = HEADING)]
     pub(crate) strict_metadata: bool,
-    /// Name each entry of which something is not kept
+    /// Name each entry that failed, or of which something is not kept
     #[arg(short, long, conflicts_with = "quiet", help_heading = HEADING)]
     pub(crate) verbose: bool,
 }

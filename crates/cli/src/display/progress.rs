@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::args::PushArgs;
 use crate::ceiling::Moved;
 use crate::display::dry_run;
+use crate::display::failures::Failures;
 use crate::display::terminal;
 use crate::display::trace::Trace;
 use indicatif::ProgressBar;
@@ -41,6 +42,8 @@ struct Watcher {
     form: Form,
     trace: Option<Trace>,
     state: Mutex<State>,
+    /// `None` where each failure is named.
+    failures: Option<Mutex<Failures>>,
 }
 
 /// The form in which events are shown.
@@ -105,6 +108,7 @@ impl Display {
             bar: ProgressBar::hidden().with_message("starting"),
             form,
             trace,
+            failures: (!args.json && !args.keeping.verbose).then(Mutex::default),
             state: Mutex::new(State { limit: "starting", told_busy: false, lost: None }),
         });
         Self { watcher, ticker: OnceLock::new() }
@@ -148,6 +152,9 @@ impl Display {
             let _display_failed = thread.join();
         }
         self.watcher.bar.finish_and_clear();
+        if let Some(failures) = &self.watcher.failures {
+            lock(failures).unnamed().for_each(terminal::warn);
+        }
     }
 }
 
@@ -215,7 +222,14 @@ impl Watcher {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
+    }
+
+    fn fail(&self, message: &str) {
+        let is_named = self.failures.as_ref().is_none_or(|failures| lock(failures).count(message));
+        if is_named {
+            self.tell("failed", message);
+        }
     }
 
     fn lose(&self, message: &str) {
@@ -293,7 +307,7 @@ impl Observer for Watcher {
             Event::LaneUp { lanes } => totals.lanes.store(*lanes as u64, Ordering::Relaxed),
             Event::Flushing => totals.flushing.store(true, Ordering::Relaxed),
             Event::Limited { by } => self.state().limit = by,
-            Event::Failed { message } => self.tell("failed", message),
+            Event::Failed { message } => self.fail(message),
             Event::Listed { changes } => self.list(changes),
             Event::NotKept { message } => {
                 self.say(&format!("not kept: {message}"), &json!({ "event": "not_kept", "message": message }))
@@ -309,6 +323,10 @@ impl Observer for Watcher {
             _ => {}
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Prints one event as one line.
