@@ -8,7 +8,6 @@ mod plan;
 
 use std::fmt;
 use std::path::Path;
-use std::pin::pin;
 use std::time::Duration;
 
 use zmove_sender::{Learnt, Link, Need, Summary};
@@ -122,10 +121,10 @@ impl Connector<'_> {
         let first_key = FirstKey::default();
         let policy = self.host_policy(&identity, &first_key).await?;
         let reach = settings.reach.clone();
-        let dialled = self.announced(async {
+        let dialled = self.announced(Box::pin(async {
             let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
             Ok::<_, ConnectError>((dialler.dial(DIAL_TIMEOUT).await?, dialler))
-        });
+        }));
         let (channel, dialler) = dialled.await?;
         self.pin(&first_key)?;
         channel.set_unacknowledged_max(CONTROL_SILENCE_MAX).map_err(ConnectError::Control)?;
@@ -133,8 +132,7 @@ impl Connector<'_> {
     }
 
     /// Waits for a dial, and says so once that is long enough to be noticed.
-    async fn announced<T>(&self, dial: impl Future<Output = T>) -> T {
-        let mut dial = pin!(dial);
+    async fn announced<T>(&self, mut dial: impl Future<Output = T> + Unpin) -> T {
         tokio::select! {
             dialled = &mut dial => return dialled,
             () = tokio::time::sleep(NOTICED_AFTER) => {}
@@ -150,10 +148,10 @@ impl Connector<'_> {
         let policy = self.host_policy(&identity, &first_key).await?;
         let known = self.recall(need).await;
         let reach = self.reach(&known);
-        let reached = self.announced(async {
+        let reached = self.announced(Box::pin(async {
             let dialler = ChannelDialler::new(&identity, &remote.host, remote.port, policy, reach).await?;
             self.reach_by(dialler, known, need).await
-        });
+        }));
         let reached = reached.await?;
         self.pin(&first_key)?;
         Ok(reached)
@@ -304,9 +302,9 @@ mod tests {
         let (settings, listener) = (DialSettings::default(), Dials::default());
         let connector =
             Connector { home: Path::new("/"), remote: &remote, settings: &settings, listener: &listener };
-        connector.announced(tokio::time::sleep(NOTICED_AFTER / 2)).await;
+        connector.announced(Box::pin(tokio::time::sleep(NOTICED_AFTER / 2))).await;
         assert_eq!(listener.0.load(Ordering::Relaxed), 0);
-        connector.announced(tokio::time::sleep(NOTICED_AFTER * 9)).await;
+        connector.announced(Box::pin(tokio::time::sleep(NOTICED_AFTER * 9))).await;
         assert_eq!(listener.0.load(Ordering::Relaxed), 1);
     }
 }

@@ -34,10 +34,10 @@ impl Connector<'_> {
         }
         let policy = authority.map_or(HostPolicy::RefuseUnknown, HostPolicy::Vouched);
         let reach = settings.reach.clone();
-        let dialled = self.announced(async {
+        let dialled = self.announced(Box::pin(async {
             let dialler = ChannelDialler::new(identity, &remote.host, remote.port, policy, reach).await?;
             dialler.dial(DIAL_TIMEOUT).await
-        });
+        }));
         let fingerprint = match dialled.await {
             Ok(vouched) => return Ok(HostPolicy::Pinned(vouched.peer())),
             Err(error) => match (&error, &settings.unknown_host) {
