@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(&home).unwrap().count(), 1);
     }
 
-    /// As when two transfers of the same tree have linked the name to the same first one.
+    /// Two transfers of the same tree may have linked the name to the same first one.
     #[test]
     fn another_name_of_the_file_that_is_there_goes() {
         let (home, fd) = place();

@@ -252,7 +252,8 @@ mod tests {
         assert_eq!(compared.verdicts, [Verdict::Skip]);
     }
 
-    /// Somebody else may have made the other name: the file keeps its owner, and only a new one gets that of the source.
+    /// Somebody else may have made the other name: the file keeps its owner, and only a new one gets that of the
+    /// source.
     #[test]
     fn a_file_with_other_names_that_is_to_get_another_owner_is_needed() {
         if !rustix::process::geteuid().is_root() {

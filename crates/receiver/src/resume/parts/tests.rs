@@ -301,7 +301,7 @@ fn another_source_is_not_held_and_its_part_goes() {
     assert_eq!(std::fs::read_dir(world.home.path().join("journal")).unwrap().count(), 0);
 }
 
-/// As on a file system that has become read-only: a part that no journal lists would stay for ever.
+/// A file system may have become read-only, and a part that no journal lists would stay for ever.
 #[test]
 fn a_part_that_cannot_be_removed_stays_in_the_journal() {
     for can_be_removed in [true, false] {

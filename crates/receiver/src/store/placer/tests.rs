@@ -366,7 +366,7 @@ fn a_guessed_file_that_is_there_by_now_stays() {
     }
 }
 
-/// As when two transfers bring the same tree at once: what is known of the metadata by then must not be set again.
+/// Two transfers may bring the same tree at once: what is known of the metadata by then must not be set again.
 #[test]
 fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs_beside_goes() {
     for (mode, stays) in [(0o4755, b"y"), (0o644, b"x")] {
