@@ -156,7 +156,7 @@ fn of_many_wrong_paths_some_are_named_and_the_others_counted() {
     grow(&site);
     let list: String = (0..30).map(|number| format!("nope{number}\n")).collect();
     let outcome = push_list(&site, &[], list.as_bytes()).expect(23).lines(11);
-    outcome.says(&["zmove: sender: ", "No such file", ": 20 more"]);
+    outcome.says(&["zmove: sender: ", "no such file", ": 20 more"]);
     push_list(&site, &["-v"], list.as_bytes()).expect(23).lines(30);
 }
 

@@ -1,5 +1,5 @@
-//! The failures of a transfer by kind: where thousands of entries fail by one cause, a few are named, and the others are
-//! counted, so that the cause stands out.
+//! The failures of a transfer by kind: where thousands of entries fail by one cause, a few are named, and the others
+//! are counted, so that the cause stands out.
 
 use std::collections::BTreeMap;
 
