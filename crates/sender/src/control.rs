@@ -21,8 +21,8 @@ use crate::account::summary::Summary;
 use crate::control::relay::{Beside, DialledBy, Heard, Last, Memory, inbox};
 use crate::error::SessionError;
 
-/// Receives the receiver's greeting, unless the receiver has dialled: it has greeted before. `version` is the receiver's,
-/// or the newest that has no name of its own in TLS. What it says is booked on `memory`.
+/// Receives the receiver's greeting, unless the receiver has dialled: it has greeted before. `version` is the
+/// receiver's, or the newest that has no name of its own in TLS. What it says is booked on `memory`.
 pub(crate) async fn greeted(
     mut reader: ControlReader,
     version: Version,
