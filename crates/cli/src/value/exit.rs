@@ -119,7 +119,9 @@ impl Exit {
         match refusal.code {
             RefusalCode::UnknownKey => Self::Authentication,
             RefusalCode::Denied | RefusalCode::Target => Self::Target,
-            RefusalCode::Busy | RefusalCode::Full => Self::Busy,
+            // Receivers say `Busy` also where they cannot read their own files.
+            RefusalCode::Busy => Self::Connection,
+            RefusalCode::Full => Self::Busy,
             RefusalCode::Protocol | RefusalCode::Stopping | RefusalCode::Broken => Self::Broken,
             RefusalCode::Failed => Self::File,
         }
