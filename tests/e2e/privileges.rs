@@ -243,12 +243,17 @@ fn a_confined_daemon_reaches_no_root_that_came_later() {
                 outcome.expect(0);
                 continue;
             }
-            outcome.expect(3).says(&["open root", target, "Permission denied", "--confine), restart it"]);
+            outcome.expect(3).says(&[
+                "open root",
+                target,
+                "Permission denied",
+                "confine in zmove.toml), restart it",
+            ]);
             assert!(names(&later).is_empty());
         }
         push(&site, &daemon, &[], "").done();
         if !reached {
-            let line = daemon.wait_for_log("--confine), restart it");
+            let line = daemon.wait_for_log("confine in zmove.toml), restart it");
             assert!(line.contains(target) && line.contains("broken off by tester"), "{line}");
             let daemon = start(&site, &["--confine", confine]);
             push(&site, &daemon, &[], target).done();
