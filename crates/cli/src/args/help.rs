@@ -220,6 +220,10 @@ mod tests {
     #[test]
     fn short_help_fits_one_screen() {
         every(&built(), &mut |command| {
+            // That of 'help' itself is clap's list of all commands.
+            if command.get_name() == "help" {
+                return;
+            }
             let help = command.clone().render_help().to_string();
             let widest = help.lines().map(|line| line.chars().count()).max().unwrap_or(0);
             let rows = help.trim_end().lines().count();
