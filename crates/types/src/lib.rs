@@ -30,7 +30,7 @@ pub use data_ranges::{DataRanges, DataRangesFinder};
 pub use digest::{Cv, Root};
 pub use escaped::{Escaped, is_unprintable, printable};
 pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};
-pub use hex::Hex;
+pub use hex::{Hex, from_hex};
 pub use ids::{FileId, ItemId, LaneId, TransferId};
 pub use kinds::Kinds;
 pub use lock::Lock;

@@ -1,7 +1,7 @@
 //! The arguments of `zmove copy`, and of `zmove result`, which asks about copies between two other hosts.
 
 use zmove_engine::Remote;
-use zmove_types::{ByteCount, parse_size};
+use zmove_types::{ByteCount, from_hex, parse_size};
 
 use super::push::PushArgs;
 
@@ -35,8 +35,6 @@ pub(crate) struct ResultArgs {
 }
 
 fn parse_id(text: &str) -> Result<[u8; 16], String> {
-    let digit = |at: usize| text.get(2 * at..2 * at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
-    let bytes: Option<Vec<_>> = (0..16).map(digit).collect();
-    let id = bytes.filter(|_| text.len() == 32).and_then(|bytes| bytes.try_into().ok());
-    id.ok_or_else(|| format!("'{text}' is no id: 32 hexadecimal digits"))
+    from_hex(text.to_ascii_lowercase().as_bytes())
+        .ok_or_else(|| format!("'{text}' is no id: 32 hexadecimal digits"))
 }

@@ -10,7 +10,7 @@ use std::io::{self, BufRead, Read};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use thiserror::Error;
-use zmove_types::{RelPath, Root};
+use zmove_types::{RelPath, Root, from_hex};
 use zmove_wire::{Differences, Finding, Findings, InquiredEntry, InquiredKind, Inquiry};
 
 /// Files with their hashes.
@@ -142,7 +142,8 @@ impl ListedFiles {
 fn parse(line: &[u8]) -> Result<(RelPath, Root), &'static str> {
     let escaped = line.strip_prefix(b"\\");
     let line = escaped.unwrap_or(line);
-    let hash = line.get(..64).and_then(unhex).ok_or("no BLAKE3 hash of 64 lower-case hexadecimal digits")?;
+    let hash =
+        line.get(..64).and_then(from_hex).ok_or("no BLAKE3 hash of 64 lower-case hexadecimal digits")?;
     let name = line[64..].strip_prefix(b"  ").ok_or("no two spaces between the hash and the path")?;
     let name = if escaped.is_some() { unescaped(name)? } else { name.to_vec() };
     let mut name = &name[..];
@@ -151,17 +152,6 @@ fn parse(line: &[u8]) -> Result<(RelPath, Root), &'static str> {
     }
     let path = RelPath::from_bytes(name).map_err(|_| "no relative path without '..'")?;
     if path.is_root() { Err("no path") } else { Ok((path, Root(hash))) }
-}
-
-fn unhex(digits: &[u8]) -> Option<[u8; 32]> {
-    let digit = |byte: u8| match byte {
-        b'0'..=b'9' => Some(byte - b'0'),
-        b'a'..=b'f' => Some(byte - b'a' + 10),
-        _ => None,
-    };
-    let bytes: Option<Vec<_>> =
-        digits.chunks(2).map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect();
-    bytes?.try_into().ok()
 }
 
 /// A name without its escapes: `\\` and `\n`, and `\r` as newer versions of b3sum have it.
