@@ -58,10 +58,9 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
         Ok(pulling.pull(&mut run, interrupted()).await?)
     });
     let moved = display.moved();
-    let selection = args.selection.selection()?;
-    let pulled = pulled.map(|mut pulled: Pulled| {
-        add_missing(&mut pulled.summary, selection.as_deref(), args, &display);
-        pulled
+    let pulled = pulled.and_then(|mut pulled: Pulled| {
+        add_missing(&mut pulled.summary, args, &display)?;
+        Ok(pulled)
     });
     display.end();
     let pulled = pulled.map_err(|error| resumable(error, args))?;

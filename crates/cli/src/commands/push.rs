@@ -10,7 +10,7 @@ use zmove_engine::{
     Summary, push_locally,
 };
 use zmove_receiver::ListedFiles;
-use zmove_scan::{PathKind, Selection};
+use zmove_scan::PathKind;
 use zmove_sender::{Manifest, PacksPerDoubling};
 use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 
@@ -71,9 +71,9 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         }
     });
     let moved = display.moved();
-    let pushed = pushed.map(|(mut summary, carriage)| {
-        add_missing(&mut summary, settings.selection.as_deref(), args, &display);
-        (summary, carriage)
+    let pushed = pushed.and_then(|(mut summary, carriage)| {
+        add_missing(&mut summary, args, &display)?;
+        Ok((summary, carriage))
     });
     display.end();
     let (mut summary, carriage) = pushed.map_err(|error| resumable(error, args))?;
@@ -84,20 +84,17 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
 }
 
 /// Adds to the end of a verification against a manifest what that lists and was not found.
-pub(crate) fn add_missing(
-    summary: &mut Summary,
-    selection: Option<&Selection>,
-    args: &PushArgs,
-    display: &Display,
-) {
-    let Some(listed) = &args.listed else { return };
+pub(crate) fn add_missing(summary: &mut Summary, args: &PushArgs, display: &Display) -> Result<()> {
+    let Some(listed) = &args.listed else { return Ok(()) };
+    let selection = args.selection.selection()?;
     let is_selected =
-        |path: &RelPath| selection.is_none_or(|selection| selection.admits(path, PathKind::Other));
+        |path: &RelPath| selection.as_ref().is_none_or(|selection| selection.admits(path, PathKind::Other));
     let missing = listed.missing(is_selected);
     summary.removed += missing.len() as u64;
     summary.skipped = summary.skipped.saturating_sub(listed.passed_over());
     let change = |path| Change { kind: ChangeKind::Removed, path, form: EntryForm::File };
     display.observer().on(&Event::Listed { changes: missing.into_iter().map(change).collect() });
+    Ok(())
 }
 
 /// The error of a transfer, which says of an interrupted one how it goes on.

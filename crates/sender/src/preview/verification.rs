@@ -110,18 +110,16 @@ impl Verification {
     ) {
         self.next += 1;
         let whole = root.map(|theirs| Whole { theirs, ours: RootMerger::default(), ahead: BTreeMap::new() });
-        let (number, next, open) = (self.next, 0, 0);
-        let (differing, failed) = (Ranges::default(), None);
         self.waiting.push_back(LargeFile {
             source,
             path,
             differences,
-            number,
-            next,
-            open,
-            differing,
+            number: self.next,
+            next: 0,
+            open: 0,
+            differing: Ranges::default(),
             whole,
-            failed,
+            failed: None,
         });
     }
 

@@ -229,15 +229,18 @@ impl TargetTree {
         (elsewhere, whole): (&OwnedFd, &Name),
     ) -> bool {
         let look = |directory: &OwnedFd, name| {
-            let FileIdentity { bytes, mtime, mode, ids, regular, .. } =
-                FileIdentity::at(directory, name).ok()?;
+            let there = FileIdentity::at(directory, name).ok().filter(|there| there.regular)?;
             let kinds = self.rules.kinds.common(Kinds::ANY_XATTR);
-            let xattrs = Named(directory.as_fd(), name).xattrs(kinds).ok()?.list;
-            regular.then_some((bytes, (mtime.seconds, mtime.nanos), mode, (ids.user, ids.group), xattrs))
+            Some((there, Named(directory.as_fd(), name).xattrs(kinds).ok()?.list))
         };
-        look(directory, name).is_some_and(|there| Some(there) == look(elsewhere, whole))
-            && FileIdentity::at(directory, name)
-                .is_ok_and(|there| !self.is_of_another(directory, name, &there))
+        let Some((there, xattrs)) = look(directory, name) else { return false };
+        let Some((whole, wanted_xattrs)) = look(elsewhere, whole) else { return false };
+        let is_alike = there.bytes == whole.bytes
+            && there.mtime == whole.mtime
+            && there.mode == whole.mode
+            && there.ids == whole.ids
+            && xattrs == wanted_xattrs;
+        is_alike && !self.is_of_another(directory, name, &there)
     }
 
     /// Compares a file of the right size with its source by the modification time. Where that is the same, the contents
