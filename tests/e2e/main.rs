@@ -39,6 +39,7 @@ mod grants;
 mod greed;
 mod habits;
 mod holes;
+mod host;
 mod hostile;
 mod identities;
 mod inplace;

@@ -2,61 +2,34 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::time::Instant;
 
-use tokio::io::AsyncReadExt;
 use zmove_engine::{
     Connector, DialSettings, NoListener, Push, PushError, PushJob, Remote, RemotePush, Run, SenderConfig,
     Timeout,
 };
 use zmove_scan::ScanRoot;
 use zmove_sender::SessionError;
-use zmove_transport::{
-    Access, AuthorizedKeys, Channel, Fingerprint, Grant, Identity, Listener, SocketConfig, TransportChoice,
-    control_pair,
-};
+use zmove_transport::{Access, AuthorizedKeys, Channel, Fingerprint, Grant, control_pair};
 use zmove_types::{GROUP_BYTES, NoObserver, RelPath};
 use zmove_wire::{
     Begin, Greeting, Held, Open, Opened, Place, Refusal, Relay, Role, TargetState, ToSender, ToSource,
     decode_message, encode_message,
 };
 
-use super::rights::{copy_order, grant_order, key_of, last_relay, runtime, say};
+use super::rights::{copy_order, grant_order, key_of, last_relay, say};
 use super::{World, again};
 use crate::harness::{PATIENCE, Site};
+use crate::host::host;
 use crate::tree::paint;
 
 /// A host that opens each transfer, then says `words`, if there are any, and closes the connection.
 fn brief_receiver(home: &std::path::Path, words: Vec<ToSender>) -> (SocketAddr, Fingerprint) {
-    let identity = Identity::load_or_create(home).unwrap();
-    let key = identity.fingerprint();
-    let (address_in, address) = mpsc::channel();
-    std::thread::spawn(move || {
-        runtime().block_on(async {
-            let (socket, listen) = (SocketConfig::default(), "127.0.0.1:0".parse().unwrap());
-            let listener = Listener::bind(listen, &identity, TransportChoice::Tcp, &socket).await.unwrap();
-            address_in.send(listener.local_addr().unwrap()).unwrap();
-            loop {
-                let channel =
-                    listener.handshake_telling(listener.accept().await.unwrap(), PATIENCE, || ()).await;
-                if let Ok(channel) = channel {
-                    tokio::spawn(answer(channel, words.clone()));
-                }
-            }
-        });
-    });
-    (address.recv().unwrap(), key)
+    host(home, move |channel, greeting| answer(channel, greeting, words.clone()))
 }
 
 /// Lanes are closed.
-async fn answer(mut channel: Channel, words: Vec<ToSender>) {
-    let mut greeting = [0; Greeting::BYTES];
-    // a lane that is not needed says nothing
-    if channel.read_exact(&mut greeting).await.is_err() {
-        return;
-    }
-    let greeting = Greeting::decode(&greeting).unwrap();
+async fn answer(channel: Channel, greeting: Greeting, words: Vec<ToSender>) {
     let (mut reader, mut writer) = control_pair(channel);
     if greeting.role != Role::Control || reader.receive().await.is_err() {
         return;

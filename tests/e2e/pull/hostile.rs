@@ -3,15 +3,15 @@
 use std::net::SocketAddr;
 use std::sync::mpsc as std_mpsc;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use zmove_scan::ScanRoot;
 use zmove_sender::{Link, Push, PushJob, Relay, Run, SenderConfig};
 use zmove_transport::{
-    Channel, Dialler, Fingerprint, HostPolicy, Identity, Listener, SocketConfig, TransportChoice,
-    control_pair,
+    Channel, ControlError, ControlReader, ControlWriter, Dialler, Fingerprint, HostPolicy, Identity,
+    SocketConfig, control_pair,
 };
 use zmove_types::{Name, NoObserver, RelPath, TransferId};
 use zmove_wire::{
@@ -20,7 +20,8 @@ use zmove_wire::{
 };
 
 use super::site;
-use crate::harness::Site;
+use crate::harness::{PATIENCE, Site};
+use crate::host::host;
 use crate::tree::{names, paint};
 
 /// A host that sends `sources` of the site, by their names at the target, whatever it was asked for.
@@ -38,44 +39,24 @@ fn name(text: &str) -> Name {
 
 /// A host that sends `sources` of the site, and says that the target has that `shape`.
 fn serve_as(site: &Site, sources: &[(&str, &str)], shape: TargetShape) -> (SocketAddr, Fingerprint) {
-    let identity = Identity::load_or_create(&site.path("server")).unwrap();
-    let fingerprint = identity.fingerprint();
     let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
     let roots: Vec<_> =
         sources.iter().map(|(source, prefix)| ScanRoot::new(site.path(source), path(prefix))).collect();
-    let (address_in, address) = std_mpsc::channel();
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let socket = SocketConfig::default();
-            let listen = "127.0.0.1:0".parse().unwrap();
-            let listener = Listener::bind(listen, &identity, TransportChoice::Tcp, &socket).await.unwrap();
-            address_in.send(listener.local_addr().unwrap()).unwrap();
-            let (lanes_in, lanes) = mpsc::channel(64);
-            let lanes = Arc::new(Mutex::new(Some(lanes)));
-            let listener = Arc::new(listener);
-            loop {
-                let incoming = listener.accept().await.unwrap();
-                let (listener, lanes_in, lanes) =
-                    (Arc::clone(&listener), lanes_in.clone(), Arc::clone(&lanes));
-                let (roots, shape) = (roots.clone(), shape.clone());
-                tokio::spawn(async move {
-                    let patience = Duration::from_secs(10);
-                    let mut channel = listener.handshake_telling(incoming, patience, || ()).await.ok()?;
-                    let mut greeting = [0; Greeting::BYTES];
-                    channel.read_exact(&mut greeting).await.ok()?;
-                    let greeting = Greeting::decode(&greeting).unwrap();
-                    if let Role::Lane(_) = greeting.role {
-                        return lanes_in.send(Ok(channel.into_sink(Cipher::Tls, 8).unwrap())).await.ok();
-                    }
-                    let lanes = lanes.lock().unwrap().take()?;
-                    send(channel, greeting, lanes, roots, shape).await;
-                    Some(())
-                });
+    let (lanes_in, lanes) = mpsc::channel(64);
+    let lanes = Arc::new(Mutex::new(Some(lanes)));
+    host(&site.path("server"), move |channel, greeting| {
+        let (lanes_in, lanes) = (lanes_in.clone(), Arc::clone(&lanes));
+        let (roots, shape) = (roots.clone(), shape.clone());
+        async move {
+            if let Role::Lane(_) = greeting.role {
+                return drop(lanes_in.send(Ok(channel.into_sink(Cipher::Tls, 8).unwrap())).await);
             }
-        });
-    });
-    (address.recv().unwrap(), fingerprint)
+            let lanes = lanes.lock().unwrap().take();
+            if let Some(lanes) = lanes {
+                send(channel, greeting, lanes, roots, shape).await;
+            }
+        }
+    })
 }
 
 async fn send(
@@ -176,47 +157,36 @@ fn a_host_that_sends_what_was_asked_for_is_believed() {
 /// A host that says `word` once it has begun, sends nothing, and neither tells its account nor ends the connection; it
 /// says when the receiver has finished.
 fn silent_host(site: &Site, word: ToReceiver) -> (SocketAddr, Fingerprint, std_mpsc::Receiver<()>) {
-    let identity = Identity::load_or_create(&site.path("server")).unwrap();
-    let fingerprint = identity.fingerprint();
-    let (address_in, address) = std_mpsc::channel();
     let (finished_in, finished) = std_mpsc::channel();
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let (socket, listen) = (SocketConfig::default(), "127.0.0.1:0".parse().unwrap());
-            let listener = Listener::bind(listen, &identity, TransportChoice::Tcp, &socket).await.unwrap();
-            address_in.send(listener.local_addr().unwrap()).unwrap();
-            let mut open = Vec::new();
-            loop {
-                let incoming = listener.accept().await.unwrap();
-                let patience = Duration::from_secs(10);
-                let Ok(mut channel) = listener.handshake_telling(incoming, patience, || ()).await else {
-                    continue;
-                };
-                let (finished, word) = (finished_in.clone(), encode_message(&word));
-                open.push(tokio::spawn(async move {
-                    let mut greeting = [0; Greeting::BYTES];
-                    channel.read_exact(&mut greeting).await.ok()?;
-                    let greeting = Greeting::decode(&greeting).unwrap();
-                    if greeting.role != Role::Fetch {
-                        std::future::pending::<()>().await;
-                    }
-                    let (mut reader, mut writer) = control_pair(channel);
-                    reader.receive().await.ok()??;
-                    writer.greet(&Greeting::new(Role::Control, greeting.transfer)).await.ok()?;
-                    let fetching = encode_message(&ToSender::Fetching(Fetching { lanes_max: 8 }));
-                    let open = Open::new(Vec::new(), [0; 16]).into_message(Version::NEWEST);
-                    writer.send(&[fetching, encode_message(&open), word].concat()).await.ok()?;
-                    while let Ok(Some(_)) = reader.receive().await {}
-                    finished.send(()).ok()?;
-                    std::future::pending::<()>().await;
-                    drop(writer);
-                    Some(())
-                }));
-            }
-        });
+    let word = encode_message(&word);
+    let (address, fingerprint) = host(&site.path("server"), move |channel, greeting| {
+        let (finished, word) = (finished_in.clone(), word.clone());
+        async move {
+            let _stays = fall_silent(channel, greeting, word, finished).await;
+            std::future::pending::<()>().await;
+        }
     });
-    (address.recv().unwrap(), fingerprint, finished)
+    (address, fingerprint, finished)
+}
+
+/// Returns the connection, so that it stays.
+async fn fall_silent(
+    channel: Channel,
+    greeting: Greeting,
+    word: Vec<u8>,
+    finished: std_mpsc::Sender<()>,
+) -> Result<(ControlReader, ControlWriter), ControlError> {
+    let (mut reader, mut writer) = control_pair(channel);
+    if greeting.role == Role::Fetch {
+        reader.receive().await?;
+        writer.greet(&Greeting::new(Role::Control, greeting.transfer)).await?;
+        let fetching = encode_message(&ToSender::Fetching(Fetching { lanes_max: 8 }));
+        let open = Open::new(Vec::new(), [0; 16]).into_message(Version::NEWEST);
+        writer.send(&[fetching, encode_message(&open), word].concat()).await?;
+        while let Ok(Some(_)) = reader.receive().await {}
+        let _nobody_waits = finished.send(());
+    }
+    Ok((reader, writer))
 }
 
 /// All is there, and the client waits for the account.
@@ -227,7 +197,7 @@ fn a_host_that_tells_no_account_keeps_no_client_that_is_interrupted() {
     let (address, fingerprint, finished) = silent_host(&site, end);
     site.pin(&address, fingerprint);
     let pull = site.zmove(&["pull", &format!("{address}:good/"), "target"]).start();
-    finished.recv_timeout(crate::harness::PATIENCE).unwrap();
+    finished.recv_timeout(PATIENCE).unwrap();
     crate::breakage::interrupt(pull).expect(20);
 }
 
@@ -256,11 +226,11 @@ fn say(site: &Site, bytes: &[u8]) -> Vec<u8> {
         let policy = HostPolicy::Pinned(daemon.fingerprint);
         let port = daemon.address.port();
         let dialler = Dialler::new(&identity, "127.0.0.1", port, policy, SocketConfig::default());
-        let mut connection = dialler.await.unwrap().dial(crate::harness::PATIENCE).await.unwrap();
+        let mut connection = dialler.await.unwrap().dial(PATIENCE).await.unwrap();
         connection.write_all(&[&greeting, bytes].concat()).await.unwrap();
         connection.flush().await.unwrap();
         let mut said = Vec::new();
-        drop(tokio::time::timeout(crate::harness::PATIENCE, connection.read_to_end(&mut said)).await);
+        drop(tokio::time::timeout(PATIENCE, connection.read_to_end(&mut said)).await);
         said
     })
 }
