@@ -411,28 +411,7 @@ async fn answer(control: Control, message: &ToSender) -> Result<(), SendingError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_wire::{Extensions, LaneOrder, Open, OwnerOrder};
-
-    fn fetch() -> Fetch {
-        Fetch {
-            open: Open::new(Vec::new(), [0; 16]),
-            extensions: Extensions::default(),
-            sources: Vec::new(),
-            rules: Vec::new(),
-            sizes: (0, u64::MAX),
-            one_file_system: false,
-            list: None,
-            removals: None,
-            owners: OwnerOrder::default(),
-            zeros_made_holes: false,
-            umask: None,
-            mtime: None,
-            rate_max: None,
-            lanes: LaneOrder::default(),
-            manifest: false,
-            sample_millis: None,
-        }
-    }
+    use zmove_wire::Open;
 
     /// The only blocking thread is at work, so a search that has an answer at once was made by the runtime's own.
     #[test]
@@ -445,7 +424,8 @@ mod tests {
             to: Place { host: "h".into(), port: 1 },
             quota: Quota::default(),
         };
-        let search = Arc::new(Search { fetch: fetch(), list: None, checked });
+        let fetch = Fetch::new(Open::new(Vec::new(), [0; 16]), Vec::new());
+        let search = Arc::new(Search { fetch, list: None, checked });
         let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
         runtime.block_on(async {
             let (release, released) = std::sync::mpsc::channel::<()>();

@@ -15,9 +15,9 @@ use zmove_transport::{
 };
 use zmove_types::{NoObserver, RelPath, TransferId};
 use zmove_wire::{
-    Begin, CopyOrder, CopyState, Extensions, Fetch, GrantOrder, GrantToken, Greeting, LaneOrder, Open,
-    OwnerOrder, Place, Refusal, Relay, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource,
-    TransportOrder, decode_message, encode_message,
+    Begin, CopyOrder, CopyState, Extensions, Fetch, GrantOrder, GrantToken, Greeting, Open, Place, Refusal,
+    Relay, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource, TransportOrder, decode_message,
+    encode_message,
 };
 
 use super::{World, again, id_in};
@@ -31,7 +31,7 @@ pub(super) fn key_of(home: &std::path::Path) -> Fingerprint {
     Identity::load_or_create(home).unwrap().fingerprint()
 }
 
-pub(super) fn runtime() -> tokio::runtime::Runtime {
+fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
@@ -431,24 +431,7 @@ pub(super) fn copy_order(world: &World) -> CopyOrder {
     let Place { host, port } = Place { host: "127.0.0.1".into(), port: world.receiver.address.port() };
     CopyOrder {
         id: [7; 16],
-        fetch: Fetch {
-            open: Open::new(b"in".to_vec(), [0; 16]),
-            extensions: Extensions::default(),
-            sources: vec![SourcePath(b"".to_vec())],
-            rules: Vec::new(),
-            sizes: (0, u64::MAX),
-            one_file_system: false,
-            list: None,
-            removals: None,
-            owners: OwnerOrder::default(),
-            zeros_made_holes: false,
-            umask: None,
-            mtime: None,
-            rate_max: None,
-            lanes: LaneOrder::default(),
-            manifest: false,
-            sample_millis: None,
-        },
+        fetch: Fetch::new(Open::new(b"in".to_vec(), [0; 16]), vec![SourcePath(b"".to_vec())]),
         to: Place { host, port },
         streams: None,
         transport: TransportOrder::Tcp,

@@ -76,6 +76,31 @@ pub struct Fetch {
     pub sample_millis: Option<u32>,
 }
 
+impl Fetch {
+    /// An order for all that the sources hold, as it is there.
+    #[must_use]
+    pub fn new(open: Open, sources: Vec<SourcePath>) -> Self {
+        Self {
+            open,
+            extensions: Extensions::default(),
+            sources,
+            rules: Vec::new(),
+            sizes: (0, u64::MAX),
+            one_file_system: false,
+            list: None,
+            removals: None,
+            owners: OwnerOrder::default(),
+            zeros_made_holes: false,
+            umask: None,
+            mtime: None,
+            rate_max: None,
+            lanes: LaneOrder::default(),
+            manifest: false,
+            sample_millis: None,
+        }
+    }
+}
+
 /// A source as the user wrote it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourcePath(#[serde(with = "bytes")] pub Vec<u8>);
