@@ -8,6 +8,7 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
+use zmove_transport::blocking;
 
 /// The bound on authorizing threads: as many as there are cores.
 #[derive(Debug)]
@@ -27,11 +28,11 @@ impl AuthorizerThreads {
     /// Runs `work` on a blocking thread, once fewer than the bound are busy.
     pub(crate) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let permit = Arc::clone(&self.0).acquire_owned().await.expect("nobody closes it");
-        let done = tokio::task::spawn_blocking(move || {
+        let authorizing = move || {
             let _until_it_ends = permit;
             work()
-        });
-        done.await.expect("authorizing does not panic")
+        };
+        blocking(authorizing).await
     }
 }
 

@@ -19,7 +19,9 @@ use zmove_engine::{
 };
 use zmove_receiver::Quota;
 use zmove_sender::{Beside, Memory, Push, PushJob, Run, SessionError, Summary};
-use zmove_transport::{Claim, ControlReader, ControlWriter, DialError, Fingerprint, Reach, TransportChoice};
+use zmove_transport::{
+    Claim, ControlReader, ControlWriter, DialError, Fingerprint, Reach, TransportChoice, blocking,
+};
 use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
     Begin, Cipher, CopyOrder, CopyState, EndedCopy, Fetch, GrantOrder, Place, Refusal, RefusalCode, Relay,
@@ -251,11 +253,11 @@ async fn push(
     let started = Instant::now();
     let mut run = Run::begin(None, started);
     let first_config = config.clone();
-    let starting = tokio::task::spawn_blocking(move || {
+    let starting = move || {
         let push = Push::start(job, first_config, &mut run, started);
         (push, run)
-    });
-    let (first, mut run) = starting.await.expect("starting a push does not panic");
+    };
+    let (first, mut run) = blocking(starting).await;
     let Place { host, port } = order.to.clone();
     let remote = Remote { host, port, path: fetch.open.target.clone(), login: None };
     let settings = dial_settings(order, Fingerprint(key));

@@ -22,7 +22,7 @@ use zmove_sender::{
     PushJob, Relay, Removals, Run, SenderConfig, SessionError, Summary, Zeros,
 };
 use zmove_transport::{
-    Claim, ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink, SharedRate,
+    Claim, ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink, SharedRate, blocking,
 };
 use zmove_types::{Account, Accounts, NoAccounts, RateLimit, TransferId};
 use zmove_wire::limits::{
@@ -530,11 +530,11 @@ impl Prepared {
             Manifest::told(move |path, root| relaying.hash(path, root))
         });
         let mut run = Run::begin(manifest, started);
-        let starting = tokio::task::spawn_blocking(move || {
+        let starting = move || {
             let push = Push::start(job, config, &mut run, started);
             (push, run)
-        });
-        let (push, mut run) = starting.await.expect("starting a push does not panic");
+        };
+        let (push, mut run) = blocking(starting).await;
         let ending = Arc::clone(&relaying);
         let missing = missing.len() as u64;
         let relay = Relay { words, last: Box::new(move |ended| ending.end(ended, missing)) };

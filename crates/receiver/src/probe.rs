@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_transport::{ControlError, LaneError, LaneSource};
+use zmove_transport::{ControlError, LaneError, LaneSource, blocking};
 use zmove_types::{BufferPool, Doing};
 use zmove_wire::limits::{LANES_UNASKED_MAX, PROBE_BYTES_MAX, PROBE_SECONDS_MAX, SAMPLES_OUTSTANDING_MAX};
 use zmove_wire::{Finished, Moment, Open, Opened, Sampled, TargetState, ToReceiver, ToSender, WireError};
@@ -162,7 +162,7 @@ impl Probe {
         self.tally.pool.close();
         self.lanes.trip();
         let lanes = self.lanes;
-        tokio::task::spawn_blocking(move || lanes.join()).await.expect("it does not panic");
+        blocking(move || lanes.join()).await;
     }
 }
 

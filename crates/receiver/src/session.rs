@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, Pulse};
+use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, Pulse, blocking};
 use zmove_types::{FileId, StageTimes, TransferId};
 use zmove_wire::limits::{
     ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX, within,
@@ -715,7 +715,7 @@ impl Running {
                 transfer.drop_overtaken();
             }
         };
-        tokio::task::spawn_blocking(stopped).await.expect("neither panics");
+        blocking(stopped).await;
         if let Some(finishing) = self.finishing {
             // The wait for it was broken off. It may end as it likes now, in a panic too.
             let _ended = finishing.await;
@@ -725,7 +725,7 @@ impl Running {
         let (target, journal_trouble) = (self.open.target.clone(), self.transfer.parts.trouble());
         // Drop the transfer here, so that the next session finds its parts and journals free.
         let transfer = self.transfer;
-        tokio::task::spawn_blocking(move || drop(transfer)).await.expect("nothing that is let go of panics");
+        blocking(move || drop(transfer)).await;
         drop(self.target_lease);
         ended.map(|()| SessionReport { target, journal_trouble, ..self.report })
     }

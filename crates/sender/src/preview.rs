@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use zmove_transport::Inbox;
+use zmove_transport::{Inbox, blocking};
 use zmove_types::Observer;
 use zmove_wire::Open;
 
@@ -99,8 +99,7 @@ pub(crate) async fn run(
     let elapsed = started.elapsed();
     // From here on the planner waits for no more replies.
     drop(receipts);
-    let joined = tokio::task::spawn_blocking(move || threads.join()).await;
-    joined.expect("a preview's thread does not panic");
+    blocking(move || threads.join()).await;
     let finished = ended?;
     let totals = &session.account.totals;
     let summary = Summary {

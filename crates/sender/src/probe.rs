@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::time::{sleep_until, timeout};
-use zmove_transport::{ControlError, ControlWriter, Inbox, LaneError, LaneSink};
+use zmove_transport::{ControlError, ControlWriter, Inbox, LaneError, LaneSink, blocking};
 use zmove_wire::limits::SWEEP_MILLIS_MAX;
 use zmove_wire::{
     Moment, Open, Overwrite, Purpose, Sampled, SweepOrder, Swept, ToReceiver, ToSender, Version, WireError,
@@ -156,7 +156,7 @@ impl Probing {
     /// receiver had that byte, after `started`.
     async fn begin(&mut self, started: Instant) -> Result<(Duration, RoundTrips), SessionError> {
         let first = self.lanes(1).await?.swap_remove(0);
-        tokio::task::spawn_blocking(move || send_one(first)).await.expect("it does not panic")?;
+        blocking(move || send_one(first)).await?;
         self.lanes_ended += 1;
         self.sample(Moment::Ended(self.lanes_ended)).await?;
         let begun = Instant::now();

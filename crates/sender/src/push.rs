@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
-use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink};
+use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, blocking};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{Cipher, Finished, Open, Purpose, ToReceiver, ToSender, Version, Waiting, WireError};
@@ -363,8 +363,7 @@ impl Running<'_> {
         let reading = Reading::take(&pipeline);
         let left_out = pipeline.scan.left_out();
         let session = Arc::clone(&pipeline.session);
-        let joined = tokio::task::spawn_blocking(move || pipeline.join()).await;
-        joined.expect("a push's threads do not panic");
+        blocking(move || pipeline.join()).await;
         let account = &session.account;
         let finished = ended.inspect_err(|_broken_off| leave(&session, lanes, run))?;
         let manifest = account.files().manifest.take();

@@ -4,6 +4,7 @@
 //! Lanes are blocking and belong to threads; control is asynchronous. Nothing here knows what a frame means.
 //! **Invariant:** no connection is handed out before both ends have proved their keys.
 
+mod blocking;
 mod channel;
 mod control;
 mod endpoint;
@@ -18,6 +19,7 @@ mod record;
 mod tcp_tls;
 mod trust;
 
+pub use blocking::blocking;
 pub use channel::{Channel, ChannelDialler, Claim, Incoming, Inherited, Listener, Reach, TransportChoice};
 pub use control::{CONTROL_SILENCE_MAX, ControlError, ControlReader, ControlWriter, Inbox, control_pair};
 pub use endpoint::Endpoint;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use zmove_transport::{LaneBreaker, LaneSource};
+use zmove_transport::{LaneBreaker, LaneSource, blocking};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
@@ -111,7 +111,7 @@ impl Workers {
         if threads.is_empty() {
             return;
         }
-        tokio::task::spawn_blocking(|| join(threads)).await.expect("joining does not panic");
+        blocking(|| join(threads)).await;
     }
 
     /// Adds a thread: the first one in any case, others only as far as the key may have them.
