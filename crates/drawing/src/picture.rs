@@ -1,7 +1,7 @@
 //! The parts of a picture: paper, heading, legend, lines and text.
 
 use svg::Document;
-use svg::node::element::{Description, Group, Line as Stroke, Polyline, Rectangle, Text, Title};
+use svg::node::element::{Description, Group, Line as Stroke, Polyline, Rectangle, Style, Text, Title};
 
 /// The heading above the diagrams.
 #[derive(Debug)]
@@ -23,11 +23,11 @@ pub struct Pen {
     pub width: f64,
 }
 
-/// A picture of the given height as SVG; its diagrams begin at [`TOP`].
-pub fn document(heading: &Heading, described: &str, height: f64, body: Group) -> String {
+/// A picture of the given width and height as SVG; its diagrams begin at [`TOP`].
+pub fn document(heading: &Heading, described: &str, (width, height): (f64, f64), body: Group) -> String {
     let title = bold(&heading.title, LEFT, 26.0).set("font-size", 18);
     let document = Document::new()
-        .set("viewBox", (0.0, 0.0, WIDTH, height))
+        .set("viewBox", (0.0, 0.0, width, height))
         .set("style", "width:100%;max-width:60rem;height:auto")
         .set("role", "img")
         .set("font-family", "Helvetica, Arial, 'DejaVu Sans', sans-serif")
@@ -35,10 +35,20 @@ pub fn document(heading: &Heading, described: &str, height: f64, body: Group) ->
         .set("fill", INK)
         .add(Title::new(heading.title.as_str()))
         .add(Description::new().add(svg::node::Text::new(described)))
-        .add(Rectangle::new().set("width", WIDTH).set("height", height).set("fill", PAPER))
+        .add(Style::new(on_dark()))
+        .add(Rectangle::new().set("width", width).set("height", height).set("fill", PAPER))
         .add(Group::new().add(title).add(words(&heading.below, LEFT, 46.0)))
         .add(body);
     format!("{document}\n")
+}
+
+/// Gives each colour its counterpart where the reader's screen is dark. A viewer that knows no media queries shows the
+/// colours that stand in the elements.
+fn on_dark() -> String {
+    let rules = DARK.iter().fold(String::new(), |rules, (light, dark)| {
+        rules + &format!("[fill=\"{light}\"]{{fill:{dark}}}[stroke=\"{light}\"]{{stroke:{dark}}}")
+    });
+    format!("@media (prefers-color-scheme:dark){{{rules}}}")
 }
 
 /// A legend in one row: a sample of each line, with the line's name.
@@ -134,10 +144,44 @@ pub const LETTER_WIDTH: f64 = 7.6;
 const GRID: &str = "#d9d9d9";
 const INK: &str = "#222222";
 const PAPER: &str = "#ffffff";
+/// The colour of curves that are there to be compared with, and not to be told apart.
+pub const GREY: &str = "#8a8a8a";
+/// All colours of the pictures, each with its counterpart on dark paper.
+const DARK: [(&str, &str); 15] = [
+    (PAPER, "#0d1117"),
+    (INK, "#e6edf3"),
+    (GRID, "#30363d"),
+    (GREY, "#7d8590"),
+    // the bands of the size classes, and their names
+    ("#f3f3f3", "#151b23"),
+    ("#e9e9e9", "#1c2430"),
+    ("#dedede", "#242e3c"),
+    ("#555555", "#9aa4af"),
+    // the curves
+    ("#0072b2", "#58a6e8"),
+    ("#d55e00", "#ff8a3d"),
+    ("#007a5a", "#2fbf94"),
+    ("#b87800", "#e0a63a"),
+    ("#a6508a", "#d68cbd"),
+    ("#857a00", "#c9bd3f"),
+    ("#000000", "#ffffff"),
+];
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_dark_screen_gets_light_ink() {
+        let heading = Heading { title: String::new(), below: String::new() };
+        let drawing = document(&heading, "", (WIDTH, 100.0), Group::new());
+        let (_, dark) = drawing.split_once("@media (prefers-color-scheme:dark)").unwrap();
+        assert!(dark.contains(&format!("[fill=\"{INK}\"]{{fill:#e6edf3}}")), "{drawing}");
+        assert!(
+            drawing.contains(&format!("fill=\"{INK}\"")),
+            "the colour for light paper stands in the element"
+        );
+    }
 
     #[test]
     fn a_long_name_keeps_its_end() {

@@ -1,12 +1,14 @@
 //! Curves over file sizes, or over a few steps, in panels one above the other.
 
-use svg::node::element::{Group, Path, Polyline};
+use svg::node::element::{Group, Path};
 use zmove_drawing::classes::{NAMES, SizeAxis};
 use zmove_drawing::scale::{Axis, LogAxis};
 use zmove_drawing::{
-    GAP, Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, Pen, TOP, bold, document, drawn, grid, grid_with_labels,
-    rounded, stroke, words,
+    GAP, GREY, Heading, LEFT, PLOT_WIDTH, Pen, TOP, WIDTH, bold, document, drawn, grid, grid_with_labels,
+    polyline, rounded, stroke, words,
 };
+
+use super::cells::distinct;
 
 /// A whole picture.
 #[derive(Debug)]
@@ -74,8 +76,8 @@ pub(crate) struct Look {
 impl Chart {
     /// The picture as SVG.
     pub(crate) fn svg(&self) -> String {
-        let (legend, mut top) = legend(&self.panels, TOP);
-        let mut body = Group::new().add(legend);
+        let mut body = Group::new();
+        let mut top = TOP;
         for panel in &self.panels {
             body = body.add(panel.at(top, &self.across));
             top += HEAD + HEIGHT + BELOW + GAP;
@@ -84,7 +86,7 @@ impl Chart {
             words(self.title_across, LEFT + PLOT_WIDTH / 2.0, top - GAP + 14.0).set("text-anchor", "middle");
         body = body.add(title).add(words(&self.foot, LEFT, top + 12.0).set("font-size", 11));
         let described: Vec<&str> = self.panels.iter().map(|panel| panel.title.as_str()).collect();
-        document(&self.heading, &described.join("; "), top + 22.0, body)
+        document(&self.heading, &described.join("; "), (WIDTH + NAMES_WIDTH, top + 22.0), body)
     }
 }
 
@@ -128,53 +130,79 @@ impl Panel {
             .add(grid)
             .add(labels)
             .add(across.labels(bottom));
+        let measured = distinct(self.curves.iter().flat_map(|curve| &curve.points).map(|point| point.x));
         for curve in &self.curves {
-            group = group.add(curve.drawn(&|x| across.place(x), &height_of));
+            group = group.add(curve.drawn(&measured, &|x| across.place(x), &height_of));
+        }
+        group.add(self.names(&|x| across.place(x), &height_of, plot_top))
+    }
+
+    /// The names of the curves at their ends, as far apart as letters need; a thin line leads from the end of a curve to
+    /// a name that had to move.
+    fn names(&self, place: &dyn Fn(f64) -> f64, height_of: &dyn Fn(f64) -> f64, top: f64) -> Group {
+        let end = |curve: &Curve| curve.points.last().map(|point| (place(point.x), height_of(point.y)));
+        let mut ends: Vec<(&Curve, (f64, f64))> =
+            self.curves.iter().filter_map(|curve| Some((curve, end(curve)?))).collect();
+        ends.sort_by(|(_, (_, one)), (_, (_, other))| one.total_cmp(other));
+        let heights: Vec<f64> = ends.iter().map(|(_, (_, height))| *height).collect();
+        let x = LEFT + PLOT_WIDTH + 12.0;
+        let mut group = Group::new();
+        for ((curve, (end_x, end_y)), y) in ends.into_iter().zip(spread(&heights, top, top + HEIGHT)) {
+            let colour = curve.look.pen.colour;
+            let name = words(&curve.name, x, y + 4.5).set("fill", colour);
+            group = group.add(if curve.look.is_emphasised() { name } else { name.set("font-size", 11) });
+            if (y - end_y).abs() > NAME_HEIGHT / 4.0 || x - end_x > NAME_HEIGHT * 2.0 {
+                let leader = stroke((end_x + 6.0, end_y), (x - 3.0, rounded(y)));
+                let pen = Pen { colour, dashes: Some("1 2"), width: 0.7 };
+                group = group.add(drawn(pen).add(leader));
+            }
         }
         group
     }
 }
 
+/// Moves sorted heights apart until each has room for a name, within the plot where they all have room there.
+fn spread(heights: &[f64], top: f64, bottom: f64) -> Vec<f64> {
+    let mut places: Vec<f64> = Vec::with_capacity(heights.len());
+    for height in heights {
+        let above = places.last().map_or(top, |above| above + NAME_HEIGHT);
+        places.push(height.max(above));
+    }
+    let mut below = bottom.max(top + NAME_HEIGHT * as_f64(heights.len().saturating_sub(1)));
+    for place in places.iter_mut().rev() {
+        *place = place.min(below);
+        below = *place - NAME_HEIGHT;
+    }
+    places
+}
+
 impl Curve {
-    fn drawn(&self, place: &dyn Fn(f64) -> f64, height_of: &dyn Fn(f64) -> f64) -> Group {
-        let places: Vec<(f64, f64, bool)> =
-            self.points.iter().map(|point| (place(point.x), height_of(point.y), point.is_cut)).collect();
-        let line: Vec<String> = places.iter().map(|(x, y, _)| format!("{x},{y}")).collect();
-        let group = drawn(self.look.pen).add(Polyline::new().set("points", line.join(" ")));
-        places.iter().fold(group, |group, (x, y, is_cut)| group.add(self.look.mark_at(*x, *y, *is_cut)))
+    /// The marks of all points, and lines between those that were measured one after the other: where this curve lacks a
+    /// point that another curve of the panel has, nothing is known in between.
+    fn drawn(&self, measured: &[f64], place: &dyn Fn(f64) -> f64, height_of: &dyn Fn(f64) -> f64) -> Group {
+        let number = |point: &Point| measured.iter().position(|x| x.to_bits() == point.x.to_bits());
+        let follows = |one: &Point, next: &Point| number(one).map(|number| number + 1) == number(next);
+        let mut group = drawn(self.look.pen);
+        for run in self.points.chunk_by(follows) {
+            group = group.add(polyline(run.iter().map(|point| (place(point.x), height_of(point.y)))));
+        }
+        let mark = |point: &Point| self.look.mark_at(place(point.x), height_of(point.y), point.is_cut);
+        self.points.iter().map(mark).fold(group, Group::add)
     }
 }
 
 impl Look {
+    /// Whether the picture is about whatever looks so.
+    pub(crate) fn is_emphasised(&self) -> bool {
+        self.pen.colour != GREY
+    }
+
     /// The mark of a run that was cut is hollow.
     fn mark_at(&self, x: f64, y: f64, is_cut: bool) -> Path {
         let fill = if is_cut { "#ffffff" } else { self.pen.colour };
         let mark = Path::new().set("d", self.mark).set("transform", format!("translate({x},{y})"));
         mark.set("fill", fill).set("stroke-dasharray", "none").set("stroke-width", 1.6)
     }
-}
-
-/// Samples of all curves, in as many rows as they need, and where what stands below them begins.
-fn legend(panels: &[Panel], top: f64) -> (Group, f64) {
-    let mut group = Group::new();
-    let mut told: Vec<&str> = Vec::new();
-    let (mut x, mut y) = (LEFT, top + 6.0);
-    for curve in panels.iter().flat_map(|panel| &panel.curves) {
-        if told.contains(&curve.name.as_str()) {
-            continue;
-        }
-        told.push(&curve.name);
-        let width = curve.name.chars().fold(SAMPLE_WIDTH + 17.0, |width, _| width + LETTER_WIDTH);
-        if x + width > LEFT + PLOT_WIDTH + 12.0 {
-            (x, y) = (LEFT, y + LEGEND_ROW);
-        }
-        let sample = stroke((x, y - 4.5), (x + SAMPLE_WIDTH, y - 4.5));
-        let mark = curve.look.mark_at(x + SAMPLE_WIDTH / 2.0, y - 4.5, false);
-        let name = words(&curve.name, x + SAMPLE_WIDTH + 5.0, y);
-        group = group.add(drawn(curve.look.pen).add(sample).add(mark)).add(name);
-        x += width;
-    }
-    (group, y + LEGEND_ROW)
 }
 
 /// A scale, which maps values to positions in a diagram from 0 to 1.
@@ -215,8 +243,10 @@ const HEAD: f64 = 22.0 + NAMES;
 const HEIGHT: f64 = 210.0;
 /// The space below a chart for the labels of the horizontal axis.
 const BELOW: f64 = 24.0;
-const LEGEND_ROW: f64 = 19.0;
-const SAMPLE_WIDTH: f64 = 24.0;
+/// The space at the right for the names of the curves.
+const NAMES_WIDTH: f64 = 90.0;
+/// The space that a name needs.
+const NAME_HEIGHT: f64 = 14.5;
 const TICKS_MAX: u32 = 5;
 
 #[cfg(test)]
@@ -225,49 +255,49 @@ mod tests {
     use super::super::looks;
     use super::*;
 
-    fn chart(curves: usize) -> Chart {
-        let curve = |tool: &str| Curve {
-            name: looks::name(tool),
-            look: looks::look(tool),
-            points: vec![Point { x: 0.0, y: 0.5, is_cut: false }, Point { x: 1.0, y: 900.0, is_cut: true }],
-        };
+    const STEPS: [&str; 3] = ["0.2 ms", "10 ms", "90 ms"];
+
+    fn chart(curves: Vec<Curve>) -> Chart {
         Chart {
             heading: Heading { title: "a < b".to_owned(), below: String::new() },
-            across: Across::Steps(vec!["0.2 ms".to_owned(), "90 ms".to_owned()]),
+            across: Across::Steps(STEPS.map(str::to_owned).to_vec()),
             title_across: "round trip",
-            panels: vec![Panel {
-                title: "MB/s".to_owned(),
-                upwards: Upwards::Logarithmic,
-                curves: ALL.split(',').take(curves).map(curve).collect(),
-            }],
+            panels: vec![Panel { title: "MB/s".to_owned(), upwards: Upwards::Logarithmic, curves }],
             foot: String::new(),
         }
     }
 
-    #[test]
-    fn every_curve_has_a_name_and_a_mark_for_each_point() {
-        let drawing = chart(14).svg();
-        for name in ["zmove", "tar | mbuffer", "GridFTP", "qcp", "round trip", "0.2 ms", "a &lt; b"] {
-            assert!(drawing.contains(name), "{name}");
-        }
-        assert_eq!(drawing.matches("<polyline").count(), 14);
-        assert_eq!(drawing.matches("translate(").count(), 14 * 3, "two points and a sample");
+    fn curve(tool: &str, places: &[f64]) -> Curve {
+        let points = places.iter().map(|x| Point { x: *x, y: 0.5 + 900.0 * x, is_cut: *x > 0.0 }).collect();
+        Curve { name: looks::name(tool), look: looks::look(tool, tool != "qcp"), points }
     }
 
     #[test]
-    fn a_long_legend_moves_the_diagram_down() {
-        let height = |curves| {
-            let drawing = chart(curves).svg();
-            drawing
-                .split("viewBox=\"0 0 480 ")
-                .nth(1)
-                .unwrap()
-                .split('"')
-                .next()
-                .unwrap()
-                .parse::<f64>()
-                .unwrap()
-        };
-        assert!(height(9) > height(2));
+    fn every_curve_has_its_name_and_a_mark_for_each_point() {
+        let drawing = chart(ALL.split(',').map(|tool| curve(tool, &[0.0, 1.0])).collect()).svg();
+        for name in ["zmove", "tar | mbuffer", "GridFTP", "qcp", "round trip", "0.2 ms", "a &lt; b"] {
+            assert!(drawing.contains(name), "{name}");
+        }
+        let curves = ALL.split(',').count();
+        assert_eq!(drawing.matches("<polyline").count(), curves);
+        assert_eq!(drawing.matches("translate(").count(), curves * 2);
+    }
+
+    #[test]
+    fn no_line_is_drawn_over_what_was_not_measured() {
+        let whole = curve("zmove", &[0.0, 1.0, 2.0]);
+        let drawing = chart(vec![whole, curve("rsync", &[0.0, 2.0])]).svg();
+        assert_eq!(drawing.matches("<polyline").count(), 3, "one line, and two single points: {drawing}");
+    }
+
+    #[test]
+    fn names_do_not_lie_on_each_other() {
+        let crowd = vec![100.0; 12];
+        for heights in [crowd, vec![10.0, 11.0, 12.0], vec![208.0, 209.0, 210.0]] {
+            let places = spread(&heights, 10.0, 210.0);
+            let apart = places.windows(2).all(|pair| pair[1] - pair[0] > NAME_HEIGHT - 1e-9);
+            assert!(apart && places.iter().all(|place| (9.9..210.1).contains(place)), "{places:?}");
+        }
+        assert_eq!(spread(&[50.0, 90.0], 10.0, 210.0), [50.0, 90.0], "who has room stays");
     }
 }

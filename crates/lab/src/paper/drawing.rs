@@ -73,7 +73,8 @@ impl Pictures {
         ];
         for (name, rtt_ms, tools, bytes_max) in numbered {
             let title = format!("Rate by file size, {rtt_ms} ms");
-            all.push((name, self.by_size(title, tools, &[rtt_ms], bytes_max)));
+            // Few tools, and the message is how many times as fast one of them is.
+            all.push((name, self.by_size(title, tools, Upwards::Linear, rtt_ms, bytes_max)));
         }
         let swept = [
             ("fig08-lan-processes-losf", near, SizeClass::Losf),
@@ -92,7 +93,8 @@ impl Pictures {
         let mut named: Vec<(String, Chart)> =
             all.into_iter().map(|(name, chart)| (name.to_owned(), chart)).collect();
         for rtt_ms in self.round_trips() {
-            let chart = self.by_size(format!("All tools, {rtt_ms} ms"), &every, &[rtt_ms], u64::MAX);
+            let title = format!("All tools, {rtt_ms} ms");
+            let chart = self.by_size(title, &every, Upwards::Logarithmic, rtt_ms, u64::MAX);
             named.push((format!("all-{rtt_ms}ms"), chart));
         }
         named.push(("rate-by-rtt".to_owned(), self.by_round_trip(&every)));
@@ -121,19 +123,12 @@ impl Pictures {
         Chart { heading, across: across.0, title_across: across.1, panels, foot }
     }
 
-    /// A panel for each round trip.
-    fn by_size(&self, title: String, tools: &[&str], rtts_ms: &[f64], bytes_max: u64) -> Chart {
-        let panel = |rtt_ms: &f64| {
-            let wanted =
-                |cell: &&Cell| cell.rtt_ms.to_bits() == rtt_ms.to_bits() && cell.file_bytes <= bytes_max;
-            Panel {
-                title: "MB per second".to_owned(),
-                upwards: Upwards::Logarithmic,
-                curves: self.curves(tools, &wanted, |cell| cell.rate.map(|rate| rate / 1e6)),
-            }
-        };
-        let panels = rtts_ms.iter().map(panel).collect();
-        self.chart(title, (self.size_axis(bytes_max), "size of each file"), panels)
+    /// The tools over file sizes at one round trip.
+    fn by_size(&self, title: String, tools: &[&str], upwards: Upwards, rtt_ms: f64, bytes_max: u64) -> Chart {
+        let wanted = |cell: &&Cell| cell.rtt_ms.to_bits() == rtt_ms.to_bits() && cell.file_bytes <= bytes_max;
+        let curves = self.curves(tools, &wanted, |cell| cell.rate.map(|rate| rate / 1e6));
+        let panel = Panel { title: "MB per second".to_owned(), upwards, curves };
+        self.chart(title, (self.size_axis(bytes_max), "size of each file"), vec![panel])
     }
 
     /// A curve over sizes for each tool.
@@ -251,13 +246,20 @@ impl Pictures {
     }
 }
 
-/// The curves of those tools that have points.
+/// The curves of those tools that have points. A run that brought nothing is no point: its curve has a gap there.
 fn curves(tools: &[&str], points: impl Fn(&str) -> Vec<Point>) -> Vec<Curve> {
-    let curve =
-        |tool: &&str| Curve { name: looks::name(tool), look: looks::look(tool), points: points(tool) };
-    tools.iter().map(curve).filter(|curve| !curve.points.is_empty()).collect()
+    let curve = |tool: &&str| {
+        let is_emphasised = tools.len() <= FEW || EMPHASISED.contains(tool);
+        let points = points(tool).into_iter().filter(|point| point.y > 0.0).collect();
+        Curve { name: looks::name(tool), look: looks::look(tool, is_emphasised), points }
+    };
+    let mut curves: Vec<Curve> = tools.iter().map(curve).filter(|curve| !curve.points.is_empty()).collect();
+    // What a picture is about lies above the rest.
+    curves.sort_by_key(|curve| curve.look.is_emphasised());
+    curves
 }
 
+/// The mean of a class, of which a run that brought nothing leaves none.
 fn geometric_mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let logs: Vec<f64> = values.map(f64::ln).collect();
     (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / as_f64(logs.len())).exp())
@@ -267,6 +269,11 @@ fn power(bytes: u64) -> f64 {
     ByteCount(bytes).as_f64().log2()
 }
 
+/// As many curves can be told apart by their colours.
+const FEW: usize = 4;
+/// The tools that stand out where there are more than a few: this one, what most people have, and the two that come
+/// nearest over a long path.
+const EMPHASISED: [&str; 4] = ["zmove", "rsync", "tarmbuffer", "gridftp"];
 /// The largest that is still one of lots of small files.
 const LOSF_BYTES: u64 = (1 << 20) - 1;
 pub(crate) const CLASSES: [(SizeClass, &str); 3] =
@@ -306,5 +313,6 @@ mod tests {
     fn the_mean_of_a_class_is_that_of_its_factors() {
         assert!((geometric_mean([1.0, 100.0].into_iter()).unwrap() - 10.0).abs() < 1e-9);
         assert_eq!(geometric_mean(std::iter::empty()), None);
+        assert_eq!(geometric_mean([7.0, 0.0].into_iter()), Some(0.0), "and what is zero is not drawn");
     }
 }

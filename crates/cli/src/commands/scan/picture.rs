@@ -8,8 +8,8 @@ use super::advice::percent;
 use zmove_drawing::classes::{NAMES, SizeAxis};
 use zmove_drawing::scale::{Axis, BYTES, Unit, unit};
 use zmove_drawing::{
-    GAP, Heading, LEFT, PLOT_WIDTH, TITLE_LETTERS, TOP, bold, document, fitted, grid, grid_with_labels,
-    rounded, words,
+    GAP, Heading, LEFT, PLOT_WIDTH, TITLE_LETTERS, TOP, WIDTH, bold, document, fitted, grid,
+    grid_with_labels, rounded, words,
 };
 
 /// Draws both histograms.
@@ -40,7 +40,7 @@ pub(super) fn draw(histogram: &Histogram, name: &str) -> String {
         _ => "size of the files, doubling from bar to bar",
     };
     let body = body.add(words(note, LEFT + PLOT_WIDTH / 2.0, bottom).set("text-anchor", "middle"));
-    document(&heading, "files and bytes by file size", bottom + 12.0, body)
+    document(&heading, "files and bytes by file size", (WIDTH, bottom + 12.0), body)
 }
 
 fn panel(

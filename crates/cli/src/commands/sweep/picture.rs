@@ -8,7 +8,7 @@ use crate::ceiling::date;
 use zmove_drawing::classes::{NAMES, SizeAxis};
 use zmove_drawing::scale::LogAxis;
 use zmove_drawing::{
-    GAP, Heading, LEFT, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, bold, document, drawn, fitted, grid,
+    GAP, Heading, LEFT, PLOT_WIDTH, Pen, TITLE_LETTERS, TOP, WIDTH, bold, document, drawn, fitted, grid,
     grid_with_labels, legend, polyline, rounded, words,
 };
 
@@ -31,7 +31,12 @@ pub(super) fn draw(sweep: &Sweep) -> String {
     }
     let bottom = top - GAP + 12.0;
     body = body.add(words("size of each file", LEFT + PLOT_WIDTH / 2.0, bottom).set("text-anchor", "middle"));
-    document(&Heading { title, below }, "bytes and files per second by file size", bottom + 12.0, body)
+    document(
+        &Heading { title, below },
+        "bytes and files per second by file size",
+        (WIDTH, bottom + 12.0),
+        body,
+    )
 }
 
 /// The value of a direction that a panel shows.

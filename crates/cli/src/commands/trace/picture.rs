@@ -5,8 +5,8 @@ use svg::node::element::Group;
 use super::panels::Panel;
 use zmove_drawing::scale::{self, Axis, Unit};
 use zmove_drawing::{
-    GAP, Heading, LEFT, PLOT_WIDTH, TOP, bold, document, drawn, grid, grid_with_labels, legend, polyline,
-    rounded, stroke, words,
+    GAP, Heading, LEFT, PLOT_WIDTH, TOP, WIDTH, bold, document, drawn, grid, grid_with_labels, legend,
+    polyline, rounded, stroke, words,
 };
 
 /// Draws the panels over `seconds`.
@@ -21,7 +21,7 @@ pub(super) fn draw(heading: &Heading, panels: &[Panel], seconds: f64) -> String 
     let bottom = top - GAP;
     let height = bottom + 44.0;
     let described: Vec<&str> = panels.iter().map(|panel| panel.title.as_str()).collect();
-    document(heading, &described.join("; "), height, body.add(time_labels(&time, bottom)))
+    document(heading, &described.join("; "), (WIDTH, height), body.add(time_labels(&time, bottom)))
 }
 
 /// The axis that all panels share.
