@@ -137,12 +137,9 @@ fn a_trace_is_summed_up_and_drawn(site: &Site) {
     assert_eq!(quiet.stdout, "");
     let picture = std::fs::read_to_string(site.path("trace.svg")).unwrap();
     assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"), "{picture}");
-    for part in [
-        "8.00 MiB in ",
-        "How far each stage is, MiB",
-        "Lanes that are up",
-        "time since the command started, s",
-    ] {
+    for part in
+        ["8.00 MiB in ", "Stored and verified, MiB", "Lanes that are up", "time since the command started, s"]
+    {
         assert!(picture.contains(part), "{part} in {picture}");
     }
     assert_eq!(picture.contains("Sent again"), site.is_remote());

@@ -79,18 +79,18 @@ fn what_is_not_there_and_what_cannot_be_read() {
 }
 
 #[test]
-fn a_picture_has_both_histograms() {
+fn a_picture_has_two_bars_a_class_and_the_advice() {
     let site = grown();
     let said = site.zmove(&["scan", "--svg", "scan.svg", "source"]).outcome().done().stdout;
     assert!(said.contains("LOSF is 71.4 % of the files and 0.0 % of the bytes"), "{said}");
     let drawing = std::fs::read_to_string(site.path("scan.svg")).unwrap();
     for part in [
         "<svg",
-        "7 files, 1.00 GiB; LOSF is 71.4 % and 0.0 % of them",
-        "Files by size",
-        "Bytes by size, GiB",
-        "medium",
-        "1 MiB",
+        "7 files, 1.00 GiB",
+        "LOSF: below 1 MiB",
+        "71.4 % of the files: 5",
+        "large: from 1 GiB",
+        "LOSF is 71.4 % of the files",
     ] {
         assert!(drawing.contains(part), "{part}");
     }

@@ -42,7 +42,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         advice.lines().for_each(terminal::say);
     }
     if let Some(file) = &args.svg {
-        terminal::save(file, &picture::draw(&walked, &terminal::Printable(&name).to_string()))?;
+        terminal::save(file, &picture::draw(&walked, &advice, &terminal::Printable(&name).to_string()))?;
     }
     Ok(if walked.errors > 0 { Exit::Partial } else { Exit::Done })
 }

@@ -1,153 +1,116 @@
-//! The histograms as an SVG: the number of files by size, and the bytes in them.
+//! The size classes as an SVG: how many files, and how many bytes, are in each; and what follows from it.
 
 use svg::node::element::{Group, Rectangle};
+use zmove_drawing::{
+    Heading, LEFT, LETTER_WIDTH, PLOT_WIDTH, TITLE_LETTERS, TOP, WIDTH, bold, document, fitted, rounded,
+    words,
+};
 use zmove_scan::{Histogram, Share};
-use zmove_types::ByteCount;
+use zmove_types::{ByteCount, SizeClass};
 
 use super::advice::percent;
-use zmove_drawing::classes::{NAMES, SizeAxis};
-use zmove_drawing::scale::{Axis, BYTES, Unit, unit};
-use zmove_drawing::{
-    GAP, Heading, LEFT, PLOT_WIDTH, TITLE_LETTERS, TOP, WIDTH, bold, document, fitted, grid,
-    grid_with_labels, rounded, words,
-};
+use crate::display::format::counted;
 
-/// Draws both histograms.
-pub(super) fn draw(histogram: &Histogram, name: &str) -> String {
+/// Draws two bars for each class, and below them the advice in words.
+pub(super) fn draw(histogram: &Histogram, advice: &str, name: &str) -> String {
     let files = histogram.files;
-    let losf = histogram.losf;
-    let below = format!(
-        "{} files, {}; LOSF is {} and {} of them",
-        files.files,
-        ByteCount(files.bytes),
-        percent(losf.files, files.files),
-        percent(losf.bytes, files.bytes)
-    );
+    let below = format!("{}, {}", counted(files.files, "file"), ByteCount(files.bytes));
     let heading = Heading { title: fitted(name, TITLE_LETTERS), below };
-    let buckets: Vec<_> = histogram.buckets().map(|(start, share)| (power(start), share)).collect();
-    let sizes = axis(&buckets);
-    let counts = |share: &Share| ByteCount(share.files).as_f64();
-    let bytes = |share: &Share| ByteCount(share.bytes).as_f64();
-    let below = TOP + HEAD + HEIGHT + BELOW + GAP;
-    let body = Group::new()
-        .add(panel(&buckets, &sizes, ("Files by size", &COUNTS, "#0072b2"), &counts, TOP))
-        .add(panel(&buckets, &sizes, ("Bytes by size", &BYTES, "#007a5a"), &bytes, below));
-    let bottom = below + HEAD + HEIGHT + BELOW + 12.0;
-    let note = match buckets.first() {
-        Some((power, _)) if *power < 0.0 => {
-            "size of the files, doubling from bar to bar; the first are empty"
-        }
-        _ => "size of the files, doubling from bar to bar",
-    };
-    let body = body.add(words(note, LEFT + PLOT_WIDTH / 2.0, bottom).set("text-anchor", "middle"));
-    document(&heading, "files and bytes by file size", (WIDTH, bottom + 12.0), body)
-}
-
-fn panel(
-    buckets: &[(f64, Share)],
-    sizes: &SizeAxis,
-    (title, units, colour): (&str, &[Unit], &str),
-    value: &dyn Fn(&Share) -> f64,
-    top: f64,
-) -> Group {
-    let plot_top = top + HEAD;
-    let bottom = plot_top + HEIGHT;
-    let most = buckets.iter().map(|(_, share)| value(share)).fold(0.0, f64::max);
-    let unit = unit(units, most);
-    let axis = Axis::to_tick(most / unit.size, STEPS_MAX);
-    let ticks =
-        axis.ticks.iter().map(|tick| (rounded(bottom - HEIGHT * tick / axis.most), axis.label(*tick)));
-    let [grid, labels] = grid_with_labels(grid(), ticks);
-    let mut bars = Group::new().set("fill", colour);
-    for (power, share) in buckets.iter().filter(|(_, share)| share.files > 0) {
-        // A bar that stands for anything is visible, however little that is.
-        let height = rounded((HEIGHT * value(share) / unit.size / axis.most).max(BAR_MIN));
-        let x = sizes.place(*power);
-        let end = sizes.place(power + 1.0);
-        let bar = Rectangle::new().set("x", x).set("y", rounded(bottom - height)).set("height", height);
-        bars = bars.add(bar.set("width", rounded((end - x - 1.0).max(1.0))));
+    let mut body = Group::new();
+    let mut y = TOP + 10.0;
+    for (class, title) in CLASSES {
+        let of_class = histogram.buckets().filter(|(start, _)| SizeClass::of(*start) == class);
+        let share = of_class.fold(Share::default(), |sum, (_, share)| Share {
+            files: sum.files + share.files,
+            bytes: sum.bytes + share.bytes,
+        });
+        let count = format!("{} of the files: {}", percent(share.files, files.files), share.files);
+        let size = format!("{} of the bytes: {}", percent(share.bytes, files.bytes), ByteCount(share.bytes));
+        body = body
+            .add(bold(title, LEFT, y))
+            .add(bar((share.files, files.files), "#0072b2", &count, y + 8.0))
+            .add(bar((share.bytes, files.bytes), "#007a5a", &size, y + 8.0 + ROW));
+        y += CLASS;
     }
-    let title = if unit.name.is_empty() { title.to_owned() } else { format!("{title}, {}", unit.name) };
-    let group = Group::new().add(bold(&title, LEFT, top + 14.0)).add(sizes.bands(plot_top, HEIGHT));
-    group.add(grid).add(labels).add(bars).add(sizes.labels(bottom))
+    for line in wrapped(advice) {
+        body = body.add(words(&line, LEFT, y));
+        y += LINE;
+    }
+    document(&heading, "files and bytes by size class", (WIDTH, y), body)
 }
 
-/// The range of the buckets, at least a few bars wide, so that one bar does not fill the plot.
-fn axis(buckets: &[(f64, Share)]) -> SizeAxis {
-    let first = buckets.first().map_or(0.0, |(power, _)| *power);
-    let last = buckets.last().map_or(0.0, |(power, _)| power + 1.0);
-    SizeAxis { first, last: last.max(first + BARS_MIN), lead: 0.0 }
+/// A bar as long as the part is of the whole, with words at its right.
+fn bar((part, whole): (u64, u64), colour: &str, told: &str, top: f64) -> Group {
+    let share = if whole == 0 { 0.0 } else { ByteCount(part).as_f64() / ByteCount(whole).as_f64() };
+    // A bar that stands for anything is visible, however little that is.
+    let width = if part == 0 { 0.0 } else { (BAR_WIDTH * share).max(BAR_MIN) };
+    let bar = Rectangle::new().set("x", LEFT).set("y", rounded(top)).set("height", ROW - 4.0);
+    Group::new().add(bar.set("width", rounded(width)).set("fill", colour)).add(words(
+        told,
+        LEFT + width + 6.0,
+        top + ROW - 7.0,
+    ))
 }
 
-/// The power of two of a bucket; the bucket of empty files lies before that of one byte.
-fn power(start: u64) -> f64 {
-    start.checked_ilog2().map_or(-1.0, f64::from)
+/// The lines of a text, broken where the picture ends.
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        let mut broken = String::new();
+        for word in line.split(' ') {
+            if !broken.is_empty() && broken.chars().count() + 1 + word.chars().count() > LETTERS_MAX {
+                lines.push(std::mem::take(&mut broken));
+            }
+            if !broken.is_empty() {
+                broken.push(' ');
+            }
+            broken.push_str(word);
+        }
+        lines.push(broken);
+    }
+    lines
 }
 
-/// Units of counts.
-const COUNTS: [Unit; 3] = [
-    Unit { name: "", size: 1.0 },
-    Unit { name: "thousands", size: 1e3 },
-    Unit { name: "millions", size: 1e6 },
+const CLASSES: [(SizeClass, &str); 3] = [
+    (SizeClass::Losf, "LOSF: below 1 MiB"),
+    (SizeClass::Medium, "medium: from 1 MiB to below 1 GiB"),
+    (SizeClass::Large, "large: from 1 GiB"),
 ];
-const HEAD: f64 = 24.0 + NAMES;
-const HEIGHT: f64 = 150.0;
-/// The space below a plot for the labels of sizes.
-const BELOW: f64 = 24.0;
-const STEPS_MAX: u32 = 5;
+/// The longest bar; the rest of the width is for the words beside it.
+const BAR_WIDTH: f64 = PLOT_WIDTH - 220.0;
 const BAR_MIN: f64 = 1.5;
-const BARS_MIN: f64 = 8.0;
+const ROW: f64 = 19.0;
+/// The height of a class: its name, two bars and some air.
+const CLASS: f64 = 72.0;
+const LINE: f64 = 18.0;
+/// The letters that fit into a line.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few dozen")]
+const LETTERS_MAX: usize = (PLOT_WIDTH / LETTER_WIDTH) as usize;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn attributes(drawing: &str, name: &str) -> Vec<f64> {
-        let opening = format!(" {name}=\"");
-        let values = drawing.split(&opening).skip(1).filter_map(|rest| rest.split('"').next());
-        values.filter_map(|value| value.parse().ok()).collect()
-    }
-
-    fn bars(buckets: &[(f64, Share)]) -> String {
-        panel(
-            buckets,
-            &axis(buckets),
-            ("Files by size", &COUNTS, "#0072b2"),
-            &|share| ByteCount(share.files).as_f64(),
-            0.0,
-        )
-        .to_string()
+    #[test]
+    fn a_bar_is_as_long_as_its_share_and_never_unseen() {
+        let width = |part, whole| -> f64 {
+            let drawing = bar((part, whole), "#0072b2", "told", 0.0).to_string();
+            drawing.split("width=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap()
+        };
+        assert_eq!(
+            [(0, 0), (0, 9), (1, 1_000_000)].map(|(part, whole)| width(part, whole)),
+            [0.0, 0.0, BAR_MIN]
+        );
+        assert!((width(1, 2) - BAR_WIDTH / 2.0).abs() < 0.1 && (width(9, 9) - BAR_WIDTH).abs() < 0.1);
     }
 
     #[test]
-    fn each_bucket_that_holds_something_has_a_bar_on_the_paper() {
-        let share = |files| Share { files, bytes: files };
-        for powers in [vec![-1.0], vec![10.0], (0..64).map(f64::from).collect()] {
-            let mut buckets: Vec<_> = powers.iter().map(|power| (*power, share(1))).collect();
-            buckets[0].1 = share(1_000_000);
-            let drawing = bars(&buckets);
-            let bars = drawing.rsplit("fill=\"#0072b2\"").next().unwrap();
-            assert!(drawing.contains("millions"));
-            let drawn = bars.matches("<rect").count();
-            assert_eq!(drawn, buckets.len(), "{drawing}");
-            let (left, right) = (LEFT - 0.1, LEFT + PLOT_WIDTH + 0.1);
-            assert!(attributes(&drawing, "x").iter().all(|x| *x >= 0.0 && *x <= right), "{drawing}");
-            assert!(attributes(bars, "height").iter().all(|height| (BAR_MIN..=HEIGHT).contains(height)));
-            assert!(attributes(bars, "x").iter().take(drawn).all(|x| *x >= left));
-        }
-    }
-
-    #[test]
-    fn empty_buckets_have_no_bar_and_classes_their_band() {
-        let buckets = [
-            (9.0, Share { files: 4, bytes: 9 }),
-            (25.0, Share::default()),
-            (31.0, Share { files: 1, bytes: 1 }),
-        ];
-        let drawing = bars(&buckets);
-        assert_eq!(drawing.rsplit("fill=\"#0072b2\"").next().unwrap().matches("<rect").count(), 2);
-        for name in ["LOSF", "medium", "1 MiB"] {
-            assert!(drawing.contains(name), "{name}: {drawing}");
-        }
+    fn no_word_lies_beyond_the_paper() {
+        let lines = wrapped("their number decides: files per second count, at both ends of a path\nand");
+        assert_eq!(lines.last().unwrap(), "and");
+        assert!(
+            lines.len() == 3 && lines.iter().all(|line| line.chars().count() <= LETTERS_MAX),
+            "{lines:?}"
+        );
     }
 }

@@ -1,11 +1,12 @@
 //! The curves as which a trace is drawn.
 //!
-//! A stage has the same colour and line in every panel. The colours are those of Okabe and Ito, which colour-blind
+//! The totals of the stages lie on each other as long as nothing stalls, so only the last one is drawn, and the distances
+//! between them as a backlog of their own. A stage has the same colour and line in every panel. The colours are those of Okabe and Ito, which colour-blind
 //! people can tell apart; the dashes tell the curves apart in a print without colours.
 
 use zmove_types::ByteCount;
 
-use super::series::{ACKED, Counter, HANDED_OVER, Pieces, Points, STAGES, count};
+use super::series::{Pieces, Points, count};
 use crate::display::trace::Line;
 use zmove_drawing::Pen;
 use zmove_drawing::scale::{self, Axis, Unit};
@@ -31,47 +32,50 @@ pub(super) struct Curve {
 pub(super) fn panels(lines: &[Line]) -> Vec<Panel> {
     let pieces = Pieces::of(lines, PIECES_MAX);
     let kernel_tells = lines.iter().any(|line| line.bytes_acked.is_some());
-    let mut panels =
-        vec![progress(&pieces, kernel_tells), rates(&pieces, kernel_tells), queues(&pieces), lanes(&pieces)];
+    let mut panels = vec![progress(&pieces), rates(&pieces), backlog(&pieces, kernel_tells), lanes(&pieces)];
     if kernel_tells {
         panels.push(resent(&pieces));
     }
     panels
 }
 
-fn progress(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
-    let left_out = if kernel_tells { None } else { Some(ACKED) };
-    scaled("How far each stage is", &scale::BYTES, stages(left_out, |bytes| pieces.totals(bytes)))
+fn progress(pieces: &Pieces<'_>) -> Panel {
+    let points = pieces.totals(|line| bytes(line.bytes_stored));
+    scaled("Stored and verified", &scale::BYTES, vec![Curve { name: "stored", pen: STORED, points }])
 }
 
-fn rates(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
-    let left_out = if kernel_tells { HANDED_OVER } else { ACKED };
-    let mut panel = scaled("How fast", &scale::RATES, stages(Some(left_out), |bytes| pieces.rates(bytes)));
+fn rates(pieces: &Pieces<'_>) -> Panel {
+    let curves = vec![
+        Curve { name: "read", pen: READ, points: pieces.rates(|line| bytes(line.bytes_read)) },
+        Curve { name: "stored", pen: STORED, points: pieces.rates(|line| bytes(line.bytes_stored)) },
+    ];
+    let mut panel = scaled("How fast", &scale::RATES, curves);
     panel.title.push_str(&format!(", over {:.1} s each", pieces.window()));
     panel
 }
 
-/// A curve for each stage but the one that is left out.
-fn stages(left_out: Option<&str>, points: impl Fn(&dyn Fn(&Line) -> f64) -> Points) -> Vec<Curve> {
-    let stages = STAGES.into_iter().zip(PENS).filter(|((name, _), _)| Some(*name) != left_out);
-    let curve = |((name, counter), pen): ((_, Counter), _)| {
-        let points = points(&|line| bytes(counter(line).unwrap_or(0)));
-        Curve { name, pen, points }
+/// What one stage has done and the next has not: bytes pile up before whatever limits the transfer.
+fn backlog(pieces: &Pieces<'_>, kernel_tells: bool) -> Panel {
+    let lag = |ahead: fn(&Line) -> u64, behind: fn(&Line) -> u64| {
+        pieces.means(move |line| bytes(ahead(line).saturating_sub(behind(line))))
     };
-    stages.map(curve).collect()
-}
-
-fn queues(pieces: &Pieces<'_>) -> Panel {
-    let curves = vec![
-        Curve { name: "for readers", pen: READ, points: pieces.means(|line| count(line.packs_waiting)) },
-        Curve { name: "for lanes", pen: LANES, points: pieces.means(|line| count(line.frames_waiting)) },
-        Curve {
-            name: "for receipts",
-            pen: STORED,
-            points: pieces.means(|line| count(line.items_outstanding)),
-        },
-    ];
-    counted("What waits, pieces", (4.0, 4), TALL, curves)
+    // The kernel counts TLS and heads too, so that what is on the path may come out some thousandths too small.
+    let acked: fn(&Line) -> u64 = |line| line.bytes_acked.unwrap_or(0).min(line.bytes_handed_over);
+    let mut curves = vec![Curve {
+        name: "for lanes",
+        pen: READ,
+        points: lag(|line| line.bytes_read, |line| line.bytes_handed_over),
+    }];
+    if kernel_tells {
+        let points = lag(|line| line.bytes_handed_over, acked);
+        curves.push(Curve { name: "for the path", pen: LANES, points });
+        let points = lag(acked, |line| line.bytes_stored);
+        curves.push(Curve { name: "for the target", pen: STORED, points });
+    } else {
+        let points = lag(|line| line.bytes_handed_over, |line| line.bytes_stored);
+        curves.push(Curve { name: "for path and target", pen: LANES, points });
+    }
+    scaled("What bytes wait for", &scale::BYTES, curves)
 }
 
 fn lanes(pieces: &Pieces<'_>) -> Panel {
@@ -113,8 +117,6 @@ const READ: Pen = Pen { colour: "#d55e00", dashes: Some("7 3"), width: 1.8 };
 const LANES: Pen = Pen { colour: "#0072b2", dashes: None, width: 1.6 };
 const STORED: Pen = Pen { colour: "#007a5a", dashes: None, width: 2.6 };
 const RESENT: Pen = Pen { colour: "#000000", dashes: None, width: 1.4 };
-/// The pens of the [`STAGES`].
-const PENS: [Pen; 4] = [READ, LANES, Pen { colour: "#a6508a", dashes: Some("2 2"), width: 1.8 }, STORED];
 /// The most points of a curve: about one for every two units of the picture's width.
 const PIECES_MAX: usize = 200;
 /// The steps of a tall panel's axis.
@@ -135,9 +137,9 @@ mod tests {
     fn units_follow_what_was_moved() {
         let panels = panels(&steady(40, 12_500_000));
         let expected = [
-            "How far each stage is, MiB",
+            "Stored and verified, MiB",
             "How fast, Gbit/s, over 0.1 s each",
-            "What waits, pieces",
+            "What bytes wait for, MiB",
             "Lanes that are up",
             "Sent again, segments per second",
         ];
@@ -147,12 +149,22 @@ mod tests {
     }
 
     #[test]
+    fn bytes_wait_between_one_stage_and_the_next() {
+        let lines = steady(40, 1 << 20);
+        let backlog = &panels(&lines)[2];
+        let names: Vec<_> = backlog.curves.iter().map(|curve| curve.name).collect();
+        assert_eq!(names, ["for lanes", "for the path", "for the target"]);
+        let each = |curve: &Curve| curve.points.iter().all(|(_, waiting)| (waiting - 1.0).abs() < 1e-9);
+        assert!(backlog.curves.iter().all(each), "a MiB between any two stages: {backlog:?}");
+    }
+
+    #[test]
     fn what_the_kernel_does_not_tell_is_not_drawn() {
         let untold = |line: Line| Line { bytes_acked: None, segments_retransmitted: None, ..line };
         let lines: Vec<Line> = steady(3, 1).into_iter().map(untold).collect();
         let panels = panels(&lines);
         assert_eq!(panels.len(), 4);
-        let names: Vec<_> = panels[0].curves.iter().map(|curve| curve.name).collect();
-        assert_eq!(names, ["read", "given to lanes", "stored"]);
+        let names: Vec<_> = panels[2].curves.iter().map(|curve| curve.name).collect();
+        assert_eq!(names, ["for lanes", "for path and target"]);
     }
 }

@@ -9,13 +9,11 @@ pub(super) type Counter = fn(&Line) -> Option<u64>;
 /// The stages in the order in which bytes pass them.
 pub(super) const STAGES: [(&str, Counter); 4] = [
     ("read", |line| Some(line.bytes_read)),
-    (HANDED_OVER, |line| Some(line.bytes_handed_over)),
-    (ACKED, |line| line.bytes_acked),
+    ("given to lanes", |line| Some(line.bytes_handed_over)),
+    // only the kernel can report these
+    ("acknowledged", |line| line.bytes_acked),
     ("stored", |line| Some(line.bytes_stored)),
 ];
-pub(super) const HANDED_OVER: &str = "given to lanes";
-/// The stage whose bytes only the kernel can report.
-pub(super) const ACKED: &str = "acknowledged";
 
 /// Points of a curve, as time and value.
 pub(super) type Points = Vec<(f64, f64)>;
