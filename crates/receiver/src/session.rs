@@ -27,9 +27,9 @@ use zmove_wire::limits::{
 };
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, EntryFault, FaultCode, Finished, GrantToken, Greeting, Offer, OfferWith, Open, Opened, Purpose,
-    Refusal, RefusalCode, Role, SignedReceipt, StageReport, StoredItem, TargetShape, TargetState, ToReceiver,
-    ToSender, TopName, Version, WireError,
+    Answer, EntryFault, FaultCode, Finished, GrantToken, Greeting, Offer, OfferWith, Open, Opened, Operation,
+    Purpose, Refusal, RefusalCode, Role, SignedReceipt, StageReport, StoredItem, TargetShape, TargetState,
+    ToReceiver, ToSender, TopName, Version, WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -565,7 +565,8 @@ impl Running {
                 let fate = if file.fault.is_none() { Fate::Stored } else { Fate::Dropped };
                 self.transfer.settle(Coming::File(file.file), fate);
                 file.fault = file.fault.map(|(operation, code)| (operation, code.known_to(self.version)));
-                self.report.faults += u64::from(file.fault.is_some());
+                let fails = |(_, code): (Operation, FaultCode)| code != FaultCode::AlreadyThere;
+                self.report.faults += u64::from(file.fault.is_some_and(fails));
                 self.ledger.file_done(file);
             }
             Outcome::Fault(mut fault) => {
@@ -737,9 +738,12 @@ fn known_to(version: Version, mut faults: Vec<EntryFault>) -> Vec<EntryFault> {
     faults
 }
 
-/// The number of failures among these faults: a guessed file that is there already is none.
+/// The number of failures among these faults: a guessed file that is there already is none, nor is a link that was not
+/// made, in the place of which the file comes itself.
 fn failures_of(faults: &[EntryFault]) -> u64 {
-    faults.iter().filter(|fault| fault.code != FaultCode::AlreadyThere).count() as u64
+    let is_failure =
+        |fault: &&EntryFault| fault.code != FaultCode::AlreadyThere && fault.operation != Operation::Link;
+    faults.iter().filter(is_failure).count() as u64
 }
 
 fn stage_report(times: &StageTimes) -> StageReport {

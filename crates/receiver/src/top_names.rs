@@ -10,7 +10,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use zmove_types::RelPath;
-use zmove_wire::{Batch, BatchEntry, InquireWith, OfferWith, TargetShape, ToReceiver, WireError};
+use zmove_wire::{
+    Batch, BatchEntry, InquireWith, InquiredKind, OfferWith, TargetShape, ToReceiver, WireError,
+};
 
 /// The names that a sender may bring at the top of the target. Default: any, and the target itself.
 #[derive(Clone, Default)]
@@ -121,6 +123,10 @@ impl TopNames {
                     if group.itself.is_some() {
                         self.check_directory(&group.directory)?;
                     }
+                    group.entries.iter().try_for_each(|entry| match &entry.kind {
+                        InquiredKind::Link { first, .. } => self.check(first),
+                        _ => Ok(()),
+                    })?;
                     self.check_in(&group.directory, group.entries.iter().map(|entry| entry.name.as_bytes()))
                 })
             }
@@ -150,10 +156,10 @@ impl fmt::Debug for TopNames {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_types::{Metadata, Name};
+    use zmove_types::{Metadata, Name, Root, Special};
     use zmove_wire::{
-        DirectoryGroup, Keep, KeptRange, LinkEntry, ListedName, Offer, OfferedFile, OfferedGroup, Remove,
-        RemoveGroup,
+        DirectoryGroup, FileEntry, HashOrder, InquiredEntry, InquiredGroup, InquiredMetadata, Inquiry, Keep,
+        KeptRange, LinkEntry, ListedName, Offer, OfferedFile, OfferedGroup, Remove, RemoveGroup,
     };
 
     fn path(text: &str) -> RelPath {
@@ -201,8 +207,20 @@ mod tests {
         assert!(elsewhere.check(&path("asked")).is_err());
     }
 
+    /// An entry of each kind that is no directory, at the top of the target.
+    fn at_the_top(text: &str) -> [Batch; 4] {
+        let (name, metadata, root) = (|| name(text), Metadata::default, Root([0; 32]));
+        let file = FileEntry { name: name(), metadata: metadata(), bytes: 0, root, data: None };
+        [
+            batch("", BatchEntry::Symlink(name(), metadata(), (*b"to").into())),
+            batch("", BatchEntry::Retouch(name(), metadata())),
+            batch("", BatchEntry::Special(name(), metadata(), Special::Fifo)),
+            batch("", BatchEntry::File(file)),
+        ]
+    }
+
     #[test]
-    fn what_was_not_asked_for_is_refused_in_every_message_and_batch() {
+    fn what_was_not_asked_for_is_refused_in_every_batch() {
         let asked = TopNames::only(|name| name == b"asked");
         let any = TopNames::default();
         let directory = |text: &str| BatchEntry::Directory(name(text), Metadata::default());
@@ -218,11 +236,20 @@ mod tests {
             (batch("other", directory("asked")), false),
             (batch("", BatchEntry::Itself(Metadata::default())), false),
             (batch("asked", link("other")), false),
+            (batch("", link("asked/y")), false),
         ];
-        for (batch, fits) in batches {
+        let fitting = at_the_top("asked").map(|batch| (batch, true));
+        let others = at_the_top("other").map(|batch| (batch, false));
+        for (batch, fits) in batches.into_iter().chain(fitting).chain(others) {
             assert_eq!(asked.check_batch(&batch).is_ok(), fits, "{batch:?}");
             assert_eq!(any.check_batch(&batch), Ok(()));
         }
+    }
+
+    #[test]
+    fn what_was_not_asked_for_is_refused_in_every_message() {
+        let asked = TopNames::only(|name| name == b"asked");
+        let any = TopNames::default();
         let offer = |directory: &str, file: &str| {
             let file = OfferedFile {
                 name: name(file),
@@ -243,7 +270,22 @@ mod tests {
                 vec![RemoveGroup { directory: path(directory), names: vec![ListedName(name(gone))] }];
             ToReceiver::Remove(Remove { remove: 0, groups })
         };
+        let inquire = |kind: InquiredKind, text: &str| {
+            let metadata = InquiredMetadata(Metadata::default(), None);
+            let entries = vec![InquiredEntry { name: name(text), kind, metadata }];
+            let groups = vec![InquiredGroup { directory: path(""), itself: None, entries }];
+            ToReceiver::Inquire(Inquiry { inquiry: 0, groups })
+        };
+        let another = |first: &str| InquiredKind::Link { bytes: 0, first: path(first) };
+        let hash =
+            |text: &str| ToReceiver::Hash(HashOrder { order: 0, path: path(text), first: 0, groups: 1 });
         let messages = [
+            (inquire(InquiredKind::Directory, "asked"), true),
+            (inquire(another("asked/x"), "asked"), true),
+            (hash("asked/x"), true),
+            (inquire(InquiredKind::Directory, "other"), false),
+            (inquire(another("other"), "asked"), false),
+            (hash("other"), false),
             (offer("", "asked"), true),
             (offer("asked", "x"), true),
             (keep("asked"), true),

@@ -28,6 +28,7 @@ fn two_daemons_compare_what_they_have() {
     let outcome = verify(&[]).expect(6);
     let large = format!("~ large (contents of bytes {GROUP_BYTES}-{})\n", 2 * GROUP_BYTES - 1);
     assert!(outcome.stdout.contains(&large) && outcome.stdout.contains("- more\n"), "{}", outcome.stdout);
+    world.result(&[], &super::id_in(&outcome.stderr), &world.sender).expect(6);
     let summary = verify(&["--json", "--one-way"]).expect(6).summary();
     // the file, and the time of the directory that got another one
     assert_eq!((&summary["verify"], &summary["changed"]), (&false.into(), &2.into()));

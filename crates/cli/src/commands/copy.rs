@@ -56,10 +56,24 @@ fn between(settings: &CopySettings, started: Instant) -> Result<Exit> {
     let copied = copied?;
     let shares = Shares::of(&moved, copied.summary.elapsed, None, None);
     summary::print(&copied.summary, args, None, &shares);
-    if let Some(receipt) = copied.receipt.filter(|_| !args.quiet && !args.json) {
+    let exit = exit_of(&copied.summary, args);
+    let Some(receipt) = copied.receipt else { return Ok(exit) };
+    if !args.quiet && !args.json {
         terminal::say(format_args!("signed by {}: {}", settings.target, received(&receipt)));
     }
-    Ok(exit_of(&copied.summary, args))
+    Ok(exit_with(exit, &receipt, copied.summary.failed))
+}
+
+/// The exit code of a copy of which the host that sends tells so many failures, and the other one has signed this.
+fn exit_with(told: Exit, receipt: &Receipt, failed: u64) -> Exit {
+    if told == Exit::Partial || receipt.faults <= failed {
+        return told;
+    }
+    terminal::warn(format_args!(
+        "the target's host has signed {} faults, which the other does not tell",
+        receipt.faults
+    ));
+    Exit::Partial
 }
 
 fn received(Receipt { files, bytes, faults, target, .. }: &Receipt) -> String {
@@ -142,7 +156,16 @@ fn of_sender(
         None if account.preview.is_some() => {}
         None => text += "; without a receipt of that host",
     }
-    let exit = if failed > 0 { Exit::Partial } else { Exit::Done };
+    let differences = account.preview.map_or(0, |(added, changed)| added + changed + account.removed);
+    let told = match (failed + account.kept_by_change, account.spared, &receipt) {
+        (1.., ..) => Exit::Partial,
+        // what nobody has signed may not have come
+        (0, _, None) if account.preview.is_none() => Exit::Broken,
+        (0, 1.., _) => Exit::MaxDelete,
+        (0, 0, _) if differences > 0 => Exit::Differs,
+        _ => Exit::Done,
+    };
+    let exit = receipt.as_ref().map_or(told, |receipt| exit_with(told, receipt, failed));
     let said = json!({
         "state": "ended",
         "files": files,
@@ -175,4 +198,28 @@ fn as_json(receipt: &Receipt) -> Value {
         "sender": Fingerprint(receipt.source).to_string(),
         "ended": receipt.ended,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host may tell its client that all is well, and the one with the target has signed that it is not.
+    #[test]
+    fn faults_that_only_the_target_s_host_tells_are_failures() {
+        let receipt = Receipt {
+            id: [1; 16],
+            client: [2; 32],
+            source: [3; 32],
+            target: Vec::new(),
+            files: 1,
+            bytes: 1,
+            faults: 2,
+            ended: 1,
+        };
+        assert_eq!(exit_with(Exit::Done, &receipt, 1), Exit::Partial);
+        assert_eq!(exit_with(Exit::Done, &receipt, 2), Exit::Done);
+        assert_eq!(exit_with(Exit::MaxDelete, &receipt, 0), Exit::Partial);
+        assert_eq!(exit_with(Exit::Partial, &receipt, 0), Exit::Partial);
+    }
 }
