@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use zmove_receiver::{Session, SessionReport, WriteAccess, run_session};
+use zmove_receiver::{Session, SessionError, SessionReport, WriteAccess, run_session};
 use zmove_transport::{Frame, memory_control, memory_lane};
 use zmove_types::{Buffer, BufferPool, ItemId, Metadata, Name, RelPath, StageClock, Timestamp, TransferId};
 use zmove_wire::{
@@ -61,7 +61,11 @@ impl Intruder {
             access: WriteAccess::Beneath(self.roots),
             ..Session::new(TransferId([5; 16]), Version::NEWEST, far, lanes)
         };
-        let receiving = tokio::spawn(run_session(session, tokio::time::sleep(PATIENCE_AT_MOST)));
+        let stop = async {
+            tokio::time::sleep(PATIENCE_AT_MOST).await;
+            SessionError::Stopping
+        };
+        let receiving = tokio::spawn(run_session(session, stop));
         reader.greeting().await.unwrap();
         writer.send(&encode_message(&self.open.into_message(Version::NEWEST))).await.unwrap();
         let mut inbox = reader.into_inbox(decode_message::<ToSender>, 64);

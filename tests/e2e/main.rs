@@ -52,6 +52,7 @@ mod manifest;
 mod many_lanes;
 mod metadata;
 mod more_lanes;
+mod operator;
 mod output;
 mod overwrite;
 mod paths;

@@ -12,6 +12,7 @@ pub(crate) mod habits;
 mod help;
 mod journal;
 mod keeping;
+mod operate;
 mod probe;
 mod push;
 pub(crate) mod selection;
@@ -30,6 +31,7 @@ pub(crate) use dial::{DialArgs, TransportArg};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use journal::{JournalCleanArgs, JournalCommand};
 pub(crate) use keeping::{KeepingArgs, KindArg, SparseArg};
+pub(crate) use operate::{ControlArgs, DrainArgs, StatusArgs, StopArgs};
 pub(crate) use probe::ProbeArgs;
 pub(crate) use push::{CipherArg, DeltaArg, DurabilityArg, PushArgs};
 pub(crate) use serve::{ConfineArg, ListenArg, LogFormat, MetricsListen, ServeArgs};
@@ -65,6 +67,12 @@ pub(crate) enum Command {
     Verify(Box<VerifyArgs>),
     /// Receive: listen for senders, in the foreground
     Serve(ServeArgs),
+    /// Show what the daemon of this host is doing
+    Status(StatusArgs),
+    /// End a transfer of this host's daemon; the same command of its user goes on with it
+    Stop(StopArgs),
+    /// Have this host's daemon take no new transfers, and end with the last
+    Drain(DrainArgs),
     /// Receive one push; 'push --ssh' starts this over ssh
     #[command(hide = true)]
     Receive,

@@ -6,6 +6,7 @@ pub(crate) mod derived;
 pub(crate) mod doctor;
 pub(crate) mod journal;
 pub(crate) mod key;
+pub(crate) mod operate;
 pub(crate) mod probe;
 pub(crate) mod pull;
 pub(crate) mod push;

@@ -20,8 +20,8 @@ use clap::Parser;
 
 use args::{Args, Command};
 use commands::{
-    allow, copy, derived, doctor, journal, key, probe, pull, push, receive, scan, serve, sweep, trace, trust,
-    verify,
+    allow, copy, derived, doctor, journal, key, operate, probe, pull, push, receive, scan, serve, sweep,
+    trace, trust, verify,
 };
 use display::terminal;
 use value::exit::{self, Exit};
@@ -41,6 +41,9 @@ pub fn main() -> ExitCode {
         Command::Result(args) => copy::result(&args),
         Command::Verify(args) => verify::run(*args, started),
         Command::Serve(args) => serve::run(&args),
+        Command::Status(args) => operate::status(&args),
+        Command::Stop(args) => operate::stop(&args),
+        Command::Drain(args) => operate::drain(&args),
         Command::Receive => receive::run(),
         Command::Key(command) => key::run(&command),
         Command::Trust(args) => trust::run(&args),

@@ -56,6 +56,13 @@ pub(crate) fn target_leases(home: &Path) -> PathBuf {
     home.join("ending")
 }
 
+/// The socket by which a daemon is asked and told by the operator of its host: in the service manager's directory for
+/// that, else in the daemon's home.
+pub(crate) fn control_socket(home: &Path) -> PathBuf {
+    let given = std::env::var_os("RUNTIME_DIRECTORY").filter(|given| !given.is_empty());
+    given.as_deref().map_or(home, Path::new).join("control.sock")
+}
+
 /// The directory of a daemon's journals: below the service manager's state directory, else in the daemon's home.
 pub(crate) fn daemon_journals(home: &Path) -> PathBuf {
     let given = std::env::var_os("STATE_DIRECTORY").filter(|given| !given.is_empty());
@@ -69,6 +76,9 @@ pub(crate) fn copies(journals: &Path) -> PathBuf {
 
 /// The directory of journals of a daemon that runs by `docs/systemd/zmove.service`.
 pub(crate) const SERVICE_JOURNALS: &str = "/var/lib/zmove/journal";
+
+/// The directory of the socket of a daemon that runs by `docs/systemd/zmove.service`.
+pub(crate) const SERVICE_RUNTIME: &str = "/run/zmove";
 
 /// The settings by which a host is asked something in a few words.
 pub(crate) fn ask_dial() -> DialSettings {

@@ -2,5 +2,7 @@
 
 pub(crate) mod account;
 pub(crate) mod age;
+pub(crate) mod cause;
+pub(crate) mod control;
 pub(crate) mod exit;
 pub(crate) mod version;

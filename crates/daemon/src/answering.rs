@@ -11,6 +11,7 @@ use crate::copying;
 use crate::sending::{
     Order, SendingError, SendingSession, Sent, next, order, refuse_nonsense, send_files, shown,
 };
+use crate::transfers::Cut;
 
 /// Sends one transfer; cuts it off when `stop` resolves. Answers what else may be asked on such a connection.
 ///
@@ -18,7 +19,7 @@ use crate::sending::{
 /// [`SendingError`] when it did not come to its end. Files that failed are no such error.
 pub(crate) async fn answer(
     mut session: SendingSession,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = Cut>,
 ) -> Result<Sent, SendingError> {
     session.control.1.greet(&Greeting::new(Role::Control, session.transfer)).await?;
     let mut held = session.quota.book_nothing();

@@ -36,6 +36,7 @@ use crate::sending::{
     refuse, refuse_nonsense, say_last, tell_often,
 };
 use crate::sources::ReadAccess;
+use crate::transfers::Cut;
 
 /// How long a client may take to bring the grant.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(120);
@@ -51,7 +52,7 @@ pub(crate) async fn copy(
     mut session: SendingSession,
     copy: CopyOrder,
     order: Order,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = Cut>,
 ) -> Result<Sent, SendingError> {
     let Some(copies) = session.copies.clone() else {
         return Err(refuse(session.control, no_copies()).await);
@@ -68,7 +69,10 @@ pub(crate) async fn copy(
     let prepared = match rights(&session.authorized, &session.peer, &copy.to) {
         Ok(access) => {
             let preparing = prepare(session.around(), order, access, Target::There);
-            session.as_long_as_it_waits(preparing, stop.as_mut()).await?
+            match session.as_long_as_it_waits(preparing, stop.as_mut()).await {
+                Err(SendingError::CutOff(refusal)) => Err(refusal),
+                waited => waited?,
+            }
         }
         Err(refusal) => Err(refusal),
     };
@@ -80,7 +84,8 @@ pub(crate) async fn copy(
         Ok(begin) => begin,
         Err(error) => return Err(refuse_nonsense(session.control, error).await),
     };
-    let (relaying, words) = Relaying::new(session.quota.clone(), Listeners::Optional);
+    let (relaying, words) =
+        Relaying::new(session.quota.clone(), Listeners::Optional, Arc::clone(&session.meter));
     let Some((running, _entered)) = copies.enter(client, &copy, list, Arc::clone(&relaying)) else {
         let refusal = Refusal { code: RefusalCode::Busy, text: "this copy runs already".to_owned() };
         return Err(refuse(session.control, refusal).await);
@@ -94,16 +99,16 @@ pub(crate) async fn copy(
         to: copy.to.clone(),
         quota: session.quota,
     };
-    let mut stopped = false;
+    let mut cut_off = None;
     let stop = async {
         tokio::select! {
-            () = stop => stopped = true,
+            cut = stop => cut_off = Some(cut),
             () = running.stop.notified() => {}
         }
     };
     let ended = Box::pin(push(&copies, &copy, begin, prepared, (checked, &relaying), stop)).await;
     telling.abort();
-    let ended = finish(&copies, client, &copy, (ended, stopped), &relaying).await;
+    let ended = finish(&copies, client, &copy, (ended, cut_off), &relaying).await;
     let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, listening).await;
     ended.map(|summary| Sent::Copied(copy.to, Box::new(summary)))
 }
@@ -323,17 +328,17 @@ async fn finish(
     copies: &Arc<Copies>,
     client: Fingerprint,
     order: &CopyOrder,
-    (ended, stopped): (Result<Summary, PushError>, bool),
+    (ended, cut_off): (Result<Summary, PushError>, Option<Cut>),
     relaying: &Relaying,
 ) -> Result<Summary, SendingError> {
     let told = match &ended {
         Ok(summary) => Ok(TransferAccount::from(summary)),
-        Err(error) => Err(refusal_of(error, stopped)),
+        Err(error) => Err(cut_off.map_or_else(|| refusal_of(error), Cut::refusal)),
     };
     let receipt = ended.as_ref().ok().and_then(|summary| summary.receipt.as_deref().cloned());
     let result = EndedCopy { to: order.to.clone(), ended: told, receipt };
     // A daemon that is stopped has not ended the copy: the same order goes on with it.
-    if !stopped {
+    if cut_off != Some(Cut::Stopping) {
         let (copies, id, result) = (Arc::clone(copies), order.id, result.clone());
         let kept = tokio::task::spawn_blocking(move || copies.keep(client, id, result)).await;
         if let Ok(Err(error)) = kept {
@@ -345,7 +350,7 @@ async fn finish(
 }
 
 /// Why a copy has come to no good end, for its client.
-fn refusal_of(error: &PushError, stopped: bool) -> Refusal {
+fn refusal_of(error: &PushError) -> Refusal {
     let text = Causes(error).to_string();
     let dial = |error: &ConnectError| match error.dial() {
         Some(
@@ -358,7 +363,6 @@ fn refusal_of(error: &PushError, stopped: bool) -> Refusal {
         None => RefusalCode::Failed,
     };
     let code = match error {
-        _ if stopped => RefusalCode::Stopping,
         PushError::Connect(error) => dial(error),
         PushError::Session(SessionError::Refused(refusal)) if refusal.code != RefusalCode::Stopping => {
             refusal.code

@@ -44,11 +44,12 @@ use crate::rate_limits::Rates;
 use crate::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
 use crate::registry::{Found, LanesIn, Registered, Registry};
 use crate::sending::{self, SendingSession, Sent};
+use crate::transfers::{Cut, Direction, Live, Transfers};
 use zmove_receiver::Quotas;
 use zmove_receiver::ReceiverConfig;
 use zmove_receiver::RunLeasesByKey;
+use zmove_receiver::TransferMeter;
 use zmove_receiver::{Grants, Limits};
-use zmove_receiver::{Meters, TransferMeter};
 use zmove_receiver::{Session, run_session};
 
 /// How long transfers that are cut off may take to clean up.
@@ -76,7 +77,7 @@ struct Shared {
     authorizer: Arc<Authorizer>,
     config: ReceiverConfig,
     admissions: Admissions,
-    meters: Arc<Meters>,
+    transfers: Arc<Transfers>,
     /// Turns true when new transfers are refused while running ones go on; each queued transfer listens.
     draining: watch::Sender<bool>,
     registry: Registry,
@@ -102,7 +103,7 @@ enum Waited {
     /// The sender has closed its connection.
     Gone,
     TooLong,
-    Stopping,
+    CutOff(Cut),
 }
 
 impl Daemon {
@@ -118,7 +119,7 @@ impl Daemon {
             authorizer: Arc::new(authorizer),
             config,
             admissions: Admissions::new(Limits::default()),
-            meters: Arc::default(),
+            transfers: Arc::default(),
             draining: watch::Sender::new(false),
             registry: Registry::default(),
             rates: Arc::default(),
@@ -153,10 +154,10 @@ impl Daemon {
         self.shared.admissions.set_limits(limits);
     }
 
-    /// The meters of this daemon's transfers.
+    /// This daemon's transfers.
     #[must_use]
-    pub fn meters(&self) -> Arc<Meters> {
-        Arc::clone(&self.shared.meters)
+    pub fn transfers(&self) -> Arc<Transfers> {
+        Arc::clone(&self.shared.transfers)
     }
 
     /// Refuses new transfers from now on, and waits until those that run have ended.
@@ -168,12 +169,13 @@ impl Daemon {
     /// Serves until `stop` resolves. Transfers that are running then are cut off, and given some time to clean up.
     pub async fn serve(&self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
-        let moving = self.pending.keep_moving();
-        tokio::pin!(moving);
+        let (moving, pace) = (self.pending.keep_moving(), self.shared.transfers.keep_pace());
+        tokio::pin!(moving, pace);
         loop {
             tokio::select! {
                 () = self.accept_one() => {}
                 () = &mut moving => {}
+                () = &mut pace => {}
                 () = &mut stop => break,
             }
         }
@@ -315,18 +317,21 @@ impl Shared {
         let (address, key) = (stream.address(), stream.peer());
         if *self.draining.borrow() {
             let reason = "this receiver is being stopped";
-            return self.turn_away(Rejection::Stopping, stream, reason, stopping()).await;
+            return self.turn_away(Rejection::Stopping, stream, reason, Cut::Stopping.refusal()).await;
         }
         let mut place = match self.admissions.enqueue(self.booked_on(key, &authorized)) {
             Ok(place) => place,
             Err(full) => return self.refuse_full(stream, full).await,
         };
+        let who = Who { name: authorized.name.clone(), address, key };
+        let entered = self.transfers.enter(greeting.transfer, who.clone(), authorized.max_rate);
+        let live = &*entered.live;
         if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
             return self.reject(Rejection::Transfer, address, error);
         }
         let (slot, told) = match place.at_once() {
             Some(slot) => (slot, None),
-            None => match self.wait_in_line(stream, place, &authorized.name, (greeting, version)).await {
+            None => match self.wait_in_line(stream, place, (who.clone(), live), (greeting, version)).await {
                 Some((channel, slot, told)) => {
                     stream = channel;
                     (slot, told)
@@ -366,8 +371,9 @@ impl Shared {
         let control = (reader, if greeted { writer.greeted() } else { writer });
         match lanes {
             Lanes::Sources(lanes, rate) => {
+                live.begins(Direction::Receive);
                 self.run_transfer(
-                    (address, key),
+                    (who, live),
                     (control, pulse),
                     (lanes, rate),
                     &slot,
@@ -377,7 +383,8 @@ impl Shared {
                 .await;
             }
             Lanes::Sinks(lanes) => {
-                self.run_sending((address, claim), control, lanes, &slot, authorized, (greeting, version))
+                live.begins(Direction::Send);
+                self.run_sending((who, live), claim, control, lanes, &slot, authorized, (greeting, version))
                     .await;
             }
         }
@@ -389,12 +396,12 @@ impl Shared {
         &self,
         mut stream: Channel,
         mut place: Queued,
-        name: &str,
+        (who, live): (Who, &Live),
         (greeting, version): (Greeting, Version),
     ) -> Option<(Channel, Slot, Option<Registered>)> {
-        let (address, key) = (stream.address(), stream.peer());
+        let (address, key) = (who.address, who.key);
         let reason = place.full.map_or_else(|| "others were first".to_owned(), |full| full.to_string());
-        let who = Who { name: name.to_owned(), address, key };
+        live.waits(&reason, place.ahead);
         (self.log)(&DaemonEvent::Waits { who, reason: reason.clone() });
         let mut told = None;
         if version >= Version::V4 {
@@ -413,25 +420,31 @@ impl Shared {
             told = Some(registered);
         }
         let patience = told.is_none().then_some(SILENT_WAIT_MAX);
-        let waited = self.turn(&mut stream, &mut place, patience).await;
+        let waited = self.turn(&mut stream, &mut place, live, patience).await;
         // Drop the place first: a slot that comes too late goes to others while this transfer is refused.
         drop(place);
         match waited {
             Waited::Slot(slot) => return Some((stream, slot, told)),
             Waited::Gone => {}
             Waited::TooLong => self.refuse_full(stream, reason).await,
-            Waited::Stopping if told.is_some() => {
-                let refusal = ToSender::Refused(stopping());
+            Waited::CutOff(cut) if told.is_some() => {
+                let refusal = ToSender::Refused(cut.refusal());
                 say_and_close(&self.admissions, stream, &encode_message(&refusal)).await;
             }
-            Waited::Stopping => refuse_peer(&self.admissions, stream, stopping()).await,
+            Waited::CutOff(cut) => refuse_peer(&self.admissions, stream, cut.refusal()).await,
         }
         None
     }
 
     /// Waits for the slot of a transfer as long as its sender stays connected, and no longer than `patience`.
-    async fn turn(&self, stream: &mut Channel, place: &mut Queued, patience: Option<Duration>) -> Waited {
-        let (mut draining, mut stopping) = (self.draining.subscribe(), self.stopping.subscribe());
+    async fn turn(
+        &self,
+        stream: &mut Channel,
+        place: &mut Queued,
+        live: &Live,
+        patience: Option<Duration>,
+    ) -> Waited {
+        let mut draining = self.draining.subscribe();
         let gone = async {
             let mut looks = tokio::time::interval(PRESENCE_INTERVAL);
             while !stream.is_ended() {
@@ -448,23 +461,34 @@ impl Shared {
             slot = place.turn() => slot.map_or(Waited::Gone, Waited::Slot),
             () = gone => Waited::Gone,
             () = too_long => Waited::TooLong,
-            () = async { drop(draining.wait_for(|draining| *draining).await) } => Waited::Stopping,
-            () = async { drop(stopping.wait_for(|stopping| *stopping).await) } => Waited::Stopping,
+            () = async { drop(draining.wait_for(|draining| *draining).await) } => Waited::CutOff(Cut::Stopping),
+            cut = self.cut_off(live) => Waited::CutOff(cut),
+        }
+    }
+
+    /// Resolves when a transfer is to be ended from outside. When it stops, the daemon waits until all such futures are
+    /// dropped.
+    fn cut_off(&self, live: &Live) -> impl Future<Output = Cut> {
+        let mut stopping = self.stopping.subscribe();
+        async move {
+            tokio::select! {
+                _ = stopping.wait_for(|stopping| *stopping) => Cut::Stopping,
+                cut = live.cut() => cut,
+            }
         }
     }
 
     async fn run_transfer(
         &self,
-        (address, key): (SocketAddr, Fingerprint),
+        (who, live): (Who, &Live),
         (control, pulse): ((ControlReader, ControlWriter), Pulse),
         (lanes, rate): (mpsc::Receiver<Box<dyn LaneSource>>, SharedRate),
         slot: &Slot,
-        Authorized { name, access, set_ids, owning, owner, max_rate: rate_max, .. }: Authorized,
+        Authorized { access, set_ids, owning, owner, max_rate: rate_max, .. }: Authorized,
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
-        let who = Who { name, address, key };
+        let key = who.key;
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
-        let metered = self.meters.begin();
         let buffers = slot.portion.buffers;
         let quota = self.quotas.of(slot.key(), &self.admissions.limits());
         let config = ReceiverConfig {
@@ -481,12 +505,11 @@ impl Shared {
                 let around = Around { rate, rates, quotas, limits: self.admissions.limits() };
                 PeerGrants::new(copies, Arc::clone(&self.authorizer), key, around) as Arc<dyn Grants>
             }),
-            meter: Arc::clone(&metered.meter),
+            meter: Arc::clone(&live.meter),
             ..self.config.clone()
         };
         let started = Instant::now();
-        // When it stops, the daemon waits until all receivers of this channel have been dropped.
-        let mut stopping = self.stopping.subscribe();
+        let stop = self.cut_off(live);
         let run_leases = self.run_leases.of(key);
         let session = Session {
             owner,
@@ -496,9 +519,8 @@ impl Shared {
             config,
             ..Session::new(transfer, version, control, lanes)
         };
-        let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
-        let ended = run_session(session, stop).await;
-        let moved = moved(&metered.meter, started.elapsed());
+        let ended = run_session(session, async { stop.await.of_receiver() }).await;
+        let moved = moved(&live.meter, started.elapsed());
         (self.log)(&match ended {
             Ok(_) if moved.probed.is_some() => DaemonEvent::Probed { who, moved },
             Ok(report) => DaemonEvent::Received { who, cipher, moved, report },
@@ -508,17 +530,16 @@ impl Shared {
 
     async fn run_sending(
         &self,
-        (address, claim): (SocketAddr, Claim),
+        (who, live): (Who, &Live),
+        claim: Claim,
         control: (ControlReader, ControlWriter),
         lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
         slot: &Slot,
         authorized: Authorized,
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
-        let (key, name, rate_max) = (claim.key, authorized.name.clone(), authorized.max_rate);
-        let who = Who { name: name.clone(), address, key };
+        let (key, name, rate_max) = (who.key, who.name.clone(), authorized.max_rate);
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
-        let metered = self.meters.begin();
         let started = Instant::now();
         let limits = self.admissions.limits();
         let session = SendingSession {
@@ -538,14 +559,11 @@ impl Shared {
             rate: rate_max.map(|limit| self.rates.of(key, limit)),
             plan_bytes: sending::plan_bytes(&limits),
             config: self.config.clone(),
-            meter: Arc::clone(&metered.meter),
+            meter: Arc::clone(&live.meter),
         };
-        // When it stops, the daemon waits until all receivers of this channel have been dropped.
-        let mut stopping = self.stopping.subscribe();
-        let stop = async { drop(stopping.wait_for(|stopping| *stopping).await) };
         // A waiting connection is not to take the room of a whole session.
-        let ended = Box::pin(answering::answer(session, stop)).await;
-        let moved = moved(&metered.meter, started.elapsed());
+        let ended = Box::pin(answering::answer(session, self.cut_off(live))).await;
+        let moved = moved(&live.meter, started.elapsed());
         let event = match ended {
             Ok(Sent::Files(summary)) => {
                 let moved = Moved { files: summary.files, bytes: summary.bytes, ..moved };
@@ -655,18 +673,21 @@ fn denied(text: &str) -> Refusal {
     Refusal { code: RefusalCode::Denied, text: text.to_owned() }
 }
 
-fn stopping() -> Refusal {
-    let text = "the receiver is being stopped, and takes no new transfers".to_owned();
-    Refusal { code: RefusalCode::Stopping, text }
-}
-
 fn crowded_out(max: usize) -> String {
     format!("it made room for others: {max} connections had not proved a key (limits.unproven)")
 }
 
 fn moved(meter: &TransferMeter, elapsed: Duration) -> Moved {
-    let (bytes, probed, files) = (meter.bytes(), meter.probed(), meter.files());
-    Moved { target: meter.target().to_vec(), bytes, probed, files, elapsed }
+    let reading = meter.reading();
+    let (bytes, files) = (reading.bytes + reading.sent_bytes, reading.files + reading.sent_files);
+    Moved {
+        target: meter.target().to_vec(),
+        bytes,
+        probed: meter.probed(),
+        files,
+        elapsed,
+        failures: meter.failures(),
+    }
 }
 
 fn busy(text: &str) -> Refusal {

@@ -8,6 +8,7 @@ use zmove_transport::Fingerprint;
 use zmove_types::Escaped;
 use zmove_wire::{Cipher, Place};
 
+use zmove_receiver::Failures;
 use zmove_receiver::SessionError;
 use zmove_receiver::SessionReport;
 
@@ -37,6 +38,8 @@ pub struct Moved {
     pub files: u64,
     /// The duration of the transfer.
     pub elapsed: Duration,
+    /// The entries that have failed here, by operation and cause.
+    pub failures: Vec<Failures>,
 }
 
 /// The kind of reason for which a connection was rejected.
@@ -180,6 +183,19 @@ impl Rejection {
     }
 }
 
+impl Moved {
+    /// Writes what has failed, by operation and cause, each with one path.
+    fn write_failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Failures { operation, code, count, first } in &self.failures {
+            match first {
+                Some(first) => write!(f, "; {count} x {operation}: {code}, of which '{first}'")?,
+                None => write!(f, "; {count} x {operation}: {code}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at {}", self.name, self.address)
@@ -198,6 +214,7 @@ impl fmt::Display for DaemonEvent {
                 let clear = if *cipher == Cipher::None { ", in clear" } else { "" };
                 write!(f, "received from {who} into '{target}' in {seconds:.2} s, {faults} faults{clear}")?;
                 write!(f, "; {} files, {} bytes; key {}", moved.files, moved.bytes, who.key)?;
+                moved.write_failures(f)?;
                 let trouble = report.journal_trouble.as_ref();
                 trouble.map_or(Ok(()), |trouble| write!(f, "; without a journal: {trouble}"))
             }
@@ -214,7 +231,8 @@ impl fmt::Display for DaemonEvent {
                 let target = Escaped(&moved.target);
                 let (seconds, Moved { files, bytes, .. }) = (moved.elapsed.as_secs_f64(), moved);
                 write!(f, "broken off by {who} into '{target}' after {seconds:.2} s: {error}")?;
-                write!(f, "; {files} files, {bytes} bytes; key {}", who.key)
+                write!(f, "; {files} files, {bytes} bytes; key {}", who.key)?;
+                moved.write_failures(f)
             }
             Self::Sent { who, cipher, moved, failed } => {
                 let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());

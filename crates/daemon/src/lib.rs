@@ -18,6 +18,7 @@ mod registry;
 mod relaying;
 mod sending;
 mod sources;
+mod transfers;
 mod wait_queue;
 
 pub use authorizer::Authorizer;
@@ -25,4 +26,5 @@ pub use copies::Copies;
 pub use daemon::Daemon;
 pub use event::{DaemonEvent, Moved, Rejection, Who};
 pub use sending::SendingError;
+pub use transfers::{Cut, Direction, TransferStatus, Transfers};
 pub use zmove_receiver::Limits;

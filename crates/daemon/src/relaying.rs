@@ -9,13 +9,13 @@
 use std::fmt;
 use std::mem;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::watch;
-use zmove_receiver::{Booking, Quota};
+use zmove_receiver::{Booking, Quota, TransferMeter};
 use zmove_sender::{Beside, Held, Memory, SessionError, Summary};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample};
 use zmove_wire::limits::{HASHED_MAX, TOLD_MAX};
@@ -35,6 +35,10 @@ pub(crate) struct Relaying {
     /// All that has been counted and told since the session began.
     totals: Lock<[u64; 6]>,
     listeners: Listeners,
+    /// The daemon's own count of the transfer.
+    meter: Arc<TransferMeter>,
+    /// Why the transfer was ended from outside.
+    cut_off: OnceLock<Refusal>,
     /// Turns true where the receiver reads far too little, or its key has no memory left.
     over: watch::Sender<bool>,
 }
@@ -77,7 +81,11 @@ const WORD_BYTES: usize = 128;
 
 impl Relaying {
     /// A teller that books on `quota`, and the words that it tells.
-    pub(crate) fn new(quota: Quota, listeners: Listeners) -> (Arc<Self>, mpsc::UnboundedReceiver<Beside>) {
+    pub(crate) fn new(
+        quota: Quota,
+        listeners: Listeners,
+        meter: Arc<TransferMeter>,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Beside>) {
         let (words_in, words) = mpsc::unbounded_channel();
         let relaying = Self {
             quota,
@@ -87,6 +95,8 @@ impl Relaying {
             hashed: Lock::default(),
             totals: Lock::default(),
             listeners,
+            meter,
+            cut_off: OnceLock::new(),
             over: watch::Sender::new(false),
         };
         (Arc::new(relaying), words)
@@ -163,6 +173,11 @@ impl Relaying {
         self.waiting.less.notify_all();
     }
 
+    /// Notes why the transfer is about to be ended from outside, for the last word.
+    pub(crate) fn cut_off(&self, refusal: Refusal) {
+        let _first = self.cut_off.set(refusal);
+    }
+
     /// Tells a warning.
     pub(crate) fn warn(&self, message: String) {
         self.tell(Told::Warned(message));
@@ -181,7 +196,7 @@ impl Relaying {
                 let account = TransferAccount::from(summary);
                 Relay::Account(Box::new(TransferAccount { failed: account.failed + missing, ..account }))
             }
-            Err(error) => Relay::Broken(refusal_of(error)),
+            Err(error) => Relay::Broken(self.cut_off.get().cloned().unwrap_or_else(|| refusal_of(error))),
         });
         self.words.lock().take();
         self.waiting.less.notify_all();
@@ -251,6 +266,7 @@ const HASHED_AT_ONCE: usize = 256;
 
 impl Observer for Relaying {
     fn on(&self, event: &Event) {
+        self.meter.hear(event);
         match event {
             Event::Found { files, bytes } => self.count(FOUND, *files, *bytes),
             Event::Stored { files, bytes } => self.count(STORED, *files, *bytes),
@@ -378,7 +394,7 @@ mod tests {
 
     #[test]
     fn counts_are_added_up_and_come_before_the_end_of_the_scan() {
-        let (relaying, mut words) = Relaying::new(Quota::default(), Listeners::Needed);
+        let (relaying, mut words) = Relaying::new(Quota::default(), Listeners::Needed, Arc::default());
         for _ in 0..3 {
             relaying.on(&Event::Found { files: 1, bytes: 2 });
         }
@@ -395,7 +411,7 @@ mod tests {
     fn a_thread_waits_for_a_receiver_that_does_not_read_and_what_waits_is_booked() {
         let limits = Limits { memory_per_identity: ByteCount(8 << 20), ..Limits::default() };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let (relaying, mut words) = Relaying::new(quota.clone(), Listeners::Needed);
+        let (relaying, mut words) = Relaying::new(quota.clone(), Listeners::Needed, Arc::default());
         let telling = Arc::clone(&relaying);
         let thread = std::thread::spawn(move || (0..20_000).for_each(|_| telling.on(&failed())));
         let mut heard = 0;
@@ -417,7 +433,7 @@ mod tests {
     async fn a_listener_who_does_not_read_is_left_and_the_next_hears_the_totals() {
         let limits = Limits { memory_per_identity: ByteCount(1 << 20), ..Limits::default() };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let (relaying, mut words) = Relaying::new(quota.clone(), Listeners::Optional);
+        let (relaying, mut words) = Relaying::new(quota.clone(), Listeners::Optional, Arc::default());
         relaying.on(&Event::Found { files: 1, bytes: 2 });
         relaying.flush();
         (0..2_000).for_each(|_| relaying.on(&failed()));
@@ -439,7 +455,7 @@ mod tests {
     async fn the_runtime_does_not_wait_and_ends_the_session() {
         let limits = Limits { memory_per_identity: ByteCount(1 << 20), ..Limits::default() };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let (relaying, _words) = Relaying::new(quota, Listeners::Needed);
+        let (relaying, _words) = Relaying::new(quota, Listeners::Needed, Arc::default());
         (0..2_000).for_each(|_| relaying.on(&failed()));
         relaying.is_over().await;
     }

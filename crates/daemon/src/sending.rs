@@ -37,6 +37,7 @@ use crate::authorizer::{Authorized, Authorizer};
 use crate::copies::Copies;
 use crate::relaying::{KeyMemory, Listeners, Relaying, TELL_EVERY};
 use crate::sources::{ReadAccess, Sources};
+use crate::transfers::Cut;
 
 /// One transfer about to be sent; its greeting has been read.
 pub(crate) struct SendingSession {
@@ -77,6 +78,9 @@ pub enum SendingError {
     /// The peer opened a connection and sent nothing.
     #[error("the receiver did not say what it wants in time")]
     Silent,
+    /// The operator of this host has ended the transfer; the peer is sent the reason.
+    #[error("{}", .0.text)]
+    CutOff(Refusal),
     /// The peer has begun anew.
     #[error("the receiver has begun anew over other connections")]
     Superseded,
@@ -106,6 +110,7 @@ impl SendingError {
             Self::Control(ControlError::Wire(_)) => "protocol",
             Self::Control(_) => "control",
             Self::Silent => "silent",
+            Self::CutOff(_) => "cut_off",
             Self::Superseded => "superseded",
             Self::Unread => "limit",
             Self::Session(SessionError::Interrupted) => "stopping",
@@ -165,14 +170,17 @@ pub(crate) fn plan_bytes(limits: &Limits) -> usize {
 pub(crate) async fn send_files(
     mut session: SendingSession,
     order: Order,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = Cut>,
 ) -> Result<Sent, SendingError> {
     tokio::pin!(stop);
     let prepared = match session.authorized.reads.clone() {
         None => Err(denied(&session.peer)),
         Some(access) => {
             let preparing = prepare(session.around(), order, access, Target::Here);
-            session.as_long_as_it_waits(preparing, stop.as_mut()).await?
+            match session.as_long_as_it_waits(preparing, stop.as_mut()).await {
+                Err(SendingError::CutOff(refusal)) => Err(refusal),
+                waited => waited?,
+            }
         }
     };
     match prepared {
@@ -187,7 +195,7 @@ impl SendingSession {
     pub(crate) async fn as_long_as_it_waits(
         &mut self,
         preparing: impl Future<Output = Result<Prepared, Refusal>>,
-        stop: impl Future<Output = ()>,
+        stop: impl Future<Output = Cut>,
     ) -> Result<Result<Prepared, Refusal>, SendingError> {
         tokio::select! {
             prepared = preparing => Ok(prepared),
@@ -196,7 +204,7 @@ impl SendingSession {
                 Ok(None) => ControlError::Closed.into(),
                 Err(error) => error.into(),
             }),
-            () = stop => Err(SessionError::Interrupted.into()),
+            cut = stop => Err(SendingError::CutOff(cut.refusal())),
         }
     }
 
@@ -511,17 +519,17 @@ impl Prepared {
     async fn run(
         self,
         session: SendingSession,
-        stop: impl Future<Output = ()>,
+        stop: impl Future<Output = Cut>,
     ) -> Result<Summary, SendingError> {
         let started = Instant::now();
         let Self { job, config, fetch, missing, held: _until_the_end, .. } = self;
-        let SendingSession { transfer, version, cipher, control, lanes, run_leases, portion, quota, .. } =
-            session;
+        let SendingSession { transfer, version, cipher, control, lanes, run_leases, portion, .. } = session;
+        let SendingSession { quota, meter, .. } = session;
         let (reader, mut writer) = control;
         let lease = run_leases.acquire(fetch.open.run).await;
         let fetching = ToSender::Fetching(Fetching { lanes_max: portion.lanes });
         writer.send(&encode_message(&fetching)).await?;
-        let (relaying, words) = Relaying::new(quota.clone(), Listeners::Needed);
+        let (relaying, words) = Relaying::new(quota.clone(), Listeners::Needed, meter);
         for message in &missing {
             zmove_types::Observer::on(&*relaying, &zmove_types::Event::Failed { message: message.clone() });
         }
@@ -549,10 +557,13 @@ impl Prepared {
             memory: Some(Arc::new(KeyMemory(quota))),
         };
         let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
-        let (mut superseded, mut unread) = (false, false);
+        let (mut superseded, mut unread, mut cut_off) = (false, false, None);
         let stop = async {
             tokio::select! {
-                () = stop => {}
+                cut = stop => {
+                    relaying.cut_off(cut.refusal());
+                    cut_off = Some(cut);
+                }
                 () = lease.superseded() => superseded = true,
                 () = relaying.is_over() => unread = true,
             }
@@ -564,6 +575,9 @@ impl Prepared {
             Ok(summary) => Ok(summary),
             Err(SessionError::Interrupted) if superseded => Err(SendingError::Superseded),
             Err(SessionError::Interrupted) if unread => Err(SendingError::Unread),
+            Err(SessionError::Interrupted) if cut_off.is_some_and(|cut| cut != Cut::Stopping) => {
+                Err(SendingError::CutOff(Cut::refusal(cut_off.expect("it is some"))))
+            }
             Err(error) => Err(error.into()),
         }
     }

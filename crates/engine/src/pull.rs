@@ -226,6 +226,7 @@ impl RemotePull<'_> {
                 () = &mut stop => interrupted = true,
                 Ok(error) = no_lane => lane_error = Some(error),
             }
+            ReceiverError::Stopping
         };
         let received = run_session(session, ends).await;
         drop(supply);

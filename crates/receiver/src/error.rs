@@ -14,6 +14,9 @@ pub enum SessionError {
     /// The receiver is being stopped.
     #[error("the receiver is being stopped")]
     Stopping,
+    /// The operator of this host has ended the transfer; the peer is sent the reason.
+    #[error("{}", .0.text)]
+    CutOff(Refusal),
     /// The sender has begun anew.
     #[error("the sender has begun anew over other connections")]
     Superseded,
@@ -69,6 +72,7 @@ impl SessionError {
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Stopping => "stopping",
+            Self::CutOff(_) => "cut_off",
             Self::Superseded => "superseded",
             Self::PeerMisbehaved(_) => "protocol",
             Self::PeerIncompatible(_) => "version",

@@ -24,7 +24,7 @@ mod top_names;
 pub use config::ReceiverConfig;
 pub use error::SessionError;
 pub use grant::{Allowance, Amount, Grants, TakenUp};
-pub use meters::{MeterGuard, MeterReading, Meters, TransferMeter};
+pub use meters::{Failures, Found, MeterReading, TransferMeter};
 pub use preview::listed::{ListError, ListedFiles, Unlisted};
 pub use quota::limits::{Limits, Portion, files_of_process};
 pub use quota::{Booking, Quota, Quotas, ThreadBooking};

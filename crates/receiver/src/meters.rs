@@ -1,48 +1,46 @@
-//! The counters of a daemon's transfers: what they have moved, and what they are doing.
+//! The counters of a transfer at a daemon: what it has moved, and what it is doing.
 //!
-//! **Invariant:** a thread that moves data takes no lock to count; only the begin and the end of a transfer and a
-//! reader of the meters do.
-//!
-//! Each transfer counts into a meter of its own, by relaxed atomics beside the data. The daemon's meters are
-//! those of the transfers that run and the sum of those that have ended; they are added up when somebody
-//! reads `/metrics`.
+//! **Invariant:** a thread that moves data takes no lock to count: each transfer counts into a meter of its own, by
+//! relaxed atomics beside the data. The daemon adds them up when somebody asks.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use zmove_types::{StageClock, StageTimes};
-
-use zmove_types::Lock;
+use zmove_types::{Event, Lock, RelPath, StageClock, StageTimes};
+use zmove_wire::{FaultCode, Operation};
 
 /// The counters of one transfer.
 #[derive(Debug, Default)]
 pub struct TransferMeter {
     bytes: AtomicU64,
     files: AtomicU64,
+    sent_bytes: AtomicU64,
+    sent_files: AtomicU64,
+    /// Files and bytes that the scan has found, where this side can know them.
+    found_files: AtomicU64,
+    found_bytes: AtomicU64,
+    /// Bytes that were equal at the target.
+    skipped_bytes: AtomicU64,
+    found_all: AtomicBool,
     lanes: AtomicUsize,
     queued: AtomicUsize,
     target: OnceLock<Vec<u8>>,
+    failures: Lock<Vec<Failures>>,
     /// Bytes of filler; set for a probe only.
     probed: OnceLock<AtomicU64>,
     pub(crate) receive: StageClock,
     pub(crate) store: StageClock,
 }
 
-/// The meters of one daemon.
-#[derive(Debug, Default)]
-pub struct Meters(Lock<Book>);
-
-#[derive(Debug, Default)]
-struct Book {
-    running: Vec<Arc<TransferMeter>>,
-    ended: MeterReading,
-}
-
-/// The totals of all transfers, and the present state of those that run.
+/// What one transfer has moved and is doing, or several together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MeterReading {
     /// Bytes of file contents received over lanes, whatever became of them.
     pub bytes: u64,
+    /// Bytes of file contents that this side has sent and its peer has stored.
+    pub sent_bytes: u64,
+    /// Regular files that this side has sent and its peer has named.
+    pub sent_files: u64,
     /// Bytes of filler received from probes.
     pub probed: u64,
     /// Regular files that were given their names.
@@ -59,12 +57,33 @@ pub struct MeterReading {
     pub store: StageTimes,
 }
 
-/// A transfer that is counted among those that run, until this is dropped.
-#[derive(Debug)]
-pub struct MeterGuard {
-    meters: Arc<Meters>,
-    /// The counters.
-    pub meter: Arc<TransferMeter>,
+/// The entries for which one operation has failed for one cause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failures {
+    /// The operation.
+    pub operation: Operation,
+    /// The cause.
+    pub code: FaultCode,
+    /// The number of entries.
+    pub count: u64,
+    /// One of them, if its path is known.
+    pub first: Option<RelPath>,
+}
+
+/// The most kinds of failures that are told apart for one transfer; further ones count with the last.
+const FAILURES_MAX: usize = 64;
+
+/// What a sender's scan has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Regular files.
+    pub files: u64,
+    /// The sum of their sizes.
+    pub bytes: u64,
+    /// Bytes of those that were equal at the target.
+    pub skipped_bytes: u64,
+    /// Whether the scan has ended.
+    pub all: bool,
 }
 
 impl TransferMeter {
@@ -96,6 +115,47 @@ impl TransferMeter {
     pub fn opened(&self, target: &[u8]) {
         // A session is opened once, so nothing is there yet.
         let _first = self.target.set(target.to_vec());
+    }
+
+    /// The entries that have failed, by operation and cause.
+    #[must_use]
+    pub fn failures(&self) -> Vec<Failures> {
+        self.failures.lock().iter().filter(|failures| failures.count > 0).cloned().collect()
+    }
+
+    /// Counts an entry that has failed.
+    pub(crate) fn failed(&self, operation: Operation, code: FaultCode) {
+        self.change_failures(operation, code, |failures| failures.count += 1);
+    }
+
+    /// Notes the path of an entry that has failed, which is counted when its sender is told.
+    pub(crate) fn failed_at(
+        &self,
+        (operation, code): (Operation, FaultCode),
+        path: impl FnOnce() -> Option<RelPath>,
+    ) {
+        if code == FaultCode::AlreadyThere {
+            return;
+        }
+        self.change_failures(operation, code, |failures| {
+            if failures.first.is_none() {
+                failures.first = path();
+            }
+        });
+    }
+
+    fn change_failures(&self, operation: Operation, code: FaultCode, change: impl FnOnce(&mut Failures)) {
+        let mut all = self.failures.lock();
+        let is_it = |failures: &Failures| (failures.operation, failures.code) == (operation, code);
+        let at = match all.iter().position(is_it) {
+            Some(at) => at,
+            None if all.len() >= FAILURES_MAX => FAILURES_MAX - 1,
+            None => {
+                all.push(Failures { operation, code, count: 0, first: None });
+                all.len() - 1
+            }
+        };
+        change(&mut all[at]);
     }
 
     /// Marks the transfer as a probe.
@@ -132,9 +192,45 @@ impl TransferMeter {
         self.queued.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn reading(&self) -> MeterReading {
+    /// Counts what a sender tells of its transfer.
+    pub fn hear(&self, event: &Event) {
+        let add = |to: &AtomicU64, amount: u64| {
+            to.fetch_add(amount, Ordering::Relaxed);
+        };
+        match event {
+            Event::Found { files, bytes } => {
+                add(&self.found_files, *files);
+                add(&self.found_bytes, *bytes);
+            }
+            Event::ScanEnded => self.found_all.store(true, Ordering::Relaxed),
+            Event::Stored { files, bytes } => {
+                add(&self.sent_files, *files);
+                add(&self.sent_bytes, *bytes);
+            }
+            Event::Skipped { bytes, .. } => add(&self.skipped_bytes, *bytes),
+            Event::LaneUp { lanes } => self.lanes_are(*lanes),
+            _ => {}
+        }
+    }
+
+    /// What the scan of the sender has found, if that is this side.
+    #[must_use]
+    pub fn found(&self) -> Found {
+        Found {
+            files: self.found_files.load(Ordering::Relaxed),
+            bytes: self.found_bytes.load(Ordering::Relaxed),
+            skipped_bytes: self.skipped_bytes.load(Ordering::Relaxed),
+            all: self.found_all.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The counters at this moment; a total never falls.
+    #[must_use]
+    pub fn reading(&self) -> MeterReading {
         MeterReading {
             bytes: self.bytes(),
+            sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
+            sent_files: self.sent_files.load(Ordering::Relaxed),
             probed: self.probed().unwrap_or(0),
             files: self.files(),
             transfers: 1,
@@ -146,27 +242,14 @@ impl TransferMeter {
     }
 }
 
-impl Meters {
-    /// The meters at this moment; a total never falls.
-    #[must_use]
-    pub fn read(&self) -> MeterReading {
-        let book = self.0.lock();
-        book.running.iter().fold(book.ended, |sum, meter| sum.and(&meter.reading()))
-    }
-
-    /// Begins to count another transfer.
-    #[must_use]
-    pub fn begin(self: &Arc<Self>) -> MeterGuard {
-        let meter = Arc::<TransferMeter>::default();
-        self.0.lock().running.push(Arc::clone(&meter));
-        MeterGuard { meters: Arc::clone(self), meter }
-    }
-}
-
 impl MeterReading {
-    fn and(self, other: &Self) -> Self {
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: &Self) -> Self {
         Self {
             bytes: self.bytes + other.bytes,
+            sent_bytes: self.sent_bytes + other.sent_bytes,
+            sent_files: self.sent_files + other.sent_files,
             probed: self.probed + other.probed,
             files: self.files + other.files,
             transfers: self.transfers + other.transfers,
@@ -184,37 +267,5 @@ fn both(one: StageTimes, other: StageTimes) -> StageTimes {
         starved: one.starved + other.starved,
         blocked: one.blocked + other.blocked,
         paced: one.paced + other.paced,
-    }
-}
-
-impl Drop for MeterGuard {
-    fn drop(&mut self) {
-        let mut book = self.meters.0.lock();
-        book.running.retain(|meter| !Arc::ptr_eq(meter, &self.meter));
-        let last = MeterReading { transfers: 0, lanes: 0, queued: 0, ..self.meter.reading() };
-        book.ended = book.ended.and(&last);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn totals_stay_when_a_transfer_ends_and_the_rest_goes() {
-        let meters = Arc::<Meters>::default();
-        let (one, other) = (meters.begin(), meters.begin());
-        one.meter.came(7);
-        one.meter.stored(2);
-        one.meter.queue();
-        one.meter.lanes_are(3);
-        other.meter.came(1);
-        let before = meters.read();
-        assert_eq!((before.bytes, before.files), (8, 2));
-        assert_eq!((before.transfers, before.lanes, before.queued), (2, 3, 1));
-        drop(one);
-        let after = meters.read();
-        assert_eq!((after.bytes, after.files), (8, 2));
-        assert_eq!((after.transfers, after.lanes, after.queued), (1, 0, 0));
     }
 }

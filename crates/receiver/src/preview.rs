@@ -65,7 +65,7 @@ pub(crate) async fn run(
     open: Open,
     access: WriteAccess,
     config: &ReceiverConfig,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let (target, keeping) = (open.target.clone(), open.keeping);
     let storage = open.verify.then(|| StorageReader::new(config));
@@ -104,7 +104,7 @@ pub(crate) async fn run(
     };
     let ended = tokio::select! {
         ended = preview.converse() => ended,
-        () = stop => Err(SessionError::Stopping),
+        error = stop => Err(error),
     };
     preview.previewer.stopping.store(true, Ordering::Relaxed);
     preview.workers.end().await;

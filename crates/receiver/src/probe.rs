@@ -36,7 +36,7 @@ pub(crate) async fn run(
     open: Open,
     access: WriteAccess,
     config: &ReceiverConfig,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     config.meter.probes();
     let target = open.target.clone();
@@ -64,7 +64,7 @@ pub(crate) async fn run(
     let ended = tokio::select! {
         ended = probe.converse() => ended,
         () = tokio::time::sleep(Duration::from_secs(PROBE_SECONDS_MAX)) => Err(SessionError::ProbeTooLong),
-        () = stop => Err(SessionError::Stopping),
+        error = stop => Err(error),
     };
     probe.close(&ended).await;
     ended.map(|()| SessionReport { target, ..SessionReport::default() })

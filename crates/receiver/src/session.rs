@@ -104,13 +104,13 @@ impl Session {
     }
 }
 
-/// Receives one transfer; cuts it off when `stop` resolves.
+/// Receives one transfer; cuts it off with the error to which `stop` resolves.
 ///
 /// # Errors
 /// [`SessionError`] when it did not come to its end; what was committed before stays, whole and verified.
 pub async fn run_session(
     session: Session,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let Session { transfer, version, control: (reader, mut writer), lanes, mut owner, .. } = session;
     let Session { failed_lanes, pulse, mut access, run_leases, mut config, .. } = session;
@@ -175,7 +175,7 @@ async fn receive(
     Asked { transfer, version, open, held, access, owner }: Asked,
     config: ReceiverConfig,
     (lease, pulse): (RunLease, Pulse),
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let place = config.target_leases.work_at(&owner, &open.target);
     let (open, target, parts) = match resolve(open, access, (transfer, owner.clone()), &config).await {
@@ -216,7 +216,7 @@ async fn receive(
     };
     let ended = tokio::select! {
         ended = running.drive(started) => ended,
-        () = stop => Err(SessionError::Stopping),
+        error = stop => Err(error),
         () = lease.superseded() => Err(SessionError::Superseded),
         lost = place.is_in_the_way_of_others(pulse) => Err(lost.into()),
     };
@@ -292,10 +292,10 @@ async fn opening(inbox: &mut Messages) -> Result<(Opening, Booking), SessionErro
 type Finishing = tokio::task::JoinHandle<io::Result<(Duration, Vec<Outcome>)>>;
 
 /// Resolves when the session is to stop or a later transfer of its run has come.
-async fn first_of(stop: impl Future<Output = ()>, lease: &RunLease) {
+async fn first_of(stop: impl Future<Output = SessionError>, lease: &RunLease) -> SessionError {
     tokio::select! {
-        () = stop => {}
-        () = lease.superseded() => {}
+        error = stop => error,
+        () = lease.superseded() => SessionError::Superseded,
     }
 }
 
@@ -555,7 +555,7 @@ impl Running {
             // With the faults that were reported when it was stored: the sender counts each once.
             Outcome::Published(item, faults) if self.version >= Version::V4 => {
                 self.transfer.settle(Coming::Item(item.0), Fate::StoredBut(&faults));
-                self.report.faults += failures_of(&faults);
+                self.count(failures_of(&faults));
                 self.ledger.published(item.0, known_to(self.version, faults));
             }
             Outcome::Published(item, faults) => {
@@ -565,13 +565,13 @@ impl Running {
                 let fate = if file.fault.is_none() { Fate::Stored } else { Fate::Dropped };
                 self.transfer.settle(Coming::File(file.file), fate);
                 file.fault = file.fault.map(|(operation, code)| (operation, code.known_to(self.version)));
-                let fails = |(_, code): (Operation, FaultCode)| code != FaultCode::AlreadyThere;
-                self.report.faults += u64::from(file.fault.is_some_and(fails));
+                self.count(file.fault.into_iter().filter(is_failure));
                 self.ledger.file_done(file);
             }
             Outcome::Fault(mut fault) => {
                 fault.code = fault.code.known_to(self.version);
-                self.report.faults += 1;
+                self.transfer.meter.failed_at((fault.operation, fault.code), || Some(fault.path.clone()));
+                self.count([(fault.operation, fault.code)].into_iter());
                 self.ledger.fault(fault);
             }
             Outcome::Missed(missed) => self.ledger.tell(ToSender::Missed { entries: vec![missed] }),
@@ -606,12 +606,21 @@ impl Running {
         let version = self.version;
         let item = StoredItem { faults: known_to(version, item.faults), ..item };
         // The faults of a batch that will be published are counted at that time.
-        let faults = if version < Version::V4 || item.mismatch { failures_of(&item.faults) } else { 0 };
+        let counts = version < Version::V4 || item.mismatch;
+        let faults: Vec<_> = failures_of(&item.faults).filter(|_| counts).collect();
         if self.ledger.settled(item)? {
             self.report.items += 1;
-            self.report.faults += faults;
+            self.count(faults.into_iter());
         }
         Ok(())
+    }
+
+    /// Counts entries that have failed.
+    fn count(&mut self, faults: impl Iterator<Item = (Operation, FaultCode)>) {
+        for (operation, code) in faults {
+            self.report.faults += 1;
+            self.transfer.meter.failed(operation, code);
+        }
     }
 
     async fn finish(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
@@ -738,12 +747,15 @@ fn known_to(version: Version, mut faults: Vec<EntryFault>) -> Vec<EntryFault> {
     faults
 }
 
-/// The number of failures among these faults: a guessed file that is there already is none, nor is a link that was not
-/// made, in the place of which the file comes itself.
-fn failures_of(faults: &[EntryFault]) -> u64 {
-    let is_failure =
-        |fault: &&EntryFault| fault.code != FaultCode::AlreadyThere && fault.operation != Operation::Link;
-    faults.iter().filter(is_failure).count() as u64
+/// The failures among these faults.
+fn failures_of(faults: &[EntryFault]) -> impl Iterator<Item = (Operation, FaultCode)> {
+    faults.iter().map(|fault| (fault.operation, fault.code)).filter(is_failure)
+}
+
+/// Whether a fault is a failure: a guessed file that is there already is none, nor is a link that was not made, in the
+/// place of which the file comes itself.
+fn is_failure((operation, code): &(Operation, FaultCode)) -> bool {
+    *code != FaultCode::AlreadyThere && *operation != Operation::Link
 }
 
 fn stage_report(times: &StageTimes) -> StageReport {

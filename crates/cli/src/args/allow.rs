@@ -8,6 +8,7 @@ use zmove_engine::{LocationError, Remote};
 use zmove_transport::{Expiry, Fingerprint};
 use zmove_types::RateLimit;
 
+use super::operate::ControlArgs;
 use crate::value::age::Age;
 
 #[derive(Debug, clap::Args)]
@@ -85,11 +86,16 @@ pub(crate) enum AllowCommand {
     },
     /// Let a key, or all keys of a name, in no more
     ///
-    /// What is running goes on to its end.
+    /// What is running goes on to its end, unless you say --now.
     Remove {
         /// A fingerprint, or a name
         #[arg(value_name = "KEY|NAME")]
         key_or_name: String,
+        /// End what it has under way at this host's daemon, too
+        #[arg(long)]
+        now: bool,
+        #[command(flatten)]
+        control: ControlArgs,
     },
 }
 

@@ -16,6 +16,9 @@ Move     push     Send files and directories to a host or a local directory
          verify   Compare a tree with its copy by hash, and change nothing
 Receive  serve    Listen for senders, in the foreground
          allow    Let a key write or read below some directories, or no more
+         status   Show what the daemon of this host is doing
+         stop     End one of its transfers, to go on with later
+         drain    Have it take no new transfers, and end with the last
          journal  Show or remove what broken transfers have left here
 Keys     key      Show the fingerprint of your key, or make a new one
          trust    Get to know a host's key before the first push, or forget it

@@ -5,11 +5,14 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use zmove_daemon::TransferStatus;
 use zmove_transport::{Access, AuthorizedKeys, Grant};
 
-use crate::args::{AllowArgs, AllowCommand, GrantArgs};
+use crate::args::{AllowArgs, AllowCommand, ControlArgs, GrantArgs};
+use crate::commands::operate;
 use crate::display::terminal;
 use crate::settings;
+use crate::value::control::{Answer, Removed, Request};
 use crate::value::exit::{Exit, failure, usage_error};
 
 /// Runs `zmove allow`.
@@ -24,13 +27,16 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
                 terminal::say("nobody is let in");
             }
         }
-        (Some(AllowCommand::Remove { key_or_name }), _) => {
+        (Some(AllowCommand::Remove { key_or_name, now, control }), _) => {
             let gone = AuthorizedKeys::remove(&home, &key_or_name)?;
             if gone.is_empty() {
                 return Err(failure(Exit::File, format!("'{key_or_name}' is not in the list")));
             }
-            for grant in gone {
+            for grant in &gone {
                 terminal::say(format_args!("{} ({}) is let in no more", grant.name, grant.holder));
+            }
+            if now {
+                end_transfers(&control, &gone)?;
             }
         }
         (None, Some(args)) => {
@@ -40,6 +46,20 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
         (None, None) => unreachable!("clap demands one of them"),
     }
     Ok(Exit::Done)
+}
+
+/// Ends what removed keys have under way.
+fn end_transfers(control: &ControlArgs, gone: &[Grant]) -> Result<()> {
+    let removed =
+        |grant: &Grant| Removed { name: grant.name.clone(), key: grant.key().map(|key| key.to_string()) };
+    let request = Request::EndKeys(gone.iter().map(removed).collect());
+    let answer = operate::ask(control, &request).context("end its transfers (--now)")?;
+    if let Answer::Ended(ended) = answer {
+        for TransferStatus { id, name, from, .. } in ended {
+            terminal::say(format_args!("stopped {id} of {name} at {from}"));
+        }
+    }
+    Ok(())
 }
 
 fn grant(args: GrantArgs) -> Result<Grant> {

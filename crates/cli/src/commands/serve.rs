@@ -10,18 +10,23 @@
 mod check;
 pub(crate) mod config;
 mod confinement;
+mod control;
 mod http;
 mod metrics;
 mod privileges;
 mod service;
 
+use std::fs::DirBuilder;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::unistd::User;
 use tokio::signal::unix::{SignalKind, signal};
 use zmove_daemon::{Authorizer, Copies, Daemon, Limits};
 use zmove_receiver::ReceiverConfig;
@@ -29,6 +34,7 @@ use zmove_transport::{AuthorizedKeys, Identity, Inherited, KeyList, Listener, So
 use zmove_types::ByteCount;
 
 use self::config::{Config, ConfigFault};
+use self::control::Control;
 use self::metrics::{Counts, Page};
 use self::privileges::Belongings;
 use crate::args::{ServeArgs, StorageArgs};
@@ -58,6 +64,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     let sockets = bind(&config)?;
     let metrics = config.metrics.listen.0.map(bind_metrics);
     let own = belongings(args, home);
+    let control = bind_control(&own.home, user.as_ref());
     if let Some(user) = &user {
         privileges::become_user(user)?;
         own.check(user)?;
@@ -78,7 +85,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     }
     confinement::confine(config.confine, &own, &keys)?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
-    runtime.block_on(serve(args, &config, &identity, sockets, metrics, own))?;
+    runtime.block_on(serve(args, &config, &identity, (sockets, metrics, control), own))?;
     runtime.shutdown_background();
     Ok(Exit::Done)
 }
@@ -97,8 +104,7 @@ async fn serve(
     args: &ServeArgs,
     config: &Config,
     identity: &Identity,
-    sockets: Inherited,
-    metrics: Option<io::Result<TcpListener>>,
+    (sockets, metrics, control): (Inherited, Option<io::Result<TcpListener>>, Option<UnixListener>),
     Belongings { home, journals, .. }: Belongings,
 ) -> Result<()> {
     let listener = Listener::on(sockets, identity, &SocketConfig::default())?;
@@ -121,7 +127,11 @@ async fn serve(
     };
     set_limits(&daemon, config.limits);
     if let Some(bound) = metrics {
-        serve_metrics(bound, Page::new(&counts, daemon.meters(), journals));
+        serve_metrics(bound, Page::new(&counts, daemon.transfers(), journals));
+    }
+    let operator = Control::new(daemon.transfers(), identity.fingerprint(), address.to_string());
+    if let Some(listener) = control.and_then(|bound| tokio::net::UnixListener::from_std(bound).ok()) {
+        tokio::spawn(Arc::clone(&operator).serve(listener));
     }
     let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
     let reloaded = reload(&daemon, args, &home).context("handle SIGHUP")?;
@@ -130,7 +140,7 @@ async fn serve(
     service::watch();
     let stop = async {
         tokio::select! {
-            () = end(&daemon, signals, config.drain.0) => {}
+            () = end(&daemon, signals, config.drain.0, &operator) => {}
             () = reloaded => {}
         }
     };
@@ -189,6 +199,23 @@ fn bind_metrics(listen: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
+/// The socket for the operator of this host; one that cannot be made is no reason not to receive.
+fn bind_control(home: &Path, user: Option<&User>) -> Option<UnixListener> {
+    let path = crate::settings::control_socket(home);
+    if user.is_none() {
+        // The keys are made in it in a moment; an error shows in the socket's.
+        let _shown = DirBuilder::new().recursive(true).mode(0o700).create(home);
+    }
+    control::bind(&path, user)
+        .inspect_err(|error| {
+            let path = path.display();
+            log::warning(format_args!(
+                "no 'zmove status' and 'zmove stop' here: listen at '{path}': {error}"
+            ));
+        })
+        .ok()
+}
+
 /// Serves the metrics; a port that is taken is no reason not to receive.
 fn serve_metrics(bound: io::Result<TcpListener>, page: Page) {
     match bound.and_then(tokio::net::TcpListener::from_std) {
@@ -202,9 +229,22 @@ fn serve_metrics(bound: io::Result<TcpListener>, page: Page) {
     }
 }
 
-/// Resolves when transfers are to be cut off: after the first signal they have `drain` to end by themselves.
-async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration) {
-    signals.next().await;
+/// Resolves when transfers are to be cut off: after the first signal they have `drain` to end by themselves; where the
+/// operator has the daemon drained they have all the time, until a signal comes.
+async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration, operator: &Control) {
+    let asked = tokio::select! {
+        () = signals.next() => false,
+        () = operator.drains() => true,
+    };
+    if asked {
+        log::note("draining: transfers that run go on to their end, and new ones are refused");
+        let transfers = daemon.transfers();
+        // The service manager is told nothing yet: it would give the rest TimeoutStopSec= from then on.
+        tokio::select! {
+            () = control::drained(&transfers, daemon.drain()) => return service::stopping(),
+            () = signals.next() => {}
+        }
+    }
     service::stopping();
     if drain.is_zero() {
         return;

@@ -78,6 +78,9 @@ pub(crate) async fn look<T: Send + 'static>(
 
 /// The refusal that is sent to the peer for an error of this side.
 pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
+    if let SessionError::CutOff(refusal) = error {
+        return refusal.clone();
+    }
     let code = match error {
         SessionError::Stopping | SessionError::Superseded => RefusalCode::Stopping,
         SessionError::Lane(error) if error.is_lost() => RefusalCode::Broken,

@@ -165,7 +165,11 @@ impl<'a> Placer<'a> {
                 Err(Unmade::Failed(why) | Unmade::Left(why)) => Err(why),
             };
             if let Err((operation, error)) = placed {
-                batch.fault(entry.number, failure(operation, &error));
+                let fault = failure(operation, &error);
+                let entry_path =
+                    || entry.entry.name().map_or(Some((*path).clone()), |name| path.join(name).ok());
+                self.transfer.meter.failed_at(fault, entry_path);
+                batch.fault(entry.number, fault);
             }
         }
     }
@@ -310,9 +314,15 @@ impl<'a> Placer<'a> {
             match self.make_in((&staging.staging, flush), path, &file, bytes) {
                 Ok(()) => files.push(SmallFile::new(batch, number, file)),
                 Err(Unmade::NotTaken) => others.push(Entry { number, bytes, entry: BatchEntry::File(file) }),
-                Err(Unmade::Failed((operation, error))) => batch.fault(number, failure(operation, &error)),
+                Err(Unmade::Failed((operation, error))) => {
+                    let fault = failure(operation, &error);
+                    self.transfer.meter.failed_at(fault, || path.join(&file.name).ok());
+                    batch.fault(number, fault);
+                }
                 Err(Unmade::Left((operation, error))) => {
-                    batch.fault(number, failure(operation, &error));
+                    let fault = failure(operation, &error);
+                    self.transfer.meter.failed_at(fault, || path.join(&file.name).ok());
+                    batch.fault(number, fault);
                     spoiled.push(file.name);
                 }
             }

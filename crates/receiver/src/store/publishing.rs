@@ -314,6 +314,9 @@ impl Named {
             turn.is_over();
             let fault = fault.or_else(|| lost.take(&path));
             transfer.meter.stored(usize::from(fault.is_none()));
+            if let Some(fault) = fault {
+                transfer.meter.failed_at(fault, || Some(path));
+            }
             end_large(transfer, id, fault);
         }
         // Look each directory up once: to hash all that is above a deep one takes a tenth of a second.
@@ -342,7 +345,10 @@ fn settle<'a>(
     for small in files {
         let name = transfer.target.name(directory, &small.file.name);
         match lost.take(name) {
-            Some(fault) => small.fail(fault),
+            Some(fault) => {
+                transfer.meter.failed_at(fault, || directory.join(name).ok());
+                small.fail(fault);
+            }
             None => transfer.meter.stored(1),
         }
     }

@@ -182,6 +182,7 @@ impl Transfer {
             if file.is_blank() {
                 self.discard_retired(&file);
             }
+            self.meter.failed_at(fault, || Some(file.head.path.clone()));
             self.reports.tell(Outcome::File(FileDone { file: id.0, fault: Some(fault) }));
         }
     }

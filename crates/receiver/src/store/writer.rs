@@ -246,6 +246,9 @@ pub(crate) fn finish_file(transfer: &Transfer, file: &LargeFile, Complete(staged
         let finished = transfer.target.finish_in_place(staged, &name_of(&path), &metadata, At(&path, None));
         transfer.meter.stored(usize::from(finished.is_ok()));
         let fault = finished.err().map(|(operation, error)| failure(operation, &error));
+        if let Some(fault) = fault {
+            transfer.meter.failed_at(fault, || Some(file.head.path.clone()));
+        }
         return end_large(transfer, file.id, fault);
     }
     // A part that cannot become the file is of no use.
@@ -254,7 +257,9 @@ pub(crate) fn finish_file(transfer: &Transfer, file: &LargeFile, Complete(staged
     let sealed = sealed.and_then(|()| flush_now(staged.file(), transfer.target.rules.flushes()));
     if let Err((operation, error)) = sealed {
         transfer.parts.remove(file.id, &staged);
-        return end_large(transfer, file.id, Some(failure(operation, &error)));
+        let fault = failure(operation, &error);
+        transfer.meter.failed_at(fault, || Some(file.head.path.clone()));
+        return end_large(transfer, file.id, Some(fault));
     }
     transfer.publisher.add_large(WholeFile { id: file.id, staged, path, metadata: metadata.into_owned() });
 }

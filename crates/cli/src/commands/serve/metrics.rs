@@ -13,10 +13,14 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
-use zmove_daemon::DaemonEvent;
-use zmove_receiver::Meters;
+use zmove_daemon::{DaemonEvent, Moved, Transfers, Who};
+use zmove_receiver::{Failures, MeterReading};
 use zmove_types::StageTimes;
+
+use crate::value::cause::cause_of;
+use crate::value::version::VERSION;
 
 /// One label.
 type Label = [(&'static str, &'static str); 1];
@@ -27,11 +31,21 @@ pub(crate) struct Counts {
     transfers: Family<Label, Counter>,
     probes: Family<Label, Counter>,
     errors: Family<Label, Counter>,
+    failures: Family<Vec<(&'static str, String)>, Counter>,
+    by_name: Family<Vec<(&'static str, String)>, Counter>,
 }
 
 impl Counts {
     /// Counts an event of a daemon.
     pub(crate) fn count(&self, event: &DaemonEvent) {
+        if let Some((who, moved, result)) = ended(event) {
+            let labels = vec![("name", who.name.clone()), ("result", result.to_owned())];
+            self.by_name.get_or_create(&labels).inc();
+            for Failures { operation, code, count, .. } in &moved.failures {
+                let labels = vec![("operation", operation.to_string()), ("cause", cause_of(*code))];
+                self.failures.get_or_create(&labels).inc_by(*count);
+            }
+        }
         match event {
             DaemonEvent::Rejected { kind, .. } => add(&self.errors, "kind", kind.name()),
             DaemonEvent::Received { report, .. } => {
@@ -56,6 +70,21 @@ impl Counts {
     }
 }
 
+/// Who has had a transfer that has ended, what it has moved, and its result.
+fn ended(event: &DaemonEvent) -> Option<(&Who, &Moved, &'static str)> {
+    let of = |count: u64| if count == 0 { "complete" } else { "partial" };
+    Some(match event {
+        DaemonEvent::Received { who, moved, report, .. } => (who, moved, of(report.faults)),
+        DaemonEvent::Sent { who, moved, failed, .. } | DaemonEvent::Copied { who, moved, failed, .. } => {
+            (who, moved, of(*failed))
+        }
+        DaemonEvent::Broken { who, moved, .. } | DaemonEvent::SendingBroken { who, moved, .. } => {
+            (who, moved, "broken")
+        }
+        _ => return None,
+    })
+}
+
 fn add(family: &Family<Label, Counter>, label: &'static str, value: &'static str) {
     family.get_or_create(&[(label, value)]).inc();
 }
@@ -65,7 +94,7 @@ pub(crate) struct Page(Registry);
 
 impl Page {
     /// A page of the counts, the meters, and the directory of journals.
-    pub(crate) fn new(counts: &Counts, meters: Arc<Meters>, journals: PathBuf) -> Self {
+    pub(crate) fn new(counts: &Counts, transfers: Arc<Transfers>, journals: PathBuf) -> Self {
         for result in ["complete", "partial", "broken"] {
             // A counter exists from the start, so that its rate is known when it first counts.
             drop(counts.transfers.get_or_create(&[("result", result)]));
@@ -81,7 +110,19 @@ impl Page {
             "Connections rejected and transfers broken off, by kind",
             counts.errors.clone(),
         );
-        registry.register_collector(Box::new(MetersCollector { meters, journals }));
+        registry.register(
+            "failures",
+            "Entries that have failed in transfers that have ended, by operation and cause",
+            counts.failures.clone(),
+        );
+        registry.register(
+            "key_transfers",
+            "Transfers that have ended, by the name of their key and result",
+            counts.by_name.clone(),
+        );
+        let version = vec![("version", env!("CARGO_PKG_VERSION")), ("build", VERSION.as_str())];
+        registry.register("build", "The program that runs", Info::new(version));
+        registry.register_collector(Box::new(MetersCollector { transfers, journals }));
         Self(registry)
     }
 
@@ -95,17 +136,47 @@ impl Page {
 /// The values that are looked up when the page is asked for.
 #[derive(Debug)]
 struct MetersCollector {
-    meters: Arc<Meters>,
+    transfers: Arc<Transfers>,
     journals: PathBuf,
+}
+
+impl MetersCollector {
+    /// What each key has moved and is doing.
+    fn by_name(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Read = fn(&MeterReading) -> u64;
+        let counters: [(&str, &str, Read); 4] = [
+            ("key_bytes_received", "The same as bytes_received, by the name of the key", |now| now.bytes),
+            ("key_files_received", "The same as files_received, by the name of the key", |now| now.files),
+            ("key_bytes_sent", "The same as bytes_sent, by the name of the key", |now| now.sent_bytes),
+            ("key_files_sent", "The same as files_sent, by the name of the key", |now| now.sent_files),
+        ];
+        let by_name = self.transfers.read_by_name();
+        for (name, help, read) in counters {
+            let mut family = to.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (key, now) in &by_name {
+                ConstCounter::new(read(now)).encode(family.encode_family(&[("name", key.as_str())])?)?;
+            }
+        }
+        let (name, help) = ("key_transfers_running", "Transfers that run, by the name of the key");
+        let mut family = to.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (key, now) in &by_name {
+            let running = ConstGauge::new(now.transfers as u64);
+            running.encode(family.encode_family(&[("name", key.as_str())])?)?;
+        }
+        Ok(())
+    }
 }
 
 impl Collector for MetersCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let now = self.meters.read();
+        let now = self.transfers.read();
         let to = &mut encoder;
         counter(to, "bytes_received", "Bytes of file contents that have come over lanes", now.bytes)?;
         counter(to, "probe_bytes_received", "Bytes of filler that probes have brought", now.probed)?;
         counter(to, "files_received", "Regular files that were given their names", now.files)?;
+        counter(to, "bytes_sent", "Bytes of file contents that were sent and stored there", now.sent_bytes)?;
+        counter(to, "files_sent", "Regular files that were sent and have their names there", now.sent_files)?;
+        self.by_name(to)?;
         gauge(to, "transfers_running", "Transfers that run", now.transfers as u64)?;
         gauge(to, "lanes", "Lanes of the transfers that run", now.lanes as u64)?;
         gauge(to, "write_queue_items", "Batches and groups that wait for a writer", now.queued as u64)?;
@@ -169,6 +240,10 @@ mod tests {
             "zmove_probe_bytes_received_total 0",
             "zmove_transfers_running 0",
             "zmove_errors_total{kind=\"unknown_key\"} 1",
+            concat!("zmove_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\",build=\""),
+            "zmove_bytes_sent_total 0",
+            "# TYPE zmove_key_bytes_received counter",
+            "# TYPE zmove_key_transfers_running gauge",
             "zmove_lanes 0",
             "zmove_write_queue_items 0",
             "zmove_stage_seconds_total{stage=\"receive\",state=\"busy\"} 0.0",
@@ -176,7 +251,24 @@ mod tests {
             "zmove_journal_bytes 0",
             "# EOF",
         ] {
-            assert!(text.lines().any(|found| found == line), "no {line:?} in:\n{text}");
+            let is_it = |found: &str| found == line || line.ends_with("build=\"") && found.starts_with(line);
+            assert!(text.lines().any(is_it), "no {line:?} in:\n{text}");
+        }
+    }
+
+    /// What the board for Grafana asks for is on the page.
+    #[test]
+    fn the_board_asks_for_what_there_is() {
+        let page =
+            Page::new(&Counts::default(), Arc::default(), PathBuf::from("/nonexistent")).text().unwrap();
+        let board = include_str!("../../../../../docs/grafana.json");
+        let _whole: serde_json::Value = serde_json::from_str(board).unwrap();
+        let words = board.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let asked: Vec<_> = words.filter(|word| word.starts_with("zmove_")).collect();
+        assert!(asked.len() > 10);
+        for name in asked {
+            let described = name.strip_suffix("_total").or(name.strip_suffix("_info")).unwrap_or(name);
+            assert!(page.contains(&format!("# TYPE {described} ")), "{name} is not in:\n{page}");
         }
     }
 

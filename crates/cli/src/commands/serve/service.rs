@@ -48,6 +48,11 @@ pub(crate) fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
 
+/// Tells the service manager's users in words what this process does.
+pub(crate) fn status(text: &str) {
+    tell(&[NotifyState::Status(text)]);
+}
+
 /// Gives signs of life as often as the service manager asks for them, as long as the calling runtime runs.
 pub(crate) fn watch() {
     let mut micros = 0;

@@ -1,0 +1,53 @@
+//! The arguments of `zmove status`, `zmove stop` and `zmove drain`, which speak to the daemon of this host.
+
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ControlArgs {
+    /// The daemon's socket
+    ///
+    /// [default: control.sock in ZMOVE_HOME, else /run/zmove/control.sock]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct StatusArgs {
+    /// Print it as a JSON object on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Show it anew every second, until you press Ctrl-C
+    #[arg(long)]
+    pub(crate) watch: bool,
+    #[command(flatten)]
+    pub(crate) control: ControlArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct StopArgs {
+    /// The transfer's id, as 'zmove status' shows it; its first digits are enough
+    #[arg(value_name = "ID", required = true, value_parser = parse_digits)]
+    pub(crate) ids: Vec<String>,
+    #[command(flatten)]
+    pub(crate) control: ControlArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DrainArgs {
+    /// Wait until the daemon has ended
+    #[arg(long)]
+    pub(crate) wait: bool,
+    #[command(flatten)]
+    pub(crate) control: ControlArgs,
+}
+
+/// The fewest digits of an id, so that a slip does not stop a transfer.
+const DIGITS_MIN: usize = 4;
+
+fn parse_digits(text: &str) -> Result<String, String> {
+    let digits = text.to_ascii_lowercase();
+    if digits.len() < DIGITS_MIN || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(format!("'{text}' is no id: {DIGITS_MIN} or more hexadecimal digits"));
+    }
+    Ok(digits)
+}

@@ -1,0 +1,136 @@
+//! `zmove status`, `zmove stop` and `zmove drain`: what the operator of a daemon's host sees and does, over the
+//! daemon's socket (`commands/serve/control.rs`).
+
+mod table;
+
+use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use zmove_daemon::TransferStatus;
+
+use crate::args::{ControlArgs, DrainArgs, StatusArgs, StopArgs};
+use crate::display::format::counted;
+use crate::display::terminal;
+use crate::settings::{self, Role};
+use crate::value::control::{Answer, Request, Status};
+use crate::value::exit::{Exit, failure};
+
+/// How long a daemon may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often a status is shown anew.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Clears a terminal and puts the cursor to its upper left corner.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// Runs `zmove status`.
+pub(crate) fn status(args: &StatusArgs) -> Result<Exit> {
+    loop {
+        let Answer::Status(status) = ask(&args.control, &Request::Status)? else { return no_sense() };
+        let clear = if args.watch && std::io::stdout().is_terminal() { CLEAR } else { "" };
+        terminal::print(format_args!("{clear}{}", shown(&status, args.json)?));
+        if !args.watch {
+            return Ok(Exit::Done);
+        }
+        std::thread::sleep(WATCH_INTERVAL);
+    }
+}
+
+fn shown(status: &Status, json: bool) -> Result<String> {
+    Ok(if json { serde_json::to_string(status)? + "\n" } else { table::of(status) })
+}
+
+/// Runs `zmove stop`.
+pub(crate) fn stop(args: &StopArgs) -> Result<Exit> {
+    for id in &args.ids {
+        match ask(&args.control, &Request::Stop(id.clone()))? {
+            Answer::Ended(ended) if ended.is_empty() => {
+                return Err(failure(
+                    Exit::File,
+                    format!("no transfer here has the id {id}: see 'zmove status'"),
+                ));
+            }
+            Answer::Ended(ended) => ended.iter().for_each(tell_ended),
+            Answer::Ambiguous(found) => {
+                let ids: Vec<_> = found.iter().map(|status| status.id.as_str()).collect();
+                let text = format!("{id} fits {} transfers: {}", ids.len(), ids.join(", "));
+                return Err(failure(Exit::Usage, text));
+            }
+            _ => return no_sense(),
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// Says which transfer is being ended.
+pub(crate) fn tell_ended(TransferStatus { id, name, from, .. }: &TransferStatus) {
+    terminal::say(format_args!(
+        "stopped {id} of {name} at {from}; the same command there goes on where it was"
+    ));
+}
+
+/// Runs `zmove drain`.
+pub(crate) fn drain(args: &DrainArgs) -> Result<Exit> {
+    let Answer::Draining(running) = ask(&args.control, &Request::Drain)? else { return no_sense() };
+    let under_way = counted(running as u64, "transfer");
+    terminal::say(format_args!("the daemon takes no new transfers, and ends after {under_way} under way"));
+    while args.wait && ask(&args.control, &Request::Status).is_ok() {
+        std::thread::sleep(WATCH_INTERVAL);
+    }
+    Ok(Exit::Done)
+}
+
+fn no_sense<T>() -> Result<T> {
+    bail!("the daemon is of another release, and gives no answer that is understood here")
+}
+
+/// Asks the daemon of this host.
+///
+/// # Errors
+/// None answers, or it is of another release.
+pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
+    let places = match &args.socket {
+        Some(socket) => vec![socket.clone()],
+        None => places()?,
+    };
+    let mut failed = Vec::new();
+    for place in places {
+        match UnixStream::connect(&place) {
+            Ok(stream) => {
+                return converse(stream, request).with_context(|| format!("ask '{}'", place.display()));
+            }
+            Err(error) => failed.push(format!("'{}': {error}", place.display())),
+        }
+    }
+    let text = format!(
+        "no daemon answers here ({}); only its own user and root can ask it (--socket)",
+        failed.join("; ")
+    );
+    Err(failure(Exit::Connection, text))
+}
+
+/// Where a daemon of this host may have its socket.
+fn places() -> Result<Vec<PathBuf>> {
+    let own = settings::control_socket(&settings::home(Role::Daemon)?);
+    let is_chosen = std::env::var_os("ZMOVE_HOME").is_some();
+    Ok(if is_chosen {
+        vec![own]
+    } else {
+        vec![own, Path::new(settings::SERVICE_RUNTIME).join("control.sock")]
+    })
+}
+
+fn converse(mut stream: UnixStream, request: &Request) -> Result<Answer> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let request = serde_json::to_string(request)? + "\n";
+    stream.write_all(request.as_bytes())?;
+    let mut line = String::new();
+    // a daemon answers in one line, and closes
+    BufReader::new(stream).take(u64::MAX).read_line(&mut line)?;
+    match serde_json::from_str(&line)? {
+        Answer::Nonsense(why) => bail!("the daemon does not understand: {why}"),
+        answer => Ok(answer),
+    }
+}

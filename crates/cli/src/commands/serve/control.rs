@@ -1,0 +1,176 @@
+//! The socket by which an operator of this host sees and ends transfers: `zmove status`, `stop`, `drain`.
+//!
+//! **Invariant:** only the daemon's user and root can connect: the socket has mode 0600 from the moment it exists.
+
+use std::io;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use nix::unistd::User;
+use rustix::fs::Mode;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::sync::{Notify, Semaphore};
+use zmove_daemon::{Cut, TransferStatus, Transfers};
+use zmove_transport::Fingerprint;
+
+use super::service;
+use crate::display::log;
+use crate::value::control::{Answer, REQUEST_BYTES_MAX, Removed, Request, SCHEMA, Status};
+use crate::value::version::VERSION;
+
+/// The most connections that are served at once; further ones wait.
+const CONNECTIONS_MAX: usize = 8;
+/// How long one connection may last.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to pause when the system has no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What the operator's orders reach.
+#[derive(Debug)]
+pub(super) struct Control {
+    transfers: Arc<Transfers>,
+    key: Fingerprint,
+    listen: String,
+    since: u64,
+    draining: AtomicBool,
+    drain: Notify,
+}
+
+/// Binds the socket, for `user` if the process becomes one. To be called while the process has one thread, since it
+/// sets the mask for new files meanwhile.
+///
+/// # Errors
+/// The system's error, or another daemon answers there.
+pub(super) fn bind(path: &Path, user: Option<&User>) -> io::Result<UnixListener> {
+    // A daemon that was killed, or may not remove it, leaves its socket.
+    if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
+        if UnixStream::connect(path).is_ok() {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon answers there"));
+        }
+        std::fs::remove_file(path)?;
+    }
+    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(before);
+    let listener = bound?;
+    if let Some(user) = user {
+        std::os::unix::fs::chown(path, Some(user.uid.as_raw()), Some(user.gid.as_raw()))?;
+    }
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+impl Control {
+    pub(super) fn new(transfers: Arc<Transfers>, key: Fingerprint, listen: String) -> Arc<Self> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let (draining, drain) = (AtomicBool::new(false), Notify::new());
+        Arc::new(Self { transfers, key, listen, since, draining, drain })
+    }
+
+    /// Resolves when the daemon is to take no new transfers, and to end with the last.
+    pub(super) async fn drains(&self) {
+        self.drain.notified().await;
+    }
+
+    /// Serves the socket for ever.
+    pub(super) async fn serve(self: Arc<Self>, listener: tokio::net::UnixListener) {
+        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
+            let Ok((socket, _)) = listener.accept().await else {
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            let control = Arc::clone(&self);
+            tokio::spawn(async move {
+                // A client that is slow or gone is ignored.
+                let _ended = tokio::time::timeout(CONNECTION_TIMEOUT, control.converse(socket)).await;
+                drop(place);
+            });
+        }
+    }
+
+    async fn converse(&self, socket: tokio::net::UnixStream) -> io::Result<()> {
+        let (reader, mut writer) = socket.into_split();
+        let mut line = String::new();
+        BufReader::new(reader.take(REQUEST_BYTES_MAX)).read_line(&mut line).await?;
+        let answer = match serde_json::from_str(&line) {
+            Ok(request) => self.answer(request),
+            Err(error) => Answer::Nonsense(error.to_string()),
+        };
+        let mut answer = serde_json::to_vec(&answer)?;
+        answer.push(b'\n');
+        writer.write_all(&answer).await?;
+        writer.shutdown().await
+    }
+
+    fn answer(&self, request: Request) -> Answer {
+        match request {
+            Request::Status => Answer::Status(self.status()),
+            Request::Stop(digits) => {
+                let fits = |status: &TransferStatus| status.id.starts_with(&digits);
+                let found: Vec<_> = self.transfers.list().into_iter().filter(fits).collect();
+                if found.len() > 1 {
+                    return Answer::Ambiguous(found);
+                }
+                self.end(Cut::ByOperator, fits)
+            }
+            Request::EndKeys(removed) => {
+                self.end(Cut::KeyRemoved, |status| removed.iter().any(|removed| is_of(status, removed)))
+            }
+            Request::Drain => {
+                if !self.draining.swap(true, Ordering::Relaxed) {
+                    self.drain.notify_one();
+                }
+                Answer::Draining(self.transfers.read().transfers)
+            }
+        }
+    }
+
+    fn end(&self, cut: Cut, which: impl Fn(&TransferStatus) -> bool) -> Answer {
+        let ended = self.transfers.end(cut, which);
+        for TransferStatus { id, name, .. } in &ended {
+            log::note(format_args!("the operator ends transfer {id} of {name}"));
+        }
+        Answer::Ended(ended)
+    }
+
+    fn status(&self) -> Status {
+        Status {
+            schema: SCHEMA,
+            version: VERSION.split(", ").next().unwrap_or_default().to_owned(),
+            pid: std::process::id(),
+            key: self.key.to_string(),
+            listen: self.listen.clone(),
+            since: self.since,
+            draining: self.draining.load(Ordering::Relaxed),
+            transfers: self.transfers.list(),
+        }
+    }
+}
+
+fn is_of(status: &TransferStatus, removed: &Removed) -> bool {
+    match &removed.key {
+        Some(key) => status.key == *key,
+        None => status.name == removed.name,
+    }
+}
+
+/// Waits until no transfer runs, and tells the service manager how many still do.
+pub(super) async fn drained(transfers: &Transfers, idle: impl Future<Output = ()>) {
+    let telling = async {
+        loop {
+            let running = transfers.read().transfers;
+            service::status(&format!("draining: {running} under way"));
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+    };
+    tokio::select! {
+        () = idle => {}
+        () = telling => {}
+    }
+}

@@ -1,0 +1,43 @@
+//! The cause of a failure as one word, for programs: `ENOSPC` for an error of the operating system, else what zmove
+//! itself calls it.
+
+use nix::errno::Errno;
+use zmove_wire::FaultCode;
+
+/// The word for a cause.
+pub(crate) fn cause_of(code: FaultCode) -> String {
+    match code {
+        FaultCode::Os(number) => errno_name(number).unwrap_or_else(|| format!("errno_{number}")),
+        code => snake(&format!("{code:?}")),
+    }
+}
+
+/// The name of an error number of Linux.
+pub(crate) fn errno_name(number: i32) -> Option<String> {
+    let errno = Errno::from_raw(number);
+    (errno != Errno::UnknownErrno).then(|| format!("{errno:?}"))
+}
+
+/// `AlreadyThere` as `already_there`.
+fn snake(words: &str) -> String {
+    let mut text = String::new();
+    for letter in words.chars() {
+        if letter.is_ascii_uppercase() && !text.is_empty() {
+            text.push('_');
+        }
+        text.push(letter.to_ascii_lowercase());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_cause_is_one_word() {
+        let causes =
+            [FaultCode::Os(28), FaultCode::Os(9999), FaultCode::DirectoryInTheWay, FaultCode::Locked];
+        assert_eq!(causes.map(cause_of), ["ENOSPC", "errno_9999", "directory_in_the_way", "locked"]);
+    }
+}

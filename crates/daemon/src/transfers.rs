@@ -1,0 +1,408 @@
+//! The transfers of one daemon while they wait or run: whose they are, how far they have come, and how each is ended
+//! from outside. `/metrics`, `zmove status` and `zmove stop` all read this.
+//!
+//! **Invariant:** a thread that moves data takes no lock here: a transfer counts into its own meter, which is read when
+//! somebody asks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use zmove_receiver::{Found, MeterReading, SessionError, TransferMeter};
+use zmove_types::{Lock, RateLimit, TransferId};
+use zmove_wire::{Refusal, RefusalCode};
+
+use crate::event::Who;
+
+/// The transfers of one daemon.
+#[derive(Debug, Default)]
+pub struct Transfers(Lock<Book>);
+
+#[derive(Debug, Default)]
+struct Book {
+    live: Vec<Arc<Live>>,
+    ended: MeterReading,
+    /// What the ended transfers of each name have moved.
+    ended_by_name: BTreeMap<String, MeterReading>,
+}
+
+/// A transfer that waits or runs.
+#[derive(Debug)]
+pub(crate) struct Live {
+    id: TransferId,
+    who: Who,
+    limit: Option<RateLimit>,
+    since: SystemTime,
+    state: Lock<State>,
+    pub(crate) meter: Arc<TransferMeter>,
+    pace: Lock<Pace>,
+    cut: watch::Sender<Option<Cut>>,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Waits { reason: String, ahead: usize },
+    Runs { direction: Direction, since: Instant },
+}
+
+/// Which way the data of a transfer goes, seen from the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// Its peer pushes.
+    Receive,
+    /// Its peer pulls, or has files sent to another host.
+    Send,
+}
+
+/// Why a transfer is ended from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// The daemon is being stopped.
+    Stopping,
+    /// The operator has ended this transfer.
+    ByOperator,
+    /// The operator has removed the key, and ends what it has under way.
+    KeyRemoved,
+}
+
+/// A transfer that is in the book until this is dropped.
+#[derive(Debug)]
+pub(crate) struct LiveGuard {
+    transfers: Arc<Transfers>,
+    pub(crate) live: Arc<Live>,
+}
+
+/// One transfer as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TransferStatus {
+    /// The id of the transfer, in hexadecimal digits.
+    pub id: String,
+    /// The name of its key.
+    pub name: String,
+    /// The fingerprint of its key.
+    pub key: String,
+    /// The address of the peer.
+    pub from: String,
+    /// Whether it is in the queue.
+    pub waits: bool,
+    /// The reason for the wait, with the number of transfers of the same key that were before it.
+    pub reason: Option<String>,
+    /// Which way the data goes; not known while it waits.
+    pub direction: Option<Direction>,
+    /// Whether it is a probe, which moves filler.
+    pub probe: bool,
+    /// The target that the peer asked for; of a transfer that sends, its sources.
+    pub path: String,
+    /// Regular files that have their names.
+    pub files: u64,
+    /// Bytes that have been moved.
+    pub bytes: u64,
+    /// Regular files that were found at the source; known where this side scans it.
+    pub files_found: Option<u64>,
+    /// The sum of their sizes.
+    pub bytes_found: Option<u64>,
+    /// The rate of the last seconds.
+    pub bytes_per_second: u64,
+    /// The time until the end at that rate; known once the scan of the source has ended, where that is this side's.
+    pub eta_seconds: Option<u64>,
+    /// Lanes that are up.
+    pub lanes: usize,
+    /// The limit of the key's rate.
+    pub limit_bytes_per_second: Option<u64>,
+    /// When it came, in seconds since 1970.
+    pub since: u64,
+    /// Seconds since it has begun; of one that waits, since it came.
+    pub seconds: f64,
+}
+
+/// The rate of the last seconds, as a moving average.
+#[derive(Debug, Default)]
+struct Pace {
+    bytes: u64,
+    per_second: f64,
+}
+
+/// How often rates are looked at.
+const PACE_INTERVAL: Duration = Duration::from_secs(1);
+/// The share of the newest second in a rate.
+const NEWEST: f64 = 0.3;
+/// The most names that are counted by themselves; what others move counts together.
+const NAMES_MAX: usize = 1000;
+const OTHER_NAMES: &str = "(others)";
+
+impl Transfers {
+    /// Enters a transfer that has come.
+    pub(crate) fn enter(self: &Arc<Self>, id: TransferId, who: Who, limit: Option<RateLimit>) -> LiveGuard {
+        let live = Arc::new(Live {
+            id,
+            who,
+            limit,
+            since: SystemTime::now(),
+            state: Lock::new(State::Waits { reason: String::new(), ahead: 0 }),
+            meter: Arc::default(),
+            pace: Lock::default(),
+            cut: watch::Sender::new(None),
+        });
+        self.0.lock().live.push(Arc::clone(&live));
+        LiveGuard { transfers: Arc::clone(self), live }
+    }
+
+    /// The totals of all transfers, and the present state of those that run; a total never falls.
+    #[must_use]
+    pub fn read(&self) -> MeterReading {
+        let book = self.0.lock();
+        book.live.iter().fold(book.ended, |sum, live| sum.and(&live.reading()))
+    }
+
+    /// The same for each name of a key.
+    #[must_use]
+    pub fn read_by_name(&self) -> BTreeMap<String, MeterReading> {
+        let book = self.0.lock();
+        let mut by_name = book.ended_by_name.clone();
+        for live in &book.live {
+            add(&mut by_name, &live.who.name, &live.reading());
+        }
+        by_name
+    }
+
+    /// The transfers that wait or run, in the order in which they came.
+    #[must_use]
+    pub fn list(&self) -> Vec<TransferStatus> {
+        self.0.lock().live.iter().map(|live| live.status()).collect()
+    }
+
+    /// Ends the transfers that `which` names; returns what they were.
+    pub fn end(&self, cut: Cut, which: impl Fn(&TransferStatus) -> bool) -> Vec<TransferStatus> {
+        let live = self.0.lock().live.clone();
+        let mut ended = Vec::new();
+        for live in live {
+            let status = live.status();
+            if which(&status) {
+                live.cut.send_replace(Some(cut));
+                ended.push(status);
+            }
+        }
+        ended
+    }
+
+    /// Keeps the rates up to date, for ever.
+    pub(crate) async fn keep_pace(&self) {
+        let mut ticks = tokio::time::interval(PACE_INTERVAL);
+        loop {
+            ticks.tick().await;
+            self.0.lock().live.iter().for_each(|live| live.pace.lock().tick(live.bytes()));
+        }
+    }
+}
+
+fn add(by_name: &mut BTreeMap<String, MeterReading>, name: &str, reading: &MeterReading) {
+    let is_new = !by_name.contains_key(name);
+    let name = if is_new && by_name.len() >= NAMES_MAX { OTHER_NAMES } else { name };
+    let sum = by_name.entry(name.to_owned()).or_default();
+    *sum = sum.and(reading);
+}
+
+impl Live {
+    /// The transfer waits in the queue.
+    pub(crate) fn waits(&self, reason: &str, ahead: usize) {
+        *self.state.lock() = State::Waits { reason: reason.to_owned(), ahead };
+    }
+
+    /// The transfer begins.
+    pub(crate) fn begins(&self, direction: Direction) {
+        *self.state.lock() = State::Runs { direction, since: Instant::now() };
+    }
+
+    /// Resolves when the operator ends the transfer.
+    pub(crate) async fn cut(&self) -> Cut {
+        let mut cut = self.cut.subscribe();
+        let cut = cut.wait_for(Option::is_some).await;
+        cut.expect("this owns the sending end").expect("it was waited for")
+    }
+
+    fn bytes(&self) -> u64 {
+        let reading = self.meter.reading();
+        reading.bytes + reading.sent_bytes + reading.probed
+    }
+
+    fn reading(&self) -> MeterReading {
+        let runs = matches!(*self.state.lock(), State::Runs { .. });
+        MeterReading { transfers: usize::from(runs), ..self.meter.reading() }
+    }
+
+    fn status(&self) -> TransferStatus {
+        let state = self.state.lock().clone();
+        let (reading, bytes, found) = (self.meter.reading(), self.bytes(), self.meter.found());
+        let waited = self.since.elapsed().unwrap_or_default();
+        let (direction, reason, lasted) = match state {
+            State::Waits { reason, ahead } => (None, Some(place(&reason, ahead)), waited),
+            State::Runs { direction, since } => (Some(direction), None, since.elapsed()),
+        };
+        let sends = direction == Some(Direction::Send);
+        let rate = self.pace.lock().per_second;
+        TransferStatus {
+            id: self.id.to_string(),
+            name: self.who.name.clone(),
+            key: self.who.key.to_string(),
+            from: self.who.address.to_string(),
+            waits: direction.is_none(),
+            reason,
+            direction,
+            probe: self.meter.probed().is_some(),
+            path: String::from_utf8_lossy(self.meter.target()).into_owned(),
+            files: reading.files + reading.sent_files,
+            bytes,
+            files_found: sends.then_some(found.files),
+            bytes_found: sends.then_some(found.bytes),
+            bytes_per_second: whole(rate),
+            eta_seconds: eta(found, bytes, rate),
+            lanes: reading.lanes,
+            limit_bytes_per_second: self.limit.map(|limit| limit.bytes_per_second()),
+            since: self.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            seconds: (lasted.as_secs_f64() * 1e3).round() / 1e3,
+        }
+    }
+}
+
+fn place(reason: &str, ahead: usize) -> String {
+    match ahead {
+        0 => reason.to_owned(),
+        ahead => format!("{reason}; {ahead} of the same key came before it"),
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rates and times are far below 2^64"
+)]
+fn whole(number: f64) -> u64 {
+    number.round() as u64
+}
+
+/// The time until the end; `None` where that is not known.
+fn eta(found: Found, bytes: u64, per_second: f64) -> Option<u64> {
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    let rest = found.bytes.saturating_sub(found.skipped_bytes + bytes) as f64;
+    (found.all && per_second >= 1.0).then(|| whole(rest / per_second))
+}
+
+impl Pace {
+    /// Takes the bytes that have been moved until now; called once a second.
+    fn tick(&mut self, bytes: u64) {
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let newest = bytes.saturating_sub(self.bytes) as f64;
+        let is_first = self.bytes == 0;
+        self.bytes = bytes;
+        self.per_second =
+            if is_first { newest } else { self.per_second + NEWEST * (newest - self.per_second) };
+    }
+}
+
+impl Cut {
+    /// What the peer is told.
+    pub(crate) fn refusal(self) -> Refusal {
+        let (code, text) = match self {
+            Self::Stopping => {
+                (RefusalCode::Stopping, "the receiver is being stopped, and takes no new transfers")
+            }
+            Self::ByOperator => (
+                RefusalCode::Denied,
+                "the operator there has stopped this transfer; the same command goes on where it was",
+            ),
+            Self::KeyRemoved => (
+                RefusalCode::UnknownKey,
+                "the operator there has removed this key, and stopped its transfers",
+            ),
+        };
+        Refusal { code, text: text.to_owned() }
+    }
+
+    /// The error with which a session that receives ends.
+    pub(crate) fn of_receiver(self) -> SessionError {
+        match self {
+            Self::Stopping => SessionError::Stopping,
+            cut => SessionError::CutOff(cut.refusal()),
+        }
+    }
+}
+
+impl Drop for LiveGuard {
+    fn drop(&mut self) {
+        let mut book = self.transfers.0.lock();
+        book.live.retain(|live| !Arc::ptr_eq(live, &self.live));
+        let last = MeterReading { transfers: 0, lanes: 0, queued: 0, ..self.live.meter.reading() };
+        book.ended = book.ended.and(&last);
+        add(&mut book.ended_by_name, &self.live.who.name, &last);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_transport::Fingerprint;
+    use zmove_types::Event;
+
+    fn who(name: &str) -> Who {
+        Who { name: name.into(), address: "[::1]:7".parse().unwrap(), key: Fingerprint([1; 32]) }
+    }
+
+    #[test]
+    fn totals_stay_when_a_transfer_ends_and_the_rest_goes() {
+        let transfers = Arc::<Transfers>::default();
+        let one = transfers.enter(TransferId([1; 16]), who("ann"), None);
+        let other = transfers.enter(TransferId([2; 16]), who("ben"), None);
+        assert_eq!(transfers.read().transfers, 0, "they wait");
+        one.live.begins(Direction::Send);
+        other.live.begins(Direction::Send);
+        one.live.meter.hear(&Event::Stored { files: 2, bytes: 7 });
+        one.live.meter.hear(&Event::LaneUp { lanes: 3 });
+        other.live.meter.hear(&Event::Stored { files: 0, bytes: 1 });
+        let before = transfers.read();
+        assert_eq!((before.sent_bytes, before.sent_files), (8, 2));
+        assert_eq!((before.transfers, before.lanes), (2, 3));
+        drop(one);
+        let after = transfers.read();
+        assert_eq!((after.sent_bytes, after.sent_files), (8, 2));
+        assert_eq!((after.transfers, after.lanes), (1, 0));
+        let by_name = transfers.read_by_name();
+        assert_eq!((by_name["ann"].sent_bytes, by_name["ann"].transfers), (7, 0));
+        assert_eq!((by_name["ben"].sent_bytes, by_name["ben"].transfers), (1, 1));
+    }
+
+    #[test]
+    fn names_without_end_are_counted_together() {
+        let transfers = Arc::<Transfers>::default();
+        for number in 0..NAMES_MAX + 5 {
+            let guard = transfers.enter(TransferId([0; 16]), who(&number.to_string()), None);
+            guard.live.meter.hear(&Event::Stored { files: 1, bytes: 1 });
+        }
+        let by_name = transfers.read_by_name();
+        assert_eq!((by_name.len(), by_name[OTHER_NAMES].sent_bytes), (NAMES_MAX + 1, 5));
+    }
+
+    #[tokio::test]
+    async fn only_the_transfer_that_is_meant_is_ended() {
+        let transfers = Arc::<Transfers>::default();
+        let one = transfers.enter(TransferId([1; 16]), who("ann"), None);
+        let other = transfers.enter(TransferId([2; 16]), who("ben"), None);
+        let ended = transfers.end(Cut::ByOperator, |status| status.name == "ann");
+        assert_eq!(ended.len(), 1);
+        assert_eq!(one.live.cut().await, Cut::ByOperator);
+        assert_eq!(*other.live.cut.borrow(), None);
+    }
+
+    #[test]
+    fn the_rest_at_the_rate_of_the_last_seconds_is_the_time_until_the_end() {
+        let mut pace = Pace::default();
+        pace.tick(100);
+        pace.tick(200);
+        let found = Found { files: 9, bytes: 1000, skipped_bytes: 300, all: false };
+        assert_eq!(eta(found, 200, pace.per_second), None, "the scan has not ended");
+        assert_eq!(eta(Found { all: true, ..found }, 200, pace.per_second), Some(5));
+        assert_eq!(eta(Found { all: true, ..found }, 200, 0.0), None);
+    }
+}

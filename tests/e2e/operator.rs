@@ -1,0 +1,155 @@
+//! The operator of a daemon's host: what is going on, and how it is ended.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::command::{Outcome, ZMOVE, Zmove, finish};
+use crate::harness::{PATIENCE, Site};
+use crate::tree::{assert_same, paint};
+
+/// `zmove WORDS` as the operator of the daemon's host.
+fn operator(site: &Site, words: &[&str]) -> Outcome {
+    let mut zmove = Command::new(ZMOVE);
+    zmove.env("ZMOVE_HOME", site.path("server")).args(words);
+    Zmove(zmove).outcome()
+}
+
+fn status(site: &Site) -> Value {
+    serde_json::from_str(&operator(site, &["status", "--json"]).done().stdout).unwrap()
+}
+
+/// Waits until the daemon has one transfer, of which this holds; returns it.
+fn wait_for(site: &Site, holds: impl Fn(&Value) -> bool) -> Value {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let status = status(site);
+        if let Some(found) = status["transfers"].as_array().unwrap().iter().find(|transfer| holds(transfer)) {
+            return found.clone();
+        }
+        assert!(Instant::now() < until, "{status}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn has_moved(transfer: &Value) -> bool {
+    transfer["bytes"].as_u64().unwrap() > 0
+}
+
+/// A push of a large file that takes half a minute.
+fn slow_push(site: &Site) -> Child {
+    paint(site.source().join("large"), 24 << 20);
+    site.push_command(&["--limit", "8Mbit"], &[site.contents().as_ref()], "").start()
+}
+
+#[test]
+fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
+    let site = Site::daemon();
+    let push = slow_push(&site);
+    let shown = wait_for(&site, has_moved);
+    assert_eq!((&shown["name"], &shown["direction"]), (&Value::from("tester"), &Value::from("receive")));
+    assert!(shown["key"].as_str().unwrap().starts_with("SHA256:"), "{shown}");
+    assert!(shown["from"].as_str().unwrap().starts_with("127.0.0.1:"), "{shown}");
+    assert!(shown["lanes"].as_u64().unwrap() > 0 && shown["waits"] == false, "{shown}");
+    let table = operator(&site, &["status"]).done().stdout;
+    assert!(table.contains("1 transfer\n") && table.contains("tester"), "{table}");
+    assert!(table.lines().all(|line| line.len() <= 80), "{table}");
+    let digits = &shown["id"].as_str().unwrap()[..8];
+    let said = operator(&site, &["stop", digits]).done();
+    assert!(said.stdout.contains("stopped "), "{}", said.stdout);
+    finish(push)
+        .expect(3)
+        .says(&["the operator there has stopped this transfer", "the same command"])
+        .lines(1);
+    site.the_daemon().wait_for_log("the operator ends transfer ");
+    site.the_daemon().wait_for_log("broken off by tester");
+    let summary = site.push_contents();
+    assert_same(&site.source(), &site.target());
+    assert!(summary["bytes_resumed"].as_u64().unwrap() > 0, "nothing was left to go on from: {summary}");
+}
+
+#[test]
+fn the_socket_is_for_the_daemons_user_alone() {
+    let site = Site::daemon();
+    let mode = site.path("server/control.sock").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn a_pull_has_totals_and_ends_with_its_key() {
+    let mut site = Site::local();
+    site.let_read("source");
+    paint(site.source().join("large"), 24 << 20);
+    site.start_daemon();
+    site.let_read("source");
+    let large = site.source().join("large");
+    let pull = site.pull_command(&["--limit", "8Mbit"], &[large.to_str().unwrap()], "").start();
+    let shown = wait_for(&site, |shown| has_moved(shown) && !shown["eta_seconds"].is_null());
+    assert_eq!(shown["direction"], "send");
+    assert_eq!((&shown["files_found"], &shown["bytes_found"]), (&Value::from(1), &Value::from(24 << 20)));
+    let said = operator(&site, &["allow", "remove", "tester", "--now"]).done().stdout;
+    assert!(said.contains("is let in no more") && said.contains("stopped "), "{said}");
+    finish(pull).expect(5).says(&["the operator there has removed this key"]);
+    site.push(&[], site.contents(), "").expect(5);
+}
+
+#[test]
+fn a_daemon_that_drains_ends_with_its_last_transfer() {
+    let mut site = Site::daemon();
+    paint(site.source().join("large"), 24 << 20);
+    let push = site.push_command(&["--limit", "20Mbit"], &[site.contents().as_ref()], "").start();
+    wait_for(&site, has_moved);
+    let said = operator(&site, &["drain"]).done().stdout;
+    assert!(said.contains("takes no new transfers, and ends after 1 transfer under way"), "{said}");
+    site.push(&["--timeout", "0"], site.contents(), "other").expect(12).says(&["is being stopped"]);
+    assert_eq!(status(&site)["draining"], true);
+    finish(push).done();
+    assert_same(&site.source(), &site.target());
+    assert_eq!(site.take_daemon().wait(), Some(0));
+    operator(&site, &["status"]).expect(10).says(&["no daemon answers here", "control.sock"]).lines(1);
+}
+
+#[test]
+fn what_waits_in_line_is_shown_and_can_be_stopped() {
+    let mut site = Site::local();
+    std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
+    site.start_daemon();
+    let mut long = slow_push(&site);
+    wait_for(&site, has_moved);
+    let waiting = site.push_command(&[], &[site.contents().as_ref()], "other").start();
+    let shown = wait_for(&site, |shown| shown["waits"] == true);
+    assert!(shown["reason"].as_str().unwrap().contains("limits.transfers = 1"), "{shown}");
+    operator(&site, &["stop", shown["id"].as_str().unwrap()]).done();
+    finish(waiting).expect(3).says(&["the operator there has stopped this transfer"]);
+    operator(&site, &["stop", "abcdef"]).expect(11).says(&["no transfer here has the id abcdef"]).lines(1);
+    operator(&site, &["stop", "xyz"]).expect(1);
+    long.kill().unwrap();
+    long.wait().unwrap();
+}
+
+/// A daemon that was killed leaves its socket, and the next one takes its place; a second one beside it does not.
+#[test]
+fn a_socket_that_was_left_is_replaced_and_one_in_use_is_not() {
+    let mut site = Site::daemon();
+    let socket = site.path("server/control.sock");
+    let before = inode(&socket);
+    let second = crate::daemon::Daemon::start_with(
+        &site.path("server"),
+        &["--listen", "127.0.0.1:0", "--metrics", "off"],
+        &crate::command::Runner::default(),
+    );
+    second.wait_for_log("another daemon answers there");
+    drop(second);
+    assert_eq!(inode(&socket), before);
+    site.take_daemon().kill();
+    site.start_daemon();
+    assert_ne!(inode(&socket), before);
+    status(&site);
+}
+
+fn inode(path: &Path) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(&path.symlink_metadata().unwrap())
+}
