@@ -64,6 +64,10 @@ pub(crate) struct PushArgs {
     /// What exit code 0 promises: nothing is flushed, all is, or each file is before it gets its name
     #[arg(long, value_enum, default_value_t = DurabilityArg::End)]
     pub(crate) durability: DurabilityArg,
+    /// What each file is proven by before it gets its name: the BLAKE3 of what arrived, or also of what the target's
+    /// storage gives back, flushed and past the page cache
+    #[arg(id = "proof", long = "verify", value_enum, value_name = "BY", default_value_t)]
+    pub(crate) proof: ProofArg,
     /// Write the BLAKE3 of each file sent, as 'b3sum --check' reads it in the target directory
     #[arg(long, value_name = "FILE")]
     pub(crate) manifest: Option<PathBuf>,
@@ -117,7 +121,7 @@ impl PushArgs {
     }
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DurabilityArg {
     /// Nothing is flushed
     None,
@@ -125,6 +129,15 @@ pub(crate) enum DurabilityArg {
     End,
     /// Each file is on stable storage before it gets its name
     File,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProofArg {
+    /// What arrived has the sender's hashes
+    #[default]
+    Wire,
+    /// So has what is read back from the target's storage
+    Media,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
