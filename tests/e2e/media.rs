@@ -187,4 +187,17 @@ fn it_is_said_what_was_proven() {
     std::fs::write(site.source().join("more2"), "more").unwrap();
     let summary = site.push_contents();
     assert_eq!(summary["verified"], serde_json::json!(["wire"]));
+    let proofs = site.path("proofs");
+    std::fs::write(site.source().join("a\"\n"), "new").unwrap();
+    std::fs::write(site.source().join("d/new"), "new").unwrap();
+    push(&site, &["--checksum", "--proofs", proofs.to_str().unwrap()]).done();
+    let text = std::fs::read_to_string(&proofs).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |path: &str| lines.iter().find(|line| line["path"] == path).unwrap_or_else(|| panic!("{text}"));
+    let new = of("d/new");
+    assert_eq!(new["blake3"], blake3::hash(b"new").to_hex().as_str());
+    assert_eq!((&new["by"], &new["host"]), (&"receiver".into(), &"127.0.0.1".into()));
+    assert!(new["at"].as_u64() > Some(1_700_000_000));
+    assert_eq!(new["proven"], serde_json::json!(["wire", "media"]));
+    assert_eq!(of("d/small")["proven"], serde_json::json!(["compared"]));
 }

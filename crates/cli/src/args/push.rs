@@ -59,7 +59,7 @@ pub(crate) struct PushArgs {
     #[arg(long, value_name = "N", requires = "delete", help_heading = MIRROR)]
     pub(crate) max_delete: Option<u64>,
     /// Change nothing, and list what would be done: '+ NEW', '~ CHANGED (WHY)', '- REMOVED'
-    #[arg(short = 'n', long, conflicts_with_all = ["manifest", "trace"])]
+    #[arg(short = 'n', long, conflicts_with_all = ["manifest", "proofs", "trace"])]
     pub(crate) dry_run: bool,
     /// What exit code 0 promises: nothing is flushed, all is, or each file is before it gets its name
     #[arg(long, value_enum, default_value_t = DurabilityArg::End)]
@@ -71,6 +71,9 @@ pub(crate) struct PushArgs {
     /// Write the BLAKE3 of each file sent, as 'b3sum --check' reads it in the target directory
     #[arg(long, value_name = "FILE")]
     pub(crate) manifest: Option<PathBuf>,
+    /// Write what each file sent was proven by, by whom and when, as lines of JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) proofs: Option<PathBuf>,
     /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB
     #[arg(long, value_name = "RATE", help_heading = PATH)]
     pub(crate) limit: Option<RateLimit>,

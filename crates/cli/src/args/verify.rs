@@ -78,6 +78,7 @@ impl From<VerifyArgs> for PushArgs {
             durability: DurabilityArg::None,
             proof: ProofArg::Wire,
             manifest: None,
+            proofs: None,
             limit: None,
             bwlimit: None,
             compress: false,

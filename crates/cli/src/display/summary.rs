@@ -97,7 +97,7 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
 }
 
 /// What each file that was stored is proven by.
-fn proofs(args: &PushArgs) -> &'static [&'static str] {
+pub(crate) fn proofs(args: &PushArgs) -> &'static [&'static str] {
     match args.proof {
         ProofArg::Wire => &["wire"],
         ProofArg::Media => &["wire", "media"],

@@ -183,7 +183,7 @@ pub(super) fn fetch(args: &PushArgs, open: Open, paths: &[Vec<u8>], list: Option
         mtime: instead.mtime.map(Time),
         rate_max: args.limit().map(|limit| limit.bytes_per_second()),
         lanes: LaneOrder::default(),
-        manifest: args.manifest.is_some(),
+        manifest: args.manifest.is_some() || args.proofs.is_some(),
         sample_millis: args.trace.as_ref().and_then(|_| u32::try_from(trace::INTERVAL.as_millis()).ok()),
         open,
     })
