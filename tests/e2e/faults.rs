@@ -262,7 +262,7 @@ fn push_under_with(
     (outcome, traced.contains("INJECTED") || traced.contains("killed by SIGKILL"))
 }
 
-fn can_inject() -> bool {
+pub(crate) fn can_inject() -> bool {
     let mut command = Command::new("strace");
     command.args(["-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "inject=syncfs:error=EIO", "true"]);
     has_program("strace") && Zmove(command).outcome().code == Some(0)

@@ -50,6 +50,7 @@ mod limits;
 mod links;
 mod manifest;
 mod many_lanes;
+mod media;
 mod metadata;
 mod more_lanes;
 mod operator;

@@ -33,7 +33,7 @@ pub(crate) use journal::{JournalCleanArgs, JournalCommand};
 pub(crate) use keeping::{KeepingArgs, KindArg, SparseArg};
 pub(crate) use operate::{ControlArgs, DrainArgs, StatusArgs, StopArgs};
 pub(crate) use probe::ProbeArgs;
-pub(crate) use push::{CipherArg, DeltaArg, DurabilityArg, PushArgs};
+pub(crate) use push::{CipherArg, DeltaArg, DurabilityArg, ProofArg, PushArgs};
 pub(crate) use serve::{ConfineArg, ListenArg, LogFormat, MetricsListen, ServeArgs};
 pub(crate) use storage::{DirectArg, EngineArg, StorageArgs};
 pub(crate) use sweep::{ReferenceRate, SweepArgs};

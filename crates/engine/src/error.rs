@@ -305,6 +305,9 @@ pub enum PullError {
     /// The host refuses to send, or cannot go on.
     #[error("sender: {}", .0.text)]
     Refused(Refusal),
+    /// The host may send, and does not have what it would.
+    #[error("sender: {}", .0.text)]
+    Sources(Refusal),
     /// The host is of a release that cannot be pulled from.
     #[error(
         "the zmove on that host is too old to be pulled from: install this release there, or push from there"
@@ -366,7 +369,8 @@ impl PullError {
             Self::Lane(error) => error.is_lost(),
             Self::Receiver(error) => error.is_lost(),
             Self::Silent => true,
-            Self::TooOld
+            Self::Sources(_)
+            | Self::TooOld
             | Self::Ended(_)
             | Self::Receipt
             | Self::StillInLine { .. }

@@ -28,6 +28,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use clap::Args;
 
+use self::options::Direction;
 use self::tally::Tally;
 use crate::peers::zmove_binary;
 
@@ -40,6 +41,9 @@ pub(crate) struct TortureArgs {
     /// The first round's seed; each has one more than the one before. Default: another each time.
     #[arg(long)]
     seed: Option<u64>,
+    /// The only direction of all rounds. Default: drawn.
+    #[arg(long, value_enum)]
+    direction: Option<Direction>,
     /// Go on after a round that failed.
     #[arg(long)]
     keep_going: bool,
@@ -62,7 +66,7 @@ pub(crate) fn torture(arguments: &TortureArgs) -> Result<ExitCode> {
     let mut failed = 0;
     for seed in first..first.saturating_add(arguments.rounds) {
         let directory = place.join(seed.to_string());
-        let (tally, options) = round::run(&zmove, &directory, seed);
+        let (tally, options) = round::run(&zmove, &directory, (seed, arguments.direction));
         if tally.failures.is_empty() {
             remove(&directory)?;
         } else {

@@ -17,6 +17,7 @@ mod probe;
 mod quota;
 mod resume;
 mod session;
+mod storage_reader;
 mod store;
 mod sync;
 mod top_names;

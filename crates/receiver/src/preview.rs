@@ -4,9 +4,9 @@
 //! times: on a file without a name or, where there are none, on a hidden one that is removed at once. When [`run`]
 //! returns, the tasks it started have ended.
 
+mod hash_order;
 pub(crate) mod inquiry;
 pub(crate) mod listed;
-mod storage_reader;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -29,12 +29,13 @@ use zmove_wire::{
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::mirror::{Spared, WorkBudget, extra};
+use crate::preview::hash_order::CheckedOrder;
 use crate::preview::inquiry::Previewer;
-use crate::preview::storage_reader::{CheckedOrder, StorageReader};
 use crate::quota::Booking;
 use crate::quota::messages::BookedMessage;
 use crate::session::connections::{Connections, SessionReport, look};
 use crate::session::threads::Workers;
+use crate::storage_reader::StorageReader;
 use crate::store::rules::Rules;
 use crate::store::target::Seen;
 use crate::store::target::WriteAccess;
@@ -68,7 +69,7 @@ pub(crate) async fn run(
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let (target, keeping) = (open.target.clone(), open.keeping);
-    let storage = open.verify.then(|| StorageReader::new(config));
+    let storage = open.verify.then(|| StorageReader::new(&config.file_io, config.buffers_max));
     let rules = Rules::of(&open, config.set_ids, config.owning);
     let listed = config.listed.clone();
     let looked = match listed {

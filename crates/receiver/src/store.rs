@@ -5,6 +5,7 @@ pub(crate) mod failure;
 pub(crate) mod in_place;
 pub(crate) mod large_files;
 pub(crate) mod placer;
+pub(crate) mod proving;
 pub(crate) mod publishing;
 pub(crate) mod reports;
 pub(crate) mod rules;

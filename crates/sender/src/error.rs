@@ -31,7 +31,7 @@ pub enum SessionError {
     /// The receiver is of a release that does not know what was asked to be kept.
     #[error(
         "the receiver is of an older release, which keeps only modes and times: leave out what else is to be kept \
-         (-a, --preserve), or install this release there"
+         (-a, --preserve) or proven (--verify media), or install this release there"
     )]
     OldReceiver,
     /// The control connection ended.

@@ -35,7 +35,7 @@ pub use message::{
     Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Keep,
     Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NotKept, Offer, OfferWith,
     OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Progress,
-    PublishedItem, Purpose, Receipt, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup,
+    Proof, PublishedItem, Purpose, Receipt, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup,
     RuleText, Sampled, SignedReceipt, SourceMark, SourcePath, StageProgress, StageReport, Stored, StoredItem,
     SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told,
     ToldChange, ToldForm, ToldKind, TopName, TransferAccount, TransportOrder, Verdict, Waiting,

@@ -49,7 +49,7 @@ pub use relay::{
     FileHash, PathAccount, Progress, Relay, StageProgress, Told, ToldChange, ToldForm, ToldKind,
     TransferAccount,
 };
-pub use verify::{HashOrder, Hashed};
+pub use verify::{HashOrder, Hashed, Proof};
 
 /// A message from the sender to the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -462,6 +462,7 @@ mod tests {
             inplace: true,
             keeping: None,
             verify: false,
+            proof: Proof::Wire,
             grant: None,
         });
         let bytes = encode_message(&open);

@@ -59,14 +59,21 @@ pub(crate) struct PushArgs {
     #[arg(long, value_name = "N", requires = "delete", help_heading = MIRROR)]
     pub(crate) max_delete: Option<u64>,
     /// Change nothing, and list what would be done: '+ NEW', '~ CHANGED (WHY)', '- REMOVED'
-    #[arg(short = 'n', long, conflicts_with_all = ["manifest", "trace"])]
+    #[arg(short = 'n', long, conflicts_with_all = ["manifest", "proofs", "trace"])]
     pub(crate) dry_run: bool,
     /// What exit code 0 promises: nothing is flushed, all is, or each file is before it gets its name
     #[arg(long, value_enum, default_value_t = DurabilityArg::End)]
     pub(crate) durability: DurabilityArg,
+    /// What each file is proven by before it gets its name: the BLAKE3 of what arrived, or also of what the target's
+    /// storage gives back, flushed and past the page cache
+    #[arg(id = "proof", long = "verify", value_enum, value_name = "BY", default_value_t)]
+    pub(crate) proof: ProofArg,
     /// Write the BLAKE3 of each file sent, as 'b3sum --check' reads it in the target directory
     #[arg(long, value_name = "FILE")]
     pub(crate) manifest: Option<PathBuf>,
+    /// Write what each file sent was proven by, by whom and when, as lines of JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) proofs: Option<PathBuf>,
     /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB
     #[arg(long, value_name = "RATE", help_heading = PATH)]
     pub(crate) limit: Option<RateLimit>,
@@ -117,7 +124,7 @@ impl PushArgs {
     }
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DurabilityArg {
     /// Nothing is flushed
     None,
@@ -125,6 +132,15 @@ pub(crate) enum DurabilityArg {
     End,
     /// Each file is on stable storage before it gets its name
     File,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProofArg {
+    /// What arrived has the sender's hashes
+    #[default]
+    Wire,
+    /// So has what is read back from the target's storage
+    Media,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

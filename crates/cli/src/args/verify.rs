@@ -8,7 +8,7 @@ use zmove_engine::Timeout;
 use super::dial::DialArgs;
 use super::help;
 use super::keeping::KeepingArgs;
-use super::push::{CipherArg, DeltaArg, DurabilityArg, PushArgs};
+use super::push::{CipherArg, DeltaArg, DurabilityArg, ProofArg, PushArgs};
 use super::selection::SelectionArgs;
 use super::storage::StorageArgs;
 
@@ -76,7 +76,9 @@ impl From<VerifyArgs> for PushArgs {
             ignore_errors: true,
             max_delete: None,
             durability: DurabilityArg::None,
+            proof: ProofArg::Wire,
             manifest: None,
+            proofs: None,
             limit: None,
             bwlimit: None,
             compress: false,

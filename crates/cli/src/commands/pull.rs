@@ -9,10 +9,10 @@ use zmove_receiver::TargetLeases;
 
 use crate::args::PushArgs;
 use crate::ceiling::Shares;
-use crate::commands::push::{add_missing, exit_of, interrupted, manifest, resumable};
+use crate::commands::push::{add_missing, exit_of, interrupted, manifest, own_name, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
-use crate::display::summary::{self, Carriage};
+use crate::display::summary::{self, Carriage, proofs};
 use crate::display::terminal;
 use crate::display::trace::Trace;
 use crate::settings::{self, PullSettings, Role};
@@ -29,7 +29,9 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     let trace = args.trace.as_deref().map(Trace::create).transpose()?;
     let display = Display::new(args, trace);
-    let mut run = PullRun::begin(manifest(args)?, started);
+    // With --checksum the host does not tell which of the files it has sent: all of them were at least compared.
+    let received = if args.checksum { &["compared"] } else { proofs(args) };
+    let mut run = PullRun::begin(manifest(args, (own_name(), received))?, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let home = settings::home(Role::Client)?;
     let pulled = settings::block_on(2, async {

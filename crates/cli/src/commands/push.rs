@@ -11,14 +11,14 @@ use zmove_engine::{
 };
 use zmove_receiver::ListedFiles;
 use zmove_scan::PathKind;
-use zmove_sender::{Manifest, PacksPerDoubling};
+use zmove_sender::{Manifest, PacksPerDoubling, Prover};
 use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 
 use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
-use crate::display::summary::{self, Carriage, differences};
+use crate::display::summary::{self, Carriage, differences, proofs};
 use crate::display::terminal;
 use crate::display::trace::{self, Trace};
 use crate::settings::{self, PushSettings, Role, Storage};
@@ -38,7 +38,11 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let trace = args.trace.as_deref().map(Trace::create).transpose()?;
     let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
     let display = Display::new(args, trace);
-    let manifest = manifest(args)?;
+    let host = match &settings.location {
+        Location::Local(_) => own_name(),
+        Location::Remote(remote) => remote.host.clone(),
+    };
+    let manifest = manifest(args, (host, proofs(args)))?;
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
     let config = SenderConfig {
@@ -169,12 +173,25 @@ fn shares(moved: &Moved, summary: &Summary, sources: &Sources, location: &Locati
     Shares::of(moved, summary.elapsed, source.as_ref(), target.as_ref())
 }
 
-/// The manifest that was asked for.
-pub(crate) fn manifest(args: &PushArgs) -> Result<Option<Manifest>> {
-    let create = |path: &PathBuf| {
-        Manifest::create(path).with_context(|| format!("sender: create '{}'", Escaped::path(&path)))
-    };
-    args.manifest.as_ref().map(create).transpose()
+/// The manifest that was asked for, with what the receiver on `host` proves.
+pub(crate) fn manifest(
+    args: &PushArgs,
+    (host, received): (String, &'static [&'static str]),
+) -> Result<Option<Manifest>> {
+    let named = |path: &PathBuf| format!("sender: create '{}'", Escaped::path(path));
+    let create = |path: &PathBuf| Manifest::create(path).with_context(|| named(path));
+    let prover = Prover { host, received };
+    let create_proofs = |path: &PathBuf| Manifest::create_proofs(path, prover).with_context(|| named(path));
+    let manifest = args.manifest.as_ref().map(create).transpose()?;
+    Ok(match (manifest, args.proofs.as_ref().map(create_proofs).transpose()?) {
+        (Some(manifest), Some(proofs)) => Some(manifest.with(proofs)),
+        (manifest, proofs) => manifest.or(proofs),
+    })
+}
+
+/// The name of this host.
+pub(crate) fn own_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Resolves when the user stops the command.

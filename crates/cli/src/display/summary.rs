@@ -9,7 +9,7 @@ use zmove_transport::{Resumption, Transport};
 use zmove_types::{ByteCount, ByteRate};
 use zmove_wire::NotKept;
 
-use crate::args::{DurabilityArg, PushArgs};
+use crate::args::{DurabilityArg, ProofArg, PushArgs};
 use crate::ceiling::Shares;
 use crate::display::progress::print_json;
 use crate::display::terminal;
@@ -79,7 +79,8 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         Some(time) => format!("first byte after {:.0} ms", time.as_secs_f64() * 1e3),
         None => "nothing had to be sent".to_owned(),
     };
-    let verified = if summary.files > 0 { "verified (wire), " } else { "" };
+    let verified =
+        if summary.files > 0 { format!("verified ({}), ", proofs(args).join(", ")) } else { String::new() };
     let mut text = format!(
         "{} files, {} in {seconds:.2} s: {}, {files_per_second:.0} files/s\n\
          {verified}{flushed}; {} lanes{over}{cipher}, {first_byte}\n",
@@ -93,6 +94,14 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         text.push_str(&limit(summary));
     }
     text
+}
+
+/// What each file that was stored is proven by.
+pub(crate) fn proofs(args: &PushArgs) -> &'static [&'static str] {
+    match args.proof {
+        ProofArg::Wire => &["wire"],
+        ProofArg::Media => &["wire", "media"],
+    }
 }
 
 /// How many entries differ, or are at one side alone.
@@ -210,6 +219,7 @@ fn as_json(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> se
         "max_delete_kept": summary.spared,
         "source_changed_kept": summary.kept_by_change,
         "not_kept": not_kept_as_json(summary),
+        "verified": proofs(args),
         "failed": summary.failed,
         "vanished": summary.vanished,
         "times_beyond_range": summary.times_beyond_range,

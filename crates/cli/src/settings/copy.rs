@@ -111,6 +111,10 @@ fn refuse_meaningless(args: &PushArgs, source: &Remote, target: &Remote) -> Resu
             args.manifest.is_some(),
             "--manifest cannot be used between two other hosts: the copy goes on without this command",
         ),
+        (
+            args.proofs.is_some(),
+            "--proofs cannot be used between two other hosts: the copy goes on without this command",
+        ),
         (args.dial.congestion.is_some(), "--congestion is a setting of this host, which sends nothing here"),
     ];
     match rules.into_iter().find(|(broken, _)| *broken) {
@@ -160,6 +164,7 @@ mod tests {
             ("alice@h:a g:d", "is reached over ssh"),
             ("h:a alice@g:d", "is reached over ssh"),
             ("--manifest m h:a g:d", "--manifest cannot be used"),
+            ("--proofs m h:a g:d", "--proofs cannot be used"),
             ("--congestion bbr h:a g:d", "--congestion is a setting of this host"),
         ] {
             let Err(error) = copy(words) else { panic!("{words}") };

@@ -15,7 +15,7 @@ use zmove_wire::limits::{
     FETCH_LIST_BYTES_MAX, FETCH_MAPPINGS_MAX, FETCH_RULE_BYTES_MAX, FETCH_RULES_MAX, FETCH_SOURCES_MAX,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open, OwnerOrder,
+    AccountOrder, AccountsFrom, Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open, OwnerOrder, Proof,
     RemovalOrder, RuleText, SourcePath, Time, ToReceiver, Version,
 };
 
@@ -70,6 +70,9 @@ impl PullSettings {
         let open =
             Open { extraneous: if args.delete { Extraneous::Goes } else { Extraneous::Stays }, ..open };
         let fetch = fetch(&args, open, &paths, list.as_deref())?;
+        // What is received here is read back here, whatever the host knows.
+        let extensions = extensions(&Open { proof: Proof::Wire, ..fetch.open.clone() });
+        let fetch = Fetch { extensions, ..fetch };
         Ok(Self { remote, dial, fetch, list: list.map(Into::into), sources, args })
     }
 
@@ -180,7 +183,7 @@ pub(super) fn fetch(args: &PushArgs, open: Open, paths: &[Vec<u8>], list: Option
         mtime: instead.mtime.map(Time),
         rate_max: args.limit().map(|limit| limit.bytes_per_second()),
         lanes: LaneOrder::default(),
-        manifest: args.manifest.is_some(),
+        manifest: args.manifest.is_some() || args.proofs.is_some(),
         sample_millis: args.trace.as_ref().and_then(|_| u32::try_from(trace::INTERVAL.as_millis()).ok()),
         open,
     })

@@ -17,10 +17,10 @@ use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{AfterErrors, Guard, Instead, Owners, Removals, Zeros};
 use zmove_transport::TransportChoice;
 use zmove_types::{Escaped, FileNumber, Kinds};
-use zmove_wire::{Cipher, Compare, Durability, Keeping, Open, Overwrite, Purpose};
+use zmove_wire::{Cipher, Compare, Durability, Keeping, Open, Overwrite, Proof, Purpose};
 
 use super::{Role, dial, home, journals, keeping};
-use crate::args::{CipherArg, DeltaArg, DurabilityArg, PushArgs, SparseArg, TransportArg};
+use crate::args::{CipherArg, DeltaArg, DurabilityArg, ProofArg, PushArgs, SparseArg, TransportArg};
 use crate::value::exit::usage_error;
 
 /// The settings of a push.
@@ -141,6 +141,10 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
             Some(_) => Keeping { kinds: Kinds::NONE, asked: false, named: false },
         }),
         verify: args.verify,
+        proof: match args.proof {
+            ProofArg::Media if !args.dry_run => Proof::Media,
+            ProofArg::Media | ProofArg::Wire => Proof::Wire,
+        },
         ..open
     }
 }
@@ -180,6 +184,10 @@ pub(super) fn refuse_contradictions(
         (
             args.update && keeping::instead(&args.keeping).mtime.is_some(),
             "--update compares times: it cannot be used where they are not kept",
+        ),
+        (
+            args.proof == ProofArg::Media && args.durability == DurabilityArg::None,
+            "--verify media reads back what has been flushed: it cannot be used with --durability none",
         ),
         (args.limit().is_some() && is_local, "--limit paces connections: it needs a target on another host"),
         (wants_quic_in_clear && !is_local, "--cipher none needs TCP: QUIC is always encrypted"),
@@ -284,6 +292,7 @@ mod tests {
         for (words, text) in [
             ("--delete --files-from f a h:b", "--delete cannot be used with --files-from"),
             ("--files-from f a b h:c", "--files-from takes one SRC"),
+            ("--verify media --durability none a h:b", "--verify media reads back"),
             ("--limit 1Gbit a /b", "--limit paces connections"),
             ("--cipher none --transport quic a h:b", "--cipher none needs TCP"),
             ("--transport quic --congestion none-such a h:b", "--congestion none-such: "),

@@ -34,6 +34,8 @@ pub(crate) async fn ask(
     observer: &dyn Observer,
 ) -> Result<Asked, PullError> {
     let greeting = Greeting { cipher, ..Greeting::new(Role::Fetch, transfer) };
+    // Who is asked to send has no other target than its sources.
+    let asks_for_sources = matches!(wanted, ToSource::Fetch(_) | ToSource::Copy(_));
     // Beside the answers: a host that has no room yet does not read a long list.
     let saying = tokio::spawn(say(writer, greeting, wanted, list));
     let answered = timeout(ANSWER_TIMEOUT, first(&mut reader)).await;
@@ -41,6 +43,9 @@ pub(crate) async fn ask(
     let due = Instant::now() + patience;
     let answer = loop {
         answer = match answer {
+            ToSender::Refused(refusal) if asks_for_sources && refusal.code == RefusalCode::Target => {
+                return Err(PullError::Sources(refusal));
+            }
             ToSender::Refused(refusal) => return Err(PullError::Refused(refusal)),
             ToSender::Waiting(Waiting { text, .. }) if patience.is_zero() => {
                 return Err(PullError::Refused(Refusal { code: RefusalCode::Full, text }));

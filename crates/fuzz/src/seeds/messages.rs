@@ -10,8 +10,8 @@ use zmove_wire::{
     InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Keep, Keeping,
     KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NotKept, Offer, OfferWith,
     OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Progress,
-    PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role, RuleText,
-    Sampled, SignedReceipt, SourceMark, SourcePath, StageProgress, StageReport, Stored, StoredItem,
+    Proof, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role,
+    RuleText, Sampled, SignedReceipt, SourceMark, SourcePath, StageProgress, StageReport, Stored, StoredItem,
     SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told,
     ToldChange, ToldForm, ToldKind, TopName, TransferAccount, TransportOrder, Verdict, encode_message,
 };
@@ -189,6 +189,7 @@ fn open(shape: TargetShape) -> Open {
         inplace: true,
         keeping: None,
         verify: false,
+        proof: Proof::Media,
         grant: None,
     }
 }

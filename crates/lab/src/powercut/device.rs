@@ -254,6 +254,7 @@ impl State {
     fn write(&mut self, offset: usize, data: &[u8], reply: ReplyWrite) {
         let bytes = u32::try_from(data.len()).expect("a request is smaller than 4 GiB");
         let mut delay = None;
+        let mut flipped = None;
         if let Some(script) = &mut self.script {
             self.counts.writes += 1;
             if WriteKind::of(data) == WriteKind::Data {
@@ -264,10 +265,16 @@ impl State {
                     self.counts.failed += 1;
                     return reply.error(Errno::EIO);
                 }
+                if script.faults.data_flips(self.counts.data_writes) {
+                    self.counts.failed += 1;
+                    let mut other = data.to_vec();
+                    other[script.dice.index(data.len())] ^= 1 << script.dice.within(0..=7);
+                    flipped = Some(other);
+                }
                 delay = script.faults.data_delay(&mut script.dice).filter(|_| self.held.len() < HELD_MAX);
             }
         }
-        let write = self.disk.write(offset, data);
+        let write = self.disk.write(offset, flipped.as_deref().unwrap_or(data));
         self.hold(delay, Answer::Write { write, bytes, reply });
         self.follow_script(Moment::Write(self.counts.writes));
     }

@@ -35,6 +35,8 @@ pub(crate) struct Faults {
     late: Option<Late>,
     /// Which writes of data fail.
     failing_data: Range<u64>,
+    /// The write of data in which a bit is another, which nobody is told.
+    flipped_data: Option<u64>,
     /// Which flushes fail.
     failing_flushes: Range<u64>,
     /// How long flushes take at most.
@@ -86,6 +88,21 @@ impl Faults {
     pub(crate) fn draw_failing_flushes(dice: &mut Dice) -> Self {
         let first = dice.scaled_within(1..=6);
         Self { failing_flushes: first..first + dice.within(1..=2), ..Self::default() }
+    }
+
+    /// A bit flips while it is written.
+    pub(crate) fn draw_flip(dice: &mut Dice) -> Self {
+        Self { flipped_data: Some(dice.scaled_within(1..=100)), ..Self::default() }
+    }
+
+    /// Whether nothing fails that anybody is told.
+    pub(crate) fn are_silent(&self) -> bool {
+        self.flipped_data.is_some()
+    }
+
+    /// Whether a bit flips in the data write of this number.
+    pub(super) fn data_flips(&self, number: u64) -> bool {
+        self.flipped_data == Some(number)
     }
 
     /// Whether the data write of this number fails.

@@ -48,7 +48,7 @@ pub(crate) enum Neighbour {
 pub(crate) enum Story {
     /// The power is cut during the push or after it.
     Cut { at: CutAt, kill: Option<Moment>, loss: Loss, faults: Faults },
-    /// Requests fail, then the disk works again.
+    /// Requests fail, or a bit flips in one, then the disk works again.
     Faults(Faults),
 }
 
@@ -76,6 +76,10 @@ impl Plan {
         for row in PUSH_ROWS {
             plan.push.extend(row[dice.weighted(row.iter().map(|choice| choice.0))].1);
         }
+        if matches!(&plan.story, Story::Faults(faults) if faults.are_silent()) && !plan.push.contains(&MEDIA)
+        {
+            plan.push.push(MEDIA);
+        }
         if plan.route == Route::Daemon {
             for row in SERVE_ROWS {
                 plan.serve.extend(row[dice.weighted(row.iter().map(|choice| choice.0))].1);
@@ -98,11 +102,12 @@ impl fmt::Display for Plan {
 
 impl Story {
     fn draw(dice: &mut Dice) -> Self {
-        match dice.weighted([6, 1, 2, 1].into_iter()) {
+        match dice.weighted([6, 1, 2, 1, 1].into_iter()) {
             0 => Self::draw_cut(dice, Faults::draw_delays),
             1 => Self::draw_cut(dice, Faults::draw_failing_data),
             2 => Self::Faults(Faults::draw_failing_data(dice)),
-            _ => Self::Faults(Faults::draw_failing_flushes(dice)),
+            3 => Self::Faults(Faults::draw_failing_flushes(dice)),
+            _ => Self::Faults(Faults::draw_flip(dice)),
         }
     }
 
@@ -120,10 +125,14 @@ impl Story {
 /// A choice: how likely, and the words.
 type Choice = (u64, &'static [&'static str]);
 
+/// By which a bit is found that flips on the disk.
+const MEDIA: &str = "--verify=media";
+
 /// One choice of each row. Nothing is promised for `--durability none`.
-const PUSH_ROWS: [&[Choice]; 7] = [
+const PUSH_ROWS: [&[Choice]; 8] = [
     &[(3, &["--durability=end"]), (1, &["--durability=file"])],
     &[(2, &[]), (1, &["--io-engine=uring"])],
+    &[(4, &[]), (1, &[MEDIA])],
     &[(4, &[]), (1, &["--inplace"])],
     &[(4, &[]), (1, &["--checksum"])],
     &[(3, &[]), (1, &["--delete"])],

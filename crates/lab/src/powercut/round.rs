@@ -137,7 +137,7 @@ impl<'a> Round<'a> {
     fn push(&self, daemon: Option<Daemon>) -> Result<Push> {
         let to = daemon.as_ref().map(Daemon::address);
         let (source, target) = (self.tree.root(), self.stand.target());
-        let sender = self.place.client(Direction::Push, &self.plan.push, source, to, &target)?;
+        let sender = self.place.client(Direction::Push, &self.plan.push, source, (to, None), &target)?;
         self.stand.adopt(&sender)?;
         Ok(Push { sender, daemon })
     }

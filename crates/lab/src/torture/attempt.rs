@@ -25,6 +25,8 @@ pub(crate) struct Stage<'a> {
     pub(crate) place: &'a Place,
     pub(crate) relay: &'a Relay,
     pub(crate) daemon: Daemon,
+    /// Of a copy, the daemon that has the source.
+    pub(crate) sender: Option<Daemon>,
     pub(crate) source: &'a Path,
     pub(crate) target: &'a Path,
     pub(crate) dice: Dice,
@@ -41,6 +43,15 @@ pub(crate) enum Ending {
     Done,
     /// The command ended with another exit code that says what happened, or was killed.
     Failed,
+}
+
+/// A daemon of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    /// The one that every round has.
+    Usual,
+    /// The one that has the source of a copy.
+    Sender,
 }
 
 /// An event for which the main thread waits.
@@ -72,7 +83,8 @@ impl Stage<'_> {
     ) -> Result<Ending> {
         tally.tries += 1;
         self.relay.begin();
-        let client = self.place.client(self.direction, options, self.source, Some(to), self.target)?;
+        let ends = (Some(to), self.sender.as_ref().map(Daemon::address));
+        let client = self.place.client(self.direction, options, self.source, ends, self.target)?;
         let mut run = Run::of(client)?;
         let mut happened = Vec::new();
         for event in events {
@@ -100,21 +112,23 @@ impl Stage<'_> {
             EventKind::StopClient => run.client.signal(Signal::TERM),
             EventKind::KillDaemon if self.carrier == Carrier::Ssh => {
                 self.place.signal_started_by_ssh(Signal::KILL)?;
-                self.killed_receiver |= self.direction == Direction::Push;
+                self.killed_receiver |= self.direction != Direction::Pull;
             }
             EventKind::StopDaemon if self.carrier == Carrier::Ssh => {
                 self.place.signal_started_by_ssh(Signal::TERM)?;
             }
             EventKind::KillDaemon => {
-                self.daemon.running().kill()?;
-                self.killed_receiver |= self.direction == Direction::Push;
-                self.restart()?;
+                let which = self.draw_daemon();
+                self.daemon_of(which).running().kill()?;
+                self.killed_receiver |= which == Which::Usual && self.direction != Direction::Pull;
+                self.restart(which)?;
             }
             EventKind::StopDaemon => {
-                self.daemon.running().signal(Signal::TERM);
+                let which = self.draw_daemon();
+                self.daemon_of(which).running().signal(Signal::TERM);
                 self.relay.open_gate();
-                self.stopped(tally)?;
-                self.restart()?;
+                stopped(self.daemon_of(which), tally)?;
+                self.restart(which)?;
             }
             EventKind::CutAll => self.relay.cut(Cut::Closed),
             EventKind::ResetAll => self.relay.cut(Cut::Reset),
@@ -143,27 +157,34 @@ impl Stage<'_> {
         thread::sleep(self.moment(STALL_MILLIS_MAX));
     }
 
-    fn restart(&mut self) -> Result<()> {
+    fn restart(&mut self, which: Which) -> Result<()> {
         self.relay.open_gate();
         thread::sleep(self.moment(AWAY_MILLIS_MAX));
-        self.place.serve_again(&mut self.daemon)
+        let place = self.place;
+        place.serve_again(self.daemon_of(which))
+    }
+
+    /// One of the daemons of a copy, or the only one.
+    fn draw_daemon(&mut self) -> Which {
+        if self.sender.is_some() && self.dice.one_in(2) { Which::Sender } else { Which::Usual }
+    }
+
+    fn daemon_of(&mut self, which: Which) -> &mut Daemon {
+        match (which, &mut self.sender) {
+            (Which::Sender, Some(sender)) => sender,
+            _ => &mut self.daemon,
+        }
     }
 
     fn moment(&mut self, millis_max: u64) -> Duration {
         Duration::from_millis(self.dice.within(0..=millis_max))
     }
 
-    /// Waits for a daemon that was told to stop.
-    pub(crate) fn stopped(&mut self, tally: &mut Tally) -> Result<()> {
-        match self.daemon.running().wait(PATIENCE)? {
-            None => {
-                tally.fail(FailureKind::Hung, "the daemon does not end on SIGTERM");
-                self.daemon.running().kill()?;
-            }
-            Some(status) if status.success() => {}
-            Some(status) => {
-                tally.fail(FailureKind::Odd, format!("on SIGTERM the daemon ended with {status}"))
-            }
+    /// Ends all daemons, which have nothing more to do.
+    pub(crate) fn end_daemons(&mut self, tally: &mut Tally) -> Result<()> {
+        for daemon in self.sender.iter_mut().chain([&mut self.daemon]) {
+            daemon.running().signal(Signal::TERM);
+            stopped(daemon, tally)?;
         }
         Ok(())
     }
@@ -186,9 +207,11 @@ impl Stage<'_> {
             return Ok(Ending::Failed);
         }
         let status = run.client.wait(PATIENCE)?.context("a process that has ended can be waited for")?;
-        if let Some(status) = self.daemon.running().ended()? {
-            tally.fail(FailureKind::Odd, format!("the daemon ended by itself with {status}"));
-            self.place.serve_again(&mut self.daemon)?;
+        for daemon in self.sender.iter_mut().chain([&mut self.daemon]) {
+            if let Some(status) = daemon.running().ended()? {
+                tally.fail(FailureKind::Odd, format!("a daemon ended by itself with {status}"));
+                self.place.serve_again(daemon)?;
+            }
         }
         if status.success() {
             return Ok(Ending::Done);
@@ -251,6 +274,19 @@ impl Run {
             }
         }
     }
+}
+
+/// Waits for a daemon that was told to stop.
+fn stopped(daemon: &mut Daemon, tally: &mut Tally) -> Result<()> {
+    match daemon.running().wait(PATIENCE)? {
+        None => {
+            tally.fail(FailureKind::Hung, "the daemon does not end on SIGTERM");
+            daemon.running().kill()?;
+        }
+        Some(status) if status.success() => {}
+        Some(status) => tally.fail(FailureKind::Odd, format!("on SIGTERM the daemon ended with {status}")),
+    }
+    Ok(())
 }
 
 /// Whether an end other than success is one that the events explain. Which code it is depends on where they struck: no

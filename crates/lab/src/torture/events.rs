@@ -17,11 +17,11 @@ pub(crate) struct Event {
 pub(crate) enum EventKind {
     /// `kill -9` of the client.
     KillClient,
-    /// `kill -9` of the daemon, which is started again, or of what ssh has started.
+    /// `kill -9` of a daemon, which is started again, or of what ssh has started.
     KillDaemon,
     /// SIGTERM to the client.
     StopClient,
-    /// SIGTERM to the daemon, which ends well and is started again, or to what ssh has started.
+    /// SIGTERM to a daemon, which ends well and is started again, or to what ssh has started.
     StopDaemon,
     /// All connections are closed.
     CutAll,

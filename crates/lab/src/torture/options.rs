@@ -2,6 +2,8 @@
 //!
 //! A new option of zmove that must survive torture gets a row here, and nothing else.
 
+use clap::ValueEnum;
+
 use super::dice::Dice;
 use super::metadata::Features;
 
@@ -17,12 +19,14 @@ pub(crate) struct Options {
 }
 
 /// Which way the tree goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Direction {
     /// From the client to the daemon.
     Push,
     /// From the daemon to the client.
     Pull,
+    /// From another daemon to the daemon, by order of the client.
+    Copy,
 }
 
 /// What carries the connections.
@@ -59,16 +63,23 @@ impl Direction {
         match self {
             Self::Push => "push",
             Self::Pull => "pull",
+            Self::Copy => "copy",
         }
     }
 }
 
 impl Options {
-    pub(crate) fn draw(dice: &mut Dice) -> Self {
-        let direction = if dice.one_in(3) { Direction::Pull } else { Direction::Push };
+    /// Options for a transfer in that direction, or in one that is drawn.
+    pub(crate) fn draw(dice: &mut Dice, forced: Option<Direction>) -> Self {
+        let drawn = DIRECTIONS[dice.weighted(DIRECTIONS.iter().map(|(weight, _)| *weight))].1;
+        let direction = forced.unwrap_or(drawn);
         let mut options = Self { direction, command: Vec::new(), serve: Vec::new(), carrier: Carrier::Relay };
         for row in CARRIERS.iter().chain(&ROWS) {
             options.choose(row.1, dice);
+        }
+        if direction == Direction::Copy {
+            // A copy is between daemons.
+            options.command.retain(|word| *word != "--ssh");
         }
         options.carrier = match () {
             () if options.command.contains(&"quic") => Carrier::Straight,
@@ -113,6 +124,9 @@ const fn command(weight: u64, command: &'static [&'static str]) -> Choice {
 const fn serve(weight: u64, serve: &'static [&'static str]) -> Choice {
     Choice { weight, command: &[], serve }
 }
+
+/// How likely the directions are.
+const DIRECTIONS: [(u64, Direction); 3] = [(6, Direction::Push), (3, Direction::Pull), (3, Direction::Copy)];
 
 /// No word stands in two rows, or [`Options::redrawn`] would take it for that of the other.
 const ROWS: [(Span, &[Choice]); 10] = [
@@ -175,7 +189,7 @@ mod tests {
         let mut dice = Dice::new(3);
         let mut differed = false;
         for _ in 0..50 {
-            let options = Options::draw(&mut dice);
+            let options = Options::draw(&mut dice, None);
             let again = options.redrawn(&mut dice);
             let of_round = |options: &Options| {
                 let stays =
@@ -193,7 +207,7 @@ mod tests {
     fn lanes_in_clear_are_allowed_and_quic_has_none() {
         let mut dice = Dice::new(3);
         for _ in 0..200 {
-            let Options { command, serve, carrier, .. } = Options::draw(&mut dice);
+            let Options { command, serve, carrier, .. } = Options::draw(&mut dice, None);
             assert_eq!(command.contains(&"--cipher"), serve.contains(&"--allow-clear"));
             assert_eq!(command.contains(&"quic"), carrier == Carrier::Straight);
             assert!(!(command.contains(&"--cipher") && command.contains(&"quic")));

@@ -1,6 +1,6 @@
 //! The real programs: a daemon that is ended and started again at the same port, and clients, each with a deadline.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -28,6 +28,7 @@ pub(crate) struct Place {
 /// A running `zmove serve`.
 #[derive(Debug)]
 pub(crate) struct Daemon {
+    home: &'static str,
     address: SocketAddr,
     options: Vec<&'static str>,
     log: PathBuf,
@@ -48,20 +49,34 @@ impl Place {
         for home in [CLIENT_HOME, DAEMON_HOME] {
             fs::create_dir(directory.join(home)).context("failed to make a home")?;
         }
-        let shown = place.command(CLIENT_HOME).args(["key", "show"]).output();
-        let shown = shown.with_context(|| format!("failed to start {zmove}"))?;
+        place.allow(DAEMON_HOME, grants, &[OsStr::new("--root"), root.as_os_str()])?;
+        Ok(place)
+    }
+
+    /// Makes another daemon's keys, and lets the client have it send what is below `root` to `to`.
+    pub(crate) fn prepare_sender(&self, root: &Path, to: SocketAddr) -> Result<()> {
+        fs::create_dir(self.directory.join(SENDER_HOME)).context("failed to make a home")?;
+        let to = to.to_string();
+        let words = ["--read-root".as_ref(), root.as_os_str(), "--to".as_ref(), to.as_ref()];
+        self.allow(SENDER_HOME, &[], &words)
+    }
+
+    /// Lets the client do something with the daemon of that home.
+    fn allow(&self, home: &str, grants: &[&str], to: &[&OsStr]) -> Result<()> {
+        let shown = self.command(CLIENT_HOME).args(["key", "show"]).output();
+        let shown = shown.with_context(|| format!("failed to start {}", self.zmove))?;
         let text = String::from_utf8_lossy(&shown.stdout).into_owned();
         let fingerprint = text.split_whitespace().rfind(|word| word.starts_with("SHA256:"));
         let fingerprint = fingerprint.with_context(|| {
             format!("zmove key show: no fingerprint; {}", String::from_utf8_lossy(&shown.stderr).trim())
         })?;
-        let mut allow = place.command(DAEMON_HOME);
-        allow.args(["allow", fingerprint, "--name", "torture"]).args(grants).arg("--root").arg(root);
+        let mut allow = self.command(home);
+        allow.args(["allow", fingerprint, "--name", "torture"]).args(grants).args(to);
         let allowed = allow.output().context("failed to start zmove allow")?;
         if !allowed.status.success() {
             bail!("zmove allow failed: {}", String::from_utf8_lossy(&allowed.stderr).trim());
         }
-        Ok(place)
+        Ok(())
     }
 
     /// `zmove` with the keys of a side.
@@ -74,38 +89,40 @@ impl Place {
     /// Where the receiver of that direction keeps what it needs to resume.
     pub(crate) fn journal(&self, direction: Direction) -> PathBuf {
         let home = match direction {
-            Direction::Push => DAEMON_HOME,
+            Direction::Push | Direction::Copy => DAEMON_HOME,
             Direction::Pull => CLIENT_HOME,
         };
         self.directory.join(home).join("journal")
     }
 
     /// What all programs have said.
-    pub(crate) fn logs(&self) -> [PathBuf; 2] {
-        [self.directory.join("client.log"), self.directory.join("serve.log")]
+    pub(crate) fn logs(&self) -> [PathBuf; 3] {
+        ["client.log", "serve.log", "sender.log"].map(|log| self.directory.join(log))
     }
 
     /// Starts the client that takes what is in `source` to `target`, one of which the daemon at `address` has; without
-    /// one it has both.
+    /// one it has both. Of a copy the other daemon has the source.
     pub(crate) fn client(
         &self,
         direction: Direction,
         options: &[&str],
         source: &Path,
-        address: Option<SocketAddr>,
+        (address, sender): (Option<SocketAddr>, Option<SocketAddr>),
         target: &Path,
     ) -> Result<Running> {
-        let [log, _] = self.logs();
+        let [log, ..] = self.logs();
         let source = source.join("");
-        let there = |path: &Path| {
+        let at = |address: Option<SocketAddr>, path: &Path| {
             let mut there = address.map_or_else(OsString::new, |address| format!("{address}:").into());
             there.push(path);
             there
         };
+        let there = |path: &Path| at(address, path);
         let mut command = self.command(CLIENT_HOME);
         match direction {
             Direction::Push => command.arg("push").arg(source).arg(there(target)),
             Direction::Pull => command.arg("pull").arg(there(&source)).arg(target),
+            Direction::Copy => command.arg("copy").arg(at(sender, &source)).arg(there(target)),
         };
         command.args(["--accept-new", "--quiet"]).args(options);
         if options.contains(&"--ssh") {
@@ -179,13 +196,29 @@ impl Place {
 
     /// Starts the daemon.
     pub(crate) fn serve(&self, address: SocketAddr, options: &[&'static str]) -> Result<Daemon> {
-        let [_, log] = self.logs();
-        let (running, options) = (self.start_daemon(address, options, &log)?, options.to_vec());
-        Ok(Daemon { address, options, log, running })
+        let [_, log, _] = self.logs();
+        self.serve_from(DAEMON_HOME, address, options, log)
     }
 
-    fn start_daemon(&self, address: SocketAddr, options: &[&str], log: &Path) -> Result<Running> {
-        let mut command = self.command(DAEMON_HOME);
+    /// Starts the daemon that has the source of a copy.
+    pub(crate) fn serve_source(&self, address: SocketAddr, options: &[&'static str]) -> Result<Daemon> {
+        let [.., log] = self.logs();
+        self.serve_from(SENDER_HOME, address, options, log)
+    }
+
+    fn serve_from(
+        &self,
+        home: &'static str,
+        address: SocketAddr,
+        options: &[&'static str],
+        log: PathBuf,
+    ) -> Result<Daemon> {
+        let (running, options) = (self.start_daemon(home, address, options, &log)?, options.to_vec());
+        Ok(Daemon { home, address, options, log, running })
+    }
+
+    fn start_daemon(&self, home: &str, address: SocketAddr, options: &[&str], log: &Path) -> Result<Running> {
+        let mut command = self.command(home);
         command.args(["serve", "--listen", &address.to_string()]).args(options);
         command.stdout(Stdio::piped()).stderr(append(log)?);
         let mut running = Running::start(&mut command)?;
@@ -200,7 +233,7 @@ impl Place {
 
     /// Starts it again, where and as it was.
     pub(crate) fn serve_again(&self, daemon: &mut Daemon) -> Result<()> {
-        daemon.running = self.start_daemon(daemon.address, &daemon.options, &daemon.log)?;
+        daemon.running = self.start_daemon(daemon.home, daemon.address, &daemon.options, &daemon.log)?;
         Ok(())
     }
 }
@@ -288,4 +321,5 @@ fn append(log: &Path) -> Result<File> {
 /// Where a side has its keys.
 pub(crate) const CLIENT_HOME: &str = "client";
 pub(crate) const DAEMON_HOME: &str = "daemon";
+const SENDER_HOME: &str = "sender";
 const PORTS_TRIED_MAX: usize = 50;

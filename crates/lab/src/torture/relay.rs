@@ -202,7 +202,7 @@ impl Shared {
             let _slower_at_worst = stream.set_nodelay(true);
         }
         let (sender, receiver) = match self.direction {
-            Direction::Push => (Arc::new(client), Arc::new(daemon)),
+            Direction::Push | Direction::Copy => (Arc::new(client), Arc::new(daemon)),
             Direction::Pull => (Arc::new(daemon), Arc::new(client)),
         };
         let id = {

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
-use rustix::process::Signal;
 
 use super::attempt::{Ending, PATIENCE, Stage};
 use super::dice::Dice;
@@ -33,10 +32,14 @@ struct Round {
 }
 
 /// Runs the round of this seed in the new directory `directory`; returns how it went and what it ran with.
-pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (Tally, String) {
+pub(crate) fn run(
+    zmove: &str,
+    directory: &Path,
+    (seed, direction): (u64, Option<Direction>),
+) -> (Tally, String) {
     let mut tally = Tally { rounds: 1, ..Tally::default() };
     let mut dice = Dice::new(seed);
-    let options = Options::draw(&mut dice);
+    let options = Options::draw(&mut dice, direction);
     let shown = format!(
         "{} {}, serve {}",
         options.direction.word(),
@@ -80,17 +83,27 @@ impl Round {
         let (source, target) = (self.tree.root().to_owned(), self.target.clone());
         let direction = self.options.direction;
         let place = match direction {
-            Direction::Push => Place::prepare(zmove, directory, &target, &["--write", "--set-owner"]),
+            Direction::Push | Direction::Copy => {
+                Place::prepare(zmove, directory, &target, &["--write", "--set-owner"])
+            }
             Direction::Pull => Place::prepare(zmove, directory, &source, &["--read"]),
         }?;
         let address = free_address(&mut self.dice)?;
         let daemon = place.serve(address, &self.options.serve)?;
         let relay = Relay::start(address, direction)?;
+        let sender = if direction == Direction::Copy {
+            let to = if self.options.carrier == Carrier::Relay { relay.address() } else { address };
+            place.prepare_sender(&source, to)?;
+            Some(place.serve_source(free_address(&mut self.dice)?, &self.options.serve)?)
+        } else {
+            None
+        };
         let dice = self.dice.fork();
         let mut stage = Stage {
             place: &place,
             relay: &relay,
             daemon,
+            sender,
             source: &source,
             target: &target,
             dice,
@@ -100,8 +113,7 @@ impl Round {
         };
         let watch = Watch::start(&self.inspector);
         let finished = self.try_until_done(&mut stage, tally)?;
-        stage.daemon.running().signal(Signal::TERM);
-        stage.stopped(tally)?;
+        stage.end_daemons(tally)?;
         if !place.wait_for_started_by_ssh(PATIENCE)? {
             tally.fail(FailureKind::Hung, "what ssh has started does not end without its client");
         }
@@ -128,7 +140,8 @@ impl Round {
             if number <= disturbed {
                 events = events::draw(&mut self.dice, self.options.carrier, self.tree.bytes());
             }
-            if number > 1 && number <= disturbed + 1 {
+            // A copy may still be under way as it was ordered, and the next command then follows that one.
+            if number > 1 && number <= disturbed + 1 && self.options.direction != Direction::Copy {
                 self.between_tries(&mut options)?;
             }
             let to = match self.options.carrier {

@@ -17,9 +17,10 @@ use zmove_wire::{
     InquiredMetadata, Inquiry, Operation, Overwrite,
 };
 
+use crate::preview::hash_order::CheckedOrder;
 use crate::preview::listed::ListedFiles;
-use crate::preview::storage_reader::{CheckedOrder, StorageReader};
 use crate::quota::Quota;
+use crate::storage_reader::StorageReader;
 use crate::store::rules::Rules;
 use crate::store::target::keeper::Keeper;
 use crate::store::target::links::Claims;

@@ -92,7 +92,8 @@ struct Prepared {
 #[derive(Debug)]
 pub(crate) struct Prior {
     pub(crate) staged: Staged,
-    pub(crate) groups: Vec<u32>,
+    /// The groups that are there, with their values.
+    pub(crate) groups: Vec<(u32, Cv)>,
 }
 
 /// Threads that read back one part. No more of a key hash at a time than there are cores; the others wait for the
@@ -237,7 +238,10 @@ impl Parts {
             Some(Err(error)) => self.note(&error),
             None => {}
         }
-        Some(Prior { staged, groups: earlier.file.groups.into_keys().collect() })
+        Some(Prior {
+            staged,
+            groups: earlier.file.groups.into_iter().map(|(index, (cv, _))| (index, cv)).collect(),
+        })
     }
 
     /// A part for a large file that begins; under a name that lasts if it is journalled.

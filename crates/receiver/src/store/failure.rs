@@ -30,6 +30,7 @@ pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, Fa
         (Operation::OpenInPlace, Some(Errno::WOULDBLOCK)) => (operation, FaultCode::Locked),
         (Operation::Verify | Operation::Link, Some(Errno::STALE)) => (operation, FaultCode::Replaced),
         (Operation::Verify, Some(Errno::BUSY)) => (operation, FaultCode::Changed),
+        (Operation::Verify, Some(Errno::BADMSG)) => (operation, FaultCode::NotOnMedia),
         _ => (operation, FaultCode::os(error)),
     }
 }

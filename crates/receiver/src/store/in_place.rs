@@ -75,12 +75,14 @@ impl TargetTree {
         &self,
         staged: Staged,
         name: &Name,
-        metadata: &Metadata,
-        at: At<'_>,
+        (metadata, at): (&Metadata, At<'_>),
+        prove: impl FnOnce(&Staged) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         // The file may be on a file system of its own, mounted in its place.
         self.file_systems.note(staged.file()).map_err(failed_to(Operation::Flush))?;
         flush_now(staged.file(), self.rules.flushes())?;
+        // One that is not proven stays as long as it is, and looks unfinished.
+        prove(&staged)?;
         let verify = failed_to(Operation::Verify);
         staged.set_final_length().map_err(verify)?;
         self.set_metadata(staged.file(), metadata, at)?;

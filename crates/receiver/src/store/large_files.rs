@@ -17,19 +17,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use zmove_disk::{FileIdentity, Staged};
-use zmove_types::{FileId, GroupSpan, ItemId};
+use zmove_types::{Cv, FileId, GroupSpan, ItemId};
 use zmove_wire::limits::FILES_UNFINISHED_MAX;
-use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
+use zmove_wire::{Fault, FaultCode, FileHead, Operation, Proof, WireError};
 
 use crate::quota::{Booking, Quota};
 use crate::resume::parts::Prior;
 use crate::store::large_files::delta::Base;
+use crate::store::proving::Came;
 use zmove_types::Lock;
 
 /// All large files of a transfer.
 #[derive(Debug)]
 pub(crate) struct FileTable {
     quota: Quota,
+    proof: Proof,
     table: Lock<Table>,
 }
 
@@ -75,6 +77,8 @@ struct State {
     is_complete: bool,
     /// Groups that are being written, with the items of further copies that came meanwhile.
     writing: HashMap<u32, Vec<ItemId>>,
+    /// What is to be found again on the storage, where that is asked for.
+    came: Option<Came>,
 }
 
 /// The order of a chunk among the copies of its group.
@@ -93,9 +97,9 @@ pub(crate) enum GroupCopy {
 pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
-    pub(crate) fn new(quota: &Quota) -> Self {
+    pub(crate) fn new(quota: &Quota, proof: Proof) -> Self {
         let table = Table { slots: HashMap::new(), living: 0, unheard: 0, held: quota.book_nothing() };
-        Self { quota: quota.clone(), table: Lock::new(table) }
+        Self { quota: quota.clone(), proof, table: Lock::new(table) }
     }
 
     /// Notes a file that is about to be given up, perhaps before its declaration comes.
@@ -144,6 +148,7 @@ impl FileTable {
                 let ranges = head.data.as_ref().map_or(0, |data| data.ranges().len());
                 let beside = head.metadata.extra_bytes() + RANGE_BYTES * ranges;
                 let held = self.quota.book_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + beside)?;
+                let came = (self.proof == Proof::Media).then(|| Came::new(&self.quota));
                 let (base, given_up) = (base(&head), AtomicBool::new(false));
                 let file = LargeFile { id, head, base, given_up, state: Lock::default(), _held: held };
                 let file = Arc::new(file);
@@ -151,7 +156,7 @@ impl FileTable {
                 table.slots.insert(id, Slot::Live(Arc::clone(&file)));
                 table.living += 1;
                 drop(table);
-                *state = State::going_on_with(&file.head, prior(&file.head));
+                *state = State::going_on_with(&file.head, prior(&file.head), came)?;
                 Ok(())
             }
             Some(Slot::Live(file)) if file.head == head => Ok(()),
@@ -266,18 +271,25 @@ impl From<WireError> for Undeclarable {
 pub(crate) struct Undeclared;
 
 impl State {
-    fn going_on_with(head: &FileHead, prior: Option<Prior>) -> Self {
+    fn going_on_with(
+        head: &FileHead,
+        prior: Option<Prior>,
+        mut came: Option<Came>,
+    ) -> Result<Self, WireError> {
         let (staged, groups) = match prior {
             Some(Prior { staged, groups }) => (Some(Arc::new(staged)), groups),
             None => (None, Vec::new()),
         };
-        let written: HashSet<_> = groups.into_iter().collect();
+        if let Some(came) = &mut came {
+            groups.iter().try_for_each(|(index, cv)| came.note(*index, *cv))?;
+        }
+        let written: HashSet<_> = groups.into_iter().map(|(index, _)| index).collect();
         let unwritten = match &head.data {
             Some(data) => data.group_count() - written.iter().filter(|index| data.has_group(**index)).count(),
             // A journal names no group beyond the end of its file.
             None => GroupSpan::count(head.bytes).expect("checked when declared") as usize - written.len(),
         };
-        Self { staged, written, unwritten, ..Self::default() }
+        Ok(Self { staged, written, unwritten, came, ..Self::default() })
     }
 }
 
@@ -292,6 +304,19 @@ impl LargeFile {
     /// Whether the file has been given up.
     pub(crate) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Relaxed)
+    }
+
+    /// Notes the value by which a group came, where it is to be found again on the storage.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub(crate) fn group_came(&self, index: u32, cv: Cv) -> Result<(), WireError> {
+        self.state.lock().came.as_mut().map_or(Ok(()), |came| came.note(index, cv))
+    }
+
+    /// What is to be found again on the storage, once.
+    pub(crate) fn came(&self) -> Option<Came> {
+        self.state.lock().came.take()
     }
 
     /// Whether no group of the file has been written.
@@ -380,7 +405,7 @@ mod tests {
     fn complete_once_after_every_group() {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
-        let table = FileTable::new(&Quota::default());
+        let table = FileTable::new(&Quota::default(), Proof::Wire);
         table.declare(FileId(1), head(2 * GROUP_BYTES + 1), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let mut complete = 0;
@@ -404,7 +429,7 @@ mod tests {
         let ranges = [5..6, 3 * GROUP_BYTES..4 * GROUP_BYTES];
         let cases = [(&ranges[..], &[0, 3][..]), (&[][..], &[2][..]), (&ranges[..], &[0, 1, 1, 3][..])];
         for (number, (ranges, groups)) in (0..).zip(cases) {
-            let table = FileTable::new(&Quota::default());
+            let table = FileTable::new(&Quota::default(), Proof::Wire);
             let (id, head) = (FileId(number), with_holes(5 * GROUP_BYTES, ranges));
             table.declare(id, head, no_base, no_prior).unwrap();
             let file = table.find(id).unwrap().unwrap();
@@ -419,8 +444,11 @@ mod tests {
                 assert_eq!(file.begin(span(index), ItemId(9)), GroupCopy::Late, "{ranges:?}");
             }
         }
-        let prior = || Prior { staged: Staged::create(&directory, 0o600).unwrap(), groups: vec![0, 3] };
-        let table = FileTable::new(&Quota::default());
+        let prior = || Prior {
+            staged: Staged::create(&directory, 0o600).unwrap(),
+            groups: vec![(0, Cv([1; 32])), (3, Cv([2; 32]))],
+        };
+        let table = FileTable::new(&Quota::default(), Proof::Wire);
         table.declare(FileId(1), with_holes(5 * GROUP_BYTES, &ranges), no_base, |_| Some(prior())).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let hold = file.staged(|| Err("made anew")).unwrap();
@@ -435,7 +463,7 @@ mod tests {
     fn a_file_of_four_thousand_million_groups_is_declared_at_once() {
         let groups = u64::from(u32::MAX);
         let bytes = groups * GROUP_BYTES;
-        let table = FileTable::new(&Quota::default());
+        let table = FileTable::new(&Quota::default(), Proof::Wire);
         let began = cpu_time();
         let data = 0..bytes - 1;
         for (id, head) in (0..).zip([head(bytes), with_holes(bytes, std::slice::from_ref(&data))]) {
@@ -457,7 +485,7 @@ mod tests {
         let limits =
             crate::Limits { memory_per_identity: zmove_types::ByteCount(64 << 10), ..Default::default() };
         let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
-        let table = FileTable::new(&quota);
+        let table = FileTable::new(&quota, Proof::Wire);
         let bytes = 2 * GROUP_BYTES;
         let ranges: Vec<_> = (0..5000).map(|number| 2 * number..2 * number + 1).collect();
         let xattr = zmove_types::Xattr { name: b"user.a"[..].into(), value: [7; 65_000].into() };
@@ -475,8 +503,11 @@ mod tests {
     fn groups_that_are_there_count() {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
-        let table = FileTable::new(&Quota::default());
-        let prior = || Prior { staged: Staged::create(&directory, 0o600).unwrap(), groups: vec![0, 2] };
+        let table = FileTable::new(&Quota::default(), Proof::Wire);
+        let prior = || Prior {
+            staged: Staged::create(&directory, 0o600).unwrap(),
+            groups: vec![(0, Cv([1; 32])), (2, Cv([2; 32]))],
+        };
         table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| Some(prior())).unwrap();
         table.declare(FileId(1), head(3 * GROUP_BYTES), no_base, |_| panic!("asked once")).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
@@ -488,7 +519,7 @@ mod tests {
 
     #[test]
     fn of_two_copies_one_is_written() {
-        let table = FileTable::new(&Quota::default());
+        let table = FileTable::new(&Quota::default(), Proof::Wire);
         table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let home = tempfile::tempdir().unwrap();
@@ -507,7 +538,7 @@ mod tests {
 
     #[test]
     fn contradictions_kill_the_file() {
-        let table = FileTable::new(&Quota::default());
+        let table = FileTable::new(&Quota::default(), Proof::Wire);
         assert!(table.declare(FileId(1), head(GROUP_BYTES), no_base, no_prior).is_err());
         table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
@@ -519,7 +550,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_closing_is_found_until_it_is_closed() {
-        let table = FileTable::new(&Quota::default());
+        let table = FileTable::new(&Quota::default(), Proof::Wire);
         table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         assert!(table.close(FileId(1)));
         assert!(table.retire(FileId(1)).is_none() && !table.close(FileId(1)));
@@ -531,7 +562,7 @@ mod tests {
 
     #[test]
     fn files_that_are_given_up_and_never_declared_are_not_without_number() {
-        let table = FileTable::new(&Quota::default());
+        let table = FileTable::new(&Quota::default(), Proof::Wire);
         for id in 0..FILES_UNFINISHED_MAX {
             table.hear_of(FileId(id as u64)).unwrap();
         }
@@ -545,7 +576,7 @@ mod tests {
 
     #[test]
     fn files_that_are_under_way_are_not_without_number() {
-        let table = FileTable::new(&Quota::default());
+        let table = FileTable::new(&Quota::default(), Proof::Wire);
         let declare = |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_base, no_prior);
         for id in 0..FILES_UNFINISHED_MAX {
             declare(id).unwrap();

@@ -336,7 +336,8 @@ impl<'a> Placer<'a> {
         let (transfer, opened) = (self.transfer, opened.as_ref().ok()?);
         let rules = &transfer.target.rules;
         let may_be_named = self.flushes_each(opened.flush) || !rules.flushes();
-        if run.files.count < SIDE_FILES_MIN || !may_be_named || rules.in_place {
+        // What is read back is so by the publisher, before it gives the name.
+        if run.files.count < SIDE_FILES_MIN || !may_be_named || rules.in_place || transfer.reads_back() {
             return None;
         }
         // What is below a staging directory may move with it.
@@ -564,7 +565,8 @@ impl<'a> Placer<'a> {
             let written =
                 holes.and_then(|()| staged.write(|| self.write_contents(staged.file(), file, bytes)));
             written.map_err(failed_to(Operation::Write))?;
-            transfer.target.finish_in_place(staged, name, &metadata, At(path, Some(name)))?;
+            let prove = |staged: &Staged| transfer.prove_small(staged, file.bytes, file.root);
+            transfer.target.finish_in_place(staged, name, (&metadata, At(path, Some(name))), prove)?;
             transfer.meter.stored(1);
             return Ok(None);
         }

@@ -24,15 +24,12 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
-use zmove_chunk::file_root;
-use zmove_disk::{
-    Answers, DataFile, Direct, FileIdentity, FileIo, Staged, StagingDirectory, Turn, open_own, publish_file,
-};
-use zmove_types::{BufferPool, FileId, Name, RelPath, Timestamp};
+use zmove_disk::{Answers, FileIdentity, Staged, StagingDirectory, StoredFile, Turn, open_own, publish_file};
+use zmove_types::{FileId, Name, RelPath, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
-use crate::config::BUFFER_BYTES;
 use crate::store::failure::{ALREADY_THERE, failure};
+use crate::store::proving::not_as_it_came;
 use crate::store::publishing::lost::Lost;
 use crate::store::publishing::publisher::{
     Filling, Generation, HiddenFile, Known, PendingBatch, SmallFile, WAIT_LATE_MAX, WAIT_MAX, Wake, WholeFile,
@@ -146,7 +143,7 @@ impl Generation {
         beside: Option<&Flushing>,
     ) -> Vec<Arc<PendingBatch>> {
         let mut directories = OpenDirectories::new(transfer);
-        if self.suspect {
+        if self.suspect || transfer.reads_back() {
             self.drop_what_is_not_on_the_storage(transfer, &mut directories, beside);
         }
         let mut batches = self.batches;
@@ -191,18 +188,19 @@ impl Generation {
 
     /// Looks at each file after a failed flush: the kernel has reported that once, and calls the pages clean that it
     /// could not write. Files that are not on the storage as they should be are removed. The same where the flush is
-    /// late, until it ends.
+    /// late, until it ends, and always where files are to be read back.
     fn drop_what_is_not_on_the_storage(
         &mut self,
         transfer: &Transfer,
         directories: &mut OpenDirectories<'_>,
         beside: Option<&Flushing>,
     ) {
+        let operation = if transfer.reads_back() { Operation::Verify } else { Operation::Flush };
         let mut suspects = Vec::new();
         for file in self.files.drain(..) {
             match directories.as_it_is(&file.directory) {
                 Ok(directory) => suspects.push((directory, Suspect::Hidden(file))),
-                Err(error) => file.small.fail(failure(Operation::Flush, &error)),
+                Err(error) => file.small.fail(failure(operation, &error)),
             }
         }
         for (path, filling) in &mut self.staging {
@@ -210,8 +208,10 @@ impl Generation {
             let staged = filling.filled.drain(..).map(|file| Suspect::Staged(Arc::clone(&path), file));
             suspects.extend(staged.map(|suspect| (Arc::clone(directory), suspect)));
         }
-        for (suspect, found) in look_at_all(transfer.file_io.as_ref(), suspects, beside) {
-            let fault = found.err().map(|error| failure(Operation::Flush, &error));
+        let flushed =
+            if self.suspect { beside.map_or(Flushed::NotAll, Flushed::Beside) } else { Flushed::All };
+        for (suspect, found) in look_at_all(transfer, suspects, flushed) {
+            let fault = found.err().map(|error| failure(operation, &error));
             match (suspect, fault) {
                 (Suspect::Hidden(file), None) => self.files.push(file),
                 (Suspect::Hidden(file), Some(fault)) => {
@@ -251,21 +251,38 @@ impl Suspect {
 
 type Found = (Suspect, io::Result<()>);
 
-/// Flushes each file by itself and reads it back, many at a time.
+/// Which of the files that are looked at have been flushed.
+#[derive(Clone, Copy)]
+enum Flushed<'a> {
+    All,
+    /// Those that are looked at when this flush has ended.
+    Beside(&'a Flushing),
+    NotAll,
+}
+
+/// Reads each file back, many at a time, and before that flushes by itself what has not been flushed.
 fn look_at_all(
-    file_io: &dyn FileIo,
+    transfer: &Transfer,
     suspects: Vec<(Arc<OwnedFd>, Suspect)>,
-    beside: Option<&Flushing>,
+    flushed: Flushed<'_>,
 ) -> Vec<Found> {
     let (give, take) = crossbeam_channel::unbounded();
     suspects.into_iter().for_each(|suspect| give.send(suspect).expect("the other end is here"));
     drop(give);
     let look = || {
-        let buffers = BufferPool::new(BUFFER_BYTES, 1);
+        let turn = transfer.quota.naming_turn();
         let look = |(directory, suspect): (Arc<OwnedFd>, Suspect)| {
-            let flushed = beside.is_some_and(Flushing::is_done);
-            let look = || look_at(file_io, &buffers, &directory, suspect.file());
-            let found = if flushed { Ok(()) } else { look() };
+            turn.is_over();
+            let is_flushed = match flushed {
+                Flushed::All => true,
+                Flushed::Beside(flush) => flush.is_done(),
+                Flushed::NotAll => false,
+            };
+            let found = if is_flushed && !transfer.reads_back() {
+                Ok(())
+            } else {
+                look_at(transfer, &directory, suspect.file(), is_flushed)
+            };
             (suspect, found)
         };
         take.iter().map(look).collect()
@@ -275,21 +292,23 @@ fn look_at_all(
 
 /// Whether a file is on the storage as it should be, read past the page cache.
 fn look_at(
-    file_io: &dyn FileIo,
-    buffers: &BufferPool,
+    transfer: &Transfer,
     directory: &OwnedFd,
     (name, wanted): (&Name, &FileEntry),
+    is_flushed: bool,
 ) -> io::Result<()> {
     let opened = open_own(directory.as_fd(), name)?;
-    opened.sync_all()?;
-    let data = DataFile::for_reading(opened, u64::from(wanted.bytes), Direct::On);
-    // Where the file system has no direct reads, this at least drops clean pages.
-    data.drop_cached()?;
-    let buffer = buffers.take().ok_or(Errno::NOBUFS)?;
-    let (outcome, buffer) = file_io.read(&data, 0, wanted.bytes as usize, buffer, &mut |_slice| {});
-    outcome?;
-    let is_right = buffer.len() == wanted.bytes as usize && file_root(&buffer) == wanted.root;
-    if is_right { Ok(()) } else { Err(Errno::IO.into()) }
+    if !is_flushed {
+        opened.sync_all()?;
+    }
+    let stored = StoredFile::new(opened)?;
+    let bytes = u64::from(wanted.bytes);
+    let is_right = stored.bytes() == bytes && transfer.storage.root_of(&stored, bytes)? == wanted.root;
+    match is_right {
+        true => Ok(()),
+        false if transfer.reads_back() => Err(not_as_it_came()),
+        false => Err(Errno::IO.into()),
+    }
 }
 
 /// The files that have final names, perhaps below a staging directory that has none yet.

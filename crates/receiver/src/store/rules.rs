@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use zmove_disk::{FileIdentity, Replace};
 use zmove_types::{Account, Kinds, Metadata, Special, Timestamp};
-use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite};
+use zmove_wire::{Compare, Durability, Extraneous, Open, Overwrite, Proof};
 
 /// The rules of one transfer, or of a preview.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +17,8 @@ pub(crate) struct Rules {
     pub(crate) delta: bool,
     /// Whether files that are there are to be changed in their place.
     pub(crate) in_place: bool,
+    /// What a file is proven by before it gets its name.
+    pub(crate) proof: Proof,
     pub(crate) set_ids: SetIds,
     /// What is kept of entries beside their contents.
     pub(crate) kinds: Kinds,
@@ -32,6 +34,7 @@ impl Rules {
             extraneous: open.extraneous,
             delta: open.delta,
             in_place: open.inplace,
+            proof: open.proof,
             set_ids,
             kinds: open.keeping.map_or(Kinds::ALWAYS, |keeping| keeping.kinds),
             owning,

@@ -17,6 +17,7 @@ use crate::grant::{Allowance, Coming, DIRECTORY_BYTES, Fate, Taken};
 use crate::meters::TransferMeter;
 use crate::quota::{Booking, Quota};
 use crate::resume::parts::{Parts, is_overtaken};
+use crate::storage_reader::StorageReader;
 use crate::store::large_files::delta::Bases;
 use crate::store::large_files::{FileTable, LargeFile};
 use crate::store::publishing::publisher::Publisher;
@@ -33,6 +34,8 @@ use zmove_types::Lock;
 pub(crate) struct Transfer {
     pub(crate) target: TargetTree,
     pub(crate) file_io: Arc<dyn FileIo>,
+    /// What files are read back with.
+    pub(crate) storage: StorageReader,
     pub(crate) direct: Direct,
     pub(crate) pool: BufferPool,
     pub(crate) arrivals: Lock<Arrivals>,
@@ -67,10 +70,11 @@ impl Transfer {
         Self {
             target: TargetTree::new(target, (rules, keeper), id, &quota, config.writers),
             file_io: Arc::clone(&config.file_io),
+            storage: StorageReader::new(&config.file_io, config.writers),
             direct: config.direct,
             pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
             arrivals: Lock::default(),
-            files: FileTable::new(&quota),
+            files: FileTable::new(&quota, open.proof),
             parts,
             bases: Bases::new(config.writers, (Arc::clone(&config.file_io), config.direct)),
             publisher: Publisher::new(version < Version::V4 || open.durability == Durability::File),

@@ -1,5 +1,6 @@
 //! The writers: threads that take verified work from a bounded queue, store it and report.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 use rustix::io::Errno;
 use zmove_disk::{Span, Staged, Task, Turn};
-use zmove_types::{Buffer, Doing, GroupSpan, ItemId, Name, RelPath};
+use zmove_types::{Buffer, Cv, Doing, GroupSpan, ItemId, Name, RelPath};
 use zmove_wire::{FileHead, Operation, TargetState};
 
 use crate::session::verify::{NamedGroup, VerifiedBatch, VerifiedChunk, damaged};
@@ -65,7 +66,7 @@ fn write(transfer: &Transfer, turn: &Turn<'_>, queue: &Receiver<Job>, next: impl
                 store_batch(transfer, turn, &mut placer, batch);
             }
             Job::Chunk(file, chunk) => store_chunk(transfer, turn, &mut placer, (&file, chunk)),
-            Job::Named(file, named) => keep_group(transfer, &mut placer, &file, named),
+            Job::Named(file, named) => keep_group(transfer, turn, &mut placer, (&file, named)),
         }
         turn.pause();
         watch.lap(Doing::Busy);
@@ -102,10 +103,10 @@ fn store_chunk(
     turn.writes(data.len());
     let written = open_staged(transfer, placer, file).and_then(|staged| {
         write_group(transfer, &staged, &file.head, span, data)?;
-        transfer.parts.written(file.id, span.index, cv);
+        is_written(transfer, file, span, cv);
         Ok(staged)
     });
-    book_group(transfer, file, (item, span), written);
+    book_group(transfer, turn, file, (item, span), written);
 }
 
 /// Whether an item is the first copy of its group; a later copy is settled with the first.
@@ -148,8 +149,12 @@ fn write_group(
 }
 
 /// Stores a group that the sender has named: from the old version, or the sender has to send it.
-fn keep_group(transfer: &Transfer, placer: &mut Placer<'_>, file: &Arc<LargeFile>, named: NamedGroup) {
-    let NamedGroup { item, span, cv } = named;
+fn keep_group(
+    transfer: &Transfer,
+    turn: &Turn<'_>,
+    placer: &mut Placer<'_>,
+    (file, NamedGroup { item, span, cv }): (&Arc<LargeFile>, NamedGroup),
+) {
     if !is_first(transfer, file, (item, span)) {
         return;
     }
@@ -162,9 +167,9 @@ fn keep_group(transfer: &Transfer, placer: &mut Placer<'_>, file: &Arc<LargeFile
     match kept.transpose() {
         Some(kept) => {
             if kept.is_ok() {
-                transfer.parts.written(file.id, span.index, cv);
+                is_written(transfer, file, span, cv);
             }
-            book_group(transfer, file, (item, span), kept);
+            book_group(transfer, turn, file, (item, span), kept);
         }
         None => {
             for item in std::iter::once(item).chain(file.end(span)) {
@@ -174,16 +179,25 @@ fn keep_group(transfer: &Transfer, placer: &mut Placer<'_>, file: &Arc<LargeFile
     }
 }
 
+/// Notes that a group is in its place with this value.
+fn is_written(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) {
+    transfer.parts.written(file.id, span.index, cv);
+    if let Err(error) = file.group_came(span.index, cv) {
+        transfer.reports.tell(Outcome::OverLimit(error));
+    }
+}
+
 /// Books a group that is in its place, or could not be put there, and settles its items with all that follows from it.
 fn book_group(
     transfer: &Transfer,
+    turn: &Turn<'_>,
     file: &Arc<LargeFile>,
     (item, span): (ItemId, GroupSpan),
     written: Result<Arc<Staged>, Failure>,
 ) {
     match written.map(|staged| file.written(span, staged)) {
         Ok(None) => {}
-        Ok(Some(complete)) => finish_file(transfer, file, complete),
+        Ok(Some(complete)) => finish_file(transfer, turn, file, complete),
         Err((operation, error)) => transfer.fail_file(file.id, failure(operation, &error)),
     }
     for item in std::iter::once(item).chain(file.end(span)) {
@@ -235,15 +249,27 @@ fn name_of(path: &RelPath) -> Name {
 }
 
 /// Finishes a whole large file: flushes it by itself, unless nothing is to be flushed, since its descriptor has seen
-/// every error since it was opened, and most of it has passed by the page cache. The publisher gives it its name.
-pub(crate) fn finish_file(transfer: &Transfer, file: &LargeFile, Complete(staged): Complete) {
+/// every error since it was opened, and most of it has passed by the page cache; reads it back where that is asked for.
+/// The publisher gives it its name.
+pub(crate) fn finish_file(
+    transfer: &Transfer,
+    turn: &Turn<'_>,
+    file: &LargeFile,
+    Complete(staged): Complete,
+) {
     if !transfer.files.close(file.id) {
         return;
     }
     let path = transfer.target.final_path(&file.head);
     let metadata = transfer.target.rules.of_file(&file.head.metadata);
     if staged.is_in_place() {
-        let finished = transfer.target.finish_in_place(staged, &name_of(&path), &metadata, At(&path, None));
+        let prove = |staged: &Staged| {
+            // Those who read it back take turns of their own.
+            turn.pause();
+            transfer.prove_large(file, staged)
+        };
+        let at = At(&path, None);
+        let finished = transfer.target.finish_in_place(staged, &name_of(&path), (&metadata, at), prove);
         transfer.meter.stored(usize::from(finished.is_ok()));
         let fault = finished.err().map(|(operation, error)| failure(operation, &error));
         if let Some(fault) = fault {
@@ -251,10 +277,18 @@ pub(crate) fn finish_file(transfer: &Transfer, file: &LargeFile, Complete(staged
         }
         return end_large(transfer, file.id, fault);
     }
-    // A part that cannot become the file is of no use.
-    staged.discard();
     let sealed = transfer.target.set_metadata(staged.file(), &metadata, At(&path, None));
     let sealed = sealed.and_then(|()| flush_now(staged.file(), transfer.target.rules.flushes()));
+    let sealed = sealed.and_then(|()| {
+        turn.pause();
+        transfer.prove_large(file, &staged)
+    });
+    if sealed.as_ref().is_err_and(|(_, error)| error.kind() == io::ErrorKind::Interrupted) {
+        // The session has ended. The part stays in its journal, and the next transfer reads it back.
+        return;
+    }
+    // A part that cannot become the file is of no use.
+    staged.discard();
     if let Err((operation, error)) = sealed {
         transfer.parts.remove(file.id, &staged);
         let fault = failure(operation, &error);

@@ -10,7 +10,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use zmove_types::{Name, RelPath, Root};
 
-use crate::account::manifest::Manifest;
+use crate::account::manifest::{Known, Manifest};
 use crate::read::source::{LargeSource, Look};
 use crate::send::sent::Sent;
 
@@ -41,14 +41,14 @@ impl FileLedger {
         Self { manifest, ..Self::default() }
     }
 
-    /// Enters a file that is whole at the target because of this session.
-    pub(crate) fn confirm(&mut self, path: &RelPath, root: Option<&Root>) {
+    /// Enters a file that is whole at the target because of this session, or as it has found.
+    pub(crate) fn confirm(&mut self, path: &RelPath, root: Option<&Root>, known: Known) {
         if !self.unconfirmed.is_empty() {
             self.unconfirmed.remove(path);
         }
         let renamed = self.renamed();
         if let (Some(manifest), Some(root)) = (&mut self.manifest, root) {
-            manifest.add(renamed.as_ref().unwrap_or(path), root);
+            manifest.add_known(renamed.as_ref().unwrap_or(path), root, known);
         }
     }
 
@@ -65,7 +65,8 @@ impl FileLedger {
         let Some(sent) = self.unconfirmed.remove(path).filter(|sent| sent.look == look) else {
             return false;
         };
-        self.confirm(path, sent.root.as_ref());
+        // The session that sent it has asked for the same proof, without which it would have no name.
+        self.confirm(path, sent.root.as_ref(), Known::Received);
         true
     }
 
@@ -155,7 +156,7 @@ mod tests {
         assert!(!ledger.confirm_earlier(&path("b"), look(6)), "it is another one");
         let changed = Look { mtime: Timestamp { seconds: 7, nanos: 9 }, ..look(5) };
         assert!(!ledger.confirm_earlier(&path("d"), changed), "another version is there");
-        ledger.confirm(&path("c"), Some(&Root([8; 32])));
+        ledger.confirm(&path("c"), Some(&Root([8; 32])), Known::Received);
         assert!(!ledger.confirm_earlier(&path("c"), look(5)), "it was moved again");
         ledger.manifest.take().unwrap().finish().unwrap();
         let text = format!("{}  a\n{}  c\n", "07".repeat(32), "08".repeat(32));

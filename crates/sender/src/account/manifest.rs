@@ -1,4 +1,6 @@
-//! The manifest: one line per file with its BLAKE3 root, as `b3sum --check` reads it in the target directory.
+//! The manifest: one line per file with its BLAKE3 root, as `b3sum --check` reads it in the target directory; and beside
+//! it, where that is asked for, one line of JSON per file that says what it was proven by, by whom and when, for which
+//! b3sum's lines have no room.
 //!
 //! A line is written when the receiver has confirmed the file, from the hash that was made while it was sent. Names
 //! that no `b3sum` reads in any form are left out and counted.
@@ -14,6 +16,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Mode, OFlags, PROC_SUPER_MAGIC, statfs};
 use zmove_disk::{Tree, make_hidden, remove_abandoned};
@@ -25,7 +28,7 @@ pub struct Manifest(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    Written(Box<Lines>),
+    Written(Vec<Lines>),
     Told(Teller),
 }
 
@@ -33,6 +36,31 @@ enum Kind {
 struct Teller(Box<Tell>);
 
 type Tell = dyn FnMut(&RelPath, &Root) + Send;
+
+/// The form of the lines.
+#[derive(Debug)]
+enum Form {
+    B3sum,
+    Proofs(Prover),
+}
+
+/// Who proves what of the files that are received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prover {
+    /// The host of the receiver, which does.
+    pub host: String,
+    /// What a file that was received is proven by.
+    pub received: &'static [&'static str],
+}
+
+/// How a file is known to be as its root says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// The receiver has received and proven it.
+    Received,
+    /// It was there, and its contents were compared.
+    Compared,
+}
 
 impl fmt::Debug for Teller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -48,7 +76,30 @@ impl Manifest {
     /// # Errors
     /// The system's error; also where there is something else, such as a directory or a disk.
     pub fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self(Kind::Written(Box::new(Lines::create(path)?))))
+        Ok(Self(Kind::Written(vec![Lines::create(path, Form::B3sum)?])))
+    }
+
+    /// The same for the lines that say what each file was proven by.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn create_proofs(path: &Path, prover: Prover) -> io::Result<Self> {
+        Ok(Self(Kind::Written(vec![Lines::create(path, Form::Proofs(prover))?])))
+    }
+
+    /// This manifest and the other one, each in its place.
+    ///
+    /// # Panics
+    /// One of them is told to somebody.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        match (self.0, other.0) {
+            (Kind::Written(mut lines), Kind::Written(more)) => {
+                lines.extend(more);
+                Self(Kind::Written(lines))
+            }
+            _ => panic!("a manifest that is told stands alone"),
+        }
     }
 
     /// A manifest that `tell` hears file by file.
@@ -56,10 +107,15 @@ impl Manifest {
         Self(Kind::Told(Teller(Box::new(tell))))
     }
 
-    /// Adds a file. The first error is kept for [`finish`](Self::finish).
+    /// Adds a file that the receiver has proven. The first error is kept for [`finish`](Self::finish).
     pub fn add(&mut self, path: &RelPath, root: &Root) {
+        self.add_known(path, root, Known::Received);
+    }
+
+    /// Adds a file. The first error is kept for [`finish`](Self::finish).
+    pub(crate) fn add_known(&mut self, path: &RelPath, root: &Root, known: Known) {
         match &mut self.0 {
-            Kind::Written(lines) => lines.add(path, root),
+            Kind::Written(lines) => lines.iter_mut().for_each(|lines| lines.add(path, root, known)),
             Kind::Told(Teller(tell)) => tell(path, root),
         }
     }
@@ -67,7 +123,7 @@ impl Manifest {
     /// Notes that files may be moved again: the last line of each name counts.
     pub fn may_repeat(&mut self) {
         if let Kind::Written(lines) = &mut self.0 {
-            lines.repeats = true;
+            lines.iter_mut().for_each(|lines| lines.repeats = true);
         }
     }
 
@@ -77,7 +133,7 @@ impl Manifest {
     /// The manifest could not be written.
     pub fn finish(self) -> io::Result<u64> {
         match self.0 {
-            Kind::Written(lines) => lines.finish(),
+            Kind::Written(lines) => lines.into_iter().map(Lines::finish).sum(),
             Kind::Told(_) => Ok(0),
         }
     }
@@ -86,6 +142,7 @@ impl Manifest {
 /// The lines of a manifest that is written here.
 #[derive(Debug)]
 struct Lines {
+    form: Form,
     goal: Goal,
     out: BufWriter<File>,
     error: Option<io::Error>,
@@ -112,7 +169,7 @@ enum Place {
 
 impl Lines {
     /// The lines of [`Manifest::create`].
-    fn create(path: &Path) -> io::Result<Self> {
+    fn create(path: &Path, form: Form) -> io::Result<Self> {
         let (goal, out) = match Place::of(path)? {
             Place::Name(path) => {
                 let directory = directory_of(&path);
@@ -130,10 +187,16 @@ impl Lines {
                 (Goal::Stream(stream), out)
             }
         };
-        Ok(Self { goal, out: BufWriter::new(out), error: None, unwritable_names: 0, repeats: false })
+        Ok(Self { form, goal, out: BufWriter::new(out), error: None, unwritable_names: 0, repeats: false })
     }
 
-    fn add(&mut self, path: &RelPath, root: &Root) {
+    fn add(&mut self, path: &RelPath, root: &Root, known: Known) {
+        if let Form::Proofs(prover) = &self.form {
+            if self.error.is_none() {
+                self.error = write_proof(&mut self.out, &path.to_string(), root, (prover, known)).err();
+            }
+            return;
+        }
         let Some(name) = std::str::from_utf8(path.as_bytes()).ok().filter(|name| is_readable(name)) else {
             self.unwritable_names += 1;
             return;
@@ -151,7 +214,7 @@ impl Lines {
         self.out.flush()?;
         let file = self.out.get_ref();
         if self.repeats {
-            keep_last_lines(file)?;
+            keep_last_lines(file, &self.form)?;
         }
         match &mut self.goal {
             Goal::Name { path, part } => {
@@ -261,11 +324,59 @@ fn write_line(out: &mut impl Write, name: &str, root: &Root) -> io::Result<()> {
     writeln!(out, "{root}  {name}")
 }
 
+/// Writes a line of JSON. A name that is not UTF-8 stands there as it is shown to people.
+fn write_proof(
+    out: &mut impl Write,
+    name: &str,
+    root: &Root,
+    (Prover { host, received }, known): (&Prover, Known),
+) -> io::Result<()> {
+    let at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let proven = match known {
+        Known::Received => received,
+        Known::Compared => COMPARED,
+    };
+    let proven: Vec<_> = proven.iter().map(|proof| format!("\"{proof}\"")).collect();
+    let (name, host, proven) = (json_text(name), json_text(host), proven.join(","));
+    writeln!(
+        out,
+        "{{\"path\":\"{name}{PATH_END}{root}\",\"proven\":[{proven}],\"by\":\"receiver\",\"host\":\"{host}\",\"at\":{at}}}"
+    )
+}
+
+/// What a file is proven by that was found equal.
+const COMPARED: &[&str] = &["compared"];
+/// What follows the path in a line of JSON; no path holds it, since quotes are escaped there.
+const PATH_END: &str = "\",\"blake3\":\"";
+
+fn json_text(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '"' | '\\' => escaped.extend(['\\', letter]),
+            letter if letter < ' ' => escaped.push_str(&format!("\\u{:04x}", u32::from(letter))),
+            letter => escaped.push(letter),
+        }
+    }
+    escaped
+}
+
+/// The part of a line that names its file.
+fn name_in<'a>(line: &'a [u8], form: &Form) -> &'a [u8] {
+    match form {
+        Form::B3sum => line.splitn(2, |byte| *byte == b' ').last().unwrap_or_default(),
+        Form::Proofs(_) => {
+            let end = line.windows(PATH_END.len()).position(|part| part == PATH_END.as_bytes());
+            &line[..end.unwrap_or(line.len())]
+        }
+    }
+}
+
 /// Keeps only the last line of each name in the file; names are distinguished by 128 bits of their hash.
-fn keep_last_lines(file: &File) -> io::Result<()> {
+fn keep_last_lines(file: &File, form: &Form) -> io::Result<()> {
     let lines = || BufReader::new(At { file, offset: 0 }).split(b'\n').enumerate();
     let name = |line: &[u8]| {
-        let hash = blake3::hash(line.splitn(2, |byte| *byte == b' ').last().unwrap_or_default());
+        let hash = blake3::hash(name_in(line, form));
         <[u8; 16]>::try_from(&hash.as_bytes()[..16]).expect("a hash has 32 bytes")
     };
     let mut last = HashMap::new();
@@ -330,6 +441,34 @@ mod tests {
         let expected =
             [line(2, "c"), line(3, "a b"), line(4, "b"), format!("\\{}", line(5, "a\\nb"))].concat();
         assert_eq!(std::fs::read_to_string(path).unwrap(), expected);
+    }
+
+    #[test]
+    fn proofs_are_lines_of_json_and_stand_there_once() {
+        let home = tempfile::tempdir().unwrap();
+        let prover = Prover { host: "h\"1".to_owned(), received: &["wire", "media"] };
+        let (b3sum, proofs) = (home.path().join("m"), home.path().join("p"));
+        let manifest = Manifest::create(&b3sum).unwrap();
+        let mut manifest = manifest.with(Manifest::create_proofs(&proofs, prover).unwrap());
+        manifest.may_repeat();
+        let known = [Known::Received, Known::Received, Known::Compared];
+        for (name, known) in [&b"a\",\"blake3\":\""[..], b"b\\", b"b\\"].into_iter().zip(known) {
+            manifest.add_known(&RelPath::from_bytes(name).unwrap(), &Root([0xAB; 32]), known);
+        }
+        assert_eq!(manifest.finish().unwrap(), 0);
+        let text = std::fs::read_to_string(proofs).unwrap();
+        let lines: Vec<_> = text.lines().map(|line| line.rsplit_once(",\"at\":").unwrap().0).collect();
+        let hex = "ab".repeat(32);
+        let line = |path: &str, proven: &str| {
+            format!(
+                "{{\"path\":\"{path}\",\"blake3\":\"{hex}\",\"proven\":[{proven}],\"by\":\"receiver\",\"host\":\"h\\\"1\""
+            )
+        };
+        assert_eq!(
+            lines,
+            [line(r#"a\",\"blake3\":\""#, "\"wire\",\"media\""), line(r"b\\\\", "\"compared\""),]
+        );
+        assert_eq!(std::fs::read_to_string(b3sum).unwrap().lines().count(), 2);
     }
 
     /// A killed process leaves a passing name of a process that has ended; here of one that had this one's number.

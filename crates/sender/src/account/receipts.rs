@@ -16,6 +16,7 @@ use zmove_wire::{
 
 use crate::account::Moved;
 use crate::account::failure::FileError;
+use crate::account::manifest::Known;
 use crate::account::report_limits::{ReportCounts, not_empty};
 use crate::control;
 use crate::control::relay::{Heard, Memory};
@@ -230,14 +231,14 @@ impl Receipts {
                 (Some(_), _) => {}
                 (None, NamePart::Link(first)) => {
                     account.linked(file.look.bytes);
-                    account.files().confirm(&file.path, first.root.as_ref());
+                    account.files().confirm(&file.path, first.root.as_ref(), Known::Received);
                 }
                 (None, _) if file.retouched => {
                     account.skipped(&file.path, file.look);
-                    account.files().confirm(&file.path, file.root.as_ref());
+                    account.files().confirm(&file.path, file.root.as_ref(), Known::Compared);
                 }
                 (None, _) => {
-                    account.files().confirm(&file.path, file.root.as_ref());
+                    account.files().confirm(&file.path, file.root.as_ref(), Known::Received);
                     files += 1;
                     bytes += file.data_bytes;
                     holes += file.look.bytes - file.data_bytes;
@@ -268,7 +269,7 @@ impl Receipts {
             return Ok(());
         }
         self.session.account.moved(&Moved { files: 1, whole_bytes: file.data_bytes(), ..Moved::default() });
-        self.session.account.files().confirm(&file.target, file.root().as_ref());
+        self.session.account.files().confirm(&file.target, file.root().as_ref(), Known::Received);
         if let Some(shared) = file.entry.shared {
             let first = FirstName { path: file.target.clone(), root: file.root() };
             self.reply_sender.reply(Reply::Link(Word::Named(shared.number, first)))?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSink};
 use zmove_types::TransferId;
-use zmove_wire::{Cipher, Greeting, Open, Role, Version, encode_message};
+use zmove_wire::{Cipher, Greeting, Open, Proof, Role, Version, encode_message};
 
 use crate::control::relay::{Memory, Relay};
 use crate::error::SessionError;
@@ -35,7 +35,8 @@ pub struct Link {
 impl Link {
     /// Sends the greeting and the opening, in the form of the version.
     pub(crate) async fn ask(&mut self, open: Open) -> Result<(), SessionError> {
-        let asks_for_more = open.verify || open.keeping.is_some_and(|keeping| keeping.asked);
+        let asks_for_more =
+            open.verify || open.proof != Proof::Wire || open.keeping.is_some_and(|keeping| keeping.asked);
         if self.version < Version::V4 && asks_for_more {
             return Err(SessionError::OldReceiver);
         }

@@ -92,6 +92,10 @@ pub enum FaultCode {
     /// The entry stays, since it is a mount point of another file system. From [`Version::V4`] on.
     #[error("a file system is mounted there")]
     Mounted,
+    /// Read back from the storage, the file does not have the hash by which it came. Only told to a sender that has
+    /// asked for [`Proof::Media`](crate::Proof).
+    #[error("the storage does not hold what was written to it (its BLAKE3 differs when it is read back)")]
+    NotOnMedia,
 }
 
 /// The receiver will not take the transfer.

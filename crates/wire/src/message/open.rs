@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use zmove_types::{Kinds, Name};
 
-use super::{Extraneous, GrantToken, Keeping, ToReceiver, ToSender, bytes, copy, kept, list, verify};
+use super::{Extraneous, GrantToken, Keeping, Proof, ToReceiver, ToSender, bytes, copy, kept, list, verify};
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
 use crate::version::Version;
@@ -42,6 +42,9 @@ pub struct Open {
     /// [`HashOrder`](super::HashOrder)s. It travels among the extensions of the opening.
     #[serde(skip)]
     pub verify: bool,
+    /// What a file is proven by before it gets its name. It travels among the extensions of the opening.
+    #[serde(skip)]
+    pub proof: Proof,
     /// The grant by which the transfer is opened, where the right to do so is another's than the sender's. It travels
     /// among the extensions of the opening.
     #[serde(skip)]
@@ -52,7 +55,8 @@ impl Open {
     /// The extension by which a sender says that it understands [`ToSender::RateMax`], in no bytes.
     pub const KEEPS_RATE: u16 = 2;
     /// The extensions of an opening that are known here.
-    const EXTENSIONS: &'static [u16] = &[kept::KEPT, Self::KEEPS_RATE, verify::VERIFY, copy::GRANT];
+    const EXTENSIONS: &'static [u16] =
+        &[kept::KEPT, Self::KEEPS_RATE, verify::VERIFY, copy::GRANT, verify::MEDIA];
 
     /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
     #[must_use]
@@ -70,6 +74,7 @@ impl Open {
             inplace: false,
             keeping: None,
             verify: false,
+            proof: Proof::Wire,
             grant: None,
         }
     }
@@ -92,6 +97,9 @@ impl Open {
         if let Some(token) = self.grant {
             extensions = extensions.with(copy::extension(token));
         }
+        if let Some(proof) = self.proof.extension() {
+            extensions = extensions.with(proof);
+        }
         ToReceiver::OpenWith(self, extensions)
     }
 
@@ -103,7 +111,8 @@ impl Open {
         let extensions = extensions.only(Self::EXTENSIONS, "the opening")?;
         let verify = extensions.get(verify::VERIFY).is_some();
         let grant = copy::of_opening(&extensions)?;
-        Ok(Self { keeping: Keeping::of_opening(&extensions)?, verify, grant, ..self })
+        let proof = Proof::of_opening(&extensions);
+        Ok(Self { keeping: Keeping::of_opening(&extensions)?, verify, proof, grant, ..self })
     }
 }
 

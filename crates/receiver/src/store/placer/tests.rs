@@ -175,7 +175,7 @@ fn a_large_file_survives_that_its_directory_is_replaced() {
     let opened = guest.directory(&path("d")).unwrap().directory;
     let staged = Staged::create(&opened, 0o600).unwrap();
     assert_eq!(place(&mut maker, files("d", "f", 8)), []);
-    finish_file(&second, &file, Complete(staged));
+    finish_file(&second, &second.turn(Task::Write), &file, Complete(staged));
     publish_all(&second);
     assert!(home.path().join("d/large").exists());
 }
