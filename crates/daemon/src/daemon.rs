@@ -466,8 +466,7 @@ impl Shared {
         }
     }
 
-    /// Resolves when a transfer is to be ended from outside. When it stops, the daemon waits until all such futures are
-    /// dropped.
+    /// Resolves when a transfer is to be ended from outside.
     fn cut_off(&self, live: &Live) -> impl Future<Output = Cut> {
         let mut stopping = self.stopping.subscribe();
         async move {
@@ -488,6 +487,9 @@ impl Shared {
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
         let key = who.key;
+        // When it stops, the daemon waits until all receivers of this channel have been dropped: until transfers that were
+        // cut off have removed what they had not finished.
+        let _until_it_has_ended = self.stopping.subscribe();
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
         let buffers = slot.portion.buffers;
         let quota = self.quotas.of(slot.key(), &self.admissions.limits());
@@ -539,6 +541,7 @@ impl Shared {
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
         let (key, name, rate_max) = (who.key, who.name.clone(), authorized.max_rate);
+        let _until_it_has_ended = self.stopping.subscribe();
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
         let started = Instant::now();
         let limits = self.admissions.limits();
