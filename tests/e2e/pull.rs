@@ -298,8 +298,7 @@ fn a_trace_has_the_sender_s_stages() {
     pulled(&site, &["--trace", trace.to_str().unwrap()], &["large"]);
     let text = std::fs::read_to_string(trace).unwrap();
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-    assert_eq!(
-        (last["bytes_read"].as_u64(), last["bytes_stored"].as_u64()),
-        (Some(LARGE_BYTES), Some(LARGE_BYTES))
-    );
+    assert_eq!(last["bytes_stored"].as_u64(), Some(LARGE_BYTES));
+    // A group whose lane is late at the end is read again, for another lane.
+    assert!(last["bytes_read"].as_u64() >= Some(LARGE_BYTES), "{last}");
 }
