@@ -78,8 +78,9 @@ pub(crate) async fn copy(
         Ok(begin) => begin,
         Err(error) => return Err(refuse_nonsense(session.control, error).await),
     };
-    let (relaying, words) = Relaying::new(session.quota.clone(), Listeners::Optional);
-    let Some((running, _entered)) = copies.enter(client, &copy, list, Arc::clone(&relaying)) else {
+    let (relaying, words) =
+        Relaying::new((session.quota.clone(), Arc::clone(&session.meter)), Listeners::Optional);
+    let Some((running, entered)) = copies.enter(client, &copy, list, Arc::clone(&relaying)) else {
         let refusal = Refusal { code: RefusalCode::Busy, text: "this copy runs already".to_owned() };
         return Err(refuse(session.control, refusal).await);
     };
@@ -102,6 +103,8 @@ pub(crate) async fn copy(
     let ended = Box::pin(push(&copies, &copy, begin, prepared, (checked, &relaying), stop)).await;
     telling.abort();
     let ended = finish(&copies, client, &copy, (ended, stopped), &relaying).await;
+    // An equal order begins anew from now on, whether the client still hears or has gone without a word.
+    drop(entered);
     let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, listening).await;
     ended.map(|summary| Sent::Copied(copy.to, Box::new(summary)))
 }

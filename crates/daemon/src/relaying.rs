@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::watch;
-use zmove_receiver::{Booking, Quota};
+use zmove_receiver::{Booking, Quota, TransferMeter};
 use zmove_sender::{Beside, Held, Memory, SessionError, Summary};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample};
 use zmove_wire::limits::{HASHED_MAX, TOLD_MAX};
@@ -27,6 +27,7 @@ use zmove_wire::{
 /// The teller of one session; see the module.
 pub(crate) struct Relaying {
     quota: Quota,
+    meter: Arc<TransferMeter>,
     /// The way to the writer; `None` once the account has been told.
     words: Lock<Option<UnboundedSender<Beside>>>,
     waiting: Arc<Waiting>,
@@ -76,11 +77,15 @@ pub(crate) const TELL_EVERY: Duration = Duration::from_millis(100);
 const WORD_BYTES: usize = 128;
 
 impl Relaying {
-    /// A teller that books on `quota`, and the words that it tells.
-    pub(crate) fn new(quota: Quota, listeners: Listeners) -> (Arc<Self>, mpsc::UnboundedReceiver<Beside>) {
+    /// A teller that books on `quota` and counts what is stored on `meter`, and the words that it tells.
+    pub(crate) fn new(
+        (quota, meter): (Quota, Arc<TransferMeter>),
+        listeners: Listeners,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Beside>) {
         let (words_in, words) = mpsc::unbounded_channel();
         let relaying = Self {
             quota,
+            meter,
             words: Lock::new(Some(words_in)),
             waiting: Arc::default(),
             counts: Default::default(),
@@ -253,7 +258,10 @@ impl Observer for Relaying {
     fn on(&self, event: &Event) {
         match event {
             Event::Found { files, bytes } => self.count(FOUND, *files, *bytes),
-            Event::Stored { files, bytes } => self.count(STORED, *files, *bytes),
+            Event::Stored { files, bytes } => {
+                self.meter.sent(*files, *bytes);
+                self.count(STORED, *files, *bytes);
+            }
             Event::Skipped { files, bytes } => self.count(SKIPPED, *files, *bytes),
             Event::ScanEnded => {
                 self.flush();
@@ -378,7 +386,7 @@ mod tests {
 
     #[test]
     fn counts_are_added_up_and_come_before_the_end_of_the_scan() {
-        let (relaying, mut words) = Relaying::new(Quota::default(), Listeners::Needed);
+        let (relaying, mut words) = Relaying::new((Quota::default(), Arc::default()), Listeners::Needed);
         for _ in 0..3 {
             relaying.on(&Event::Found { files: 1, bytes: 2 });
         }
@@ -395,7 +403,7 @@ mod tests {
     fn a_thread_waits_for_a_receiver_that_does_not_read_and_what_waits_is_booked() {
         let limits = Limits { memory_per_identity: ByteCount(8 << 20), ..Limits::default() };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let (relaying, mut words) = Relaying::new(quota.clone(), Listeners::Needed);
+        let (relaying, mut words) = Relaying::new((quota.clone(), Arc::default()), Listeners::Needed);
         let telling = Arc::clone(&relaying);
         let thread = std::thread::spawn(move || (0..20_000).for_each(|_| telling.on(&failed())));
         let mut heard = 0;
@@ -417,7 +425,7 @@ mod tests {
     async fn a_listener_who_does_not_read_is_left_and_the_next_hears_the_totals() {
         let limits = Limits { memory_per_identity: ByteCount(1 << 20), ..Limits::default() };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let (relaying, mut words) = Relaying::new(quota.clone(), Listeners::Optional);
+        let (relaying, mut words) = Relaying::new((quota.clone(), Arc::default()), Listeners::Optional);
         relaying.on(&Event::Found { files: 1, bytes: 2 });
         relaying.flush();
         (0..2_000).for_each(|_| relaying.on(&failed()));
@@ -439,7 +447,7 @@ mod tests {
     async fn the_runtime_does_not_wait_and_ends_the_session() {
         let limits = Limits { memory_per_identity: ByteCount(1 << 20), ..Limits::default() };
         let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
-        let (relaying, _words) = Relaying::new(quota, Listeners::Needed);
+        let (relaying, _words) = Relaying::new((quota, Arc::default()), Listeners::Needed);
         (0..2_000).for_each(|_| relaying.on(&failed()));
         relaying.is_over().await;
     }

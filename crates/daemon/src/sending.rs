@@ -515,13 +515,14 @@ impl Prepared {
     ) -> Result<Summary, SendingError> {
         let started = Instant::now();
         let Self { job, config, fetch, missing, held: _until_the_end, .. } = self;
+        let meter = Arc::clone(&session.meter);
         let SendingSession { transfer, version, cipher, control, lanes, run_leases, portion, quota, .. } =
             session;
         let (reader, mut writer) = control;
         let lease = run_leases.acquire(fetch.open.run).await;
         let fetching = ToSender::Fetching(Fetching { lanes_max: portion.lanes });
         writer.send(&encode_message(&fetching)).await?;
-        let (relaying, words) = Relaying::new(quota.clone(), Listeners::Needed);
+        let (relaying, words) = Relaying::new((quota.clone(), meter), Listeners::Needed);
         for message in &missing {
             zmove_types::Observer::on(&*relaying, &zmove_types::Event::Failed { message: message.clone() });
         }

@@ -21,6 +21,9 @@ pub struct TransferMeter {
     files: AtomicU64,
     lanes: AtomicUsize,
     queued: AtomicUsize,
+    /// What a daemon has sent that was asked to send.
+    sent_bytes: AtomicU64,
+    sent_files: AtomicU64,
     target: OnceLock<Vec<u8>>,
     /// Bytes of filler; set for a probe only.
     probed: OnceLock<AtomicU64>,
@@ -47,6 +50,10 @@ pub struct MeterReading {
     pub probed: u64,
     /// Regular files that were given their names.
     pub files: u64,
+    /// Bytes of file contents that receivers have reported as stored, of transfers that were sent.
+    pub sent_bytes: u64,
+    /// Regular files that were given their names at the other end, likewise.
+    pub sent_files: u64,
     /// Transfers that run.
     pub transfers: usize,
     /// Lanes of the running transfers.
@@ -78,6 +85,12 @@ impl TransferMeter {
     #[must_use]
     pub fn files(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
+    }
+
+    /// Notes what the other end has stored of what was sent.
+    pub fn sent(&self, files: u64, bytes: u64) {
+        self.sent_files.fetch_add(files, Ordering::Relaxed);
+        self.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Bytes of filler received; `None` for anything but a probe.
@@ -137,6 +150,8 @@ impl TransferMeter {
             bytes: self.bytes(),
             probed: self.probed().unwrap_or(0),
             files: self.files(),
+            sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
+            sent_files: self.sent_files.load(Ordering::Relaxed),
             transfers: 1,
             lanes: self.lanes.load(Ordering::Relaxed),
             queued: self.queued.load(Ordering::Relaxed),
@@ -169,6 +184,8 @@ impl MeterReading {
             bytes: self.bytes + other.bytes,
             probed: self.probed + other.probed,
             files: self.files + other.files,
+            sent_bytes: self.sent_bytes + other.sent_bytes,
+            sent_files: self.sent_files + other.sent_files,
             transfers: self.transfers + other.transfers,
             lanes: self.lanes + other.lanes,
             queued: self.queued + other.queued,

@@ -106,6 +106,8 @@ impl Collector for MetersCollector {
         counter(to, "bytes_received", "Bytes of file contents that have come over lanes", now.bytes)?;
         counter(to, "probe_bytes_received", "Bytes of filler that probes have brought", now.probed)?;
         counter(to, "files_received", "Regular files that were given their names", now.files)?;
+        counter(to, "bytes_sent", "Bytes of file contents that were sent and are stored", now.sent_bytes)?;
+        counter(to, "files_sent", "Regular files that were sent and have their names", now.sent_files)?;
         gauge(to, "transfers_running", "Transfers that run", now.transfers as u64)?;
         gauge(to, "lanes", "Lanes of the transfers that run", now.lanes as u64)?;
         gauge(to, "write_queue_items", "Batches and groups that wait for a writer", now.queued as u64)?;
@@ -164,6 +166,8 @@ mod tests {
             "# TYPE zmove_bytes_received counter",
             "zmove_bytes_received_total 0",
             "zmove_files_received_total 0",
+            "zmove_bytes_sent_total 0",
+            "zmove_files_sent_total 0",
             "zmove_transfers_total{result=\"complete\"} 0",
             "zmove_probes_total{result=\"complete\"} 0",
             "zmove_probe_bytes_received_total 0",
