@@ -345,3 +345,16 @@ fn a_push_is_counted() {
     let page = ask(&address, "/metrics");
     assert!((value(&page, "zmove_errors_total{kind=\"handshake\"}") - 1.0).abs() < 0.5, "{page}");
 }
+
+#[test]
+fn what_a_pull_fetches_is_counted() {
+    let site = Site::reading(&[], &["--metrics", "127.0.0.1:0"]);
+    paint(site.source().join("small"), 1000);
+    paint(site.source().join("large"), 10 << 20);
+    site.pull(&[], &[""], "").expect(0);
+    site.the_daemon().wait_for_log("sent to tester");
+    let page = ask(&metrics_address(&site), "/metrics");
+    let (bytes, files) = (value(&page, "zmove_bytes_sent_total"), value(&page, "zmove_files_sent_total"));
+    assert!((bytes - f64::from(1000 + (10 << 20))).abs() < 0.5 && (files - 2.0).abs() < 0.5, "{page}");
+    assert!(value(&page, "zmove_bytes_received_total").abs() < 0.5, "{page}");
+}

@@ -86,7 +86,7 @@ pub(crate) async fn copy(
     };
     let (relaying, words) =
         Relaying::new(session.quota.clone(), Listeners::Optional, Arc::clone(&session.meter));
-    let Some((running, _entered)) = copies.enter(client, &copy, list, Arc::clone(&relaying)) else {
+    let Some((running, entered)) = copies.enter(client, &copy, list, Arc::clone(&relaying)) else {
         let refusal = Refusal { code: RefusalCode::Busy, text: "this copy runs already".to_owned() };
         return Err(refuse(session.control, refusal).await);
     };
@@ -109,6 +109,8 @@ pub(crate) async fn copy(
     let ended = Box::pin(push(&copies, &copy, begin, prepared, (checked, &relaying), stop)).await;
     telling.abort();
     let ended = finish(&copies, client, &copy, (ended, cut_off), &relaying).await;
+    // An equal order begins anew from now on, whether the client still hears or has gone without a word.
+    drop(entered);
     let _in_time = tokio::time::timeout(LISTEN_TIMEOUT, listening).await;
     ended.map(|summary| Sent::Copied(copy.to, Box::new(summary)))
 }

@@ -4,7 +4,8 @@ use std::process::Child;
 
 use super::{LARGE_BYTES, World, again, id_in};
 use crate::breakage::{interrupt, kill};
-use crate::command::finish;
+use crate::command::{Runner, finish};
+use crate::daemon::Daemon;
 use crate::pull::assert_counts;
 use crate::tree::{assert_same, paint};
 
@@ -38,6 +39,36 @@ fn a_copy_ends_without_its_client_and_both_hosts_have_the_result() {
     check(&world);
     let other = id.replace(|c: char| c.is_ascii_digit(), "0").replace('a', "b");
     world.result(&[], &other, &world.sender).expect(3).says(&["no copy of this key and id is known here"]);
+}
+
+#[test]
+fn a_host_that_is_stopped_while_it_sends_goes_on_when_it_is_back() {
+    let world = World::new();
+    let client = world.under_way(&[]);
+    let World { site, sender, receiver } = world;
+    let address = sender.address.to_string();
+    assert_eq!(sender.terminate(), Some(0));
+    let sender = Daemon::start(&site.path("sender"), &address, &Runner::default());
+    let world = World { site, sender, receiver };
+    let outcome = finish(client).expect(0);
+    assert!(outcome.summary()["bytes_resumed"].as_u64() > Some(0), "{}", outcome.stdout);
+    assert_same(&world.site.source(), &world.site.target());
+    world.sender.wait_for_log("copied for tester");
+}
+
+/// Over QUIC a client that was killed says no goodbye, and its host waits for it a while.
+#[test]
+fn a_copy_whose_client_was_killed_runs_no_longer_than_it_takes() {
+    let quic = ["--transport", "quic"];
+    let world = World::with(&quic);
+    let id = leave(world.under_way(&quic));
+    world.receiver.wait_for_log("received from");
+    let since = std::time::Instant::now();
+    while !world.result(&[], &id, &world.sender).expect(0).stdout.contains("signed by") {
+        assert!(since.elapsed() < std::time::Duration::from_secs(4), "its result is not told");
+    }
+    let options = [&["--timeout", "0"], &quic[..]].concat();
+    world.copy(&options, &[""], "").expect(0);
 }
 
 #[test]

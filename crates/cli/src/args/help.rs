@@ -99,6 +99,7 @@ Path     --limit RATE, --streams N     500Mbit or 100MiB; so many connections
          -e 'ssh -i KEY', --ssh        over ssh
          --accept-new, --strict        a host's new key: take it, or refuse
 Result   --manifest FILE, --json, -q   hashes; JSON lines; nothing but errors
+         --verify media                read back from the target's storage
 "
     };
 }

@@ -193,12 +193,14 @@ impl GrantBook {
         live.map(|kept| Granter { key: Fingerprint(kept.client), name: kept.name.clone() }).collect()
     }
 
-    /// What has become of a copy of this client here.
+    /// What has become of a copy of this client here. One that may still begin runs: the host that sends may be looking
+    /// for its way here.
     pub(crate) fn result(&self, client: Fingerprint, id: [u8; 16]) -> Option<CopyResult> {
         let now = now();
         let grants = self.grants.lock();
         let mut of_copy = grants.values().filter(|kept| {
-            kept.client == client.0 && kept.order.id == id && !kept.is_forgotten(now) && kept.run.is_some()
+            let is_known = kept.run.is_some() || !kept.is_over(now);
+            kept.client == client.0 && kept.order.id == id && !kept.is_forgotten(now) && is_known
         });
         let runs = of_copy.clone().any(|kept| kept.ended.is_none());
         match of_copy.find_map(|kept| kept.receipt.clone()) {
@@ -450,6 +452,9 @@ mod tests {
             copies.grants.give(&claim, &authorized, order).unwrap().token
         };
         let [token, _others] = [client, other].map(give);
+        // before it is taken up, too: the host that sends may not have found its way here yet
+        let result = |key| copies.grants.result(key, [7; 16]);
+        assert_eq!([client, source].map(result), [Some(CopyResult::Runs), None]);
         let limits = Limits { memory_per_identity: ByteCount(64 << 20), ..Limits::default() };
         let quotas = Arc::<Quotas>::default();
         let (rate, rates) = (SharedRate::default(), Arc::<Rates>::default());

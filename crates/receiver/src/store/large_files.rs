@@ -9,6 +9,7 @@
 //! **Invariant:** a file becomes [`Complete`] once, when each of its groups has been written once, but for those that
 //! are holes. Of a file without any data one such group comes all the same, since something has to make it whole.
 
+pub(crate) mod came;
 pub(crate) mod delta;
 
 use std::collections::hash_map::Entry;
@@ -23,8 +24,8 @@ use zmove_wire::{Fault, FaultCode, FileHead, Operation, Proof, WireError};
 
 use crate::quota::{Booking, Quota};
 use crate::resume::parts::Prior;
+use crate::store::large_files::came::Came;
 use crate::store::large_files::delta::Base;
-use crate::store::proving::Came;
 use zmove_types::Lock;
 
 /// All large files of a transfer.

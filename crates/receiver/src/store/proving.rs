@@ -1,10 +1,10 @@
-//! `--verify media`: before a file gets its name, it is read back from the storage, flushed and past the page cache, and
-//! has to have the hashes by which it came.
+//! `--verify media`: before a file gets its name, it is read back from the storage, flushed and past the page cache,
+//! and has to have the hashes by which it came.
 //!
-//! Small files are read back by the publisher, after the flush of their generation
-//! ([`publishing`](crate::store::publishing)); large ones here, when they are whole and have been flushed by themselves;
-//! files that are changed in their place while they still have another length than in the end. **Invariant:** with
-//! [`Proof::Media`] a file is reported as whole only when the storage has given back what was received of it.
+//! Small files are read back by the publisher, after the flush of their generation (`publishing`); large ones here,
+//! when they are whole and have been flushed by themselves; files that are changed in their place while they still have
+//! another length than in the end. **Invariant:** with [`Proof::Media`] a file is reported as whole only when the
+//! storage has given back what was received of it.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,41 +13,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::io::Errno;
 use zmove_disk::{Staged, StoredFile, Task};
 use zmove_types::{Cv, GroupSpan, Root};
-use zmove_wire::{FileHead, Operation, Proof, WireError};
+use zmove_wire::{FileHead, Operation, Proof};
 
-use crate::quota::{Booking, Quota};
-use crate::resume::parts::GROUP_KEPT_BYTES;
 use crate::store::failure::{Failure, failed_to};
 use crate::store::large_files::LargeFile;
+use crate::store::large_files::came::Came;
 use crate::store::transfer::Transfer;
 use crate::sync::run_on_several;
 
-/// The values by which the groups of a large file came, to be found again on the storage.
-#[derive(Debug)]
-pub(crate) struct Came {
-    values: HashMap<u32, Cv>,
-    held: Booking,
-}
-
 /// Threads that read back one file: more of them hash no faster on most hosts, and take the cores of others.
 const READERS_MAX: usize = 4;
-
-impl Came {
-    pub(crate) fn new(quota: &Quota) -> Self {
-        Self { values: HashMap::new(), held: quota.book_nothing() }
-    }
-
-    /// Notes the value of a group.
-    ///
-    /// # Errors
-    /// There is no memory for it.
-    pub(crate) fn note(&mut self, index: u32, cv: Cv) -> Result<(), WireError> {
-        if self.values.insert(index, cv).is_none() {
-            self.held.grow(GROUP_KEPT_BYTES)?;
-        }
-        Ok(())
-    }
-}
 
 impl Transfer {
     /// Whether files are read back before they get their names.

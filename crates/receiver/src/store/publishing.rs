@@ -255,7 +255,7 @@ type Found = (Suspect, io::Result<()>);
 #[derive(Clone, Copy)]
 enum Flushed<'a> {
     All,
-    /// Those that are looked at when this flush has ended.
+    /// The files that are looked at when this flush has ended.
     Beside(&'a Flushing),
     NotAll,
 }

@@ -1,6 +1,6 @@
-//! The manifest: one line per file with its BLAKE3 root, as `b3sum --check` reads it in the target directory; and beside
-//! it, where that is asked for, one line of JSON per file that says what it was proven by, by whom and when, for which
-//! b3sum's lines have no room.
+//! The manifest: one line per file with its BLAKE3 root, as `b3sum --check` reads it in the target directory; and
+//! beside it, where that is asked for, one line of JSON per file that says what it was proven by, by whom and when, for
+//! which b3sum's lines have no room.
 //!
 //! A line is written when the receiver has confirmed the file, from the hash that was made while it was sent. Names
 //! that no `b3sum` reads in any form are left out and counted.
@@ -44,7 +44,7 @@ enum Form {
     Proofs(Prover),
 }
 
-/// Who proves what of the files that are received.
+/// The side that proves what it receives, and by what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prover {
     /// The host of the receiver, which does.
@@ -58,7 +58,7 @@ pub struct Prover {
 pub(crate) enum Known {
     /// The receiver has received and proven it.
     Received,
-    /// It was there, and its contents were compared.
+    /// The file was there, and its contents were compared.
     Compared,
 }
 

@@ -14,7 +14,7 @@ pub(super) const VERIFY: u16 = 3;
 /// What a received file is proven by before it gets its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Proof {
-    /// Its data had the sender's hashes when it arrived.
+    /// The data had the sender's hashes when it arrived.
     #[default]
     Wire,
     /// That, and once more when it was read back from the storage, after a flush and past the page cache.

@@ -235,6 +235,8 @@ mod tests {
             "# TYPE zmove_bytes_received counter",
             "zmove_bytes_received_total 0",
             "zmove_files_received_total 0",
+            "zmove_bytes_sent_total 0",
+            "zmove_files_sent_total 0",
             "zmove_transfers_total{result=\"complete\"} 0",
             "zmove_probes_total{result=\"complete\"} 0",
             "zmove_probe_bytes_received_total 0",
