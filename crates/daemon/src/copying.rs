@@ -82,7 +82,8 @@ pub(crate) async fn copy(
         Ok(begin) => begin,
         Err(error) => return Err(refuse_nonsense(session.control, error).await),
     };
-    let (relaying, words) = Relaying::new(session.quota.clone(), Listeners::Optional, Arc::clone(&session.meter));
+    let (relaying, words) =
+        Relaying::new(session.quota.clone(), Listeners::Optional, Arc::clone(&session.meter));
     let Some((running, _entered)) = copies.enter(client, &copy, list, Arc::clone(&relaying)) else {
         let refusal = Refusal { code: RefusalCode::Busy, text: "this copy runs already".to_owned() };
         return Err(refuse(session.control, refusal).await);
@@ -310,7 +311,9 @@ struct Notices<'a> {
 impl Listener for Notices<'_> {
     fn hear(&self, notice: &Notice<'_>) {
         match notice {
-            Notice::SessionBegins if self.begun.swap(true, Ordering::Relaxed) => self.relaying.begin_again(),
+            Notice::SessionBegins { .. } if self.begun.swap(true, Ordering::Relaxed) => {
+                self.relaying.begin_again()
+            }
             Notice::ConnectionLost { .. } | Notice::ReceiverBusy { .. } => {
                 self.relaying.warn(format!("sender: {notice}"));
             }

@@ -48,8 +48,8 @@ use crate::transfers::{Cut, Direction, Live, Transfers};
 use zmove_receiver::Quotas;
 use zmove_receiver::ReceiverConfig;
 use zmove_receiver::RunLeasesByKey;
-use zmove_receiver::{Grants, Limits};
 use zmove_receiver::TransferMeter;
+use zmove_receiver::{Grants, Limits};
 use zmove_receiver::{Session, run_session};
 
 /// How long transfers that are cut off may take to clean up.
@@ -340,20 +340,7 @@ impl Shared {
             },
         };
         stream.open_control_window();
-        // Room for more lanes than were granted: lanes greet in any order, before their sender knows how many it may
-        // have.
-        let room = usize::from(slot.portion.lanes.max(2 * LANES_UNASKED_MAX));
-        let (lanes_in, lanes) = match greeting.role {
-            Role::Fetch => {
-                let (lanes_in, lanes) = mpsc::channel(room);
-                (LanesIn::Sending(lanes_in), Lanes::Sinks(lanes))
-            }
-            Role::Control | Role::Lane(_) => {
-                let (lanes_in, lanes) = mpsc::channel(room);
-                let rate = SharedRate::default();
-                (LanesIn::Receiving(lanes_in, rate.clone()), Lanes::Sources(lanes, rate))
-            }
-        };
+        let (lanes_in, lanes) = lanes_for(greeting.role, slot.portion.lanes);
         let greeted = told.is_some();
         let registered = match told {
             Some(registered) => {
@@ -384,8 +371,15 @@ impl Shared {
             }
             Lanes::Sinks(lanes) => {
                 live.begins(Direction::Send);
-                self.run_sending((who, live), claim, control, lanes, &slot, authorized, (greeting, version))
-                    .await;
+                self.run_sending(
+                    (who, live),
+                    (claim, control),
+                    lanes,
+                    &slot,
+                    authorized,
+                    (greeting, version),
+                )
+                .await;
             }
         }
     }
@@ -531,8 +525,7 @@ impl Shared {
     async fn run_sending(
         &self,
         (who, live): (Who, &Live),
-        claim: Claim,
-        control: (ControlReader, ControlWriter),
+        (claim, control): (Claim, (ControlReader, ControlWriter)),
         lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
         slot: &Slot,
         authorized: Authorized,
@@ -630,6 +623,23 @@ impl Shared {
     }
 }
 
+/// The way for the lanes of a transfer. It has room for more than were granted: lanes greet in any order, before their
+/// sender knows how many it may have.
+fn lanes_for(role: Role, granted: u16) -> (LanesIn, Lanes) {
+    let room = usize::from(granted.max(2 * LANES_UNASKED_MAX));
+    match role {
+        Role::Fetch => {
+            let (lanes_in, lanes) = mpsc::channel(room);
+            (LanesIn::Sending(lanes_in), Lanes::Sinks(lanes))
+        }
+        Role::Control | Role::Lane(_) => {
+            let (lanes_in, lanes) = mpsc::channel(room);
+            let rate = SharedRate::default();
+            (LanesIn::Receiving(lanes_in, rate.clone()), Lanes::Sources(lanes, rate))
+        }
+    }
+}
+
 /// Decodes the greeting, and agrees on a version within the one that TLS has negotiated.
 fn agreed(bytes: &[u8; Greeting::BYTES], named: Version) -> Result<(Greeting, Version), GreetingError> {
     let greeting = Greeting::decode(bytes)?;
@@ -680,7 +690,14 @@ fn crowded_out(max: usize) -> String {
 fn moved(meter: &TransferMeter, elapsed: Duration) -> Moved {
     let reading = meter.reading();
     let (bytes, files) = (reading.bytes + reading.sent_bytes, reading.files + reading.sent_files);
-    Moved { target: meter.target().to_vec(), bytes, probed: meter.probed(), files, elapsed, failures: meter.failures() }
+    Moved {
+        target: meter.target().to_vec(),
+        bytes,
+        probed: meter.probed(),
+        files,
+        elapsed,
+        failures: meter.failures(),
+    }
 }
 
 fn busy(text: &str) -> Refusal {

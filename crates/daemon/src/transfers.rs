@@ -135,12 +135,7 @@ const OTHER_NAMES: &str = "(others)";
 
 impl Transfers {
     /// Enters a transfer that has come.
-    pub(crate) fn enter(
-        self: &Arc<Self>,
-        id: TransferId,
-        who: Who,
-        limit: Option<RateLimit>,
-    ) -> LiveGuard {
+    pub(crate) fn enter(self: &Arc<Self>, id: TransferId, who: Who, limit: Option<RateLimit>) -> LiveGuard {
         let live = Arc::new(Live {
             id,
             who,
@@ -279,7 +274,11 @@ fn place(reason: &str, ahead: usize) -> String {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rates and times are far below 2^64")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rates and times are far below 2^64"
+)]
 fn whole(number: f64) -> u64 {
     number.round() as u64
 }
@@ -298,7 +297,8 @@ impl Pace {
         let newest = bytes.saturating_sub(self.bytes) as f64;
         let is_first = self.bytes == 0;
         self.bytes = bytes;
-        self.per_second = if is_first { newest } else { self.per_second + NEWEST * (newest - self.per_second) };
+        self.per_second =
+            if is_first { newest } else { self.per_second + NEWEST * (newest - self.per_second) };
     }
 }
 
@@ -313,9 +313,10 @@ impl Cut {
                 RefusalCode::Denied,
                 "the operator there has stopped this transfer; the same command goes on where it was",
             ),
-            Self::KeyRemoved => {
-                (RefusalCode::UnknownKey, "the operator there has removed this key, and stopped its transfers")
-            }
+            Self::KeyRemoved => (
+                RefusalCode::UnknownKey,
+                "the operator there has removed this key, and stopped its transfers",
+            ),
         };
         Refusal { code, text: text.to_owned() }
     }

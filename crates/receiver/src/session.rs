@@ -28,8 +28,8 @@ use zmove_wire::limits::{
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Answer, EntryFault, FaultCode, Finished, GrantToken, Greeting, Offer, OfferWith, Open, Opened, Operation,
-    Purpose, Refusal, RefusalCode, Role, SignedReceipt, StageReport, StoredItem, TargetShape, TargetState, ToReceiver,
-    ToSender, TopName, Version, WireError,
+    Purpose, Refusal, RefusalCode, Role, SignedReceipt, StageReport, StoredItem, TargetShape, TargetState,
+    ToReceiver, ToSender, TopName, Version, WireError,
 };
 
 use crate::config::ReceiverConfig;

@@ -50,10 +50,8 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
 
 /// Ends what removed keys have under way.
 fn end_transfers(control: &ControlArgs, gone: &[Grant]) -> Result<()> {
-    let removed = |grant: &Grant| Removed {
-        name: grant.name.clone(),
-        key: grant.key().map(|key| key.to_string()),
-    };
+    let removed =
+        |grant: &Grant| Removed { name: grant.name.clone(), key: grant.key().map(|key| key.to_string()) };
     let request = Request::EndKeys(gone.iter().map(removed).collect());
     let answer = operate::ask(control, &request).context("end its transfers (--now)")?;
     if let Answer::Ended(ended) = answer {

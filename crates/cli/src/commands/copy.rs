@@ -15,8 +15,10 @@ use crate::args::{CopyArgs, ResultArgs};
 use crate::ceiling::Shares;
 use crate::commands::push::{exit_of, interrupted};
 use crate::commands::{pull, push};
+use crate::display::format::counted;
 use crate::display::progress::{Display, print_json};
 use crate::display::prompt::Prompt;
+use crate::display::summary::Ending;
 use crate::display::trace::Trace;
 use crate::display::{summary, terminal};
 use crate::settings::{self, Copy, CopySettings, Role};
@@ -46,25 +48,28 @@ fn between(settings: &CopySettings, started: Instant) -> Result<Exit> {
             bytes_max: settings.bytes_max,
             entries_max: settings.entries_max,
             timeout: args.timeout,
-            busy_timeout: args.timeout,
+            busy_timeout: args.busy_timeout(),
             observer: display.observer(),
         };
         Ok(copying.copy(started, interrupted()).await?)
     });
     let moved = display.moved();
+    let transfer = display.transfer();
     display.end();
     let copied = copied?;
     let shares = Shares::of(&moved, copied.summary.elapsed, None, None);
-    summary::print(&copied.summary, args, None, &shares);
+    let exit = exit_of(&copied.summary, args);
+    summary::print(&copied.summary, args, None, &shares, &Ending { exit, transfer });
     if let Some(receipt) = copied.receipt.filter(|_| !args.quiet && !args.json) {
         terminal::say(format_args!("signed by {}: {}", settings.target, received(&receipt)));
     }
-    Ok(exit_of(&copied.summary, args))
+    Ok(exit)
 }
 
 fn received(Receipt { files, bytes, faults, target, .. }: &Receipt) -> String {
     let target = Escaped(target);
-    format!("{files} files, {} received into '{target}', {faults} faults", ByteCount(*bytes))
+    let (files, faults) = (counted(*files, "file"), counted(*faults, "fault"));
+    format!("{files}, {} received into '{target}', {faults}", ByteCount(*bytes))
 }
 
 /// Runs `zmove result`.
@@ -135,7 +140,9 @@ fn of_sender(
              {} files are the same, {failed} failed",
             account.removed, account.skipped
         ),
-        None => format!("{files} files, {} sent to {host}:{port}, {failed} failed", ByteCount(bytes)),
+        None => {
+            format!("{}, {} sent to {host}:{port}, {failed} failed", counted(files, "file"), ByteCount(bytes))
+        }
     };
     match &receipt {
         Some(receipt) => text += &format!("\nsigned by {host}:{}: {}", to.port, received(receipt)),

@@ -47,7 +47,10 @@ pub(crate) fn stop(args: &StopArgs) -> Result<Exit> {
     for id in &args.ids {
         match ask(&args.control, &Request::Stop(id.clone()))? {
             Answer::Ended(ended) if ended.is_empty() => {
-                return Err(failure(Exit::File, format!("no transfer here has the id {id}: see 'zmove status'")));
+                return Err(failure(
+                    Exit::File,
+                    format!("no transfer here has the id {id}: see 'zmove status'"),
+                ));
             }
             Answer::Ended(ended) => ended.iter().for_each(tell_ended),
             Answer::Ambiguous(found) => {
@@ -63,7 +66,9 @@ pub(crate) fn stop(args: &StopArgs) -> Result<Exit> {
 
 /// Says which transfer is being ended.
 pub(crate) fn tell_ended(TransferStatus { id, name, from, .. }: &TransferStatus) {
-    terminal::say(format_args!("stopped {id} of {name} at {from}; the same command there goes on where it was"));
+    terminal::say(format_args!(
+        "stopped {id} of {name} at {from}; the same command there goes on where it was"
+    ));
 }
 
 /// Runs `zmove drain`.
@@ -93,7 +98,9 @@ pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
     let mut failed = Vec::new();
     for place in places {
         match UnixStream::connect(&place) {
-            Ok(stream) => return converse(stream, request).with_context(|| format!("ask '{}'", place.display())),
+            Ok(stream) => {
+                return converse(stream, request).with_context(|| format!("ask '{}'", place.display()));
+            }
             Err(error) => failed.push(format!("'{}': {error}", place.display())),
         }
     }
@@ -108,7 +115,11 @@ pub(crate) fn ask(args: &ControlArgs, request: &Request) -> Result<Answer> {
 fn places() -> Result<Vec<PathBuf>> {
     let own = settings::control_socket(&settings::home(Role::Daemon)?);
     let is_chosen = std::env::var_os("ZMOVE_HOME").is_some();
-    Ok(if is_chosen { vec![own] } else { vec![own, Path::new(settings::SERVICE_RUNTIME).join("control.sock")] })
+    Ok(if is_chosen {
+        vec![own]
+    } else {
+        vec![own, Path::new(settings::SERVICE_RUNTIME).join("control.sock")]
+    })
 }
 
 fn converse(mut stream: UnixStream, request: &Request) -> Result<Answer> {

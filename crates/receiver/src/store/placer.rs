@@ -166,7 +166,8 @@ impl<'a> Placer<'a> {
             };
             if let Err((operation, error)) = placed {
                 let fault = failure(operation, &error);
-                let entry_path = || entry.entry.name().map_or(Some((*path).clone()), |name| path.join(name).ok());
+                let entry_path =
+                    || entry.entry.name().map_or(Some((*path).clone()), |name| path.join(name).ok());
                 self.transfer.meter.failed_at(fault, entry_path);
                 batch.fault(entry.number, fault);
             }
