@@ -13,17 +13,7 @@ use zmove_receiver::SessionError;
 use zmove_receiver::SessionReport;
 
 use crate::sending::SendingError;
-
-/// The peer of a transfer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Who {
-    /// The name of the peer's key in the list of keys.
-    pub name: String,
-    /// The address of the peer.
-    pub address: SocketAddr,
-    /// The key that the peer has proved.
-    pub key: Fingerprint,
-}
+use crate::transfers::Who;
 
 /// What a transfer has moved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -202,12 +192,6 @@ struct Files(u64);
 impl fmt::Display for Files {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} file{}", self.0, if self.0 == 1 { "" } else { "s" })
-    }
-}
-
-impl fmt::Display for Who {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {}", self.name, self.address)
     }
 }
 

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::display::progress::SCHEMA;
 use crate::display::terminal;
 use crate::value::cause::errno_name;
 use crate::value::exit::Exit;
@@ -40,6 +39,9 @@ impl Failures {
         self.no_room.then_some(MAKE_ROOM)
     }
 }
+
+/// The version of the objects that `--json` prints, which `docs/schema/events.json` describes.
+pub(crate) const SCHEMA: u32 = 1;
 
 /// Prints the last object of a transfer that has come to no summary.
 pub(crate) fn print_end(error: &anyhow::Error, exit: Exit) {

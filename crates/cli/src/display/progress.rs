@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::args::PushArgs;
 use crate::ceiling::Moved;
 use crate::display::dry_run;
-use crate::display::failures::{self, Failures};
+use crate::display::failures::{self, Failures, SCHEMA};
 use crate::display::terminal;
 use crate::display::trace::Trace;
 use crate::value::age::Age;
@@ -93,8 +93,6 @@ struct State {
 
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
-/// The version of the objects that `--json` prints, which `docs/schema/events.json` describes.
-pub(crate) const SCHEMA: u32 = 1;
 /// How often a line says how far it is, where standard error is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
 const BAR: &str = "{bar:24} {percent:>3}% {msg}, ETA {eta_precise}";

@@ -11,8 +11,9 @@ use zmove_wire::NotKept;
 
 use crate::args::{DurabilityArg, PushArgs};
 use crate::ceiling::Shares;
+use crate::display::failures::SCHEMA;
 use crate::display::format::{counted, files_per_second};
-use crate::display::progress::{SCHEMA, print_json};
+use crate::display::progress::print_json;
 use crate::display::terminal;
 use crate::value::exit::Exit;
 

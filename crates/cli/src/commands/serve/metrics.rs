@@ -70,7 +70,7 @@ impl Counts {
     }
 }
 
-/// Who has had a transfer that has ended, what it has moved, and its result.
+/// The peer of a transfer that has ended, what it has moved, and its result.
 fn ended(event: &DaemonEvent) -> Option<(&Who, &Moved, &'static str)> {
     let of = |count: u64| if count == 0 { "complete" } else { "partial" };
     Some(match event {
