@@ -45,7 +45,9 @@ impl Daemon {
         let mut ready = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
         let said = ready.trim_end().strip_prefix("zmove serve: listening on ");
-        let (address, key) = said.and_then(|said| said.split_once(", key ")).expect("the ready line");
+        let said = said.and_then(|said| said.split_once(", key "));
+        let said = said.map(|(address, key)| (address.to_owned(), key.to_owned()));
+        let (address, key) = said.or_else(|| ready_as_json(&ready)).expect("the ready line");
         let (address, fingerprint) = (address.parse().unwrap(), key.parse().unwrap());
         let log = Arc::new(Log::default());
         let (stderr, log_in) = (BufReader::new(child.stderr.take().unwrap()), Arc::clone(&log));
@@ -157,6 +159,12 @@ impl Daemon {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
+}
+
+/// Address and key of the line that a daemon says where its log is JSON.
+fn ready_as_json(ready: &str) -> Option<(String, String)> {
+    let said: serde_json::Value = serde_json::from_str(ready).ok()?;
+    Some((said["address"].as_str()?.to_owned(), said["key"].as_str()?.to_owned()))
 }
 
 impl Drop for Daemon {

@@ -109,6 +109,7 @@ fn what_is_unfinished_is_listed() {
     let expected = [
         format!("{} into '{}'", TransferId([1; 16]), target.display()),
         "last written 3 d ago\n".to_owned(),
+        "  4.00 MiB of 8.00 MiB are here; the same command goes on with them\n".to_owned(),
         "  4.00 MiB of   8.00 MiB  sub/file 1\\u{1b}\n".to_owned(),
         " s ago, in use\n".to_owned(),
         format!("{} cannot be read: it is no journal, or its beginning is damaged", TransferId([3; 16])),
@@ -116,7 +117,7 @@ fn what_is_unfinished_is_listed() {
     for part in expected {
         assert!(said.contains(&part), "'{part}' in:\n{said}");
     }
-    assert_eq!(said.matches("by key SHA256:abc, begun ").count(), 2, "{said}");
+    assert_eq!(said.matches("by key SHA256:abc, which is let in no more, begun ").count(), 2, "{said}");
 }
 
 #[test]

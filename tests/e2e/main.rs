@@ -66,6 +66,7 @@ mod reconnect;
 mod resume;
 mod resync;
 mod scan;
+mod schema;
 mod selection;
 mod service;
 mod slashes;

@@ -262,5 +262,5 @@ fn standard_output_goes_on_where_it_ends() {
     let mut zmove = site.push_command(&["--manifest", "stdout"], &["source/".as_ref()], "");
     assert!(zmove.0.stdout(out).status().unwrap().success());
     std::fs::File::open(site.path("out")).unwrap().read_to_string(&mut said).unwrap();
-    assert!(said.starts_with(&line) && said.contains("1 files, 10 B"), "{said}");
+    assert!(said.starts_with(&line) && said.contains("1 file, 10 B"), "{said}");
 }

@@ -19,7 +19,9 @@ fn operator(site: &Site, words: &[&str]) -> Outcome {
 }
 
 fn status(site: &Site) -> Value {
-    serde_json::from_str(&operator(site, &["status", "--json"]).done().stdout).unwrap()
+    let status = serde_json::from_str(&operator(site, &["status", "--json"]).done().stdout).unwrap();
+    assert_eq!(crate::schema::fault(&crate::schema::schema("status.json"), &status), None);
+    status
 }
 
 /// Waits until the daemon has one transfer, of which this holds; returns it.
@@ -126,6 +128,72 @@ fn what_waits_in_line_is_shown_and_can_be_stopped() {
     finish(waiting).expect(3).says(&["the operator there has stopped this transfer"]);
     operator(&site, &["stop", "abcdef"]).expect(11).says(&["no transfer here has the id abcdef"]).lines(1);
     operator(&site, &["stop", "xyz"]).expect(1);
+    long.kill().unwrap();
+    long.wait().unwrap();
+}
+
+/// The log is a file, of JSON lines alone; when it has been moved away SIGHUP begins another, also where the kernel
+/// keeps the daemon to its roots.
+#[test]
+fn a_log_file_is_begun_anew_after_rotation() {
+    let mut site = Site::local();
+    std::fs::create_dir(site.path("log")).unwrap();
+    let log = site.path("log/zmove.log");
+    let options = ["--log-file", log.to_str().unwrap(), "--log-format", "json", "--confine", "auto"];
+    site.start_daemon_with(&options);
+    paint(site.source().join("f"), 1000);
+    site.push_contents();
+    let lines = |path: &Path| -> Vec<Value> {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let wait_for = |path: &Path, event: &str| {
+        let until = Instant::now() + PATIENCE;
+        while !lines(path).iter().any(|line| line["event"] == event) {
+            assert!(Instant::now() < until, "no {event} in {:?}", lines(path));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    wait_for(&log, "listening");
+    wait_for(&log, "received");
+    let old = site.path("log/zmove.log.1");
+    std::fs::rename(&log, &old).unwrap();
+    site.the_daemon().hang_up();
+    wait_for(&log, "note");
+    site.push(&[], site.contents(), "again").done();
+    wait_for(&log, "received");
+    assert_eq!(lines(&old).iter().filter(|line| line["event"] == "received").count(), 1);
+}
+
+/// A push by a key that is not known is rejected on each of its connections, and is one line of the log.
+#[test]
+fn a_refused_push_is_one_line_of_the_log() {
+    let mut site = Site::daemon();
+    operator(&site, &["allow", "remove", "tester"]).done();
+    site.push(&["--streams", "12"], site.contents(), "").expect(5);
+    // What was held back would be told a second later; the next kind is told after that.
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(site.the_daemon().count_logged("rejected "), 1);
+    site.take_daemon().kill();
+}
+
+/// A user who does not want to wait is told at once; one who waits sees since when and why.
+#[test]
+fn who_waits_in_line_sees_why_and_may_say_no() {
+    let mut site = Site::local();
+    std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
+    site.start_daemon();
+    let mut long = slow_push(&site);
+    wait_for(&site, has_moved);
+    let at_once = site.push(&["--no-wait"], site.contents(), "other").expect(13);
+    at_once.says(&["limits.transfers = 1"]).lines(1);
+    let waits = site.push(&["--json", "--timeout", "3s"], site.contents(), "other").expect(13);
+    let events = waits.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let progress: Vec<_> = events.filter(|event| event["event"] == "progress").collect();
+    let last = progress.last().expect("two seconds in line are told");
+    assert_eq!(last["limited_by"], "queue");
+    assert!(last["waiting"]["seconds"].as_f64().unwrap() > 0.5, "{last}");
+    assert!(last["waiting"]["message"].as_str().unwrap().contains("limits.transfers = 1"), "{last}");
     long.kill().unwrap();
     long.wait().unwrap();
 }

@@ -91,7 +91,7 @@ fn text_has_a_time_and_names_cannot_command_a_terminal() {
     site.push(&[], site.contents(), "a\u{1b}[2Jb").done();
     let line = site.the_daemon().wait_for_log("received from tester");
     assert!(line.contains("into 'a\\u{1b}[2Jb' in "), "{line}");
-    assert!(line.contains(" s, 0 faults; 1 files, 1000 bytes; key SHA256:"), "{line}");
+    assert!(line.contains(" s, 0 faults; 1 file, 1000 bytes; key SHA256:"), "{line}");
     assert!(line.split(' ').next().unwrap().ends_with('Z'), "{line}");
 }
 

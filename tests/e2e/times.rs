@@ -54,7 +54,7 @@ fn times_that_a_file_system_does_not_have(site: &Site) {
         paint(site.source().join(name), 9);
         set_own_mtime(&site.source().join(name), seconds, 734_567_891);
     }
-    let line = "\n1 files keep another time than the source's: the target's file system cannot hold theirs\n";
+    let line = "\n1 file keeps another time than the source's: the target's file system cannot hold theirs\n";
     let push = |options: &[&str]| site.push(options, site.contents(), "in").done();
     assert_eq!(counts(&push(&["--json"]).summary()), [3, 0, 1]);
     for name in names(&site.target().join("in")) {

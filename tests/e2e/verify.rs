@@ -124,7 +124,7 @@ fn a_single_file_is_compared_with_the_one_it_became(site: &Site) {
         zmove.0.arg(site.path("large")).arg(site.address("renamed"));
         zmove.outcome()
     };
-    verify().done().sums_up("all the same: 1 files ");
+    verify().done().sums_up("all the same: 1 file ");
     spoil(&site.target().join("renamed"), LARGE - 1);
     let outcome = verify().expect(6);
     assert!(list(&outcome)[0].starts_with("~ renamed (contents of bytes 20971520-"), "{:?}", list(&outcome));

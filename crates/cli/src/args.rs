@@ -109,6 +109,18 @@ pub(crate) enum Command {
     },
 }
 
+impl Command {
+    /// Whether the command tells a transfer as events in JSON, the last of which has its exit code.
+    pub(crate) fn tells_events(&self) -> bool {
+        match self {
+            Self::Push(args) | Self::Pull(args) => args.json,
+            Self::Copy(args) => args.push.json,
+            Self::Verify(args) => args.json,
+            _ => false,
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
     /// Print the fingerprint; the key is made at first use

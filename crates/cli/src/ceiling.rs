@@ -96,9 +96,16 @@ struct Share {
     sweep: String,
 }
 
+/// The shortest run of which shares are told.
+const TIME_MIN: Duration = Duration::from_secs(1);
+
 impl Shares {
     /// The shares of a push from `source` to `target`, as far as both have been swept.
     pub(crate) fn of(moved: &Moved, took: Duration, source: Option<&Sweep>, target: Option<&Sweep>) -> Self {
+        // A share of so short a time says more about start and end than about the storage.
+        if took < TIME_MIN {
+            return Self { reads: None, writes: None };
+        }
         let share = |sweep: &Sweep, direction| {
             let seconds = moved.seconds(&Ceiling::of(sweep, direction)?);
             let share = seconds / took.as_secs_f64().max(1e-9);

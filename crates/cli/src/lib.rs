@@ -23,7 +23,7 @@ use commands::{
     allow, copy, derived, doctor, journal, key, operate, probe, pull, push, receive, scan, serve, sweep,
     trace, trust, verify,
 };
-use display::terminal;
+use display::{failures, terminal};
 use value::exit::{self, Exit};
 
 /// Runs the command line and returns the exit code.
@@ -34,6 +34,7 @@ pub fn main() -> ExitCode {
         Err(error) => return exit::usage(error),
     };
     settings::prepare_process();
+    let is_json = args.command.tells_events();
     let done = match args.command {
         Command::Push(args) => push::run(*args, started),
         Command::Pull(args) => pull::run(*args, started),
@@ -61,7 +62,11 @@ pub fn main() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(error) => {
             terminal::warn(terminal::causes(&error));
-            Exit::of(&error).into()
+            let exit = Exit::of(&error);
+            if is_json {
+                failures::print_end(&error, exit);
+            }
+            exit.into()
         }
     }
 }

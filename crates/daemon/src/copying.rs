@@ -315,7 +315,9 @@ struct Notices<'a> {
 impl Listener for Notices<'_> {
     fn hear(&self, notice: &Notice<'_>) {
         match notice {
-            Notice::SessionBegins if self.begun.swap(true, Ordering::Relaxed) => self.relaying.begin_again(),
+            Notice::SessionBegins { .. } if self.begun.swap(true, Ordering::Relaxed) => {
+                self.relaying.begin_again()
+            }
             Notice::ConnectionLost { .. } | Notice::ReceiverBusy { .. } => {
                 self.relaying.warn(format!("sender: {notice}"));
             }

@@ -38,13 +38,13 @@ use crate::authorizer::{Authorized, Authorizer};
 use crate::authorizer_threads::AuthorizerThreads;
 use crate::copies::Copies;
 use crate::copies::grants::{Around, PeerGrants};
-use crate::event::{DaemonEvent, Moved, Rejection, Who};
+use crate::event::{DaemonEvent, Moved, Rejection};
 use crate::pending_handshakes::PendingHandshakes;
 use crate::rate_limits::Rates;
 use crate::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
 use crate::registry::{Found, LanesIn, Registered, Registry};
 use crate::sending::{self, SendingSession, Sent};
-use crate::transfers::{Cut, Direction, Live, Transfers};
+use crate::transfers::{Cut, Direction, Live, Transfers, Who};
 use zmove_receiver::Quotas;
 use zmove_receiver::ReceiverConfig;
 use zmove_receiver::RunLeasesByKey;
@@ -340,20 +340,7 @@ impl Shared {
             },
         };
         stream.open_control_window();
-        // Room for more lanes than were granted: lanes greet in any order, before their sender knows how many it may
-        // have.
-        let room = usize::from(slot.portion.lanes.max(2 * LANES_UNASKED_MAX));
-        let (lanes_in, lanes) = match greeting.role {
-            Role::Fetch => {
-                let (lanes_in, lanes) = mpsc::channel(room);
-                (LanesIn::Sending(lanes_in), Lanes::Sinks(lanes))
-            }
-            Role::Control | Role::Lane(_) => {
-                let (lanes_in, lanes) = mpsc::channel(room);
-                let rate = SharedRate::default();
-                (LanesIn::Receiving(lanes_in, rate.clone()), Lanes::Sources(lanes, rate))
-            }
-        };
+        let (lanes_in, lanes) = lanes_for(greeting.role, slot.portion.lanes);
         let greeted = told.is_some();
         let registered = match told {
             Some(registered) => {
@@ -384,8 +371,15 @@ impl Shared {
             }
             Lanes::Sinks(lanes) => {
                 live.begins(Direction::Send);
-                self.run_sending((who, live), claim, control, lanes, &slot, authorized, (greeting, version))
-                    .await;
+                self.run_sending(
+                    (who, live),
+                    (claim, control),
+                    lanes,
+                    &slot,
+                    authorized,
+                    (greeting, version),
+                )
+                .await;
             }
         }
     }
@@ -533,8 +527,7 @@ impl Shared {
     async fn run_sending(
         &self,
         (who, live): (Who, &Live),
-        claim: Claim,
-        control: (ControlReader, ControlWriter),
+        (claim, control): (Claim, (ControlReader, ControlWriter)),
         lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
         slot: &Slot,
         authorized: Authorized,
@@ -629,6 +622,23 @@ impl Shared {
             Ok(true) => self.reject(Rejection::Transfer, address, "more lanes than its transfer may have"),
             Ok(false) => {}
             Err(error) => self.reject(Rejection::Transfer, address, error),
+        }
+    }
+}
+
+/// The way for the lanes of a transfer. It has room for more than were granted: lanes greet in any order, before their
+/// sender knows how many it may have.
+fn lanes_for(role: Role, granted: u16) -> (LanesIn, Lanes) {
+    let room = usize::from(granted.max(2 * LANES_UNASKED_MAX));
+    match role {
+        Role::Fetch => {
+            let (lanes_in, lanes) = mpsc::channel(room);
+            (LanesIn::Sending(lanes_in), Lanes::Sinks(lanes))
+        }
+        Role::Control | Role::Lane(_) => {
+            let (lanes_in, lanes) = mpsc::channel(room);
+            let rate = SharedRate::default();
+            (LanesIn::Receiving(lanes_in, rate.clone()), Lanes::Sources(lanes, rate))
         }
     }
 }

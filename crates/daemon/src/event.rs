@@ -13,17 +13,7 @@ use zmove_receiver::SessionError;
 use zmove_receiver::SessionReport;
 
 use crate::sending::SendingError;
-
-/// The peer of a transfer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Who {
-    /// The name of the peer's key in the list of keys.
-    pub name: String,
-    /// The address of the peer.
-    pub address: SocketAddr,
-    /// The key that the peer has proved.
-    pub key: Fingerprint,
-}
+use crate::transfers::Who;
 
 /// What a transfer has moved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -196,9 +186,12 @@ impl Moved {
     }
 }
 
-impl fmt::Display for Who {
+/// A number of files, in singular or plural.
+struct Files(u64);
+
+impl fmt::Display for Files {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {}", self.name, self.address)
+        write!(f, "{} file{}", self.0, if self.0 == 1 { "" } else { "s" })
     }
 }
 
@@ -213,7 +206,7 @@ impl fmt::Display for DaemonEvent {
                 let (seconds, faults) = (moved.elapsed.as_secs_f64(), report.faults);
                 let clear = if *cipher == Cipher::None { ", in clear" } else { "" };
                 write!(f, "received from {who} into '{target}' in {seconds:.2} s, {faults} faults{clear}")?;
-                write!(f, "; {} files, {} bytes; key {}", moved.files, moved.bytes, who.key)?;
+                write!(f, "; {}, {} bytes; key {}", Files(moved.files), moved.bytes, who.key)?;
                 moved.write_failures(f)?;
                 let trouble = report.journal_trouble.as_ref();
                 trouble.map_or(Ok(()), |trouble| write!(f, "; without a journal: {trouble}"))
@@ -231,14 +224,14 @@ impl fmt::Display for DaemonEvent {
                 let target = Escaped(&moved.target);
                 let (seconds, Moved { files, bytes, .. }) = (moved.elapsed.as_secs_f64(), moved);
                 write!(f, "broken off by {who} into '{target}' after {seconds:.2} s: {error}")?;
-                write!(f, "; {files} files, {bytes} bytes; key {}", who.key)?;
+                write!(f, "; {}, {bytes} bytes; key {}", Files(*files), who.key)?;
                 moved.write_failures(f)
             }
             Self::Sent { who, cipher, moved, failed } => {
                 let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());
                 let clear = if *cipher == Cipher::None { ", in clear" } else { "" };
                 write!(f, "sent to {who} from '{sources}' in {seconds:.2} s, {failed} faults{clear}")?;
-                write!(f, "; {} files, {} bytes; key {}", moved.files, moved.bytes, who.key)
+                write!(f, "; {}, {} bytes; key {}", Files(moved.files), moved.bytes, who.key)
             }
             Self::Copied { who, to: Place { host, port }, moved, failed } => {
                 let (sources, seconds) = (Escaped(&moved.target), moved.elapsed.as_secs_f64());
@@ -247,7 +240,7 @@ impl fmt::Display for DaemonEvent {
                     f,
                     "copied for {who} from '{sources}' to {host}:{port} in {seconds:.2} s, {failed} faults"
                 )?;
-                write!(f, "; {} files, {} bytes; key {}", moved.files, moved.bytes, who.key)
+                write!(f, "; {}, {} bytes; key {}", Files(moved.files), moved.bytes, who.key)
             }
             Self::Granted { who, source, target } => {
                 let target = Escaped(target);

@@ -27,7 +27,6 @@ use zmove_wire::{
 /// The teller of one session; see the module.
 pub(crate) struct Relaying {
     quota: Quota,
-    meter: Arc<TransferMeter>,
     /// The way to the writer; `None` once the account has been told.
     words: Lock<Option<UnboundedSender<Beside>>>,
     waiting: Arc<Waiting>,
@@ -90,7 +89,6 @@ impl Relaying {
         let (words_in, words) = mpsc::unbounded_channel();
         let relaying = Self {
             quota,
-            meter,
             words: Lock::new(Some(words_in)),
             waiting: Arc::default(),
             counts: Default::default(),

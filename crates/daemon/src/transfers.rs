@@ -5,16 +5,17 @@
 //! somebody asks.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use zmove_receiver::{Found, MeterReading, SessionError, TransferMeter};
+use zmove_transport::Fingerprint;
 use zmove_types::{Lock, RateLimit, TransferId};
 use zmove_wire::{Refusal, RefusalCode};
-
-use crate::event::Who;
 
 /// The transfers of one daemon.
 #[derive(Debug, Default)]
@@ -47,13 +48,24 @@ enum State {
     Runs { direction: Direction, since: Instant },
 }
 
+/// The peer of a transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Who {
+    /// The name of the peer's key in the list of keys.
+    pub name: String,
+    /// The address of the peer.
+    pub address: SocketAddr,
+    /// The key that the peer has proved.
+    pub key: Fingerprint,
+}
+
 /// Which way the data of a transfer goes, seen from the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
-    /// Its peer pushes.
+    /// The peer pushes.
     Receive,
-    /// Its peer pulls, or has files sent to another host.
+    /// The peer pulls, or has files sent to another host.
     Send,
 }
 
@@ -132,6 +144,12 @@ const NEWEST: f64 = 0.3;
 /// The most names that are counted by themselves; what others move counts together.
 const NAMES_MAX: usize = 1000;
 const OTHER_NAMES: &str = "(others)";
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.name, self.address)
+    }
+}
 
 impl Transfers {
     /// Enters a transfer that has come.
@@ -343,7 +361,6 @@ impl Drop for LiveGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_transport::Fingerprint;
     use zmove_types::Event;
 
     fn who(name: &str) -> Who {

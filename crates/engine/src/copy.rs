@@ -145,7 +145,7 @@ impl RemoteCopy<'_> {
             _ => return Err(PullError::from(WireError::OutOfOrder { what: "the answer to an order" }).into()),
         };
         run.was_up = true;
-        listener.hear(&Notice::SessionBegins);
+        listener.hear(&Notice::SessionBegins { transfer: None });
         if !std::mem::replace(&mut run.told, true) {
             listener.hear(&Notice::CopyRuns { id: &Hex(&id).to_string(), remote: self.source.remote });
         }
@@ -199,7 +199,7 @@ impl RemoteCopy<'_> {
             run.heard += 1;
             relayed.take(&bytes)?;
             if std::mem::replace(&mut restarts, relayed.restarts()) < restarts {
-                self.source.listener.hear(&Notice::SessionBegins);
+                self.source.listener.hear(&Notice::SessionBegins { transfer: None });
             }
         }
         Ok(relayed.end(None).1)

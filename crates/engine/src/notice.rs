@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use zmove_transport::Fingerprint;
-use zmove_types::Escaped;
+use zmove_types::{Escaped, TransferId};
 
 use crate::backoff::Timeout;
 use crate::error::{Causes, PushError};
@@ -21,7 +21,10 @@ pub enum Notice<'a> {
         remote: &'a Remote,
     },
     /// A session begins: no more questions are asked, and events count from zero.
-    SessionBegins,
+    SessionBegins {
+        /// The transfer, by which its host knows it too; not known of a copy between two other hosts.
+        transfer: Option<TransferId>,
+    },
     /// The connection is lost and is dialled again.
     ConnectionLost {
         /// The receiver.
@@ -92,7 +95,7 @@ impl Display for Notice<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dialling { remote } => write!(f, "connecting to {remote} ..."),
-            Self::SessionBegins => f.write_str("a session begins"),
+            Self::SessionBegins { .. } => f.write_str("a session begins"),
             Self::ConnectionLost { remote, cause, timeout } => {
                 let cause = Causes(*cause);
                 write!(f, "connection to {remote} lost: {cause}; reconnecting for up to {timeout}")

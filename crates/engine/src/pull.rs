@@ -165,8 +165,8 @@ impl RemotePull<'_> {
             () = moment(until) => return Err(PullError::Silent.into()),
             () = &mut stop => return Err(PullError::Interrupted.into()),
         };
-        connector.listener.hear(&Notice::SessionBegins);
         let Connected { dialled, transport, dialler, route, ssh } = connected;
+        connector.listener.hear(&Notice::SessionBegins { transfer: Some(dialled.transfer) });
         let received = self.receive(run, dialled, stop).await;
         dialler.close().await;
         let summary = received?;

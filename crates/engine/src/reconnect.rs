@@ -93,7 +93,7 @@ impl RemotePush<'_> {
             () = moment(until) => return Err(SessionError::Silent.into()),
             () = &mut stop => return Err(SessionError::Interrupted.into()),
         };
-        connector.listener.hear(&Notice::SessionBegins);
+        connector.listener.hear(&Notice::SessionBegins { transfer: Some(reached.link.transfer) });
         let push = match push {
             Some(push) => Ok(push),
             None => tokio::select! {

@@ -117,7 +117,9 @@ impl Retrying<'_> {
     }
 
     fn is_final(&self, error: &PushError, was_up: bool) -> bool {
-        self.timeout.0.is_zero() || !(error.is_busy() || was_up && error.is_lost())
+        // A user who does not want to wait in the queue does not want to come again either.
+        let no_wait = self.busy_timeout.0.is_zero() && error.is_busy() && !was_up;
+        no_wait || self.timeout.0.is_zero() || !(error.is_busy() || was_up && error.is_lost())
     }
 
     fn given_up(&self, cause: PushError, was_up: bool) -> PushError {

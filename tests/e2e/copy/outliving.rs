@@ -24,7 +24,7 @@ fn a_copy_ends_without_its_client_and_both_hosts_have_the_result() {
     world.sender.wait_for_log("copied for tester");
     assert_same(&world.site.source(), &world.site.target());
     let check = |world: &World| {
-        let receipt = format!("1 files, {} received into '', 0 faults", zmove_types::ByteCount(LARGE_BYTES));
+        let receipt = format!("1 file, {} received into '', 0 faults", zmove_types::ByteCount(LARGE_BYTES));
         let sent = world.result(&[], &id, &world.sender).expect(0).stdout;
         let signed = format!("signed by {}: {receipt}", world.receiver.address);
         assert!(sent.contains("0 failed") && sent.contains(&signed), "{sent}");

@@ -66,7 +66,7 @@ fn one_file_and_several_sources_are_compared_with_what_they_became() {
         paint(site.source().join(name), LARGE);
     }
     site.pull(&[], &["one"], "renamed").done();
-    verify(&site, &[], &["one"], "renamed").done().sums_up("all the same: 1 files ");
+    verify(&site, &[], &["one"], "renamed").done().sums_up("all the same: 1 file ");
     site.pull(&[], &["one", "d/*"], "all/").done();
     verify(&site, &[], &["one", "d/*"], "all/").done().sums_up("all the same: 3 files ");
     spoil(&site.target().join("renamed"), LARGE - 1);

@@ -238,7 +238,6 @@ mod tests {
             ("zmove get a b", "'zmove pull HOST:SRC... DIR'"),
             ("zmove ps", "'zmove journal list'"),
             ("zmove sync a b", "'zmove push SRC/ HOST:DST'"),
-            ("zmove status", "'zmove copy SRC... DST' copies"),
             ("zmove run7 h:b", "'zmove copy SRC... DST' copies"),
             ("zmove pussh a b", "a similar subcommand exists: 'push'"),
             ("zmove push --exlude=x a b", "a similar argument exists: '--exclude'"),

@@ -16,9 +16,7 @@ Move     push     Send files and directories to a host or a local directory
          verify   Compare a tree with its copy by hash, and change nothing
 Receive  serve    Listen for senders, in the foreground
          allow    Let a key write or read below some directories, or no more
-         status   Show what the daemon of this host is doing
-         stop     End one of its transfers, to go on with later
-         drain    Have it take no new transfers, and end with the last
+         status   What this host's daemon does; 'stop' one, 'drain' to the last
          journal  Show or remove what broken transfers have left here
 Keys     key      Show the fingerprint of your key, or make a new one
          trust    Get to know a host's key before the first push, or forget it
@@ -32,12 +30,8 @@ Shell    completions  Print what completes zmove's words in bash, zsh or fish
     };
 }
 
-pub(super) const SHORT: &str = concat!(
-    commands!(),
-    "
-'zmove COMMAND -h' is one screen about a command, '--help' all about it;
-'zmove --help' has examples and exit codes, 'zmove --version' the version."
-);
+pub(super) const SHORT: &str =
+    concat!(commands!(), "'zmove COMMAND -h' is one screen, '--help' all; 'zmove --help' has exit codes.");
 
 pub(super) const LONG: &str = concat!(
     commands!(),
@@ -252,6 +246,7 @@ mod tests {
             let is_listed = |text: &str| {
                 text.lines()
                     .any(|line| line.get(9..).is_some_and(|line| line.starts_with(&format!("{name} "))))
+                    || text.contains(&format!("'{name}' "))
             };
             assert!(name == "help" || is_listed(super::SHORT) && is_listed(super::LONG), "{name}");
         }

@@ -87,6 +87,9 @@ pub(crate) struct PushArgs {
     /// example 90s, 5min or 1h; 0: not at all
     #[arg(long, value_name = "TIME", default_value = "5min", help_heading = PATH)]
     pub(crate) timeout: Timeout,
+    /// Do not wait for a receiver that is busy, but end with 13 at once
+    #[arg(long, help_heading = PATH)]
+    pub(crate) no_wait: bool,
     /// Encryption of the data connections; with 'none' whoever is on the path can read what is sent
     #[arg(long, value_enum, default_value_t, help_heading = PATH)]
     pub(crate) cipher: CipherArg,
@@ -121,6 +124,11 @@ impl PushArgs {
     /// The rate that all data connections together keep below.
     pub(crate) fn limit(&self) -> Option<RateLimit> {
         self.limit.or(self.bwlimit.and_then(|Bwlimit(rate)| rate))
+    }
+
+    /// How long one session waits in the queue of a host that is busy.
+    pub(crate) fn busy_timeout(&self) -> Timeout {
+        if self.no_wait { Timeout::NONE } else { self.timeout }
     }
 }
 

@@ -42,6 +42,9 @@ pub(crate) struct ServeArgs {
     /// How the log on standard error looks [default: text]
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) log_format: Option<LogFormat>,
+    /// Log to this file instead, which SIGHUP opens again once it has been rotated
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub(crate) log_file: Option<PathBuf>,
     /// Where /metrics and /healthz are served, or 'off' [default: 127.0.0.1:5871]
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) metrics: Option<MetricsListen>,

@@ -40,7 +40,7 @@ pub(crate) struct VerifyArgs {
     pub(crate) selection: SelectionArgs,
     /// Print events as JSON lines on stdout instead of a summary
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
     /// Print nothing but errors
     #[arg(short, long, conflicts_with = "json")]
     quiet: bool,
@@ -66,6 +66,7 @@ impl From<VerifyArgs> for PushArgs {
             storage,
             selection,
             json,
+            no_wait: false,
             quiet,
             streams: None,
             delta: DeltaArg::Never,

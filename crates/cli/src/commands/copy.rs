@@ -15,8 +15,10 @@ use crate::args::{CopyArgs, ResultArgs};
 use crate::ceiling::Shares;
 use crate::commands::push::{exit_of, interrupted};
 use crate::commands::{pull, push};
+use crate::display::format::counted;
 use crate::display::progress::{Display, print_json};
 use crate::display::prompt::Prompt;
+use crate::display::summary::Ending;
 use crate::display::trace::Trace;
 use crate::display::{summary, terminal};
 use crate::settings::{self, Copy, CopySettings, Role};
@@ -46,22 +48,24 @@ fn between(settings: &CopySettings, started: Instant) -> Result<Exit> {
             bytes_max: settings.bytes_max,
             entries_max: settings.entries_max,
             timeout: args.timeout,
-            busy_timeout: args.timeout,
+            busy_timeout: args.busy_timeout(),
             observer: display.observer(),
         };
         Ok(copying.copy(started, interrupted()).await?)
     });
     let moved = display.moved();
+    let transfer = display.transfer();
     display.end();
     let copied = copied?;
     let shares = Shares::of(&moved, copied.summary.elapsed, None, None);
-    summary::print(&copied.summary, args, None, &shares);
-    let exit = exit_of(&copied.summary, args);
-    let Some(receipt) = copied.receipt else { return Ok(exit) };
-    if !args.quiet && !args.json {
+    let told = exit_of(&copied.summary, args);
+    let exit =
+        copied.receipt.as_ref().map_or(told, |receipt| exit_with(told, receipt, copied.summary.failed));
+    summary::print(&copied.summary, args, None, &shares, &Ending { exit, transfer });
+    if let Some(receipt) = copied.receipt.filter(|_| !args.quiet && !args.json) {
         terminal::say(format_args!("signed by {}: {}", settings.target, received(&receipt)));
     }
-    Ok(exit_with(exit, &receipt, copied.summary.failed))
+    Ok(exit)
 }
 
 /// The exit code of a copy of which the host that sends tells so many failures, and the other one has signed this.
@@ -78,7 +82,8 @@ fn exit_with(told: Exit, receipt: &Receipt, failed: u64) -> Exit {
 
 fn received(Receipt { files, bytes, faults, target, .. }: &Receipt) -> String {
     let target = Escaped(target);
-    format!("{files} files, {} received into '{target}', {faults} faults", ByteCount(*bytes))
+    let (files, faults) = (counted(*files, "file"), counted(*faults, "fault"));
+    format!("{files}, {} received into '{target}', {faults}", ByteCount(*bytes))
 }
 
 /// Runs `zmove result`.
@@ -149,7 +154,9 @@ fn of_sender(
              {} files are the same, {failed} failed",
             account.removed, account.skipped
         ),
-        None => format!("{files} files, {} sent to {host}:{port}, {failed} failed", ByteCount(bytes)),
+        None => {
+            format!("{}, {} sent to {host}:{port}, {failed} failed", counted(files, "file"), ByteCount(bytes))
+        }
     };
     match &receipt {
         Some(receipt) => text += &format!("\nsigned by {host}:{}: {}", to.port, received(receipt)),

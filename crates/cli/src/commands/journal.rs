@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use zmove_receiver::journal;
+use zmove_transport::AuthorizedKeys;
 
 use crate::args::JournalCommand;
 use crate::display::terminal;
@@ -26,7 +27,8 @@ pub(crate) fn run(command: &JournalCommand) -> Result<Exit> {
                 journals.extend(journal::list(&directory)?);
             }
             let show = if *json { list::show_as_json } else { list::show };
-            journals.iter().for_each(show);
+            let names = names();
+            journals.iter().for_each(|journal| show(journal, &names));
             if journals.is_empty() && !json {
                 terminal::say("nothing is unfinished");
             }
@@ -51,6 +53,13 @@ fn directories() -> Result<Vec<PathBuf>> {
         directories.push(service);
     }
     Ok(directories)
+}
+
+/// The names of the keys that are let in here; without them journals are listed by key alone.
+fn names() -> list::Names {
+    let keys = settings::home(Role::Daemon).ok().and_then(|home| AuthorizedKeys::load(&home).ok());
+    let grants = keys.iter().flat_map(AuthorizedKeys::grants);
+    grants.filter_map(|grant| Some((grant.key()?.to_string(), grant.name.clone()))).collect()
 }
 
 /// The name of a journal: its transfer's id, with which the file's name begins.

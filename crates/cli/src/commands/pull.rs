@@ -12,7 +12,7 @@ use crate::ceiling::Shares;
 use crate::commands::push::{add_missing, exit_of, interrupted, manifest, own_name, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
-use crate::display::summary::{self, Carriage, proofs};
+use crate::display::summary::{self, Carriage, Ending, proofs};
 use crate::display::terminal;
 use crate::display::trace::Trace;
 use crate::settings::{self, PullSettings, Role};
@@ -54,7 +54,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
                 listed: args.listed.clone(),
             },
             timeout: settings.timeout(),
-            busy_timeout: args.timeout,
+            busy_timeout: args.busy_timeout(),
             observer: display.observer(),
         };
         Ok(pulling.pull(&mut run, interrupted()).await?)
@@ -64,10 +64,12 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
         add_missing(&mut pulled.summary, args, &display)?;
         Ok(pulled)
     });
+    let transfer = display.transfer();
     display.end();
     let pulled = pulled.map_err(|error| resumable(error, args))?;
     let carriage = Carriage { transport: pulled.transport, resumption: pulled.resumption };
     let shares = Shares::of(&moved, pulled.summary.elapsed, None, None);
-    summary::print(&pulled.summary, args, Some(carriage), &shares);
-    Ok(exit_of(&pulled.summary, args))
+    let exit = exit_of(&pulled.summary, args);
+    summary::print(&pulled.summary, args, Some(carriage), &shares, &Ending { exit, transfer });
+    Ok(exit)
 }

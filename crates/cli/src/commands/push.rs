@@ -18,7 +18,7 @@ use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
-use crate::display::summary::{self, Carriage, differences, proofs};
+use crate::display::summary::{self, Carriage, Ending, differences, proofs};
 use crate::display::terminal;
 use crate::display::trace::{self, Trace};
 use crate::settings::{self, PushSettings, Role, Storage};
@@ -34,7 +34,6 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
 /// Pushes by these settings.
 pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
-    let sources = settings.look_at_sources(&terminal::Notices)?;
     let trace = args.trace.as_deref().map(Trace::create).transpose()?;
     let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
     let display = Display::new(args, trace);
@@ -42,6 +41,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         Location::Local(_) => own_name(),
         Location::Remote(remote) => remote.host.clone(),
     };
+    let sources = settings.look_at_sources(&display)?;
     let manifest = manifest(args, (host, proofs(args)))?;
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
@@ -79,12 +79,14 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         add_missing(&mut summary, args, &display)?;
         Ok((summary, carriage))
     });
+    let transfer = display.transfer();
     display.end();
     let (mut summary, carriage) = pushed.map_err(|error| resumable(error, args))?;
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
-    summary::print(&summary, args, carriage, &shares);
-    Ok(exit_of(&summary, args))
+    let exit = exit_of(&summary, args);
+    summary::print(&summary, args, carriage, &shares, &Ending { exit, transfer });
+    Ok(exit)
 }
 
 /// Adds to the end of a verification against a manifest what that lists and was not found.
@@ -140,7 +142,7 @@ async fn push_there(
         },
         config,
         timeout: settings.timeout(),
-        busy_timeout: settings.args.timeout,
+        busy_timeout: settings.args.busy_timeout(),
         memory: None,
         observer: display.observer(),
     };

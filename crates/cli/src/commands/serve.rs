@@ -27,18 +27,20 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::unistd::User;
+use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use zmove_daemon::{Authorizer, Copies, Daemon, Limits};
 use zmove_receiver::ReceiverConfig;
-use zmove_transport::{AuthorizedKeys, Identity, Inherited, KeyList, Listener, SocketConfig};
+use zmove_transport::{AuthorizedKeys, Fingerprint, Identity, Inherited, KeyList, Listener, SocketConfig};
 use zmove_types::ByteCount;
 
 use self::config::{Config, ConfigFault};
 use self::control::Control;
 use self::metrics::{Counts, Page};
 use self::privileges::Belongings;
-use crate::args::{ServeArgs, StorageArgs};
+use crate::args::{LogFormat, ServeArgs, StorageArgs};
 use crate::commands::journal;
+use crate::display::log::LogFile;
 use crate::display::{log, terminal};
 use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
@@ -59,9 +61,26 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     }
     let config = Config::read(args.config.as_deref(), &home).map_err(|faults| usage_error(list(&faults)))?;
     let config = config.with(args);
-    log::start(config.log.format);
+    let file = config
+        .log
+        .file
+        .as_deref()
+        .map(|path| LogFile::open(path).with_context(|| format!("open the log '{}'", path.display())));
+    let file = file.transpose()?;
+    log::start(config.log.format, file.as_ref());
+    match begin(args, &config, home, file.as_ref()) {
+        // The error is a line of the log like any other, so that a program which reads it can.
+        Err(error) if file.is_some() || config.log.format == LogFormat::Json => {
+            log::failed(terminal::causes(&error));
+            Ok(Exit::of(&error))
+        }
+        ended => ended,
+    }
+}
+
+fn begin(args: &ServeArgs, config: &Config, home: PathBuf, file: Option<&Arc<LogFile>>) -> Result<Exit> {
     let user = config.user.as_deref().map_or(Ok(None), privileges::to_become)?;
-    let sockets = bind(&config)?;
+    let sockets = bind(config)?;
     let metrics = config.metrics.listen.0.map(bind_metrics);
     let own = belongings(args, home);
     let control = bind_control(&own.home, user.as_ref());
@@ -83,9 +102,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
     if let Some(user) = &user {
         privileges::warn_of_closed_roots(user, &keys);
     }
-    confinement::confine(config.confine, &own, &keys)?;
+    let log_directory = config.log.file.as_deref().and_then(Path::parent);
+    confinement::confine(config.confine, &own, &keys, log_directory)?;
     let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
-    runtime.block_on(serve(args, &config, &identity, (sockets, metrics, control), own))?;
+    runtime.block_on(serve((args, file), config, &identity, (sockets, metrics, control), own))?;
     runtime.shutdown_background();
     Ok(Exit::Done)
 }
@@ -101,7 +121,7 @@ fn belongings(args: &ServeArgs, home: PathBuf) -> Belongings {
 }
 
 async fn serve(
-    args: &ServeArgs,
+    (args, file): (&ServeArgs, Option<&Arc<LogFile>>),
     config: &Config,
     identity: &Identity,
     (sockets, metrics, control): (Inherited, Option<io::Result<TcpListener>>, Option<UnixListener>),
@@ -134,8 +154,8 @@ async fn serve(
         tokio::spawn(Arc::clone(&operator).serve(listener));
     }
     let signals = EndSignals::listen().context("handle SIGTERM and SIGINT")?;
-    let reloaded = reload(&daemon, args, &home).context("handle SIGHUP")?;
-    terminal::print(format_args!("zmove serve: listening on {address}, key {}\n", identity.fingerprint()));
+    let reloaded = reload(&daemon, (args, file), &home).context("handle SIGHUP")?;
+    say_ready(config, address, identity.fingerprint());
     service::ready();
     service::watch();
     let stop = async {
@@ -146,6 +166,21 @@ async fn serve(
     };
     daemon.serve(stop).await;
     Ok(())
+}
+
+/// Says that the daemon takes connections: on standard output, in the form of the log, and in a log that is a file.
+fn say_ready(config: &Config, address: SocketAddr, key: Fingerprint) {
+    match config.log.format {
+        LogFormat::Text => terminal::print(format_args!("zmove serve: listening on {address}, key {key}\n")),
+        LogFormat::Json => {
+            let said =
+                json!({ "event": "listening", "address": address.to_string(), "key": key.to_string() });
+            terminal::print(format_args!("{said}\n"));
+        }
+    }
+    if config.log.file.is_some() {
+        log::listening(address, key);
+    }
 }
 
 fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
@@ -258,11 +293,18 @@ async fn end(daemon: &Daemon, mut signals: EndSignals, drain: Duration, operator
 }
 
 /// Reads the limits again on each SIGHUP, for ever. Keys are read for each connection anyway.
-fn reload(daemon: &Daemon, args: &ServeArgs, home: &Path) -> io::Result<impl Future<Output = ()>> {
+fn reload(
+    daemon: &Daemon,
+    (args, file): (&ServeArgs, Option<&Arc<LogFile>>),
+    home: &Path,
+) -> io::Result<impl Future<Output = ()>> {
     let mut hangups = signal(SignalKind::hangup())?;
     Ok(async move {
         while hangups.recv().await.is_some() {
             service::reloading();
+            if let Some(Err(error)) = file.map(|file| file.reopen()) {
+                log::warning(format_args!("open the log again: {error}"));
+            }
             match Config::read(args.config.as_deref(), home) {
                 Ok(config) => {
                     let before = daemon.limits();

@@ -3,25 +3,81 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::{Value, json};
+
+use crate::display::terminal;
+use crate::value::cause::errno_name;
+use crate::value::exit::Exit;
+
 /// The number of failures of each kind.
 #[derive(Debug, Default)]
-pub(crate) struct Failures(BTreeMap<String, u64>);
+pub(crate) struct Failures {
+    kinds: BTreeMap<String, u64>,
+    /// Whether one has found no room at the target.
+    no_room: bool,
+}
 
 impl Failures {
     /// Counts a failure, and returns whether it is one of the first of its kind, which are named.
     pub(crate) fn count(&mut self, message: &str) -> bool {
         let kind = kind(message);
-        let is_one_too_many = self.0.len() >= KINDS_MAX && !self.0.contains_key(&kind);
-        let failures = self.0.entry(if is_one_too_many { OTHERS.to_owned() } else { kind }).or_default();
+        self.no_room |= kind.starts_with("receiver: ") && NO_ROOM.iter().any(|cause| kind.contains(cause));
+        let is_one_too_many = self.kinds.len() >= KINDS_MAX && !self.kinds.contains_key(&kind);
+        let failures = self.kinds.entry(if is_one_too_many { OTHERS.to_owned() } else { kind }).or_default();
         *failures += 1;
         *failures <= NAMED_MAX
     }
 
     /// One line for each kind of which more were counted than named.
     pub(crate) fn unnamed(&self) -> impl Iterator<Item = String> {
-        let unnamed = self.0.iter().filter(|(_, failures)| **failures > NAMED_MAX);
+        let unnamed = self.kinds.iter().filter(|(_, failures)| **failures > NAMED_MAX);
         unnamed.map(|(kind, failures)| format!("{kind}: {} more (-v names each)", failures - NAMED_MAX))
     }
+
+    /// What the user can do where there was no room.
+    pub(crate) fn advice(&self) -> Option<&'static str> {
+        self.no_room.then_some(MAKE_ROOM)
+    }
+}
+
+/// The version of the objects that `--json` prints, which `docs/schema/events.json` describes.
+pub(crate) const SCHEMA: u32 = 1;
+
+/// Prints the last object of a transfer that has come to no summary.
+pub(crate) fn print_end(error: &anyhow::Error, exit: Exit) {
+    let message = terminal::causes(error).to_string();
+    let mut event = parts(&message);
+    event["event"] = "error".into();
+    event["message"] = message.into();
+    event["schema"] = json!(SCHEMA);
+    // where it has come to one, the events before have it
+    event["transfer"] = Value::Null;
+    event["exit"] = json!(exit as i32);
+    terminal::print(format_args!("{event}\n"));
+}
+
+/// The parts of a message `SIDE: OPERATION 'PATH': CAUSE`, for programs; a part that it has not is null. It may come
+/// from another host, whose words are the only form in which it has told it.
+pub(crate) fn parts(message: &str) -> Value {
+    let (side, rest) = match message.split_once(": ") {
+        Some((side @ ("sender" | "receiver"), rest)) => (Some(side), rest),
+        _ => (None, message),
+    };
+    let whole = rest.split_once(" '").and_then(|(operation, rest)| {
+        let (path, cause) = rest.rsplit_once("': ")?;
+        Some((operation, path, cause))
+    });
+    let (operation, path) = (whole.map(|whole| whole.0), whole.map(|whole| whole.1));
+    let cause = whole.map(|whole| whole.2);
+    let number = cause.and_then(|cause| cause.rsplit_once("(os error ")?.1.strip_suffix(')')?.parse().ok());
+    let cause = cause.map(|cause| cause.split(" (os error ").next().unwrap_or(cause));
+    json!({
+        "side": side,
+        "operation": operation,
+        "path": path,
+        "cause": cause,
+        "errno": number.and_then(errno_name),
+    })
 }
 
 /// A message without what lies between its first quotation mark and its last, which are names.
@@ -36,6 +92,10 @@ fn kind(message: &str) -> String {
 const NAMED_MAX: u64 = 10;
 /// Kinds that are told apart: a message may hold numbers besides its names.
 const KINDS_MAX: usize = 100;
+/// What the system calls a full disk, and a quota that is used up.
+const NO_ROOM: [&str; 2] = ["No space left on device", "quota exceeded"];
+const MAKE_ROOM: &str = "receiver: No space left on device: what is whole stays, and so do parts of large files, from \
+                         which the same command goes on; 'zmove journal clean --all' there frees the parts";
 const OTHERS: &str = "failures of other kinds";
 
 #[cfg(test)]
@@ -52,6 +112,25 @@ mod tests {
         assert!(failures.count("sender: read 'x': denied"));
         let unnamed: Vec<_> = failures.unnamed().collect();
         assert_eq!(unnamed, ["receiver: create: denied: 590 more (-v names each)"]);
+    }
+
+    #[test]
+    fn where_there_is_no_room_it_is_said_how_to_make_some() {
+        let mut failures = Failures::default();
+        failures.count("sender: read 'x': No space left on device (os error 28)");
+        assert_eq!(failures.advice(), None, "that is no room here");
+        failures.count("receiver: write 'x': No space left on device (os error 28)");
+        assert!(failures.advice().is_some());
+    }
+
+    #[test]
+    fn a_failure_has_its_parts() {
+        let message = "receiver: write 'it's a: b': No space left on device (os error 28)";
+        let expected = json!({ "side": "receiver", "operation": "write", "path": "it's a: b",
+            "cause": "No space left on device", "errno": "ENOSPC" });
+        assert_eq!(parts(message), expected);
+        let whole = parts("something else");
+        assert!(whole.as_object().unwrap().values().all(Value::is_null) && whole["errno"].is_null());
     }
 
     #[test]

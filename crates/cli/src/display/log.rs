@@ -5,17 +5,24 @@
 mod rate_limit;
 
 use std::fmt::{self, Debug, Display};
+use std::fs::File;
+use std::io;
 use std::os::linux::fs::MetadataExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber, error, info, warn};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 use zmove_daemon::{DaemonEvent, Moved, Who};
+use zmove_types::Lock;
 use zmove_wire::Cipher;
 
 use crate::args::LogFormat;
@@ -23,12 +30,57 @@ use crate::display::terminal::Printable;
 
 pub(crate) use rate_limit::LogRateLimit;
 
-/// Sends all events of this program to standard error from now on.
-pub(crate) fn start(format: LogFormat) {
+/// A log that is a file, which is opened again when it has been rotated.
+#[derive(Debug)]
+pub(crate) struct LogFile {
+    path: PathBuf,
+    file: Lock<File>,
+}
+
+impl LogFile {
+    /// Opens the file, or makes it.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn open(path: &Path) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self { path: path.to_owned(), file: Lock::new(append_to(path)?) }))
+    }
+
+    /// Opens the path again, where another file is now. The old one stays in use if that fails.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn reopen(&self) -> io::Result<()> {
+        *self.file.lock() = append_to(&self.path)?;
+        Ok(())
+    }
+}
+
+fn append_to(path: &Path) -> io::Result<File> {
+    File::options().append(true).create(true).mode(0o640).open(path)
+}
+
+impl io::Write for &LogFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.lock().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Sends all events of this program to that file, or to standard error, from now on.
+pub(crate) fn start(format: LogFormat, file: Option<&Arc<LogFile>>) {
     let own = Targets::new().with_target("zmove_cli", LevelFilter::INFO);
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let writer = match file {
+        Some(file) => BoxMakeWriter::new(Arc::clone(file)),
+        None => BoxMakeWriter::new(io::stderr),
+    };
+    let journal = file.is_none() && is_journal();
+    let layer = tracing_subscriber::fmt::layer().with_writer(writer);
     let layer = match format {
-        LogFormat::Text => layer.with_ansi(false).event_format(Sentences { journal: is_journal() }).boxed(),
+        LogFormat::Text => layer.with_ansi(false).event_format(Sentences { journal }).boxed(),
         LogFormat::Json => {
             let json = layer.json().flatten_event(true).with_target(false);
             json.with_current_span(false).with_span_list(false).boxed()
@@ -46,6 +98,16 @@ pub(crate) fn warning(text: impl Display) {
 /// Logs a text that an operator may want to know.
 pub(crate) fn note(text: impl Display) {
     info!(event = "note", "{text}");
+}
+
+/// Logs the error that ends the program.
+pub(crate) fn failed(text: impl Display) {
+    error!(event = "failed", "{text}");
+}
+
+/// Logs that the daemon takes connections.
+pub(crate) fn listening(address: impl Display, key: impl Display) {
+    info!(event = "listening", %address, %key, "listening on {address}, key {key}");
 }
 
 /// Writes one daemon event to the log.

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use crate::args::PushArgs;
 use crate::ceiling::Moved;
 use crate::display::dry_run;
-use crate::display::failures::Failures;
+use crate::display::failures::{self, Failures, SCHEMA};
 use crate::display::terminal;
 use crate::display::trace::Trace;
+use crate::value::age::Age;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use zmove_engine::{Listener, Notice};
@@ -84,10 +85,16 @@ struct State {
     told_busy: bool,
     /// The moment since which there has been no connection.
     lost: Option<Instant>,
+    /// The moment since which the transfer has been in line, and why.
+    waits: Option<(Instant, String)>,
+    /// The id of the transfer, by which its host knows it too.
+    transfer: Option<String>,
 }
 
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a line says how far it is, where standard error is no terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(30);
 const BAR: &str = "{bar:24} {percent:>3}% {msg}, ETA {eta_precise}";
 
 impl Display {
@@ -109,7 +116,13 @@ impl Display {
             form,
             trace,
             failures: (!args.json && !args.keeping.verbose).then(Mutex::default),
-            state: Mutex::new(State { limit: "starting", told_busy: false, lost: None }),
+            state: Mutex::new(State {
+                limit: "starting",
+                told_busy: false,
+                lost: None,
+                waits: None,
+                transfer: None,
+            }),
         });
         Self { watcher, ticker: OnceLock::new() }
     }
@@ -122,7 +135,8 @@ impl Display {
         let interval = match self.watcher.form {
             Form::Bar => DRAW_INTERVAL,
             Form::Json => JSON_INTERVAL,
-            Form::Lines | Form::Failures => return,
+            Form::Lines => LINE_INTERVAL,
+            Form::Failures => return,
         };
         if self.watcher.form == Form::Bar {
             terminal::draw(&self.watcher.bar, BAR);
@@ -144,6 +158,11 @@ impl Display {
         Arc::clone(&self.watcher.moved)
     }
 
+    /// The id of the transfer, if it has had one.
+    pub(crate) fn transfer(&self) -> Option<String> {
+        self.watcher.state().transfer.clone()
+    }
+
     /// Removes the progress bar from the terminal.
     pub(crate) fn end(self) {
         if let Some(Ticker { end, thread }) = self.ticker.into_inner() {
@@ -153,7 +172,9 @@ impl Display {
         }
         self.watcher.bar.finish_and_clear();
         if let Some(failures) = &self.watcher.failures {
-            lock(failures).unnamed().for_each(terminal::warn);
+            let failures = lock(failures);
+            failures.unnamed().for_each(terminal::warn);
+            failures.advice().into_iter().for_each(terminal::warn);
         }
     }
 }
@@ -161,14 +182,18 @@ impl Display {
 impl Listener for Display {
     fn hear(&self, notice: &Notice<'_>) {
         match notice {
-            Notice::SessionBegins => self.start(),
+            Notice::SessionBegins { transfer } => {
+                self.watcher.state().transfer = transfer.map(|transfer| transfer.to_string());
+                self.start();
+            }
             // Something is on the screen already once a session has begun.
             Notice::Dialling { .. } if self.watcher.form != Form::Bar || self.ticker.get().is_some() => {}
             Notice::ConnectionLost { .. } => self.watcher.lose(&notice.to_string()),
             Notice::CopyRuns { .. } if self.watcher.form == Form::Failures => {}
             Notice::CopyRuns { id, .. } => {
-                self.watcher.say(&notice.to_string(), &json!({ "event": "copy_runs", "id": id }));
+                self.watcher.say(&notice.to_string(), json!({ "event": "copy_runs", "id": id }));
             }
+            Notice::SourceMissing { .. } => self.watcher.fail(&notice.to_string()),
             Notice::ReceiverBusy { .. } => self.watcher.wait(&notice.to_string()),
             notice => terminal::warn(notice),
         }
@@ -182,16 +207,20 @@ impl Watcher {
             let found = self.totals.found_bytes.load(Ordering::Relaxed).max(done);
             self.bar.set_length(found.max(1));
             self.bar.set_position(done);
-            if self.form == Form::Json {
-                print_json(&self.as_json(done, found));
-            } else {
-                self.bar.set_message(self.message(done, found));
+            match self.form {
+                Form::Json => self.print(self.as_json(done, found)),
+                Form::Lines => terminal::warn(self.message(done, found)),
+                _ => self.bar.set_message(self.message(done, found)),
             }
         }
     }
 
     fn message(&self, done: u64, found: u64) -> String {
         let totals = &self.totals;
+        if let Some((since, why)) = &self.state().waits {
+            let lasted = Age(since.elapsed());
+            return format!("in line for {lasted}: {why}");
+        }
         let files = totals.done_files.load(Ordering::Relaxed);
         let found_files = totals.found_files.load(Ordering::Relaxed);
         let more = if totals.scan_ended.load(Ordering::Relaxed) { "" } else { "+" };
@@ -207,6 +236,10 @@ impl Watcher {
 
     fn as_json(&self, done: u64, found: u64) -> Value {
         let totals = &self.totals;
+        let state = self.state();
+        let waiting = state.waits.as_ref();
+        let waiting =
+            waiting.map(|(since, why)| json!({ "seconds": since.elapsed().as_secs_f64(), "message": why }));
         json!({
             "event": "progress",
             "seconds": self.bar.elapsed().as_secs_f64(),
@@ -217,7 +250,8 @@ impl Watcher {
             "scan_ended": totals.scan_ended.load(Ordering::Relaxed),
             "bytes_per_second": self.bar.per_sec(),
             "lanes": totals.lanes.load(Ordering::Relaxed),
-            "limited_by": self.state().limit,
+            "limited_by": limit_key(state.limit),
+            "waiting": waiting,
         })
     }
 
@@ -228,22 +262,34 @@ impl Watcher {
     fn fail(&self, message: &str) {
         let is_named = self.failures.as_ref().is_none_or(|failures| lock(failures).count(message));
         if is_named {
-            self.tell("failed", message);
+            let mut event = failures::parts(message);
+            event["event"] = "failed".into();
+            event["message"] = message.into();
+            self.say(message, event);
         }
     }
 
     fn lose(&self, message: &str) {
-        let told_busy = self.state().told_busy;
-        *self.state() = State { limit: "reconnecting", told_busy, lost: Some(Instant::now()) };
+        {
+            let mut state = self.state();
+            state.limit = "reconnecting";
+            state.lost = Some(Instant::now());
+            state.waits = None;
+        }
         self.totals.lanes.store(0, Ordering::Relaxed);
         self.totals.flushing.store(false, Ordering::Relaxed);
         self.tell("connection_lost", message);
     }
 
     fn wait(&self, cause: &str) {
-        let told = std::mem::replace(&mut self.state().told_busy, true);
+        let told = {
+            let mut state = self.state();
+            let since = state.waits.take().map_or_else(Instant::now, |(since, _)| since);
+            state.waits = Some((since, cause.to_owned()));
+            state.limit = "waiting";
+            std::mem::replace(&mut state.told_busy, true)
+        };
         if !told {
-            self.state().limit = "waiting";
             self.tell("waiting", &format!("waiting: the receiver is busy: {cause}"));
         }
     }
@@ -254,26 +300,33 @@ impl Watcher {
         if let Some(lost) = lost {
             let seconds = lost.elapsed().as_secs_f64();
             let message = format!("reconnected after {seconds:.*} s", usize::from(seconds < 10.0));
-            self.say(&message, &json!({ "event": "reconnected", "seconds": seconds }));
+            self.say(&message, json!({ "event": "reconnected", "seconds": seconds }));
         }
     }
 
     /// Writes a line for the user, and an event with the same message.
     fn tell(&self, event: &str, message: &str) {
-        self.say(message, &json!({ "event": event, "message": message }));
+        self.say(message, json!({ "event": event, "message": message }));
     }
 
     /// Writes a line for the user, and an event.
-    fn say(&self, message: &str, event: &Value) {
+    fn say(&self, message: &str, event: Value) {
         if self.form == Form::Json {
-            print_json(event);
+            self.print(event);
         }
         self.warn(message);
     }
 
+    /// Prints an event with the id of the transfer.
+    fn print(&self, mut event: Value) {
+        event["schema"] = SCHEMA.into();
+        event["transfer"] = self.state().transfer.clone().into();
+        print_json(&event);
+    }
+
     fn list(&self, changes: &[Change]) {
         match self.form {
-            Form::Json => changes.iter().for_each(|change| print_json(&dry_run::as_json(change))),
+            Form::Json => changes.iter().for_each(|change| self.print(dry_run::as_json(change))),
             Form::Failures => {}
             Form::Bar | Form::Lines => self.bar.suspend(|| terminal::print(dry_run::lines(changes))),
         }
@@ -304,24 +357,44 @@ impl Observer for Watcher {
                 add(&totals.done_bytes, *bytes);
             }
             Event::ScanEnded => totals.scan_ended.store(true, Ordering::Relaxed),
-            Event::LaneUp { lanes } => totals.lanes.store(*lanes as u64, Ordering::Relaxed),
+            Event::LaneUp { lanes } => {
+                self.state().waits = None;
+                totals.lanes.store(*lanes as u64, Ordering::Relaxed);
+            }
             Event::Flushing => totals.flushing.store(true, Ordering::Relaxed),
             Event::Limited { by } => self.state().limit = by,
             Event::Failed { message } => self.fail(message),
             Event::Listed { changes } => self.list(changes),
             Event::NotKept { message } => {
-                self.say(&format!("not kept: {message}"), &json!({ "event": "not_kept", "message": message }))
+                self.say(&format!("not kept: {message}"), json!({ "event": "not_kept", "message": message }))
             }
             Event::Warned { message } => self.tell("warning", message),
             Event::Waiting { message } => self.wait(message),
             Event::Resent { what } if self.form == Form::Json => {
-                print_json(&json!({ "event": "resent", "what": what }));
+                self.print(json!({ "event": "resent", "what": what }));
             }
             Event::Resent { what } => self.warn(&format!("arrived damaged and is sent again: {what}")),
             Event::Answered => self.come_back(),
             Event::Sampled(sample) => self.trace.iter().for_each(|trace| trace.write(sample)),
             _ => {}
         }
+    }
+}
+
+/// A limit of the rate in the words of `limited_by`, as the summary has them.
+fn limit_key(limit: &str) -> &'static str {
+    match limit {
+        "starting" => "start_up",
+        "waiting" => "queue",
+        "reconnecting" => "connection",
+        "waiting for replies" | "path or target" => "path",
+        "source scan" => "scan",
+        "source reads" => "source_reads",
+        "sender CPU" | "the sender" => "sender_cpu",
+        "rate limit" => "own_rate",
+        "target" => "target_writes",
+        "path" => "path",
+        _ => "unknown",
     }
 }
 

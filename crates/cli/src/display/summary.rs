@@ -11,8 +11,11 @@ use zmove_wire::NotKept;
 
 use crate::args::{DurabilityArg, ProofArg, PushArgs};
 use crate::ceiling::Shares;
+use crate::display::failures::SCHEMA;
+use crate::display::format::{counted, files_per_second};
 use crate::display::progress::print_json;
 use crate::display::terminal;
+use crate::value::exit::Exit;
 
 /// What has carried a push to another host.
 #[derive(Clone, Copy, Debug)]
@@ -21,9 +24,23 @@ pub(crate) struct Carriage {
     pub(crate) resumption: Resumption,
 }
 
+/// How a transfer has ended, beside its summary.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending {
+    pub(crate) exit: Exit,
+    /// The id of the transfer.
+    pub(crate) transfer: Option<String>,
+}
+
 /// Prints the summary in the form that was asked for. There is no `carriage` within one process, where nothing is
 /// encrypted either.
-pub(crate) fn print(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>, shares: &Shares) {
+pub(crate) fn print(
+    summary: &Summary,
+    args: &PushArgs,
+    carriage: Option<Carriage>,
+    shares: &Shares,
+    ending: &Ending,
+) {
     let transport = carriage.map(|carriage| carriage.transport);
     if summary.manifest_left_out > 0 {
         terminal::warn(format_args!(
@@ -40,8 +57,16 @@ pub(crate) fn print(summary: &Summary, args: &PushArgs, carriage: Option<Carriag
     if args.json {
         let mut said = as_json(summary, args, carriage);
         said["storage"] = json!(shares);
+        said["schema"] = json!(SCHEMA);
+        said["exit"] = json!(ending.exit as i32);
+        said["transfer"] = json!(ending.transfer);
         print_json(&said);
-    } else if !args.quiet {
+    } else if args.quiet {
+        // An exit code that is not 0 has its reason on standard error.
+        if ending.exit == Exit::Partial && summary.failed == 0 && !summary.not_kept.is_empty() {
+            terminal::warn(format_args!("{}(--strict-metadata)", not_kept(summary).replace('\n', " ")));
+        }
+    } else {
         terminal::print(as_text(summary, args, transport) + &shares.line());
     }
 }
@@ -55,11 +80,11 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         return verified(summary, preview, args) + &extras(summary, args);
     }
     if let Some(Preview { added, changed }) = summary.preview {
-        let files = summary.files;
+        let files = counted(summary.files, "file");
         let bytes = ByteCount(summary.bytes);
         let removed = if args.delete { format!(", {} to remove", summary.removed) } else { String::new() };
         let text = format!(
-            "dry run: {added} to add, {changed} to change{removed}; {files} files with {bytes} to send, {} there already\n",
+            "dry run: {added} to add, {changed} to change{removed}; {files} with {bytes} to send, {} there already\n",
             summary.skipped
         );
         return text + &extras(summary, args);
@@ -70,7 +95,8 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
         let text = format!("no files to move: {compared} {found} in {seconds:.2} s{cipher}\n");
         return text + &extras(summary, args);
     }
-    let files_per_second = ByteCount(summary.files).as_f64() / seconds.max(1e-9);
+    let files = counted(summary.files, "file");
+    let files_rate = files_per_second(ByteCount(summary.files).as_f64() / seconds.max(1e-9));
     let flushed = match args.durability {
         DurabilityArg::None => "not flushed".to_owned(),
         _ => format!("flushed in {:.2} s", summary.flush.as_secs_f64()),
@@ -82,12 +108,11 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
     let verified =
         if summary.files > 0 { format!("verified ({}), ", proofs(args).join(", ")) } else { String::new() };
     let mut text = format!(
-        "{} files, {} in {seconds:.2} s: {}, {files_per_second:.0} files/s\n\
-         {verified}{flushed}; {} lanes{over}{cipher}, {first_byte}\n",
-        summary.files,
+        "{files}, {} in {seconds:.2} s: {}, {files_rate} files/s\n\
+         {verified}{flushed}; {}{over}{cipher}, {first_byte}\n",
         ByteCount(summary.bytes),
         ByteRate::new(summary.bytes, summary.elapsed),
-        summary.lanes,
+        counted(summary.lanes as u64, "lane"),
     );
     text.push_str(&extras(summary, args));
     if summary.bottleneck.percent > 0 && summary.files > 0 {
@@ -119,7 +144,8 @@ fn verified(summary: &Summary, Preview { added, changed }: Preview, args: &PushA
         "by hash, as both storages hold them"
     };
     if differences(summary) == 0 && summary.failed == 0 {
-        return format!("all the same: {compared} files compared {how}, in {seconds:.2} s\n");
+        let compared = counted(compared, "file");
+        return format!("all the same: {compared} compared {how}, in {seconds:.2} s\n");
     }
     let removed =
         if args.delete { format!(", {} only at the target", summary.removed) } else { String::new() };
@@ -179,7 +205,8 @@ fn extras(summary: &Summary, args: &PushArgs) -> String {
     match summary.times_beyond_range {
         0 => told + &not_kept(summary),
         files => format!(
-            "{told}{files} files keep another time than the source's: the target's file system cannot hold theirs\n{}",
+            "{told}{} another time than the source's: the target's file system cannot hold theirs\n{}",
+            if files == 1 { "1 file keeps".to_owned() } else { format!("{files} files keep") },
             not_kept(summary)
         ),
     }

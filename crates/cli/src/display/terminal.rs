@@ -63,7 +63,7 @@ pub(crate) struct Notices;
 impl Listener for Notices {
     fn hear(&self, notice: &Notice<'_>) {
         match notice {
-            Notice::SessionBegins => {}
+            Notice::SessionBegins { .. } => {}
             Notice::Dialling { .. } if !std::io::stderr().is_terminal() => {}
             notice => warn(notice),
         }

@@ -256,8 +256,10 @@ impl Previewer {
             rustix::fs::readlinkat(directory, name.as_os_str(), Vec::new()).map_err(io::Error::from);
         match read {
             Ok(found) => {
+                // Linux has no mode of symbolic links that could differ.
+                let there = FileIdentity { mode: wanted.0.mode, ..*there };
                 let differences =
-                    self.metadata_differs(directory, there, wanted, Named(directory.as_fd(), name));
+                    self.metadata_differs(directory, &there, wanted, Named(directory.as_fd(), name));
                 changed(differences.and_if(Differences::TARGET, &found.as_bytes(), &target))
             }
             Err(error) => Finding::Fails(Operation::Read, FaultCode::os(&error)),

@@ -1,5 +1,7 @@
 //! One journal of `zmove journal list`.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 use zmove_receiver::journal::{FoundJournal, Unfinished, UnfinishedFile};
 use zmove_types::ByteCount;
@@ -11,7 +13,7 @@ use crate::display::terminal;
 const FILES_SHOWN_MAX: usize = 20;
 
 /// Shows a journal to people.
-pub(super) fn show(journal: &FoundJournal) {
+pub(super) fn show(journal: &FoundJournal, names: &Names) {
     let name = name(&journal.path);
     let written = age(journal.modified);
     let in_use = if journal.in_use { ", in use" } else { "" };
@@ -21,9 +23,11 @@ pub(super) fn show(journal: &FoundJournal) {
             terminal::say(format_args!("{name} into '{}'", String::from_utf8_lossy(&begin.target)));
             terminal::say(format_args!(
                 "  by {}, begun {} ago, last written {written} ago{in_use}",
-                owner(unfinished),
+                owner(unfinished, names),
                 age_of_seconds(begin.begun)
             ));
+            let [done, all] = here(unfinished).map(ByteCount);
+            terminal::say(format_args!("  {done} of {all} are here; the same command goes on with them"));
             show_files(&unfinished.files);
         }
         Err(error) => {
@@ -45,15 +49,26 @@ fn show_files(files: &[UnfinishedFile]) {
     }
 }
 
-fn owner(unfinished: &Unfinished) -> String {
-    match &unfinished.begin.owner[..] {
-        b"" => "a local push".to_owned(),
-        owner => format!("key {}", String::from_utf8_lossy(owner)),
+/// The names of keys, by their fingerprints.
+pub(super) type Names = BTreeMap<String, String>;
+
+fn owner(unfinished: &Unfinished, names: &Names) -> String {
+    let owner = String::from_utf8_lossy(&unfinished.begin.owner);
+    match (&*owner, names.get(&*owner)) {
+        ("", _) => "a local push".to_owned(),
+        (key, Some(name)) => format!("{name} (key {key})"),
+        (key, None) => format!("key {key}, which is let in no more"),
     }
 }
 
+/// The bytes of large files that are here, and all that these files have.
+fn here(unfinished: &Unfinished) -> [u64; 2] {
+    let files = unfinished.files.iter();
+    files.fold([0, 0], |[done, all], file| [done + file.bytes_written(), all + file.part.source.bytes])
+}
+
 /// Shows a journal to programs.
-pub(super) fn show_as_json(journal: &FoundJournal) {
+pub(super) fn show_as_json(journal: &FoundJournal, names: &Names) {
     let mut value = json!({
         "journal": journal.path.to_string_lossy(),
         "in_use": journal.in_use,
@@ -65,6 +80,8 @@ pub(super) fn show_as_json(journal: &FoundJournal) {
             let begin = &unfinished.begin;
             value["transfer"] = json!(begin.transfer.to_string());
             value["owner"] = json!(String::from_utf8_lossy(&begin.owner));
+            value["name"] = json!(names.get(&*String::from_utf8_lossy(&begin.owner)));
+            [value["bytes_here"], value["bytes_of_files"]] = here(unfinished).map(Value::from);
             value["target"] = json!(String::from_utf8_lossy(&begin.target));
             value["begun"] = json!(begin.begun);
             value["same_boot"] = json!(unfinished.same_boot);

@@ -31,7 +31,7 @@ pub(super) fn of(status: &Status) -> String {
     }
     text += "\n";
     if !transfers.is_empty() {
-        text += "\nID        KEY           FILES        DONE   OF         RATE   LEFT  LANES  LIMIT\n";
+        text += "\nID        KEY           FILES        DONE   OF         RATE   LEFT  LANES\n";
     }
     for transfer in transfers {
         row(&mut text, transfer);
@@ -48,24 +48,22 @@ fn row(text: &mut String, transfer: &TransferStatus) {
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
     let rate = ByteRate(transfer.bytes_per_second as f64).to_string();
     let left = transfer.eta_seconds.map_or_else(unknown, |left| Age(Duration::from_secs(left)).to_string());
-    let limit =
-        transfer.limit_bytes_per_second.map_or_else(unknown, |limit| RateLimit::nearest(limit).to_string());
     let (files, lanes) = (transfer.files, transfer.lanes);
     // Writing to a string cannot fail.
-    let _written = writeln!(
-        text,
-        "{id:<9} {name:<10} {files:>8} {done:>11} {all:>9} {rate:>11} {left:>6} {lanes:>6}  {limit}"
-    );
+    let _written =
+        writeln!(text, "{id:<9} {name:<10} {files:>8} {done:>11} {all:>9} {rate:>11} {left:>6} {lanes:>6}");
     let _written = writeln!(text, "          {}", Printable(sentence(transfer)));
 }
 
 fn sentence(transfer: &TransferStatus) -> String {
     let TransferStatus { from, path, .. } = transfer;
+    let limit = transfer.limit_bytes_per_second.map(|limit| format!(", limit {}", RateLimit::nearest(limit)));
+    let limit = limit.unwrap_or_default();
     let lasted = Age(Duration::try_from_secs_f64(transfer.seconds).unwrap_or_default());
     match (transfer.direction, &transfer.reason) {
         (Some(Direction::Receive), _) if transfer.probe => format!("probed from {from}, for {lasted}"),
-        (Some(Direction::Receive), _) => format!("from {from} into '{path}', for {lasted}"),
-        (Some(Direction::Send), _) => format!("to {from} from '{path}', for {lasted}"),
+        (Some(Direction::Receive), _) => format!("from {from} into '{path}', for {lasted}{limit}"),
+        (Some(Direction::Send), _) => format!("to {from} from '{path}', for {lasted}{limit}"),
         (None, reason) => {
             let reason = reason.as_deref().unwrap_or_default();
             format!("{from} has been in line for {lasted}: {reason}")
@@ -127,9 +125,9 @@ mod tests {
         assert!(lines[0].ends_with(": 2 transfers, 1 in line; draining"), "{text}");
         assert!(lines.iter().all(|line| line.len() <= 80), "{text}");
         assert_eq!(lines[3].split_whitespace().next(), Some("01234567"));
-        assert_eq!(lines[4].trim(), "from 192.0.2.7:4711 into 'run7', for 1 min");
-        assert!(lines[5].contains("6.0 GiB") && lines[5].contains("25 s"), "{text}");
-        assert_eq!(lines[6].trim(), "to 192.0.2.7:4711 from 'run7', for 1 min");
+        assert_eq!(lines[4].trim(), "from 192.0.2.7:4711 into 'run7', for 1 min, limit 10Gbit");
+        assert!(lines[5].contains("6.00 GiB") && lines[5].contains("25 s"), "{text}");
+        assert_eq!(lines[6].trim(), "to 192.0.2.7:4711 from 'run7', for 1 min, limit 10Gbit");
         assert_eq!(lines[8].trim(), "192.0.2.7:4711 has been in line for 1 min: full");
     }
 }

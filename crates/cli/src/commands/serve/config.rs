@@ -91,6 +91,7 @@ struct LimitsTable {
 pub(crate) struct LogTable {
     #[serde(deserialize_with = "word")]
     pub(crate) format: LogFormat,
+    pub(crate) file: Option<PathBuf>,
 }
 
 /// The table `[metrics]`.
@@ -151,7 +152,10 @@ impl Config {
             drain: args.drain.unwrap_or(self.drain),
             user: args.user.clone().or(self.user),
             confine: args.confine.unwrap_or(self.confine),
-            log: LogTable { format: args.log_format.unwrap_or(self.log.format) },
+            log: LogTable {
+                format: args.log_format.unwrap_or(self.log.format),
+                file: args.log_file.clone().or(self.log.file),
+            },
             metrics: MetricsTable { listen: args.metrics.unwrap_or(self.metrics.listen) },
             limits: self.limits,
         }
@@ -213,6 +217,7 @@ mod tests {
             journal_bytes_per_identity = "4MiB"
             [log]
             format = "json"
+            file = "/var/log/zmove/zmove.log"
             [metrics]
             listen = "off"
         "#;
@@ -222,6 +227,7 @@ mod tests {
         assert_eq!(config.drain.0, Duration::from_secs(30));
         assert_eq!((config.user.as_deref(), config.confine), (Some("zmove"), ConfineArg::Auto));
         assert_eq!(config.metrics.listen, MetricsListen(None));
+        assert_eq!(config.log.file.as_deref(), Some(Path::new("/var/log/zmove/zmove.log")));
         let limits = Limits {
             unproven: 10,
             unproven_time: Duration::from_secs(3),

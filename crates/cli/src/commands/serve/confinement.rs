@@ -34,6 +34,7 @@ const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 });
 /// What a receiver does below its roots for a key that may set owners.
 const OWN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeChar | MakeBlock});
+const LOG: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | MakeReg});
 const READ: BitFlags<AccessFs> = make_bitflags!(AccessFs::{ReadFile | ReadDir});
 /// The system's files that are read: this process's own descriptors, the id of the boot, and the number of cores.
 const SYSTEM: [&str; 3] = ["/proc", "/sys/fs/cgroup", "/sys/devices/system/cpu"];
@@ -45,11 +46,16 @@ const ACCOUNTS: [&str; 1] = ["/etc"];
 ///
 /// # Errors
 /// The kernel cannot confine it, and the user insists.
-pub(super) fn confine(when: ConfineArg, own: &Belongings, keys: &AuthorizedKeys) -> Result<()> {
+pub(super) fn confine(
+    when: ConfineArg,
+    own: &Belongings,
+    keys: &AuthorizedKeys,
+    log_directory: Option<&Path>,
+) -> Result<()> {
     if when == ConfineArg::Off {
         return Ok(());
     }
-    match enforce(own, keys) {
+    match enforce(own, keys, log_directory) {
         Ok(()) => log::note("confined to its roots by Landlock: a root that is new takes a restart"),
         Err(error) if when == ConfineArg::Auto => {
             log::note(format_args!("not confined to its roots: {error}"))
@@ -80,12 +86,20 @@ fn rules() -> Result<RulesetCreated, RulesetError> {
         .create()
 }
 
-fn enforce(own: &Belongings, keys: &AuthorizedKeys) -> Result<(), RulesetError> {
+fn enforce(
+    own: &Belongings,
+    keys: &AuthorizedKeys,
+    log_directory: Option<&Path>,
+) -> Result<(), RulesetError> {
     let mut rules = rules()?;
     // Only a directory that exists can be allowed; an error shows when it is opened.
     for directory in [own.journals.clone(), crate::settings::copies(&own.journals)] {
         let _shown = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         rules = allow(rules, &directory, PathFd::new(&directory), WRITE)?;
+    }
+    // where the log is made again once it has been rotated
+    if let Some(directory) = log_directory {
+        rules = allow(rules, directory, PathFd::new(directory), LOG)?;
     }
     for port in ports_of_others(keys) {
         rules = rules.add_rule(NetPort::new(port, AccessNet::ConnectTcp))?;

@@ -70,7 +70,7 @@ impl Counts {
     }
 }
 
-/// Who has had a transfer that has ended, what it has moved, and its result.
+/// The peer of a transfer that has ended, what it has moved, and its result.
 fn ended(event: &DaemonEvent) -> Option<(&Who, &Moved, &'static str)> {
     let of = |count: u64| if count == 0 { "complete" } else { "partial" };
     Some(match event {
@@ -261,8 +261,12 @@ mod tests {
     /// What the board for Grafana asks for is on the page.
     #[test]
     fn the_board_asks_for_what_there_is() {
-        let page =
-            Page::new(&Counts::default(), Arc::default(), PathBuf::from("/nonexistent")).text().unwrap();
+        let counts = Counts::default();
+        add(&counts.errors, "kind", "unknown_key");
+        // What has labels alone appears with the first of them.
+        drop(counts.by_name.get_or_create(&vec![("name", "ann".to_owned())]));
+        drop(counts.failures.get_or_create(&vec![("cause", "ENOSPC".to_owned())]));
+        let page = Page::new(&counts, Arc::default(), PathBuf::from("/nonexistent")).text().unwrap();
         let board = include_str!("../../../../../docs/grafana.json");
         let _whole: serde_json::Value = serde_json::from_str(board).unwrap();
         let words = board.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');

@@ -1,15 +1,17 @@
 //! Rate limit for log lines that any stranger can cause, so that nobody can fill the log.
 //!
 //! **Invariant:** the first event of a kind is logged at once; however many follow, one line a second has the last of
-//! them and their number.
+//! them and their number. Only where all are of one address, with one reason, and no more than the connections of one
+//! transfer, they have no line: a push that is refused is refused on each of its connections.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tracing::{error, warn};
 use zmove_daemon::DaemonEvent;
+use zmove_wire::limits::LANES_MAX;
 
 /// The events that were held back, by kind: one of that kind was logged less than a second ago. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +19,10 @@ pub(crate) struct LogRateLimit(Arc<Mutex<HashMap<&'static str, HeldBack>>>);
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct HeldBack {
+    /// The address and the reason of the event that was logged at once.
+    first: Option<(IpAddr, String)>,
+    /// Whether one of those held back has another address or reason.
+    others: bool,
     count: u64,
     /// The text of the last event.
     text: String,
@@ -43,19 +49,26 @@ impl LogRateLimit {
 
     /// Whether an event is to be logged at once; otherwise it is held back.
     fn is_first(&self, kind: &'static str, from: Option<SocketAddr>, event: &DaemonEvent) -> bool {
+        let whose = match event {
+            DaemonEvent::Rejected { address, reason, .. } => Some((address.ip(), reason.clone())),
+            _ => None,
+        };
         let mut kinds = self.lock();
         if let Some(held_back) = kinds.get_mut(kind) {
-            *held_back = HeldBack { count: held_back.count + 1, text: event.to_string(), from };
+            held_back.count += 1;
+            held_back.text = event.to_string();
+            held_back.from = from;
+            held_back.others |= whose.is_none() || held_back.first != whose;
             return false;
         }
-        kinds.insert(kind, HeldBack::default());
+        kinds.insert(kind, HeldBack { first: whose, ..HeldBack::default() });
         true
     }
 
     async fn tell_rest(self, kind: &'static str) {
         loop {
             tokio::time::sleep(INTERVAL).await;
-            let Some(HeldBack { count, text, from }) = self.take(kind) else { return };
+            let Some(HeldBack { count, text, from, .. }) = self.take(kind) else { return };
             let from = from.map(tracing::field::display);
             let others = match count {
                 1 => String::new(),
@@ -73,7 +86,8 @@ impl LogRateLimit {
     fn take(&self, kind: &'static str) -> Option<HeldBack> {
         let mut kinds = self.lock();
         let held_back = std::mem::take(kinds.get_mut(kind)?);
-        if held_back.count == 0 {
+        let is_one_transfer = !held_back.others && held_back.count < u64::from(LANES_MAX);
+        if held_back.count == 0 || is_one_transfer {
             kinds.remove(kind);
             return None;
         }
@@ -91,6 +105,22 @@ mod tests {
     use zmove_daemon::Rejection;
 
     #[test]
+    fn the_connections_of_one_refused_push_are_one_line() {
+        let limit = LogRateLimit::default();
+        let meet = |port: u16| {
+            let (kind, address) = (Rejection::UnknownKey, SocketAddr::from(([192, 0, 2, 7], port)));
+            let event = DaemonEvent::Rejected { kind, address, reason: "unknown key".to_owned() };
+            limit.is_first(kind.name(), Some(address), &event)
+        };
+        assert!(meet(1));
+        assert!((2..14).all(|port| !meet(port)));
+        assert_eq!(limit.take("unknown_key"), None);
+        assert!(meet(14), "it is forgotten");
+        assert!((15..200).all(|port| !meet(port)));
+        assert_eq!(limit.take("unknown_key").map(|held_back| held_back.count), Some(185), "too many for one");
+    }
+
+    #[test]
     fn the_first_of_a_kind_is_told_and_the_others_are_counted() {
         let (limit, from) = (LogRateLimit::default(), "[::1]:7".parse().unwrap());
         let meet = |kind: Rejection, reason: &str| {
@@ -100,8 +130,11 @@ mod tests {
         assert!(meet(Rejection::Handshake, "a") && meet(Rejection::UnknownKey, "b"));
         assert!(!meet(Rejection::Handshake, "c") && !meet(Rejection::Handshake, "d"));
         let text = "rejected [::1]:7: d".to_owned();
-        assert_eq!(limit.take("handshake"), Some(HeldBack { count: 2, text, from: Some(from) }));
+        let first = Some((from.ip(), "a".to_owned()));
+        let held_back = HeldBack { first, others: true, count: 2, text, from: Some(from) };
+        assert_eq!(limit.take("handshake"), Some(held_back));
         assert_eq!((limit.take("handshake"), limit.take("unknown_key")), (None, None));
+        limit.lock().clear();
         assert!(meet(Rejection::Handshake, "e") && limit.lock().len() == 1);
     }
 }
