@@ -481,8 +481,8 @@ impl Shared {
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
         let key = who.key;
-        // When it stops, the daemon waits until all receivers of this channel have been dropped: until transfers that were
-        // cut off have removed what they had not finished.
+        // When it stops, the daemon waits until all receivers of this channel have been dropped: until transfers that
+        // were cut off have removed what they had not finished.
         let _until_it_has_ended = self.stopping.subscribe();
         (self.log)(&DaemonEvent::Begun { who: who.clone() });
         let buffers = slot.portion.buffers;

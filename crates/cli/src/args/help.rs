@@ -89,8 +89,7 @@ Compare  -c, -u, --ignore-existing     by contents; leave what is newer; or all
 Keep     -a, --preserve LIST           owners, devices and so on, or some of it
 Replace  --inplace, --delta WHEN       in their place; only parts that differ
 Mirror   --delete, --max-delete N      remove what is not at the source
-Path     --limit RATE, --streams N     500Mbit or 100MiB; so many connections
-         -e 'ssh -i KEY', --ssh        over ssh
+Path     --limit RATE, -e 'ssh -i K'   500Mbit or 100MiB; over ssh
          --accept-new, --strict        a host's new key: take it, or refuse
 Result   --manifest FILE, --json, -q   hashes; JSON lines; nothing but errors
          --verify media                read back from the target's storage

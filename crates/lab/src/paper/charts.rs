@@ -137,8 +137,8 @@ impl Panel {
         group.add(self.names(&|x| across.place(x), &height_of, plot_top))
     }
 
-    /// The names of the curves at their ends, as far apart as letters need; a thin line leads from the end of a curve to
-    /// a name that had to move.
+    /// The names of the curves at their ends, as far apart as letters need; a thin line leads from the end of a curve
+    /// to a name that had to move.
     fn names(&self, place: &dyn Fn(f64) -> f64, height_of: &dyn Fn(f64) -> f64, top: f64) -> Group {
         let end = |curve: &Curve| curve.points.last().map(|point| (place(point.x), height_of(point.y)));
         let mut ends: Vec<(&Curve, (f64, f64))> =
@@ -177,8 +177,8 @@ fn spread(heights: &[f64], top: f64, bottom: f64) -> Vec<f64> {
 }
 
 impl Curve {
-    /// The marks of all points, and lines between those that were measured one after the other: where this curve lacks a
-    /// point that another curve of the panel has, nothing is known in between.
+    /// The marks of all points, and lines between those that were measured one after the other: where this curve lacks
+    /// a point that another curve of the panel has, nothing is known in between.
     fn drawn(&self, measured: &[f64], place: &dyn Fn(f64) -> f64, height_of: &dyn Fn(f64) -> f64) -> Group {
         let number = |point: &Point| measured.iter().position(|x| x.to_bits() == point.x.to_bits());
         let follows = |one: &Point, next: &Point| number(one).map(|number| number + 1) == number(next);

@@ -269,7 +269,7 @@ fn power(bytes: u64) -> f64 {
     ByteCount(bytes).as_f64().log2()
 }
 
-/// As many curves can be told apart by their colours.
+/// The most curves of which each has a colour of its own.
 const FEW: usize = 4;
 /// The tools that stand out where there are more than a few: this one, what most people have, and the two that come
 /// nearest over a long path.

@@ -1,8 +1,9 @@
 //! The curves as which a trace is drawn.
 //!
-//! The totals of the stages lie on each other as long as nothing stalls, so only the last one is drawn, and the distances
-//! between them as a backlog of their own. A stage has the same colour and line in every panel. The colours are those of Okabe and Ito, which colour-blind
-//! people can tell apart; the dashes tell the curves apart in a print without colours.
+//! The totals of the stages lie on each other as long as nothing stalls, so only the last one is drawn, and the
+//! distances between them as a backlog of their own. A stage has the same colour and line in every panel. The colours
+//! are those of Okabe and Ito, which colour-blind people can tell apart; the dashes tell the curves apart in a print
+//! without colours.
 
 use zmove_types::ByteCount;
 
