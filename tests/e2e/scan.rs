@@ -43,6 +43,22 @@ fn json_has_all_counts() {
     assert!(scan["deepest_path"]["path"].as_str().unwrap().ends_with("a/b/1025"));
 }
 
+/// A scan counts what a push of the same path with the same patterns would send.
+#[test]
+fn a_selection_counts_as_it_does_in_a_push() {
+    let site = grown();
+    for source in ["source", "source/", "source/a"] {
+        for pattern in ["/a", "/source/a", "b/", "1*", "/b"] {
+            let options = ["--exclude", pattern, "--json"];
+            let json = |said: &str| -> Value { serde_json::from_str(said.lines().last().unwrap()).unwrap() };
+            let scanned = site.zmove(&[&["scan"], &options[..], &[source]].concat()).outcome().done().stdout;
+            let pushed = [&["push", "-n"], &options[..], &[source, "new/"]].concat();
+            let pushed = json(&site.zmove(&pushed).outcome().done().stdout);
+            assert_eq!(json(&scanned)["files"]["files"], pushed["files"], "{source} {pattern}: {pushed}");
+        }
+    }
+}
+
 #[test]
 fn text_is_a_table() {
     let said = grown().zmove(&["scan", "source"]).outcome().done().stdout;

@@ -19,13 +19,13 @@ use crate::value::exit::Exit;
 
 /// Runs `zmove scan`.
 pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
-    let root = root(&args.path)?;
     let selection = args.selection.selection()?;
     let file_systems = args.selection.file_systems();
     let config = ScanConfig { selection, file_systems, ..ScanConfig::default() };
-    let stream = match args.selection.list(|| root.clone())? {
+    let contents = root(&args.path)?;
+    let stream = match args.selection.list(|| contents)? {
         Some(list) => scan_list(list, &config),
-        None => scan(vec![root], &config),
+        None => scan(vec![root_of_push(&args.path)?], &config),
     };
     let walked = histogram(stream, terminal::warn);
     let sweep = ceiling::known([args.path.as_path()]);
@@ -52,6 +52,16 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
 pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
     let prefix = match path.file_name() {
         Some(name) if !path.is_dir() => RelPath::from_bytes(name.as_bytes())?,
+        _ => RelPath::root(),
+    };
+    Ok(ScanRoot::new(path.to_owned(), prefix))
+}
+
+/// The root of a push of `path`, at which patterns are anchored: above a directory's name, unless its contents are meant.
+fn root_of_push(path: &Path) -> Result<ScanRoot> {
+    let last = path.as_os_str().as_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    let prefix = match path.file_name() {
+        Some(name) if !matches!(last, b"" | b"." | b"..") => RelPath::from_bytes(name.as_bytes())?,
         _ => RelPath::root(),
     };
     Ok(ScanRoot::new(path.to_owned(), prefix))
