@@ -51,11 +51,26 @@ fn a_selection_counts_as_it_does_in_a_push() {
         for pattern in ["/a", "/source/a", "b/", "1*", "/b"] {
             let options = ["--exclude", pattern, "--json"];
             let json = |said: &str| -> Value { serde_json::from_str(said.lines().last().unwrap()).unwrap() };
-            let scanned = site.zmove(&[&["scan"], &options[..], &[source]].concat()).outcome().done().stdout;
+            let scanned =
+                site.zmove(&[&["scan"], &options[..], &[source]].concat()).outcome().expect(0).stdout;
             let pushed = [&["push", "-n"], &options[..], &[source, "new/"]].concat();
-            let pushed = json(&site.zmove(&pushed).outcome().done().stdout);
+            let pushed = json(&site.zmove(&pushed).outcome().expect(0).stdout);
             assert_eq!(json(&scanned)["files"]["files"], pushed["files"], "{source} {pattern}: {pushed}");
         }
+    }
+}
+
+#[test]
+fn a_pattern_that_no_name_matches_is_told() {
+    let site = grown();
+    let patterns = ["--exclude", "*.tpm", "--exclude", "1*", "--include", "/b"];
+    for command in [&["scan", "source"][..], &["push", "-n", "source/", "new/"]] {
+        let outcome = site.zmove(&[command, &patterns].concat()).outcome().expect(0);
+        let told = &outcome.stderr;
+        for pattern in ["'*.tpm'", "'/b'"] {
+            assert!(told.contains(&format!("no name matched the pattern {pattern}")), "{told}");
+        }
+        assert!(!told.contains("'1*'"), "{told}");
     }
 }
 

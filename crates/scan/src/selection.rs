@@ -16,6 +16,8 @@ mod directory_filter;
 mod pattern;
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use globset::{Candidate, GlobSet, GlobSetBuilder};
 use zmove_types::RelPath;
@@ -32,6 +34,8 @@ pub use pattern::{Effect, PatternError, Rule};
 pub struct Selection {
     set: GlobSet,
     rules: Vec<Rule>,
+    /// Which rules a scan has found a name for. A rule that never matches is most likely a slip.
+    matched: Arc<[AtomicBool]>,
     sizes: RangeInclusive<u64>,
 }
 
@@ -62,7 +66,8 @@ impl Selection {
             set.add(rule.glob.clone());
         }
         let set = set.build().map_err(PatternError::Compile)?;
-        Ok(Self { set, rules: rules.to_vec(), sizes })
+        let matched = rules.iter().map(|_| AtomicBool::new(false)).collect();
+        Ok(Self { set, rules: rules.to_vec(), matched, sizes })
     }
 
     /// Whether this path below the target is wanted by its name: neither it nor a directory above it is left out. Sizes
@@ -87,6 +92,22 @@ impl Selection {
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
+    }
+
+    /// The rules that no name has matched in the scans by this selection so far. Names below a directory that is left
+    /// out are not looked at.
+    pub fn unmatched(&self) -> impl Iterator<Item = &Rule> {
+        let rules = self.rules.iter().zip(&*self.matched);
+        rules.filter(|(_, matched)| !matched.load(Ordering::Relaxed)).map(|(rule, _)| rule)
+    }
+
+    /// Notes that a scan has found a name for these rules.
+    fn note(&self, matches: &[usize]) {
+        let matched = matches.iter().map(|index| &self.matched[*index]);
+        // All threads of a scan note here: one that only reads takes the line of memory from no other.
+        matched
+            .filter(|rule| !rule.load(Ordering::Relaxed))
+            .for_each(|rule| rule.store(true, Ordering::Relaxed));
     }
 
     /// The sizes of files that are wanted, in bytes.

@@ -16,6 +16,7 @@ use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 
 use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
+use crate::commands::scan::tell_unmatched;
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::{self, Carriage, Ending, differences, proofs};
@@ -82,6 +83,9 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let transfer = display.transfer();
     display.end();
     let (mut summary, carriage) = pushed.map_err(|error| resumable(error, args))?;
+    if !args.verify && (args.dry_run || args.keeping.verbose) {
+        tell_unmatched(settings.selection.as_deref());
+    }
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
     let exit = exit_of(&summary, args);

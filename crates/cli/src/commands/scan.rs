@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use serde::Serialize;
-use zmove_scan::{Histogram, ScanConfig, ScanRoot, histogram, scan, scan_list};
+use zmove_scan::{Histogram, ScanConfig, ScanRoot, Selection, histogram, scan, scan_list};
 use zmove_types::{Escaped, RelPath};
 
 use self::advice::Expected;
@@ -21,13 +21,14 @@ use crate::value::exit::Exit;
 pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     let selection = args.selection.selection()?;
     let file_systems = args.selection.file_systems();
-    let config = ScanConfig { selection, file_systems, ..ScanConfig::default() };
+    let config = ScanConfig { selection: selection.clone(), file_systems, ..ScanConfig::default() };
     let contents = root(&args.path)?;
     let stream = match args.selection.list(|| contents)? {
         Some(list) => scan_list(list, &config),
         None => scan(vec![root_of_push(&args.path)?], &config),
     };
     let walked = histogram(stream, terminal::warn);
+    tell_unmatched(selection.as_deref());
     let sweep = ceiling::known([args.path.as_path()]);
     let expected = sweep.and_then(|sweep| Expected::of(&walked, &sweep));
     let name = Escaped::path(&args.path).to_string();
@@ -57,7 +58,22 @@ pub(crate) fn root(path: &Path) -> Result<ScanRoot> {
     Ok(ScanRoot::new(path.to_owned(), prefix))
 }
 
-/// The root of a push of `path`, at which patterns are anchored: above a directory's name, unless its contents are meant.
+/// Tells which patterns have matched nothing: most likely they are not what was meant.
+pub(crate) fn tell_unmatched(selection: Option<&Selection>) {
+    let unmatched: Vec<_> = selection.iter().flat_map(|selection| selection.unmatched()).collect();
+    for rule in unmatched.iter().take(UNMATCHED_TOLD) {
+        terminal::warn(format_args!("no name matched the pattern '{}'", rule.pattern()));
+    }
+    if unmatched.len() > UNMATCHED_TOLD {
+        terminal::warn(format_args!("nor {} other patterns", unmatched.len() - UNMATCHED_TOLD));
+    }
+}
+
+/// The patterns that are told one by one.
+const UNMATCHED_TOLD: usize = 10;
+
+/// The root of a push of `path`, at which patterns are anchored: above a directory's name, unless its contents are
+/// meant.
 fn root_of_push(path: &Path) -> Result<ScanRoot> {
     let last = path.as_os_str().as_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     let prefix = match path.file_name() {

@@ -33,6 +33,7 @@ impl<'a> DirectoryFilter<'a> {
         let Some(selection) = self.selection.filter(|selection| selection.has_rules()) else { return true };
         self.directory.write_target_of(name.to_bytes(), &mut self.path);
         self.answer = selection.answer(&self.path, &mut self.matches);
+        selection.note(&self.matches);
         let wanted = self.answer != Answer { directory: Effect::Exclude, other: Effect::Exclude };
         self.left_out += u64::from(!wanted);
         wanted
