@@ -228,6 +228,7 @@ fn not_kept_as_json(summary: &Summary) -> Vec<serde_json::Value> {
 fn as_json(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> serde_json::Value {
     let transport = carriage.map(|carriage| carriage.transport);
     let resumed = carriage.map(|carriage| carriage.resumption).filter(|resumption| resumption.bytes > 0);
+    let stores = summary.preview.is_none() && summary.files > 0;
     json!({
         "event": "summary",
         "dry_run": summary.preview.is_some(),
@@ -246,7 +247,7 @@ fn as_json(summary: &Summary, args: &PushArgs, carriage: Option<Carriage>) -> se
         "max_delete_kept": summary.spared,
         "source_changed_kept": summary.kept_by_change,
         "not_kept": not_kept_as_json(summary),
-        "verified": proofs(args),
+        "verified": if stores { proofs(args) } else { &[] },
         "failed": summary.failed,
         "vanished": summary.vanished,
         "times_beyond_range": summary.times_beyond_range,

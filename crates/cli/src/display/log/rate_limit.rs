@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tracing::{error, warn};
-use zmove_daemon::DaemonEvent;
+use zmove_daemon::{DaemonEvent, Rejection};
 use zmove_wire::limits::LANES_MAX;
 
 /// The events that were held back, by kind: one of that kind was logged less than a second ago. Clones share them.
@@ -50,7 +50,10 @@ impl LogRateLimit {
     /// Whether an event is to be logged at once; otherwise it is held back.
     fn is_first(&self, kind: &'static str, from: Option<SocketAddr>, event: &DaemonEvent) -> bool {
         let whose = match event {
-            DaemonEvent::Rejected { address, reason, .. } => Some((address.ip(), reason.clone())),
+            // A push that is refused has proved its key, or whoever it is does not speak as one.
+            DaemonEvent::Rejected { kind, address, reason } if *kind != Rejection::Handshake => {
+                Some((address.ip(), reason.clone()))
+            }
             _ => None,
         };
         let mut kinds = self.lock();
@@ -102,7 +105,6 @@ impl LogRateLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_daemon::Rejection;
 
     #[test]
     fn the_connections_of_one_refused_push_are_one_line() {
@@ -130,8 +132,7 @@ mod tests {
         assert!(meet(Rejection::Handshake, "a") && meet(Rejection::UnknownKey, "b"));
         assert!(!meet(Rejection::Handshake, "c") && !meet(Rejection::Handshake, "d"));
         let text = "rejected [::1]:7: d".to_owned();
-        let first = Some((from.ip(), "a".to_owned()));
-        let held_back = HeldBack { first, others: true, count: 2, text, from: Some(from) };
+        let held_back = HeldBack { first: None, others: true, count: 2, text, from: Some(from) };
         assert_eq!(limit.take("handshake"), Some(held_back));
         assert_eq!((limit.take("handshake"), limit.take("unknown_key")), (None, None));
         limit.lock().clear();
