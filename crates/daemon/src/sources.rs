@@ -83,6 +83,8 @@ struct Wanted {
     path: Vec<u8>,
     /// Whether the contents of a directory are meant.
     contents: bool,
+    /// The name under which the contents of a whole root arrive, where the root was asked for by that name.
+    root_name: Option<Vec<u8>>,
 }
 
 /// The most names of directories that are looked at for one order.
@@ -173,7 +175,8 @@ impl Search<'_> {
         let contents = matches!(last, b"" | b"." | b"..");
         let ReadAccess::Beneath(roots) = self.access else {
             let path = if source.is_empty() { b"." } else { source };
-            return Ok(Wanted { ground: Arc::new(Ground::Own), path: path.to_vec(), contents });
+            let ground = Arc::new(Ground::Own);
+            return Ok(Wanted { ground, path: path.to_vec(), contents, root_name: None });
         };
         let (root, rest) = choose_root(source, roots)?;
         let parts: Vec<_> =
@@ -182,7 +185,9 @@ impl Search<'_> {
         let clean = RelPath::from_bytes(&path)
             .map_err(|error| refuse(RefusalCode::Denied, format!("source '{}': {error}", Escaped(source))))?;
         let ground = Arc::new(Ground::Root(self.open_root(root)?, root.to_owned()));
-        Ok(Wanted { ground, path: clean.as_bytes().to_vec(), contents: contents || clean.is_root() })
+        let root_name = (clean.is_root() && !contents).then(|| last.to_vec());
+        let contents = contents || clean.is_root();
+        Ok(Wanted { ground, path: clean.as_bytes().to_vec(), contents, root_name })
     }
 
     /// A root of the key, opened once for all sources.
@@ -307,7 +312,7 @@ impl Search<'_> {
     }
 
     fn look_at(&mut self, wanted: &Wanted, path: &[u8]) -> Result<io::Result<Source>, Refusal> {
-        let Wanted { ground, contents, .. } = wanted;
+        let Wanted { ground, contents, root_name, .. } = wanted;
         let is_directory = match ground.is_directory(path, *contents) {
             Ok(is_directory) => is_directory,
             Err(error) => return Ok(Err(error)),
@@ -319,7 +324,7 @@ impl Search<'_> {
         if *contents {
             shown.push("");
         }
-        let name = path.rsplit(|&byte| byte == b'/').next().filter(|_| !contents);
+        let name = path.rsplit(|&byte| byte == b'/').next().filter(|_| !contents).or(root_name.as_deref());
         let (top, prefix) = match top_of(name) {
             Ok(named) => named,
             Err(error) => return Ok(Err(error)),

@@ -1,6 +1,6 @@
 //! What a key may read at a daemon, and what it may not.
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 use zmove_transport::Access;
 use zmove_types::GROUP_BYTES;
@@ -60,6 +60,31 @@ fn a_key_with_both_rights_reads_what_it_has_written() {
     site.zmove(&["push", "source/f", &address("")]).outcome().expect(0);
     site.zmove(&["pull", &address("f"), "pulled/"]).outcome().expect(0);
     assert_eq!(names(&site.path("pulled")), ["f"]);
+}
+
+/// A root that is named as a directory brings it, and with a slash at the end what is in it, as any directory does.
+#[test]
+fn a_whole_root_arrives_under_its_name() {
+    let mut site = Site::local();
+    site.let_read("source");
+    site.start_daemon();
+    paint(site.source().join("d/f"), 10);
+    paint(site.source().join("g"), 10);
+    std::fs::set_permissions(site.source(), PermissionsExt::from_mode(0o750)).unwrap();
+    let root = site.source().canonicalize().unwrap();
+    let pull = |path: &str, target: &str| {
+        let mut pull = site.zmove(&["pull"]);
+        pull.0.arg(site.address(path)).arg(site.path(target));
+        pull.outcome().expect(0);
+    };
+    pull(root.to_str().unwrap(), "named");
+    assert_eq!(names(&site.path("named")), ["source"]);
+    assert_same(&site.source(), &site.path("named/source"));
+    pull(&format!("{}/", root.display()), "contents");
+    pull("", "all");
+    for target in ["contents", "all"] {
+        assert_eq!(names(&site.path(target)), ["d", "g"]);
+    }
 }
 
 /// Of a link below the root the link itself arrives, and nothing behind it; by its name neither.
