@@ -10,6 +10,7 @@
 mod check;
 pub(crate) mod config;
 mod confinement;
+mod connections;
 mod control;
 mod http;
 mod metrics;

@@ -8,26 +8,21 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Context;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::unistd::User;
 use rustix::fs::Mode;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use zmove_daemon::{Cut, TransferStatus, Transfers};
 use zmove_transport::Fingerprint;
 
+use super::connections::serve_each;
 use super::service;
 use crate::display::log;
 use crate::value::control::{Answer, REQUEST_BYTES_MAX, Removed, Request, SCHEMA, Status};
 use crate::value::version::VERSION;
-
-/// The most connections that are served at once; further ones wait.
-const CONNECTIONS_MAX: usize = 8;
-/// How long one connection may last.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to pause when the system has no descriptors left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What the operator's orders reach.
 #[derive(Debug)]
@@ -78,20 +73,12 @@ impl Control {
 
     /// Serves the socket for ever.
     pub(super) async fn serve(self: Arc<Self>, listener: tokio::net::UnixListener) {
-        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        loop {
-            let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
-            let Ok((socket, _)) = listener.accept().await else {
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            };
+        let accept = |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
+        let converse = |socket| {
             let control = Arc::clone(&self);
-            tokio::spawn(async move {
-                // A client that is slow or gone is ignored.
-                let _ended = tokio::time::timeout(CONNECTION_TIMEOUT, control.converse(socket)).await;
-                drop(place);
-            });
-        }
+            async move { control.converse(socket).await }
+        };
+        serve_each(accept, converse).await;
     }
 
     async fn converse(&self, socket: tokio::net::UnixStream) -> io::Result<()> {

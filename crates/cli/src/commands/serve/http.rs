@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::Context;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -12,34 +12,15 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 
+use super::connections::{CONNECTION_TIMEOUT, serve_each};
 use super::metrics::Page;
-
-/// The most connections that are served at once; further ones wait.
-const CONNECTIONS_MAX: usize = 8;
-/// How long one connection may last, with all its requests.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to pause when the system has no descriptors left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves the page for ever.
 pub(crate) async fn serve(listener: TcpListener, page: Page) {
     let page = Arc::new(page);
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
-        let Ok((socket, _)) = listener.accept().await else {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            continue;
-        };
-        let page = Arc::clone(&page);
-        tokio::spawn(async move {
-            // A client that is slow or makes no sense is ignored.
-            let _ended = tokio::time::timeout(CONNECTION_TIMEOUT, converse(socket, page)).await;
-            drop(place);
-        });
-    }
+    let accept = |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
+    serve_each(accept, |socket| converse(socket, Arc::clone(&page))).await;
 }
 
 async fn converse(socket: TcpStream, page: Arc<Page>) -> hyper::Result<()> {
