@@ -16,7 +16,7 @@ use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_disk::{Task, Tree, Turn, open_beneath};
 use zmove_receiver::{Booking, Quota};
-use zmove_scan::{ScanRoot, glob_matches, is_glob};
+use zmove_scan::{ScanRoot, glob_matches, is_glob, means_contents};
 use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::limits::{FETCH_MATCHES_MAX, FETCH_SOURCE_BYTES_MAX};
 use zmove_wire::{Refusal, RefusalCode, SourcePath, TargetShape, TopName};
@@ -171,8 +171,7 @@ impl Search<'_> {
 
     /// The place of a source, and whether its contents are meant.
     fn locate(&mut self, source: &[u8]) -> Result<Wanted, Refusal> {
-        let last = source.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-        let contents = matches!(last, b"" | b"." | b"..");
+        let contents = means_contents(source);
         let ReadAccess::Beneath(roots) = self.access else {
             let path = if source.is_empty() { b"." } else { source };
             let ground = Arc::new(Ground::Own);
@@ -185,7 +184,8 @@ impl Search<'_> {
         let clean = RelPath::from_bytes(&path)
             .map_err(|error| refuse(RefusalCode::Denied, format!("source '{}': {error}", Escaped(source))))?;
         let ground = Arc::new(Ground::Root(self.open_root(root)?, root.to_owned()));
-        let root_name = (clean.is_root() && !contents).then(|| last.to_vec());
+        let last = source.rsplit(|&byte| byte == b'/').next().filter(|_| clean.is_root() && !contents);
+        let root_name = last.map(<[u8]>::to_vec);
         let contents = contents || clean.is_root();
         Ok(Wanted { ground, path: clean.as_bytes().to_vec(), contents, root_name })
     }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use zmove_scan::{PathKind, ScanRoot, Selection};
+use zmove_scan::{PathKind, ScanRoot, Selection, means_contents};
 use zmove_sender::PushJob;
 use zmove_types::{Name, RelPath};
 use zmove_wire::{Durability, Open, TargetShape, TopName};
@@ -133,9 +133,7 @@ impl Sources {
 
 impl Source {
     fn look_at(path: &Path) -> io::Result<Self> {
-        let bytes = path.as_os_str().as_bytes();
-        let last = bytes.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-        let contents = matches!(last, b"" | b"." | b"..");
+        let contents = means_contents(path.as_os_str().as_bytes());
         let directory = if contents { path.metadata() } else { path.symlink_metadata() }?.is_dir();
         if contents && !directory {
             return Err(io::Error::other("not a directory"));

@@ -133,9 +133,7 @@ impl ScanRoot {
 
     /// Whether the path names the directory behind it: by its form (`a/`, `a/.`, `..`) or by its prefix.
     fn names_directory(&self) -> bool {
-        let bytes = self.source.as_os_str().as_bytes();
-        let last = bytes.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-        self.prefix.is_root() || matches!(last, b"" | b"." | b"..")
+        self.prefix.is_root() || means_contents(self.source.as_os_str().as_bytes())
     }
 
     /// The directory and the name in it, or `None` where the path has no last name.
@@ -144,6 +142,12 @@ impl ScanRoot {
         let parent = if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent.to_owned() };
         Some((parent, self.source.file_name()?))
     }
+}
+
+/// Whether a path means what is in a directory, and not the directory: by its form (`a/`, `a/.`, `..`).
+#[must_use]
+pub fn means_contents(path: &[u8]) -> bool {
+    matches!(path.rsplit(|&byte| byte == b'/').next().unwrap_or_default(), b"" | b"." | b"..")
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use serde::Serialize;
-use zmove_scan::{Histogram, ScanConfig, ScanRoot, Selection, histogram, scan, scan_list};
+use zmove_scan::{Histogram, ScanConfig, ScanRoot, Selection, histogram, means_contents, scan, scan_list};
 use zmove_types::{Escaped, RelPath};
 
 use self::advice::Expected;
@@ -75,9 +75,8 @@ const UNMATCHED_TOLD: usize = 10;
 /// The root of a push of `path`, at which patterns are anchored: above a directory's name, unless its contents are
 /// meant.
 fn root_of_push(path: &Path) -> Result<ScanRoot> {
-    let last = path.as_os_str().as_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     let prefix = match path.file_name() {
-        Some(name) if !matches!(last, b"" | b"." | b"..") => RelPath::from_bytes(name.as_bytes())?,
+        Some(name) if !means_contents(path.as_os_str().as_bytes()) => RelPath::from_bytes(name.as_bytes())?,
         _ => RelPath::root(),
     };
     Ok(ScanRoot::new(path.to_owned(), prefix))
