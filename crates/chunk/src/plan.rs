@@ -252,12 +252,11 @@ impl<P, F: Clone> Plan<P, F> {
         self.lock().packs.len()
     }
 
-    /// Whether readers are at the last work: fewer than `packs` packs wait, nothing else does, and nothing will be
-    /// added.
-    pub fn is_nearly_done(&self, packs: usize) -> bool {
+    /// The number of packs that wait, if they are the last work: nothing else waits, and nothing will be added.
+    pub fn last_packs(&self) -> Option<usize> {
         let state = self.lock();
         let files = !state.waiting.is_empty() || !state.active.is_empty();
-        state.ended && !files && state.urgent.is_empty() && state.packs.len() < packs
+        (state.ended && !files && state.urgent.is_empty()).then_some(state.packs.len())
     }
 
     fn wait_while(&self, full: impl Fn(&State<P, F>) -> bool) -> MutexGuard<'_, State<P, F>> {
@@ -345,14 +344,14 @@ mod tests {
         let plan = Plan::<_, &str>::new(100, 2);
         plan.push_pack("first", 1).unwrap();
         plan.push_pack("second", 1).unwrap();
-        assert!(!plan.is_nearly_done(3), "more may come");
+        assert_eq!(plan.last_packs(), None, "more may come");
         plan.push_file("large", 2 * GROUP_BYTES, Groups::From(0)).unwrap();
         plan.end();
-        assert!(!plan.is_nearly_done(3), "a large file waits");
+        assert_eq!(plan.last_packs(), None, "a large file waits");
         while !matches!(plan.try_take(), Some(Work::Group(_, span)) if span.index == 1) {}
-        assert!(plan.is_nearly_done(1));
+        assert_eq!(plan.last_packs(), Some(0));
         plan.push_again(Work::Pack("again"));
-        assert!(!plan.is_nearly_done(1));
+        assert_eq!(plan.last_packs(), None);
     }
 
     #[test]
@@ -418,7 +417,7 @@ mod tests {
         assert_eq!(plan.skip_groups(|file| *file == 2, 6), 1);
         assert_eq!([index(plan.try_take()), index(plan.try_take())], [(1, 7), (2, 6)]);
         assert_eq!(plan.skip_groups(|file| *file == 1, u32::MAX), 1);
-        assert!(plan.is_nearly_done(1), "nothing is left of either");
+        assert_eq!(plan.last_packs(), Some(0), "nothing is left of either");
         assert_eq!(plan.try_take(), None);
     }
 

@@ -124,9 +124,9 @@ impl Queue {
         self.plan.packs_waiting()
     }
 
-    /// Whether no more than so many packs are left, and no more will come.
-    pub(crate) fn is_nearly_done(&self, packs: usize) -> bool {
-        self.plan.is_nearly_done(packs)
+    /// The number of packs that wait, if they are the last work.
+    pub(crate) fn last_packs(&self) -> Option<usize> {
+        self.plan.last_packs()
     }
 }
 

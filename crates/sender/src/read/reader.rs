@@ -83,17 +83,14 @@ impl Reader<'_> {
 
     /// Splits the last packs: a slow lane would still be sending a whole one when the others have nothing more to do.
     fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
-        let last = self.session.queue.is_nearly_done(LAST_PACKS);
-        if last && pack.data_bytes() > 2 * LAST_PIECE_BYTES {
-            pack.split(LAST_PIECE_BYTES)
-        } else {
-            vec![pack]
-        }
+        let piece_bytes = self.session.queue.last_packs().map_or(u64::MAX, last_piece_bytes);
+        if pack.data_bytes() > piece_bytes.saturating_mul(2) { pack.split(piece_bytes) } else { vec![pack] }
     }
 
     fn read_pack(&mut self, pack: Pack) {
         let Some(mut buffer) = self.buffer() else { return };
         let Pack { groups, unread, .. } = pack;
+        groups.first().into_iter().for_each(|group| self.context.recall(&group.directory));
         let Session { in_flight, extras, account, .. } = self.session;
         let wants_roots = account.files().manifest.is_some();
         let entries = EntryReader { in_flight, extras, threads: &self.context.threads, wants_roots };
@@ -356,8 +353,15 @@ impl Reader<'_> {
     }
 }
 
+/// The size of the pieces of a pack behind which so many packs are left: the less is left, the smaller, so that no lane
+/// is long at work after the others; and no smaller than that, because storage that answers late is the slower the fewer
+/// directories the pieces under way are of.
+fn last_piece_bytes(packs_left: usize) -> u64 {
+    (GROUP_BYTES * packs_left as u64 / LAST_PACKS).max(LAST_PIECE_BYTES)
+}
+
 /// The number of packs that count as the last: one and a third for each lane.
-const LAST_PACKS: usize = 16;
+const LAST_PACKS: u64 = 16;
 /// The bytes that a lane of 10 Mbit/s carries in a fifth of a second.
 const LAST_PIECE_BYTES: u64 = 256 << 10;
 
