@@ -8,16 +8,15 @@
 //! What the path has carried within a round trip is remembered for a day, with the addresses at its ends: QUIC jumps
 //! to half of that (`zmove-transport: quic/resume.rs`), and [`dial`](crate::dial) weighs TCP and QUIC by it.
 //!
-//! Each line holds one path, `HOST:PORT` and what is known of it, and the path used last is at the end; the first line
-//! names the format version. The file is replaced atomically.
+//! Each line holds one path, `HOST:PORT` and what is known of it.
 //!
 //! **Invariant:** a window is used by one push at a time, which takes it out of the file and leaves another when it
 //! has ended well. Apart from that the memory is advice only. If the file cannot be read or parsed, a warning is given
 //! and its contents are ignored; the push never fails for it.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+
+use zmove_disk::Remembered;
 
 use crate::location::Remote;
 use crate::notice::{Listener, Notice};
@@ -35,7 +34,7 @@ pub(crate) mod fuzzing;
 /// The memory of one path: the file, and the path's name in it.
 #[derive(Debug)]
 pub struct PathMemory {
-    file: PathBuf,
+    paths: Remembered<Known>,
     endpoint: String,
 }
 
@@ -44,16 +43,16 @@ impl PathMemory {
     #[must_use]
     pub fn of(home: &Path, remote: &Remote) -> Self {
         let host = remote.host.to_ascii_lowercase();
-        Self { file: home.join(FILE), endpoint: format!("{host}:{}", remote.port) }
+        Self { paths: paths(home.join(FILE)), endpoint: format!("{host}:{}", remote.port) }
     }
 
     /// The knowledge that the last push has gained, unless it is too old.
     pub fn recall(&self, listener: &dyn Listener) -> Option<Known> {
-        let lines = self.read().unwrap_or_else(|source| {
-            listener.hear(&Notice::PathsUnread { file: &self.file, source });
-            Vec::new()
+        let known = self.paths.recall(&self.endpoint).unwrap_or_else(|source| {
+            listener.hear(&Notice::PathsUnread { file: self.paths.file(), source });
+            None
         });
-        self.find(&lines)
+        known.and_then(Known::unless_old)
     }
 
     /// The rate of the last push, if one is remembered; a file that cannot be read is not reported.
@@ -64,7 +63,7 @@ impl PathMemory {
 
     /// What is known now, without a word about a file that cannot be read.
     pub(crate) fn known(&self) -> Option<Known> {
-        self.find(&self.read().ok()?)
+        self.paths.recall(&self.endpoint).ok()?.and_then(Known::unless_old)
     }
 
     /// Takes the window away, so that no other push uses it meanwhile.
@@ -75,8 +74,7 @@ impl PathMemory {
     /// Stores what this push has learnt.
     pub fn keep(&self, known: Known, listener: &dyn Listener) {
         // A file that cannot be used was reported when it was read first.
-        let lines = self.read().unwrap_or_default();
-        let day = match self.find(&lines) {
+        let day = match self.known() {
             // The loss-tolerant control was remembered and used without a try of the other one, so its age stays.
             Some(before) if before.loss_tolerant && known.loss_tolerant => before.day,
             _ => known.day,
@@ -85,68 +83,29 @@ impl PathMemory {
     }
 
     fn write(&self, known: Known, listener: &dyn Listener) {
-        let text = with(&self.read().unwrap_or_default(), &self.endpoint, known);
-        if let Err(source) = zmove_disk::replace_file(&self.file, &text) {
-            listener.hear(&Notice::PathsUnwritten { file: &self.file, source });
-        }
-    }
-
-    /// The knowledge of the path in these lines that is not too old.
-    fn find(&self, lines: &[String]) -> Option<Known> {
-        let known = find(lines, &self.endpoint)?;
-        let days = today().saturating_sub(known.day);
-        let loss_tolerant = known.loss_tolerant && days <= LOSS_TOLERANT_DAYS_MAX;
-        (days <= DAYS_MAX).then_some(Known { loss_tolerant, ..known }.without_old_window())
-    }
-
-    /// Reads the lines of the file that hold paths.
-    fn read(&self) -> io::Result<Vec<String>> {
-        match fs::read_to_string(&self.file) {
-            Ok(text) => parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(error),
+        if let Err(source) = self.paths.keep(&self.endpoint, Some(known)) {
+            listener.hear(&Notice::PathsUnwritten { file: self.paths.file(), source });
         }
     }
 }
 
-/// All lines but the first; `None` unless each of them can be parsed.
-fn parse(text: &str) -> Option<Vec<String>> {
-    let mut lines = text.lines();
-    if text.is_empty() {
-        return Some(Vec::new());
+impl Known {
+    /// What is still of use of it, if anything.
+    fn unless_old(self) -> Option<Self> {
+        let days = today().saturating_sub(self.day);
+        let loss_tolerant = self.loss_tolerant && days <= LOSS_TOLERANT_DAYS_MAX;
+        (days <= DAYS_MAX).then_some(Self { loss_tolerant, ..self }.without_old_window())
     }
-    let whole = lines.next()? == HEADER && text.len() <= BYTES_MAX;
-    let lines: Vec<_> = lines.map(str::to_owned).collect();
-    (whole && lines.iter().all(|line| split(line).is_some())).then_some(lines)
 }
 
-fn split(line: &str) -> Option<(&str, Known)> {
-    let (endpoint, known) = line.split_once(' ')?;
-    Some((endpoint, known.parse().ok()?))
-}
-
-fn find(lines: &[String], endpoint: &str) -> Option<Known> {
-    lines.iter().filter_map(|line| split(line)).find(|(name, _)| *name == endpoint).map(|(_, known)| known)
-}
-
-/// The whole file with this path at its end, without the oldest paths where there would be too many.
-fn with(lines: &[String], endpoint: &str, known: Known) -> String {
-    let others = lines.iter().filter(|line| split(line).is_none_or(|(name, _)| name != endpoint));
-    let others: Vec<_> = others.cloned().collect();
-    let surplus = (others.len() + 1).saturating_sub(PATHS_MAX);
-    let mut text = format!("{HEADER}\n");
-    for line in &others[surplus..] {
-        text.push_str(line);
-        text.push('\n');
-    }
-    text + &format!("{endpoint} {known}\n")
+const fn paths(file: PathBuf) -> Remembered<Known> {
+    Remembered::new(file, HEADER, PATHS_MAX)
 }
 
 const FILE: &str = "paths";
 const HEADER: &str = "# zmove paths 1";
 /// The most paths that are kept; the file then has some 30 KiB.
 const PATHS_MAX: usize = 256;
-const BYTES_MAX: usize = 1 << 20;
 /// How many days a path is remembered: paths change over the months.
 const DAYS_MAX: u64 = 30;
 /// How many days a loss-tolerant congestion control is remembered: on a full path it cannot be seen that the
@@ -155,6 +114,7 @@ const LOSS_TOLERANT_DAYS_MAX: u64 = 7;
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::time::Duration;
 
     use zmove_sender::AtBest;
@@ -212,8 +172,8 @@ mod tests {
 
     #[test]
     fn old_and_too_many_paths_are_forgotten() {
-        let lines: Vec<_> = (0..PATHS_MAX).map(|number| format!("host{number}:1 {}", known(8))).collect();
-        let text = with(&lines, "new:1", known(9));
+        let lines = (0..PATHS_MAX).map(|number| (format!("host{number}:1"), known(8))).collect();
+        let text = super::paths(PathBuf::new()).with(lines, "new:1", Some(known(9)));
         assert_eq!(text.lines().count(), PATHS_MAX + 1);
         assert!(!text.contains("host0:1 ") && text.ends_with(&format!("new:1 {}\n", known(9))));
         let home = tempfile::tempdir().unwrap();

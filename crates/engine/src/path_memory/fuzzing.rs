@@ -1,15 +1,17 @@
 //! The fuzz target for the file `paths`; `crates/fuzz` runs it.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Known, Rates, find, parse, split, with};
+use super::{Known, Rates};
 
 /// Reads a whole file and adds a path, which must be found again beside the others.
 ///
 /// # Panics
 /// When it is not, or one of the others is lost.
 pub fn paths(bytes: &[u8]) {
-    let Some(lines) = std::str::from_utf8(bytes).ok().and_then(parse) else { return };
+    let paths = super::paths(PathBuf::new());
+    let Some(lines) = std::str::from_utf8(bytes).ok().and_then(|text| paths.parse(text)) else { return };
     let known = Known {
         lanes: 8,
         loss_tolerant: true,
@@ -19,14 +21,12 @@ pub fn paths(bytes: &[u8]) {
         rates: Rates::default(),
         window: None,
     };
-    let again = parse(&with(&lines, NEW, known)).expect("what is written can be read");
-    assert_eq!(find(&again, NEW), Some(known));
-    let others = lines.iter().filter_map(|line| split(line)).filter(|(endpoint, _)| *endpoint != NEW);
-    let others: Vec<_> = others.collect();
+    let others: Vec<_> = lines.iter().filter(|(endpoint, _)| endpoint != NEW).cloned().collect();
+    let again = paths.parse(&paths.with(lines, NEW, Some(known))).expect("what is written can be read");
+    let (new, kept_again) = again.split_last().expect("one was written");
+    assert_eq!(*new, (NEW.to_owned(), known));
     // The oldest paths are dropped where there are too many.
-    let kept = &others[others.len() + 1 - again.len()..];
-    let kept_again: Vec<_> = again.iter().filter_map(|line| split(line)).take(kept.len()).collect();
-    assert_eq!(kept_again, kept);
+    assert_eq!(kept_again, &others[others.len() - kept_again.len()..]);
 }
 
 const NEW: &str = "new:1";

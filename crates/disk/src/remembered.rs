@@ -1,0 +1,134 @@
+//! Small files of what earlier work has found, one line for each thing that it is about: a key without blanks, and what
+//! is known. The line written last is at the end, the first line names the format version, and the file is replaced
+//! atomically.
+//!
+//! It is advice only: a file that cannot be read or parsed is of no use as a whole, and is written anew.
+
+use std::fmt::Display;
+use std::fs;
+use std::io;
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::replace_file::replace_file;
+
+/// A file that holds a value of this kind for each of its keys.
+#[derive(Debug)]
+pub struct Remembered<V> {
+    file: PathBuf,
+    header: &'static str,
+    lines_max: usize,
+    values: PhantomData<fn() -> V>,
+}
+
+impl<V: FromStr + Display> Remembered<V> {
+    /// A file with this first line, and at most so many others.
+    #[must_use]
+    pub const fn new(file: PathBuf, header: &'static str, lines_max: usize) -> Self {
+        Self { file, header, lines_max, values: PhantomData }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// What is remembered of `key`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no such file.
+    pub fn recall(&self, key: &str) -> io::Result<Option<V>> {
+        Ok(self.read()?.into_iter().find(|(of, _)| of == key).map(|(_, value)| value))
+    }
+
+    /// Remembers `value` of `key`, or nothing of it any more; lines beyond the most, the oldest, are forgotten.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn keep(&self, key: &str, value: Option<V>) -> io::Result<()> {
+        let lines = self.read().unwrap_or_default();
+        if value.is_none() && lines.iter().all(|(of, _)| of != key) {
+            return Ok(());
+        }
+        replace_file(&self.file, &self.with(lines, key, value))
+    }
+
+    fn read(&self) -> io::Result<Vec<(String, V)>> {
+        match fs::read_to_string(&self.file) {
+            Ok(text) => self.parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The lines of the file's text; `None` unless each of them can be parsed.
+    #[must_use]
+    pub fn parse(&self, text: &str) -> Option<Vec<(String, V)>> {
+        if text.is_empty() {
+            return Some(Vec::new());
+        }
+        let mut lines = text.lines();
+        let is_one = lines.next()? == self.header && text.len() <= BYTES_MAX;
+        let split = |line: &str| {
+            let (key, value) = line.split_once(' ')?;
+            Some((key.to_owned(), value.parse().ok()?))
+        };
+        if is_one { lines.map(split).collect() } else { None }
+    }
+
+    /// The text of a file that has these lines, and `value` of `key` in the place of what it had.
+    #[must_use]
+    pub fn with(&self, mut lines: Vec<(String, V)>, key: &str, value: Option<V>) -> String {
+        lines.retain(|(of, _)| of != key);
+        lines.extend(value.map(|value| (key.to_owned(), value)));
+        let surplus = lines.len().saturating_sub(self.lines_max);
+        let mut text = format!("{}\n", self.header);
+        for (key, value) in &lines[surplus..] {
+            text += &format!("{key} {value}\n");
+        }
+        text
+    }
+}
+
+const BYTES_MAX: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_recalled_until_it_is_forgotten() {
+        let home = tempfile::tempdir().unwrap();
+        let remembered = Remembered::<u64>::new(home.path().join("numbers"), "# numbers 1", 3);
+        remembered.keep("one", None).unwrap();
+        assert!(!remembered.file().exists(), "there was nothing to forget");
+        for (key, value) in [("one", 1), ("two", 2), ("one", 11)] {
+            remembered.keep(key, Some(value)).unwrap();
+        }
+        assert_eq!(fs::read_to_string(remembered.file()).unwrap(), "# numbers 1\ntwo 2\none 11\n");
+        assert_eq!(
+            (remembered.recall("one").unwrap(), remembered.recall("three").unwrap()),
+            (Some(11), None)
+        );
+        remembered.keep("three", Some(3)).unwrap();
+        remembered.keep("four", Some(4)).unwrap();
+        assert_eq!(remembered.recall("two").unwrap(), None, "the oldest");
+        remembered.keep("one", None).unwrap();
+        assert_eq!(fs::read_to_string(remembered.file()).unwrap(), "# numbers 1\nthree 3\nfour 4\n");
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_is_no_such_file_is_written_anew() {
+        let home = tempfile::tempdir().unwrap();
+        let remembered = Remembered::<u64>::new(home.path().join("numbers"), "# numbers 1", 3);
+        for text in ["x", "# numbers 2\none 1\n", "# numbers 1\none\n", "# numbers 1\none 1\ntwo x\n"] {
+            fs::write(remembered.file(), text).unwrap();
+            assert!(remembered.recall("one").is_err(), "{text}");
+        }
+        remembered.keep("two", Some(2)).unwrap();
+        assert_eq!((remembered.recall("one").unwrap(), remembered.recall("two").unwrap()), (None, Some(2)));
+    }
+}
