@@ -74,6 +74,11 @@ pub(crate) fn copies(journals: &Path) -> PathBuf {
     journals.with_file_name("copies")
 }
 
+/// The directory of what a daemon has learnt of the storage here, beside its journals.
+pub(crate) fn learnt(journals: &Path) -> PathBuf {
+    journals.with_file_name("learnt")
+}
+
 /// The directory of journals of a daemon that runs by `docs/systemd/zmove.service`.
 pub(crate) const SERVICE_JOURNALS: &str = "/var/lib/zmove/journal";
 

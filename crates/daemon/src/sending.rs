@@ -473,6 +473,7 @@ fn sender_config(
         sample_interval: sample,
         file_io: quota.file_io(&config.file_io),
         direct: config.direct,
+        storage: config.storage.clone(),
         rate_max: fetch.rate_max.map(RateLimit::nearest),
         rate_shared: rate.clone(),
         ..usual

@@ -62,6 +62,7 @@ pub use special::{is_special_at, place_special};
 pub use staged::Staged;
 pub use staged::existing::{Change, Existing};
 pub use staging_directory::{Answers, StagingDirectory, set_usual_mode};
+pub use storage_threads::memory::{FileSystemMemory, StorageMemory, StorageWork};
 pub use storage_threads::{StorageThreads, Task, Turn};
 pub use tree::{Tree, open_beneath};
 pub use zmove_uring::{RingConfig, Span, Unavailable, cached_bytes};

@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use self::width::{Sample, Width};
 
+pub(crate) mod memory;
 mod width;
 
 /// The threads that work for one key, or for one push.
@@ -183,6 +184,18 @@ impl StorageThreads {
     #[must_use]
     pub fn is_late(&self, task: Task) -> bool {
         self.lock().crowd(task).width.threads() > cores()
+    }
+
+    /// Begins a task with so many threads, which were of use for it before, unless it has been begun.
+    pub(crate) fn begin_with(&self, task: Task, threads: usize) {
+        let mut state = self.lock();
+        state.crowd(task).width.begin_with(threads);
+        self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);
+    }
+
+    /// The number of threads that was found to be of use for a task, if there was enough to do.
+    pub(crate) fn found(&self, task: Task) -> Option<usize> {
+        self.lock().crowd(task).width.found()
     }
 
     /// Waits for a place behind all that wait; `None` when the session has ended.

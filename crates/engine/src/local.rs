@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use zmove_disk::{Auto, Direct, FileIo};
+use zmove_disk::{Auto, Direct, FileIo, StorageMemory};
 use zmove_receiver::{ListedFiles, Owning, ReceiverConfig, Session, run_session};
 use zmove_sender::{Link, Push, Run, SessionError, Summary};
 use zmove_transport::{memory_control, memory_lane};
@@ -26,6 +26,8 @@ pub struct LocalReceiver {
     pub file_io: Arc<dyn FileIo>,
     /// Whether large files are written past the page cache. Default: where it pays.
     pub direct: Direct,
+    /// What was found of targets' storages before.
+    pub storage: StorageMemory,
     /// The directory for the journals of what is unfinished. Default: none, and a push that broke off begins anew.
     pub journals: Option<PathBuf>,
     /// The meaning of names of users and groups. Default: none, so that numbers count.
@@ -39,6 +41,7 @@ impl Default for LocalReceiver {
         Self {
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
+            storage: StorageMemory::default(),
             journals: None,
             accounts: Arc::new(NoAccounts),
             listed: None,
@@ -73,12 +76,13 @@ pub async fn push_locally(
     drop((sinks_in, sources_in));
     let receiving = tokio::spawn(async move {
         let version = far_reader.greeting().await?.agree()?;
-        let LocalReceiver { file_io, direct, journals, accounts, listed } = receiver;
+        let LocalReceiver { file_io, direct, storage, journals, accounts, listed } = receiver;
         // who pushes here may do what they may do
         let owning = Owning::Allowed;
         let config = ReceiverConfig {
             file_io,
             direct,
+            storage,
             journals,
             accounts,
             listed,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
-use zmove_disk::{Direct, FileIo};
+use zmove_disk::{Direct, FileIo, StorageMemory};
 use zmove_receiver::{
     ListedFiles, Owning, ReceiverConfig, Session, SessionError as ReceiverError, TargetLeases, TransferMeter,
     run_session,
@@ -66,6 +66,8 @@ pub struct PullReceiver {
     pub file_io: Arc<dyn FileIo>,
     /// Whether large files are written past the page cache.
     pub direct: Direct,
+    /// What was found of targets' storages before.
+    pub storage: StorageMemory,
     /// The directory for the journals of what is unfinished.
     pub journals: Option<PathBuf>,
     /// The meaning of names of users and groups.
@@ -255,11 +257,12 @@ impl RemotePull<'_> {
     }
 
     fn receiver_config(&self, meter: &Arc<TransferMeter>) -> ReceiverConfig {
-        let PullReceiver { file_io, direct, journals, accounts, target_leases, listed } =
+        let PullReceiver { file_io, direct, storage, journals, accounts, target_leases, listed } =
             self.receiver.clone();
         ReceiverConfig {
             file_io,
             direct,
+            storage,
             journals,
             accounts,
             target_leases,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use zmove_disk::{Auto, Direct, FileIo};
+use zmove_disk::{Auto, Direct, FileIo, StorageMemory};
 use zmove_types::{Accounts, GROUP_BYTES, NoAccounts, RateLimit};
 
 use crate::grant::{Allowance, Grants};
@@ -36,6 +36,8 @@ pub struct ReceiverConfig {
     pub file_io: Arc<dyn FileIo>,
     /// Whether large files pass by the page cache. Default: where it pays.
     pub direct: Direct,
+    /// What was found of targets' storages before. Default: nothing, and nothing is remembered.
+    pub storage: StorageMemory,
     /// Whether files keep their setuid and setgid bits. Default: no.
     pub set_ids: SetIds,
     /// Whether entries may get owners, devices be made, and attributes be set that take rights. Default: no.
@@ -74,6 +76,7 @@ impl Default for ReceiverConfig {
             journals: None,
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
+            storage: StorageMemory::default(),
             set_ids: SetIds::default(),
             owning: Owning::default(),
             accounts: Arc::new(NoAccounts),

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::io::Errno;
-use zmove_disk::{FileIo, StorageThreads, Task, Turn};
+use zmove_disk::{FileIo, FileSystemMemory, StorageThreads, StorageWork, Task, Turn};
 use zmove_transport::Fingerprint;
 use zmove_types::RelPath;
 use zmove_wire::WireError;
@@ -231,6 +231,26 @@ impl Quota {
     /// A turn for a thread that is going to hash, list or write for a session that ends when `stopping` is set.
     pub fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
         self.0.storage_threads.turn(task, stopping)
+    }
+
+    /// Has the threads of this key begin with as many as were of use on a file system before, unless they have begun.
+    pub(crate) fn recall_threads(&self, of: &FileSystemMemory) {
+        let all = self.work_and_threads();
+        all.into_iter().for_each(|(work, threads)| of.recall(work, threads));
+    }
+
+    /// Remembers how many threads of this key were of use on a file system.
+    pub(crate) fn keep_threads(&self, of: &FileSystemMemory) {
+        self.work_and_threads().into_iter().for_each(|(work, threads)| of.keep(work, threads));
+    }
+
+    fn work_and_threads(&self) -> [(StorageWork, &StorageThreads); 3] {
+        let Book { storage_threads, naming_threads, .. } = &*self.0;
+        [
+            (StorageWork::Look, storage_threads),
+            (StorageWork::Write, storage_threads),
+            (StorageWork::Name, naming_threads),
+        ]
     }
 
     /// Whether the storage that this key writes to is a late one.

@@ -20,6 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
+use zmove_disk::FileSystemMemory;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, Pulse, blocking};
 use zmove_types::{FileId, StageTimes, TransferId};
 use zmove_wire::limits::{
@@ -178,10 +179,12 @@ async fn receive(
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let place = config.target_leases.work_at(&owner, &open.target);
-    let (open, target, parts) = match resolve(open, access, (transfer, owner.clone()), &config).await {
-        Ok(resolved) => resolved,
-        Err(refusal) => return connections.refuse(refusal).await,
-    };
+    let Resolved { open, target, parts, file_system } =
+        match resolve(open, access, (transfer, owner.clone()), &config).await {
+            Ok(resolved) => resolved,
+            Err(refusal) => return connections.refuse(refusal).await,
+        };
+    let quota = config.quota.clone();
     drop(held);
     let single_name = target.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     // Files of which groups are held are only found if they are offered.
@@ -222,11 +225,12 @@ async fn receive(
     };
     let (grants, meter) = (running.grants.clone(), Arc::clone(&running.transfer.meter));
     let ended = running.close(ended).await;
-    if let Some(grants) = grants {
-        let counted = tokio::task::spawn_blocking(move || grants.ended(meter.files()));
-        // a panic has been reported, and then less is counted
-        let _best_effort = counted.await;
-    }
+    let remember = move || {
+        quota.keep_threads(&file_system);
+        grants.into_iter().for_each(|grants| grants.ended(meter.files()));
+    };
+    // a panic has been reported, and then less is counted
+    let _best_effort = tokio::task::spawn_blocking(remember).await;
     // whoever waits for this session begins
     drop(place);
     ended
@@ -299,21 +303,31 @@ async fn first_of(stop: impl Future<Output = SessionError>, lease: &RunLease) ->
     }
 }
 
+/// A target that has been opened.
+struct Resolved {
+    open: Open,
+    target: Target,
+    parts: Parts,
+    file_system: FileSystemMemory,
+}
+
 /// Opens the target. Drops the names at its top, of which there may be very many, since they are of no use after that.
 async fn resolve(
     mut open: Open,
     access: WriteAccess,
     (transfer, owner): (TransferId, String),
     config: &ReceiverConfig,
-) -> Result<(Open, Target, Parts), Refusal> {
-    let (journals, quota) = (config.journals.clone(), config.quota.clone());
+) -> Result<Resolved, Refusal> {
+    let (journals, quota, storage) = (config.journals.clone(), config.quota.clone(), config.storage.clone());
     look(move || {
         let target = Target::resolve(&open, &access)?;
         let parts = Parts::new(journals, transfer, owner, &target.tree).booked_on(&quota);
+        let file_system = storage.of(target.tree.fd());
+        quota.recall_threads(&file_system);
         if let TargetShape::Directory { tops } = &mut open.shape {
             *tops = Vec::new();
         }
-        Ok((open, target, parts))
+        Ok(Resolved { open, target, parts, file_system })
     })
     .await
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
+use zmove_disk::StorageMemory;
 use zmove_engine::{Connector, PullReceiver, PullRun, Pulled, RemotePull};
 use zmove_receiver::TargetLeases;
 
@@ -48,6 +49,7 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
             receiver: PullReceiver {
                 file_io: Arc::clone(&storage.file_io),
                 direct: storage.direct,
+                storage: StorageMemory::in_home(&home),
                 journals: Some(settings::journals(&home)),
                 accounts: Arc::new(SystemAccounts),
                 target_leases: TargetLeases::shared_in(settings::target_leases(&home)),

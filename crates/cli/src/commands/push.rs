@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use zmove_disk::StorageMemory;
 use zmove_engine::{
     Connector, LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig, Sources,
     Summary, push_locally,
@@ -49,6 +50,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let config = SenderConfig {
         file_io: Arc::clone(&storage.file_io),
         direct: storage.direct,
+        storage: storage_memory(),
         sample_interval,
         scan: settings.scan(),
         owners: settings.owners(),
@@ -164,8 +166,14 @@ async fn push_here(
     let journals = settings::home(Role::Client).ok().map(|home| settings::journals(&home));
     let accounts = Arc::new(SystemAccounts);
     let Storage { file_io, direct, .. } = storage;
-    let receiver = LocalReceiver { file_io, direct, journals, accounts, listed };
+    let storage = storage_memory();
+    let receiver = LocalReceiver { file_io, direct, storage, journals, accounts, listed };
     Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
+}
+
+fn storage_memory() -> StorageMemory {
+    settings::home(Role::Client)
+        .map_or_else(|_no_home| StorageMemory::default(), |home| StorageMemory::in_home(&home))
 }
 
 /// The shares of its storage's speed that the push has reached, as far as that has been swept; for the target only

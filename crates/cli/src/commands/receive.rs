@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::sync::Notify;
 use zmove_daemon::{Authorizer, Daemon, DaemonEvent};
+use zmove_disk::StorageMemory;
 use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 use zmove_receiver::{ReceiverConfig, TargetLeases};
 use zmove_transport::{BindError, Fingerprint, Identity, Listener, SocketConfig};
@@ -46,6 +47,7 @@ async fn receive(request: &ReceiveRequest, key: Fingerprint, mut input: BufReade
     let home = settings::home(Role::Client).ok();
     let config = ReceiverConfig {
         journals: home.as_deref().map(settings::journals),
+        storage: home.as_deref().map(StorageMemory::in_home).unwrap_or_default(),
         target_leases: home
             .map(|home| TargetLeases::shared_in(settings::target_leases(&home)))
             .unwrap_or_default(),

@@ -31,6 +31,7 @@ use nix::unistd::User;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use zmove_daemon::{Authorizer, Copies, Daemon, Limits};
+use zmove_disk::StorageMemory;
 use zmove_receiver::ReceiverConfig;
 use zmove_transport::{AuthorizedKeys, Fingerprint, Identity, Inherited, KeyList, Listener, SocketConfig};
 use zmove_types::ByteCount;
@@ -190,6 +191,7 @@ fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
     ReceiverConfig {
         file_io: storage.file_io,
         direct: storage.direct,
+        storage: StorageMemory::in_home(&crate::settings::learnt(journals)),
         allow_clear: config.allow_clear,
         accounts: Arc::new(SystemAccounts),
         journals: Some(journals.to_owned()),

@@ -32,6 +32,10 @@ pub(super) struct Width {
     next: Direction,
     /// Whether every attempt so far has brought much more.
     is_starting: bool,
+    /// Whether the threads are those of an earlier transfer, and nothing has been seen of the storage yet.
+    is_recalled: bool,
+    /// The number of threads that had enough to do when it was last settled.
+    found: Option<usize>,
     /// How long it is until the next attempt.
     rest: Duration,
     /// The rest after an attempt that fails.
@@ -115,11 +119,32 @@ impl Width {
             attempt: None,
             next: Direction::More,
             is_starting: true,
+            is_recalled: false,
+            found: None,
             rest: Duration::ZERO,
             rest_next: REST_MIN,
             reports: 0.0,
             prompt: 0.0,
         }
+    }
+
+    /// Begins with so many threads, unless something has been seen of the storage.
+    pub(super) fn begin_with(&mut self, threads: usize) {
+        if self.found.is_none() && self.attempt.is_none() && self.reports == 0.0 {
+            self.threads = threads.clamp(1, self.most);
+            self.is_recalled = true;
+            self.rest = REST_MIN;
+        }
+    }
+
+    /// The number of threads that was found to be of use; `None` before they have had enough to do.
+    pub(super) const fn found(&self) -> Option<usize> {
+        self.found
+    }
+
+    #[cfg(test)]
+    pub(super) const fn find(&mut self, threads: usize) {
+        self.found = Some(threads);
     }
 
     /// The number of threads that there should be.
@@ -157,6 +182,15 @@ impl Width {
         };
         // so short a sample tells only that threads hardly do anything but sleep
         self.is_starting &= sample.asleep() >= FAST_ASLEEP;
+        if self.is_recalled && self.reports >= REPORTS_MIN {
+            self.is_recalled = false;
+            if !self.is_late() {
+                self.threads = 1;
+            }
+        }
+        if at_work >= USED_MIN * self.threads as f64 {
+            self.found = Some(self.threads.min(self.keep_cores_busy(sample)));
+        }
         if may_attempt && at_work >= USED_MIN * self.threads as f64 {
             self.attempt(rate, at_work, sample.asleep());
         }
@@ -340,6 +374,25 @@ mod tests {
             let course = World { depth: 1, prompt, ..LATE }.run(&mut width, 60.0);
             assert!(course.iter().all(|(_, threads)| *threads == 1));
         }
+    }
+
+    #[test]
+    fn threads_that_were_of_use_before_are_there_at_once() {
+        let mut width = Width::new(2, 256);
+        width.begin_with(96);
+        let course = LATE.run(&mut width, 5.0);
+        assert!(course.iter().all(|(_, threads)| *threads >= 64), "{course:?}");
+        assert!((64..=110).contains(&width.found().unwrap()), "{:?}", width.found());
+        width.begin_with(7);
+        assert!(width.threads() >= 64, "more is known by now");
+    }
+
+    #[test]
+    fn threads_that_were_of_use_before_go_where_storage_is_prompt_by_now() {
+        let mut width = Width::new(2, 256);
+        width.begin_with(96);
+        let course = World { depth: 1, prompt: 1.0, ..LATE }.run(&mut width, 5.0);
+        assert!(course.iter().skip(1).all(|(_, threads)| *threads == 1), "{course:?}");
     }
 
     #[test]

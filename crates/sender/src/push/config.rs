@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zmove_disk::{Auto, Direct, FileIo};
+use zmove_disk::{Auto, Direct, FileIo, StorageMemory};
 use zmove_scan::ScanConfig;
 use zmove_transport::SharedRate;
 use zmove_types::{GROUP_BYTES, RateLimit};
@@ -43,6 +43,8 @@ pub struct SenderConfig {
     pub file_io: Arc<dyn FileIo>,
     /// Whether large files pass by the page cache. Default: where it pays.
     pub direct: Direct,
+    /// What was found of the sources' storages before. Default: nothing, and nothing is remembered.
+    pub storage: StorageMemory,
     /// What all lanes together may carry, with the headers of the packets. Default: as much as there is.
     pub rate_max: Option<RateLimit>,
     /// A rate that is kept together with other pushes. Default: none.
@@ -65,6 +67,7 @@ impl Default for SenderConfig {
             sample_interval: None,
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
+            storage: StorageMemory::default(),
             rate_max: None,
             rate_shared: None,
         }

@@ -1,6 +1,6 @@
 //! The stages of one push, from the scan to the lanes: started together, stopped together, joined at the end.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use zmove_disk::StorageThreads;
@@ -61,6 +61,8 @@ impl Pipeline {
             direct: config.direct,
             reader_count: ReaderCount::default(),
             threads: StorageThreads::default(),
+            storage: config.storage.clone(),
+            file_system: OnceLock::new(),
             frames: frames_in,
         });
         let lane_context = LaneContext { session: Arc::clone(&session), frames };

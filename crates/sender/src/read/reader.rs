@@ -7,11 +7,13 @@
 //! When all is planned and few packs wait, large packs are read in small pieces, also those of large
 //! directories. At the end no slow lane then holds a whole pack.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::Sender;
 use zmove_chunk::{GroupHasher, Work};
-use zmove_disk::{DataFile, Direct, FileIo, Span, StorageThreads};
+use zmove_disk::{
+    DataFile, Direct, FileIo, FileSystemMemory, Span, StorageMemory, StorageThreads, StorageWork,
+};
 use zmove_scan::Entry;
 use zmove_types::{Buffer, BufferPool, Cv, Doing, GROUP_BYTES, GroupSpan, ItemId, Kinds, Stopwatch};
 use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
@@ -38,8 +40,31 @@ pub(crate) struct ReaderContext {
     pub(crate) reader_count: ReaderCount,
     /// The threads that read small files side by side.
     pub(crate) threads: StorageThreads,
+    pub(crate) storage: StorageMemory,
+    /// What is remembered of the file system of the first pack: sources seldom lie on several.
+    pub(crate) file_system: OnceLock<FileSystemMemory>,
     /// The queue that all lanes share.
     pub(crate) frames: Sender<OutgoingFrame>,
+}
+
+impl ReaderContext {
+    /// Has the threads that read begin with as many as were of use before, at the first call.
+    fn recall(&self, directory: &SourceDirectory) {
+        self.file_system.get_or_init(|| {
+            let directory = directory.opened();
+            let known = directory.fd().map(|fd| self.storage.of(fd)).unwrap_or_default();
+            known.recall(StorageWork::Read, &self.threads);
+            known
+        });
+    }
+}
+
+impl Drop for ReaderContext {
+    fn drop(&mut self) {
+        if let Some(file_system) = self.file_system.get() {
+            file_system.keep(StorageWork::Read, &self.threads);
+        }
+    }
 }
 
 /// Runs one reader until the push is being stopped, or there are to be fewer readers.

@@ -93,7 +93,8 @@ fn enforce(
 ) -> Result<(), RulesetError> {
     let mut rules = rules()?;
     // Only a directory that exists can be allowed; an error shows when it is opened.
-    for directory in [own.journals.clone(), crate::settings::copies(&own.journals)] {
+    let learnt = crate::settings::learnt(&own.journals);
+    for directory in [own.journals.clone(), crate::settings::copies(&own.journals), learnt] {
         let _shown = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         rules = allow(rules, &directory, PathFd::new(&directory), WRITE)?;
     }

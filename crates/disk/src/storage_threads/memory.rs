@@ -1,0 +1,187 @@
+//! Memory of how many threads were of use on storage that answers late, in the file `storage` beside the keys: the next
+//! transfer there begins with as many.
+//!
+//! Each line holds one task on one file system, as `read:nfs4:server:/export`, and how many threads. A file system at
+//! which no more threads were of use than there are cores has none, and begins as one that is not known.
+
+use std::fmt;
+use std::fs::DirBuilder;
+use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{AtFlags, StatxFlags};
+
+use crate::proc::Mount;
+use crate::remembered::Remembered;
+
+use super::{StorageThreads, THREADS_MAX, Task, cores};
+
+/// The memory of all file systems; by default none.
+#[derive(Clone, Debug, Default)]
+pub struct StorageMemory(Option<PathBuf>);
+
+/// The memory of one file system.
+#[derive(Debug, Default)]
+pub struct FileSystemMemory(Option<(Remembered<Known>, String)>);
+
+/// What threads do there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StorageWork {
+    /// They open small files and read them.
+    Read,
+    /// They look at entries.
+    Look,
+    /// They make entries and write them.
+    Write,
+    /// They give names.
+    Name,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Known {
+    threads: usize,
+    /// The day when that was, from 1970 on.
+    day: u64,
+}
+
+impl StorageMemory {
+    /// The memory in this home.
+    #[must_use]
+    pub fn in_home(home: &Path) -> Self {
+        Self(Some(home.join(FILE)))
+    }
+
+    /// The memory of the file system that `file` is on.
+    #[must_use]
+    pub fn of(&self, file: impl AsFd) -> FileSystemMemory {
+        let name = || name_of(&std::fs::read("/proc/self/mountinfo").ok()?, mount_of(file)?);
+        let known = self.0.clone().and_then(|path| Some((Remembered::new(path, HEADER, LINES_MAX), name()?)));
+        FileSystemMemory(known)
+    }
+}
+
+impl FileSystemMemory {
+    /// Has these threads begin with as many as were of use before.
+    pub fn recall(&self, work: StorageWork, threads: &StorageThreads) {
+        let Some((remembered, file_system)) = &self.0 else { return };
+        let known = remembered.recall(&key(work, file_system)).ok().flatten();
+        if let Some(known) = known.filter(|known| today().saturating_sub(known.day) <= DAYS_MAX) {
+            threads.begin_with(work.task(), known.threads);
+        }
+    }
+
+    /// Remembers how many of these threads were of use, if they had enough to do that it shows.
+    pub fn keep(&self, work: StorageWork, threads: &StorageThreads) {
+        let Some(((remembered, file_system), found)) = self.0.as_ref().zip(threads.found(work.task())) else {
+            return;
+        };
+        let is_late = found > cores();
+        let known = is_late.then(|| Known { threads: found, day: today() });
+        let home = remembered.file().parent().filter(|_| known.is_some());
+        let made = home.map_or(Ok(()), |home| DirBuilder::new().recursive(true).mode(0o700).create(home));
+        // It is advice, and a home that cannot be written is told elsewhere.
+        let _best_effort = made.and_then(|()| remembered.keep(&key(work, file_system), known));
+    }
+}
+
+impl StorageWork {
+    const fn task(self) -> Task {
+        match self {
+            Self::Read | Self::Look => Task::Look,
+            Self::Write | Self::Name => Task::Write,
+        }
+    }
+}
+
+fn key(work: StorageWork, file_system: &str) -> String {
+    let work = match work {
+        StorageWork::Read => "read",
+        StorageWork::Look => "look",
+        StorageWork::Write => "write",
+        StorageWork::Name => "name",
+    };
+    format!("{work}:{file_system}")
+}
+
+fn mount_of(file: impl AsFd) -> Option<u64> {
+    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
+    (stat.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(stat.stx_mnt_id)
+}
+
+/// The file system of a mount, by its type and what is mounted: a server's name is the same at every mount point.
+fn name_of(mountinfo: &[u8], mount: u64) -> Option<String> {
+    let Mount { kind, source, .. } = Mount::all(mountinfo).find(|other| other.id == mount)?;
+    let no_blank = |letter: char| if letter.is_whitespace() || letter.is_control() { '_' } else { letter };
+    Some(format!("{kind}:{source}").chars().map(no_blank).collect())
+}
+
+fn today() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |time| time.as_secs() / (24 * 60 * 60))
+}
+
+impl fmt::Display for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "threads={} day={}", self.threads, self.day)
+    }
+}
+
+impl FromStr for Known {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let number = |word: &str, name: &str| word.strip_prefix(name)?.parse::<u64>().ok();
+        let (threads, day) = text.split_once(' ').ok_or(())?;
+        let threads = number(threads, "threads=").and_then(|threads| usize::try_from(threads).ok());
+        let threads = threads.filter(|threads| (1..=THREADS_MAX).contains(threads)).ok_or(())?;
+        Ok(Self { threads, day: number(day, "day=").ok_or(())? })
+    }
+}
+
+const FILE: &str = "storage";
+const HEADER: &str = "# zmove storage 1";
+/// The most lines that are kept, of which a file system has four.
+const LINES_MAX: usize = 256;
+/// How many days it is remembered: storage is extended, and moves.
+const DAYS_MAX: u64 = 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_on_late_storage_is_where_the_next_begin() {
+        let home = tempfile::tempdir().unwrap();
+        let memory = StorageMemory::in_home(home.path()).of(std::fs::File::open("/").unwrap());
+        let (late, prompt, next) =
+            (StorageThreads::default(), StorageThreads::default(), StorageThreads::default());
+        late.lock().crowds[Task::Look as usize].width.find(96);
+        memory.keep(StorageWork::Read, &late);
+        memory.keep(StorageWork::Write, &late);
+        memory.recall(StorageWork::Write, &next);
+        assert!(!next.is_late(Task::Write), "nothing was found of it");
+        memory.recall(StorageWork::Read, &next);
+        assert_eq!(next.lock().crowds[Task::Look as usize].width.threads(), 96);
+        let text = std::fs::read_to_string(home.path().join("storage")).unwrap();
+        assert!(text.starts_with("# zmove storage 1\nread:") && text.lines().count() == 2, "{text}");
+        prompt.lock().crowds[Task::Look as usize].width.find(1);
+        memory.keep(StorageWork::Read, &prompt);
+        let text = std::fs::read_to_string(home.path().join("storage")).unwrap();
+        assert_eq!(text, "# zmove storage 1\n", "it is not late any more");
+    }
+
+    #[test]
+    fn a_file_system_is_known_by_what_is_mounted() {
+        let mountinfo = b"36 35 0:51 / /data rw,relatime shared:1 - nfs4 server:/ex\\040port rw\n\
+            37 35 0:52 / /other rw - xfs /dev/sdb1 rw\n";
+        assert_eq!(name_of(mountinfo, 36).unwrap(), "nfs4:server:/ex_port");
+        assert_eq!(name_of(mountinfo, 37).unwrap(), "xfs:/dev/sdb1");
+        assert_eq!(name_of(mountinfo, 38), None);
+        for line in ["threads=0 day=1", "threads=257 day=1", "threads=9", "threads=9 day=x", ""] {
+            assert_eq!(line.parse::<Known>(), Err(()), "{line}");
+        }
+    }
+}
