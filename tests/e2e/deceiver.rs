@@ -116,8 +116,8 @@ impl Deceiver {
         let speaking = tokio::spawn(speak(self.state, far, (heard_in, heard), self.answers));
         let transfer = TransferId([9; 16]);
         let (cipher, version) = (Cipher::Tls, self.version);
-        let (supply, relay, memory) = (None, None, None);
-        let link = Link { transfer, cipher, version, control: near, lanes: sinks, supply, relay, memory };
+        let (supply, relay, quota) = (None, None, None);
+        let link = Link { transfer, cipher, version, control: near, lanes: sinks, supply, relay, quota };
         let ended = push.run(&mut run, link, observer, tokio::time::sleep(PATIENCE)).await;
         speaking.abort();
         (ended, hearing.join().unwrap())

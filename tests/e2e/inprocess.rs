@@ -120,8 +120,8 @@ impl InProcess {
                 run_session(session, std::future::pending()).await
             });
             let (cipher, version) = (Cipher::Tls, Version::NEWEST);
-            let (relay, memory) = (None, None);
-            let link = Link { transfer, cipher, version, control: near, lanes: sinks, supply, relay, memory };
+            let (relay, quota) = (None, None);
+            let link = Link { transfer, cipher, version, control: near, lanes: sinks, supply, relay, quota };
             let pushing = push.run(&mut run, link, observer, std::future::pending());
             let (ended, ()) = tokio::join!(pushing, dialling);
             let received = receiving.await.unwrap();

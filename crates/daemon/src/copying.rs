@@ -18,7 +18,7 @@ use zmove_engine::{
     RemotePush, Timeout,
 };
 use zmove_receiver::Quota;
-use zmove_sender::{Beside, Memory, Push, PushJob, Run, SessionError, Summary};
+use zmove_sender::{Beside, PeerQuota, Push, PushJob, Run, SessionError, Summary};
 use zmove_transport::{
     Claim, ControlReader, ControlWriter, DialError, Fingerprint, Reach, TransportChoice, blocking,
 };
@@ -30,7 +30,7 @@ use zmove_wire::{
 
 use crate::authorizer::{Authorized, Authorizer};
 use crate::copies::{Copies, RunningCopy};
-use crate::relaying::{KeyMemory, Listeners, Relaying};
+use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::sending::{
     Order, Prepared, SendingError, SendingSession, Sent, StopOnDrop, Target, denied, job, next, prepare,
     refuse, refuse_nonsense, say_last, tell_often,
@@ -268,7 +268,7 @@ async fn push(
     let Place { host, port } = order.to.clone();
     let remote = Remote { host, port, path: fetch.open.target.clone(), login: None };
     let settings = dial_settings(order, Fingerprint(key));
-    let memory = Some(Arc::new(KeyMemory(checked.quota.clone())) as Arc<dyn Memory>);
+    let quota = Some(Arc::new(KeyQuota(checked.quota.clone())) as Arc<dyn PeerQuota>);
     let search = Arc::new(Search { fetch, list, checked });
     let again = || Box::pin(Arc::clone(&search).again()) as JobMaking;
     let patience = Timeout(Duration::from_secs(order.patience_secs).min(PATIENCE_MAX));
@@ -283,7 +283,7 @@ async fn push(
         config,
         timeout: patience,
         busy_timeout: patience,
-        memory,
+        quota,
         observer: Arc::<Relaying>::clone(relaying),
     };
     let summary = pushing.push(first, &mut run, stop).await?.summary;

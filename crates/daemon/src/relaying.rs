@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::watch;
 use zmove_receiver::{Booking, Quota, TransferMeter};
-use zmove_sender::{Beside, Held, Memory, SessionError, Summary};
+use zmove_sender::{Beside, Held, PeerQuota, SessionError, Summary};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample};
 use zmove_wire::limits::{HASHED_MAX, TOLD_MAX};
 use zmove_wire::{
@@ -370,13 +370,17 @@ impl fmt::Debug for Relaying {
     }
 }
 
-/// The memory of a key, for what its receiver says.
+/// The quota of a key, for what its receiver says and the threads that read for it.
 #[derive(Debug)]
-pub(crate) struct KeyMemory(pub(crate) Quota);
+pub(crate) struct KeyQuota(pub(crate) Quota);
 
-impl Memory for KeyMemory {
-    fn book(&self, bytes: usize) -> Result<Held, WireError> {
+impl PeerQuota for KeyQuota {
+    fn book_memory(&self, bytes: usize) -> Result<Held, WireError> {
         Ok(Box::new(self.0.book_memory(bytes)?))
+    }
+
+    fn book_helper(&self) -> Option<Held> {
+        self.0.book_helper().map(|helper| Box::new(helper) as Held)
     }
 }
 

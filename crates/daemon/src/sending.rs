@@ -35,7 +35,7 @@ use zmove_wire::{
 
 use crate::authorizer::{Authorized, Authorizer};
 use crate::copies::Copies;
-use crate::relaying::{KeyMemory, Listeners, Relaying, TELL_EVERY};
+use crate::relaying::{KeyQuota, Listeners, Relaying, TELL_EVERY};
 use crate::sources::{ReadAccess, Sources};
 use crate::transfers::Cut;
 
@@ -555,7 +555,7 @@ impl Prepared {
             lanes,
             supply: Some(supply(&fetch, portion.lanes, &relaying)),
             relay: Some(relay),
-            memory: Some(Arc::new(KeyMemory(quota))),
+            quota: Some(Arc::new(KeyQuota(quota))),
         };
         let telling = tokio::spawn(tell_often(Arc::clone(&relaying)));
         let (mut superseded, mut unread, mut cut_off) = (false, false, None);

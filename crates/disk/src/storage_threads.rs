@@ -187,7 +187,7 @@ impl StorageThreads {
     }
 
     /// Begins a task with so many threads, which were of use for it before, unless it has been begun.
-    pub(crate) fn begin_with(&self, task: Task, threads: usize) {
+    pub fn begin_with(&self, task: Task, threads: usize) {
         let mut state = self.lock();
         state.crowd(task).width.begin_with(threads);
         self.is_spare[task as usize].store(state.is_spare(task), Ordering::Relaxed);

@@ -72,8 +72,8 @@ impl From<Connected<Box<dyn LaneSink>>> for Reached {
     fn from(connected: Connected<Box<dyn LaneSink>>) -> Self {
         let Connected { dialled, transport, dialler, route, ssh } = connected;
         let Dialled { transfer, cipher, version, control, lanes, supply, .. } = dialled;
-        let (supply, relay, memory) = (Some(supply), None, None);
-        let link = Link { transfer, cipher, version, control, lanes, supply, relay, memory };
+        let (supply, relay, quota) = (Some(supply), None, None);
+        let link = Link { transfer, cipher, version, control, lanes, supply, relay, quota };
         Self { link, transport, dialler, route, ssh }
     }
 }

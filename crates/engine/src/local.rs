@@ -101,7 +101,7 @@ pub async fn push_locally(
         lanes: sinks,
         supply: None,
         relay: None,
-        memory: None,
+        quota: None,
     };
     let pushed = push.run(run, link, observer, stop).await;
     let received = receiving.await.map_err(LocalError::Role)?;

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zmove_sender::{Link, Memory, Need, Push, PushJob, Run, SenderConfig, SessionError, Summary};
+use zmove_sender::{Link, Need, PeerQuota, Push, PushJob, Run, SenderConfig, SessionError, Summary};
 use zmove_transport::{Resumption, Transport};
 use zmove_types::Observer;
 
@@ -32,8 +32,8 @@ pub struct RemotePush<'a> {
     pub timeout: Timeout,
     /// How long one session waits in the queue of a busy receiver.
     pub busy_timeout: Timeout,
-    /// The memory that is booked for what the receiver says. `None`: as much as the protocol allows.
-    pub memory: Option<Arc<dyn Memory>>,
+    /// What the receiver may hold here. `None`: as much as the protocol allows.
+    pub quota: Option<Arc<dyn PeerQuota>>,
     /// The observer of what happens in a session.
     pub observer: Arc<dyn Observer>,
 }
@@ -103,7 +103,7 @@ impl RemotePush<'_> {
         };
         let pushed = match push {
             Ok(push) => {
-                let link = Link { memory: self.memory.clone(), ..reached.link };
+                let link = Link { quota: self.quota.clone(), ..reached.link };
                 let pushed = push.run(run, link, Arc::clone(&self.observer), stop).await;
                 pushed.map_err(PushError::from)
             }

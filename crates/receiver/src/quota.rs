@@ -281,7 +281,8 @@ impl Quota {
     }
 
     /// Books a thread that helps others, as long as most descriptors are left to large files.
-    fn book_helper(&self) -> Option<ThreadBooking> {
+    #[must_use]
+    pub fn book_helper(&self) -> Option<ThreadBooking> {
         if self.leaves_most_descriptors() { self.book_thread() } else { None }
     }
 

@@ -18,7 +18,7 @@ use zmove_wire::{
 };
 
 use crate::account::summary::Summary;
-use crate::control::relay::{Beside, DialledBy, Heard, Last, Memory, inbox};
+use crate::control::relay::{Beside, DialledBy, Heard, Last, PeerQuota, inbox};
 use crate::error::SessionError;
 
 /// Receives the receiver's greeting, unless the receiver has dialled: it has greeted before. `version` is the
@@ -27,12 +27,12 @@ pub(crate) async fn greeted(
     mut reader: ControlReader,
     version: Version,
     dialled_by: DialledBy,
-    memory: Option<Arc<dyn Memory>>,
+    quota: Option<Arc<dyn PeerQuota>>,
 ) -> Result<Inbox<Heard>, SessionError> {
     if dialled_by == DialledBy::Sender {
         reader.greeting().await?.agree_within(version)?;
     }
-    Ok(inbox(reader, memory))
+    Ok(inbox(reader, quota))
 }
 
 /// The permission to begin a transfer.

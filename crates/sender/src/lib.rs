@@ -26,7 +26,7 @@ pub use account::limit::Limit;
 pub use account::manifest::{Manifest, Prover};
 pub use account::summary::{AtBest, Learnt, Preview, Summary};
 pub use control::link::{CongestionChoice, LaneNumber, LaneSupply, Link, LossAnswer};
-pub use control::relay::{Beside, Held, Hold, Last, Memory, Relay};
+pub use control::relay::{Beside, Held, Hold, Last, PeerQuota, Relay};
 pub use error::SessionError;
 pub use mirror::{AfterErrors, Guard, Removals};
 pub use plan::pack::PacksPerDoubling;

@@ -45,14 +45,13 @@ pub(crate) async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, SessionError> {
     link.ask(Open { run: run.id(link.transfer), ..push.open.clone() }).await?;
-    let Link { version, control: (reader, writer), mut lanes, supply: _none_needed, relay, memory, .. } =
-        link;
+    let Link { version, control: (reader, writer), mut lanes, supply: _none_needed, relay, quota, .. } = link;
     let RelayParts { beside, mut last, dialled_by } = relay.into();
     let config = &push.config;
     let extras =
         Extras::new(push.open.keeping, config.owners.clone(), version).adapting(config.zeros, config.instead);
     let (mut receipts, replies, outgoing) =
-        Receipts::begin(observer, (version, extras), push.started, memory.clone());
+        Receipts::begin(observer, (version, extras), push.started, quota.clone());
     let session = Arc::clone(&receipts.session);
     let started = push.started;
     let (mut writer, mut unsayable) = control::write_all(writer, outgoing, beside);
@@ -60,7 +59,7 @@ pub(crate) async fn run(
     let (broken_in, mut broken) = mpsc::unbounded_channel();
     let mut threads = Threads::new(broken_in);
     let conversation = async {
-        let greeted = control::greeted(reader, version, dialled_by, memory);
+        let greeted = control::greeted(reader, version, dialled_by, quota);
         let (mut inbox, Permission { opened, kept }) =
             permission(greeted, run.patience, &session.account).await?;
         session.account.not_kept(&session.extras.learn(kept));

@@ -32,7 +32,7 @@ use crate::account::manifest::Manifest;
 use crate::account::receipts::Receipts;
 use crate::account::summary::Summary;
 use crate::control::link::Link;
-use crate::control::relay::{DialledBy, Heard, Last, Memory, RelayParts};
+use crate::control::relay::{DialledBy, Heard, Last, PeerQuota, RelayParts};
 use crate::control::{self, GOODBYE_TIMEOUT, Permission, Unsayable};
 use crate::error::SessionError;
 use crate::plan::planner::Task;
@@ -62,13 +62,13 @@ impl Push {
         let task = Task::of(&self.open, self.mirror);
         let keeping = self.open.keeping;
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
-        let Link { cipher, version, control: (reader, writer), lanes, supply, relay, memory, .. } = link;
+        let Link { cipher, version, control: (reader, writer), lanes, supply, relay, quota, .. } = link;
         let RelayParts { beside, last, dialled_by } = relay.into();
         let config = &self.config;
         let extras =
             Extras::new(keeping, config.owners.clone(), version).adapting(config.zeros, config.instead);
         let (receipts, replies, outgoing) =
-            Receipts::begin(observer, (version, extras), self.started, memory.clone());
+            Receipts::begin(observer, (version, extras), self.started, quota.clone());
         let totals = &receipts.session.account.totals;
         totals.scan_errors.set(self.sources_missing);
         totals.extraneous.set(run.earlier.extraneous);
@@ -91,7 +91,7 @@ impl Push {
             receipts,
             last,
             dialled_by,
-            memory,
+            quota,
         };
         let ended = tokio::select! {
             ended = running.drive(reader) => ended,
@@ -123,7 +123,7 @@ struct Running<'a> {
     /// To be called with the end, where the receiver has dialled.
     last: Option<Last>,
     dialled_by: DialledBy,
-    memory: Option<Arc<dyn Memory>>,
+    quota: Option<Arc<dyn PeerQuota>>,
 }
 
 impl Running<'_> {
@@ -227,7 +227,7 @@ impl Running<'_> {
         let (waits_in, mut waits) = mpsc::unbounded_channel();
         let session = Arc::clone(&self.pipeline.session);
         let told_rate = move |limit| session.rate.lower(limit, Limit::AllowedRate);
-        let greeted = control::greeted(reader, self.version, self.dialled_by, self.memory.clone());
+        let greeted = control::greeted(reader, self.version, self.dialled_by, self.quota.clone());
         let permission = control::permission(greeted, self.run.patience, waits_in, told_rate);
         tokio::pin!(permission);
         let mut in_line = false;

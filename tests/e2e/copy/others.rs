@@ -72,7 +72,7 @@ fn a_later_session_s_sources_are_looked_for_beside_the_runtime() {
         config: SenderConfig::default(),
         timeout: Timeout(PATIENCE),
         busy_timeout: Timeout(PATIENCE),
-        memory: None,
+        quota: None,
         observer: Arc::new(NoObserver),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

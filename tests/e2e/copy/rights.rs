@@ -146,7 +146,7 @@ impl Granted {
             config: SenderConfig::default(),
             timeout: Timeout::NONE,
             busy_timeout,
-            memory: None,
+            quota: None,
             observer: std::sync::Arc::new(NoObserver),
         };
         let pushed = runtime().block_on(pushing.push(first, &mut run, std::future::pending()));

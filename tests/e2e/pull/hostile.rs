@@ -78,9 +78,9 @@ async fn send(
     let push = Push::start(job, SenderConfig::default(), &mut run, Instant::now());
     let (words_in, words) = mpsc::unbounded_channel();
     let last = Box::new(move |_: Result<&_, &_>| drop(words_in));
-    let (supply, relay, memory) = (None, Some(Relay { words, last }), None);
+    let (supply, relay, quota) = (None, Some(Relay { words, last }), None);
     let (cipher, version) = (Cipher::Tls, Version::NEWEST);
-    let link = Link { transfer, cipher, version, control: (reader, writer), lanes, supply, relay, memory };
+    let link = Link { transfer, cipher, version, control: (reader, writer), lanes, supply, relay, quota };
     drop(push.run(&mut run, link, Arc::new(NoObserver), std::future::pending()).await);
 }
 

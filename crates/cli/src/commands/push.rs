@@ -149,7 +149,7 @@ async fn push_there(
         config,
         timeout: settings.timeout(),
         busy_timeout: settings.args.busy_timeout(),
-        memory: None,
+        quota: None,
         observer: display.observer(),
     };
     Ok(pushing.push(push, run, interrupted()).await?)

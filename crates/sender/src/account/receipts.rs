@@ -19,7 +19,7 @@ use crate::account::failure::FileError;
 use crate::account::manifest::Known;
 use crate::account::report_limits::{ReportCounts, not_empty};
 use crate::control;
-use crate::control::relay::{Heard, Memory};
+use crate::control::relay::{Heard, PeerQuota};
 use crate::control::replies::{self, Replies, Reply, ReplySender};
 use crate::error::SessionError;
 use crate::plan::links::{FirstName, Word};
@@ -50,11 +50,11 @@ impl Receipts {
         observer: Arc<dyn Observer>,
         (version, extras): (Version, Extras),
         started: Instant,
-        memory: Option<Arc<dyn Memory>>,
+        quota: Option<Arc<dyn PeerQuota>>,
     ) -> (Self, Replies, UnboundedReceiver<ToReceiver>) {
         let (outgoing_in, outgoing) = mpsc::unbounded_channel();
-        let (reply_sender, replies) = replies::channel(memory.clone());
-        let session = Arc::new(Session::new(observer, (version, extras), started, outgoing_in, memory));
+        let (reply_sender, replies) = replies::channel(quota.clone());
+        let session = Arc::new(Session::new(observer, (version, extras), started, outgoing_in, quota));
         let paced = Duration::ZERO;
         let reported = ReportCounts::default();
         let receipts = Self { session, reply_sender, paced, times_beyond_range: 0, reported, signed: None };

@@ -7,7 +7,7 @@ use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSink};
 use zmove_types::TransferId;
 use zmove_wire::{Cipher, Greeting, Open, Proof, Role, Version, encode_message};
 
-use crate::control::relay::{Memory, Relay};
+use crate::control::relay::{PeerQuota, Relay};
 use crate::error::SessionError;
 
 /// The connections to the receiver: control and lanes.
@@ -27,9 +27,9 @@ pub struct Link {
     pub supply: Option<LaneSupply>,
     /// What is said beside the transfer to a receiver that has dialled. `None`: this side has dialled.
     pub relay: Option<Relay>,
-    /// The memory that is booked for what the receiver says. `None`: as much as the protocol allows, for a sender that
+    /// What the receiver may hold here. `None`: as much as the protocol allows, for a sender that
     /// works for its own user.
-    pub memory: Option<Arc<dyn Memory>>,
+    pub quota: Option<Arc<dyn PeerQuota>>,
 }
 
 impl Link {

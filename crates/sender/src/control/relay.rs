@@ -1,5 +1,5 @@
 //! A transfer whose receiver has dialled, and has asked this side to send: what is said beside the transfer, and the
-//! memory for what the receiver says.
+//! quota on which what the receiver says is booked, and the threads that read for it.
 //!
 //! **Invariant:** of what a receiver says nothing is decoded for which there is no room, and what waits for the
 //! planner stays booked.
@@ -65,13 +65,16 @@ pub trait Hold: fmt::Debug + Send {}
 
 impl<T: fmt::Debug + Send> Hold for T {}
 
-/// A limit on memory.
-pub trait Memory: fmt::Debug + Send + Sync {
+/// What a receiver that has dialled may hold here.
+pub trait PeerQuota: fmt::Debug + Send + Sync {
     /// Books so many bytes.
     ///
     /// # Errors
     /// The limit would be exceeded.
-    fn book(&self, bytes: usize) -> Result<Held, WireError>;
+    fn book_memory(&self, bytes: usize) -> Result<Held, WireError>;
+
+    /// Books a thread that helps others to read, and its descriptors; `None` where a limit would be exceeded.
+    fn book_helper(&self) -> Option<Held>;
 }
 
 /// A message of the receiver, and what is held for it.
@@ -81,16 +84,16 @@ pub(crate) struct Heard {
     _held: Option<Held>,
 }
 
-/// The messages of a receiver, booked on `memory`, where there is a limit.
-pub(crate) fn inbox(reader: ControlReader, memory: Option<Arc<dyn Memory>>) -> Inbox<Heard> {
+/// The messages of a receiver, booked on `quota`, where there is one.
+pub(crate) fn inbox(reader: ControlReader, quota: Option<Arc<dyn PeerQuota>>) -> Inbox<Heard> {
     let decode = move |bytes: &[u8]| {
-        let Some(memory) = &memory else {
+        let Some(quota) = &quota else {
             return Ok(Heard { message: decode_message(bytes)?, _held: None });
         };
         // what is decoded is larger than what has come, by no more than this
-        let held = memory.book(bytes.len() * DECODED_BYTES_PER_BYTE)?;
+        let held = quota.book_memory(bytes.len() * DECODED_BYTES_PER_BYTE)?;
         let mut strings = Vec::new();
-        let room = |count: usize| memory.book(count * ELEMENT_BYTES).map(|held| strings.push(held));
+        let room = |count: usize| quota.book_memory(count * ELEMENT_BYTES).map(|held| strings.push(held));
         let message = decode_message_within(bytes, room)?;
         Ok(Heard { message, _held: Some(Box::new((held, strings))) })
     };

@@ -12,7 +12,7 @@ use zmove_wire::limits::{
 };
 use zmove_wire::{Answer, Findings, Hashed, Held, TargetState, ToSender, WireError};
 
-use crate::control::relay::{Held as Booked, Memory};
+use crate::control::relay::{Held as Booked, PeerQuota};
 use crate::plan::links::Word;
 
 /// The end at which replies are taken.
@@ -54,7 +54,7 @@ pub(crate) struct ReplySender {
     /// The number of values and verdicts that wait.
     waiting: Arc<AtomicUsize>,
     /// The memory that is booked for what the receiver says, where there is a limit.
-    memory: Option<Arc<dyn Memory>>,
+    quota: Option<Arc<dyn PeerQuota>>,
     findings: Sender<Findings>,
     hashed: Sender<Hashed>,
     mirror: Sender<ToSender>,
@@ -71,7 +71,7 @@ const REPLY_BYTES: usize = 40;
 const VALUES_BYTES: usize = 1280;
 
 /// The two ends of the channel from the control conversation to the planner.
-pub(crate) fn channel(memory: Option<Arc<dyn Memory>>) -> (ReplySender, Replies) {
+pub(crate) fn channel(quota: Option<Arc<dyn PeerQuota>>) -> (ReplySender, Replies) {
     let (state_in, state) = bounded(1);
     let (offers_in, offers) = unbounded();
     let (findings_in, findings) = bounded(INQUIRIES_OUTSTANDING_MAX);
@@ -83,7 +83,7 @@ pub(crate) fn channel(memory: Option<Arc<dyn Memory>>) -> (ReplySender, Replies)
         state: state_in,
         offers: offers_in,
         waiting,
-        memory,
+        quota,
         findings: findings_in,
         hashed: hashed_in,
         mirror: mirror_in,
@@ -107,7 +107,7 @@ impl ReplySender {
         }
         let beside = if matches!(reply, Reply::Held(_)) { VALUES_BYTES } else { 0 };
         let bytes = weight * REPLY_BYTES + beside;
-        let held = self.memory.as_ref().map(|memory| memory.book(bytes)).transpose()?;
+        let held = self.quota.as_ref().map(|quota| quota.book_memory(bytes)).transpose()?;
         // The planner has gone only when the session is being stopped.
         let all = Arc::clone(&self.waiting);
         let _stopping = self.offers.send(QueuedReply { reply, weight, all, held });

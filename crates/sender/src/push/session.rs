@@ -10,7 +10,7 @@ use zmove_wire::{ToReceiver, Version, WireError};
 use crate::account::Account;
 use crate::account::failure::FileError;
 use crate::account::timeline::Timeline;
-use crate::control::relay::{Held, Memory};
+use crate::control::relay::{Held, PeerQuota};
 use crate::plan::queue::Queue;
 use crate::read::extras::Extras;
 use crate::read::read_ahead::ReadAhead;
@@ -28,8 +28,8 @@ pub(crate) struct Session {
     pub(crate) rate: PushRate,
     /// Held while a message of the receiver is entered, so that who finds nothing in flight has heard of all of it.
     pub(crate) entering: Mutex<()>,
-    /// The memory that is booked for what the receiver says, where there is a limit.
-    memory: Option<Arc<dyn Memory>>,
+    /// What the receiver may hold here, where there is a limit.
+    quota: Option<Arc<dyn PeerQuota>>,
 }
 
 impl Session {
@@ -40,7 +40,7 @@ impl Session {
         (version, extras): (Version, Extras),
         started: Instant,
         outgoing: UnboundedSender<ToReceiver>,
-        memory: Option<Arc<dyn Memory>>,
+        quota: Option<Arc<dyn PeerQuota>>,
     ) -> Self {
         let in_flight = Arc::new(InFlight::new(version, Arc::clone(&observer), outgoing));
         Self {
@@ -52,7 +52,7 @@ impl Session {
             read_ahead: ReadAhead::new(),
             rate: PushRate::default(),
             entering: Mutex::default(),
-            memory,
+            quota,
         }
     }
 
@@ -60,8 +60,13 @@ impl Session {
     ///
     /// # Errors
     /// The limit would be exceeded.
-    pub(crate) fn book(&self, bytes: usize) -> Result<Option<Held>, WireError> {
-        self.memory.as_ref().map(|memory| memory.book(bytes)).transpose()
+    pub(crate) fn book_memory(&self, bytes: usize) -> Result<Option<Held>, WireError> {
+        self.quota.as_ref().map(|quota| quota.book_memory(bytes)).transpose()
+    }
+
+    /// Books a thread that helps to read, where there is a limit; `None` where that would be exceeded.
+    pub(crate) fn book_helper(&self) -> Option<Option<Held>> {
+        self.quota.as_ref().map_or(Some(None), |quota| quota.book_helper().map(Some))
     }
 
     /// Fails a large file on this side: nothing of it may appear at the target. A file that has come to its end stays

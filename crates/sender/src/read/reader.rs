@@ -116,9 +116,7 @@ impl Reader<'_> {
         let Some(mut buffer) = self.buffer() else { return };
         let Pack { groups, unread, .. } = pack;
         groups.first().into_iter().for_each(|group| self.context.recall(&group.directory));
-        let Session { in_flight, extras, account, .. } = self.session;
-        let wants_roots = account.files().manifest.is_some();
-        let entries = EntryReader { in_flight, extras, threads: &self.context.threads, wants_roots };
+        let entries = EntryReader { session: self.session, threads: &self.context.threads };
         let mut read = entries.read_all(&groups, buffer.room()).into_iter();
         let mut filling =
             Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new(), lacks: Vec::new() };
@@ -299,7 +297,7 @@ impl Reader<'_> {
             Progress::AllRead => {
                 if self.session.account.files().manifest.is_some() {
                     file.hash_holes(
-                        |bytes| self.session.book(bytes),
+                        |bytes| self.session.book_memory(bytes),
                         || self.session.in_flight.is_stopping(),
                     )?;
                 }
