@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use zmove_disk::StorageMemory;
+use zmove_disk::{StorageMemory, StorageWork};
 use zmove_engine::{
     Connector, LocalReceiver, Location, Push, Pushed, Remote, RemotePush, Run, SenderConfig, Sources,
     Summary, push_locally,
 };
 use zmove_receiver::ListedFiles;
-use zmove_scan::PathKind;
+use zmove_scan::{PathKind, ScanConfig};
 use zmove_sender::{Manifest, PacksPerDoubling, Prover};
 use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 
@@ -47,12 +47,13 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let manifest = manifest(args, (host, proofs(args)))?;
     let mut run = Run::begin(manifest, started);
     let storage = settings::storage(args.storage, |notice| terminal::warn(notice));
+    let memory = storage_memory();
     let config = SenderConfig {
         file_io: Arc::clone(&storage.file_io),
         direct: storage.direct,
-        storage: storage_memory(),
+        scan: scan_config(settings.scan(), &sources, &memory),
+        storage: memory,
         sample_interval,
-        scan: settings.scan(),
         owners: settings.owners(),
         zeros: settings.zeros(),
         instead: settings.instead(),
@@ -170,6 +171,16 @@ async fn push_here(
     let receiver = LocalReceiver { file_io, direct, storage, journals, accounts, listed };
     Ok(push_locally(push, run, receiver, display.observer(), interrupted()).await?)
 }
+
+/// The settings of the walk, with as many threads as were of use where the sources were read before.
+fn scan_config(usual: ScanConfig, sources: &Sources, memory: &StorageMemory) -> ScanConfig {
+    let known = sources.paths().next().and_then(|first| memory.at(first).threads(StorageWork::Read));
+    let threads = known.unwrap_or_default().min(SCAN_THREADS_MAX).max(usual.threads);
+    ScanConfig { threads, ..usual }
+}
+
+/// The most threads that walk: a file that is looked at once is then opened, read and looked at again.
+const SCAN_THREADS_MAX: usize = 64;
 
 fn storage_memory() -> StorageMemory {
     settings::home(Role::Client)

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 
 use crate::proc::Mount;
 use crate::remembered::Remembered;
@@ -54,6 +54,13 @@ impl StorageMemory {
         Self(Some(home.join(FILE)))
     }
 
+    /// The memory of the file system that `path` leads to; none where it leads nowhere.
+    #[must_use]
+    pub fn at(&self, path: &Path) -> FileSystemMemory {
+        let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        opened.map_or_else(|_nowhere| FileSystemMemory::default(), |opened| self.of(opened))
+    }
+
     /// The memory of the file system that `file` is on.
     #[must_use]
     pub fn of(&self, file: impl AsFd) -> FileSystemMemory {
@@ -64,12 +71,18 @@ impl StorageMemory {
 }
 
 impl FileSystemMemory {
+    /// How many threads were of use there before, if that was more than there are cores.
+    #[must_use]
+    pub fn threads(&self, work: StorageWork) -> Option<usize> {
+        let (remembered, file_system) = self.0.as_ref()?;
+        let known = remembered.recall(&key(work, file_system)).ok().flatten()?;
+        (today().saturating_sub(known.day) <= DAYS_MAX).then_some(known.threads)
+    }
+
     /// Has these threads begin with as many as were of use before.
     pub fn recall(&self, work: StorageWork, threads: &StorageThreads) {
-        let Some((remembered, file_system)) = &self.0 else { return };
-        let known = remembered.recall(&key(work, file_system)).ok().flatten();
-        if let Some(known) = known.filter(|known| today().saturating_sub(known.day) <= DAYS_MAX) {
-            threads.begin_with(work.task(), known.threads);
+        if let Some(known) = self.threads(work) {
+            threads.begin_with(work.task(), known);
         }
     }
 
@@ -165,6 +178,9 @@ mod tests {
         assert!(!next.is_late(Task::Write), "nothing was found of it");
         memory.recall(StorageWork::Read, &next);
         assert_eq!(next.lock().crowds[Task::Look as usize].width.threads(), 96);
+        let at =
+            |path: &str| StorageMemory::in_home(home.path()).at(Path::new(path)).threads(StorageWork::Read);
+        assert_eq!((at("/"), at("/nowhere")), (Some(96), None));
         let text = std::fs::read_to_string(home.path().join("storage")).unwrap();
         assert!(text.starts_with("# zmove storage 1\nread:") && text.lines().count() == 2, "{text}");
         prompt.lock().crowds[Task::Look as usize].width.find(1);
