@@ -27,16 +27,16 @@ pub struct StorageMemory(Option<PathBuf>);
 #[derive(Debug, Default)]
 pub struct FileSystemMemory(Option<(Remembered<Known>, String)>);
 
-/// What threads do there.
+/// What threads do on a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageWork {
-    /// They open small files and read them.
+    /// Opening small files and reading them.
     Read,
-    /// They look at entries.
+    /// Looking at entries.
     Look,
-    /// They make entries and write them.
+    /// Making entries and writing them.
     Write,
-    /// They give names.
+    /// Giving names.
     Name,
 }
 

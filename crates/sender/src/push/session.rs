@@ -29,7 +29,7 @@ pub(crate) struct Session {
     /// Held while a message of the receiver is entered, so that who finds nothing in flight has heard of all of it.
     pub(crate) entering: Mutex<()>,
     /// What the receiver may hold here, where there is a limit.
-    quota: Option<Arc<dyn PeerQuota>>,
+    pub(crate) quota: Option<Arc<dyn PeerQuota>>,
 }
 
 impl Session {
@@ -62,11 +62,6 @@ impl Session {
     /// The limit would be exceeded.
     pub(crate) fn book_memory(&self, bytes: usize) -> Result<Option<Held>, WireError> {
         self.quota.as_ref().map(|quota| quota.book_memory(bytes)).transpose()
-    }
-
-    /// Books a thread that helps to read, where there is a limit; `None` where that would be exceeded.
-    pub(crate) fn book_helper(&self) -> Option<Option<Held>> {
-        self.quota.as_ref().map_or(Some(None), |quota| quota.book_helper().map(Some))
     }
 
     /// Fails a large file on this side: nothing of it may appear at the target. A file that has come to its end stays

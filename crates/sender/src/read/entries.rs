@@ -16,11 +16,12 @@ use zmove_types::{DataRanges, GroupSpan, Kinds, Root};
 use zmove_wire::{BatchEntry, FileEntry, LinkEntry};
 
 use crate::account::failure::FileError;
+use crate::control::relay::{Held, PeerQuota};
 use crate::plan::links::FirstName;
 use crate::plan::pack::{PackEntry, PackGroup};
-use crate::push::session::Session;
 use crate::read::extras::{Extras, Lacks};
 use crate::read::source::{Look, SourceDirectory};
+use crate::send::in_flight::InFlight;
 use crate::send::sent::{NamePart, SentFile};
 
 /// The result of reading an entry.
@@ -50,8 +51,13 @@ pub(super) struct ReadEntry {
 
 /// Reads entries.
 pub(super) struct EntryReader<'a> {
-    pub(super) session: &'a Session,
+    pub(super) in_flight: &'a InFlight,
+    pub(super) extras: &'a Extras,
     pub(super) threads: &'a StorageThreads,
+    /// What whoever has dialled may hold, where there is a limit.
+    pub(super) quota: Option<&'a dyn PeerQuota>,
+    /// Whether the root of each file that is read is told, for a manifest.
+    pub(super) wants_roots: bool,
 }
 
 /// An entry that waits for a thread.
@@ -72,16 +78,16 @@ impl EntryReader<'_> {
         let mut read = Vec::with_capacity(entries);
         read.resize_with(entries, || EntryRead::Nothing);
         let waiting = Mutex::new(with_room(groups, &mut read, room).into_iter());
-        let stopping = self.session.in_flight.stopping();
+        let stopping = self.in_flight.stopping();
         let read_some = |turn: &Turn<'_>| self.read_some(turn, groups, &waiting);
-        self.threads.side_by_side(
-            (Task::Look, "zmove-read"),
-            stopping,
-            || self.session.book_helper(),
-            read_some,
-        );
+        self.threads.side_by_side((Task::Look, "zmove-read"), stopping, || self.admit(), read_some);
         drop(waiting);
         read
+    }
+
+    /// What is held for one more thread, if there may be one.
+    fn admit(&self) -> Option<Option<Held>> {
+        self.quota.map_or(Some(None), |quota| quota.book_helper().map(Some))
     }
 
     fn read_some(
@@ -115,7 +121,7 @@ impl EntryReader<'_> {
     ) -> Result<EntryRead, FileError> {
         Ok(match entry {
             PackEntry::Itself(metadata, beside) => {
-                let (metadata, lacks) = self.session.extras.of_itself(directory, metadata, beside);
+                let (metadata, lacks) = self.extras.of_itself(directory, metadata, beside);
                 without_contents(BatchEntry::Itself(metadata), lacks, None)
             }
             PackEntry::Retouch(entry) => return self.retouch(directory, entry),
@@ -137,7 +143,7 @@ impl EntryReader<'_> {
     ) -> Result<EntryRead, FileError> {
         let name = || entry.name.clone();
         let beside_contents = || {
-            let (metadata, lacks) = self.session.extras.of_entry(directory, entry);
+            let (metadata, lacks) = self.extras.of_entry(directory, entry);
             let metadata = match first {
                 Some(first) => metadata.with_first_name(first.path.clone()),
                 None => metadata,
@@ -145,7 +151,7 @@ impl EntryReader<'_> {
             (metadata, lacks)
         };
         let (entry, lacks) = match (&entry.kind, first) {
-            (EntryKind::File, None) => return read_file(&self.session.extras, directory, entry, room),
+            (EntryKind::File, None) => return read_file(&self.extras, directory, entry, room),
             (EntryKind::File, Some(first)) => return self.link(directory, entry, first),
             (EntryKind::Directory, _) => {
                 let (metadata, lacks) = beside_contents();
@@ -172,8 +178,8 @@ impl EntryReader<'_> {
     ) -> Result<EntryRead, FileError> {
         let (file, before) = directory.open_file(&entry.name)?;
         let path = || directory.display(&entry.name);
-        let stop = || self.session.in_flight.is_stopping();
-        let hashed = self.session.extras.contents_root(&file, before.bytes, stop);
+        let stop = || self.in_flight.is_stopping();
+        let hashed = self.extras.contents_root(&file, before.bytes, stop);
         let Some(root) = hashed.map_err(|source| FileError::Read { path: path(), source })? else {
             return Ok(EntryRead::Nothing);
         };
@@ -183,11 +189,8 @@ impl EntryReader<'_> {
         if root != there {
             return Ok(EntryRead::NeededAfterAll);
         }
-        let (metadata, lacks) = self.session.extras.of_file(&file, &before, entry);
-        let root = match (
-            self.session.extras.compares_groups(before.bytes),
-            self.session.account.files().manifest.is_some(),
-        ) {
+        let (metadata, lacks) = self.extras.of_file(&file, &before, entry);
+        let root = match (self.extras.compares_groups(before.bytes), self.wants_roots) {
             (false, _) => Some(root),
             (true, false) => None,
             (true, true) => {
@@ -215,7 +218,7 @@ impl EntryReader<'_> {
         }
         let link = LinkEntry {
             name: entry.name.clone(),
-            metadata: self.session.extras.of_link(now.metadata()),
+            metadata: self.extras.of_link(now.metadata()),
             bytes: now.bytes,
             first: first.path.clone(),
         };
@@ -230,7 +233,7 @@ impl EntryReader<'_> {
         if Look::of(entry) != (Look { bytes: before.bytes, mtime: before.mtime }) {
             return Err(FileError::Changed { path: directory.display(&entry.name) });
         }
-        let (metadata, lacks) = self.session.extras.of_file(&file, &before, entry);
+        let (metadata, lacks) = self.extras.of_file(&file, &before, entry);
         let file = SentFile { retouched: true, ..sent_file(directory, entry, None, &before) };
         Ok(without_contents(BatchEntry::Retouch(entry.name.clone(), metadata), lacks, Some(file)))
     }
@@ -333,14 +336,11 @@ mod tests {
 
     use std::path::Path;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Instant;
 
     use tokio::sync::mpsc::unbounded_channel;
     use zmove_scan::{ScanConfig, ScanItem, ScanRoot, scan};
     use zmove_types::{NoObserver, RelPath};
     use zmove_wire::{Version, WireError};
-
-    use crate::control::relay::{Held, PeerQuota};
 
     /// A quota that has no thread left.
     #[derive(Debug, Default)]
@@ -376,14 +376,18 @@ mod tests {
     fn threads_that_help_are_those_of_whom_it_is_read_for() {
         let home = tempfile::tempdir().unwrap();
         (0..100).for_each(|number| std::fs::write(home.path().join(number.to_string()), "x").unwrap());
-        let quota = Arc::new(Exhausted::default());
-        let peer = Arc::clone(&quota) as Arc<dyn PeerQuota>;
-        let (outgoing, _messages) = unbounded_channel();
-        let kinds = (Version::NEWEST, Extras::default());
-        let session = Session::new(Arc::new(NoObserver), kinds, Instant::now(), outgoing, Some(peer));
+        let (quota, extras, (outgoing, _messages)) =
+            (Exhausted::default(), Extras::default(), unbounded_channel());
+        let in_flight = InFlight::new(Version::NEWEST, Arc::new(NoObserver), outgoing);
         let threads = StorageThreads::default();
         threads.begin_with(Task::Look, 64);
-        let reader = EntryReader { session: &session, threads: &threads };
+        let reader = EntryReader {
+            in_flight: &in_flight,
+            extras: &extras,
+            threads: &threads,
+            quota: Some(&quota),
+            wants_roots: false,
+        };
         let read = reader.read_all(&groups(home.path()), &mut [0; 100]);
         assert_eq!(read.iter().filter(|entry| matches!(entry, EntryRead::Done(_))).count(), 100);
         assert!(quota.asked.load(Ordering::Relaxed) > 0, "it was to get help");

@@ -116,7 +116,14 @@ impl Reader<'_> {
         let Some(mut buffer) = self.buffer() else { return };
         let Pack { groups, unread, .. } = pack;
         groups.first().into_iter().for_each(|group| self.context.recall(&group.directory));
-        let entries = EntryReader { session: self.session, threads: &self.context.threads };
+        let Session { in_flight, extras, account, quota, .. } = self.session;
+        let entries = EntryReader {
+            in_flight,
+            extras,
+            threads: &self.context.threads,
+            quota: quota.as_deref(),
+            wants_roots: account.files().manifest.is_some(),
+        };
         let mut read = entries.read_all(&groups, buffer.room()).into_iter();
         let mut filling =
             Filling { batch: Batch::default(), buffer, filled: 0, files: Vec::new(), lacks: Vec::new() };
@@ -376,9 +383,9 @@ impl Reader<'_> {
     }
 }
 
-/// The size of the pieces of a pack behind which so many packs are left: the less is left, the smaller, so that no lane
-/// is long at work after the others; and no smaller than that, because storage that answers late is the slower the fewer
-/// directories the pieces under way are of.
+/// The size of the pieces of a pack behind which so many packs are left: the less is left, the smaller, so that no
+/// lane is long at work after the others; and no smaller than that, because storage that answers late is the slower
+/// the fewer directories the pieces under way are of.
 fn last_piece_bytes(packs_left: usize) -> u64 {
     (GROUP_BYTES * packs_left as u64 / LAST_PACKS).max(LAST_PIECE_BYTES)
 }
