@@ -15,7 +15,8 @@ use crate::command::{Outcome, ZMOVE};
 use crate::faults::can_inject;
 use crate::harness::{PATIENCE, Site, skip};
 use crate::namespace::Image;
-use crate::tree::{assert_same, paint};
+use crate::tree::{assert_same, names, paint};
+use crate::versions::old_binary;
 
 /// A file system on a disk that a bit is flipped on.
 const EXT4: Image = Image { bytes: 96 << 20, make: "mkfs.ext4 -q -F -b 4096", options: "loop" };
@@ -136,6 +137,42 @@ fn a_bit_that_flips_on_the_disk_is_found_by_a_pull() {
     let outcome = pull();
     striking.join().unwrap();
     assert_found(&site, outcome, pull);
+}
+
+/// What ssh starts, here by a stand-in that starts it on this host, within the tracer's reach.
+#[test]
+fn a_bit_that_flips_on_the_disk_is_found_by_a_receiver_that_ssh_has_started() {
+    let Some(site) = slow_site() else { return };
+    grow(&site.source());
+    let ssh = site.path("ssh");
+    let text = "#!/bin/sh\ncase \" $* \" in *' -G '*) echo hostname 127.0.0.1; exit;; esac\n\
+                for command; do :; done\nexec $command\n";
+    std::fs::write(&ssh, text).unwrap();
+    std::fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let target = format!("any@127.0.0.1:{}", site.target().display());
+    let push = || {
+        let mut push = site.zmove(&["push", "--verify", "media", "--ssh-command"]);
+        push.0.arg(&ssh).args(["--remote-zmove", ZMOVE]).arg(site.contents()).arg(&target);
+        push.outcome()
+    };
+    let striking = strike(&site, &[SMALL, MARK]);
+    let outcome = push();
+    striking.join().unwrap();
+    assert_found(&site, outcome, push);
+}
+
+/// A receiver that cannot read back is no receiver for who asks for that.
+#[test]
+fn an_older_daemon_is_not_taken_to_have_read_back() {
+    let Some(old) = old_binary() else { return };
+    let mut site = Site::local();
+    site.run_by(old);
+    site.start_daemon();
+    site.run_by(ZMOVE.into());
+    grow(&site.source());
+    let outcome = push(&site, &[]).expect(12).says(&["an older release", "--verify media"]).lines(1);
+    assert!(!outcome.stdout.contains("verified"), "{}", outcome.stdout);
+    assert_eq!(names(&site.target()), [""; 0]);
 }
 
 /// Each file is flushed before it gets its name, holes are holes, and what is the same is not sent.

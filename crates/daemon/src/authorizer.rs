@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use zmove_disk::RemovalBudget;
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 use zmove_types::RateLimit;
 
@@ -132,8 +133,13 @@ impl Authorized {
     }
 
     /// What a session may do by a grant of this peer, whose quota this is.
-    pub(crate) fn taken_up(self, top_names: TopNames, allowance: Arc<Allowance>, quota: Quota) -> TakenUp {
+    pub(crate) fn taken_up(
+        self,
+        top_names: TopNames,
+        (allowance, removals): (Arc<Allowance>, Arc<RemovalBudget>),
+        quota: Quota,
+    ) -> TakenUp {
         let Self { access, set_ids, owning, owner, max_rate: rate_max, .. } = self;
-        TakenUp { access, set_ids, owning, owner, quota, rate_max, top_names, allowance }
+        TakenUp { access, set_ids, owning, owner, quota, rate_max, top_names, allowance, removals }
     }
 }

@@ -5,6 +5,7 @@
 
 pub(crate) mod grants;
 mod store;
+mod tallies;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -84,7 +85,7 @@ impl Copies {
         let store = Store::new(directory.join("results"));
         let kept = store.read::<KeptResult>()?.into_iter();
         let results = kept.map(|kept| ((Fingerprint(kept.client), kept.id), kept)).collect();
-        let grants = GrantBook::open(&directory.join("grants"), identity)?;
+        let grants = GrantBook::open(directory, identity)?;
         let (running, results) = (Lock::default(), Lock::new(results));
         Ok(Arc::new(Self { home: home.to_owned(), grants, running, results, store }))
     }

@@ -56,7 +56,7 @@ pub use new_files::NewFiles;
 pub use proc::{Mount, boot_id};
 pub use publish::{Replace, place_symlink, publish_file, publish_from};
 pub use remembered::Remembered;
-pub use remove::{remove_entries, remove_entries_until};
+pub use remove::{RemovalBudget, remove_entries, remove_entries_within};
 pub use replace_file::replace_file;
 pub use special::{is_special_at, place_special};
 pub use staged::Staged;

@@ -6,10 +6,12 @@
 //! few of each: an entry that is no directory is removed while it is read, and a directory of which not all is known is
 //! read again. What is mounted below stays, with the directories that it is in.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
@@ -27,6 +29,33 @@ const NAMES_MAX: usize = 256;
 /// The most staying entries that are recognized when their directory is read again; with so many none is read on.
 const STAYING_MAX: usize = 65_536;
 
+/// The entries that may still be removed, by all threads that share it.
+#[derive(Debug)]
+pub struct RemovalBudget(AtomicU64);
+
+impl RemovalBudget {
+    /// A budget of so many entries.
+    #[must_use]
+    pub const fn new(entries: u64) -> Self {
+        Self(AtomicU64::new(entries))
+    }
+
+    /// The number of entries that may still be removed.
+    #[must_use]
+    pub fn left(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Removes an entry by `unlink`, unless as many have been removed as may be, which is `EDQUOT`.
+    fn remove(&self, unlink: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        taken.map_err(|_| Errno::DQUOT)?;
+        unlink().inspect_err(|_| {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+}
+
 /// Removes entries of a directory of `tree`; returns how many there were, with those below them. An entry that could
 /// not be removed is reported with its path in `tree`.
 pub fn remove_entries<'n>(
@@ -35,11 +64,13 @@ pub fn remove_entries<'n>(
     names: impl Iterator<Item = &'n Name>,
     failed: impl FnMut(RelPath, io::Error),
 ) -> u64 {
-    remove_entries_until(|| false, tree, directory, names, failed)
+    remove_entries_within(&RemovalBudget::new(u64::MAX), || false, tree, directory, names, failed)
 }
 
-/// Like [`remove_entries`], until `stops` returns true, which is called before each entry; then the rest stays.
-pub fn remove_entries_until<'n>(
+/// Like [`remove_entries`], until `stops` returns true, which is called before each entry; then the rest stays. The
+/// rest also stays when the budget is used up: the first entry of it is reported, with `EDQUOT`.
+pub fn remove_entries_within<'n>(
+    budget: &RemovalBudget,
     stops: impl Fn() -> bool,
     tree: &Tree,
     directory: &RelPath,
@@ -58,13 +89,17 @@ pub fn remove_entries_until<'n>(
         make_writable(&opened);
     }
     let mut removed = 0;
-    for name in names {
-        let failed = |below: &[Name], error| {
+    let is_used_up = Cell::new(false);
+    let stops = || is_used_up.get() || stops();
+    for name in names.take_while(|_| !is_used_up.get()) {
+        let failed = |below: &[Name], error: io::Error| {
             let path = std::iter::once(name).chain(below);
             let path = path.fold(directory.clone(), |path, name| path.join(name).unwrap_or(path));
+            let over = error.kind() == io::ErrorKind::QuotaExceeded && budget.left() == 0;
+            is_used_up.set(is_used_up.get() || over);
             failed(path, error);
         };
-        removed += Removal::new(opened.as_fd(), name, failed).run(&stops);
+        removed += Removal::new(opened.as_fd(), name, budget, failed).run(&stops);
     }
     removed
 }
@@ -82,6 +117,7 @@ struct Removal<'a, F> {
     staying: HashSet<u64>,
     hashes: RandomState,
     removed: u64,
+    budget: &'a RemovalBudget,
     failed: F,
 }
 
@@ -109,7 +145,7 @@ enum Reading {
 }
 
 impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
-    fn new(top: BorrowedFd<'a>, name: &'a Name, failed: F) -> Self {
+    fn new(top: BorrowedFd<'a>, name: &'a Name, budget: &'a RemovalBudget, failed: F) -> Self {
         Self {
             top,
             name,
@@ -119,12 +155,14 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             staying: HashSet::new(),
             hashes: RandomState::new(),
             removed: 0,
+            budget,
             failed,
         }
     }
 
     fn run(mut self, stops: &impl Fn() -> bool) -> u64 {
-        match rustix::fs::unlinkat(self.top, self.name.as_os_str(), AtFlags::empty()) {
+        let unlink = || rustix::fs::unlinkat(self.top, self.name.as_os_str(), AtFlags::empty());
+        match self.budget.remove(unlink) {
             Ok(()) => return 1,
             Err(Errno::NOENT) => return 0,
             Err(Errno::ISDIR | Errno::PERM) if is_directory(self.top, self.name) => {}
@@ -222,7 +260,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
             level.is_unread = level.directories.len() == NAMES_MAX;
             return Ok(if level.is_unread { Reading::IsEnough } else { Reading::GoesOn });
         }
-        match rustix::fs::unlinkat(here, name.as_os_str(), AtFlags::empty()) {
+        match self.budget.remove(|| rustix::fs::unlinkat(here, name.as_os_str(), AtFlags::empty())) {
             Ok(()) => {
                 level.has_shrunk = true;
                 self.removed += 1;
@@ -247,7 +285,8 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         };
         let Some(level) = self.levels.last() else { return };
         let parent = above.as_ref().map_or(self.top, OwnedFd::as_fd);
-        let gone = rustix::fs::unlinkat(parent, level.name.as_os_str(), AtFlags::REMOVEDIR);
+        let unlink = || rustix::fs::unlinkat(parent, level.name.as_os_str(), AtFlags::REMOVEDIR);
+        let gone = self.budget.remove(unlink);
         let is_filled = matches!(gone, Err(Errno::NOTEMPTY | Errno::EXIST));
         if is_filled && level.has_shrunk && !level.stays && level.hidden.is_none() {
             return self.read(stops);
@@ -362,6 +401,27 @@ mod tests {
         assert_eq!(remove(home.path(), &["tree", "file", "link", "not there"]), (7, vec![]));
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
         assert!(outside.path().join("precious").exists());
+    }
+
+    /// A directory counts with all that is in it, and the first entry that stays is told.
+    #[test]
+    fn no_more_goes_than_the_budget_has() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(home.path().join("a/b")).unwrap();
+        for file in ["a/b/1", "a/b/2", "a/3", "c", "d"] {
+            std::fs::write(home.path().join(file), "x").unwrap();
+        }
+        let budget = RemovalBudget::new(4);
+        let tree = Tree::open(home.path()).unwrap();
+        let mut faults = Vec::new();
+        let mut remove = |names: &[Name]| {
+            let failed = |path: RelPath, error: io::Error| faults.push((path.to_string(), error.kind()));
+            remove_entries_within(&budget, || false, &tree, &RelPath::root(), names.iter(), failed)
+        };
+        assert_eq!(remove(&[name("not there"), name("c")]), 1);
+        assert_eq!(remove(&[name("a"), name("d")]), 3);
+        assert!(home.path().join("d").exists() && home.path().join("a").exists());
+        assert!(matches!(&faults[..], [(_, io::ErrorKind::QuotaExceeded)]), "{faults:?}");
     }
 
     /// A receiver that was killed leaves files and staging directories, and nobody comes to their directory again.

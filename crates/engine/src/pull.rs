@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
-use zmove_disk::{Direct, FileIo, StorageMemory};
+use zmove_disk::{Direct, FileIo, RemovalBudget, StorageMemory};
 use zmove_receiver::{
     ListedFiles, Owning, ReceiverConfig, Session, SessionError as ReceiverError, TargetLeases, TransferMeter,
     run_session,
@@ -89,6 +89,8 @@ pub struct PullRun {
     answered: u64,
     patience: Duration,
     earlier: Earlier,
+    /// The entries that the run may still remove.
+    removals: Option<Arc<RemovalBudget>>,
     /// The id of the run: that of its first transfer.
     id: Option<[u8; 16]>,
 }
@@ -131,6 +133,7 @@ impl PullRun {
             answered: 0,
             patience: Duration::ZERO,
             earlier: Earlier::default(),
+            removals: None,
             id: None,
         }
     }
@@ -219,7 +222,7 @@ impl RemotePull<'_> {
         let session = Session {
             failed_lanes: Some(failed_lanes),
             pulse,
-            config: self.receiver_config(&meter),
+            config: self.receiver_config(run, &meter),
             ..Session::new(transfer, version, (reader, writer.greeted()), lanes)
         };
         let (mut interrupted, mut lane_error) = (false, None);
@@ -256,9 +259,12 @@ impl RemotePull<'_> {
         self.finish(run, summary, &heard, session_started)
     }
 
-    fn receiver_config(&self, meter: &Arc<TransferMeter>) -> ReceiverConfig {
+    fn receiver_config(&self, run: &mut PullRun, meter: &Arc<TransferMeter>) -> ReceiverConfig {
         let PullReceiver { file_io, direct, storage, journals, accounts, target_leases, listed } =
             self.receiver.clone();
+        // The host was told the same, and need not keep to it.
+        let most = self.fetch.removals.and_then(|order| order.entries_max).unwrap_or(u64::MAX);
+        let removals = run.removals.get_or_insert_with(|| Arc::new(RemovalBudget::new(most)));
         ReceiverConfig {
             file_io,
             direct,
@@ -267,6 +273,7 @@ impl RemotePull<'_> {
             accounts,
             target_leases,
             listed,
+            removals: Some(Arc::clone(removals)),
             // who pulls here may do what they may do
             owning: Owning::Allowed,
             top_names: self.sources.top_names(),

@@ -42,8 +42,12 @@ pub(crate) enum Kind {
     Zmove,
     /// The same, with a receiver that ssh starts.
     ZmoveSsh,
+    /// The client at the target, which pulls.
+    ZmovePull,
     /// rsync over ssh.
     Rsync,
+    /// The same, with the client at the target.
+    RsyncPull,
     /// The same as most people type it: no options but `-av`, and the cipher that ssh chooses.
     RsyncSimple,
     /// rsync to its daemon, in clear.
@@ -79,10 +83,12 @@ pub(crate) enum Kind {
 }
 
 /// The names of the tools on the command line.
-const NAMES: [(&str, Kind); 28] = [
+const NAMES: [(&str, Kind); 30] = [
     ("zmove", Kind::Zmove),
     ("zmovessh", Kind::ZmoveSsh),
+    ("zmovepull", Kind::ZmovePull),
     ("rsync", Kind::Rsync),
+    ("rsyncpull", Kind::RsyncPull),
     ("rsync-av", Kind::RsyncSimple),
     ("rsyncd", Kind::RsyncDaemon),
     ("tarssh", Kind::TarSsh),
@@ -142,7 +148,7 @@ pub(crate) struct Stage<'a> {
 impl Tool {
     /// The same tool; zmove gets further arguments, which the label does not show.
     pub(crate) fn with_zmove_arguments(mut self, arguments: &str) -> Self {
-        if matches!(self.kind, Kind::Zmove | Kind::ZmoveSsh | Kind::Local(Local::Zmove)) {
+        if matches!(self.kind, Kind::Zmove | Kind::ZmovePull | Kind::ZmoveSsh | Kind::Local(Local::Zmove)) {
             self.arguments.extend(arguments.split_whitespace().map(str::to_owned));
         }
         self
@@ -157,6 +163,9 @@ impl Tool {
     pub(crate) fn servers<'a>(&self, stage: &Stage<'a>) -> Result<Vec<Server<'a>>> {
         let hosts = stage.hosts;
         let Some(port) = self.port() else { return Ok(Vec::new()) };
+        if self.pulls() {
+            return Ok(vec![Server { command: self.server(stage, port)?, namespace: &hosts.source, port }]);
+        }
         let on_target = Server { command: self.server(stage, port)?, namespace: &hosts.target, port };
         let mut servers = vec![on_target];
         if self.kind == Kind::GridFtp {
@@ -185,6 +194,7 @@ impl Tool {
             | Kind::Rcp
             | Kind::Qcp
             | Kind::ZmoveSsh => sshd(&stage.hosts.target, stage.target_group, homes)?,
+            Kind::RsyncPull => sshd(&stage.hosts.source, stage.source_group, homes)?,
             Kind::RsyncDaemon | Kind::Fpsync => {
                 let mut command = on_target("rsync")?;
                 command.args(["--daemon", "--no-detach", "--config"]).arg(&homes.rsyncd_config);
@@ -209,8 +219,21 @@ impl Tool {
                 command.args(self.zmove_serve_arguments(&homes.zmove));
                 command
             }
+            Kind::ZmovePull => {
+                let (namespace, group) = (Some(&*stage.hosts.source), Some(stage.source_group));
+                let mut command = inside::command(namespace, group, &homes.zmove.binary)?;
+                command.env("ZMOVE_HOME", &homes.zmove_source).arg("serve");
+                command.args(["--listen", &format!("{}:{port}", stage.hosts.source_address)]);
+                command.args(self.zmove_serve_arguments(&homes.zmove));
+                command
+            }
         };
         Ok(command)
+    }
+
+    /// Whether the client is at the target, and the server at the source.
+    fn pulls(&self) -> bool {
+        matches!(self.kind, Kind::ZmovePull | Kind::RsyncPull)
     }
 
     /// A push in clear is refused by a server that was not told to allow it.
@@ -242,13 +265,14 @@ impl Tool {
             | Kind::Syq
             | Kind::Rcp
             | Kind::Qcp
+            | Kind::RsyncPull
             | Kind::ZmoveSsh => SSH_PORT,
             Kind::RsyncDaemon | Kind::Fpsync => 8_730,
             Kind::TarNetcat | Kind::TarMbuffer => 9_000,
             Kind::GridFtp | Kind::GridFtpDirect => gridftp::PORT,
             Kind::Xrdcp => xrootd::PORT,
             Kind::Davix => xrootd::HTTP_PORT,
-            Kind::Zmove => 7_000,
+            Kind::Zmove | Kind::ZmovePull => 7_000,
             Kind::Local(_) => return None,
         };
         Some(port)
@@ -275,8 +299,10 @@ impl Tool {
             return format!("not installed ({missing})");
         }
         match self.kind {
-            Kind::Zmove | Kind::ZmoveSsh => programs::version(&homes.zmove.binary, "--version"),
-            Kind::Rsync | Kind::RsyncSimple | Kind::RsyncDaemon | Kind::Fpsync => {
+            Kind::Zmove | Kind::ZmovePull | Kind::ZmoveSsh => {
+                programs::version(&homes.zmove.binary, "--version")
+            }
+            Kind::Rsync | Kind::RsyncPull | Kind::RsyncSimple | Kind::RsyncDaemon | Kind::Fpsync => {
                 programs::version("rsync", "--version")
             }
             Kind::Scp => programs::version("ssh", "-V"),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use zmove_disk::{Auto, Direct, FileIo, StorageMemory};
+use zmove_disk::{Auto, Direct, FileIo, RemovalBudget, StorageMemory};
 use zmove_types::{Accounts, GROUP_BYTES, NoAccounts, RateLimit};
 
 use crate::grant::{Allowance, Grants};
@@ -60,6 +60,8 @@ pub struct ReceiverConfig {
     pub grants: Option<Arc<dyn Grants>>,
     /// What the transfer may store. Default: as much as comes.
     pub allowance: Option<Arc<Allowance>>,
+    /// The entries that the run may still remove. Default: as many as its opening says.
+    pub removals: Option<Arc<RemovalBudget>>,
     /// The counters of the session. Default: counters that nobody reads; each session needs its own.
     pub meter: Arc<TransferMeter>,
 }
@@ -87,6 +89,7 @@ impl Default for ReceiverConfig {
             listed: None,
             grants: None,
             allowance: None,
+            removals: None,
             meter: Arc::default(),
         }
     }

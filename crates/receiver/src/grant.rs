@@ -8,7 +8,9 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
+use std::sync::Arc;
 
+use zmove_disk::RemovalBudget;
 use zmove_types::{Lock, RateLimit};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, EntryFault, GrantToken, Open, Refusal, SignedReceipt, WireError,
@@ -27,12 +29,24 @@ pub trait Grants: fmt::Debug + Send + Sync {
     /// There is none, or it is not for this peer, this opening or this time.
     fn take_up(&self, token: &GrantToken, open: &Open) -> Result<TakenUp, Refusal>;
 
-    /// What this side signs of a session that has come to its good end with so many files and faults. May block on
+    /// Notes what a session has stored until now, so that it counts also when this process is killed. May block on
     /// files.
-    fn receipt(&self, files: u64, faults: u64) -> Option<SignedReceipt>;
+    fn note(&self, stored: Stored);
 
-    /// Notes what a session has stored that has ended in any way, with so many files. May block on files.
-    fn ended(&self, files: u64);
+    /// What this side signs of a session that has come to its good end, with so many faults. May block on files.
+    fn receipt(&self, stored: Stored, faults: u64) -> Option<SignedReceipt>;
+
+    /// Notes what a session has stored that has ended in any way. May block on files.
+    fn ended(&self, stored: Stored);
+}
+
+/// The files of one session that got their names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// Their number.
+    pub files: u64,
+    /// The sum of their sizes.
+    pub bytes: u64,
 }
 
 /// A grant that was taken up: what a session by it may do.
@@ -53,7 +67,9 @@ pub struct TakenUp {
     /// The names that may come to the top of the target.
     pub top_names: TopNames,
     /// What may still be stored.
-    pub allowance: std::sync::Arc<Allowance>,
+    pub allowance: Arc<Allowance>,
+    /// What may still be removed.
+    pub removals: Arc<RemovalBudget>,
 }
 
 /// So many bytes and entries.

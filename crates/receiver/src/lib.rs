@@ -24,7 +24,7 @@ mod top_names;
 
 pub use config::ReceiverConfig;
 pub use error::SessionError;
-pub use grant::{Allowance, Amount, Grants, TakenUp};
+pub use grant::{Allowance, Amount, Grants, Stored, TakenUp};
 pub use meters::{Failures, Found, MeterReading, TransferMeter};
 pub use preview::listed::{ListError, ListedFiles, Unlisted};
 pub use quota::limits::{Limits, Portion, files_of_process};
@@ -36,4 +36,4 @@ pub use session::target_leases::TargetLeases;
 pub use session::{Session, run_session};
 pub use store::rules::{Owning, SetIds};
 pub use store::target::WriteAccess;
-pub use top_names::TopNames;
+pub use top_names::{ListedPaths, TopNames};

@@ -9,11 +9,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use zmove_types::{Event, Lock, RelPath, StageClock, StageTimes};
 use zmove_wire::{FaultCode, Operation};
 
+use crate::grant::Stored;
+
 /// The counters of one transfer.
 #[derive(Debug, Default)]
 pub struct TransferMeter {
     bytes: AtomicU64,
     files: AtomicU64,
+    /// The sum of the sizes of these.
+    named_bytes: AtomicU64,
     sent_bytes: AtomicU64,
     sent_files: AtomicU64,
     /// Files and bytes that the scan has found, where this side can know them.
@@ -171,8 +175,15 @@ impl TransferMeter {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn stored(&self, files: usize) {
-        self.files.fetch_add(files as u64, Ordering::Relaxed);
+    /// Counts a file of so many bytes that got its name.
+    pub(crate) fn stored(&self, bytes: u64) {
+        self.named_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.files.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The files that got their names.
+    pub(crate) fn named(&self) -> Stored {
+        Stored { files: self.files(), bytes: self.named_bytes.load(Ordering::Relaxed) }
     }
 
     pub(crate) fn lanes_are(&self, lanes: usize) {

@@ -2,7 +2,7 @@
 //! what goes (`Remove`).
 //!
 //! **Invariant:** nothing is removed that the sender has not named, nothing outside the target, nothing through a link,
-//! and no entry to which a name that stays leads under another spelling.
+//! no entry to which a name that stays leads under another spelling, and no more than whoever ordered the run allows.
 
 mod spared;
 mod work_budget;
@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Dir, FileType};
 use rustix::io::Errno;
-use zmove_disk::{Task, Tree, is_hidden, remove_entries_until};
-use zmove_types::{ALLOCATION_BYTES, Name};
+use zmove_disk::{Task, Tree, is_hidden, remove_entries_within};
+use zmove_types::{ALLOCATION_BYTES, Name, RelPath};
 use zmove_wire::limits::{
     EXTRANEOUS_NAME_BYTES_MAX, EXTRANEOUS_NAMES_MAX, KEEPS_OUTSTANDING_MAX, REMOVES_OUTSTANDING_MAX,
 };
@@ -115,22 +115,25 @@ impl Mirror {
 
 fn remove_all(transfer: &Transfer, remove: &Remove, spared: &Spared) -> u64 {
     let mut removed = 0;
+    let budget = &*transfer.removals;
     let turn = transfer.turn(Task::Write);
     let has_ended = || turn.is_over();
     for group in remove.groups.iter().take_while(|_| !has_ended()) {
         let stays = spared.among(&transfer.target.tree, &group.directory, has_ended);
         let names = group.names.iter().take_while(|_| !has_ended()).map(|name| &name.0);
         let names = names.filter(|name| !is_hidden(name.as_bytes()) && !stays(name));
-        removed +=
-            remove_entries_until(has_ended, &transfer.target.tree, &group.directory, names, |path, error| {
-                let reserved = path.file_name().is_some_and(|name| is_hidden(name.as_bytes()));
-                let code = match error.kind() {
-                    _ if reserved => FaultCode::Reserved,
-                    io::ErrorKind::CrossesDevices => FaultCode::Mounted,
-                    _ => FaultCode::os(&error),
-                };
-                transfer.reports.tell(Outcome::Fault(Fault { path, operation: Operation::Delete, code }));
-            });
+        let failed = |path: RelPath, error: io::Error| {
+            let reserved = path.file_name().is_some_and(|name| is_hidden(name.as_bytes()));
+            let code = match error.kind() {
+                io::ErrorKind::QuotaExceeded if budget.left() == 0 => FaultCode::RemovedEnough,
+                _ if reserved => FaultCode::Reserved,
+                io::ErrorKind::CrossesDevices => FaultCode::Mounted,
+                _ => FaultCode::os(&error),
+            };
+            transfer.reports.tell(Outcome::Fault(Fault { path, operation: Operation::Delete, code }));
+        };
+        let tree = &transfer.target.tree;
+        removed += remove_entries_within(budget, has_ended, tree, &group.directory, names, failed);
     }
     removed
 }

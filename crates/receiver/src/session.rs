@@ -35,7 +35,7 @@ use zmove_wire::{
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
-use crate::grant::{Coming, Fate, Grants, TakenUp};
+use crate::grant::{Coming, Fate, Grants, Stored, TakenUp};
 use crate::mirror::Mirror;
 use crate::preview;
 use crate::probe;
@@ -216,6 +216,7 @@ async fn receive(
         mirror: Mirror::new(&config.quota),
         lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
         grants: config.grants.filter(|_| is_granted),
+        noted: Stored::default(),
     };
     let ended = tokio::select! {
         ended = running.drive(started) => ended,
@@ -227,7 +228,7 @@ async fn receive(
     let ended = running.close(ended).await;
     let remember = move || {
         quota.keep_threads(&file_system);
-        grants.into_iter().for_each(|grants| grants.ended(meter.files()));
+        grants.into_iter().for_each(|grants| grants.ended(meter.named()));
     };
     // a panic has been reported, and then less is counted
     let _best_effort = tokio::task::spawn_blocking(remember).await;
@@ -260,6 +261,7 @@ fn by_grant(config: ReceiverConfig, grant: &TakenUp) -> ReceiverConfig {
         rate_max: grant.rate_max,
         top_names: grant.top_names.clone(),
         allowance: Some(Arc::clone(&grant.allowance)),
+        removals: Some(Arc::clone(&grant.removals)),
         file_io: grant.quota.file_io(&config.file_io),
         quota: grant.quota.clone(),
         ..config
@@ -441,6 +443,8 @@ struct Running {
     lanes_max: usize,
     /// The grants of the peer, where the transfer is by one.
     grants: Option<Arc<dyn Grants>>,
+    /// What has been noted of such a transfer.
+    noted: Stored,
 }
 
 async fn next(words: &mut Option<mpsc::UnboundedReceiver<()>>) -> Option<()> {
@@ -461,6 +465,7 @@ impl Running {
                 error = self.lost.overdue() => return Err(error.into()),
                 message = self.connections.inbox.recv() => self.take_message(message.ok_or(ControlError::Closed)??)?,
             }
+            self.note_stored().await;
             while let Some(action) = self.ledger.poll()? {
                 match action {
                     ReceiverAction::Send(message) => self.connections.send(&message).await?,
@@ -468,6 +473,20 @@ impl Running {
                 }
             }
             self.unsent.clear();
+        }
+    }
+
+    /// Has what was stored noted before the sender hears of it: a file that it knows of does not come again, also when
+    /// this process has been killed meanwhile.
+    async fn note_stored(&mut self) {
+        let stored = self.transfer.meter.named();
+        if let Some(grants) = self.grants.clone()
+            && stored != self.noted
+        {
+            self.noted = stored;
+            let noting = tokio::task::spawn_blocking(move || grants.note(stored));
+            // a panic has been reported, and then less is counted
+            let _best_effort = noting.await;
         }
     }
 
@@ -700,8 +719,8 @@ impl Running {
     /// The receipt of a transfer by a grant, in which all is flushed.
     async fn receipt(&mut self) -> Option<SignedReceipt> {
         let grants = self.grants.clone()?;
-        let (files, faults) = (self.transfer.meter.files(), self.report.faults);
-        tokio::task::spawn_blocking(move || grants.receipt(files, faults)).await.ok().flatten()
+        let (stored, faults) = (self.transfer.meter.named(), self.report.faults);
+        tokio::task::spawn_blocking(move || grants.receipt(stored, faults)).await.ok().flatten()
     }
 
     /// Handles an outcome that comes after all data has arrived: a lane that breaks now is no error.

@@ -1,12 +1,15 @@
 //! The names that may be written at the top of the target, where this side has asked for certain sources, or where the
-//! sender has announced a single file: what else it names is not for it to write, compare, list or remove.
+//! sender has announced a single file: what else it names is not for it to write, compare, list or remove. Where this
+//! side has listed the paths that it wants, the same holds below the top.
 //!
 //! A single file may get the name of the target. Paths are then relative to the directory that the target lies in,
 //! which nobody has named: the one file is all that may come there.
 //!
 //! **Invariant:** every path that a sender names is held against these names before anything is looked at or written.
 
+use std::collections::HashSet;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use zmove_types::RelPath;
@@ -25,13 +28,70 @@ pub struct TopNames {
     single: bool,
 }
 
-/// Whether a name is wanted.
-type Wanted = dyn Fn(&[u8]) -> bool + Send + Sync;
+/// What is wanted.
+enum Wanted {
+    /// All below the names at the top for which this is true.
+    Tops(Box<dyn Fn(&[u8]) -> bool + Send + Sync>),
+    /// The paths of a list.
+    Listed(Arc<ListedPaths>),
+}
+
+/// The paths of a list, and the directories on the way to them: what is in a directory that is listed is not. They are
+/// kept as hashes by a key that no peer knows.
+#[derive(Debug, Default)]
+pub struct ListedPaths {
+    key: RandomState,
+    hashes: HashSet<u64>,
+    itself: bool,
+}
+
+impl ListedPaths {
+    /// Adds a path, as a user may write it.
+    pub fn add(&mut self, path: &[u8]) {
+        let parts = path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
+        let mut way = Vec::with_capacity(path.len());
+        for part in parts {
+            if !way.is_empty() {
+                way.push(b'/');
+            }
+            way.extend_from_slice(part);
+            self.hashes.insert(self.key.hash_one(&way));
+        }
+        self.itself |= way.is_empty() && !path.is_empty();
+    }
+
+    fn has(&self, path: &[u8]) -> bool {
+        self.hashes.contains(&self.key.hash_one(path))
+    }
+}
+
+impl Wanted {
+    fn has(&self, path: &RelPath) -> bool {
+        match self {
+            Self::Tops(wanted) => path.components().next().is_some_and(wanted),
+            Self::Listed(paths) => paths.has(path.as_bytes()),
+        }
+    }
+
+    fn has_top(&self, name: &[u8]) -> bool {
+        match self {
+            Self::Tops(wanted) => wanted(name),
+            Self::Listed(paths) => paths.has(name),
+        }
+    }
+}
 
 impl TopNames {
     /// Only names that are `wanted`, and not the target itself.
     pub fn only(wanted: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> Self {
+        let wanted = Wanted::Tops(Box::new(wanted));
         Self { wanted: Some(Arc::new(wanted)), itself: false, single: false }
+    }
+
+    /// Only the paths of a list, also below the top.
+    #[must_use]
+    pub fn listed(paths: Arc<ListedPaths>) -> Self {
+        Self { itself: paths.itself, wanted: Some(Arc::new(Wanted::Listed(paths))), single: false }
     }
 
     /// The same names, less what a sender may not bring that has announced this shape.
@@ -39,15 +99,10 @@ impl TopNames {
     pub(crate) fn of_shape(self, shape: &TargetShape) -> Self {
         let TargetShape::Single { name } = shape else { return self };
         let (name, others) = (name.clone(), self.wanted);
-        let is_it =
-            move |top: &[u8]| top == name.as_bytes() && others.as_ref().is_none_or(|asked| asked(top));
+        let is_it = move |top: &[u8]| {
+            top == name.as_bytes() && others.as_ref().is_none_or(|asked| asked.has_top(top))
+        };
         Self { single: true, ..Self::only(is_it) }
-    }
-
-    /// The same names, and the target itself.
-    #[must_use]
-    pub fn and_itself(self) -> Self {
-        Self { itself: true, ..self }
     }
 
     /// Checks a path below the target.
@@ -59,8 +114,7 @@ impl TopNames {
         let is_wanted = if path.is_root() {
             self.itself
         } else {
-            let mut components = path.components();
-            components.next().is_some_and(|top| wanted(top)) && !(self.single && components.next().is_some())
+            wanted.has(path) && !(self.single && path.components().nth(1).is_some())
         };
         if is_wanted { Ok(()) } else { Err(WireError::Unasked) }
     }
@@ -76,10 +130,16 @@ impl TopNames {
         names: impl IntoIterator<Item = &'a [u8]>,
     ) -> Result<(), WireError> {
         let Some(wanted) = &self.wanted else { return Ok(()) };
-        if !directory.is_root() {
-            return self.check_directory(directory);
-        }
-        if names.into_iter().all(|name| wanted(name)) { Ok(()) } else { Err(WireError::Unasked) }
+        let mut names = names.into_iter();
+        let are_wanted = match &**wanted {
+            _ if directory.is_root() => names.all(|name| wanted.has_top(name)),
+            Wanted::Tops(_) => return self.check_directory(directory),
+            Wanted::Listed(paths) => {
+                self.check_directory(directory)?;
+                names.all(|name| paths.has(&[directory.as_bytes(), b"/", name].concat()))
+            }
+        };
+        if are_wanted { Ok(()) } else { Err(WireError::Unasked) }
     }
 
     /// Checks the entries of a batch.
@@ -174,6 +234,48 @@ mod tests {
         Batch { groups: vec![DirectoryGroup { directory: path(directory), entries: vec![entry] }] }
     }
 
+    fn listed(paths: &[&str]) -> TopNames {
+        let mut listed = ListedPaths::default();
+        paths.iter().for_each(|path| listed.add(path.as_bytes()));
+        TopNames::listed(Arc::new(listed))
+    }
+
+    /// Directories on the way to what is listed come too, and nothing else that is in them.
+    #[test]
+    fn of_a_list_nothing_comes_below_the_top_that_is_not_listed() {
+        let names = listed(&["a/b/f", "./d/", "x//y"]);
+        for (directory, entry, comes) in [
+            ("", "a", true),
+            ("a", "b", true),
+            ("a/b", "f", true),
+            ("", "d", true),
+            ("x", "y", true),
+            ("a/b", "g", false),
+            ("a", "f", false),
+            ("d", "f", false),
+            ("x", "z", false),
+            ("", "f", false),
+        ] {
+            let entry = name(entry);
+            let root = Root([0; 32]);
+            let file =
+                FileEntry { name: entry.clone(), metadata: Metadata::default(), bytes: 0, root, data: None };
+            let batch = batch(directory, BatchEntry::File(file));
+            assert_eq!(names.check_batch(&batch).is_ok(), comes, "{batch:?}");
+            let whole = path(directory).join(&entry).unwrap();
+            assert_eq!(names.check(&whole).is_ok(), comes, "{whole}");
+            let metadata = InquiredMetadata(Metadata::default(), None);
+            let entries = vec![InquiredEntry { name: entry, kind: InquiredKind::Directory, metadata }];
+            let groups = vec![InquiredGroup { directory: path(directory), itself: None, entries }];
+            let inquiry = ToReceiver::Inquire(Inquiry { inquiry: 0, groups });
+            assert_eq!(names.check_message(&inquiry).is_ok(), comes, "{inquiry:?}");
+        }
+        let itself = |directory| batch(directory, BatchEntry::Itself(Metadata::default()));
+        let comes =
+            ["d", "a/b", "a/b/f/g", "a/c", ""].map(|directory| names.check_batch(&itself(directory)).is_ok());
+        assert_eq!(comes, [true, true, false, false, false]);
+    }
+
     /// A single file may get the name of the target, and paths are then relative to the directory around it.
     #[test]
     fn of_a_single_file_nothing_comes_beside_it() {
@@ -185,7 +287,7 @@ mod tests {
             ToReceiver::Remove(Remove { remove: 0, groups }),
         ];
         let retouched = |text: &str| BatchEntry::Retouch(name(text), Metadata::default());
-        for names in [TopNames::default(), TopNames::only(|name| name == b"asked").and_itself()] {
+        for names in [TopNames::default(), listed(&["asked", "."])] {
             let single = names.of_shape(&shape);
             assert!(single.check(&path("asked")).is_ok());
             assert!(single.check_batch(&batch("", retouched("asked"))).is_ok());

@@ -1,13 +1,30 @@
 //! Copies that outlive what they began with: the client, a connection, a daemon.
 
 use std::process::Child;
+use std::time::{Duration, Instant};
 
 use super::{LARGE_BYTES, World, again, id_in};
 use crate::breakage::{interrupt, kill};
 use crate::command::{Runner, finish};
 use crate::daemon::Daemon;
+use crate::harness::PATIENCE;
 use crate::pull::assert_counts;
 use crate::tree::{assert_same, paint};
+
+/// Waits until the receiver has noted so many files.
+fn wait_for_tally(world: &World, files: u64) {
+    let tallies = world.site.path("server/copies/tallies");
+    let noted = || {
+        let tally = std::fs::read_dir(&tallies).ok()?.next()?.ok()?;
+        let bytes = std::fs::read(tally.path()).ok()?;
+        Some(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?))
+    };
+    let since = Instant::now();
+    while noted() != Some(files) {
+        assert!(since.elapsed() < PATIENCE, "noted: {:?}", noted());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
 
 /// Kills the client; returns the id of its copy.
 fn leave(mut client: Child) -> String {
@@ -63,9 +80,9 @@ fn a_copy_whose_client_was_killed_runs_no_longer_than_it_takes() {
     let world = World::with(&quic);
     let id = leave(world.under_way(&quic));
     world.receiver.wait_for_log("received from");
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     while !world.result(&[], &id, &world.sender).expect(0).stdout.contains("signed by") {
-        assert!(since.elapsed() < std::time::Duration::from_secs(4), "its result is not told");
+        assert!(since.elapsed() < Duration::from_secs(4), "its result is not told");
     }
     let options = [&["--timeout", "0"], &quic[..]].concat();
     world.copy(&options, &[""], "").expect(0);
@@ -131,10 +148,19 @@ fn a_copy_goes_on_when_the_receiver_is_killed_and_comes_back() {
         paint(world.site.source().join(format!("small/{number}")), 1_000);
     }
     let client = world.under_way(&[]);
+    wait_for_tally(&world, 50);
     world.receiver.kill();
     world.receiver = again("server", &world, &world.receiver);
     let outcome =
         finish(client).expect(0).says(&["sender: connection to ", "lost: ", "reconnecting for up to"]);
+    let id = id_in(&outcome.stderr);
+    let received = world.result(&[], &id, &world.receiver).expect(0).stdout;
+    let bytes = zmove_types::ByteCount(LARGE_BYTES + 50 * 1_000);
+    assert_eq!(
+        received,
+        format!("51 files, {bytes} received into '', 0 faults\n"),
+        "a killed daemon counts too"
+    );
     assert_counts(&outcome.summary(), &[("reconnects", 1), ("files", 51), ("failed", 0), ("skipped", 0)]);
     assert_same(&world.site.source(), &world.site.target());
 }

@@ -10,14 +10,15 @@ use zmove_engine::{
     Timeout,
 };
 use zmove_scan::ScanRoot;
+use zmove_sender::Removals;
 use zmove_transport::{
     Access, AuthorizedKeys, Dialler, Fingerprint, Grant, HostPolicy, Identity, SocketConfig, control_pair,
 };
 use zmove_types::{NoObserver, RelPath, TransferId};
 use zmove_wire::{
-    Begin, CopyOrder, CopyState, Extensions, Fetch, GrantOrder, GrantToken, Greeting, Open, Place, Refusal,
-    Relay, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource, TransportOrder, decode_message,
-    encode_message,
+    Begin, CopyOrder, CopyState, Extensions, Extraneous, Fetch, GrantOrder, GrantToken, Greeting, Open,
+    Place, Refusal, Relay, Role, SignedReceipt, SourcePath, ToReceiver, ToSender, ToSource, TransportOrder,
+    Version, decode_message, encode_message,
 };
 
 use super::{World, again, id_in};
@@ -124,12 +125,23 @@ impl Granted {
         open: impl Fn(Open) -> Open + Sync,
         source: &str,
     ) -> Result<(), String> {
+        self.push(busy_timeout, home, open, source, None)
+    }
+
+    fn push(
+        &self,
+        busy_timeout: Timeout,
+        home: &str,
+        open: impl Fn(Open) -> Open + Sync,
+        source: &str,
+        removals: Option<&Removals>,
+    ) -> Result<(), String> {
         let World { site, receiver, .. } = &self.world;
         let prefix = RelPath::from_bytes(source.as_bytes()).unwrap();
         let job = || PushJob {
             sources: vec![ScanRoot::new(site.path(source), prefix.clone())],
             open: open(Open { grant: Some(self.token), ..Open::new(b"in".to_vec(), [0; 16]) }),
-            mirror: None,
+            mirror: removals.cloned(),
             sources_missing: 0,
             list: None,
         };
@@ -209,7 +221,7 @@ fn a_grant_is_marked_as_used_on_disk_before_its_opening_is_answered() {
         let dialler = Dialler::new(&identity, "127.0.0.1", receiver.address.port(), policy, socket);
         let (mut reader, mut writer) = control_pair(dialler.await.unwrap().dial(PATIENCE).await.unwrap());
         let greeting = Greeting::new(Role::Control, TransferId([6; 16])).encode().to_vec();
-        let opening = encode_message(&open.into_message(zmove_wire::Version::NEWEST));
+        let opening = encode_message(&open.into_message(Version::NEWEST));
         writer.send(&[greeting, opening].concat()).await.unwrap();
         reader.greeting().await.unwrap();
         let answer = reader.receive().await.unwrap().unwrap();
@@ -276,9 +288,8 @@ struct Kept {
     end_by: u64,
     run: Option<[u8; 16]>,
     ended: Option<u64>,
-    files: u64,
-    bytes: u64,
-    entries: u64,
+    /// Files, bytes, bytes and entries that count, and removals.
+    counts: [u64; 5],
     receipt: Option<SignedReceipt>,
 }
 
@@ -355,6 +366,31 @@ fn a_copy_of_more_than_was_allowed_ends() {
         .says(&["number of bytes of this copy", "is over the limit of 20971520"]);
     assert!(!world.site.target().join("large").exists());
     world.copy(&["--max-bytes", "60MB", "--max-entries", "2"], &[""], "").expect(0);
+}
+
+/// The host that sends would remove all that is there, and says nothing of a limit, or another one than the client.
+#[test]
+fn a_granted_host_removes_no_more_than_the_client_allows() {
+    let mirrored = |open: Open, removals_max| Open { extraneous: Extraneous::Goes, removals_max, ..open };
+    let granted = Granted::by(|order| {
+        let message = mirrored(order.open.clone(), Some(3)).into_message(Version::NEWEST);
+        let ToReceiver::OpenWith(open, extensions) = message else { panic!("another message") };
+        GrantOrder { open, extensions, ..order }
+    });
+    let there = granted.world.site.target().join("in/good/gone");
+    for number in 0..9 {
+        paint(there.join(number.to_string()), 1);
+    }
+    let push = |most| {
+        let open = |open| mirrored(open, most);
+        granted.push(Timeout::NONE, "third", open, "good", Some(&Removals::default()))
+    };
+    for most in [None, Some(u64::MAX)] {
+        let error = push(most).unwrap_err();
+        assert!(error.contains("for another target, or for other options"), "{error}");
+    }
+    assert_eq!(push(Some(3)), Ok(()), "what fails there is told, and ends nothing");
+    assert_eq!(names(&there).len(), 9 - 3);
 }
 
 #[test]

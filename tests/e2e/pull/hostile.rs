@@ -16,7 +16,7 @@ use zmove_transport::{
 use zmove_types::{Name, NoObserver, RelPath, TransferId};
 use zmove_wire::{
     Cipher, Fetching, Greeting, ListedName, Open, Remove, RemoveGroup, Role, TargetShape, ToReceiver,
-    ToSender, TopName, Version, encode_message,
+    ToSender, ToSource, TopName, Version, decode_message, encode_message,
 };
 
 use super::site;
@@ -67,7 +67,13 @@ async fn send(
     shape: TargetShape,
 ) {
     let (mut reader, mut writer) = control_pair(channel);
-    reader.receive().await.unwrap().unwrap();
+    let asked = reader.receive().await.unwrap().unwrap();
+    if let Ok(ToSource::Fetch(fetch)) = decode_message(&asked)
+        && fetch.list.is_some()
+    {
+        // a short list comes in one part
+        reader.receive().await.unwrap().unwrap();
+    }
     let transfer = greeting.transfer;
     writer.greet(&Greeting::new(Role::Control, transfer)).await.unwrap();
     let fetching = ToSender::Fetching(Fetching { lanes_max: 8 });
@@ -214,6 +220,48 @@ fn a_host_removes_nothing_that_was_not_asked_for() {
     let pull = site.zmove(&["pull", "--timeout", "0", "--delete", &format!("{address}:good"), "target"]);
     pull.outcome().expect(12).says(&["something that was not asked for"]).lines(1);
     assert_eq!(names(&site.target()), ["there"]);
+}
+
+/// Whatever was told to the host about it.
+#[test]
+fn a_host_removes_no_more_than_may_be_removed() {
+    let site = tempting();
+    let groups = vec![RemoveGroup { directory: RelPath::root(), names: vec![ListedName(name("there"))] }];
+    let word = ToReceiver::Remove(Remove { remove: 0, groups });
+    let (address, fingerprint, finished) = silent_host(&site, word);
+    site.pin(&address, fingerprint);
+    for number in 0..5 {
+        paint(site.target().join(format!("there/{number}")), 1);
+    }
+    let mut pull = site.zmove(&["pull", "--timeout", "0", "--delete", "--max-delete", "2"]);
+    pull.0.arg(format!("{address}:good/")).arg("target");
+    let pull = pull.start();
+    let since = Instant::now();
+    while names(&site.target().join("there")).len() > 3 {
+        assert!(since.elapsed() < PATIENCE, "nothing is removed");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    crate::breakage::interrupt(pull).expect(20);
+    drop(finished);
+    assert_eq!(names(&site.target().join("there")).len(), 3);
+}
+
+/// CVE-2022-29154 below the top: what lies beside a listed file, or in a listed directory, was not asked for.
+#[test]
+fn a_host_brings_nothing_that_is_not_listed() {
+    for (list, brought) in [("good/f\n", "good"), ("good\n", "good"), ("good/f\nx\n", "x")] {
+        let site = tempting();
+        paint(site.path("loot/f"), 10);
+        paint(site.path("loot/authorized_keys"), 10);
+        std::fs::write(site.path("list"), list).unwrap();
+        let (address, fingerprint) = serve(&site, &[("loot", brought)], brought);
+        site.pin(&address, fingerprint);
+        paint(site.target().join("there"), 1);
+        let list = ["pull", "--timeout", "0", "--files-from", "list"];
+        let pull = site.zmove(&[&list[..], &[&format!("{address}:all"), "target"]].concat());
+        pull.outcome().expect(12).says(&["something that was not asked for"]).lines(1);
+        assert!(!site.target().join(brought).join("authorized_keys").exists());
+    }
 }
 
 /// Says `bytes` after the greeting of a receiver that has dialled; returns what the daemon says.

@@ -77,8 +77,11 @@ impl CopySettings {
         let list = list(&args)?;
         let open = Open::new(target.path.clone(), [0; 16]);
         let open = open_of(&args, &Location::Remote(target.clone()), open);
-        let open =
-            Open { extraneous: if args.delete { Extraneous::Goes } else { Extraneous::Stays }, ..open };
+        let open = Open {
+            extraneous: if args.delete { Extraneous::Goes } else { Extraneous::Stays },
+            removals_max: args.max_delete,
+            ..open
+        };
         let order = CopyOrder {
             id: fresh_transfer()?.0,
             fetch: fetch(&args, open, &paths, list.as_deref())?,

@@ -16,8 +16,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use zmove_disk::RemovalBudget;
 use zmove_engine::{RemoteSources, fresh_transfer};
-use zmove_receiver::{Allowance, Amount, Grants, Limits, Quota, Quotas, TakenUp};
+use zmove_receiver::{Allowance, Amount, Grants, Limits, Quota, Quotas, Stored, TakenUp};
 use zmove_transport::{Claim, Fingerprint, Identity, SharedRate, Signed};
 use zmove_types::{Hex, Lock, RateLimit, RelPath};
 use zmove_wire::{
@@ -26,6 +27,7 @@ use zmove_wire::{
 };
 
 use super::store::Store;
+use super::tallies::{Counts, Tallies, Tally};
 use super::{KEPT_FOR, now};
 use crate::authorizer::{Authorized, Authorizer, Granter};
 use crate::rate_limits::Rates;
@@ -34,6 +36,7 @@ use crate::rate_limits::Rates;
 pub(crate) struct GrantBook {
     grants: Lock<HashMap<GrantToken, Kept>>,
     store: Store,
+    tallies: Tallies,
     identity: Identity,
 }
 
@@ -54,9 +57,8 @@ struct Kept {
     /// The run that has used it.
     run: Option<[u8; 16]>,
     ended: Option<u64>,
-    files: u64,
-    bytes: u64,
-    entries: u64,
+    /// What its sessions that have ended have done.
+    counts: Counts,
     receipt: Option<SignedReceipt>,
 }
 
@@ -66,7 +68,17 @@ pub(crate) struct PeerGrants {
     authorizer: Arc<Authorizer>,
     source: Fingerprint,
     around: Around,
-    taken: OnceLock<(GrantToken, Arc<Allowance>)>,
+    taken: OnceLock<Taken>,
+}
+
+/// The grant of a session, with what is counted of it.
+struct Taken {
+    token: GrantToken,
+    before: Counts,
+    allowance: Arc<Allowance>,
+    removals: Arc<RemovalBudget>,
+    removals_max: u64,
+    tally: Option<Tally>,
 }
 
 /// What a session has that may become the client's, once its grant has been taken up.
@@ -102,7 +114,8 @@ impl Kept {
     fn allowance(&self) -> Allowance {
         let GrantOrder { bytes_max, entries_max, .. } = self.order;
         let most = Amount { bytes: bytes_max.unwrap_or(u64::MAX), entries: entries_max.unwrap_or(u64::MAX) };
-        Allowance::new(most, Amount { bytes: self.bytes, entries: self.entries })
+        let Counts { taken_bytes: bytes, entries, .. } = self.counts;
+        Allowance::new(most, Amount { bytes, entries })
     }
 
     fn is_forgotten(&self, now: u64) -> bool {
@@ -120,9 +133,11 @@ fn failed(error: &io::Error) -> Refusal {
 
 impl GrantBook {
     pub(super) fn open(directory: &Path, identity: Identity) -> io::Result<Self> {
-        let store = Store::new(directory.to_owned());
-        let grants = store.read::<Kept>()?.into_iter().map(|kept| (kept.token, kept)).collect();
-        Ok(Self { grants: Lock::new(grants), store, identity })
+        let (store, tallies) =
+            (Store::new(directory.join("grants")), Tallies::new(directory.join("tallies")));
+        let with_tally = |kept: Kept| Kept { counts: kept.counts.most(tallies.read(&kept.token)), ..kept };
+        let grants = store.read::<Kept>()?.into_iter().map(|kept| (kept.token, with_tally(kept))).collect();
+        Ok(Self { grants: Lock::new(grants), store, tallies, identity })
     }
 
     /// Gives a client that may write a grant. May block on files.
@@ -161,9 +176,7 @@ impl GrantBook {
             end_by: now + END_WITHIN.as_secs(),
             run: None,
             ended: None,
-            files: 0,
-            bytes: 0,
-            entries: 0,
+            counts: Counts::default(),
             receipt: None,
         };
         let gone = {
@@ -182,7 +195,8 @@ impl GrantBook {
 
     /// Makes the file of a grant what is known of it.
     fn write(&self, token: &GrantToken) -> io::Result<()> {
-        self.store.update(&Hex(token).to_string(), || self.grants.lock().get(token).cloned())
+        let kept = || self.grants.lock().get(token).cloned();
+        self.store.update(&Hex(token).to_string(), || kept().or_else(|| self.tallies.forget(token)))
     }
 
     /// The clients of grants that the holder of a key may use now.
@@ -234,7 +248,7 @@ impl GrantBook {
         open: &Open,
         authorizer: &Authorizer,
         quota_of: impl FnOnce(Fingerprint) -> Quota,
-    ) -> Result<(Fingerprint, TakenUp), Refusal> {
+    ) -> Result<(Fingerprint, TakenUp, Taken), Refusal> {
         let kept = self.grants.lock().get(token).cloned();
         // One text for a grant that is not there and one that is another's: nobody learns which there are.
         let kept = kept.filter(|kept| kept.order.source == source.0);
@@ -242,7 +256,7 @@ impl GrantBook {
         let authorized = current_rights(&kept, authorizer)?;
         check_opening(&kept.order, open)?;
         let top_names = names_of(&kept.order, open)?;
-        let (allowance, first_use) = {
+        let (allowance, before, first_use) = {
             let mut grants = self.grants.lock();
             let kept = grants.get_mut(token).ok_or_else(|| denied("the grant has ended"))?;
             if kept.is_over(now()) {
@@ -252,7 +266,7 @@ impl GrantBook {
                 return Err(denied("the grant has been used by another run"));
             }
             let first_use = kept.run.replace(open.run).is_none();
-            (kept.allowance(), first_use)
+            (Arc::new(kept.allowance()), kept.counts, first_use)
         };
         if first_use && let Err(error) = self.write(token) {
             if let Some(kept) = self.grants.lock().get_mut(token) {
@@ -261,29 +275,34 @@ impl GrantBook {
             return Err(failed(&error));
         }
         let client = Fingerprint(kept.client);
-        Ok((client, authorized.taken_up(top_names, Arc::new(allowance), quota_of(client))))
+        let removals_max = open.removals_max.unwrap_or(u64::MAX);
+        let removals = Arc::new(RemovalBudget::new(removals_max.saturating_sub(before.removed)));
+        let limits = (Arc::clone(&allowance), Arc::clone(&removals));
+        // without it, less is counted after a kill than there is
+        let tally = self.tallies.open(token).ok();
+        let taken = Taken { token: *token, before, allowance, removals, removals_max, tally };
+        Ok((client, authorized.taken_up(top_names, limits, quota_of(client)), taken))
     }
 
-    /// Counts what a session has stored. May block on files.
-    fn count(&self, token: &GrantToken, stored: Amount, files: u64) {
+    /// Counts what a session has done. May block on files.
+    fn count(&self, token: &GrantToken, counts: Counts) {
         if let Some(kept) = self.grants.lock().get_mut(token) {
-            (kept.bytes, kept.entries) = (stored.bytes, stored.entries);
-            kept.files += files;
+            kept.counts = counts;
         }
         // Without it, less is counted after a restart than there is.
         let _best_effort = self.write(token);
     }
 
     /// Signs what was received, at the end of the run. May block on files.
-    fn receipt(&self, token: &GrantToken, stored: Amount, files: u64, faults: u64) -> Option<SignedReceipt> {
+    fn receipt(&self, token: &GrantToken, counts: Counts, faults: u64) -> Option<SignedReceipt> {
         let kept = self.grants.lock().get(token).cloned()?;
         let receipt = Receipt {
             id: kept.order.id,
             client: kept.client,
             source: kept.order.source,
             target: kept.order.open.target.clone(),
-            files: kept.files + files,
-            bytes: stored.bytes,
+            files: counts.files,
+            bytes: counts.bytes,
             faults,
             ended: now(),
         };
@@ -386,23 +405,46 @@ impl Grants for PeerGrants {
         let Around { rate, rates, quotas, limits } = &self.around;
         let quota_of = |client| quotas.of(client, limits);
         let book = &self.book.grants;
-        let (client, taken) = book.take_up(token, self.source, open, &self.authorizer, quota_of)?;
+        let (client, taken, session) = book.take_up(token, self.source, open, &self.authorizer, quota_of)?;
         if let Some(limit) = taken.rate_max {
             rate.keep_within(rates.of(client, limit));
         }
         // a session has one opening
-        let _first = self.taken.set((*token, Arc::clone(&taken.allowance)));
+        let _first = self.taken.set(session);
         Ok(taken)
     }
 
-    fn receipt(&self, files: u64, faults: u64) -> Option<SignedReceipt> {
-        let (token, allowance) = self.taken.get()?;
-        self.book.grants.receipt(token, allowance.stored(), files, faults)
+    fn note(&self, stored: Stored) {
+        if let Some(taken) = self.taken.get()
+            && let Some(tally) = &taken.tally
+        {
+            // without it, less is counted after a kill than there is
+            let _best_effort = tally.write(taken.counts(stored));
+        }
     }
 
-    fn ended(&self, files: u64) {
-        if let Some((token, allowance)) = self.taken.get() {
-            self.book.grants.count(token, allowance.stored(), files);
+    fn receipt(&self, stored: Stored, faults: u64) -> Option<SignedReceipt> {
+        let taken = self.taken.get()?;
+        self.book.grants.receipt(&taken.token, taken.counts(stored), faults)
+    }
+
+    fn ended(&self, stored: Stored) {
+        if let Some(taken) = self.taken.get() {
+            self.book.grants.count(&taken.token, taken.counts(stored));
+        }
+    }
+}
+
+impl Taken {
+    /// What all sessions by the grant have done, of which the present one has stored so much.
+    fn counts(&self, Stored { files, bytes }: Stored) -> Counts {
+        let taken = self.allowance.stored();
+        Counts {
+            files: self.before.files + files,
+            bytes: self.before.bytes + bytes,
+            taken_bytes: taken.bytes,
+            entries: taken.entries,
+            removed: self.removals_max - self.removals.left(),
         }
     }
 }

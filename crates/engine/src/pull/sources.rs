@@ -4,27 +4,26 @@
 //! it. So names at the top are matched here again, against the last part of each source.
 //!
 //! **Invariant:** where no source means the contents of a directory, no name at the top of the target is let in but
-//! those that were asked for.
+//! those that were asked for; and with a list of paths no other path, at any depth.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
-use zmove_receiver::TopNames;
+use zmove_receiver::{ListedPaths, TopNames};
 use zmove_scan::glob_matches;
 
 /// The sources of a pull.
 #[derive(Clone, Debug)]
 pub struct RemoteSources {
     paths: Vec<Vec<u8>>,
-    /// The first parts of the paths of a list, which is relative to the only source.
-    listed: Option<Arc<HashSet<Vec<u8>>>>,
+    /// The paths of a list, which are relative to the only source.
+    listed: Option<Arc<ListedPaths>>,
 }
 
 impl RemoteSources {
     /// Sources by their paths; with a list of paths, ended by `separator`, these paths below the only source.
     #[must_use]
     pub fn new(paths: Vec<Vec<u8>>, list: Option<(&[u8], u8)>) -> Self {
-        let listed = list.map(|(list, separator)| Arc::new(first_parts(list, separator)));
+        let listed = list.map(|(list, separator)| Arc::new(listed(list, separator)));
         Self { paths, listed }
     }
 
@@ -38,10 +37,7 @@ impl RemoteSources {
     #[must_use]
     pub fn top_names(&self) -> TopNames {
         if let Some(listed) = self.listed.clone() {
-            // `.` in a list is the source itself, whose mode and time the target gets
-            let itself = listed.contains(&b""[..]);
-            let names = TopNames::only(move |name| listed.contains(name));
-            return if itself { names.and_itself() } else { names };
+            return TopNames::listed(listed);
         }
         let last = |path: &Vec<u8>| path.rsplit(|&byte| byte == b'/').next().unwrap_or_default().to_vec();
         let names: Vec<_> = self.paths.iter().map(last).collect();
@@ -52,16 +48,13 @@ impl RemoteSources {
     }
 }
 
-/// The first parts of the paths of a list; empty for the directory itself.
-fn first_parts(list: &[u8], separator: u8) -> HashSet<Vec<u8>> {
-    let paths = list.split(|&byte| byte == separator);
-    let paths =
-        paths.map(|path| if separator == b'\n' { path.strip_suffix(b"\r").unwrap_or(path) } else { path });
-    let first = |path: &[u8]| {
-        let mut parts = path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
-        parts.next().unwrap_or_default().to_vec()
-    };
-    paths.filter(|path| !path.is_empty()).map(first).collect()
+/// The paths of a list. `.` is the source itself, whose mode and time the target gets.
+fn listed(list: &[u8], separator: u8) -> ListedPaths {
+    let mut listed = ListedPaths::default();
+    for path in list.split(|&byte| byte == separator) {
+        listed.add(if separator == b'\n' { path.strip_suffix(b"\r").unwrap_or(path) } else { path });
+    }
+    listed
 }
 
 #[cfg(test)]
@@ -92,8 +85,9 @@ mod tests {
     #[test]
     fn of_a_list_only_what_is_listed_is_let_in() {
         let list = Some("./x/y\r\n\nz\n");
-        assert!(takes(&["a/"], list, "x/other") && takes(&["a/"], list, "z"));
+        assert!(takes(&["a/"], list, "x/y") && takes(&["a/"], list, "x") && takes(&["a/"], list, "z"));
         assert!(!takes(&["a/"], list, "y") && !takes(&["a/"], list, ""));
+        assert!(!takes(&["a/"], list, "x/other") && !takes(&["a/"], list, "z/in it"));
         assert!(takes(&["a/"], Some(".\n"), "") && !takes(&["a/"], Some(".\n"), "x"));
     }
 }

@@ -191,6 +191,7 @@ fn open(shape: TargetShape) -> Open {
         verify: false,
         proof: Proof::Media,
         grant: None,
+        removals_max: Some(7),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The commands on the source's host that copy, one for each tool.
+//! The commands that copy, one for each tool: on the source's host, or on the target's where they pull.
 
 use std::env;
 use std::process::Command;
@@ -68,6 +68,20 @@ impl<'a> Client<'a> {
                 let target = format!("{address}:{port}:{}", self.stage.target.display());
                 self.zmove(&["--accept-new"], target)
             }
+            Kind::ZmovePull => {
+                let mut command = self.on_target(&self.homes.zmove.binary)?;
+                command.env("ZMOVE_HOME", &self.homes.zmove_target).args(["pull", "--accept-new"]);
+                let source = format!("{}:{port}:{}", self.stage.hosts.source_address, self.source);
+                command.args(&self.tool.arguments).args([&source, target]);
+                Ok(command)
+            }
+            Kind::RsyncPull => {
+                let mut command = self.on_target("rsync")?;
+                command.args(["-a", "--whole-file", "-e", &self.homes.ssh_line()]).args(&self.tool.arguments);
+                let source = format!("root@{}:{}", self.stage.hosts.source_address, self.source);
+                command.args([&source, target]);
+                Ok(command)
+            }
             Kind::ZmoveSsh => {
                 let (ssh, program) = (self.homes.ssh_line(), &self.homes.zmove.binary);
                 let target = format!("root@{address}:{}", self.stage.target.display());
@@ -78,6 +92,10 @@ impl<'a> Client<'a> {
 
     pub(super) fn on_source(&self, program: &str) -> Result<Command> {
         inside::command(Some(&self.stage.hosts.source), Some(self.stage.source_group), program)
+    }
+
+    fn on_target(&self, program: &str) -> Result<Command> {
+        inside::command(Some(&self.stage.hosts.target), Some(self.stage.target_group), program)
     }
 
     /// The tool's own arguments, for a shell.

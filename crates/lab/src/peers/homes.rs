@@ -53,7 +53,20 @@ impl Homes {
             homes.prepare_rsyncd(target_root)?;
         }
         if uses(Kind::Zmove) {
-            homes.prepare_zmove(target_root)?;
+            homes.allow_zmove(
+                (&homes.zmove_source, &homes.zmove_target),
+                &["--write", "--root"],
+                target_root,
+            )?;
+        }
+        if uses(Kind::ZmovePull) {
+            // a set of data may lie anywhere
+            let root = Path::new("/");
+            homes.allow_zmove(
+                (&homes.zmove_target, &homes.zmove_source),
+                &["--read", "--read-root"],
+                root,
+            )?;
         }
         Ok(homes)
     }
@@ -133,9 +146,10 @@ impl Homes {
         fs::write(&self.rsyncd_config, config).context("failed to write rsyncd.conf")
     }
 
-    fn prepare_zmove(&self, target_root: &Path) -> Result<()> {
+    /// Lets the key in the home `client` do something below a root at the daemon of the home `server`.
+    fn allow_zmove(&self, (client, server): (&Path, &Path), right: &[&str], root: &Path) -> Result<()> {
         let shown = Command::new(&self.zmove.binary)
-            .env("ZMOVE_HOME", &self.zmove_source)
+            .env("ZMOVE_HOME", client)
             .args(["key", "show"])
             .output()
             .with_context(|| format!("failed to start {}", self.zmove.binary))?;
@@ -145,9 +159,10 @@ impl Homes {
             format!("zmove key show: no fingerprint; {}", String::from_utf8_lossy(&shown.stderr).trim())
         })?;
         let allowed = Command::new(&self.zmove.binary)
-            .env("ZMOVE_HOME", &self.zmove_target)
-            .args(["allow", fingerprint, "--name", "lab", "--write", "--root"])
-            .arg(target_root)
+            .env("ZMOVE_HOME", server)
+            .args(["allow", fingerprint, "--name", "lab"])
+            .args(right)
+            .arg(root)
             .output()?;
         if !allowed.status.success() {
             bail!("zmove allow failed: {}", String::from_utf8_lossy(&allowed.stderr).trim());

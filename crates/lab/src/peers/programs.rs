@@ -31,7 +31,7 @@ fn needed(kind: Kind) -> &'static [&'static str] {
         // looked for by `ZmoveProgram`: without it there is nothing to compare with
         Kind::Zmove => &[],
         Kind::ZmoveSsh => &["ssh", "sshd"],
-        Kind::Rsync | Kind::RsyncSimple => &["rsync", "ssh", "sshd"],
+        Kind::Rsync | Kind::RsyncPull | Kind::RsyncSimple => &["rsync", "ssh", "sshd"],
         Kind::RsyncDaemon => &["rsync"],
         Kind::TarSsh => &["tar", "ssh", "sshd"],
         Kind::Scp => &["scp", "ssh", "sshd"],

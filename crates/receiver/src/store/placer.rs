@@ -367,7 +367,7 @@ impl<'a> Placer<'a> {
             return Err(Unmade::NotTaken);
         }
         self.transfer.publisher.has_named_in(path);
-        self.transfer.meter.stored(1);
+        self.transfer.meter.stored(u64::from(file.bytes));
         Ok(())
     }
 
@@ -469,7 +469,8 @@ impl<'a> Placer<'a> {
         }
         let from = self.directories.as_it_is(&parent).map_err(failed_to(Operation::Link))?;
         match target.place_link((&from, &first), (&opened.directory, name), link)? {
-            Linked::Made => self.transfer.meter.stored(1),
+            // its bytes are those of the first name
+            Linked::Made => self.transfer.meter.stored(0),
             Linked::There => batch.fault(number, ALREADY_THERE),
         }
         Ok(())
@@ -567,7 +568,7 @@ impl<'a> Placer<'a> {
             written.map_err(failed_to(Operation::Write))?;
             let prove = |staged: &Staged| transfer.prove_small(staged, file.bytes, file.root);
             transfer.target.finish_in_place(staged, name, (&metadata, At(path, Some(name))), prove)?;
-            transfer.meter.stored(1);
+            transfer.meter.stored(u64::from(file.bytes));
             return Ok(None);
         }
         let mode = transfer.target.first_mode(&metadata, (&opened.new_files, directory));

@@ -163,9 +163,10 @@ impl Generation {
         for file in self.large {
             turn.is_over();
             changed.extend(file.path.parent());
-            let (id, path) = (file.id, file.path.clone());
+            let WholeFile { id, bytes, .. } = file;
+            let path = file.path.clone();
             let fault = publish_large(transfer, &mut directories, file).err();
-            named.large.push(EndedFile { id, path, fault });
+            named.large.push(EndedFile { id, bytes, path, fault });
         }
         // Publish the deepest first: a directory that cannot get its name takes along what is below it under final
         // names.
@@ -322,6 +323,7 @@ struct Named {
 /// A large file that has got its name, or why it has not.
 struct EndedFile {
     id: FileId,
+    bytes: u64,
     path: RelPath,
     fault: Option<(Operation, FaultCode)>,
 }
@@ -329,12 +331,12 @@ struct EndedFile {
 impl Named {
     /// Reports the large files, and faults the small ones that are lost; returns the batches.
     fn told(self, transfer: &Transfer, mut lost: Lost, turn: &Turn<'_>) -> Vec<Arc<PendingBatch>> {
-        for EndedFile { id, path, fault } in self.large {
+        for EndedFile { id, bytes, path, fault } in self.large {
             turn.is_over();
             let fault = fault.or_else(|| lost.take(&path));
-            transfer.meter.stored(usize::from(fault.is_none()));
-            if let Some(fault) = fault {
-                transfer.meter.failed_at(fault, || Some(path));
+            match fault {
+                Some(fault) => transfer.meter.failed_at(fault, || Some(path)),
+                None => transfer.meter.stored(bytes),
             }
             end_large(transfer, id, fault);
         }
@@ -368,7 +370,7 @@ fn settle<'a>(
                 transfer.meter.failed_at(fault, || directory.join(name).ok());
                 small.fail(fault);
             }
-            None => transfer.meter.stored(1),
+            None => transfer.meter.stored(u64::from(small.file.bytes)),
         }
     }
 }
@@ -463,7 +465,7 @@ fn remove_hidden(directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
 fn publish_large(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
-    WholeFile { id, mut staged, path, metadata }: WholeFile,
+    WholeFile { id, mut staged, path, metadata, .. }: WholeFile,
 ) -> Result<(), (Operation, FaultCode)> {
     let named = name_large(&transfer.target, directories, (&mut staged, &path), metadata.mtime);
     if named.is_err() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tokio::sync::mpsc::Sender;
-use zmove_disk::{Direct, FileIdentity, FileIo, Task, Turn, set_metadata};
+use zmove_disk::{Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, set_metadata};
 use zmove_types::{BufferPool, FileId, Metadata, Name, RelPath, TransferId};
 use zmove_wire::{
     Batch, DirectoryGroup, Durability, FaultCode, FileDone, Open, Operation, Version, WireError,
@@ -29,6 +29,11 @@ use crate::store::target::tree::TargetTree;
 use crate::top_names::TopNames;
 use zmove_types::Lock;
 
+/// The removals that an opening allows to a session by itself.
+fn removals_of(open: &Open) -> Arc<RemovalBudget> {
+    Arc::new(RemovalBudget::new(open.removals_max.unwrap_or(u64::MAX)))
+}
+
 /// The shared state of one transfer.
 #[derive(Debug)]
 pub(crate) struct Transfer {
@@ -49,6 +54,8 @@ pub(crate) struct Transfer {
     pub(crate) meter: Arc<TransferMeter>,
     pub(crate) top_names: TopNames,
     pub(crate) allowance: Option<Arc<Allowance>>,
+    /// The entries that may still be removed.
+    pub(crate) removals: Arc<RemovalBudget>,
     /// The memory of the directories that it has noted.
     directories_allowed: Lock<Booking>,
     pub(crate) stopping: AtomicBool,
@@ -83,6 +90,7 @@ impl Transfer {
             meter: Arc::clone(&config.meter),
             top_names: config.top_names.clone(),
             allowance: config.allowance.clone(),
+            removals: config.removals.clone().unwrap_or_else(|| removals_of(open)),
             directories_allowed: Lock::new(config.quota.book_nothing()),
             stopping: AtomicBool::new(false),
         }

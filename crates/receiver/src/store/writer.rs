@@ -270,7 +270,9 @@ pub(crate) fn finish_file(
         };
         let at = At(&path, None);
         let finished = transfer.target.finish_in_place(staged, &name_of(&path), (&metadata, at), prove);
-        transfer.meter.stored(usize::from(finished.is_ok()));
+        if finished.is_ok() {
+            transfer.meter.stored(file.head.bytes);
+        }
         let fault = finished.err().map(|(operation, error)| failure(operation, &error));
         if let Some(fault) = fault {
             transfer.meter.failed_at(fault, || Some(file.head.path.clone()));
@@ -295,7 +297,8 @@ pub(crate) fn finish_file(
         transfer.meter.failed_at(fault, || Some(file.head.path.clone()));
         return end_large(transfer, file.id, Some(fault));
     }
-    transfer.publisher.add_large(WholeFile { id: file.id, staged, path, metadata: metadata.into_owned() });
+    let (bytes, metadata) = (file.head.bytes, metadata.into_owned());
+    transfer.publisher.add_large(WholeFile { id: file.id, bytes, staged, path, metadata });
 }
 
 #[cfg(test)]

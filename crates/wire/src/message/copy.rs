@@ -143,7 +143,7 @@ pub struct Receipt {
     pub target: Vec<u8>,
     /// Files that got their names.
     pub files: u64,
-    /// Bytes of contents that were stored.
+    /// The sum of their sizes.
     pub bytes: u64,
     /// Entries that failed here.
     pub faults: u64,

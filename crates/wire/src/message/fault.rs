@@ -96,6 +96,10 @@ pub enum FaultCode {
     /// asked for [`Proof::Media`](crate::Proof).
     #[error("the storage does not hold what was written to it (its BLAKE3 differs when it is read back)")]
     NotOnMedia,
+    /// The entry stays, since as many have been removed as may be. Only told where the receiver has such a limit of its
+    /// own: in a pull, and by extension of an opening.
+    #[error("as many entries have been removed as may be (--max-delete)")]
+    RemovedEnough,
 }
 
 /// The receiver will not take the transfer.

@@ -49,6 +49,10 @@ pub struct Open {
     /// among the extensions of the opening.
     #[serde(skip)]
     pub grant: Option<GrantToken>,
+    /// The most entries that the receiver removes for the whole run, whatever its sender asks for; `None`: no limit. It
+    /// travels among the extensions of the opening.
+    #[serde(skip)]
+    pub removals_max: Option<u64>,
 }
 
 impl Open {
@@ -56,7 +60,7 @@ impl Open {
     pub const KEEPS_RATE: u16 = 2;
     /// The extensions of an opening that are known here.
     const EXTENSIONS: &'static [u16] =
-        &[kept::KEPT, Self::KEEPS_RATE, verify::VERIFY, copy::GRANT, verify::MEDIA];
+        &[kept::KEPT, Self::KEEPS_RATE, verify::VERIFY, copy::GRANT, verify::MEDIA, REMOVALS];
 
     /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
     #[must_use]
@@ -76,6 +80,7 @@ impl Open {
             verify: false,
             proof: Proof::Wire,
             grant: None,
+            removals_max: None,
         }
     }
 
@@ -100,6 +105,11 @@ impl Open {
         if let Some(proof) = self.proof.extension() {
             extensions = extensions.with(proof);
         }
+        if let Some(entries) = self.removals_max {
+            // A receiver that does not know it would remove whatever it is asked to.
+            let bytes = entries.to_le_bytes().into();
+            extensions = extensions.with(Extension { number: REMOVALS, critical: true, bytes });
+        }
         ToReceiver::OpenWith(self, extensions)
     }
 
@@ -112,9 +122,14 @@ impl Open {
         let verify = extensions.get(verify::VERIFY).is_some();
         let grant = copy::of_opening(&extensions)?;
         let proof = Proof::of_opening(&extensions);
-        Ok(Self { keeping: Keeping::of_opening(&extensions)?, verify, proof, grant, ..self })
+        let entries = extensions.get(REMOVALS).map(<[u8; 8]>::try_from).transpose();
+        let removals_max = entries.map_err(|_| WireError::Message)?.map(u64::from_le_bytes);
+        Ok(Self { keeping: Keeping::of_opening(&extensions)?, verify, proof, grant, removals_max, ..self })
     }
 }
+
+/// The number of the limit of removals among the extensions of an opening.
+const REMOVALS: u16 = 6;
 
 /// The shape that the target will have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -214,4 +229,25 @@ pub enum TargetState {
     Empty,
     /// Something is there: files must be offered first.
     Populated,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{decode_message, encode_message};
+
+    #[test]
+    fn an_opening_says_how_much_may_be_removed() {
+        for removals_max in [None, Some(0), Some(u64::MAX)] {
+            let open = Open { removals_max, ..Open::new(b"t".to_vec(), [3; 16]) };
+            let bytes = encode_message(&open.clone().into_message(Version::V4));
+            let Ok(ToReceiver::OpenWith(plain, extensions)) = decode_message(&bytes[4..]) else {
+                panic!("another message")
+            };
+            assert_eq!(plain.with(extensions), Ok(open));
+        }
+        let short = Extension { number: REMOVALS, critical: true, bytes: Box::new([1]) };
+        let open = Open::new(b"t".to_vec(), [3; 16]);
+        assert_eq!(open.with(Extensions::default().with(short)), Err(WireError::Message));
+    }
 }

@@ -144,6 +144,7 @@ pub(crate) struct HiddenFile {
 #[derive(Debug)]
 pub(crate) struct WholeFile {
     pub(crate) id: FileId,
+    pub(crate) bytes: u64,
     pub(crate) staged: Staged,
     pub(crate) path: RelPath,
     pub(crate) metadata: Metadata,
