@@ -14,6 +14,7 @@ pub(crate) mod verify;
 
 use std::future::Future;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -21,15 +22,15 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, Pulse, blocking};
-use zmove_types::{FileId, StageTimes, TransferId};
+use zmove_types::{FileId, Kinds, StageTimes, TransferId};
 use zmove_wire::limits::{
     ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX, within,
 };
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Answer, EntryFault, FaultCode, Finished, GrantToken, Greeting, Offer, OfferWith, Open, Opened, Operation,
-    Purpose, Refusal, RefusalCode, Role, SignedReceipt, StageReport, StoredItem, TargetShape, TargetState,
-    ToReceiver, ToSender, TopName, Version, WireError,
+    Purpose, ReceiverSays, Refusal, RefusalCode, Role, SignedReceipt, StageReport, StoredItem, TargetShape,
+    TargetState, ToReceiver, ToSender, TopName, Version, WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -178,16 +179,18 @@ async fn receive(
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let place = config.target_leases.work_at(&owner, &open.target);
-    let (open, target, parts) = match resolve(open, access, (transfer, owner.clone()), &config).await {
-        Ok(resolved) => resolved,
-        Err(refusal) => return connections.refuse(refusal).await,
-    };
+    let (open, target, parts, free_bytes) =
+        match resolve(open, access, (transfer, owner.clone()), &config).await {
+            Ok(resolved) => resolved,
+            Err(refusal) => return connections.refuse(refusal).await,
+        };
     drop(held);
     let single_name = target.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     // Files of which groups are held are only found if they are offered.
     let state = if parts.has_earlier() { TargetState::Populated } else { target.state };
     let opened = Opened { state, lanes_max: config.lanes_max, single_name };
-    connections.send(&opened.into_message(open.keeping)).await?;
+    let said = ReceiverSays { kinds: Kinds::ALL, hears_found: true, free_bytes };
+    connections.send(&opened.into_message(open.keeping, said)).await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let transfer = Arc::new(Transfer::new((transfer, version), &open, (target, parts), &config, outcomes_in));
     let threads = SessionThreads::start(&transfer, &config)?;
@@ -305,7 +308,7 @@ async fn resolve(
     access: WriteAccess,
     (transfer, owner): (TransferId, String),
     config: &ReceiverConfig,
-) -> Result<(Open, Target, Parts), Refusal> {
+) -> Result<(Open, Target, Parts, Option<u64>), Refusal> {
     let (journals, quota) = (config.journals.clone(), config.quota.clone());
     look(move || {
         let target = Target::resolve(&open, &access)?;
@@ -313,9 +316,16 @@ async fn resolve(
         if let TargetShape::Directory { tops } = &mut open.shape {
             *tops = Vec::new();
         }
-        Ok((open, target, parts))
+        let free_bytes = free_bytes(target.tree.fd());
+        Ok((open, target, parts, free_bytes))
     })
     .await
+}
+
+/// How many bytes the process may still store in the file system of a directory; unknown where that has no bounds.
+fn free_bytes(directory: BorrowedFd<'_>) -> Option<u64> {
+    let stat = rustix::fs::fstatvfs(directory).ok()?;
+    (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// Outcomes taken in one turn, so that many receipts travel as one message.
@@ -474,6 +484,10 @@ impl Running {
                 Err(WireError::OutOfOrder { what: "an inquiry" }.into())
             }
             ToReceiver::Relay(_) => Err(WireError::OutOfOrder { what: "a word beside a push" }.into()),
+            ToReceiver::Found(found) => {
+                self.transfer.meter.told(&found);
+                Ok(())
+            }
             ToReceiver::Abandon { file } => {
                 self.transfer.files.hear_of(FileId(file))?;
                 self.transfer.settle(Coming::File(file), Fate::Dropped);

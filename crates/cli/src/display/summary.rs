@@ -48,11 +48,14 @@ pub(crate) fn print(
             summary.manifest_left_out
         ));
     }
-    if args.manifest.is_some() && summary.skipped > 0 && !args.checksum {
-        terminal::warn(format_args!(
-            "{} files were there already and are left out of the manifest: they were not read (-c reads them)",
-            summary.skipped
-        ));
+    if summary.manifest_unread > 0 {
+        let files = counted(summary.manifest_unread, "file");
+        let why = if args.update || args.ignore_existing {
+            "they stay as they were there, whatever they hold"
+        } else {
+            "the host is of an older release, which reads what is here already with -c alone"
+        };
+        terminal::warn(format_args!("the manifest lacks {files}: {why}"));
     }
     if args.json {
         let mut said = as_json(summary, args, carriage);
