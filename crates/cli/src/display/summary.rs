@@ -166,12 +166,18 @@ fn verified(summary: &Summary, Preview { added, changed }: Preview, args: &PushA
 }
 
 /// The main limit of the run, and a remedy, if one is known.
-fn limit(summary: &Summary) -> String {
+/// What limited a transfer, in a few words.
+pub(crate) fn bottleneck(summary: &Summary) -> String {
     let Bottleneck { limit, percent, .. } = summary.bottleneck;
+    format!("{limit}, {percent} % of the time")
+}
+
+fn limit(summary: &Summary) -> String {
+    let limit = summary.bottleneck.limit;
     let idle = summary.path_idle().filter(|idle| limit != Limit::Path && *idle >= IDLE_WORTH_SAYING);
     let idle = idle.map_or(String::new(), |idle| format!("; the path was idle {:.0} %", idle * 100.0));
     let advice = summary.finding().map_or(String::new(), |finding| format!("{finding}\n"));
-    format!("limited by: {limit}, {percent} % of the time{idle}\n{advice}")
+    format!("limited by: {}{idle}\n{advice}", bottleneck(summary))
 }
 
 /// The share of idle time that is worth a word: below it the path is nearly used up.
