@@ -70,6 +70,8 @@ fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
         .lines(1);
     site.the_daemon().wait_for_log("the operator ends transfer ");
     site.the_daemon().wait_for_log("broken off by tester");
+    let left = operator(&site, &["journal", "list"]).done().stdout;
+    assert!(left.contains("  by tester (key SHA256:") && left.contains(" of 24.0 MiB are here"), "{left}");
     let summary = site.push_contents();
     assert_same(&site.source(), &site.target());
     assert!(summary["bytes_resumed"].as_u64().unwrap() > 0, "nothing was left to go on from: {summary}");
