@@ -6,9 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use crate::command::Outcome;
-use crate::harness::{Site, both_ways, has_program, is_root, skip};
+use crate::harness::{PATIENCE, Site, both_ways, has_program, is_root, skip};
 use crate::proxy::Proxy;
 use crate::tree::{names, paint, paint_interesting_sizes, painted, set_mode, set_old};
 
@@ -17,7 +18,9 @@ both_ways!(
     it_finds_what_was_changed,
     names_with_backslash_and_newline,
     names_that_b3sum_cannot_read_are_left_out_and_counted,
-    files_that_were_there_are_listed_when_they_were_read,
+    files_that_were_there_are_listed,
+    files_that_stay_as_they_were_are_left_out_and_counted,
+    a_push_after_one_that_was_killed_lists_all,
     one_that_lies_in_the_source_is_not_sent_before_it_is_whole,
 );
 
@@ -138,16 +141,104 @@ fn names_that_b3sum_cannot_read_are_left_out_and_counted(site: &Site) {
     expect_all_right(site, 4);
 }
 
-fn files_that_were_there_are_listed_when_they_were_read(site: &Site) {
-    for (name, bytes) in [("small", 1_000), ("large", 2 * zmove_types::GROUP_BYTES + 1)] {
+fn files_that_were_there_are_listed(site: &Site) {
+    for (name, bytes) in [("small", 1_000), ("d/empty", 0), ("large", 2 * zmove_types::GROUP_BYTES + 1)] {
         paint(site.source().join(name), bytes);
         set_old(site.source().join(name));
     }
+    std::fs::hard_link(site.source().join("small"), site.source().join("d/its other name")).unwrap();
     site.push_contents();
-    push(site, &[]).says(&["zmove: 2 files were there already", "left out of the manifest", "-c"]).lines(1);
-    expect_all_right(site, 0);
+    let proofs = site.path("proofs");
+    let options = ["--proofs", proofs.to_str().unwrap()];
+    let summary = push(site, &options).done().summary();
+    assert_eq!((&summary["files"], &summary["skipped"]), (&0.into(), &4.into()));
+    expect_all_right(site, 4);
+    let looked = || {
+        let text = std::fs::read_to_string(&proofs).unwrap();
+        assert_eq!(text.lines().count(), lines(&site.path("manifest")));
+        text.lines().filter(|line| line.contains(r#""proven":["size and time"]"#)).count()
+    };
+    assert_eq!(looked(), 4);
     push(site, &["--checksum"]).done();
-    expect_all_right(site, 2);
+    expect_all_right(site, 4);
+    // Of two files only the mode has changed, and one has come.
+    set_mode(site.source().join("large"), 0o600);
+    set_mode(site.source().join("d/empty"), 0o600);
+    paint(site.source().join("new"), 2_000);
+    push(site, &options).done();
+    expect_all_right(site, 5);
+    assert_eq!(looked(), 4);
+    let mut verify = site.zmove(&["verify", "--manifest", "manifest"]);
+    verify.0.arg(site.target().join(""));
+    verify.outcome().done();
+}
+
+fn files_that_stay_as_they_were_are_left_out_and_counted(site: &Site) {
+    paint(site.source().join("f"), 1_000);
+    paint(site.target().join("f"), 999);
+    paint(site.source().join("new"), 1_000);
+    push(site, &["--ignore-existing"]).says(&["zmove: the manifest lacks 1 file: ", "whatever"]).lines(1);
+    expect_all_right(site, 1);
+}
+
+/// Of what the killed push has brought some files are whole, and one is not.
+fn a_push_after_one_that_was_killed_lists_all(site: &Site) {
+    for number in 0..40 {
+        paint(site.source().join(format!("d/{number}")), 1_000 + number);
+    }
+    paint(site.source().join("large"), 8 * zmove_types::GROUP_BYTES + 1);
+    paint(site.source().join("larger"), 40 * zmove_types::GROUP_BYTES + 1);
+    let limit: &[_] = if site.is_remote() { &["--limit", "200Mbit"] } else { &[] };
+    let options = [&["--manifest", "killed"], limit].concat();
+    let mut killed = site.push_command(&options, &[&site.contents()], "").start();
+    let begun = Instant::now();
+    let has_begun = || {
+        let whole = ["large", "d/7"].iter().any(|name| site.target().join(name).exists());
+        whole || !site.is_remote() && !names(&site.target()).is_empty()
+    };
+    while !has_begun() {
+        assert!(begun.elapsed() < PATIENCE, "nothing arrives");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(!site.path("killed").exists());
+    push(site, &[]);
+    expect_all_right(site, 42);
+    let summary = push(site, &[]).summary();
+    assert_eq!(summary["skipped"], 42);
+    expect_all_right(site, 42);
+}
+
+#[test]
+fn a_pull_lists_all_that_is_there() {
+    let site = Site::reading(&[], &[]);
+    for number in 0..300 {
+        paint(site.source().join(format!("d/{number}")), 1_000 + number);
+    }
+    paint(site.source().join("large"), 2 * zmove_types::GROUP_BYTES + 1);
+    let pull = |options: &[&str]| {
+        let proofs = ["--json", "--manifest", "manifest", "--proofs", "proofs"];
+        site.pull(&[&proofs, options].concat(), &[""], "").expect(0)
+    };
+    let looked = || {
+        let proofs = std::fs::read_to_string(site.path("proofs")).unwrap();
+        assert_eq!(proofs.lines().count(), lines(&site.path("manifest")));
+        proofs.lines().filter(|line| line.contains("size and time")).count()
+    };
+    pull(&["--exclude", "7*"]).done();
+    let first = lines(&site.path("manifest"));
+    assert_eq!(looked(), 0);
+    pull(&[]).done();
+    expect_all_right(&site, 301);
+    assert_eq!(looked(), first);
+    pull(&[]).done();
+    expect_all_right(&site, 301);
+    assert_eq!(looked(), 301);
+    pull(&["--checksum"]).done();
+    expect_all_right(&site, 301);
+    paint(site.target().join("d/7"), 5);
+    pull(&["--ignore-existing"]).says(&["zmove: the manifest lacks 301 files: "]).lines(1);
 }
 
 /// A local site with one file, and what its manifest says.

@@ -51,7 +51,9 @@ fn slow_push(site: &Site) -> Child {
 fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
     let site = Site::daemon();
     let push = slow_push(&site);
-    let shown = wait_for(&site, has_moved);
+    let shown = wait_for(&site, |shown| has_moved(shown) && !shown["eta_seconds"].is_null());
+    assert_eq!((&shown["files_found"], &shown["bytes_found"]), (&Value::from(1), &Value::from(24 << 20)));
+    assert!((1..120).contains(&shown["eta_seconds"].as_u64().unwrap()), "{shown}");
     assert_eq!((&shown["name"], &shown["direction"]), (&Value::from("tester"), &Value::from("receive")));
     assert!(shown["key"].as_str().unwrap().starts_with("SHA256:"), "{shown}");
     assert!(shown["from"].as_str().unwrap().starts_with("127.0.0.1:"), "{shown}");
@@ -68,6 +70,8 @@ fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
         .lines(1);
     site.the_daemon().wait_for_log("the operator ends transfer ");
     site.the_daemon().wait_for_log("broken off by tester");
+    let left = operator(&site, &["journal", "list"]).done().stdout;
+    assert!(left.contains("  by tester (key SHA256:") && left.contains(" of 24.0 MiB are here"), "{left}");
     let summary = site.push_contents();
     assert_same(&site.source(), &site.target());
     assert!(summary["bytes_resumed"].as_u64().unwrap() > 0, "nothing was left to go on from: {summary}");
@@ -121,11 +125,13 @@ fn what_waits_in_line_is_shown_and_can_be_stopped() {
     site.start_daemon();
     let mut long = slow_push(&site);
     wait_for(&site, has_moved);
-    let waiting = site.push_command(&[], &[site.contents().as_ref()], "other").start();
+    let waiting = site.push_command(&["--json"], &[site.contents().as_ref()], "other").start();
     let shown = wait_for(&site, |shown| shown["waits"] == true);
     assert!(shown["reason"].as_str().unwrap().contains("limits.transfers = 1"), "{shown}");
     operator(&site, &["stop", shown["id"].as_str().unwrap()]).done();
-    finish(waiting).expect(3).says(&["the operator there has stopped this transfer"]);
+    let ended = finish(waiting).expect(3).says(&["the operator there has stopped this transfer"]);
+    let last: Value = serde_json::from_str(ended.stdout.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["event"], &last["transfer"]), (&"error".into(), &shown["id"]), "{last}");
     operator(&site, &["stop", "abcdef"]).expect(11).says(&["no transfer here has the id abcdef"]).lines(1);
     operator(&site, &["stop", "xyz"]).expect(1);
     long.kill().unwrap();
@@ -194,6 +200,36 @@ fn who_waits_in_line_sees_why_and_may_say_no() {
     assert_eq!(last["limited_by"], "queue");
     assert!(last["waiting"]["seconds"].as_f64().unwrap() > 0.5, "{last}");
     assert!(last["waiting"]["message"].as_str().unwrap().contains("limits.transfers = 1"), "{last}");
+    long.kill().unwrap();
+    long.wait().unwrap();
+}
+
+/// Who waits is told when one before it has gone, and so is the operator.
+#[test]
+fn who_waits_in_line_sees_the_place_move_up() {
+    let mut site = Site::local();
+    std::fs::write(site.path("server/zmove.toml"), "[limits]\ntransfers = 1\n").unwrap();
+    site.start_daemon();
+    let mut long = slow_push(&site);
+    wait_for(&site, has_moved);
+    let first = site.push_command(&[], &[site.contents().as_ref()], "first").start();
+    let before = wait_for(&site, |shown| shown["waits"] == true);
+    let options = ["--json", "--timeout", "8s"];
+    let second = site.push_command(&options, &[site.contents().as_ref()], "second").start();
+    let has =
+        |shown: &Value, words: &str| shown["reason"].as_str().is_some_and(|reason| reason.contains(words));
+    let behind = wait_for(&site, |shown| has(shown, "; 1 of the same key"));
+    // Long enough for the second to have said that it is behind the first.
+    std::thread::sleep(Duration::from_millis(2500));
+    operator(&site, &["stop", before["id"].as_str().unwrap()]).done();
+    finish(first).expect(3);
+    wait_for(&site, |shown| shown["id"] == behind["id"] && !has(shown, "of the same key"));
+    let second = finish(second).expect(13);
+    let events = second.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let told = events.filter_map(|event| event["waiting"]["message"].as_str().map(str::to_owned));
+    let told: Vec<_> = told.collect();
+    assert!(told.iter().any(|text| text.contains("; 1 of the same key")), "{told:?}");
+    assert!(!told.last().unwrap().contains("of the same key"), "{told:?}");
     long.kill().unwrap();
     long.wait().unwrap();
 }

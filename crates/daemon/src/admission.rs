@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::{AddAssign, SubAssign};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 use zmove_transport::Fingerprint;
@@ -57,10 +58,25 @@ pub(crate) struct Queued {
     key: Fingerprint,
     number: u64,
     slot: oneshot::Receiver<Slot>,
-    /// How many transfers of the same key were waiting before this one.
+    /// How many transfers of the same key were waiting before this one when it was last asked.
     pub(crate) ahead: usize,
     /// The limit that keeps the place waiting; `None` if it got its slot at once.
     pub(crate) full: Option<Full>,
+}
+
+/// What has become of a place in the queue.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    Seated(Slot),
+    /// So many of the same key are before this one now.
+    MovedUp(usize),
+}
+
+/// Whether who waits is told how many are before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MovingUp {
+    Told,
+    Untold,
 }
 
 /// A booking of what was admitted; given back when dropped.
@@ -71,6 +87,8 @@ pub(crate) struct Permit {
     what: Use,
 }
 
+/// How often a place in the queue is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// The most refusals that are sent to one key at a time.
 const TOLD_PER_KEY_MAX: usize = 8;
 /// The most refusals that are sent to all keys together at a time.
@@ -192,9 +210,21 @@ impl Queued {
         self.slot.try_recv().ok()
     }
 
-    /// Waits for the slot.
-    pub(crate) async fn turn(&mut self) -> Option<Slot> {
-        (&mut self.slot).await.ok()
+    /// Waits for the slot, or until fewer of the same key are before this one, where that `matters`.
+    pub(crate) async fn turn(&mut self, matters: MovingUp) -> Option<Turn> {
+        let mut looks = tokio::time::interval(LOOK_INTERVAL);
+        loop {
+            tokio::select! {
+                slot = &mut self.slot => return slot.ok().map(Turn::Seated),
+                _ = looks.tick(), if matters == MovingUp::Told => {
+                    let ahead = self.admissions.0.book.lock().queue.ahead_of(self.key, self.number);
+                    if let Some(ahead) = ahead.filter(|ahead| *ahead < self.ahead) {
+                        self.ahead = ahead;
+                        return Some(Turn::MovedUp(ahead));
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -250,7 +250,7 @@ async fn push(
     (checked, relaying): (Checked, &Arc<Relaying>),
     stop: impl Future<Output = ()>,
 ) -> Result<Summary, PushError> {
-    let Prepared { mut job, config, mut fetch, list, missing, held: _until_the_end } = prepared;
+    let Prepared { mut job, config, mut fetch, list, missing, held: _until_the_end, .. } = prepared;
     let missing_count = missing.len() as u64;
     for message in missing {
         relaying.on(&Event::Failed { message });

@@ -32,7 +32,7 @@ use zmove_wire::{
     Cipher, Greeting, GreetingError, Refusal, RefusalCode, Role, ToSender, Version, Waiting, encode_message,
 };
 
-use crate::admission::{Admissions, Queued, Slot};
+use crate::admission::{Admissions, MovingUp, Queued, Slot, Turn};
 use crate::answering;
 use crate::authorizer::{Authorized, Authorizer};
 use crate::authorizer_threads::AuthorizerThreads;
@@ -100,10 +100,24 @@ enum Lanes {
 /// How a wait in the queue ended.
 enum Waited {
     Slot(Slot),
+    /// Fewer of the same key are before it: so many.
+    MovedUp(usize),
     /// The sender has closed its connection.
     Gone,
     TooLong,
     CutOff(Cut),
+}
+
+/// The notice of a place in the queue.
+fn waiting(ahead: usize, reason: &str) -> Vec<u8> {
+    let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
+    encode_message(&ToSender::Waiting(Waiting { ahead, text: reason.to_owned() }))
+}
+
+/// Says something to a sender that waits; returns whether it has taken it.
+async fn say(stream: &mut Channel, words: &[u8]) -> bool {
+    let said = async { stream.write_all(words).await.is_ok() && stream.flush().await.is_ok() };
+    tokio::time::timeout(REFUSAL_TIMEOUT, said).await.unwrap_or(false)
 }
 
 impl Daemon {
@@ -403,23 +417,30 @@ impl Shared {
                 self.reject(Rejection::Transfer, address, RUNNING_ALREADY);
                 return None;
             };
-            let ahead = u32::try_from(place.ahead).unwrap_or(u32::MAX);
-            let waiting = ToSender::Waiting(Waiting { ahead, text: reason.clone() });
             let mut words = Greeting::new(Role::Control, greeting.transfer).encode().to_vec();
-            words.extend(encode_message(&waiting));
-            let said = async { stream.write_all(&words).await.is_ok() && stream.flush().await.is_ok() };
-            if !tokio::time::timeout(REFUSAL_TIMEOUT, said).await.unwrap_or(false) {
+            words.extend(waiting(place.ahead, &reason));
+            if !say(&mut stream, &words).await {
                 return None;
             }
             told = Some(registered);
         }
         let patience = told.is_none().then_some(SILENT_WAIT_MAX);
-        let waited = self.turn(&mut stream, &mut place, live, patience).await;
+        let waited = loop {
+            match self.turn(&mut stream, &mut place, live, patience).await {
+                Waited::MovedUp(ahead) => {
+                    live.waits(&reason, ahead);
+                    if !say(&mut stream, &waiting(ahead, &reason)).await {
+                        break Waited::Gone;
+                    }
+                }
+                waited => break waited,
+            }
+        };
         // Drop the place first: a slot that comes too late goes to others while this transfer is refused.
         drop(place);
         match waited {
             Waited::Slot(slot) => return Some((stream, slot, told)),
-            Waited::Gone => {}
+            Waited::Gone | Waited::MovedUp(_) => {}
             Waited::TooLong => self.refuse_full(stream, reason).await,
             Waited::CutOff(cut) if told.is_some() => {
                 let refusal = ToSender::Refused(cut.refusal());
@@ -445,6 +466,7 @@ impl Shared {
                 looks.tick().await;
             }
         };
+        let moving_up = if patience.is_none() { MovingUp::Told } else { MovingUp::Untold };
         let too_long = async {
             match patience {
                 Some(patience) => tokio::time::sleep(patience).await,
@@ -452,7 +474,11 @@ impl Shared {
             }
         };
         tokio::select! {
-            slot = place.turn() => slot.map_or(Waited::Gone, Waited::Slot),
+            turn = place.turn(moving_up) => match turn {
+                Some(Turn::Seated(slot)) => Waited::Slot(slot),
+                Some(Turn::MovedUp(ahead)) => Waited::MovedUp(ahead),
+                None => Waited::Gone,
+            },
             () = gone => Waited::Gone,
             () = too_long => Waited::TooLong,
             () = async { drop(draining.wait_for(|draining| *draining).await) } => Waited::CutOff(Cut::Stopping),

@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::watch;
 use zmove_receiver::{Booking, Quota, TransferMeter};
-use zmove_sender::{Beside, Held, PeerQuota, SessionError, Summary};
+use zmove_sender::{Beside, Held, Known, PeerQuota, SessionError, Summary};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample};
 use zmove_wire::limits::{HASHED_MAX, TOLD_MAX};
 use zmove_wire::{
@@ -32,6 +32,8 @@ pub(crate) struct Relaying {
     waiting: Arc<Waiting>,
     counts: [AtomicU64; 6],
     hashed: Lock<Vec<FileHash>>,
+    /// The hashes of files that were at the receiver.
+    looked: Lock<Vec<FileHash>>,
     /// All that has been counted and told since the session began.
     totals: Lock<[u64; 6]>,
     listeners: Listeners,
@@ -93,6 +95,7 @@ impl Relaying {
             waiting: Arc::default(),
             counts: Default::default(),
             hashed: Lock::default(),
+            looked: Lock::default(),
             totals: Lock::default(),
             listeners,
             meter,
@@ -120,23 +123,28 @@ impl Relaying {
         if counts != [0; 6] {
             self.say_to(words.as_ref(), Relay::Told(vec![Told::Progress(progress_by(counts))]));
         }
-        self.flush_hashes(mem::take(&mut *self.hashed.lock()));
+        self.flush_hashes(mem::take(&mut *self.hashed.lock()), Relay::Hashed);
+        self.flush_hashes(mem::take(&mut *self.looked.lock()), Relay::Looked);
     }
 
     /// Tells the hash of a file that is whole at the target.
-    pub(crate) fn hash(&self, path: &RelPath, root: &Root) {
-        let mut hashed = self.hashed.lock();
+    pub(crate) fn hash(&self, path: &RelPath, root: &Root, known: Known) {
+        let (hashed, relay): (_, fn(Vec<FileHash>) -> Relay) = match known {
+            Known::Received | Known::Compared => (&self.hashed, Relay::Hashed),
+            Known::Looked => (&self.looked, Relay::Looked),
+        };
+        let mut hashed = hashed.lock();
         hashed.push(FileHash { path: path.clone(), root: *root });
         if hashed.len() >= HASHED_AT_ONCE {
             let full = mem::take(&mut *hashed);
             drop(hashed);
-            self.flush_hashes(full);
+            self.flush_hashes(full, relay);
         }
     }
 
-    fn flush_hashes(&self, hashed: Vec<FileHash>) {
+    fn flush_hashes(&self, hashed: Vec<FileHash>, relay: impl Fn(Vec<FileHash>) -> Relay) {
         for part in hashed.chunks(HASHED_MAX) {
-            self.say(Relay::Hashed(part.to_vec()));
+            self.say(relay(part.to_vec()));
         }
     }
 

@@ -18,8 +18,8 @@ use zmove_receiver::{
 };
 use zmove_scan::{Effect, FileSystems, PathList, PatternError, Rule, ScanConfig, Selection, Separator};
 use zmove_sender::{
-    AfterErrors, Instead, LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Mapped, Mapping, Owners, Push,
-    PushJob, Relay, Removals, Run, SenderConfig, SessionError, Summary, Zeros,
+    AfterErrors, Extent, Instead, LaneNumber, LaneSupply, Link, LossAnswer, Manifest, Mapped, Mapping,
+    Owners, Push, PushJob, Relay, Removals, Run, SenderConfig, SessionError, Summary, Zeros,
 };
 use zmove_transport::{
     Claim, ControlError, ControlReader, ControlWriter, Fingerprint, LaneError, LaneSink, SharedRate, blocking,
@@ -311,6 +311,8 @@ pub(crate) struct Prepared {
     pub(crate) fetch: Fetch,
     pub(crate) list: Option<Arc<[u8]>>,
     pub(crate) missing: Vec<String>,
+    /// The files whose hashes are told, where they are.
+    pub(crate) extent: Extent,
     pub(crate) held: Held,
 }
 
@@ -351,6 +353,7 @@ pub(crate) async fn prepare(
         .map_err(|error| Refusal { code: RefusalCode::Full, text: error.to_string() })?;
     let protocol = |error: WireError| Refusal { code: RefusalCode::Protocol, text: error.to_string() };
     let extensions = std::mem::take(&mut fetch.extensions);
+    let extent = if extensions.get(Fetch::LIST_ALL).is_some() { Extent::All } else { Extent::Sent };
     fetch.open = fetch.open.with(extensions).map_err(protocol)?;
     fetch.open.grant = None;
     if fetch.open.purpose == Purpose::Probe {
@@ -373,7 +376,7 @@ pub(crate) async fn prepare(
             job(&fetch, list.as_ref(), &access, (&around.quota, &stopped))?;
         let Booked { config, files: _files, threads: _threads } = sender_config(&fetch, &around)?;
         let held = Held { _order: held, _sources, _files, _threads };
-        Ok(Prepared { job, config, fetch, list, missing, held })
+        Ok(Prepared { job, config, fetch, list, missing, extent, held })
     });
     prepared.await.unwrap_or_else(|_panic| {
         let text = "a thread of the sender panicked; its log says where".to_owned();
@@ -523,7 +526,7 @@ impl Prepared {
         stop: impl Future<Output = Cut>,
     ) -> Result<Summary, SendingError> {
         let started = Instant::now();
-        let Self { job, config, fetch, missing, held: _until_the_end, .. } = self;
+        let Self { job, config, fetch, missing, extent, held: _until_the_end, .. } = self;
         let SendingSession { transfer, version, cipher, control, lanes, run_leases, portion, .. } = session;
         let SendingSession { quota, meter, .. } = session;
         let (reader, mut writer) = control;
@@ -536,7 +539,7 @@ impl Prepared {
         }
         let manifest = fetch.manifest.then(|| {
             let relaying = Arc::clone(&relaying);
-            Manifest::told(move |path, root| relaying.hash(path, root))
+            Manifest::told(extent, move |path, root, known| relaying.hash(path, root, known))
         });
         let mut run = Run::begin(manifest, started);
         let starting = move || {

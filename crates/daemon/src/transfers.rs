@@ -112,13 +112,13 @@ pub struct TransferStatus {
     pub files: u64,
     /// Bytes that have been moved.
     pub bytes: u64,
-    /// Regular files that were found at the source; known where this side scans it.
+    /// Regular files that were found at the source so far; known where this side scans it, or the sender tells it.
     pub files_found: Option<u64>,
     /// The sum of their sizes.
     pub bytes_found: Option<u64>,
     /// The rate of the last seconds.
     pub bytes_per_second: u64,
-    /// The time until the end at that rate; known once the scan of the source has ended, where that is this side's.
+    /// The time until the end at that rate; known once the scan of the source has ended, by the same.
     pub eta_seconds: Option<u64>,
     /// Lanes that are up.
     pub lanes: usize,
@@ -259,7 +259,7 @@ impl Live {
             State::Waits { reason, ahead } => (None, Some(place(&reason, ahead)), waited),
             State::Runs { direction, since } => (Some(direction), None, since.elapsed()),
         };
-        let sends = direction == Some(Direction::Send);
+        let knows = self.meter.knows_found();
         let rate = self.pace.lock().per_second;
         TransferStatus {
             id: self.id.to_string(),
@@ -273,8 +273,8 @@ impl Live {
             path: String::from_utf8_lossy(self.meter.target()).into_owned(),
             files: reading.files + reading.sent_files,
             bytes,
-            files_found: sends.then_some(found.files),
-            bytes_found: sends.then_some(found.bytes),
+            files_found: knows.then_some(found.files),
+            bytes_found: knows.then_some(found.bytes),
             bytes_per_second: whole(rate),
             eta_seconds: eta(found, bytes, rate),
             lanes: reading.lanes,

@@ -32,6 +32,12 @@ impl<T> WaitQueue<T> {
         self.keys.iter().find(|(of, _)| *of == key).map_or(0, |(_, waiters)| waiters.len())
     }
 
+    /// The number of waiters of a key before the one with this number; `None` once that is not waiting any more.
+    pub(crate) fn ahead_of(&self, key: Fingerprint, number: u64) -> Option<usize> {
+        let (_, waiters) = self.keys.iter().find(|(of, _)| *of == key)?;
+        waiters.iter().position(|waiter| waiter.number == number)
+    }
+
     /// Adds a waiter behind those of its key; returns the number by which it can leave.
     pub(crate) fn enter(&mut self, key: Fingerprint, waiting: T) -> u64 {
         self.entered += 1;
@@ -110,6 +116,7 @@ mod tests {
         let alone = queue.enter(two, "b1");
         queue.leave(one, first);
         queue.leave(two, alone);
+        assert_eq!((queue.ahead_of(one, first), queue.ahead_of(one, first + 1)), (None, Some(0)));
         assert_eq!(all(&mut queue), ["a2"]);
     }
 }

@@ -26,7 +26,7 @@ use zmove_sender::{LaneNumber, LaneSupply, Manifest, Summary};
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resumption, Transport};
 use zmove_types::{Accounts, Observer};
 use zmove_wire::limits::LANES_MAX;
-use zmove_wire::{Fetch, LaneOrder, Purpose, ToSender, ToSource, Version, WireError};
+use zmove_wire::{Compare, Fetch, LaneOrder, Purpose, ToSender, ToSource, Version, WireError};
 
 use crate::backoff::Timeout;
 use crate::dial::{Connected, Connector, Dialled};
@@ -291,6 +291,9 @@ impl RemotePull<'_> {
         session_started: Instant,
     ) -> Result<Summary, PullError> {
         let manifest = run.manifest.take();
+        // a host that compares contents does not tell which files it has sent, and tells all
+        let tells_all = manifest.is_none() || self.fetch.open.compare == Compare::Checksum;
+        let manifest_unread = if tells_all { 0 } else { summary.skipped.saturating_sub(heard.looked) };
         let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(PullError::Manifest)?;
         let Earlier { files, bytes, removed, lanes, first_byte } = run.earlier;
         Ok(Summary {
@@ -306,6 +309,7 @@ impl RemotePull<'_> {
             measured: session_started.elapsed(),
             first_byte: first_byte.or(heard.first_byte),
             manifest_left_out,
+            manifest_unread,
             ..summary
         })
     }

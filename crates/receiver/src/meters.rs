@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use zmove_types::{Event, Lock, RelPath, StageClock, StageTimes};
-use zmove_wire::{FaultCode, Operation};
+use zmove_wire::{FaultCode, FoundSoFar, Operation};
 
 use crate::grant::Stored;
 
@@ -20,12 +20,14 @@ pub struct TransferMeter {
     named_bytes: AtomicU64,
     sent_bytes: AtomicU64,
     sent_files: AtomicU64,
-    /// Files and bytes that the scan has found, where this side can know them.
+    /// Files and bytes that the scan has found, as far as this side knows.
     found_files: AtomicU64,
     found_bytes: AtomicU64,
     /// Bytes that were equal at the target.
     skipped_bytes: AtomicU64,
     found_all: AtomicBool,
+    /// Whether the sender's scan is on this side, or it tells what that finds.
+    is_told: AtomicBool,
     lanes: AtomicUsize,
     queued: AtomicUsize,
     target: OnceLock<Vec<u8>>,
@@ -210,6 +212,7 @@ impl TransferMeter {
         };
         match event {
             Event::Found { files, bytes } => {
+                self.is_told.store(true, Ordering::Relaxed);
                 add(&self.found_files, *files);
                 add(&self.found_bytes, *bytes);
             }
@@ -224,7 +227,22 @@ impl TransferMeter {
         }
     }
 
-    /// What the scan of the sender has found, if that is this side.
+    /// Takes what a sender on the other side has found.
+    pub(crate) fn told(&self, found: &FoundSoFar) {
+        self.found_files.store(found.files, Ordering::Relaxed);
+        self.found_bytes.store(found.bytes, Ordering::Relaxed);
+        self.skipped_bytes.store(found.skipped_bytes, Ordering::Relaxed);
+        self.found_all.store(found.all, Ordering::Relaxed);
+        self.is_told.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is known what the scan has found: by a sender on this side, or one that has told it.
+    #[must_use]
+    pub fn knows_found(&self) -> bool {
+        self.is_told.load(Ordering::Relaxed)
+    }
+
+    /// What the scan of the sender has found, as far as that is known.
     #[must_use]
     pub fn found(&self) -> Found {
         Found {

@@ -17,13 +17,14 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use zmove_disk::{KeptTimes, Task};
 use zmove_transport::ControlError;
+use zmove_types::Kinds;
 use zmove_wire::limits::{
     HASH_ORDERS_OUTSTANDING_MAX, INQUIRED_ENTRIES_MAX, INQUIRIES_OUTSTANDING_MAX, KEEPS_OUTSTANDING_MAX,
     within,
 };
 use zmove_wire::{
-    ExtraneousNames, FaultCode, Finished, HashOrder, InquireWith, Inquiry, Keep, Open, Opened, TargetState,
-    ToReceiver, ToSender, TopName, WireError,
+    ExtraneousNames, FaultCode, Finished, HashOrder, InquireWith, Inquiry, Keep, Open, Opened, ReceiverSays,
+    TargetState, ToReceiver, ToSender, TopName, WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -84,7 +85,8 @@ pub(crate) async fn run(
     let state = if is_there { TargetState::Populated } else { TargetState::Empty };
     let single_name = seen.rename.as_ref().map(|(_, to)| TopName(to.clone()));
     let opened = Opened { state, lanes_max: config.lanes_max, single_name };
-    connections.send(&opened.into_message(keeping)).await?;
+    let said = ReceiverSays { kinds: Kinds::ALL, ..ReceiverSays::default() };
+    connections.send(&opened.into_message(keeping, said)).await?;
     let previewer = Arc::new(Previewer {
         seen,
         rules,

@@ -14,6 +14,7 @@ pub(crate) mod verify;
 
 use std::future::Future;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -22,15 +23,15 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use zmove_disk::FileSystemMemory;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, Pulse, blocking};
-use zmove_types::{FileId, StageTimes, TransferId};
+use zmove_types::{FileId, Kinds, StageTimes, TransferId};
 use zmove_wire::limits::{
     ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX, within,
 };
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Answer, EntryFault, FaultCode, Finished, GrantToken, Greeting, Offer, OfferWith, Open, Opened, Operation,
-    Purpose, Refusal, RefusalCode, Role, SignedReceipt, StageReport, StoredItem, TargetShape, TargetState,
-    ToReceiver, ToSender, TopName, Version, WireError,
+    Purpose, ReceiverSays, Refusal, RefusalCode, Role, SignedReceipt, StageReport, StoredItem, TargetShape,
+    TargetState, ToReceiver, ToSender, TopName, Version, WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -179,7 +180,7 @@ async fn receive(
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let place = config.target_leases.work_at(&owner, &open.target);
-    let Resolved { open, target, parts, file_system } =
+    let Resolved { open, target, parts, file_system, free_bytes } =
         match resolve(open, access, (transfer, owner.clone()), &config).await {
             Ok(resolved) => resolved,
             Err(refusal) => return connections.refuse(refusal).await,
@@ -190,7 +191,8 @@ async fn receive(
     // Files of which groups are held are only found if they are offered.
     let state = if parts.has_earlier() { TargetState::Populated } else { target.state };
     let opened = Opened { state, lanes_max: config.lanes_max, single_name };
-    connections.send(&opened.into_message(open.keeping)).await?;
+    let said = ReceiverSays { kinds: Kinds::ALL, hears_found: true, free_bytes };
+    connections.send(&opened.into_message(open.keeping, said)).await?;
     let (outcomes_in, outcomes) = mpsc::channel(OUTCOMES_WAITING_MAX);
     let transfer = Arc::new(Transfer::new((transfer, version), &open, (target, parts), &config, outcomes_in));
     let threads = SessionThreads::start(&transfer, &config)?;
@@ -311,6 +313,8 @@ struct Resolved {
     target: Target,
     parts: Parts,
     file_system: FileSystemMemory,
+    /// What the file system of the target has free, if that is known.
+    free_bytes: Option<u64>,
 }
 
 /// Opens the target. Drops the names at its top, of which there may be very many, since they are of no use after that.
@@ -329,9 +333,16 @@ async fn resolve(
         if let TargetShape::Directory { tops } = &mut open.shape {
             *tops = Vec::new();
         }
-        Ok(Resolved { open, target, parts, file_system })
+        let free_bytes = free_bytes(target.tree.fd());
+        Ok(Resolved { open, target, parts, file_system, free_bytes })
     })
     .await
+}
+
+/// How many bytes the process may still store in the file system of a directory; unknown where that has no bounds.
+fn free_bytes(directory: BorrowedFd<'_>) -> Option<u64> {
+    let stat = rustix::fs::fstatvfs(directory).ok()?;
+    (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// Outcomes taken in one turn, so that many receipts travel as one message.
@@ -507,6 +518,10 @@ impl Running {
                 Err(WireError::OutOfOrder { what: "an inquiry" }.into())
             }
             ToReceiver::Relay(_) => Err(WireError::OutOfOrder { what: "a word beside a push" }.into()),
+            ToReceiver::Found(found) => {
+                self.transfer.meter.told(&found);
+                Ok(())
+            }
             ToReceiver::Abandon { file } => {
                 self.transfer.files.hear_of(FileId(file))?;
                 self.transfer.settle(Coming::File(file), Fate::Dropped);

@@ -11,15 +11,17 @@ pub(crate) mod summary;
 pub(crate) mod timeline;
 pub(crate) mod totals;
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zmove_scan::{Entry, EntryKind, ScanError};
-use zmove_types::{Escaped, Event, GroupSpan, Kinds, Observer, RelPath};
+use zmove_types::{ByteCount, Escaped, Event, GroupSpan, Kinds, Observer, RelPath, Root};
 use zmove_wire::limits::SYMLINK_BYTES_MAX;
-use zmove_wire::{Lack, Missed, NotKept};
+use zmove_wire::{FoundSoFar, Lack, Missed, NotKept};
 
 use self::failure::FileError;
 use self::file_ledger::FileLedger;
+use self::manifest::Known;
 use self::totals::Totals;
 use crate::read::extras::Extras;
 use crate::read::group_values::GroupValues;
@@ -30,6 +32,9 @@ pub(crate) struct Account {
     pub(crate) totals: Totals,
     pub(crate) observer: Arc<dyn Observer>,
     files: Mutex<FileLedger>,
+    has_found_all: AtomicBool,
+    /// The bytes that the target's file system has room for, as far as that is known.
+    room: AtomicU64,
 }
 
 /// The files and bytes that a receipt is for.
@@ -47,7 +52,13 @@ pub(crate) struct Moved {
 
 impl Account {
     pub(crate) fn new(observer: Arc<dyn Observer>) -> Self {
-        Self { totals: Totals::default(), observer, files: Mutex::default() }
+        Self {
+            totals: Totals::default(),
+            observer,
+            files: Mutex::default(),
+            has_found_all: AtomicBool::new(false),
+            room: AtomicU64::new(u64::MAX),
+        }
     }
 
     /// The ledger of single files, which lasts longer than this session.
@@ -55,14 +66,25 @@ impl Account {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a file that was at the target already; it counts as moved if an earlier session has brought it.
-    pub(crate) fn skipped(&self, path: &RelPath, look: Look) {
+    /// Counts a file that was at the target already, and lists it where its `root` is known; it counts as moved if an
+    /// earlier session has brought it, and then the answer is `false`.
+    pub(crate) fn skipped(&self, path: &RelPath, look: Look, root: Option<(&Root, Known)>) -> bool {
         let bytes = look.bytes;
         if self.files().confirm_earlier(path, look) {
-            return self.moved(&Moved { files: 1, whole_bytes: bytes, bytes, shown: 0 });
+            self.moved(&Moved { files: 1, whole_bytes: bytes, bytes, shown: 0 });
+            return false;
         }
         self.totals.skipped.add(1);
-        self.observer.on(&Event::Skipped { files: 1, bytes });
+        let mut files = self.files();
+        if let Some((root, known)) = root
+            && (known == Known::Compared || files.lists_what_stays())
+        {
+            self.totals.listed.add(1);
+            files.confirm(path, Some(root), known);
+        }
+        drop(files);
+        self.need_not_travel(1, bytes);
+        true
     }
 
     /// Counts the groups of a file of `bytes` that came in an earlier transfer.
@@ -70,7 +92,7 @@ impl Account {
         let spans = held.known().filter_map(|index| GroupSpan::of(bytes, index));
         let bytes = spans.map(|span| u64::from(span.len)).sum();
         self.totals.resumed.add(bytes);
-        self.observer.on(&Event::Skipped { files: 0, bytes });
+        self.need_not_travel(0, bytes);
     }
 
     /// Takes back what of resumed groups has turned out to be holes, which are no part of what is moved.
@@ -83,7 +105,54 @@ impl Account {
         self.totals.linked.add(1);
         self.totals.files.add(1);
         self.observer.on(&Event::Stored { files: 1, bytes: 0 });
-        self.observer.on(&Event::Skipped { files: 0, bytes });
+        self.need_not_travel(0, bytes);
+    }
+
+    fn need_not_travel(&self, files: u64, bytes: u64) {
+        self.totals.skipped_bytes.add(bytes);
+        self.observer.on(&Event::Skipped { files, bytes });
+    }
+
+    /// Counts files that the scan has found.
+    pub(crate) fn find(&self, files: u64, bytes: u64) {
+        self.totals.found.add(files);
+        self.totals.found_bytes.add(bytes);
+        self.observer.on(&Event::Found { files, bytes });
+    }
+
+    /// Notes that the scan has ended.
+    pub(crate) fn end_scan(&self) {
+        self.has_found_all.store(true, Ordering::Relaxed);
+        self.observer.on(&Event::ScanEnded);
+    }
+
+    /// What the scan has found so far.
+    pub(crate) fn found(&self) -> FoundSoFar {
+        FoundSoFar {
+            files: self.totals.found.get(),
+            bytes: self.totals.found_bytes.get(),
+            skipped_bytes: self.totals.skipped_bytes.get(),
+            all: self.has_found_all.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Notes how many bytes the target's file system has room for.
+    pub(crate) fn target_has_free(&self, bytes: u64) {
+        self.room.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Warns once in a run when what is to be sent, `needed` so far, is more than the target has room for. Old versions
+    /// that are replaced may make room, and a file system may compress, so the push goes on.
+    pub(crate) fn need_room(&self, needed: u64) {
+        let room = self.room.load(Ordering::Relaxed);
+        if needed <= room || self.files().warns_of_room() {
+            return;
+        }
+        let (free, needed) = (ByteCount(room), ByteCount(needed));
+        let message = format!(
+            "the target has {free} free, and what is to be sent is more: {needed} have been found so far"
+        );
+        self.observer.on(&Event::Warned { message });
     }
 
     /// Counts what the receiver has confirmed to be at the target.
@@ -104,7 +173,7 @@ impl Account {
     /// Counts a group that another version at the target has as well.
     pub(crate) fn matched(&self, bytes: u64) {
         self.totals.matched.add(bytes);
-        self.observer.on(&Event::Skipped { files: 0, bytes });
+        self.need_not_travel(0, bytes);
     }
 
     /// Bytes of files are holes, and are not sent.
@@ -112,7 +181,7 @@ impl Account {
         if bytes == 0 {
             return;
         }
-        self.observer.on(&Event::Skipped { files: 0, bytes });
+        self.need_not_travel(0, bytes);
     }
 
     /// Whether the target can have such an entry; one that it cannot have is counted as left out or as failed.

@@ -12,9 +12,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 use zmove_transport::{ControlError, ControlReader, ControlWriter, Inbox};
-use zmove_types::{Event, Kinds, Observer, RateLimit};
+use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
-    Keeping, Opened, Refusal, RefusalCode, ToReceiver, ToSender, Version, Waiting, WireError, encode_message,
+    Opened, ReceiverSays, Refusal, RefusalCode, ToReceiver, ToSender, Version, Waiting, WireError,
+    encode_message,
 };
 
 use crate::account::summary::Summary;
@@ -39,8 +40,8 @@ pub(crate) async fn greeted(
 #[derive(Debug)]
 pub(crate) struct Permission {
     pub(crate) opened: Opened,
-    /// What the receiver knows to keep of entries beside their contents.
-    pub(crate) kept: Kinds,
+    /// What the receiver says of itself.
+    pub(crate) said: ReceiverSays,
 }
 
 /// Waits until the receiver, once it has `greeted`, opens the transfer. Where the transfer has to wait in the queue, it
@@ -61,10 +62,12 @@ pub(crate) async fn permission(
     let due = Instant::now() + patience;
     loop {
         answer = match answer {
-            ToSender::Opened(opened) => return Ok((inbox, Permission { opened, kept: Kinds::ALWAYS })),
+            ToSender::Opened(opened) => {
+                return Ok((inbox, Permission { opened, said: ReceiverSays::default() }));
+            }
             ToSender::OpenedWith(opened, extensions) => {
-                let kept = Keeping::of_answer(&extensions)?;
-                return Ok((inbox, Permission { opened, kept }));
+                let said = ReceiverSays::of_answer(&extensions)?;
+                return Ok((inbox, Permission { opened, said }));
             }
             ToSender::Refused(refusal) => return Err(SessionError::Refused(refusal)),
             ToSender::Waiting(Waiting { text, .. }) if patience.is_zero() => {

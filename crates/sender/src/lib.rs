@@ -23,7 +23,7 @@ mod tune;
 
 pub use account::bottleneck::Bottleneck;
 pub use account::limit::Limit;
-pub use account::manifest::{Manifest, Prover};
+pub use account::manifest::{Extent, Known, Manifest, Prover};
 pub use account::summary::{AtBest, Learnt, Preview, Summary};
 pub use control::link::{CongestionChoice, LaneNumber, LaneSupply, Link, LossAnswer};
 pub use control::relay::{Beside, Held, Hold, Last, PeerQuota, Relay};

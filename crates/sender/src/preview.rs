@@ -60,9 +60,9 @@ pub(crate) async fn run(
     let mut threads = Threads::new(broken_in);
     let conversation = async {
         let greeted = control::greeted(reader, version, dialled_by, quota);
-        let (mut inbox, Permission { opened, kept }) =
+        let (mut inbox, Permission { opened, said }) =
             permission(greeted, run.patience, &session.account).await?;
-        session.account.not_kept(&session.extras.learn(kept));
+        session.account.not_kept(&session.extras.learn(said.kinds));
         session.account.files().single_name = opened.single_name.map(|name| name.0);
         session.account.totals.scan_errors.set(push.sources_missing);
         let task = Task::of(&push.open, push.mirror);

@@ -19,7 +19,9 @@ use tokio::time::MissedTickBehavior;
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, blocking};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{Cipher, Finished, Open, Purpose, ToReceiver, ToSender, Version, Waiting, WireError};
+use zmove_wire::{
+    Cipher, Finished, FoundSoFar, Open, Purpose, ToReceiver, ToSender, Version, Waiting, WireError,
+};
 
 use self::job::Push;
 use self::pipeline::Pipeline;
@@ -61,6 +63,7 @@ impl Push {
         }
         let task = Task::of(&self.open, self.mirror);
         let keeping = self.open.keeping;
+        let overwrite = self.open.overwrite;
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
         let Link { cipher, version, control: (reader, writer), lanes, supply, relay, quota, .. } = link;
         let RelayParts { beside, last, dialled_by } = relay.into();
@@ -72,8 +75,12 @@ impl Push {
         let totals = &receipts.session.account.totals;
         totals.scan_errors.set(self.sources_missing);
         totals.extraneous.set(run.earlier.extraneous);
-        let pipeline = Pipeline::start(self.config, &receipts, self.scan, replies, task)?;
-        *receipts.session.account.files() = std::mem::take(&mut run.files);
+        let mut files = std::mem::take(&mut run.files);
+        files.begin(overwrite);
+        *receipts.session.account.files() = files;
+        let started = Pipeline::start(self.config, &receipts, self.scan, replies, task);
+        let pipeline = started
+            .inspect_err(|_no_thread| run.files = std::mem::take(&mut *receipts.session.account.files()))?;
         let (writer, unsayable) = control::write_all(writer, outgoing, beside);
         let mut running = Running {
             run,
@@ -129,9 +136,12 @@ struct Running<'a> {
 impl Running<'_> {
     /// Runs until the receiver's last message.
     async fn drive(&mut self, reader: ControlReader) -> Result<Finished, SessionError> {
-        let (inbox, Permission { opened, kept }) = self.await_permission(reader).await?;
+        let (inbox, Permission { opened, said }) = self.await_permission(reader).await?;
         let Session { account, extras, .. } = &*self.pipeline.session;
-        account.not_kept(&extras.learn(kept));
+        account.not_kept(&extras.learn(said.kinds));
+        if let Some(bytes) = said.free_bytes {
+            account.target_has_free(bytes);
+        }
         self.inbox = Some(inbox);
         self.phase = Phase::Permission;
         self.need_lanes()?;
@@ -148,6 +158,10 @@ impl Running<'_> {
         steps.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut samples = self.pipeline.config.sample_interval.map(tokio::time::interval);
         let mut before = Reading::default();
+        // a receiver that has dialled hears more, beside the transfer
+        let hears_found = said.hears_found && self.dialled_by == DialledBy::Sender;
+        let mut tellings = tokio::time::interval(FOUND_INTERVAL);
+        let mut found = FoundSoFar::default();
         loop {
             tokio::select! {
                 _ = ticks.tick() => {
@@ -158,6 +172,7 @@ impl Running<'_> {
                 }
                 _ = counts.tick() => self.steering.count_acked(&self.pipeline),
                 _ = steps.tick() => self.steering.step(&mut self.pipeline)?,
+                _ = tellings.tick(), if hears_found => self.tell_found(&mut found),
                 () = next(&mut samples) => self.tell_sample(),
                 lane = self.lanes.recv(), if self.lanes_open => {
                     self.take_lane(lane, self.lanes_max);
@@ -192,6 +207,15 @@ impl Running<'_> {
         if self.phase < Phase::Answer && !matches!(message, ToSender::Refused(_)) {
             self.phase = Phase::Answer;
             self.pipeline.session.account.observer.on(&Event::Answered);
+        }
+    }
+
+    /// Tells the receiver what has been found, if that is more than `before`.
+    fn tell_found(&self, before: &mut FoundSoFar) {
+        let Session { account, in_flight, .. } = &*self.pipeline.session;
+        let found = account.found();
+        if std::mem::replace(before, found) != found {
+            in_flight.tell_before_end(ToReceiver::Found(found));
         }
     }
 
@@ -367,6 +391,7 @@ impl Running<'_> {
         let account = &session.account;
         let finished = ended.inspect_err(|_broken_off| leave(&session, lanes, run))?;
         let manifest = account.files().manifest.take();
+        let wants_all = manifest.is_some();
         let manifest_left_out = manifest.map_or(Ok(0), Manifest::finish).map_err(SessionError::Manifest)?;
         let Earlier { files, linked, bytes, partial_bytes, removed, resent, repeated, .. } = run.earlier;
         // The part of what this session has resumed that another session of this run has brought.
@@ -391,6 +416,7 @@ impl Running<'_> {
             sender_cpu: run.cpu(),
             receiver_cpu: Duration::from_micros(finished.cpu_us),
             manifest_left_out,
+            manifest_unread: if wants_all { account.totals.unlisted() } else { 0 },
             times_beyond_range,
             bottleneck: reading.times(measured, lanes, &finished, paced).bottleneck(),
             path: reading.path,
@@ -436,5 +462,7 @@ async fn hear(inbox: &mut Option<Inbox<Heard>>) -> Result<ToSender, SessionError
 
 /// How often to decide what the push should have; see [`tune`](crate::tune).
 const STEERING_INTERVAL: Duration = Duration::from_millis(250);
+/// How often the receiver is told what has been found.
+const FOUND_INTERVAL: Duration = Duration::from_secs(1);
 /// A part of a long round trip; asking a lane takes a microsecond.
 const COUNTING_INTERVAL: Duration = Duration::from_millis(25);

@@ -40,7 +40,10 @@ pub use kept::{InquireWith, Keeping, Lack, Missed, NotKept, OfferWith};
 pub use mirror::{
     Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,
 };
-pub use open::{Compare, Durability, Open, Opened, Overwrite, Purpose, TargetShape, TargetState, TopName};
+pub use open::{
+    Compare, Durability, FoundSoFar, Open, Opened, Overwrite, Purpose, ReceiverSays, TargetShape,
+    TargetState, TopName,
+};
 pub use preview::{
     Differences, Finding, Findings, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
 };
@@ -103,6 +106,9 @@ pub enum ToReceiver {
     Hash(HashOrder),
     /// A word beside the transfer, to a receiver that has dialled.
     Relay(Relay),
+    /// What the scan has found so far, to a receiver that has said that it hears this. The last word counts, and none
+    /// comes after [`Announce`](Self::Announce).
+    Found(FoundSoFar),
 }
 
 /// A message from the receiver to the sender.
@@ -494,6 +500,8 @@ mod tests {
         assert_eq!(tag(&ToReceiver::Remove(Remove { remove: 0, groups: vec![] })), 7);
         assert_eq!(tag(&ToReceiver::Sample { sample: 0, when: Moment::Now }), 8);
         assert_eq!(tag(&ToReceiver::Sweep(SweepOrder { bytes: 0, millis: 0 })), 9);
+        let found = FoundSoFar { files: 1, bytes: 300, skipped_bytes: 2, all: true };
+        assert_eq!(encode_message(&ToReceiver::Found(found))[4..], [15, 1, 0xAC, 2, 2, 1]);
         let tag = |message: &ToSender| encode_message(message)[4];
         assert_eq!(
             tag(&ToSender::Opened(Opened { state: TargetState::Empty, lanes_max: 1, single_name: None })),

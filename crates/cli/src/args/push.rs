@@ -68,10 +68,10 @@ pub(crate) struct PushArgs {
     /// storage gives back, flushed and past the page cache
     #[arg(id = "proof", long = "verify", value_enum, value_name = "BY", default_value_t)]
     pub(crate) proof: ProofArg,
-    /// Write the BLAKE3 of each file sent, as 'b3sum --check' reads it in the target directory
+    /// Write the BLAKE3 of each file, sent now or there already, as 'b3sum --check' reads it in the target directory
     #[arg(long, value_name = "FILE")]
     pub(crate) manifest: Option<PathBuf>,
-    /// Write what each file sent was proven by, by whom and when, as lines of JSON
+    /// Write what each file was proven by, by whom and when, as lines of JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) proofs: Option<PathBuf>,
     /// Send no faster than this per second over all data connections, for example 5Gbit, 500Mbit, 100MB or 100MiB

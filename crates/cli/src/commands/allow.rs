@@ -1,6 +1,6 @@
 //! `zmove allow`: the keys that are let in here, and their rights.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 use zmove_daemon::TransferStatus;
 use zmove_transport::{Access, AuthorizedKeys, Grant};
 
-use crate::args::{AllowArgs, AllowCommand, ControlArgs, GrantArgs};
+use crate::args::{AllowArgs, AllowCommand, ConfineArg, ControlArgs, GrantArgs};
 use crate::commands::operate;
+use crate::commands::serve::config::Config;
 use crate::display::terminal;
 use crate::settings;
 use crate::value::control::{Answer, Removed, Request};
@@ -40,12 +41,27 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
             }
         }
         (None, Some(args)) => {
+            let before = AuthorizedKeys::load(&home)?;
             let grant = AuthorizedKeys::allow(&home, grant(args)?)?;
             terminal::say(sentence(&grant));
+            if is_new_to_confined(&grant, &before, &home) {
+                terminal::say(
+                    "a daemon that runs confined (confine in zmove.toml) reaches a root that is new after a restart",
+                );
+            }
         }
         (None, None) => unreachable!("clap demands one of them"),
     }
     Ok(Exit::Done)
+}
+
+/// Whether one of the roots is new to a daemon that may have confined itself to those that it had.
+fn is_new_to_confined(grant: &Grant, before: &AuthorizedKeys, home: &Path) -> bool {
+    let is_confined = Config::read(None, home).is_ok_and(|config| config.confine != ConfineArg::Off);
+    let roots = |grant: &Grant| grant.roots.iter().chain(&grant.read_roots).cloned().collect::<Vec<_>>();
+    let known: Vec<_> = before.grants().iter().flat_map(roots).collect();
+    let is_known = |root: &PathBuf| known.iter().any(|known| root.starts_with(known));
+    is_confined && !roots(grant).iter().all(is_known)
 }
 
 /// Ends what removed keys have under way.

@@ -22,7 +22,7 @@ use crate::display::summary::Ending;
 use crate::display::trace::Trace;
 use crate::display::{summary, terminal};
 use crate::settings::{self, Copy, CopySettings, Role};
-use crate::value::exit::{Exit, failure};
+use crate::value::exit::{Exit, failure, in_transfer};
 
 /// Runs `zmove copy`.
 pub(crate) fn run(args: CopyArgs, started: Instant) -> Result<Exit> {
@@ -35,7 +35,8 @@ pub(crate) fn run(args: CopyArgs, started: Instant) -> Result<Exit> {
 
 fn between(settings: &CopySettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
-    let trace = args.trace.as_deref().map(Trace::create).transpose()?;
+    let (from, to) = (&settings.source.host, &settings.target.host);
+    let trace = args.trace.as_deref().map(|path| Trace::create(path, from, to)).transpose()?;
     let display = Display::new(args, trace);
     let home = settings::home(Role::Client)?;
     let copied = settings::block_on(2, async {
@@ -55,8 +56,9 @@ fn between(settings: &CopySettings, started: Instant) -> Result<Exit> {
     });
     let moved = display.moved();
     let transfer = display.transfer();
+    copied.iter().for_each(|copied| display.close_trace(&summary::bottleneck(&copied.summary)));
     display.end();
-    let copied = copied?;
+    let copied = copied.map_err(|error| in_transfer(error, transfer.clone()))?;
     let shares = Shares::of(&moved, copied.summary.elapsed, None, None);
     let told = exit_of(&copied.summary, args);
     let exit =

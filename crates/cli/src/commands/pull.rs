@@ -18,7 +18,7 @@ use crate::display::terminal;
 use crate::display::trace::Trace;
 use crate::settings::{self, PullSettings, Role};
 use crate::value::account::SystemAccounts;
-use crate::value::exit::Exit;
+use crate::value::exit::{Exit, in_transfer};
 
 /// Runs `zmove pull`.
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
@@ -28,7 +28,8 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
 /// Pulls by these settings.
 pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
-    let trace = args.trace.as_deref().map(Trace::create).transpose()?;
+    let from = &settings.remote.host;
+    let trace = args.trace.as_deref().map(|path| Trace::create(path, from, &own_name())).transpose()?;
     let display = Display::new(args, trace);
     // With --checksum the host does not tell which of the files it has sent: all of them were at least compared.
     let received = if args.checksum { &["compared"] } else { proofs(args) };
@@ -67,8 +68,9 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
         Ok(pulled)
     });
     let transfer = display.transfer();
+    pulled.iter().for_each(|pulled| display.close_trace(&summary::bottleneck(&pulled.summary)));
     display.end();
-    let pulled = pulled.map_err(|error| resumable(error, args))?;
+    let pulled = pulled.map_err(|error| in_transfer(resumable(error, args), transfer.clone()))?;
     let carriage = Carriage { transport: pulled.transport, resumption: pulled.resumption };
     let shares = Shares::of(&moved, pulled.summary.elapsed, None, None);
     let exit = exit_of(&pulled.summary, args);

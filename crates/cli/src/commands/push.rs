@@ -26,7 +26,7 @@ use crate::display::trace::{self, Trace};
 use crate::settings::{self, PushSettings, Role, Storage};
 use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
-use crate::value::exit::{Exit, failure};
+use crate::value::exit::{Exit, failure, in_transfer};
 
 /// Runs `zmove push`.
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
@@ -36,13 +36,13 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
 /// Pushes by these settings.
 pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
-    let trace = args.trace.as_deref().map(Trace::create).transpose()?;
-    let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
-    let display = Display::new(args, trace);
     let host = match &settings.location {
         Location::Local(_) => own_name(),
         Location::Remote(remote) => remote.host.clone(),
     };
+    let trace = args.trace.as_deref().map(|path| Trace::create(path, &own_name(), &host)).transpose()?;
+    let sample_interval = trace.as_ref().map(|_| trace::INTERVAL);
+    let display = Display::new(args, trace);
     let sources = settings.look_at_sources(&display)?;
     let manifest = manifest(args, (host, proofs(args)))?;
     let mut run = Run::begin(manifest, started);
@@ -84,8 +84,10 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         Ok((summary, carriage))
     });
     let transfer = display.transfer();
+    pushed.iter().for_each(|(summary, _)| display.close_trace(&summary::bottleneck(summary)));
     display.end();
-    let (mut summary, carriage) = pushed.map_err(|error| resumable(error, args))?;
+    let ended_early = |error| in_transfer(resumable(error, args), transfer.clone());
+    let (mut summary, carriage) = pushed.map_err(ended_early)?;
     if !args.verify && (args.dry_run || args.keeping.verbose) {
         tell_unmatched(settings.selection.as_deref());
     }

@@ -24,15 +24,16 @@ use zmove_drawing::Heading;
 pub(crate) fn run(args: &TraceArgs) -> Result<Exit> {
     let shown = Escaped::path(&args.file);
     let file = File::open(&args.file).with_context(|| format!("open the trace '{shown}'"))?;
-    let lines = read::read(BufReader::new(file)).with_context(|| format!("read the trace '{shown}'"))?;
+    let (lines, about) =
+        read::read(BufReader::new(file)).with_context(|| format!("read the trace '{shown}'"))?;
     let Some(picture) = &args.svg else {
-        terminal::print(table::summary(&lines));
+        terminal::print(table::summary(&lines, &about));
         return Ok(Exit::Done);
     };
     if is_same(&args.file, picture) {
         return Err(usage_error("the picture would replace the trace"));
     }
-    let (title, below) = table::heading(&lines);
+    let (title, below) = table::heading(&lines, &about);
     let seconds = lines.last().map_or(0.0, |line| line.seconds);
     let svg = picture::draw(&Heading { title, below }, &panels::panels(&lines), seconds);
     terminal::save(picture, &svg)?;

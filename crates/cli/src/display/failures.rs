@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::display::terminal;
 use crate::value::cause::errno_name;
-use crate::value::exit::Exit;
+use crate::value::exit::{Exit, InTransfer};
 
 /// The number of failures of each kind.
 #[derive(Debug, Default)]
@@ -50,8 +50,7 @@ pub(crate) fn print_end(error: &anyhow::Error, exit: Exit) {
     event["event"] = "error".into();
     event["message"] = message.into();
     event["schema"] = json!(SCHEMA);
-    // where it has come to one, the events before have it
-    event["transfer"] = Value::Null;
+    event["transfer"] = json!(error.downcast_ref().map(|InTransfer { transfer, .. }| transfer));
     event["exit"] = json!(exit as i32);
     terminal::print(format_args!("{event}\n"));
 }

@@ -27,3 +27,78 @@ pub(crate) fn bytes_per_second(rate: f64) -> String {
 pub(crate) fn files_per_second(rate: f64) -> String {
     format!("{rate:.*}", usize::from(rate < 10.0) * 2)
 }
+
+/// The columns of a terminal that tables and their texts fit.
+pub(crate) const COLUMNS: usize = 80;
+
+/// Text in lines of no more columns than a terminal has, broken at spaces; further lines begin `indent` columns further
+/// to the right, and the first stands there already. A word that is longer stays whole.
+pub(crate) fn wrapped(text: &str, indent: usize) -> String {
+    let mut lines = String::new();
+    let mut column = indent;
+    for word in text.split(' ') {
+        let wide = word.chars().count();
+        if column > indent && column + 1 + wide > COLUMNS {
+            lines += &format!("\n{:indent$}", "");
+            column = indent;
+        } else if column > indent {
+            lines.push(' ');
+            column += 1;
+        }
+        lines += word;
+        column += wide;
+    }
+    lines
+}
+
+/// A moment in seconds since 1970, to the minute.
+pub(crate) fn minute(seconds: u64) -> String {
+    let (days, within) = (seconds / DAY_SECONDS, seconds % DAY_SECONDS);
+    let (year, month, day) = date(days);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", within / 3_600, within / 60 % 60)
+}
+
+const DAY_SECONDS: u64 = 86_400;
+
+/// The date so many days after 1970-01-01, with years that begin in March, so that a leap day is the last of one.
+fn date(days: u64) -> (u64, u64, u64) {
+    const DAYS_BEFORE: u64 = 719_468;
+    const ERA_DAYS: u64 = 146_097;
+    let days = days.saturating_add(DAYS_BEFORE);
+    let (era, day_of_era) = (days / ERA_DAYS, days % ERA_DAYS);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_end_at_the_width_of_a_terminal_and_no_word_is_broken() {
+        let text = "word ".repeat(40) + &"x".repeat(100);
+        let lines: Vec<_> = wrapped(&text, 22).lines().map(str::to_owned).collect();
+        assert!(lines[1..].iter().all(|line| line.starts_with(&" ".repeat(22))));
+        assert!(lines[..lines.len() - 1].iter().all(|line| line.len() <= COLUMNS));
+        assert_eq!(lines[0].len(), 11 * 5 - 1, "as much as fits behind what stands before it");
+        assert_eq!(wrapped("", 22), "");
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&lines.join("\n")), words(&text));
+    }
+
+    #[test]
+    fn moments_are_dates() {
+        for (seconds, expected) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_825_599, "2000-02-29 11:59 UTC"),
+            (1_764_099_371, "2025-11-25 19:36 UTC"),
+            (4_107_542_400, "2100-03-01 00:00 UTC"),
+        ] {
+            assert_eq!(minute(seconds), expected);
+        }
+    }
+}

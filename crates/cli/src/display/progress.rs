@@ -57,6 +57,18 @@ enum Form {
     Failures,
 }
 
+impl Form {
+    /// How often it is shown how far a transfer is; `None`: never.
+    const fn interval(self) -> Option<Duration> {
+        match self {
+            Self::Bar => Some(DRAW_INTERVAL),
+            Self::Json => Some(JSON_INTERVAL),
+            Self::Lines => Some(LINE_INTERVAL),
+            Self::Failures => None,
+        }
+    }
+}
+
 #[derive(Default)]
 struct Totals {
     found_files: AtomicU64,
@@ -132,19 +144,15 @@ impl Display {
         if self.ticker.get().is_some() {
             return self.watcher.totals.reset();
         }
-        let interval = match self.watcher.form {
-            Form::Bar => DRAW_INTERVAL,
-            Form::Json => JSON_INTERVAL,
-            Form::Lines => LINE_INTERVAL,
-            Form::Failures => return,
-        };
+        let Some(interval) = self.watcher.form.interval() else { return };
         if self.watcher.form == Form::Bar {
             terminal::draw(&self.watcher.bar, BAR);
         }
         self.ticker.get_or_init(|| {
             let (end, ended) = channel();
             let watcher = Arc::clone(&self.watcher);
-            Ticker { end, thread: std::thread::spawn(move || watcher.tick(interval, &ended)) }
+            let work = move || watcher.tick(interval, &ended, &|line| terminal::warn(line));
+            Ticker { end, thread: std::thread::spawn(work) }
         });
     }
 
@@ -156,6 +164,11 @@ impl Display {
     /// The files and bytes that the receiver has reported as stored, by size.
     pub(crate) fn moved(&self) -> Arc<Moved> {
         Arc::clone(&self.watcher.moved)
+    }
+
+    /// Ends the trace, if there is one, with what limited the transfer.
+    pub(crate) fn close_trace(&self, limited_by: &str) {
+        self.watcher.trace.iter().for_each(|trace| trace.close(limited_by));
     }
 
     /// The id of the transfer, if it has had one.
@@ -201,7 +214,8 @@ impl Listener for Display {
 }
 
 impl Watcher {
-    fn tick(&self, interval: Duration, ended: &Receiver<()>) {
+    /// Shows at even intervals how far it is; `say` has the lines of [`Form::Lines`].
+    fn tick(&self, interval: Duration, ended: &Receiver<()>, say: &dyn Fn(String)) {
         while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
             let done = self.totals.done_bytes.load(Ordering::Relaxed);
             let found = self.totals.found_bytes.load(Ordering::Relaxed).max(done);
@@ -209,7 +223,7 @@ impl Watcher {
             self.bar.set_position(done);
             match self.form {
                 Form::Json => self.print(self.as_json(done, found)),
-                Form::Lines => terminal::warn(self.message(done, found)),
+                Form::Lines => say(self.message(done, found)),
                 _ => self.bar.set_message(self.message(done, found)),
             }
         }
@@ -405,4 +419,78 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Prints one event as one line.
 pub(crate) fn print_json(value: &Value) {
     terminal::print(format_args!("{value}\n"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watcher(form: Form) -> Watcher {
+        Watcher {
+            totals: Totals::default(),
+            moved: Arc::default(),
+            bar: ProgressBar::hidden(),
+            form,
+            trace: None,
+            state: Mutex::new(State {
+                limit: "path",
+                told_busy: false,
+                lost: None,
+                waits: None,
+                transfer: None,
+            }),
+            failures: None,
+        }
+    }
+
+    /// The first two lines that a log gets.
+    fn lines(watcher: &Watcher, meanwhile: impl FnOnce()) -> [String; 2] {
+        let (end, ended) = channel();
+        let (said, heard) = channel();
+        let say = |line: String| {
+            // the test has what it wants
+            let _over = said.send(line);
+        };
+        std::thread::scope(|scope| {
+            let say = &say;
+            scope.spawn(move || watcher.tick(Duration::from_millis(1), &ended, say));
+            let first = heard.recv().unwrap();
+            meanwhile();
+            let second = heard.iter().find(|line| *line != first).unwrap();
+            drop(end);
+            [first, second]
+        })
+    }
+
+    #[test]
+    fn a_log_gets_a_line_every_half_minute_that_says_how_far_it_is() {
+        assert_eq!(Form::Lines.interval(), Some(Duration::from_secs(30)));
+        let watcher = watcher(Form::Lines);
+        watcher.on(&Event::Found { files: 3, bytes: 3 << 20 });
+        let [first, second] = lines(&watcher, || {
+            watcher.on(&Event::Stored { files: 1, bytes: 1 << 20 });
+            watcher.on(&Event::ScanEnded);
+        });
+        assert!(first.starts_with("0 B of 3.00 MiB+, 0 of 3+ files, "), "{first}");
+        assert!(second.contains(" of 3.00 MiB") && second.ends_with(", path"), "{second}");
+    }
+
+    #[test]
+    fn a_log_says_where_in_line_it_is_and_that_it_has_moved_up() {
+        let watcher = watcher(Form::Lines);
+        let full =
+            |ahead| Event::Waiting { message: format!("full; {ahead} of the same key are before this one") };
+        watcher.wait_untold(&full(2));
+        let [first, second] = lines(&watcher, || watcher.wait_untold(&full(1)));
+        assert!(first.starts_with("in line for ") && first.contains("2 of the same key"), "{first}");
+        assert!(second.contains("1 of the same key"), "{second}");
+    }
+
+    impl Watcher {
+        /// Takes a notice of a wait without a line of its own.
+        fn wait_untold(&self, event: &Event) {
+            self.state().told_busy = true;
+            self.on(event);
+        }
+    }
 }

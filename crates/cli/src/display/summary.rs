@@ -48,11 +48,14 @@ pub(crate) fn print(
             summary.manifest_left_out
         ));
     }
-    if args.manifest.is_some() && summary.skipped > 0 && !args.checksum {
-        terminal::warn(format_args!(
-            "{} files were there already and are left out of the manifest: they were not read (-c reads them)",
-            summary.skipped
-        ));
+    if summary.manifest_unread > 0 {
+        let files = counted(summary.manifest_unread, "file");
+        let why = if args.update || args.ignore_existing {
+            "they stay as they were there, whatever they hold"
+        } else {
+            "the host is of an older release, which reads what is here already with -c alone"
+        };
+        terminal::warn(format_args!("the manifest lacks {files}: {why}"));
     }
     if args.json {
         let mut said = as_json(summary, args, carriage);
@@ -163,12 +166,18 @@ fn verified(summary: &Summary, Preview { added, changed }: Preview, args: &PushA
 }
 
 /// The main limit of the run, and a remedy, if one is known.
-fn limit(summary: &Summary) -> String {
+/// What limited a transfer, in a few words.
+pub(crate) fn bottleneck(summary: &Summary) -> String {
     let Bottleneck { limit, percent, .. } = summary.bottleneck;
+    format!("{limit}, {percent} % of the time")
+}
+
+fn limit(summary: &Summary) -> String {
+    let limit = summary.bottleneck.limit;
     let idle = summary.path_idle().filter(|idle| limit != Limit::Path && *idle >= IDLE_WORTH_SAYING);
     let idle = idle.map_or(String::new(), |idle| format!("; the path was idle {:.0} %", idle * 100.0));
     let advice = summary.finding().map_or(String::new(), |finding| format!("{finding}\n"));
-    format!("limited by: {limit}, {percent} % of the time{idle}\n{advice}")
+    format!("limited by: {}{idle}\n{advice}", bottleneck(summary))
 }
 
 /// The share of idle time that is worth a word: below it the path is nearly used up.

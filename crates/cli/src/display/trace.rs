@@ -9,6 +9,8 @@
 //! - `packs_waiting`, `frames_waiting`, `items_outstanding`: batches before the readers, frames before the
 //!   lanes, batches and groups without a receipt.
 //! - `lanes`: lanes that are up.
+//! - `from`, `to`, `at`, in the first line alone: the hosts, and when it was written, in seconds since 1970.
+//! - `limited_by`, in the last line alone, which repeats the one before: what limited the transfer that has ended well.
 //!
 //! **Invariant:** a trace that cannot be written never fails a push.
 
@@ -16,7 +18,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -29,30 +31,79 @@ pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
 
 /// A file of samples.
 pub(crate) struct Trace {
+    state: Mutex<State>,
+}
+
+struct State {
     /// The open file; `None` once a write has failed.
-    file: Mutex<Option<File>>,
+    file: Option<File>,
+    /// What the next line says of the whole transfer.
+    about: About,
+    last: Option<Line>,
+}
+
+/// What a trace says of the whole transfer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct About {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) from: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) to: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) at: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) limited_by: Option<String>,
+}
+
+/// A line as it is written.
+#[derive(Serialize)]
+struct Written<'a> {
+    #[serde(flatten)]
+    line: &'a Line,
+    #[serde(flatten)]
+    about: &'a About,
 }
 
 impl Trace {
-    pub(crate) fn create(path: &Path) -> Result<Self> {
+    /// A trace of a transfer between these two hosts.
+    pub(crate) fn create(path: &Path, from: &str, to: &str) -> Result<Self> {
         let file =
             File::create(path).with_context(|| format!("sender: create '{}'", Escaped::path(&path)))?;
-        Ok(Self { file: Mutex::new(Some(file)) })
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs());
+        let about = About { from: Some(from.to_owned()), to: Some(to.to_owned()), at, limited_by: None };
+        Ok(Self { state: Mutex::new(State { file: Some(file), about, last: None }) })
     }
 
     /// Adds a line.
     pub(crate) fn write(&self, sample: &Sample) {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = file.as_mut().map(|file| write_line(file, sample));
-        if let Some(Err(error)) = written {
-            terminal::warn(format_args!("sender: write the trace: {error}"));
-            *file = None;
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).write(Line::from(sample));
+    }
+
+    /// Adds the last line again, with what limited the transfer.
+    pub(crate) fn close(&self, limited_by: &str) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = state.last {
+            state.about.limited_by = Some(limited_by.to_owned());
+            state.write(last);
         }
     }
 }
 
-fn write_line(file: &mut File, sample: &Sample) -> io::Result<()> {
-    let mut text = serde_json::to_vec(&Line::from(sample))?;
+impl State {
+    fn write(&mut self, line: Line) {
+        let about = std::mem::take(&mut self.about);
+        let written =
+            self.file.as_mut().map(|file| write_line(file, &Written { line: &line, about: &about }));
+        self.last = Some(line);
+        if let Some(Err(error)) = written {
+            terminal::warn(format_args!("sender: write the trace: {error}"));
+            self.file = None;
+        }
+    }
+}
+
+fn write_line(file: &mut File, written: &Written<'_>) -> io::Result<()> {
+    let mut text = serde_json::to_vec(written)?;
     text.push(b'\n');
     file.write_all(&text)
 }

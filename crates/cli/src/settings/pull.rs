@@ -15,8 +15,8 @@ use zmove_wire::limits::{
     FETCH_LIST_BYTES_MAX, FETCH_MAPPINGS_MAX, FETCH_RULE_BYTES_MAX, FETCH_RULES_MAX, FETCH_SOURCES_MAX,
 };
 use zmove_wire::{
-    AccountOrder, AccountsFrom, Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open, OwnerOrder, Proof,
-    RemovalOrder, RuleText, SourcePath, Time, ToReceiver, Version,
+    AccountOrder, AccountsFrom, Extension, Extensions, Extraneous, Fetch, LaneOrder, ListOrder, Open,
+    OwnerOrder, Proof, RemovalOrder, RuleText, SourcePath, Time, ToReceiver, Version,
 };
 
 use super::push::{dial_settings, open_of, refuse_contradictions};
@@ -72,6 +72,8 @@ impl PullSettings {
         let fetch = fetch(&args, open, &paths, list.as_deref())?;
         // What is received here is read back here, whatever the host knows.
         let extensions = extensions(&Open { proof: Proof::Wire, ..fetch.open.clone() });
+        let list_all = Extension { number: Fetch::LIST_ALL, critical: false, bytes: Box::default() };
+        let extensions = if fetch.manifest { extensions.with(list_all) } else { extensions };
         let fetch = Fetch { extensions, ..fetch };
         Ok(Self { remote, dial, fetch, list: list.map(Into::into), sources, args })
     }

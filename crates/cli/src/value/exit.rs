@@ -48,6 +48,9 @@ pub(crate) enum Exit {
 impl Exit {
     /// The code for an error that ended a command.
     pub(crate) fn of(error: &anyhow::Error) -> Self {
+        if let Some(InTransfer { error, .. }) = error.downcast_ref() {
+            return Self::of(error);
+        }
         let known = [
             error.downcast_ref().map(|Failure(exit, _)| *exit),
             (error.is::<LocationError>() || error.is::<OverlapError>()).then_some(Self::Usage),
@@ -178,6 +181,34 @@ impl std::fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+/// The error of a transfer that has had an id. It reads as the error alone.
+#[derive(Debug)]
+pub(crate) struct InTransfer {
+    /// The id of the transfer, by which its host knows it too.
+    pub(crate) transfer: String,
+    error: anyhow::Error,
+}
+
+impl std::fmt::Display for InTransfer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for InTransfer {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+/// An error with the id of the transfer that it has ended, if there was one.
+pub(crate) fn in_transfer(error: anyhow::Error, transfer: Option<String>) -> anyhow::Error {
+    match transfer {
+        Some(transfer) => InTransfer { transfer, error }.into(),
+        None => error,
+    }
+}
 
 /// An error with its exit code.
 pub(crate) fn failure(exit: Exit, text: impl Into<String>) -> anyhow::Error {

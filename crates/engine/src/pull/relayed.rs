@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
-use zmove_sender::Manifest;
+use zmove_sender::{Known, Manifest};
 use zmove_types::{Change, ChangeKind, EntryForm, Event, Observer, Sample, printable};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
-    Progress, Refusal, Relay, SignedReceipt, StageProgress, ToReceiver, Told, ToldChange, ToldForm, ToldKind,
-    TransferAccount, WireError, decode_message,
+    FileHash, Progress, Refusal, Relay, SignedReceipt, StageProgress, ToReceiver, Told, ToldChange, ToldForm,
+    ToldKind, TransferAccount, WireError, decode_message,
 };
 
 /// See the module.
@@ -33,6 +33,8 @@ pub(crate) struct Heard {
     pub(crate) first_byte: Option<Duration>,
     pub(crate) lanes: usize,
     pub(crate) answered: bool,
+    /// The files that were here and whose hashes the host has told.
+    pub(crate) looked: u64,
     /// What the receiver of a copy has signed.
     pub(crate) receipt: Option<SignedReceipt>,
     /// How often the sender has begun another session with it.
@@ -55,11 +57,10 @@ impl Relayed {
         };
         match relay {
             Relay::Told(told) => told.into_iter().for_each(|told| self.tell(told)),
-            Relay::Hashed(hashed) => {
-                let mut state = self.state();
-                if let Some(manifest) = &mut state.0 {
-                    hashed.iter().for_each(|hashed| manifest.add(&hashed.path, &hashed.root));
-                }
+            Relay::Hashed(hashed) => self.list(&hashed, Known::Received),
+            Relay::Looked(hashed) => {
+                self.list(&hashed, Known::Looked);
+                self.state().1.looked += hashed.len() as u64;
             }
             // The dialler has gone only when the session is being stopped.
             Relay::Lanes(more) => drop(self.more.send(more.min(LANES_MAX))),
@@ -71,6 +72,12 @@ impl Relayed {
             }
         }
         Ok(())
+    }
+
+    fn list(&self, hashed: &[FileHash], known: Known) {
+        if let Some(manifest) = &mut self.state().0 {
+            hashed.iter().for_each(|hashed| manifest.add(&hashed.path, &hashed.root, known));
+        }
     }
 
     /// What was heard, once nothing more can be; `ended` is why the host's words came to an end, where that says more.

@@ -6,9 +6,9 @@ use zmove_types::{Kinds, Metadata, Root, Timestamp};
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences,
     Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch,
-    Fetching, FileDone, FileHash, Finding, Findings, Finished, GrantOrder, Granted, HashOrder, Hashed, Held,
-    InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Keep, Keeping,
-    KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NotKept, Offer, OfferWith,
+    Fetching, FileDone, FileHash, Finding, Findings, Finished, FoundSoFar, GrantOrder, Granted, HashOrder,
+    Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Keep,
+    Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NotKept, Offer, OfferWith,
     OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Progress,
     Proof, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role,
     RuleText, Sampled, SignedReceipt, SourceMark, SourcePath, StageProgress, StageReport, Stored, StoredItem,
@@ -128,6 +128,7 @@ fn relays() -> Vec<ToReceiver> {
     let relays = [
         Relay::Told(told),
         Relay::Hashed(vec![FileHash { path: path("d/f"), root: Root([9; 32]) }]),
+        Relay::Looked(vec![FileHash { path: path("d/g"), root: Root([8; 32]) }]),
         Relay::Lanes(2),
         Relay::Account(Box::new(account)),
         Relay::Broken(refusal),
@@ -156,6 +157,7 @@ fn requests() -> Vec<ToReceiver> {
     requests.extend([
         ToReceiver::Offer(offer()),
         ToReceiver::Abandon { file: 1 },
+        ToReceiver::Found(FoundSoFar { files: 1, bytes: 300, skipped_bytes: 2, all: true }),
         ToReceiver::Announce { items: 1, mismatches: 300 },
         ToReceiver::LaneLost { items: vec![1, 300] },
         ToReceiver::Inquire(inquiry()),

@@ -9,8 +9,9 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 
 use zmove_types::{Name, RelPath, Root};
+use zmove_wire::Overwrite;
 
-use crate::account::manifest::{Known, Manifest};
+use crate::account::manifest::{Extent, Known, ListedNames, Manifest};
 use crate::read::source::{LargeSource, Look};
 use crate::send::sent::Sent;
 
@@ -18,6 +19,12 @@ use crate::send::sent::Sent;
 #[derive(Debug, Default)]
 pub(crate) struct FileLedger {
     pub(crate) manifest: Option<Manifest>,
+    /// Whether files that stay at the target are those of the source, as far as they were compared.
+    what_stays_is_equal: bool,
+    /// The names that earlier sessions have listed; read back when the first is asked for.
+    listed: Option<ListedNames>,
+    broke_off: bool,
+    warned_of_room: bool,
     /// The name that the target gave its only entry, where that is another one.
     pub(crate) single_name: Option<Name>,
     /// Files that were sent in an earlier session, which received no confirmation of them.
@@ -41,6 +48,32 @@ impl FileLedger {
         Self { manifest, ..Self::default() }
     }
 
+    /// Whether a session has warned that the target may have too little room; it counts as having done so then.
+    pub(crate) fn warns_of_room(&mut self) -> bool {
+        std::mem::replace(&mut self.warned_of_room, true)
+    }
+
+    /// Begins a session that replaces files by this rule.
+    pub(crate) fn begin(&mut self, overwrite: Overwrite) {
+        self.what_stays_is_equal = overwrite == Overwrite::Differing;
+    }
+
+    /// Whether the manifest holds files that were at the target too.
+    pub(crate) fn lists_what_stays(&self) -> bool {
+        self.what_stays_is_equal
+            && self.manifest.as_ref().is_some_and(|manifest| manifest.extent() == Extent::All)
+    }
+
+    /// Whether an earlier session has listed the file, which has not been changed since if it is equal now.
+    pub(crate) fn has_listed(&mut self, path: &RelPath) -> bool {
+        if !self.broke_off {
+            return false;
+        }
+        let path = self.renamed().unwrap_or_else(|| path.clone());
+        let Self { listed, manifest: Some(manifest), .. } = self else { return false };
+        listed.get_or_insert_with(|| manifest.names()).has(&path)
+    }
+
     /// Enters a file that is whole at the target because of this session, or as it has found.
     pub(crate) fn confirm(&mut self, path: &RelPath, root: Option<&Root>, known: Known) {
         if !self.unconfirmed.is_empty() {
@@ -48,7 +81,7 @@ impl FileLedger {
         }
         let renamed = self.renamed();
         if let (Some(manifest), Some(root)) = (&mut self.manifest, root) {
-            manifest.add_known(renamed.as_ref().unwrap_or(path), root, known);
+            manifest.add(renamed.as_ref().unwrap_or(path), root, known);
         }
     }
 
@@ -81,6 +114,8 @@ impl FileLedger {
     pub(crate) fn break_off(&mut self) {
         self.told.extend(self.telling.drain());
         self.manifest.iter_mut().for_each(Manifest::may_repeat);
+        self.listed = None;
+        self.broke_off = true;
     }
 
     /// Remembers the files of a batch whose names the receiver has not confirmed when the session is over.
@@ -120,6 +155,7 @@ mod tests {
     use zmove_types::Timestamp;
 
     use super::*;
+    use crate::account::manifest::Prover;
     use crate::plan::pack::Pack;
     use crate::send::sent::{NamePart, SentBatch, SentFile};
 
@@ -137,6 +173,7 @@ mod tests {
             root: Some(Root([7; 32])),
             look: look(5),
             data_bytes: 5,
+            known: Known::Received,
             retouched: false,
             part: NamePart::Alone,
         };
@@ -161,6 +198,29 @@ mod tests {
         ledger.manifest.take().unwrap().finish().unwrap();
         let text = format!("{}  a\n{}  c\n", "07".repeat(32), "08".repeat(32));
         assert_eq!(std::fs::read_to_string(manifest).unwrap(), text);
+    }
+
+    #[test]
+    fn what_an_earlier_session_has_listed_is_not_read_again() {
+        for form in [Manifest::create, |path: &_| {
+            Manifest::create_proofs(path, Prover { host: "h".into(), received: &["wire"] })
+        }] {
+            let home = tempfile::tempdir().unwrap();
+            let manifest = form(&home.path().join("m")).unwrap();
+            let mut ledger = FileLedger { manifest: Some(manifest), ..FileLedger::default() };
+            for name in ["d/a b", "back\\slash", "new\nline", "\"quoted\""] {
+                ledger.confirm(&path(name), Some(&Root([8; 32])), Known::Received);
+                assert!(!ledger.has_listed(&path(name)), "no session has ended before");
+            }
+            ledger.break_off();
+            for name in ["d/a b", "back\\slash", "new\nline", "\"quoted\""] {
+                assert!(ledger.has_listed(&path(name)), "{name}");
+            }
+            assert!(!ledger.has_listed(&path("d/a")) && !ledger.has_listed(&path("b")));
+            ledger.confirm(&path("b"), Some(&Root([8; 32])), Known::Looked);
+            ledger.break_off();
+            assert!(ledger.has_listed(&path("b")));
+        }
     }
 
     #[test]

@@ -2,14 +2,15 @@
 //! beside it, where that is asked for, one line of JSON per file that says what it was proven by, by whom and when, for
 //! which b3sum's lines have no room.
 //!
-//! A line is written when the receiver has confirmed the file, from the hash that was made while it was sent. Names
+//! A line is written when the receiver has confirmed the file, from the hash that was made while it was sent. A file
+//! that was at the target with the source's size and time gets its line from the source, which is read for that. Names
 //! that no `b3sum` reads in any form are left out and counted.
 //!
 //! **Invariant:** a file that has the manifest's name is replaced only by a whole manifest, and only if it is a regular
 //! file; and nothing else is opened but new files and streams. The hidden file that the lines are gathered in has a
 //! passing name: a scan skips it in a source, and the next manifest there removes it if this process is killed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -29,13 +30,22 @@ pub struct Manifest(Kind);
 #[derive(Debug)]
 enum Kind {
     Written(Vec<Lines>),
-    Told(Teller),
+    Told(Teller, Extent),
+}
+
+/// The files that stand in a manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All that are at the target at the end, those that were there before too.
+    All,
+    /// Those of which something was sent, or whose contents were compared.
+    Sent,
 }
 
 /// The call for each file of a manifest that somebody else writes.
 struct Teller(Box<Tell>);
 
-type Tell = dyn FnMut(&RelPath, &Root) + Send;
+type Tell = dyn FnMut(&RelPath, &Root, Known) + Send;
 
 /// The form of the lines.
 #[derive(Debug)]
@@ -55,11 +65,13 @@ pub struct Prover {
 
 /// How a file is known to be as its root says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Known {
+pub enum Known {
     /// The receiver has received and proven it.
     Received,
     /// The file was there, and its contents were compared.
     Compared,
+    /// The file was there with the source's size and time, and its root is the source's.
+    Looked,
 }
 
 impl fmt::Debug for Teller {
@@ -103,20 +115,31 @@ impl Manifest {
     }
 
     /// A manifest that `tell` hears file by file.
-    pub fn told(tell: impl FnMut(&RelPath, &Root) + Send + 'static) -> Self {
-        Self(Kind::Told(Teller(Box::new(tell))))
+    pub fn told(extent: Extent, tell: impl FnMut(&RelPath, &Root, Known) + Send + 'static) -> Self {
+        Self(Kind::Told(Teller(Box::new(tell)), extent))
     }
 
-    /// Adds a file that the receiver has proven. The first error is kept for [`finish`](Self::finish).
-    pub fn add(&mut self, path: &RelPath, root: &Root) {
-        self.add_known(path, root, Known::Received);
+    /// The files that stand in it.
+    pub(crate) const fn extent(&self) -> Extent {
+        match &self.0 {
+            Kind::Written(_) => Extent::All,
+            Kind::Told(_, extent) => *extent,
+        }
     }
 
     /// Adds a file. The first error is kept for [`finish`](Self::finish).
-    pub(crate) fn add_known(&mut self, path: &RelPath, root: &Root, known: Known) {
+    pub fn add(&mut self, path: &RelPath, root: &Root, known: Known) {
         match &mut self.0 {
             Kind::Written(lines) => lines.iter_mut().for_each(|lines| lines.add(path, root, known)),
-            Kind::Told(Teller(tell)) => tell(path, root),
+            Kind::Told(Teller(tell), _) => tell(path, root, known),
+        }
+    }
+
+    /// The names that have a line by now, where the lines are written here.
+    pub(crate) fn names(&mut self) -> ListedNames {
+        match &mut self.0 {
+            Kind::Written(lines) => lines.first_mut().map(Lines::names).unwrap_or_default(),
+            Kind::Told(..) => ListedNames::default(),
         }
     }
 
@@ -134,9 +157,42 @@ impl Manifest {
     pub fn finish(self) -> io::Result<u64> {
         match self.0 {
             Kind::Written(lines) => lines.into_iter().map(Lines::finish).sum(),
-            Kind::Told(_) => Ok(0),
+            Kind::Told(..) => Ok(0),
         }
     }
+}
+
+/// The names that have a line, each by 128 bits of its hash.
+#[derive(Debug, Default)]
+pub(crate) struct ListedNames {
+    names: HashSet<NameHash>,
+    proofs: bool,
+}
+
+impl ListedNames {
+    pub(crate) fn has(&self, path: &RelPath) -> bool {
+        if self.names.is_empty() {
+            return false;
+        }
+        let mut line = Vec::new();
+        let root = Root([0; 32]);
+        let (form, written) = if self.proofs {
+            let prover = Prover { host: String::new(), received: &[] };
+            let written = write_proof(&mut line, &path.to_string(), &root, (&prover, Known::Looked));
+            (Form::Proofs(prover), written)
+        } else {
+            let name = String::from_utf8_lossy(path.as_bytes());
+            (Form::B3sum, write_line(&mut line, &name, &root))
+        };
+        written.is_ok() && self.names.contains(&hash_of(name_in(line.trim_ascii_end(), &form)))
+    }
+}
+
+type NameHash = [u8; 16];
+
+fn hash_of(name: &[u8]) -> NameHash {
+    let hash = blake3::hash(name);
+    NameHash::try_from(&hash.as_bytes()[..size_of::<NameHash>()]).expect("a hash has 32 bytes")
 }
 
 /// The lines of a manifest that is written here.
@@ -204,6 +260,15 @@ impl Lines {
         if self.error.is_none() {
             self.error = write_line(&mut self.out, name, root).err();
         }
+    }
+
+    /// The names of the lines so far. What cannot be read back counts as not there.
+    fn names(&mut self) -> ListedNames {
+        let flushed = self.out.flush();
+        let lines = BufReader::new(At { file: self.out.get_ref(), offset: 0 }).split(b'\n');
+        let names = lines.map_while(Result::ok).map(|line| hash_of(name_in(&line, &self.form)));
+        let names = if flushed.is_ok() { names.collect() } else { HashSet::new() };
+        ListedNames { names, proofs: matches!(self.form, Form::Proofs(_)) }
     }
 
     /// Writes what is buffered; returns how many names could not be written.
@@ -335,6 +400,7 @@ fn write_proof(
     let proven = match known {
         Known::Received => received,
         Known::Compared => COMPARED,
+        Known::Looked => LOOKED,
     };
     let proven: Vec<_> = proven.iter().map(|proof| format!("\"{proof}\"")).collect();
     let (name, host, proven) = (json_text(name), json_text(host), proven.join(","));
@@ -346,6 +412,8 @@ fn write_proof(
 
 /// What a file is proven by that was found equal.
 const COMPARED: &[&str] = &["compared"];
+/// What a file is proven by that was found with the source's size and time.
+const LOOKED: &[&str] = &["size and time"];
 /// What follows the path in a line of JSON; no path holds it, since quotes are escaped there.
 const PATH_END: &str = "\",\"blake3\":\"";
 
@@ -375,10 +443,7 @@ fn name_in<'a>(line: &'a [u8], form: &Form) -> &'a [u8] {
 /// Keeps only the last line of each name in the file; names are distinguished by 128 bits of their hash.
 fn keep_last_lines(file: &File, form: &Form) -> io::Result<()> {
     let lines = || BufReader::new(At { file, offset: 0 }).split(b'\n').enumerate();
-    let name = |line: &[u8]| {
-        let hash = blake3::hash(name_in(line, form));
-        <[u8; 16]>::try_from(&hash.as_bytes()[..16]).expect("a hash has 32 bytes")
-    };
+    let name = |line: &[u8]| hash_of(name_in(line, form));
     let mut last = HashMap::new();
     for (number, line) in lines() {
         last.insert(name(&line?), number);
@@ -434,7 +499,7 @@ mod tests {
         let mut manifest = Manifest::create(&path).unwrap();
         manifest.may_repeat();
         for (name, byte) in [("a b", 1), ("c", 2), ("a b", 3), ("b", 4), ("a\nb", 5)] {
-            manifest.add(&RelPath::from_bytes(name.as_bytes()).unwrap(), &Root([byte; 32]));
+            manifest.add(&RelPath::from_bytes(name.as_bytes()).unwrap(), &Root([byte; 32]), Known::Received);
         }
         assert_eq!(manifest.finish().unwrap(), 0);
         let line = |byte: u8, name: &str| format!("{}  {name}\n", format!("{byte:02x}").repeat(32));
@@ -453,7 +518,7 @@ mod tests {
         manifest.may_repeat();
         let known = [Known::Received, Known::Received, Known::Compared];
         for (name, known) in [&b"a\",\"blake3\":\""[..], b"b\\", b"b\\"].into_iter().zip(known) {
-            manifest.add_known(&RelPath::from_bytes(name).unwrap(), &Root([0xAB; 32]), known);
+            manifest.add(&RelPath::from_bytes(name).unwrap(), &Root([0xAB; 32]), known);
         }
         assert_eq!(manifest.finish().unwrap(), 0);
         let text = std::fs::read_to_string(proofs).unwrap();
@@ -496,7 +561,7 @@ mod tests {
         let mut manifest = Manifest::create(&path).unwrap();
         let unreadable = [&b"caf\xe9"[..], "a\u{fffd}".as_bytes(), b"a\r", b"a\n\r"];
         for name in [&b"a/b c"[..], b"back\\slash\nline", b"\r."].into_iter().chain(unreadable) {
-            manifest.add(&RelPath::from_bytes(name).unwrap(), &Root([0xAB; 32]));
+            manifest.add(&RelPath::from_bytes(name).unwrap(), &Root([0xAB; 32]), Known::Received);
         }
         assert_eq!(manifest.finish().unwrap(), 4);
         let hex = "ab".repeat(32);

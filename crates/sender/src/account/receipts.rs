@@ -227,18 +227,23 @@ impl Receipts {
                 self.reply_sender.reply(Reply::Link(Word::Named(number, first)))?;
             }
             match (fault, &file.part) {
-                (Some(FaultCode::AlreadyThere), _) => account.skipped(&file.path, file.look),
+                (Some(FaultCode::AlreadyThere), _) => {
+                    account.skipped(
+                        &file.path,
+                        file.look,
+                        file.root.as_ref().map(|root| (root, Known::Looked)),
+                    );
+                }
                 (Some(_), _) => {}
-                (None, NamePart::Link(first)) => {
+                (None, NamePart::Link) => {
                     account.linked(file.look.bytes);
-                    account.files().confirm(&file.path, first.root.as_ref(), Known::Received);
+                    account.files().confirm(&file.path, file.root.as_ref(), file.known);
                 }
                 (None, _) if file.retouched => {
-                    account.skipped(&file.path, file.look);
-                    account.files().confirm(&file.path, file.root.as_ref(), Known::Compared);
+                    account.skipped(&file.path, file.look, file.root.as_ref().map(|root| (root, file.known)));
                 }
                 (None, _) => {
-                    account.files().confirm(&file.path, file.root.as_ref(), Known::Received);
+                    account.files().confirm(&file.path, file.root.as_ref(), file.known);
                     files += 1;
                     bytes += file.data_bytes;
                     holes += file.look.bytes - file.data_bytes;

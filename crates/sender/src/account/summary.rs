@@ -60,6 +60,8 @@ pub struct Summary {
     pub receiver_cpu: Duration,
     /// Names that the manifest cannot hold.
     pub manifest_left_out: u64,
+    /// Files that were at the target and were not read, so that the manifest does not have them.
+    pub manifest_unread: u64,
     /// Files whose time differs at the target, because the target's file system cannot store the source's
     /// time.
     pub times_beyond_range: u64,
@@ -205,6 +207,7 @@ impl From<TransferAccount> for Summary {
             sender_cpu: time(account.sender_cpu_us),
             receiver_cpu: time(account.receiver_cpu_us),
             manifest_left_out: 0,
+            manifest_unread: 0,
             times_beyond_range: account.times_beyond_range,
             bottleneck: Bottleneck { limit, percent: shares[limit as usize], shares },
             path: account.path.map(path_report),

@@ -14,6 +14,10 @@ use crate::account::summary::Summary;
 pub(crate) struct Totals {
     /// Regular files that the scan has found; each ends as moved, skipped or failed.
     pub(crate) found: Count,
+    /// The bytes of these files.
+    pub(crate) found_bytes: Count,
+    /// The bytes among them that need not travel.
+    pub(crate) skipped_bytes: Count,
     pub(crate) files: Count,
     pub(crate) bytes: Count,
     /// The same bytes, with those of files that are stored and have no names yet.
@@ -25,6 +29,8 @@ pub(crate) struct Totals {
     /// The part of `bytes_handed_over` that the receiver has settled, stored or not.
     pub(crate) bytes_settled: Count,
     pub(crate) skipped: Count,
+    /// The files among `skipped` that stand in the manifest, or will.
+    pub(crate) listed: Count,
     /// The files among `files` that have become another name of a file at the target.
     pub(crate) linked: Count,
     pub(crate) resumed: Count,
@@ -95,6 +101,11 @@ impl Totals {
             repeated: self.repeated.get(),
             ..Summary::default()
         }
+    }
+
+    /// The files that were at the target and do not stand in the manifest.
+    pub(crate) fn unlisted(&self) -> u64 {
+        self.skipped.get().saturating_sub(self.listed.get())
     }
 
     /// What was not kept, and why.

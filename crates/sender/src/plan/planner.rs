@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, never, select};
 use zmove_scan::{Entry, EntryBatch, EntryKind, Scan, ScanItem, SharedFile};
-use zmove_types::{Event, FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
+use zmove_types::{FileNumber, GROUP_BYTES, Kinds, RelPath, Root};
 use zmove_wire::{Compare, Lack, OfferWith, Open, Overwrite, TargetState, ToReceiver};
 
 use crate::control::replies::{QueuedReply, Replies, Reply};
@@ -53,17 +53,21 @@ pub(crate) fn plan_all(session: &Session, packer: Packer, scan: &Scan, replies: 
         guess: Some(Guess::new(task.compare, unread_in)),
         offering: None,
         links: Links::default(),
+        unlisted: Unlisted::default(),
+        needed_bytes: 0,
     };
     planner.take_scan(scan, replies);
     planner.take_unread(&unread);
     planner.take_last_replies(&replies.offers);
     planner.flush_pack();
+    planner.flush_unlisted();
     let has_links = !planner.links.is_done();
     if has_links {
         // All else has been planned: what is late may be sent again meanwhile.
         session.in_flight.withhold_end();
         session.in_flight.end_plan();
         planner.take_last_links(&replies.offers);
+        planner.flush_unlisted();
     }
     // Where nothing was at the target, nothing is there alone.
     let mirror = task.mirror.as_ref().filter(|_| planner.offering.is_some());
@@ -78,6 +82,27 @@ pub(crate) fn plan_all(session: &Session, packer: Packer, scan: &Scan, replies: 
     }
 }
 
+/// Files that are at the target, gathered to be read for the manifest.
+#[derive(Default)]
+struct Unlisted {
+    files: Vec<(SourceDirectory, Entry)>,
+    bytes: u64,
+}
+
+impl Unlisted {
+    /// Adds a file; returns whether there is enough for one reader.
+    fn add(&mut self, directory: &SourceDirectory, entry: &Entry) -> bool {
+        self.files.push((directory.closed(), entry.clone()));
+        self.bytes += entry.size;
+        self.files.len() >= UNLISTED_FILES || self.bytes >= UNLISTED_BYTES
+    }
+}
+
+/// So many files that taking them from the plan is little of the work, and so few that all readers have some.
+const UNLISTED_FILES: usize = 128;
+/// Likewise.
+const UNLISTED_BYTES: u64 = 16 << 20;
+
 /// How long a pack that is not full waits for more while the scan finds nothing.
 const PACK_PATIENCE: Duration = Duration::from_millis(20);
 
@@ -90,6 +115,9 @@ struct Planner<'a> {
     /// Set while files have to be offered.
     offering: Option<Offering>,
     links: Links,
+    unlisted: Unlisted,
+    /// The data of the files that are sent, as far as that is known before they are read.
+    needed_bytes: u64,
 }
 
 impl Planner<'_> {
@@ -119,7 +147,7 @@ impl Planner<'_> {
                 }
             }
         }
-        self.session.account.observer.on(&Event::ScanEnded);
+        self.session.account.end_scan();
     }
 
     /// Whether the scan has to wait.
@@ -134,6 +162,10 @@ impl Planner<'_> {
         self.flush_pack();
         let held = self.guess.take().map(|guess| guess.held);
         self.offering = (state == TargetState::Populated).then(Offering::default);
+        if self.offering.is_some() {
+            // what was planned is offered now
+            self.needed_bytes = 0;
+        }
         for read in self.session.read_ahead.close() {
             match self.offering {
                 None => self.session.queue.add_now(Parcel::Read(Box::new(read))),
@@ -234,8 +266,7 @@ impl Planner<'_> {
         let directory = SourceDirectory::held_open(&batch.directory);
         let regular = batch.entries.iter().filter(|entry| matches!(entry.kind, EntryKind::File));
         let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| (files + 1, bytes + entry.size));
-        self.session.account.totals.found.add(files);
-        self.session.account.observer.on(&Event::Found { files, bytes });
+        self.session.account.find(files, bytes);
         for entry in batch.entries {
             self.take_entry(&directory, entry);
         }
@@ -353,12 +384,20 @@ impl Planner<'_> {
 
     /// Puts an entry that is needed into the plan.
     fn need(&mut self, directory: &SourceDirectory, entry: Entry) {
+        if entry.kind == EntryKind::File && !entry.may_have_holes {
+            self.need_room(entry.size);
+        }
         if matches!(entry.kind, EntryKind::File) && entry.size > GROUP_BYTES {
             let id = self.session.queue.fresh_file_id();
             self.session.queue.add_file(Arc::new(LargeSource::new(id, directory, entry)), When::Room);
         } else {
             self.pack(directory, PackEntry::Within(entry));
         }
+    }
+
+    fn need_room(&mut self, bytes: u64) {
+        self.needed_bytes += bytes;
+        self.session.account.need_room(self.needed_bytes);
     }
 
     fn pack(&mut self, directory: &SourceDirectory, entry: PackEntry) {
@@ -414,7 +453,9 @@ impl Planner<'_> {
                     let path = directory.target_path().join(&entry.name).unwrap_or_else(|_| RelPath::root());
                     let lacks = self.session.extras.lacks_of(&entry);
                     self.session.account.lacking(&self.session.extras, &path, &lacks);
-                    self.session.account.skipped(&path, Look::of(&entry));
+                    if self.session.account.skipped(&path, Look::of(&entry), None) {
+                        self.list(&path, &directory, &entry);
+                    }
                     if let Some(shared) = entry.shared {
                         self.skipped_name(shared.number, path);
                     }
@@ -423,9 +464,35 @@ impl Planner<'_> {
         }
     }
 
+    /// Has a file that stays at the target read for the manifest, if it is to be there and is not.
+    fn list(&mut self, path: &RelPath, directory: &SourceDirectory, entry: &Entry) {
+        let account = &self.session.account;
+        let mut files = account.files();
+        if !files.lists_what_stays() {
+            return;
+        }
+        account.totals.listed.add(1);
+        let has_listed = files.has_listed(path);
+        drop(files);
+        if !has_listed && self.unlisted.add(directory, entry) {
+            self.flush_unlisted();
+        }
+    }
+
+    fn flush_unlisted(&mut self) {
+        let Unlisted { files, .. } = std::mem::take(&mut self.unlisted);
+        if !files.is_empty() {
+            self.session.queue.add_listed(files);
+        }
+    }
+
     /// Plans the groups of a large file that have not come before; those that another version has `there` are named.
-    fn go_on(&self, directory: &SourceDirectory, entry: Entry, held: GroupValues, there: GroupValues) {
+    fn go_on(&mut self, directory: &SourceDirectory, entry: Entry, held: GroupValues, there: GroupValues) {
         let mut source = LargeSource::new(self.session.queue.fresh_file_id(), directory, entry);
+        if !source.entry.may_have_holes {
+            let groups = u64::from(held.count()) + u64::from(there.count());
+            self.need_room(source.entry.size.saturating_sub(groups * GROUP_BYTES));
+        }
         if held.count() > 0 {
             self.session.account.resumed(&held, source.entry.size);
             source = source.resuming(held);

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use zmove_chunk::{Plan, Work};
+use zmove_scan::Entry;
 use zmove_types::{FileId, GroupSpan};
 
 use crate::plan::pack::{Basis, Pack};
 use crate::read::read_ahead::ReadPack;
-use crate::read::source::LargeSource;
+use crate::read::source::{LargeSource, SourceDirectory};
 use crate::send::in_flight::InFlight;
 
 /// The plan, with each piece of work booked as begun before it can be taken.
@@ -24,6 +25,8 @@ pub(crate) enum Parcel {
     Unread(Pack),
     /// A pack that was read ahead.
     Read(Box<ReadPack>),
+    /// Files that are at the target already, which are read for the manifest.
+    Listed(Vec<(SourceDirectory, Entry)>),
 }
 
 /// Whether to wait for room in the plan.
@@ -54,6 +57,15 @@ impl Queue {
         self.in_flight.begin(1);
         let entries = pack.entry_count();
         if self.plan.push_pack(Parcel::Unread(pack), entries).is_err() {
+            self.in_flight.end_work();
+        }
+    }
+
+    /// Adds files that are at the target already; waits while the plan is full.
+    pub(crate) fn add_listed(&self, files: Vec<(SourceDirectory, Entry)>) {
+        self.in_flight.begin(1);
+        let entries = files.len();
+        if self.plan.push_pack(Parcel::Listed(files), entries).is_err() {
             self.in_flight.end_work();
         }
     }
@@ -99,7 +111,7 @@ impl Queue {
         taken.iter().for_each(|_parcel| self.in_flight.end_work());
         let packs = taken.into_iter().filter_map(|parcel| match parcel {
             Parcel::Unread(pack) => Some(pack),
-            Parcel::Read(_) => None,
+            Parcel::Read(_) | Parcel::Listed(_) => None,
         });
         packs.collect()
     }

@@ -365,7 +365,7 @@ impl Survey<'_> {
                 totals.linked.add(u64::from(is_link));
                 totals.bytes.add(if is_link { 0 } else { entry.size });
             } else {
-                self.session.account.skipped(&asked.target_path(), Look::of(entry));
+                self.session.account.skipped(&asked.target_path(), Look::of(entry), None);
             }
         }
         let kind = kind?;

@@ -16,6 +16,7 @@ use zmove_types::{DataRanges, GroupSpan, Kinds, Root};
 use zmove_wire::{BatchEntry, FileEntry, LinkEntry};
 
 use crate::account::failure::FileError;
+use crate::account::manifest::Known;
 use crate::control::relay::{Held, PeerQuota};
 use crate::plan::links::FirstName;
 use crate::plan::pack::{PackEntry, PackGroup};
@@ -58,6 +59,8 @@ pub(super) struct EntryReader<'a> {
     pub(super) quota: Option<&'a dyn PeerQuota>,
     /// Whether the root of each file that is read is told, for a manifest.
     pub(super) wants_roots: bool,
+    /// Whether files are read for their roots alone, whose contents stay at the target.
+    pub(super) lists_what_stays: bool,
 }
 
 /// An entry that waits for a thread.
@@ -199,7 +202,8 @@ impl EntryReader<'_> {
                 root.map_err(|source| FileError::Read { path: path(), source })?
             }
         };
-        let file = SentFile { retouched: true, ..sent_file(directory, entry, root, &before) };
+        let known = Known::Compared;
+        let file = SentFile { retouched: true, known, ..sent_file(directory, entry, root, &before) };
         Ok(without_contents(BatchEntry::Retouch(entry.name.clone(), metadata), lacks, Some(file)))
     }
 
@@ -212,7 +216,7 @@ impl EntryReader<'_> {
         entry: &Entry,
         first: &Arc<FirstName>,
     ) -> Result<EntryRead, FileError> {
-        let (_file, now) = directory.open_file(&entry.name)?;
+        let (file, now) = directory.open_file(&entry.name)?;
         if now.inode != entry.inode {
             return Err(FileError::Changed { path: directory.display(&entry.name) });
         }
@@ -222,8 +226,16 @@ impl EntryReader<'_> {
             bytes: now.bytes,
             first: first.path.clone(),
         };
-        let part = NamePart::Link(Arc::clone(first));
-        let file = SentFile { retouched: true, part, ..sent_file(directory, entry, None, &now) };
+        let (root, known) = match first.root {
+            Some(root) => (Some(root), Known::Received),
+            None => (self.root_of_what_stays(directory, entry, (&file, &now))?, Known::Looked),
+        };
+        let file = SentFile {
+            retouched: true,
+            known,
+            part: NamePart::Link,
+            ..sent_file(directory, entry, root, &now)
+        };
         Ok(without_contents(BatchEntry::Link(link), Lacks::new(), Some(file)))
     }
 
@@ -233,10 +245,50 @@ impl EntryReader<'_> {
         if Look::of(entry) != (Look { bytes: before.bytes, mtime: before.mtime }) {
             return Err(FileError::Changed { path: directory.display(&entry.name) });
         }
+        let root = self.root_of_what_stays(directory, entry, (&file, &before))?;
         let (metadata, lacks) = self.extras.of_file(&file, &before, entry);
-        let file = SentFile { retouched: true, ..sent_file(directory, entry, None, &before) };
+        let known = Known::Looked;
+        let file = SentFile { retouched: true, known, ..sent_file(directory, entry, root, &before) };
         Ok(without_contents(BatchEntry::Retouch(entry.name.clone(), metadata), lacks, Some(file)))
     }
+
+    /// The root of a file whose contents are not sent, where the manifest is to have it.
+    fn root_of_what_stays(
+        &self,
+        directory: &SourceDirectory,
+        entry: &Entry,
+        opened: (&File, &FileIdentity),
+    ) -> Result<Option<Root>, FileError> {
+        if !self.lists_what_stays {
+            return Ok(None);
+        }
+        root_of(directory, entry, opened, || self.in_flight.is_stopping())
+    }
+}
+
+/// The root of a file that is at the target as it was when the scan has seen it; `None` once `stop` returns `true`.
+pub(super) fn unsent_root(
+    directory: &SourceDirectory,
+    entry: &Entry,
+    stop: impl Fn() -> bool,
+) -> Result<Option<Root>, FileError> {
+    let (file, before) = directory.open_file(&entry.name)?;
+    if Look::of(entry) != (Look { bytes: before.bytes, mtime: before.mtime }) {
+        return Err(FileError::Changed { path: directory.display(&entry.name) });
+    }
+    root_of(directory, entry, (&file, &before), stop)
+}
+
+/// The root of an open file that does not change while it is read.
+fn root_of(
+    directory: &SourceDirectory,
+    entry: &Entry,
+    (file, before): (&File, &FileIdentity),
+    stop: impl Fn() -> bool,
+) -> Result<Option<Root>, FileError> {
+    let path = || directory.display(&entry.name);
+    let root = read_root(file, stop).map_err(|source| FileError::Read { path: path(), source })?;
+    if is_same(file, before) { Ok(root) } else { Err(FileError::Changed { path: path() }) }
 }
 
 /// The entries, each with as much room as the scan's size needs, or as there is left.
@@ -323,7 +375,7 @@ fn sent_file(
     let path = directory.target_path().join(&entry.name).expect("the scan emits only paths that fit");
     let look = Look { bytes: read.bytes, mtime: read.mtime };
     let part = entry.shared.map_or(NamePart::Alone, |shared| NamePart::First(shared.number));
-    SentFile { path, root, look, data_bytes: look.bytes, retouched: false, part }
+    SentFile { path, root, look, known: Known::Received, data_bytes: look.bytes, retouched: false, part }
 }
 
 fn is_same(file: &File, before: &FileIdentity) -> bool {
@@ -387,6 +439,7 @@ mod tests {
             threads: &threads,
             quota: Some(&quota),
             wants_roots: false,
+            lists_what_stays: false,
         };
         let read = reader.read_all(&groups(home.path()), &mut [0; 100]);
         assert_eq!(read.iter().filter(|entry| matches!(entry, EntryRead::Done(_))).count(), 100);

@@ -20,10 +20,11 @@ use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
 use zmove_wire::{Batch, FrameHeader, FrameKind};
 
 use crate::account::failure::FileError;
+use crate::account::manifest::Known;
 use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Unread};
 use crate::plan::queue::{Parcel, When};
 use crate::push::session::Session;
-use crate::read::entries::{EntryRead, EntryReader, read_file};
+use crate::read::entries::{EntryRead, EntryReader, read_file, unsent_root};
 use crate::read::extras::leave_out_xattrs;
 use crate::read::read_ahead::{Filling, ReadPack};
 use crate::read::reader_count::ReaderCount;
@@ -101,9 +102,26 @@ impl Reader<'_> {
                 self.last_pieces(pack).into_iter().for_each(|piece| self.read_pack(piece))
             }
             Work::Pack(Parcel::Read(read)) => self.send_batch(*read),
+            Work::Pack(Parcel::Listed(files)) => self.list(&files),
             Work::Group(file, span) => self.read_group(&file, span),
         }
         self.session.in_flight.end_work();
+    }
+
+    /// Enters files that are at the target already in the manifest.
+    fn list(&self, files: &[(SourceDirectory, Entry)]) {
+        let Session { account, in_flight, .. } = self.session;
+        for (directory, entry) in files {
+            match unsent_root(directory, entry, || in_flight.is_stopping()) {
+                Ok(Some(root)) => {
+                    let path = directory.target_path().join(&entry.name);
+                    let path = path.expect("the scan emits only paths that fit");
+                    account.files().confirm(&path, Some(&root), Known::Looked);
+                }
+                Ok(None) => return,
+                Err(error) => account.fail(&error),
+            }
+        }
     }
 
     /// Splits the last packs: a slow lane would still be sending a whole one when the others have nothing more to do.
@@ -117,12 +135,17 @@ impl Reader<'_> {
         let Pack { groups, unread, .. } = pack;
         groups.first().into_iter().for_each(|group| self.context.recall(&group.directory));
         let Session { in_flight, extras, account, quota, .. } = self.session;
+        let (wants_roots, lists_what_stays) = {
+            let files = account.files();
+            (files.manifest.is_some(), files.lists_what_stays())
+        };
         let entries = EntryReader {
             in_flight,
             extras,
             threads: &self.context.threads,
             quota: quota.as_deref(),
-            wants_roots: account.files().manifest.is_some(),
+            wants_roots,
+            lists_what_stays,
         };
         let mut read = entries.read_all(&groups, buffer.room()).into_iter();
         let mut filling =

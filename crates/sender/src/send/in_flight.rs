@@ -44,6 +44,8 @@ struct State {
     large: HashMap<FileId, Arc<LargeSource>>,
     /// The large files of which something has been sent.
     begun: HashSet<FileId>,
+    /// Whether the receiver may have heard that all has been sent.
+    has_announced: bool,
 }
 
 /// The work that a receipt has settled.
@@ -334,6 +336,15 @@ impl InFlight {
         let _session_over = self.outgoing.send(message);
     }
 
+    /// Sends a control message unless all has been announced: the receiver may have come to its end then, and an
+    /// unread message would make a reset of the close.
+    pub(crate) fn tell_before_end(&self, message: ToReceiver) {
+        let state = self.lock();
+        if !state.has_announced {
+            self.tell(message);
+        }
+    }
+
     /// Set when the push is being stopped.
     pub(crate) fn stopping(&self) -> &AtomicBool {
         &self.stopping
@@ -355,6 +366,7 @@ impl InFlight {
     fn announce(&self, state: &mut State) {
         if let Some(message) = state.record.transfer.announcement() {
             self.observer.on(&Event::Flushing);
+            state.has_announced = true;
             self.tell(message);
         }
     }

@@ -7,7 +7,8 @@ use zmove_types::{FileNumber, GroupSpan, RelPath, Root};
 use zmove_wire::session::{LastWord, Load};
 use zmove_wire::{EntryFault, FaultCode, FrameKind, Operation, Version};
 
-use crate::plan::links::{FirstName, Word};
+use crate::account::manifest::Known;
+use crate::plan::links::Word;
 use crate::plan::pack::{Pack, PackEntry};
 use crate::read::source::{LargeSource, Look};
 
@@ -35,6 +36,8 @@ pub(crate) struct SentFile {
     /// The hash of its contents, where they were read.
     pub(crate) root: Option<Root>,
     pub(crate) look: Look,
+    /// How the file is known to be as its root says, once the receiver has confirmed it.
+    pub(crate) known: Known,
     /// How many bytes of it are sent: what is not a hole.
     pub(crate) data_bytes: u64,
     /// Whether no contents are sent: the file was there already, or this is another name of one.
@@ -51,7 +54,7 @@ pub(crate) enum NamePart {
     /// The name that may be the first of others.
     First(FileNumber),
     /// A name that is to lead to the same file as the first one.
-    Link(Arc<FirstName>),
+    Link,
 }
 
 impl Sent {
@@ -80,7 +83,7 @@ impl Sent {
     /// What the faults of a batch's storing tell of links, all of which have been made by then, or not.
     pub(crate) fn words(&self) -> Vec<Word> {
         let Self::Batch(batch) = self else { return Vec::new() };
-        let links = batch.files.iter().filter(|file| matches!(file.part, NamePart::Link(_))).count();
+        let links = batch.files.iter().filter(|file| matches!(file.part, NamePart::Link)).count();
         let others = batch.pack.shared_beside_files();
         let links = links + others.filter(|(what, ..)| matches!(what, PackEntry::Link(..))).count();
         let back = batch.faults.iter().filter_map(|fault| batch.coming_back(fault));

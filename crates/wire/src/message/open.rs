@@ -6,6 +6,7 @@ use zmove_types::{Kinds, Name};
 use super::{Extraneous, GrantToken, Keeping, Proof, ToReceiver, ToSender, bytes, copy, kept, list, verify};
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
+use crate::fields::Reader;
 use crate::version::Version;
 
 /// The order for a transfer: the target and how to write it.
@@ -212,14 +213,76 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// The message that carries this answer to an opening in which `keeping` was asked for.
+    /// The message that carries this answer to an opening in which `keeping` was asked for, with what the receiver says
+    /// of itself.
     #[must_use]
-    pub fn into_message(self, keeping: Option<Keeping>) -> ToSender {
+    pub fn into_message(self, keeping: Option<Keeping>, said: ReceiverSays) -> ToSender {
         match keeping {
-            Some(_) => ToSender::OpenedWith(self, Keeping::answer(Kinds::ALL)),
+            Some(_) => ToSender::OpenedWith(self, said.extensions()),
             None => ToSender::Opened(self),
         }
     }
+}
+
+/// What a receiver says of itself and of its target, among the extensions of [`Opened`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiverSays {
+    /// The kinds of metadata that it knows.
+    pub kinds: Kinds,
+    /// Whether it wants to be told what the sender finds, by [`ToReceiver::Found`].
+    pub hears_found: bool,
+    /// The bytes that its user may still store in the file system of the target.
+    pub free_bytes: Option<u64>,
+}
+
+impl Default for ReceiverSays {
+    /// What a receiver says that says nothing: it keeps what all keep.
+    fn default() -> Self {
+        Self { kinds: Kinds::ALWAYS, hears_found: false, free_bytes: None }
+    }
+}
+
+impl ReceiverSays {
+    const HEARS_FOUND: u16 = 2;
+    const FREE_BYTES: u16 = 3;
+
+    fn extensions(self) -> Extensions {
+        let said = |number, bytes| Extension { number, critical: false, bytes };
+        let hears = self.hears_found.then(|| said(Self::HEARS_FOUND, Box::default()));
+        let free = self.free_bytes.map(|bytes| said(Self::FREE_BYTES, bytes.to_le_bytes().into()));
+        hears.into_iter().chain(free).fold(Keeping::answer(self.kinds), Extensions::with)
+    }
+
+    /// What the extensions of an answer say.
+    ///
+    /// # Errors
+    /// [`WireError`] when that makes no sense.
+    pub fn of_answer(extensions: &Extensions) -> Result<Self, WireError> {
+        let read = |bytes: &[u8]| {
+            let mut reader = Reader::new(bytes);
+            let free = reader.u64()?;
+            reader.finish()?;
+            Ok::<_, WireError>(free)
+        };
+        Ok(Self {
+            kinds: Keeping::of_answer(extensions)?,
+            hears_found: extensions.get(Self::HEARS_FOUND).is_some(),
+            free_bytes: extensions.get(Self::FREE_BYTES).map(read).transpose()?,
+        })
+    }
+}
+
+/// How much the sender has found so far, and how much of it need not travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundSoFar {
+    /// Regular files that the scan has found.
+    pub files: u64,
+    /// The sum of their sizes.
+    pub bytes: u64,
+    /// The bytes of those that need not travel: of files that are equal, of groups that are there, of holes.
+    pub skipped_bytes: u64,
+    /// Whether the scan has ended.
+    pub all: bool,
 }
 
 /// Whether files have to be offered before they are sent.
@@ -249,5 +312,22 @@ mod tests {
         let short = Extension { number: REMOVALS, critical: true, bytes: Box::new([1]) };
         let open = Open::new(b"t".to_vec(), [3; 16]);
         assert_eq!(open.with(Extensions::default().with(short)), Err(WireError::Message));
+    }
+
+    #[test]
+    fn what_a_receiver_says_of_itself_is_pinned() {
+        let said = ReceiverSays { kinds: Kinds::ALL, hears_found: true, free_bytes: Some(258) };
+        let extensions = said.extensions();
+        assert_eq!(
+            (extensions.get(2), extensions.get(3)),
+            (Some(&[][..]), Some(&[2, 1, 0, 0, 0, 0, 0, 0][..]))
+        );
+        assert_eq!(ReceiverSays::of_answer(&extensions), Ok(said));
+        // A receiver of an older release says what it keeps, or nothing.
+        let older = ReceiverSays { kinds: Kinds::ALL, ..ReceiverSays::default() };
+        assert_eq!(ReceiverSays::of_answer(&Keeping::answer(Kinds::ALL)), Ok(older));
+        assert_eq!(ReceiverSays::of_answer(&Extensions::default()), Ok(ReceiverSays::default()));
+        let short = Extension { number: 3, critical: false, bytes: [1].into() };
+        assert!(ReceiverSays::of_answer(&extensions.with(short)).is_err());
     }
 }

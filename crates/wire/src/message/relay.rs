@@ -24,6 +24,9 @@ pub enum Relay {
     Broken(Refusal),
     /// What the receiver of a copy has signed at the good end, before the account.
     Receipt(SignedReceipt),
+    /// The hashes, made at the sender, of files that were at the target with the same size and time. Only where the
+    /// order had [`LIST_ALL`](super::Fetch::LIST_ALL).
+    Looked(#[serde(deserialize_with = "list::at_most::<HASHED_MAX, _, _>")] Vec<FileHash>),
 }
 
 /// The hash of one file.
@@ -277,6 +280,8 @@ mod tests {
         let path = || RelPath::from_bytes(b"p").unwrap();
         let hashed = FileHash { path: path(), root: Root([9; 32]) };
         assert_eq!(bytes(Relay::Hashed(vec![hashed])), [&[14, 1, 1, 1, b'p'][..], &[9; 32]].concat());
+        let looked = FileHash { path: path(), root: Root([9; 32]) };
+        assert_eq!(bytes(Relay::Looked(vec![looked])), [&[14, 6, 1, 1, b'p'][..], &[9; 32]].concat());
         assert_eq!(bytes(Relay::Lanes(4)), [14, 2, 4]);
         let change =
             ToldChange { path: path(), kind: ToldKind::Changed("t".into()), form: ToldForm::Link(path()) };

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::commands::doctor::finding::{Finding, Keep, Level, Place};
-use crate::display::format::counted;
+use crate::display::format::{counted, wrapped};
 use crate::display::terminal::Printable;
 
 /// All findings, by section.
@@ -106,9 +106,10 @@ impl Report {
 }
 
 fn finding_text(Finding { check, level, text, details, mend }: &Finding, colour: Colour) -> String {
-    let mut lines = format!("  {} {check:<CHECK_COLUMNS$} {}\n", colour.level(*level), Printable(text));
+    let shown = |text: &str| wrapped(&Printable(text).to_string(), INDENT);
+    let mut lines = format!("  {} {check:<CHECK_COLUMNS$} {}\n", colour.level(*level), shown(text));
     for detail in details {
-        lines += &format!("{:INDENT$}{}\n", "", Printable(detail));
+        lines += &format!("{:INDENT$}{}\n", "", shown(detail));
     }
     for mend in mend {
         let there = if mend.at == Place::There { "there: " } else { "" };

@@ -1,4 +1,4 @@
-//! A probe as text.
+//! A probe as text, whose tables fit a terminal of 80 columns.
 
 use zmove_sender::{PathReport, ProbeReport, Round};
 use zmove_types::{ByteCount, ByteRate};
@@ -29,7 +29,7 @@ pub(super) fn of(found: &Findings) -> String {
 fn path(found: &Findings) -> String {
     let ProbeReport { round_trips, first_byte, rounds, .. } = &found.report;
     let mut text = format!(
-        "{} over {}: round trip {} (mean {} of {}), first byte after {}\n",
+        "{} over {}: round trip {} (mean {} of {}),\n  first byte after {}\n",
         Printable(&found.host),
         found.transport.to_string().to_uppercase(),
         milliseconds(round_trips.min),
@@ -37,14 +37,16 @@ fn path(found: &Findings) -> String {
         round_trips.count,
         milliseconds(*first_byte),
     );
-    text += "lanes         rate     at first sent again  window  buffer  round trip  CPU here CPU there\n";
+    text += "lanes        rate    at first  resent window buffer round trip CPU here   there\n";
     rounds.iter().for_each(|round| text += &line(round));
     if let Some(round) = rounds.first() {
         let steady = round.steady.time.as_secs_f64();
         let ramp = round.ramp.time.as_secs_f64();
         text += &format!(
-            "rate: what the receiver counted in {steady:.1} s, after {ramp:.1} s in which windows grew (at first); memory to memory\n\
-             window, buffer: for how much of the time the receiver's window and the send buffer here kept data back\n\
+            "rate: what the receiver counted in {steady:.1} s, from memory to memory, after {ramp:.1} s\n\
+             \x20 in which windows grew (at first); resent: the share of what was sent\n\
+             window, buffer: for how much of the time the receiver's window and the send\n\
+             \x20 buffer here kept data back\n\
              round trip: of control beside the data; CPU: seconds of each process per GiB\n"
         );
     }
@@ -58,7 +60,7 @@ fn line(round: &Round) -> String {
     let path = round.path.as_ref();
     let cpu = |cpu| cpu_per_gib(cpu, round).map_or_else(|| "-".to_owned(), |cpu| format!("{cpu:.2} s"));
     format!(
-        "{:>5} {:>12} {:>12} {:>10} {:>7} {:>7} {:>11} {:>9} {:>9}\n",
+        "{:>5} {:>11} {:>11} {:>7} {:>6} {:>6} {:>10} {:>8} {:>7}\n",
         round.lanes,
         rate(round),
         ByteRate(round.ramp.bytes_per_second()),
@@ -75,7 +77,7 @@ fn prediction(found: &Findings, tree: &str) -> String {
     let tree = Printable(tree);
     let Some(predicted) = &found.prediction else { return format!("{tree} has no files\n") };
     let mut text = format!(
-        "{tree}: a push of it takes about {}, at {} and {:.0} files/s; limited by {}\n",
+        "{tree}: a push of it takes about {}, at {} and {:.0} files/s;\n  limited by {}\n",
         duration(predicted.seconds),
         ByteRate(predicted.bytes_per_second),
         predicted.files_per_second,
@@ -97,10 +99,10 @@ fn prediction(found: &Findings, tree: &str) -> String {
     let lanes = best(&found.report).map_or(0, |round| round.lanes);
     text += &format!("with {lanes} lanes, and {} to start\n", duration(predicted.start_seconds));
     if found.source.is_none() {
-        text += "source storage is not known: 'zmove sweep DIR' there, or --source DIR, measures it\n";
+        text += "source storage is not known: 'zmove sweep DIR' there or --source DIR measures it\n";
     }
     if found.target.as_ref().is_none_or(|storage| storage.writes().is_none()) {
-        text += "target storage is not known: it is swept where HOST:PATH names a directory that is there\n";
+        text += "target storage is not known: it is swept where HOST:PATH names a directory\n";
     }
     text
 }

@@ -12,16 +12,17 @@ use zmove_drawing::Heading;
 /// # Panics
 /// When a line that is written and read again differs.
 pub fn trace(bytes: &[u8]) {
-    let lines = match read(bytes) {
-        Ok(lines) => lines,
+    let (lines, about) = match read(bytes) {
+        Ok(read) => read,
         Err(error) => return drop(format!("{error:#}")),
     };
     let written =
         |line: &Line| [serde_json::to_vec(line).expect("numbers can be written"), b"\n".into()].concat();
-    let again = read(&lines.iter().flat_map(written).collect::<Vec<_>>()[..]).expect("it was just written");
+    let (again, _) =
+        read(&lines.iter().flat_map(written).collect::<Vec<_>>()[..]).expect("it was just written");
     assert_eq!(again, lines);
-    assert!(!table::summary(&lines).is_empty());
-    let (title, below) = table::heading(&lines);
+    assert!(!table::summary(&lines, &about).is_empty());
+    let (title, below) = table::heading(&lines, &about);
     let seconds = lines.last().map_or(0.0, |line| line.seconds);
     assert!(!picture::draw(&Heading { title, below }, &panels::panels(&lines), seconds).is_empty());
 }

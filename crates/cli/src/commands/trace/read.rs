@@ -10,7 +10,19 @@ use std::io::{BufRead, Read};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::display::trace::Line;
+use crate::display::trace::{About, Line};
+
+impl About {
+    /// What a later line says in addition.
+    fn with(self, later: Self) -> Self {
+        Self {
+            from: self.from.or(later.from),
+            to: self.to.or(later.to),
+            at: self.at.or(later.at),
+            limited_by: later.limited_by.or(self.limited_by),
+        }
+    }
+}
 
 impl Line {
     fn parse(text: &[u8]) -> Result<Self> {
@@ -51,8 +63,9 @@ impl Line {
 /// # Errors
 ///
 /// The number of the line that is no line of a trace, and the reason.
-pub(super) fn read(mut from: impl BufRead) -> Result<Vec<Line>> {
+pub(super) fn read(mut from: impl BufRead) -> Result<(Vec<Line>, About)> {
     let mut lines: Vec<Line> = Vec::new();
+    let mut about = About::default();
     let mut text = Vec::new();
     loop {
         let number = lines.len() + 1;
@@ -62,12 +75,15 @@ pub(super) fn read(mut from: impl BufRead) -> Result<Vec<Line>> {
             break;
         }
         let line = parse_next(&text, lines.last()).with_context(|| format!("line {number}"));
+        if line.is_ok() {
+            about = about.with(serde_json::from_slice(&text).unwrap_or_default());
+        }
         lines.push(if number == 1 { line.context(FOREIGN)? } else { line? });
     }
     if lines.is_empty() {
         bail!("it is empty: the push ended before its receiver answered");
     }
-    Ok(lines)
+    Ok((lines, about))
 }
 
 fn parse_next(text: &[u8], before: Option<&Line>) -> Result<Line> {
@@ -101,7 +117,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let line = read(LINE.as_bytes()).unwrap()[0];
+        let line = read(LINE.as_bytes()).unwrap().0[0];
         assert_eq!((line.seconds, line.bytes_read, line.bytes_acked, line.lanes), (0.5, 3, None, 7));
         let written = format!("{}\n", serde_json::to_string(&line).unwrap());
         assert_eq!(written, LINE);
@@ -111,6 +127,17 @@ mod tests {
     fn keys_of_later_versions_are_passed_over() {
         let later = LINE.replace("{\"seconds\"", "{\"later\":[1],\"seconds\"");
         assert_eq!(read(later.as_bytes()).unwrap(), read(LINE.as_bytes()).unwrap());
+    }
+
+    #[test]
+    fn what_is_said_of_the_whole_transfer_stands_in_the_first_and_the_last_line() {
+        let first = LINE.replace("}\n", ",\"from\":\"a\",\"to\":\"b\",\"at\":7}\n");
+        let last = LINE.replace("}\n", ",\"limited_by\":\"path, 90 % of the time\"}\n");
+        let (lines, about) = read(format!("{first}{LINE}{last}").as_bytes()).unwrap();
+        let said = |text: &str| Some(text.to_owned());
+        let limited_by = said("path, 90 % of the time");
+        assert_eq!(about, About { from: said("a"), to: said("b"), at: Some(7), limited_by });
+        assert_eq!(lines.len(), 3);
     }
 
     #[test]
