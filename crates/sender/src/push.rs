@@ -19,7 +19,10 @@ use tokio::time::MissedTickBehavior;
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, blocking};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
-use zmove_wire::{Cipher, Finished, Open, Purpose, ToReceiver, ToSender, Version, Waiting, WireError};
+use zmove_wire::{
+    Cipher, Finished, Open, Purpose, TargetShape, TargetState, ToReceiver, ToSender, Version, Waiting,
+    WireError,
+};
 
 use self::job::Push;
 use self::pipeline::Pipeline;
@@ -61,6 +64,10 @@ impl Push {
         }
         let task = Task::of(&self.open, self.mirror);
         let keeping = self.open.keeping;
+        // A file that is there nevertheless is replaced, as any that is needed.
+        let is_directory = matches!(self.open.shape, TargetShape::Directory { .. });
+        let presumed =
+            (link.relay.is_some() && self.open.nothing_there && is_directory).then_some(TargetState::Empty);
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
         let Link { cipher, version, control: (reader, writer), lanes, supply, relay, memory, .. } = link;
         let RelayParts { beside, last, dialled_by } = relay.into();
@@ -86,6 +93,7 @@ impl Push {
             steering: Steering::new(supply),
             lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
+            presumed,
             version,
             pipeline,
             receipts,
@@ -116,6 +124,9 @@ struct Running<'a> {
     /// that.
     lanes_early: bool,
     lanes_max: u16,
+    /// The state of the target as a receiver that has dialled knows it, before it has opened the transfer: its order
+    /// took half a round trip to come, which the files need not wait for again.
+    presumed: Option<TargetState>,
     /// The version that the receiver speaks.
     version: Version,
     pipeline: Pipeline,
@@ -129,6 +140,11 @@ struct Running<'a> {
 impl Running<'_> {
     /// Runs until the receiver's last message.
     async fn drive(&mut self, reader: ControlReader) -> Result<Finished, SessionError> {
+        // The planner has gone only when the session is being stopped.
+        let tell_state = |state| {
+            let _stopping = self.receipts.reply_sender.state.send(state);
+        };
+        self.presumed.into_iter().for_each(tell_state);
         let (inbox, Permission { opened, kept }) = self.await_permission(reader).await?;
         let Session { account, extras, .. } = &*self.pipeline.session;
         account.not_kept(&extras.learn(kept));
@@ -137,8 +153,9 @@ impl Running<'_> {
         self.need_lanes()?;
         self.lanes_max = opened.lanes_max;
         self.pipeline.session.account.files().single_name = opened.single_name.map(|name| name.0);
-        // The planner has gone only when the session is being stopped.
-        let _stopping = self.receipts.reply_sender.state.send(opened.state);
+        if self.presumed.is_none() {
+            let _stopping = self.receipts.reply_sender.state.send(opened.state);
+        }
         self.steering.begin(&self.pipeline.config, self.lanes_max);
         let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
         let mut steps = tokio::time::interval(STEERING_INTERVAL);

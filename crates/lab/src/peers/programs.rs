@@ -29,7 +29,7 @@ pub(super) fn version(program: &str, argument: &str) -> String {
 fn needed(kind: Kind) -> &'static [&'static str] {
     match kind {
         // looked for by `ZmoveProgram`: without it there is nothing to compare with
-        Kind::Zmove => &[],
+        Kind::Zmove | Kind::ZmovePull => &[],
         Kind::ZmoveSsh => &["ssh", "sshd"],
         Kind::Rsync | Kind::RsyncPull | Kind::RsyncSimple => &["rsync", "ssh", "sshd"],
         Kind::RsyncDaemon => &["rsync"],
