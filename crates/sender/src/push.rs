@@ -66,8 +66,7 @@ impl Push {
         let keeping = self.open.keeping;
         // A file that is there nevertheless is replaced, as any that is needed.
         let is_directory = matches!(self.open.shape, TargetShape::Directory { .. });
-        let presumed =
-            (link.relay.is_some() && self.open.nothing_there && is_directory).then_some(TargetState::Empty);
+        let known_state = self.open.known_state.filter(|_| link.relay.is_some() && is_directory);
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
         let Link { cipher, version, control: (reader, writer), lanes, supply, relay, memory, .. } = link;
         let RelayParts { beside, last, dialled_by } = relay.into();
@@ -93,7 +92,7 @@ impl Push {
             steering: Steering::new(supply),
             lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
-            presumed,
+            known_state,
             version,
             pipeline,
             receipts,
@@ -126,7 +125,7 @@ struct Running<'a> {
     lanes_max: u16,
     /// The state of the target as a receiver that has dialled knows it, before it has opened the transfer: its order
     /// took half a round trip to come, which the files need not wait for again.
-    presumed: Option<TargetState>,
+    known_state: Option<TargetState>,
     /// The version that the receiver speaks.
     version: Version,
     pipeline: Pipeline,
@@ -144,7 +143,7 @@ impl Running<'_> {
         let tell_state = |state| {
             let _stopping = self.receipts.reply_sender.state.send(state);
         };
-        self.presumed.into_iter().for_each(tell_state);
+        self.known_state.into_iter().for_each(tell_state);
         let (inbox, Permission { opened, kept }) = self.await_permission(reader).await?;
         let Session { account, extras, .. } = &*self.pipeline.session;
         account.not_kept(&extras.learn(kept));
@@ -153,7 +152,7 @@ impl Running<'_> {
         self.need_lanes()?;
         self.lanes_max = opened.lanes_max;
         self.pipeline.session.account.files().single_name = opened.single_name.map(|name| name.0);
-        if self.presumed.is_none() {
+        if self.known_state.is_none() {
             let _stopping = self.receipts.reply_sender.state.send(opened.state);
         }
         self.steering.begin(&self.pipeline.config, self.lanes_max);

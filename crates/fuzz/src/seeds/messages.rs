@@ -192,7 +192,7 @@ fn open(shape: TargetShape) -> Open {
         proof: Proof::Media,
         grant: None,
         removals_max: Some(7),
-        nothing_there: false,
+        known_state: None,
     }
 }
 

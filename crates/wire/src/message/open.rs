@@ -53,10 +53,10 @@ pub struct Open {
     /// travels among the extensions of the opening.
     #[serde(skip)]
     pub removals_max: Option<u64>,
-    /// Whether the receiver, which orders this, knows that nothing is at the target: files may be sent before it has
-    /// answered to the opening. It travels among the extensions of an order alone.
+    /// The state of the target, where the receiver, which orders this, knows that it is empty: files may be sent before
+    /// it has answered to the opening. It travels among the extensions of an order alone.
     #[serde(skip)]
-    pub nothing_there: bool,
+    pub known_state: Option<TargetState>,
 }
 
 impl Open {
@@ -85,7 +85,7 @@ impl Open {
             proof: Proof::Wire,
             grant: None,
             removals_max: None,
-            nothing_there: false,
+            known_state: None,
         }
     }
 
@@ -129,14 +129,14 @@ impl Open {
         let proof = Proof::of_opening(&extensions);
         let entries = extensions.get(REMOVALS).map(<[u8; 8]>::try_from).transpose();
         let removals_max = entries.map_err(|_| WireError::Message)?.map(u64::from_le_bytes);
-        let nothing_there = extensions.get(NOTHING_THERE).is_some();
+        let known_state = extensions.get(NOTHING_THERE).map(|_| TargetState::Empty);
         Ok(Self {
             keeping: Keeping::of_opening(&extensions)?,
             verify,
             proof,
             grant,
             removals_max,
-            nothing_there,
+            known_state,
             ..self
         })
     }
