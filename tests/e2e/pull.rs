@@ -244,7 +244,9 @@ fn a_pull_goes_on_when_its_daemon_is_killed_and_comes_back() {
     for number in 0..50 {
         paint(site.source().join(format!("small/{number}")), 1_000);
     }
-    let client = site.pull_command(&["--json", "--limit", "40MB"], &[""], "").start();
+    let manifest = site.path("pull.b3");
+    let options = ["--json", "--limit", "40MB", "--manifest", manifest.to_str().unwrap()];
+    let client = site.pull_command(&options, &[""], "").start();
     wait_for_journal_in(&site.path("client/journal"));
     let mut daemon = site.take_daemon();
     daemon.kill();
@@ -253,6 +255,12 @@ fn a_pull_goes_on_when_its_daemon_is_killed_and_comes_back() {
     let summary = outcome.says(&["zmove: reconnected after ", " s"]).lines(2).summary();
     assert_counts(&summary, &[("reconnects", 1), ("files", 51), ("failed", 0), ("skipped", 0)]);
     assert_same(&site.source(), &site.target());
+    let text = std::fs::read_to_string(manifest).unwrap();
+    assert_eq!(text.lines().count(), 51, "what came by the connection that was lost stands there too");
+    for (hash, name) in text.lines().map(|line| line.split_once("  ").unwrap()) {
+        let contents = std::fs::read(site.source().join(name)).unwrap();
+        assert_eq!(hash, blake3::hash(&contents).to_hex().as_str(), "{name}");
+    }
     again.wait_for_log("sent to tester");
 }
 

@@ -9,8 +9,11 @@ mod conversation;
 pub(crate) mod relayed;
 mod sources;
 
+use std::ffi::OsString;
 use std::fmt;
 use std::future::Future;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,14 +22,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use zmove_disk::{Direct, FileIo, RemovalBudget, StorageMemory};
 use zmove_receiver::{
-    ListedFiles, Owning, ReceiverConfig, Session, SessionError as ReceiverError, TargetLeases, TransferMeter,
-    run_session,
+    ListedFiles, NamedFiles, Owning, ReceiverConfig, Session, SessionError as ReceiverError, TargetLeases,
+    TransferMeter, run_session,
 };
 use zmove_sender::{LaneNumber, LaneSupply, Manifest, Summary};
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resumption, Transport};
 use zmove_types::{Accounts, Observer};
 use zmove_wire::limits::LANES_MAX;
-use zmove_wire::{Compare, Fetch, LaneOrder, Purpose, ToSender, ToSource, Version, WireError};
+use zmove_wire::{Compare, Fetch, LaneOrder, Open, Purpose, ToSender, ToSource, Version, WireError};
 
 use crate::backoff::Timeout;
 use crate::dial::{Connected, Connector, Dialled};
@@ -200,6 +203,9 @@ impl RemotePull<'_> {
         fetch.lanes = lane_order(&supply);
         let own_open = fetch.open.clone();
         fetch.open.target = Vec::new();
+        if nothing_is_at(&own_open).await {
+            fetch.extensions = fetch.extensions.with(Open::nothing_is_there());
+        }
         let wanted = ToSource::Fetch(Box::new(fetch));
         let asking =
             ask(control, (transfer, cipher), wanted, self.list.clone(), run.patience, &*self.observer);
@@ -219,10 +225,11 @@ impl RemotePull<'_> {
         let (reader, mut conversing) = conversation.between(reader);
         let Forwarded { lanes, failed_lanes, no_lane } = forward(lanes, usize::from(supply.asked));
         let meter = Arc::<TransferMeter>::default();
+        let named = self.fetch.manifest.then(|| Arc::clone(&relayed) as Arc<dyn NamedFiles>);
         let session = Session {
             failed_lanes: Some(failed_lanes),
             pulse,
-            config: self.receiver_config(run, &meter),
+            config: ReceiverConfig { named, ..self.receiver_config(run, &meter) },
             ..Session::new(transfer, version, (reader, writer.greeted()), lanes)
         };
         let (mut interrupted, mut lane_error) = (false, None);
@@ -341,6 +348,16 @@ fn why(error: Option<ReceiverError>, heard: &Heard) -> PullError {
         (None, Some(refusal)) => PullError::Refused(refusal.clone()),
         (None, None) => PullError::Control(zmove_transport::ControlError::Closed),
     }
+}
+
+/// Whether nothing is at the target of files that are to be moved, not even a part of one.
+async fn nothing_is_at(open: &Open) -> bool {
+    let target = PathBuf::from(OsString::from_vec(open.target.clone()));
+    let look = move || match std::fs::read_dir(target) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    open.purpose == Purpose::Move && tokio::task::spawn_blocking(look).await.unwrap_or(false)
 }
 
 /// The connection of a host that does as it was asked.

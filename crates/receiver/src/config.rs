@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use zmove_disk::{Auto, Direct, FileIo, RemovalBudget, StorageMemory};
-use zmove_types::{Accounts, GROUP_BYTES, NoAccounts, RateLimit};
+use zmove_types::{Accounts, GROUP_BYTES, NoAccounts, RateLimit, RelPath, Root};
 
 use crate::grant::{Allowance, Grants};
 use crate::meters::TransferMeter;
@@ -13,6 +13,12 @@ use crate::quota::Quota;
 use crate::session::target_leases::TargetLeases;
 use crate::store::rules::{Owning, SetIds};
 use crate::top_names::TopNames;
+
+/// Somebody who hears of the regular files that get their names.
+pub trait NamedFiles: std::fmt::Debug + Send + Sync {
+    /// The file of this path at the source has its name. Called before the sender is told; must not block.
+    fn named(&self, path: RelPath, root: Root);
+}
 
 /// The settings of one receiving session.
 #[derive(Clone, Debug)]
@@ -62,6 +68,8 @@ pub struct ReceiverConfig {
     pub allowance: Option<Arc<Allowance>>,
     /// The entries that the run may still remove. Default: as many as its opening says.
     pub removals: Option<Arc<RemovalBudget>>,
+    /// Who hears of the files that get their names. Default: nobody.
+    pub named: Option<Arc<dyn NamedFiles>>,
     /// The counters of the session. Default: counters that nobody reads; each session needs its own.
     pub meter: Arc<TransferMeter>,
 }
@@ -90,6 +98,7 @@ impl Default for ReceiverConfig {
             grants: None,
             allowance: None,
             removals: None,
+            named: None,
             meter: Arc::default(),
         }
     }

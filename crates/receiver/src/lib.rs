@@ -22,7 +22,7 @@ mod store;
 mod sync;
 mod top_names;
 
-pub use config::ReceiverConfig;
+pub use config::{NamedFiles, ReceiverConfig};
 pub use error::SessionError;
 pub use grant::{Allowance, Amount, Grants, Stored, TakenUp};
 pub use meters::{Failures, Found, MeterReading, TransferMeter};

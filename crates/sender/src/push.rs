@@ -20,7 +20,8 @@ use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, bl
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
-    Cipher, Finished, FoundSoFar, Open, Purpose, ToReceiver, ToSender, Version, Waiting, WireError,
+    Cipher, Finished, FoundSoFar, Open, Purpose, TargetShape, TargetState, ToReceiver, ToSender, Version,
+    Waiting, WireError,
 };
 
 use self::job::Push;
@@ -64,6 +65,9 @@ impl Push {
         let task = Task::of(&self.open, self.mirror);
         let keeping = self.open.keeping;
         let overwrite = self.open.overwrite;
+        // A file that is there nevertheless is replaced, as any that is needed.
+        let is_directory = matches!(self.open.shape, TargetShape::Directory { .. });
+        let known_state = self.open.known_state.filter(|_| link.relay.is_some() && is_directory);
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
         let Link { cipher, version, control: (reader, writer), lanes, supply, relay, quota, .. } = link;
         let RelayParts { beside, last, dialled_by } = relay.into();
@@ -93,6 +97,7 @@ impl Push {
             steering: Steering::new(supply),
             lanes_early: cipher == Cipher::Tls,
             lanes_max: LANES_UNASKED_MAX,
+            known_state,
             version,
             pipeline,
             receipts,
@@ -123,6 +128,9 @@ struct Running<'a> {
     /// that.
     lanes_early: bool,
     lanes_max: u16,
+    /// The state of the target as a receiver that has dialled knows it, before it has opened the transfer: its order
+    /// took half a round trip to come, which the files need not wait for again.
+    known_state: Option<TargetState>,
     /// The version that the receiver speaks.
     version: Version,
     pipeline: Pipeline,
@@ -136,6 +144,11 @@ struct Running<'a> {
 impl Running<'_> {
     /// Runs until the receiver's last message.
     async fn drive(&mut self, reader: ControlReader) -> Result<Finished, SessionError> {
+        // The planner has gone only when the session is being stopped.
+        let tell_state = |state| {
+            let _stopping = self.receipts.reply_sender.state.send(state);
+        };
+        self.known_state.into_iter().for_each(tell_state);
         let (inbox, Permission { opened, said }) = self.await_permission(reader).await?;
         let Session { account, extras, .. } = &*self.pipeline.session;
         account.not_kept(&extras.learn(said.kinds));
@@ -147,8 +160,9 @@ impl Running<'_> {
         self.need_lanes()?;
         self.lanes_max = opened.lanes_max;
         self.pipeline.session.account.files().single_name = opened.single_name.map(|name| name.0);
-        // The planner has gone only when the session is being stopped.
-        let _stopping = self.receipts.reply_sender.state.send(opened.state);
+        if self.known_state.is_none() {
+            let _stopping = self.receipts.reply_sender.state.send(opened.state);
+        }
         self.steering.begin(&self.pipeline.config, self.lanes_max);
         let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
         let mut steps = tokio::time::interval(STEERING_INTERVAL);

@@ -471,6 +471,7 @@ mod tests {
             proof: Proof::Wire,
             grant: None,
             removals_max: None,
+            known_state: None,
         });
         let bytes = encode_message(&open);
         assert_eq!(bytes[..14], [30, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);

@@ -2,12 +2,15 @@
 //!
 //! **Invariant:** no text of a host reaches a terminal with anything in it that is not to be shown.
 
+use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
+use zmove_receiver::NamedFiles;
 use zmove_sender::{Known, Manifest};
-use zmove_types::{Change, ChangeKind, EntryForm, Event, Observer, Sample, printable};
+use zmove_types::{Change, ChangeKind, EntryForm, Event, Lock, Observer, RelPath, Root, Sample, printable};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{
     FileHash, Progress, Refusal, Relay, SignedReceipt, StageProgress, ToReceiver, Told, ToldChange, ToldForm,
@@ -22,7 +25,13 @@ pub(crate) struct Relayed {
     /// How long the run had gone on when the host began to send.
     offset: Duration,
     state: Mutex<(Option<Manifest>, Heard)>,
+    /// The files that got their names here, and of which the host has not told the hash yet.
+    unheard: Lock<HashMap<RelPath, Root>>,
 }
+
+/// The most files in that table. A host tells of a file once it knows that it has its name, so there are no more than
+/// are on their way.
+const UNHEARD_MAX: usize = 1 << 20;
 
 /// What a session has heard.
 #[derive(Debug, Default)]
@@ -47,7 +56,8 @@ impl Relayed {
         (manifest, more): (Option<Manifest>, UnboundedSender<u16>),
         offset: Duration,
     ) -> Self {
-        Self { observer, more, offset, state: Mutex::new((manifest, Heard::default())) }
+        let state = Mutex::new((manifest, Heard::default()));
+        Self { observer, more, offset, state, unheard: Lock::default() }
     }
 
     /// Takes a message that is a word beside the transfer.
@@ -57,7 +67,13 @@ impl Relayed {
         };
         match relay {
             Relay::Told(told) => told.into_iter().for_each(|told| self.tell(told)),
-            Relay::Hashed(hashed) => self.list(&hashed, Known::Received),
+            Relay::Hashed(hashed) => {
+                self.list(&hashed, Known::Received);
+                let mut unheard = self.unheard.lock();
+                for FileHash { path, .. } in &hashed {
+                    unheard.remove(path);
+                }
+            }
             Relay::Looked(hashed) => {
                 self.list(&hashed, Known::Looked);
                 self.state().1.looked += hashed.len() as u64;
@@ -80,8 +96,18 @@ impl Relayed {
         }
     }
 
+    /// Adds to the manifest what the host has not told, by the hashes with which it came.
+    fn add_unheard(&self) {
+        let unheard = std::mem::take(&mut *self.unheard.lock());
+        if let Some(manifest) = &mut self.state().0 {
+            unheard.iter().for_each(|(path, root)| manifest.add(path, root, Known::Received));
+        }
+    }
+
     /// What was heard, once nothing more can be; `ended` is why the host's words came to an end, where that says more.
     pub(crate) fn end(&self, ended: Option<Refusal>) -> (Option<Manifest>, Heard) {
+        // The words of a connection that is lost are lost with it, and the next one finds these files equal.
+        self.add_unheard();
         let mut state = self.state();
         let mut heard = std::mem::take(&mut state.1);
         heard.broken = heard.broken.or(ended);
@@ -170,6 +196,24 @@ impl Relayed {
     }
 }
 
+impl NamedFiles for Relayed {
+    fn named(&self, path: RelPath, root: Root) {
+        let mut unheard = self.unheard.lock();
+        unheard.insert(path, root);
+        let is_full = unheard.len() >= UNHEARD_MAX;
+        drop(unheard);
+        if is_full {
+            self.add_unheard();
+        }
+    }
+}
+
+impl fmt::Debug for Relayed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relayed").finish_non_exhaustive()
+    }
+}
+
 fn change_of(ToldChange { path, kind, form }: ToldChange) -> Change {
     Change {
         kind: match kind {
@@ -200,4 +244,33 @@ fn limit(told: &str) -> &'static str {
         "path",
     ];
     LIMITS.into_iter().find(|limit| *limit == told).unwrap_or("the sender")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_sender::Extent;
+    use zmove_types::NoObserver;
+    use zmove_wire::encode_message;
+
+    /// The words of a connection that is lost are lost with it.
+    #[test]
+    fn files_of_which_the_host_has_not_told_stand_in_the_manifest() {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&lines);
+        let manifest = Manifest::told(Extent::Sent, move |path, root, known| {
+            assert_eq!(known, Known::Received);
+            told.lock().unwrap().push((path.to_string(), *root));
+        });
+        let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
+        let relayed = Relayed::new(Arc::new(NoObserver), (Some(manifest), more), Duration::ZERO);
+        let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
+        relayed.named(path("told"), Root([1; 32]));
+        relayed.named(path("lost"), Root([2; 32]));
+        let hashed = Relay::Hashed(vec![FileHash { path: path("told"), root: Root([1; 32]) }]);
+        relayed.take(&encode_message(&ToReceiver::Relay(hashed))[4..]).unwrap();
+        drop(relayed.end(None));
+        let expected = [("told".to_owned(), Root([1; 32])), ("lost".to_owned(), Root([2; 32]))];
+        assert_eq!(*lines.lock().unwrap(), expected);
+    }
 }

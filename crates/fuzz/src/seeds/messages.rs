@@ -194,6 +194,7 @@ fn open(shape: TargetShape) -> Open {
         proof: Proof::Media,
         grant: None,
         removals_max: Some(7),
+        known_state: None,
     }
 }
 

@@ -62,11 +62,7 @@ impl Homes {
         if uses(Kind::ZmovePull) {
             // a set of data may lie anywhere
             let root = Path::new("/");
-            homes.allow_zmove(
-                (&homes.zmove_target, &homes.zmove_source),
-                &["--read", "--read-root"],
-                root,
-            )?;
+            homes.allow_zmove((&homes.zmove_target, &homes.zmove_source), &["--read", "--root"], root)?;
         }
         Ok(homes)
     }

@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use zmove_disk::{FileIdentity, Staged};
-use zmove_types::{Cv, FileId, GroupSpan, ItemId};
+use zmove_types::{Cv, FileId, GroupSpan, ItemId, Root};
 use zmove_wire::limits::FILES_UNFINISHED_MAX;
-use zmove_wire::{Fault, FaultCode, FileHead, Operation, Proof, WireError};
+use zmove_wire::{Fault, FaultCode, FileHead, Operation, WireError};
 
 use crate::quota::{Booking, Quota};
 use crate::resume::parts::Prior;
@@ -32,7 +32,7 @@ use zmove_types::Lock;
 #[derive(Debug)]
 pub(crate) struct FileTable {
     quota: Quota,
-    proof: Proof,
+    values: Values,
     table: Lock<Table>,
 }
 
@@ -93,14 +93,21 @@ pub(crate) enum GroupCopy {
     Late,
 }
 
+/// Whether the values by which groups come are kept until their file is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Values {
+    Kept,
+    Dropped,
+}
+
 /// The proof that every group of a file has been written.
 #[derive(Debug)]
 pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
-    pub(crate) fn new(quota: &Quota, proof: Proof) -> Self {
+    pub(crate) fn new(quota: &Quota, values: Values) -> Self {
         let table = Table { slots: HashMap::new(), living: 0, unheard: 0, held: quota.book_nothing() };
-        Self { quota: quota.clone(), proof, table: Lock::new(table) }
+        Self { quota: quota.clone(), values, table: Lock::new(table) }
     }
 
     /// Notes a file that is about to be given up, perhaps before its declaration comes.
@@ -149,7 +156,7 @@ impl FileTable {
                 let ranges = head.data.as_ref().map_or(0, |data| data.ranges().len());
                 let beside = head.metadata.extra_bytes() + RANGE_BYTES * ranges;
                 let held = self.quota.book_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + beside)?;
-                let came = (self.proof == Proof::Media).then(|| Came::new(&self.quota));
+                let came = (self.values == Values::Kept).then(|| Came::new(&self.quota));
                 let (base, given_up) = (base(&head), AtomicBool::new(false));
                 let file = LargeFile { id, head, base, given_up, state: Lock::default(), _held: held };
                 let file = Arc::new(file);
@@ -315,6 +322,11 @@ impl LargeFile {
         self.state.lock().came.as_mut().map_or(Ok(()), |came| came.note(index, cv))
     }
 
+    /// The root of what has come, once that is all, where it is kept.
+    pub(crate) fn root_that_came(&self) -> Option<Root> {
+        self.state.lock().came.as_ref()?.root(self.head.bytes)
+    }
+
     /// What is to be found again on the storage, once.
     pub(crate) fn came(&self) -> Option<Came> {
         self.state.lock().came.take()
@@ -406,7 +418,7 @@ mod tests {
     fn complete_once_after_every_group() {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
-        let table = FileTable::new(&Quota::default(), Proof::Wire);
+        let table = FileTable::new(&Quota::default(), Values::Dropped);
         table.declare(FileId(1), head(2 * GROUP_BYTES + 1), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let mut complete = 0;
@@ -430,7 +442,7 @@ mod tests {
         let ranges = [5..6, 3 * GROUP_BYTES..4 * GROUP_BYTES];
         let cases = [(&ranges[..], &[0, 3][..]), (&[][..], &[2][..]), (&ranges[..], &[0, 1, 1, 3][..])];
         for (number, (ranges, groups)) in (0..).zip(cases) {
-            let table = FileTable::new(&Quota::default(), Proof::Wire);
+            let table = FileTable::new(&Quota::default(), Values::Dropped);
             let (id, head) = (FileId(number), with_holes(5 * GROUP_BYTES, ranges));
             table.declare(id, head, no_base, no_prior).unwrap();
             let file = table.find(id).unwrap().unwrap();
@@ -449,7 +461,7 @@ mod tests {
             staged: Staged::create(&directory, 0o600).unwrap(),
             groups: vec![(0, Cv([1; 32])), (3, Cv([2; 32]))],
         };
-        let table = FileTable::new(&Quota::default(), Proof::Wire);
+        let table = FileTable::new(&Quota::default(), Values::Dropped);
         table.declare(FileId(1), with_holes(5 * GROUP_BYTES, &ranges), no_base, |_| Some(prior())).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let hold = file.staged(|| Err("made anew")).unwrap();
@@ -464,7 +476,7 @@ mod tests {
     fn a_file_of_four_thousand_million_groups_is_declared_at_once() {
         let groups = u64::from(u32::MAX);
         let bytes = groups * GROUP_BYTES;
-        let table = FileTable::new(&Quota::default(), Proof::Wire);
+        let table = FileTable::new(&Quota::default(), Values::Dropped);
         let began = cpu_time();
         let data = 0..bytes - 1;
         for (id, head) in (0..).zip([head(bytes), with_holes(bytes, std::slice::from_ref(&data))]) {
@@ -486,7 +498,7 @@ mod tests {
         let limits =
             crate::Limits { memory_per_identity: zmove_types::ByteCount(64 << 10), ..Default::default() };
         let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
-        let table = FileTable::new(&quota, Proof::Wire);
+        let table = FileTable::new(&quota, Values::Dropped);
         let bytes = 2 * GROUP_BYTES;
         let ranges: Vec<_> = (0..5000).map(|number| 2 * number..2 * number + 1).collect();
         let xattr = zmove_types::Xattr { name: b"user.a"[..].into(), value: [7; 65_000].into() };
@@ -504,7 +516,7 @@ mod tests {
     fn groups_that_are_there_count() {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
-        let table = FileTable::new(&Quota::default(), Proof::Wire);
+        let table = FileTable::new(&Quota::default(), Values::Dropped);
         let prior = || Prior {
             staged: Staged::create(&directory, 0o600).unwrap(),
             groups: vec![(0, Cv([1; 32])), (2, Cv([2; 32]))],
@@ -520,7 +532,7 @@ mod tests {
 
     #[test]
     fn of_two_copies_one_is_written() {
-        let table = FileTable::new(&Quota::default(), Proof::Wire);
+        let table = FileTable::new(&Quota::default(), Values::Dropped);
         table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let home = tempfile::tempdir().unwrap();
@@ -539,7 +551,7 @@ mod tests {
 
     #[test]
     fn contradictions_kill_the_file() {
-        let table = FileTable::new(&Quota::default(), Proof::Wire);
+        let table = FileTable::new(&Quota::default(), Values::Dropped);
         assert!(table.declare(FileId(1), head(GROUP_BYTES), no_base, no_prior).is_err());
         table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
@@ -551,7 +563,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_closing_is_found_until_it_is_closed() {
-        let table = FileTable::new(&Quota::default(), Proof::Wire);
+        let table = FileTable::new(&Quota::default(), Values::Dropped);
         table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         assert!(table.close(FileId(1)));
         assert!(table.retire(FileId(1)).is_none() && !table.close(FileId(1)));
@@ -563,7 +575,7 @@ mod tests {
 
     #[test]
     fn files_that_are_given_up_and_never_declared_are_not_without_number() {
-        let table = FileTable::new(&Quota::default(), Proof::Wire);
+        let table = FileTable::new(&Quota::default(), Values::Dropped);
         for id in 0..FILES_UNFINISHED_MAX {
             table.hear_of(FileId(id as u64)).unwrap();
         }
@@ -577,7 +589,7 @@ mod tests {
 
     #[test]
     fn files_that_are_under_way_are_not_without_number() {
-        let table = FileTable::new(&Quota::default(), Proof::Wire);
+        let table = FileTable::new(&Quota::default(), Values::Dropped);
         let declare = |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_base, no_prior);
         for id in 0..FILES_UNFINISHED_MAX {
             declare(id).unwrap();

@@ -367,7 +367,7 @@ impl<'a> Placer<'a> {
             return Err(Unmade::NotTaken);
         }
         self.transfer.publisher.has_named_in(path);
-        self.transfer.meter.stored(u64::from(file.bytes));
+        self.transfer.stored(file.bytes.into(), || path.join(&file.name).ok(), Some(file.root));
         Ok(())
     }
 
@@ -568,7 +568,7 @@ impl<'a> Placer<'a> {
             written.map_err(failed_to(Operation::Write))?;
             let prove = |staged: &Staged| transfer.prove_small(staged, file.bytes, file.root);
             transfer.target.finish_in_place(staged, name, (&metadata, At(path, Some(name))), prove)?;
-            transfer.meter.stored(u64::from(file.bytes));
+            transfer.stored(file.bytes.into(), || path.join(&file.name).ok(), Some(file.root));
             return Ok(None);
         }
         let mode = transfer.target.first_mode(&metadata, (&opened.new_files, directory));

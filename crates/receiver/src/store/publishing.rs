@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use zmove_disk::{Answers, FileIdentity, Staged, StagingDirectory, StoredFile, Turn, open_own, publish_file};
-use zmove_types::{FileId, Name, RelPath, Timestamp};
+use zmove_types::{FileId, Name, RelPath, Root, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
 use crate::store::failure::{ALREADY_THERE, failure};
@@ -164,9 +164,9 @@ impl Generation {
             turn.is_over();
             changed.extend(file.path.parent());
             let WholeFile { id, bytes, .. } = file;
-            let path = file.path.clone();
+            let (path, root) = (file.path.clone(), file.root.clone());
             let fault = publish_large(transfer, &mut directories, file).err();
-            named.large.push(EndedFile { id, bytes, path, fault });
+            named.large.push(EndedFile { id, bytes, root, path, fault });
         }
         // Publish the deepest first: a directory that cannot get its name takes along what is below it under final
         // names.
@@ -324,6 +324,7 @@ struct Named {
 struct EndedFile {
     id: FileId,
     bytes: u64,
+    root: Option<(RelPath, Root)>,
     path: RelPath,
     fault: Option<(Operation, FaultCode)>,
 }
@@ -331,12 +332,15 @@ struct EndedFile {
 impl Named {
     /// Reports the large files, and faults the small ones that are lost; returns the batches.
     fn told(self, transfer: &Transfer, mut lost: Lost, turn: &Turn<'_>) -> Vec<Arc<PendingBatch>> {
-        for EndedFile { id, bytes, path, fault } in self.large {
+        for EndedFile { id, bytes, root, path, fault } in self.large {
             turn.is_over();
             let fault = fault.or_else(|| lost.take(&path));
             match fault {
                 Some(fault) => transfer.meter.failed_at(fault, || Some(path)),
-                None => transfer.meter.stored(bytes),
+                None => {
+                    let (path, root) = root.unzip();
+                    transfer.stored(bytes, || path, root);
+                }
             }
             end_large(transfer, id, fault);
         }
@@ -370,7 +374,10 @@ fn settle<'a>(
                 transfer.meter.failed_at(fault, || directory.join(name).ok());
                 small.fail(fault);
             }
-            None => transfer.meter.stored(u64::from(small.file.bytes)),
+            None => {
+                let file = &small.file;
+                transfer.stored(file.bytes.into(), || directory.join(&file.name).ok(), Some(file.root));
+            }
         }
     }
 }

@@ -6,20 +6,20 @@ use std::sync::atomic::AtomicBool;
 
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, set_metadata};
-use zmove_types::{BufferPool, FileId, Metadata, Name, RelPath, TransferId};
+use zmove_types::{BufferPool, FileId, Metadata, Name, RelPath, Root, TransferId};
 use zmove_wire::{
-    Batch, DirectoryGroup, Durability, FaultCode, FileDone, Open, Operation, Version, WireError,
+    Batch, DirectoryGroup, Durability, FaultCode, FileDone, Open, Operation, Proof, Version, WireError,
     session::Arrivals,
 };
 
-use crate::config::{BUFFER_BYTES, ReceiverConfig};
+use crate::config::{BUFFER_BYTES, NamedFiles, ReceiverConfig};
 use crate::grant::{Allowance, Coming, DIRECTORY_BYTES, Fate, Taken};
 use crate::meters::TransferMeter;
 use crate::quota::{Booking, Quota};
 use crate::resume::parts::{Parts, is_overtaken};
 use crate::storage_reader::StorageReader;
 use crate::store::large_files::delta::Bases;
-use crate::store::large_files::{FileTable, LargeFile};
+use crate::store::large_files::{FileTable, LargeFile, Values};
 use crate::store::publishing::publisher::Publisher;
 use crate::store::reports::{Outcome, Reports, Told};
 use crate::store::rules::Rules;
@@ -56,6 +56,7 @@ pub(crate) struct Transfer {
     pub(crate) allowance: Option<Arc<Allowance>>,
     /// The entries that may still be removed.
     pub(crate) removals: Arc<RemovalBudget>,
+    pub(crate) named: Option<Arc<dyn NamedFiles>>,
     /// The memory of the directories that it has noted.
     directories_allowed: Lock<Booking>,
     pub(crate) stopping: AtomicBool,
@@ -72,6 +73,8 @@ impl Transfer {
         let quota = config.quota.clone();
         let rules = Rules::of(open, config.set_ids, config.owning);
         let reports = Reports { outcomes, quota: quota.clone() };
+        let is_kept = open.proof == Proof::Media || config.named.is_some();
+        let values = if is_kept { Values::Kept } else { Values::Dropped };
         let named = open.keeping.is_some_and(|keeping| keeping.named);
         let keeper = Keeper::new(&config.accounts, named.then(|| reports.clone()));
         Self {
@@ -81,7 +84,7 @@ impl Transfer {
             direct: config.direct,
             pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
             arrivals: Lock::default(),
-            files: FileTable::new(&quota, open.proof),
+            files: FileTable::new(&quota, values),
             parts,
             bases: Bases::new(config.writers, (Arc::clone(&config.file_io), config.direct)),
             publisher: Publisher::new(version < Version::V4 || open.durability == Durability::File),
@@ -90,6 +93,7 @@ impl Transfer {
             meter: Arc::clone(&config.meter),
             top_names: config.top_names.clone(),
             allowance: config.allowance.clone(),
+            named: config.named.clone(),
             removals: config.removals.clone().unwrap_or_else(|| removals_of(open)),
             directories_allowed: Lock::new(config.quota.book_nothing()),
             stopping: AtomicBool::new(false),
@@ -145,6 +149,16 @@ impl Transfer {
     pub(crate) fn settle(&self, what: Coming, fate: Fate<'_>) {
         if let Some(allowance) = &self.allowance {
             allowance.settle(what, fate);
+        }
+    }
+
+    /// Counts a regular file of so many bytes that got its name; `path` is its path at the source.
+    pub(crate) fn stored(&self, bytes: u64, path: impl FnOnce() -> Option<RelPath>, root: Option<Root>) {
+        self.meter.stored(bytes);
+        if let Some(named) = &self.named
+            && let (Some(path), Some(root)) = (path(), root)
+        {
+            named.named(path, root);
         }
     }
 

@@ -262,6 +262,8 @@ pub(crate) fn finish_file(
     }
     let path = transfer.target.final_path(&file.head);
     let metadata = transfer.target.rules.of_file(&file.head.metadata);
+    // reading back takes what has come
+    let root = transfer.named.as_ref().and_then(|_| file.root_that_came());
     if staged.is_in_place() {
         let prove = |staged: &Staged| {
             // Those who read it back take turns of their own.
@@ -271,7 +273,7 @@ pub(crate) fn finish_file(
         let at = At(&path, None);
         let finished = transfer.target.finish_in_place(staged, &name_of(&path), (&metadata, at), prove);
         if finished.is_ok() {
-            transfer.meter.stored(file.head.bytes);
+            transfer.stored(file.head.bytes, || Some(file.head.path.clone()), root);
         }
         let fault = finished.err().map(|(operation, error)| failure(operation, &error));
         if let Some(fault) = fault {
@@ -298,7 +300,8 @@ pub(crate) fn finish_file(
         return end_large(transfer, file.id, Some(fault));
     }
     let (bytes, metadata) = (file.head.bytes, metadata.into_owned());
-    transfer.publisher.add_large(WholeFile { id: file.id, bytes, staged, path, metadata });
+    let root = root.map(|root| (file.head.path.clone(), root));
+    transfer.publisher.add_large(WholeFile { id: file.id, bytes, root, staged, path, metadata });
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ pub struct Fetch {
 impl Fetch {
     /// The extension of the opening by which the hashes of files that are there are wanted too
     /// ([`Relay::Looked`](super::Relay::Looked)), in no bytes.
-    pub const LIST_ALL: u16 = 7;
+    pub const LIST_ALL: u16 = 8;
 
     /// An order for all that the sources hold, as it is there.
     #[must_use]

@@ -54,6 +54,10 @@ pub struct Open {
     /// travels among the extensions of the opening.
     #[serde(skip)]
     pub removals_max: Option<u64>,
+    /// The state of the target, where the receiver, which orders this, knows that it is empty: files may be sent before
+    /// it has answered to the opening. It travels among the extensions of an order alone.
+    #[serde(skip)]
+    pub known_state: Option<TargetState>,
 }
 
 impl Open {
@@ -61,7 +65,7 @@ impl Open {
     pub const KEEPS_RATE: u16 = 2;
     /// The extensions of an opening that are known here.
     const EXTENSIONS: &'static [u16] =
-        &[kept::KEPT, Self::KEEPS_RATE, verify::VERIFY, copy::GRANT, verify::MEDIA, REMOVALS];
+        &[kept::KEPT, Self::KEEPS_RATE, verify::VERIFY, copy::GRANT, verify::MEDIA, REMOVALS, NOTHING_THERE];
 
     /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
     #[must_use]
@@ -82,6 +86,7 @@ impl Open {
             proof: Proof::Wire,
             grant: None,
             removals_max: None,
+            known_state: None,
         }
     }
 
@@ -125,12 +130,29 @@ impl Open {
         let proof = Proof::of_opening(&extensions);
         let entries = extensions.get(REMOVALS).map(<[u8; 8]>::try_from).transpose();
         let removals_max = entries.map_err(|_| WireError::Message)?.map(u64::from_le_bytes);
-        Ok(Self { keeping: Keeping::of_opening(&extensions)?, verify, proof, grant, removals_max, ..self })
+        let known_state = extensions.get(NOTHING_THERE).map(|_| TargetState::Empty);
+        Ok(Self {
+            keeping: Keeping::of_opening(&extensions)?,
+            verify,
+            proof,
+            grant,
+            removals_max,
+            known_state,
+            ..self
+        })
+    }
+
+    /// The extension by which a receiver that has dialled says that nothing is at its target.
+    #[must_use]
+    pub fn nothing_is_there() -> Extension {
+        Extension { number: NOTHING_THERE, critical: false, bytes: Box::default() }
     }
 }
 
 /// The number of the limit of removals among the extensions of an opening.
 const REMOVALS: u16 = 6;
+/// The number of what a receiver that has dialled knows of its target.
+const NOTHING_THERE: u16 = 7;
 
 /// The shape that the target will have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

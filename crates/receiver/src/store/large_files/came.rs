@@ -1,8 +1,9 @@
-//! What has come of a large file, to be found again on the storage ([`proving`](crate::store::proving)).
+//! What has come of a large file, to be found again on the storage ([`proving`](crate::store::proving)), or for its root.
 
 use std::collections::HashMap;
 
-use zmove_types::Cv;
+use zmove_chunk::{RootMerger, sparse_group_cv};
+use zmove_types::{Cv, GroupSpan, Root};
 use zmove_wire::WireError;
 
 use crate::quota::{Booking, Quota};
@@ -30,5 +31,37 @@ impl Came {
             self.held.grow(GROUP_KEPT_BYTES)?;
         }
         Ok(())
+    }
+
+    /// The root of a file of which all that is no hole has come.
+    pub(crate) fn root(&self, bytes: u64) -> Option<Root> {
+        let mut merger = RootMerger::default();
+        for index in 0..GroupSpan::count(bytes)? {
+            let zeros =
+                || GroupSpan::of(bytes, index).map(|span| sparse_group_cv(span, std::iter::empty(), &[]));
+            merger.push(self.values.get(&index).copied().or_else(zeros)?);
+        }
+        Some(merger.finish())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_chunk::group_cv;
+    use zmove_types::GROUP_BYTES;
+
+    #[test]
+    fn what_has_come_has_the_hash_of_the_file() {
+        let group = usize::try_from(GROUP_BYTES).unwrap();
+        let mut file = vec![0; 2 * group + 5];
+        file[7] = 1;
+        file[2 * group] = 1;
+        let mut came = Came::new(&Quota::default());
+        for index in [2, 0] {
+            let from = index as usize * group;
+            came.note(index, group_cv(index, &file[from..file.len().min(from + group)])).unwrap();
+        }
+        assert_eq!(came.root(file.len() as u64), Some(zmove_chunk::file_root(&file)));
     }
 }

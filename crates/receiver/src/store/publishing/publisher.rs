@@ -43,7 +43,7 @@ use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use zmove_disk::{Staged, StagingDirectory};
-use zmove_types::{ALLOCATION_BYTES, FileId, ItemId, Metadata, Name, RelPath};
+use zmove_types::{ALLOCATION_BYTES, FileId, ItemId, Metadata, Name, RelPath, Root};
 use zmove_wire::limits::{UNPUBLISHED_ENTRIES_MAX, UNPUBLISHED_ITEMS_MAX};
 use zmove_wire::{EntryFault, FaultCode, FileEntry, Operation};
 
@@ -145,6 +145,8 @@ pub(crate) struct HiddenFile {
 pub(crate) struct WholeFile {
     pub(crate) id: FileId,
     pub(crate) bytes: u64,
+    /// Its path at the source and its root, where somebody hears of them.
+    pub(crate) root: Option<(RelPath, Root)>,
     pub(crate) staged: Staged,
     pub(crate) path: RelPath,
     pub(crate) metadata: Metadata,
