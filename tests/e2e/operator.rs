@@ -204,7 +204,7 @@ fn who_waits_in_line_sees_why_and_may_say_no() {
     long.wait().unwrap();
 }
 
-/// Who waits is told when one before it has gone, and so is the operator.
+/// A sender that waits is told when one before it has gone, and so is the operator.
 #[test]
 fn who_waits_in_line_sees_the_place_move_up() {
     let mut site = Site::local();
