@@ -203,6 +203,20 @@ fn many_small_pushes_at_once_all_end_well() {
     assert!(!site.the_daemon().has_logged("broken off"));
 }
 
+/// As a batch system starts them: by one key, which may run 32 at a time.
+#[test]
+fn an_array_of_two_hundred_jobs_waits_its_turn_and_all_end_well() {
+    let site = site("");
+    let job = |number: usize| push_into(&site, &format!("d{number}")).start();
+    let jobs: Vec<_> = (0..200).map(job).collect();
+    let outcomes: Vec<_> = jobs.into_iter().map(|job| finish(job).expect(0)).collect();
+    let told = outcomes.iter().filter(|outcome| outcome.stderr.contains(BUSY)).count();
+    assert!(told > 0, "none of them had to wait");
+    for number in 0..200 {
+        assert_same(&site.source(), &site.target().join(format!("d{number}")));
+    }
+}
+
 /// What may be there, and no more: one for control and one for the only batch.
 #[test]
 fn a_small_push_dials_one_lane() {

@@ -118,6 +118,15 @@ fn a_daemon_that_drains_ends_with_its_last_transfer() {
     operator(&site, &["status"]).expect(10).says(&["no daemon answers here", "control.sock"]).lines(1);
 }
 
+/// It ends at once, and says so before.
+#[test]
+fn a_daemon_that_is_idle_drains_and_answers() {
+    let mut site = Site::daemon();
+    let said = operator(&site, &["drain"]).done().stdout;
+    assert!(said.contains("ends after 0 transfers under way"), "{said}");
+    assert_eq!(site.take_daemon().wait(), Some(0));
+}
+
 #[test]
 fn what_waits_in_line_is_shown_and_can_be_stopped() {
     let mut site = Site::local();
@@ -204,7 +213,7 @@ fn who_waits_in_line_sees_why_and_may_say_no() {
     long.wait().unwrap();
 }
 
-/// Who waits is told when one before it has gone, and so is the operator.
+/// A sender that waits is told when one before it has gone, and so is the operator.
 #[test]
 fn who_waits_in_line_sees_the_place_move_up() {
     let mut site = Site::local();
@@ -218,7 +227,7 @@ fn who_waits_in_line_sees_the_place_move_up() {
     let second = site.push_command(&options, &[site.contents().as_ref()], "second").start();
     let has =
         |shown: &Value, words: &str| shown["reason"].as_str().is_some_and(|reason| reason.contains(words));
-    let behind = wait_for(&site, |shown| has(shown, "; 1 of the same key"));
+    let behind = wait_for(&site, |shown| has(shown, "1 of the same key"));
     // Long enough for the second to have said that it is behind the first.
     std::thread::sleep(Duration::from_millis(2500));
     operator(&site, &["stop", before["id"].as_str().unwrap()]).done();
@@ -228,7 +237,7 @@ fn who_waits_in_line_sees_the_place_move_up() {
     let events = second.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let told = events.filter_map(|event| event["waiting"]["message"].as_str().map(str::to_owned));
     let told: Vec<_> = told.collect();
-    assert!(told.iter().any(|text| text.contains("; 1 of the same key")), "{told:?}");
+    assert!(told.iter().any(|text| text.contains("1 of the same key")), "{told:?}");
     assert!(!told.last().unwrap().contains("of the same key"), "{told:?}");
     long.kill().unwrap();
     long.wait().unwrap();

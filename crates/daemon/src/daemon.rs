@@ -626,7 +626,8 @@ impl Shared {
         let lanes = match self.registry.find(key, greeting.transfer, EARLY_LANE_TIMEOUT).await {
             Found::Lanes(lanes) => lanes,
             // The sender dialled this lane before it knew that its transfer waits in the queue.
-            Found::Queued => return,
+            // Or its transfer has come to its end without it.
+            Found::Queued | Found::Ended => return,
             Found::Nothing => {
                 let reason = "a lane of a transfer that its key has not opened";
                 return self.reject(Rejection::Transfer, address, reason);

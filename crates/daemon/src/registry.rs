@@ -2,11 +2,12 @@
 //!
 //! **Invariant:** a lane is handed only to a transfer that was opened by the same key.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 use zmove_transport::{Fingerprint, LaneError, LaneSink, LaneSource, SharedRate};
 use zmove_types::TransferId;
 
@@ -20,6 +21,8 @@ pub(crate) struct Registry(Arc<Shared>);
 struct Shared {
     /// The channel for each transfer's lanes; `None` while the transfer is queued and its sender has been notified.
     transfers: Lock<HashMap<Key, Option<LanesIn>>>,
+    /// The transfers that have ended last, with the moment: a lane that was dialled for one may come later.
+    ended: Lock<VecDeque<(Instant, Key)>>,
     changed: Notify,
 }
 
@@ -39,6 +42,8 @@ pub(crate) enum Found {
     Lanes(LanesIn),
     /// The transfer is queued; its sender dials other lanes when it begins.
     Queued,
+    /// The transfer has just ended, and needs no more lanes.
+    Ended,
     Nothing,
 }
 
@@ -79,6 +84,7 @@ impl Registry {
                 match self.0.transfers.lock().get(&(owner, transfer)) {
                     Some(Some(lanes)) => return Found::Lanes(lanes.clone()),
                     Some(None) => return Found::Queued,
+                    None if self.has_ended(&(owner, transfer)) => return Found::Ended,
                     None => {}
                 }
                 changed.await;
@@ -87,6 +93,16 @@ impl Registry {
         tokio::time::timeout(patience, found).await.unwrap_or(Found::Nothing)
     }
 }
+
+impl Registry {
+    fn has_ended(&self, key: &Key) -> bool {
+        self.0.ended.lock().iter().any(|(at, ended)| ended == key && at.elapsed() < ENDED_KNOWN)
+    }
+}
+
+/// How long, and how many at a time, transfers are known that have ended.
+const ENDED_KNOWN: Duration = Duration::from_secs(60);
+const ENDED_MAX: usize = 256;
 
 impl Registered {
     /// Enters the channel for the lanes of a transfer that was queued and now begins.
@@ -98,7 +114,12 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
+        let mut ended = self.registry.0.ended.lock();
+        ended.truncate(ENDED_MAX - 1);
+        ended.push_front((Instant::now(), self.key));
+        drop(ended);
         self.registry.0.transfers.lock().remove(&self.key);
+        self.registry.0.changed.notify_waiters();
     }
 }
 
@@ -125,6 +146,9 @@ mod tests {
         assert!(matches!(found, Found::Nothing));
         assert!(registry.enter(owner, TRANSFER, Some(lanes)).is_none());
         drop(registered);
+        let found = registry.find(owner, TRANSFER, Duration::from_secs(1)).await;
+        assert!(matches!(found, Found::Ended), "a lane that comes late is no stranger's");
+        tokio::time::advance(ENDED_KNOWN).await;
         let found = registry.find(owner, TRANSFER, Duration::from_secs(1)).await;
         assert!(matches!(found, Found::Nothing));
     }

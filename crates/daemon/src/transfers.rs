@@ -288,7 +288,7 @@ impl Live {
 fn place(reason: &str, ahead: usize) -> String {
     match ahead {
         0 => reason.to_owned(),
-        ahead => format!("{reason}; {ahead} of the same key came before it"),
+        ahead => format!("{ahead} of the same key before it; {reason}"),
     }
 }
 

@@ -91,12 +91,8 @@ pub(crate) async fn permission(
 }
 
 /// Reports a wait to the user.
-pub(crate) fn tell_waiting(observer: &dyn Observer, Waiting { ahead, text }: &Waiting) {
-    let before = match ahead {
-        0 => String::new(),
-        ahead => format!("; {ahead} of the same key are before this one"),
-    };
-    observer.on(&Event::Waiting { message: format!("{text}{before}") });
+pub(crate) fn tell_waiting(observer: &dyn Observer, waiting: &Waiting) {
+    observer.on(&Event::Waiting { message: waiting.to_string() });
 }
 
 /// The next message; the end of the connection is an error here.

@@ -3,6 +3,8 @@
 //! **Invariant:** variants and fields are appended, never edited or reordered; the tests pin their bytes. Paths and
 //! names are parsed while decoding, so a message that exists holds none that is invalid.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zmove_types::{Metadata, Name, RelPath, Timestamp};
 
@@ -213,6 +215,15 @@ pub struct Waiting {
     /// The reason in words, one line.
     #[serde(deserialize_with = "bytes::reason")]
     pub text: String,
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.ahead {
+            0 => f.write_str(&self.text),
+            ahead => write!(f, "{ahead} of the same key before this one; {}", self.text),
+        }
+    }
 }
 
 /// Files that may be there already.

@@ -107,6 +107,7 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a line says how far it is, where standard error is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
+const IN_LINE: &str = "{wide_msg}";
 const BAR: &str = "{bar:24} {percent:>3}% {msg}, ETA {eta_precise}";
 
 impl Display {
@@ -224,9 +225,16 @@ impl Watcher {
             match self.form {
                 Form::Json => self.print(self.as_json(done, found)),
                 Form::Lines => say(self.message(done, found)),
-                _ => self.bar.set_message(self.message(done, found)),
+                _ => self.draw(self.message(done, found)),
             }
         }
+    }
+
+    /// Shows the bar with these words; in line there is nothing to draw, and the words are all.
+    fn draw(&self, message: String) {
+        let template = if self.state().waits.is_some() { IN_LINE } else { BAR };
+        terminal::style(&self.bar, template);
+        self.bar.set_message(message);
     }
 
     fn message(&self, done: u64, found: u64) -> String {
@@ -479,7 +487,7 @@ mod tests {
     fn a_log_says_where_in_line_it_is_and_that_it_has_moved_up() {
         let watcher = watcher(Form::Lines);
         let full =
-            |ahead| Event::Waiting { message: format!("full; {ahead} of the same key are before this one") };
+            |ahead| Event::Waiting { message: format!("{ahead} of the same key before this one; full") };
         watcher.wait_untold(&full(2));
         let [first, second] = lines(&watcher, || watcher.wait_untold(&full(1)));
         assert!(first.starts_with("in line for ") && first.contains("2 of the same key"), "{first}");

@@ -45,9 +45,14 @@ pub(crate) fn running(template: &str) -> ProgressBar {
     bar
 }
 
+/// Draws a bar by another template from now on.
+pub(crate) fn style(bar: &ProgressBar, template: &str) {
+    bar.set_style(ProgressStyle::with_template(template).expect("a constant template"));
+}
+
 /// Shows a bar that was hidden.
 pub(crate) fn draw(bar: &ProgressBar, template: &str) {
-    bar.set_style(ProgressStyle::with_template(template).expect("a constant template"));
+    style(bar, template);
     bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
 }
 

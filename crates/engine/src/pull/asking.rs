@@ -50,12 +50,9 @@ pub(crate) async fn ask(
             ToSender::Waiting(Waiting { text, .. }) if patience.is_zero() => {
                 return Err(PullError::Refused(Refusal { code: RefusalCode::Full, text }));
             }
-            ToSender::Waiting(Waiting { ahead, text }) => {
-                let before = match ahead {
-                    0 => String::new(),
-                    ahead => format!("; {ahead} of the same key are before this one"),
-                };
-                observer.on(&Event::Waiting { message: format!("{text}{before}") });
+            ToSender::Waiting(waiting) => {
+                observer.on(&Event::Waiting { message: waiting.to_string() });
+                let text = waiting.text;
                 let next = timeout_at(due.into(), next(&mut reader)).await;
                 next.unwrap_or(Err(PullError::StillInLine { reason: text, waited: patience }))?
             }

@@ -38,7 +38,7 @@ enum Kind {
 pub enum Extent {
     /// All that are at the target at the end, those that were there before too.
     All,
-    /// Those of which something was sent, or whose contents were compared.
+    /// Only files of which something was sent, or whose contents were compared.
     Sent,
 }
 

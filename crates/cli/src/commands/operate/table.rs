@@ -7,13 +7,16 @@ use std::time::{Duration, UNIX_EPOCH};
 use zmove_daemon::{Direction, TransferStatus};
 use zmove_types::{ByteCount, ByteRate, RateLimit};
 
-use crate::display::format::counted;
+use crate::display::format::{counted, wrapped};
 use crate::display::terminal::Printable;
 use crate::value::age::Age;
 use crate::value::control::Status;
 
 /// How many digits of an id are shown: enough to tell transfers apart, and for 'zmove stop'.
 const DIGITS_SHOWN: usize = 8;
+
+/// The column of the key's name, where the sentence about a transfer begins too.
+const SENTENCE_INDENT: usize = 10;
 
 /// The whole table.
 pub(super) fn of(status: &Status) -> String {
@@ -52,7 +55,8 @@ fn row(text: &mut String, transfer: &TransferStatus) {
     // Writing to a string cannot fail.
     let _written =
         writeln!(text, "{id:<9} {name:<10} {files:>8} {done:>11} {all:>9} {rate:>11} {left:>6} {lanes:>6}");
-    let _written = writeln!(text, "          {}", Printable(sentence(transfer)));
+    let sentence = Printable(sentence(transfer)).to_string();
+    let _written = writeln!(text, "{:SENTENCE_INDENT$}{}", "", wrapped(&sentence, SENTENCE_INDENT));
 }
 
 fn sentence(transfer: &TransferStatus) -> String {

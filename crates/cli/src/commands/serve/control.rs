@@ -89,10 +89,18 @@ impl Control {
             Ok(request) => self.answer(request),
             Err(error) => Answer::Nonsense(error.to_string()),
         };
-        let mut answer = serde_json::to_vec(&answer)?;
-        answer.push(b'\n');
-        writer.write_all(&answer).await?;
-        writer.shutdown().await
+        let mut words = serde_json::to_vec(&answer)?;
+        words.push(b'\n');
+        let said = async {
+            writer.write_all(&words).await?;
+            writer.shutdown().await
+        };
+        let said = said.await;
+        // Only now: a daemon that is idle ends at once.
+        if matches!(answer, Answer::Draining(_)) {
+            self.drain.notify_one();
+        }
+        said
     }
 
     fn answer(&self, request: Request) -> Answer {
@@ -110,9 +118,7 @@ impl Control {
                 self.end(Cut::KeyRemoved, |status| removed.iter().any(|removed| is_of(status, removed)))
             }
             Request::Drain => {
-                if !self.draining.swap(true, Ordering::Relaxed) {
-                    self.drain.notify_one();
-                }
+                self.draining.store(true, Ordering::Relaxed);
                 Answer::Draining(self.transfers.read().transfers)
             }
         }
