@@ -74,15 +74,13 @@ pub(crate) fn copies(journals: &Path) -> PathBuf {
     journals.with_file_name("copies")
 }
 
-/// The directory of the user's jobs, which must be on this host: below the home of zmove where one is named, else in the
-/// user's directory for state.
+/// The directory of the user's jobs, which must be on this host: below the home of zmove where one is named, else in
+/// the user's directory for state.
 pub(crate) fn jobs() -> Result<PathBuf> {
     let named = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-    if let Some(jobs) = named("ZMOVE_JOBS") {
-        return Ok(jobs);
-    }
-    if let Some(home) = named("ZMOVE_HOME") {
-        return Ok(home.join("jobs"));
+    if let Some(jobs) = named("ZMOVE_JOBS").or_else(|| Some(named("ZMOVE_HOME")?.join("jobs"))) {
+        // a runner begins in another directory
+        return std::path::absolute(&jobs).with_context(|| format!("find '{}'", jobs.display()));
     }
     // a relative path there is to be ignored, as its specification says
     if let Some(state) = named("XDG_STATE_HOME").filter(|state| state.is_absolute()) {

@@ -45,7 +45,7 @@ pub enum StoreError {
     Newer {
         /// The database.
         path: PathBuf,
-        /// Its version.
+        /// The database's version.
         found: u32,
         /// The version that is known here.
         known: u32,

@@ -6,10 +6,11 @@ use std::num::ParseIntError;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::moment::Moment;
 use crate::schedule::Schedule;
 use crate::state::State;
 
@@ -29,32 +30,6 @@ impl FromStr for JobId {
 
     fn from_str(text: &str) -> Result<Self, ParseIntError> {
         text.parse().map(Self)
-    }
-}
-
-/// A moment, in milliseconds since 1970 by the clock on the wall: it has to mean something after a reboot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(transparent)]
-pub struct Moment(pub i64);
-
-impl Moment {
-    /// The present.
-    #[must_use]
-    pub fn now() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
-    }
-
-    /// So much later.
-    #[must_use]
-    pub fn after(self, span: Duration) -> Self {
-        Self(self.0.saturating_add(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)))
-    }
-
-    /// The time from an earlier moment to this one; none if the clock was set back.
-    #[must_use]
-    pub fn since(self, earlier: Self) -> Duration {
-        Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 }
 
@@ -184,7 +159,7 @@ pub struct Job {
 /// Something that has happened to a job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JobEvent {
-    /// Its number: later ones of any job have higher ones.
+    /// The event's number: later ones of any job have higher ones.
     pub number: i64,
     /// The job.
     pub job: JobId,
@@ -226,11 +201,5 @@ mod tests {
             let words = Words(words);
             assert_eq!(Words::from_bytes(&words.to_bytes()), words);
         }
-    }
-
-    #[test]
-    fn a_clock_that_goes_back_gives_no_negative_time() {
-        assert_eq!(Moment(5).since(Moment(9)), Duration::ZERO);
-        assert_eq!(Moment(i64::MAX).after(Duration::from_secs(1)), Moment(i64::MAX));
     }
 }

@@ -5,6 +5,7 @@
 
 mod error;
 mod job;
+mod moment;
 mod place;
 mod runner;
 mod schedule;
@@ -12,12 +13,11 @@ mod state;
 mod store;
 
 pub use error::StoreError;
-pub use job::{Job, JobEvent, JobId, Moment, Moved, NewJob, Outgoing, Wish, Words, Work, variable};
+pub use job::{Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable};
+pub use moment::Moment;
 pub use place::Place;
-pub use runner::{
-    Limits, Progress, Runner, RunnerConfig, RunnerError, Stay, is_up, progress_of, runner_pid, wake,
-};
-pub use schedule::{Schedule, parse_moment, shown, until};
+pub use runner::{Limits, Progress, Runner, RunnerConfig, RunnerError, Stay, progress_of, wake};
+pub use schedule::{Schedule, parse_moment, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
     Answer, Ending, Queued, Released, Running, Selection, Started, Store, Submitted, Told, Verdict,

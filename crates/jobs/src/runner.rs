@@ -15,7 +15,7 @@ mod wake;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -24,9 +24,10 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 
 use crate::error::StoreError;
-use crate::job::{JobId, Moment};
+use crate::job::JobId;
+use crate::moment::Moment;
 use crate::place::{Place, private};
-use crate::store::{Ending, Queued, Running, Store, Verdict};
+use crate::store::{Ending, Queued, Running, Started, Store, Verdict};
 
 use child::{Life, Process, take_lock};
 use choice::Choice;
@@ -35,7 +36,7 @@ use wake::Bell;
 
 pub use choice::Limits;
 pub use tail::{Progress, progress_of};
-pub use wake::{is_up, wake};
+pub use wake::wake;
 
 /// The settings of a runner.
 #[derive(Clone, Debug)]
@@ -53,7 +54,7 @@ pub struct RunnerConfig {
 /// Whether a runner ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
-    /// It does not.
+    /// No: until it is killed.
     Always,
     /// Once there has been nothing to do for so long.
     UntilIdle(Duration),
@@ -66,7 +67,7 @@ pub enum RunnerError {
     /// There is one already.
     #[error("a runner is at work already{}", pid.map_or_else(String::new, |pid| format!(", process {pid}")))]
     Up {
-        /// Its process.
+        /// The runner's process.
         pid: Option<i32>,
     },
     /// The store cannot be used.
@@ -132,14 +133,11 @@ impl Runner {
     pub fn run(mut self, warn: impl Fn(&str)) -> Result<(), RunnerError> {
         loop {
             self.bell.clear();
-            let turned = self.turn(Moment::now());
-            let pause = match turned {
-                Ok(()) => {
+            let pause = match self.work(Moment::now()) {
+                Ok(None) => return Ok(()),
+                Ok(Some(pause)) => {
                     self.trouble = None;
-                    if self.may_leave()? {
-                        return Ok(());
-                    }
-                    self.pause()?
+                    pause
                 }
                 Err(error) if error.is_passing() => {
                     let text = error.to_string();
@@ -155,19 +153,25 @@ impl Runner {
         }
     }
 
-    fn turn(&mut self, now: Moment) -> Result<(), StoreError> {
+    /// Does what is to be done now, and returns how long there is nothing more; none where it may end.
+    fn work(&mut self, now: Moment) -> Result<Option<Duration>, StoreError> {
         for running in self.store.running()? {
-            self.look_after(running)?;
+            self.look_after(running);
         }
+        let mut trouble = Ok(());
+        // What keeps one job's end from being recorded may be that job's alone.
         for id in self.attempts.keys().copied().collect::<Vec<_>>() {
-            self.attend(id, now)?;
+            let attended = self.attend(id, now);
+            trouble = trouble.and(attended);
         }
         self.store.release(now)?;
-        self.start_queued(now)
+        self.start_queued(now)?;
+        trouble?;
+        if self.may_leave()? { Ok(None) } else { self.pause(now).map(Some) }
     }
 
     /// Adopts a job whose process another runner has started, and does what is asked of one that runs.
-    fn look_after(&mut self, running: Running) -> Result<(), StoreError> {
+    fn look_after(&mut self, running: Running) {
         let Running { job, attempt: number, events_read, wish, deadline } = running;
         let id = job.id;
         let attempt = self.attempts.entry(id).or_insert_with(|| Attempt {
@@ -188,7 +192,6 @@ impl Runner {
             Some(asked) if asked.elapsed() > GRACE => attempt.process.signal(&self.place, id, Signal::KILL),
             _ => {}
         }
-        Ok(())
     }
 
     /// Reads what an attempt has told, and settles it if it has ended.
@@ -204,7 +207,8 @@ impl Runner {
         let events = place.events(id, attempt.number);
         attempt.tail.read_on(&events).map_err(StoreError::io("read", &events))?;
         let Some(exit) = attempt.ended else {
-            if !attempt.tail.told.is_empty() {
+            // The last object is to be read by whoever settles the attempt, which may be another runner.
+            if !attempt.tail.told.is_empty() && attempt.tail.last.is_none() {
                 store.record((id, attempt.number), &attempt.tail.told, attempt.tail.read, now)?;
                 attempt.tail.told.clear();
             }
@@ -248,15 +252,14 @@ impl Runner {
         };
         match child::start(&self.place, id, lock, &started, &self.config.words) {
             Ok(process) => {
-                let deadline = self.store.job(id)?.deadline;
-                let number = started.attempt;
+                let Started { attempt: number, deadline, .. } = started;
                 let (tail, asked, ended) = (Tail::new(0), None, None);
                 self.attempts.insert(id, Attempt { job, number, process, tail, deadline, asked, ended });
             }
             Err(error) => {
                 let directory = started.work.directory.display();
                 let ending = Ending {
-                    verdict: Verdict::Fatal,
+                    verdict: if IN_VAIN.contains(&error.kind()) { Verdict::Fatal } else { Verdict::Passing },
                     exit: None,
                     message: Some(format!("start a process in '{directory}': {error}")),
                     moved: None,
@@ -269,8 +272,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Whether it may end: there has been nothing to do for long enough. Who submits a job finds the FIFO closed, or has
-    /// committed before the last look.
+    /// Whether it may end, since there has been nothing to do for long enough. Who submits a job finds the FIFO closed,
+    /// or has committed before the last look.
     fn may_leave(&mut self) -> Result<bool, StoreError> {
         let Stay::UntilIdle(idle) = self.config.stay else { return Ok(false) };
         if self.store.has_work()? {
@@ -290,11 +293,11 @@ impl Runner {
     }
 
     /// How long there is nothing to do, unless something happens.
-    fn pause(&self) -> Result<Duration, StoreError> {
+    fn pause(&self, now: Moment) -> Result<Duration, StoreError> {
         if !self.attempts.is_empty() {
             return Ok(TURN);
         }
-        let due = self.store.next_due()?.map(|due| due.since(Moment::now()));
+        let due = self.store.next_due(now)?.map(|due| due.since(now));
         Ok(due.map_or(PAUSE_MAX, |due| due.clamp(PAUSE_MIN, PAUSE_MAX)))
     }
 
@@ -362,16 +365,8 @@ fn read_pid(file: &mut File) -> Option<i32> {
     text.trim().parse().ok()
 }
 
-/// The process of a place's runner, if there is one.
-#[must_use]
-pub fn runner_pid(place: &Place) -> Option<i32> {
-    let mut file = File::open(place.runner_lock()).ok()?;
-    match flock(&file, FlockOperation::NonBlockingLockShared) {
-        Err(rustix::io::Errno::WOULDBLOCK) => read_pid(&mut file),
-        _ => None,
-    }
-}
-
+/// Errors at the start of a process that do not pass: its directory or the program is gone, or closed to the user.
+const IN_VAIN: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::PermissionDenied, ErrorKind::NotADirectory];
 /// How often it looks at processes that run, and how soon again after a failure.
 const TURN: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(1);

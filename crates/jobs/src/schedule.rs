@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
 
 use chrono::{DateTime, Days, Local, NaiveDateTime, NaiveTime, TimeZone, Utc};
 use croner::Cron;
 
-use crate::job::Moment;
+use crate::moment::Moment;
 
 /// Times as a line of crontab has them: minute, hour, day of the month, month, day of the week.
 #[derive(Clone, Debug)]
@@ -77,12 +76,6 @@ pub fn shown(moment: Moment) -> String {
     local(moment).map_or_else(String::new, |time| time.format("%Y-%m-%d %H:%M:%S").to_string())
 }
 
-/// A span of time before a moment is due; zero for one that is past.
-#[must_use]
-pub fn until(moment: Moment, now: Moment) -> Duration {
-    moment.since(now)
-}
-
 fn local(moment: Moment) -> Option<DateTime<Local>> {
     Some(Utc.timestamp_millis_opt(moment.0).single()?.with_timezone(&Local))
 }
@@ -94,6 +87,8 @@ fn from_local(time: NaiveDateTime) -> Option<Moment> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn at(text: &str) -> Moment {

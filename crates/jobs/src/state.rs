@@ -17,9 +17,9 @@ use std::str::FromStr;
 /// What has become of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// It may not begin yet: its time has not come, or another job has to be done first.
+    /// Not to begin yet: its time has not come, or another job has to be done first.
     Waiting,
-    /// It begins as soon as there is room.
+    /// To begin as soon as there is room.
     Queued,
     /// A process of its own is at work.
     Running,
@@ -27,7 +27,7 @@ pub enum State {
     Paused,
     /// All is at the target.
     Done,
-    /// It has ended by an error that another attempt would meet too.
+    /// Ended by an error that another attempt would meet too.
     Failed,
     /// The user has ended it.
     Cancelled,
@@ -38,7 +38,7 @@ pub enum State {
 /// What happens to a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Its time has come, and the jobs before it are done.
+    /// The time has come, and the jobs before it are done.
     Release,
     /// A process is about to be started.
     Start,
@@ -48,7 +48,7 @@ pub enum Step {
     Retry,
     /// All is at the target.
     Finish,
-    /// It has failed for good.
+    /// The job has failed for good.
     Fail,
     /// The user holds it.
     Hold,
@@ -56,7 +56,7 @@ pub enum Step {
     Resume,
     /// The user ends it.
     Cancel,
-    /// Its deadline is over.
+    /// The deadline is over.
     Expire,
 }
 

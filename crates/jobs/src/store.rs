@@ -5,8 +5,10 @@
 
 mod change;
 mod read;
+mod step;
 mod submit;
 
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -88,10 +90,14 @@ impl Store {
     pub fn back_up(&self, file: &Path) -> Result<(), StoreError> {
         let made = private().write(true).create_new(true).mode(0o600).open(file);
         let made = made.map_err(StoreError::io("create", file))?;
-        let text = file.to_string_lossy();
-        let copied = self.connection.execute("VACUUM INTO ?1", [&text]);
-        copied.map_err(|error| StoreError::database(file, error))?;
-        made.sync_all().map_err(StoreError::io("flush", file))
+        let name = file.to_str().ok_or(io::ErrorKind::InvalidFilename);
+        let name = name.map_err(StoreError::io("name in UTF-8", file))?;
+        let copied = self.connection.execute("VACUUM INTO ?1", [name]);
+        let copied = copied.map_err(|error| StoreError::database(file, error));
+        if copied.is_err() {
+            let _best_effort = std::fs::remove_file(file);
+        }
+        copied.and_then(|_| made.sync_all().map_err(StoreError::io("flush", file)))
     }
 
     /// Does what reads.

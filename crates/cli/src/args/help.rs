@@ -14,8 +14,7 @@ Move     push     Send files and directories to a host or a local directory
          copy     Either of these, or straight from one other host to another
          result   Ask what has become of a copy between two other hosts
          verify   Compare a tree with its copy by hash, and change nothing
-Jobs     submit   Have a copy done in the background; 'jobs' lists them
-         job      Show one, 'job ID wait', 'pause', 'cancel'; 'runner' runs them
+Jobs     submit   In the background; 'jobs' lists, 'job' shows, 'runner' does it
 Receive  serve    Listen for senders, in the foreground
          allow    Let a key write or read below some directories, or no more
          status   What this host's daemon does; 'stop' one, 'drain' to the last

@@ -3,7 +3,8 @@
 //! What can be asked or refused is so here: a job has nobody to ask.
 
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -45,11 +46,12 @@ pub(crate) fn ensure_runner(place: &Place) -> Result<()> {
     if zmove_jobs::wake(place).context("wake the runner")? {
         return Ok(());
     }
-    let log = std::fs::File::options().append(true).create(true).open(place.runner_log());
+    let log = std::fs::File::options().append(true).create(true).mode(0o600).open(place.runner_log());
     let log = log.with_context(|| format!("open '{}'", place.runner_log().display()))?;
     let mut runner = Command::new(std::env::current_exe().context("find this program")?);
     // not in a directory that somebody may want to unmount
-    runner.args(["runner", "--detached"]).current_dir("/");
+    runner.args(["runner", "--detached"]).current_dir("/").env("ZMOVE_JOBS", place.path());
+    runner.envs(absolute_home().map(|home| ("ZMOVE_HOME", home)));
     let started = runner.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
     started.context("start a runner")?;
     Ok(())
@@ -135,7 +137,14 @@ fn environment() -> Words {
     let umask = format!("{:o}", umask.as_raw_mode());
     let kept = ["PATH", "SSH_AUTH_SOCK"].into_iter();
     let kept = kept.filter_map(|name| Some(variable(name, &std::env::var_os(name)?)));
-    Words(kept.chain([variable(UMASK, OsStr::new(&umask))]).collect())
+    let home = absolute_home().map(|home| variable("ZMOVE_HOME", home.as_os_str()));
+    Words(kept.chain(home).chain([variable(UMASK, OsStr::new(&umask))]).collect())
+}
+
+/// The directory that `ZMOVE_HOME` names, for a process that begins elsewhere.
+fn absolute_home() -> Option<PathBuf> {
+    let named = std::env::var_os("ZMOVE_HOME").filter(|home| !home.is_empty())?;
+    std::path::absolute(named).ok()
 }
 
 /// The variable by which a job's process gets the mask for modes of new files.

@@ -169,8 +169,8 @@ impl Exit {
     }
 }
 
-/// What the exit code of a job's process means for the job: what has to do with the other host or the path may pass, and
-/// a process that somebody has interrupted goes on.
+/// The meaning of the exit code of a job's process: what has to do with the other host or the path may pass, and a
+/// process that somebody has interrupted goes on.
 pub(crate) fn verdict(exit: i32) -> Verdict {
     const PASSING: [Exit; 4] = [Exit::Connection, Exit::Broken, Exit::Busy, Exit::Interrupted];
     match exit {

@@ -52,7 +52,7 @@ pub(super) fn start(
     place: &Place,
     id: JobId,
     lock: File,
-    Started { attempt, work }: &Started,
+    Started { attempt, work, .. }: &Started,
     words: &[OsString],
 ) -> io::Result<Process> {
     let events = private().write(true).create(true).truncate(true).open(place.events(id, *attempt))?;

@@ -53,14 +53,6 @@ pub fn wake(place: &Place) -> io::Result<bool> {
     }
 }
 
-/// Whether a place has a runner.
-///
-/// # Errors
-/// The system's error.
-pub fn is_up(place: &Place) -> io::Result<bool> {
-    Ok(writer(place)?.is_some())
-}
-
 fn writer(place: &Place) -> io::Result<Option<File>> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     match File::options().write(true).custom_flags(flags).open(place.wake()) {

@@ -7,16 +7,18 @@ use std::time::Duration;
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use super::Store;
+use super::step::{add_event, send, state_of, take};
 use super::submit::{Again, again};
 use crate::error::StoreError;
-use crate::job::{JobId, Moment, Moved, Wish, Words, Work};
+use crate::job::{JobId, Moved, Wish, Words, Work};
+use crate::moment::Moment;
 use crate::schedule::Schedule;
-use crate::state::{IllegalStep, State, Step};
+use crate::state::{State, Step};
 
 /// What has become of a user's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is done: the job has this state now.
+    /// Done: the job has this state now.
     Now(State),
     /// The job runs, and the runner is asked to do it.
     Asked,
@@ -25,10 +27,12 @@ pub enum Answer {
 /// An attempt that is about to begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Started {
-    /// Its number, from 1 on.
+    /// The attempt's number, from 1 on.
     pub attempt: u32,
     /// The work.
     pub work: Work,
+    /// The longest time in which nothing is moved before it is given up.
+    pub deadline: Duration,
 }
 
 /// What a change of waiting jobs has done.
@@ -144,8 +148,9 @@ impl Store {
             if let Err(illegal) = take(transaction, id, Step::Start, None, now)? {
                 return Ok(Err(StoreError::Illegal { id, source: illegal }));
             }
-            let mut work = transaction
-                .prepare("SELECT attempt, arguments, directory, environment FROM jobs WHERE id = ?1")?;
+            let mut work = transaction.prepare(
+                "SELECT attempt, arguments, directory, environment, deadline FROM jobs WHERE id = ?1",
+            )?;
             let started = work.query_row([id.0], |row| {
                 let directory = OsString::from_vec(row.get(2)?);
                 let words = |bytes: Vec<u8>| Words::from_bytes(&bytes);
@@ -154,7 +159,9 @@ impl Store {
                     directory: directory.into(),
                     environment: words(row.get(3)?),
                 };
-                Ok(Started { attempt: row.get(0)?, work })
+                let deadline: i64 = row.get(4)?;
+                let deadline = Duration::from_millis(deadline.unsigned_abs());
+                Ok(Started { attempt: row.get(0)?, work, deadline })
             });
             Ok(Ok(started?))
         })
@@ -386,46 +393,6 @@ fn retry_wait(failures: u32) -> Duration {
     wait.min(Duration::from_millis(RETRY_WAIT_MAX_MILLIS.unsigned_abs()))
 }
 
-/// Lets a job take a step: its state, an event and, where it ends, an entry of the outbox.
-fn take(
-    transaction: &Transaction<'_>,
-    id: JobId,
-    step: Step,
-    message: Option<&str>,
-    now: Moment,
-) -> rusqlite::Result<Result<State, IllegalStep>> {
-    let Some(state) = state_of(transaction, id)? else { return Err(rusqlite::Error::QueryReturnedNoRows) };
-    let next = match state.after(step) {
-        Ok(next) => next,
-        Err(illegal) => return Ok(Err(illegal)),
-    };
-    transaction
-        .prepare("UPDATE jobs SET state = ?2, wish = NULL, ended = ?3, message = ?4 WHERE id = ?1")?
-        .execute(params![id.0, next.word(), next.is_final().then_some(now.0), message])?;
-    let number = add_event(transaction, id, next.word(), message, now)?;
-    if next.is_final() {
-        send(transaction, number, id, next.word())?;
-    }
-    Ok(Ok(next))
-}
-
-/// Adds an event; returns its number.
-pub(super) fn add_event(
-    transaction: &Transaction<'_>,
-    id: JobId,
-    kind: &str,
-    message: Option<&str>,
-    now: Moment,
-) -> rusqlite::Result<i64> {
-    transaction
-        .prepare(
-            "INSERT INTO events (job, time, kind, attempt, message)
-             SELECT id, ?2, ?3, attempt, ?4 FROM jobs WHERE id = ?1",
-        )?
-        .execute(params![id.0, now.0, kind, message])?;
-    Ok(transaction.last_insert_rowid())
-}
-
 fn add_told(transaction: &Transaction<'_>, id: JobId, told: &[Told], now: Moment) -> rusqlite::Result<()> {
     for Told { kind, message } in told {
         add_event(transaction, id, kind, message.as_deref(), now)?;
@@ -433,20 +400,8 @@ fn add_told(transaction: &Transaction<'_>, id: JobId, told: &[Told], now: Moment
     Ok(())
 }
 
-fn send(transaction: &Transaction<'_>, number: i64, id: JobId, kind: &str) -> rusqlite::Result<()> {
-    let mut send = transaction.prepare("INSERT INTO outbox (number, job, kind) VALUES (?1, ?2, ?3)")?;
-    send.execute(params![number, id.0, kind])?;
-    Ok(())
-}
-
-pub(super) fn state_of(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Option<State>> {
-    let mut found = transaction.prepare("SELECT state FROM jobs WHERE id = ?1")?;
-    let word: Option<String> = found.query_row([id.0], |row| row.get(0)).optional()?;
-    Ok(word.and_then(|word| word.parse().ok()))
-}
-
-/// What becomes of a waiting job whose time has come: it expires where its deadline has come too. One of a schedule that
-/// is late was missed, which is told, and is done now, once.
+/// The step of a waiting job whose time has come: it expires where its deadline has come too. One of a schedule that is
+/// late was missed, which is told, and is done now, once.
 fn release_step(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<Step> {
     let mut found =
         transaction.prepare("SELECT retry_until, attempt, schedule, not_before FROM jobs WHERE id = ?1")?;

@@ -7,7 +7,8 @@ use rusqlite::{OptionalExtension, Row};
 use super::Store;
 use super::change::read_wish;
 use crate::error::StoreError;
-use crate::job::{Job, JobEvent, JobId, Moment, Moved, Outgoing, Wish};
+use crate::job::{Job, JobEvent, JobId, Moved, Outgoing, Wish};
+use crate::moment::Moment;
 use crate::state::State;
 
 /// Which jobs are shown.
@@ -15,7 +16,7 @@ use crate::state::State;
 pub enum Selection {
     /// All of them.
     All,
-    /// Those that have not ended, and those that ended after this.
+    /// All that have not ended, and those that ended after this.
     Recent(Moment),
 }
 
@@ -155,15 +156,16 @@ impl Store {
         })
     }
 
-    /// The first moment at which a job that waits for one has its time; none if none does.
+    /// The first moment after this at which a waiting job has its time; none if none has. What was due before waits for
+    /// something else.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn next_due(&self) -> Result<Option<Moment>, StoreError> {
+    pub fn next_due(&self, now: Moment) -> Result<Option<Moment>, StoreError> {
         let next: Option<i64> = self.read(|connection| {
             connection
-                .prepare("SELECT min(not_before) FROM jobs WHERE state = 'waiting'")?
-                .query_row((), |row| row.get(0))
+                .prepare("SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND not_before > ?1")?
+                .query_row([now.0], |row| row.get(0))
         })?;
         Ok(next.map(Moment))
     }

@@ -5,9 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use rusqlite::{OptionalExtension, Transaction, params};
 
 use super::Store;
-use super::change::add_event;
+use super::step::{add_event, state_of};
 use crate::error::StoreError;
-use crate::job::{JobId, Moment, NewJob};
+use crate::job::{JobId, NewJob};
+use crate::moment::Moment;
 use crate::state::State;
 
 /// A job that was submitted.
@@ -53,7 +54,7 @@ impl Store {
             if !is_there(transaction, id)? {
                 return Ok(Err(StoreError::NoJob(id)));
             }
-            if !super::change::state_of(transaction, id)?.is_some_and(State::is_final) {
+            if !state_of(transaction, id)?.is_some_and(State::is_final) {
                 return Ok(Err(StoreError::NotEnded(id)));
             }
             Ok(Ok(again(transaction, id, Again { not_before: None, schedule: None }, now)?))

@@ -5,7 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use tempfile::TempDir;
 
 use super::*;
-use crate::job::{JobId, Moment, NewJob, Wish, Words, Work};
+use crate::job::{JobId, NewJob, Wish, Words, Work};
+use crate::moment::Moment;
 use crate::state::State;
 
 struct Site {
@@ -134,7 +135,7 @@ fn what_passes_is_tried_again_later_and_later_until_the_deadline() {
                 break;
             }
         }
-        let due = site.store.next_due().unwrap().unwrap();
+        let due = site.store.next_due(now).unwrap().unwrap();
         waits.push(due.since(now).as_secs());
         assert_eq!(site.store.release(Moment(due.0 - 1)).unwrap(), Released::default());
         now = due;
@@ -221,6 +222,9 @@ fn a_job_waits_for_others_and_fails_with_them() {
     let second = site.submit(&NewJob { after: vec![first], ..job("b") });
     let third = site.submit(&NewJob { after: vec![first, second], ..job("c") });
     assert_eq!(site.store.release(START).unwrap(), Released::default());
+    let late = site.submit(&NewJob { after: vec![first], not_before: Some(START), ..job("d") });
+    assert_eq!(site.store.next_due(later(1)).unwrap(), None, "nothing but another job is waited for");
+    site.store.cancel(late, START).unwrap();
     assert_eq!(site.run(first, &ended(Verdict::Done), START), State::Done);
     assert_eq!(site.store.release(START).unwrap().queued, 1);
     assert_eq!(site.run(second, &ended(Verdict::Fatal), START), State::Failed);
