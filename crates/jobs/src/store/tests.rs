@@ -154,12 +154,13 @@ fn an_attempt_that_comes_further_puts_off_the_deadline() {
     let mut site = site();
     let id = site.submit(&job("x"));
     let further = Ending { furthest: 7, ..ended(Verdict::Passing) };
-    assert_eq!(site.run(id, &further, later(3599)), State::Waiting);
-    site.store.release(later(3600)).unwrap();
-    assert_eq!(site.run(id, &further, later(3600)), State::Waiting);
-    site.store.release(later(3602)).unwrap();
-    // no further than before: the hour is over
-    assert_eq!(site.run(id, &further, later(7200)), State::Expired);
+    site.store.start(id, START).unwrap();
+    assert_eq!(site.store.settle((id, 1), &further, later(3599)).unwrap(), Some(State::Waiting));
+    site.store.release(later(3601)).unwrap();
+    // an hour after the start, and no further than before, but not yet an hour after that
+    assert_eq!(site.run(id, &further, later(3601)), State::Waiting);
+    site.store.release(later(3605)).unwrap();
+    assert_eq!(site.run(id, &further, later(7199)), State::Expired);
 }
 
 #[test]
@@ -257,6 +258,13 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
     site.store.cancel(next, now).unwrap();
     assert_eq!(site.store.jobs(Selection::Recent(now)).unwrap(), [], "a schedule ends with its job");
     assert_eq!(site.told(next), ["cancelled"]);
+    let running = site.submit(&hourly);
+    site.store.release(now).unwrap();
+    site.store.start(running, now).unwrap();
+    site.store.cancel(running, now).unwrap();
+    let interrupted = site.store.settle((running, 1), &ended(Verdict::Passing), now).unwrap();
+    assert_eq!(interrupted, Some(State::Cancelled));
+    assert_eq!(site.store.jobs(Selection::Recent(now)).unwrap(), [], "also while it runs");
 }
 
 #[test]

@@ -108,7 +108,7 @@ fn round(zmove: &str, directory: &Path, mut dice: Dice) -> Result<JobsTally> {
     }
     round.start_runner()?;
     round.judge(&orders)?;
-    Ok(round.tally)
+    Ok(std::mem::take(&mut round.tally))
 }
 
 impl Round<'_> {
@@ -190,7 +190,7 @@ impl Round<'_> {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
         let mut processes: Vec<_> = pids.filter(is_here).collect();
-        processes.sort();
+        processes.sort_by_key(|pid| pid.as_raw_nonzero());
         processes
     }
 
