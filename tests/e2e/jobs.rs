@@ -449,3 +449,61 @@ fn files_of_jobs_are_for_their_user_alone() {
     }
     assert_eq!((mode(&place.join(&id).join("lock")), mode(&place.join(&id).join("log"))), (0o600, 0o600));
 }
+
+#[test]
+fn a_pull_is_a_job_too() {
+    let yard = Yard { site: Site::reading(&[], &[]) };
+    paint(yard.site.source().join("f"), 1000);
+    let mut submit = yard.site.zmove(&["submit"]);
+    let source = yard.site.source().join("");
+    submit.0.arg(yard.site.address(source.to_str().unwrap())).arg("target");
+    let id = number(&submit.outcome().done());
+    yard.assert_done(&id, 1);
+}
+
+/// With a field for seconds before the others, since a test has no minutes.
+#[test]
+fn a_schedule_is_kept_until_it_is_cancelled() {
+    let yard = Yard::local();
+    paint(yard.site.source().join("f"), 1000);
+    yard.submit(&["--every", "* * * * * *", "--label", "each second"], "");
+    let jobs = || -> Vec<Value> {
+        let lines = yard.run(&["jobs", "--json"]).done().stdout;
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let is_done = |job: &&Value| job["state"] == "done";
+    wait_for("three runs", || jobs().iter().filter(is_done).count() >= 3);
+    let live =
+        |jobs: &[Value]| jobs.iter().find(|job| job["ended"].is_null()).map(|job| job["id"].to_string());
+    wait_for("no more runs", || {
+        if let Some(id) = live(&jobs()) {
+            // It may have ended meanwhile, and another one has come.
+            yard.run(&["job", &id, "cancel"]);
+        }
+        live(&jobs()).is_none()
+    });
+    let jobs = jobs();
+    assert!(jobs.iter().all(|job| job["schedule"] == "* * * * * *"), "{jobs:?}");
+    let starts: Vec<_> = jobs.iter().filter_map(|job| job["started"].as_i64()).collect();
+    assert!(starts.windows(2).all(|pair| pair[0] < pair[1]), "two runs in a second: {starts:?}");
+    assert_same(&yard.site.source(), &yard.site.target());
+}
+
+#[test]
+fn a_job_whose_directory_is_gone_fails_and_says_so() {
+    let yard = Yard::local();
+    let directory = yard.site.path("work");
+    std::fs::create_dir(&directory).unwrap();
+    let mut submit = yard.site.zmove(&["submit", "--at", "2100-01-01 00:00", "a", "b"]);
+    submit.0.current_dir(&directory);
+    let first = number(&submit.outcome().done());
+    let mut submit = yard.site.zmove(&["submit", "--after", &first, "a", "b"]);
+    submit.0.current_dir(&directory);
+    submit.outcome().done();
+    std::fs::remove_dir(&directory).unwrap();
+    yard.run(&["job", &first, "cancel"]).done();
+    let again = number(&yard.run(&["job", &first, "rerun"]).done());
+    yard.wait(&again).expect(30);
+    let job = yard.job(&again);
+    assert!(job["message"].as_str().unwrap().contains("/work': No such file"), "{job}");
+}

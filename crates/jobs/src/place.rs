@@ -25,10 +25,7 @@ impl Place {
         create.map_err(StoreError::io("create", path))?;
         let directory = File::open(path).map_err(StoreError::io("open", path))?;
         let status = rustix::fs::fstatfs(&directory).map_err(StoreError::io("look at", path))?;
-        let kind = u64::try_from(status.f_type & 0xffff_ffff).unwrap_or_default();
-        if NETWORK.contains(&kind) {
-            return Err(StoreError::Network { path: path.to_owned() });
-        }
+        refuse_network(path, u64::try_from(status.f_type & 0xffff_ffff).unwrap_or_default())?;
         let metadata = directory.metadata().map_err(StoreError::io("look at", path))?;
         if metadata.uid() != rustix::process::geteuid().as_raw() {
             return Err(StoreError::Foreign { path: path.to_owned() });
@@ -93,6 +90,12 @@ impl Place {
     }
 }
 
+/// Refuses a directory on a file system of this `f_type` if that is one of a network: locks may hold for one host alone
+/// there, and memory that processes share is none.
+fn refuse_network(path: &Path, kind: u64) -> Result<(), StoreError> {
+    if NETWORK.contains(&kind) { Err(StoreError::Network { path: path.to_owned() }) } else { Ok(()) }
+}
+
 /// Options to open a file of the place, for its user alone.
 pub(crate) fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
@@ -126,6 +129,19 @@ const NETWORK: [u64; 14] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn network_file_systems_are_refused() {
+        let refused = |kind| refuse_network(Path::new("/home/a"), kind).map_err(|error| error.to_string());
+        for (name, kind) in [("nfs", 0x6969), ("lustre", 0x0bd0_0bd0), ("gpfs", 0x4750_4653)] {
+            let why = refused(kind).unwrap_err();
+            assert!(why.starts_with("'/home/a' is on a network file system"), "{name}: {why}");
+        }
+        // ext4, XFS, btrfs, tmpfs, overlayfs, ZFS
+        for kind in [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x794c_7630, 0x2fc1_2fc1] {
+            assert_eq!(refused(kind), Ok(()));
+        }
+    }
 
     #[test]
     fn a_place_is_for_its_user_alone() {
