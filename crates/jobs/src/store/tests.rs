@@ -438,3 +438,16 @@ fn what_was_told_leaves_the_outbox() {
     site.store.delivered(entry.number).unwrap();
     assert_eq!(site.store.outbox().unwrap(), []);
 }
+
+/// A submission and the runner that it starts open a new store together.
+#[test]
+fn many_may_open_a_new_store_at_once() {
+    for _ in 0..20 {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::open(directory.path()).unwrap();
+        std::thread::scope(|scope| {
+            let openings: Vec<_> = (0..4).map(|_| scope.spawn(|| Store::open(&place).map(drop))).collect();
+            openings.into_iter().for_each(|opening| opening.join().unwrap().unwrap());
+        });
+    }
+}
