@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 17] = [
+const ARROWS: [(&str, &[&str]); 18] = [
     (
         "cli",
         &[
@@ -20,6 +20,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
             "disk",
             "drawing",
             "engine",
+            "jobs",
             "receiver",
             "scan",
             "sender",
@@ -41,6 +42,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
     ("chunk", &["types"]),
     ("sockopt", &[]),
     ("drawing", &["types"]),
+    ("jobs", &[]),
     ("types", &[]),
     ("uring", &["types"]),
     ("lab", &["drawing", "types"]),
@@ -48,7 +50,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 28] = [
+const RESERVED: [(&str, &[&str]); 31] = [
     ("tokio", &["cli", "daemon", "engine", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "transport"]),
     ("rustls-webpki", &["transport"]),
@@ -75,6 +77,9 @@ const RESERVED: [(&str, &[&str]); 28] = [
     ("landlock", &["cli"]),
     ("nix", &["cli"]),
     ("cap", &["fuzz"]),
+    ("chrono", &["jobs"]),
+    ("croner", &["jobs"]),
+    ("rusqlite", &["jobs"]),
     ("libfuzzer-sys", &["fuzz"]),
     ("fuser", &["lab"]),
 ];

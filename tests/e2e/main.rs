@@ -43,6 +43,7 @@ mod host;
 mod hostile;
 mod identities;
 mod inplace;
+mod jobs;
 mod journal;
 mod keys;
 mod limit;

@@ -10,6 +10,7 @@ mod dial;
 mod doctor;
 pub(crate) mod habits;
 mod help;
+mod job;
 mod journal;
 mod keeping;
 mod operate;
@@ -29,6 +30,7 @@ pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
 pub(crate) use copy::{CopyArgs, ResultArgs};
 pub(crate) use dial::{DialArgs, TransportArg};
 pub(crate) use doctor::DoctorArgs;
+pub(crate) use job::{JobAction, JobArgs, JobsArgs, JobsCommand, RunnerArgs, SubmitArgs};
 pub(crate) use journal::{JournalCleanArgs, JournalCommand};
 pub(crate) use keeping::{KeepingArgs, KindArg, SparseArg};
 pub(crate) use operate::{ControlArgs, DrainArgs, StatusArgs, StopArgs};
@@ -73,6 +75,21 @@ pub(crate) enum Command {
     Stop(StopArgs),
     /// Have this host's daemon take no new transfers, and end with the last
     Drain(DrainArgs),
+    /// Have a push, a pull or a copy done in the background, and print its number at once
+    #[command(override_usage = help::SUBMIT_USAGE)]
+    #[command(after_help = help::SUBMIT_SHORT, after_long_help = help::SUBMIT_LONG)]
+    Submit(Box<SubmitArgs>),
+    /// List what was submitted and is not done, or was a day ago
+    Jobs(JobsArgs),
+    /// Show a job, wait for it, hold it or end it
+    #[command(after_long_help = help::JOB_LONG)]
+    Job(JobArgs),
+    /// Do what was submitted, in the foreground; 'submit' starts one where there is none
+    #[command(after_long_help = help::RUNNER_LONG)]
+    Runner(RunnerArgs),
+    /// Do one job; the runner starts this
+    #[command(hide = true)]
+    RunJob(Box<SubmitArgs>),
     /// Receive one push; 'push --ssh' starts this over ssh
     #[command(hide = true)]
     Receive,
@@ -115,6 +132,7 @@ impl Command {
         match self {
             Self::Push(args) | Self::Pull(args) => args.json,
             Self::Copy(args) => args.push.json,
+            Self::RunJob(_) => true,
             Self::Verify(args) => args.json,
             _ => false,
         }

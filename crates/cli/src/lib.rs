@@ -20,8 +20,8 @@ use clap::Parser;
 
 use args::{Args, Command};
 use commands::{
-    allow, copy, derived, doctor, journal, key, operate, probe, pull, push, receive, scan, serve, sweep,
-    trace, trust, verify,
+    allow, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull, push, receive, runner, scan,
+    serve, submit, sweep, trace, trust, verify,
 };
 use display::{failures, terminal};
 use value::exit::{self, Exit};
@@ -45,6 +45,11 @@ pub fn main() -> ExitCode {
         Command::Status(args) => operate::status(&args),
         Command::Stop(args) => operate::stop(&args),
         Command::Drain(args) => operate::drain(&args),
+        Command::Submit(args) => submit::run(*args),
+        Command::Jobs(args) => jobs::run(&args),
+        Command::Job(args) => job::run(&args),
+        Command::Runner(args) => runner::run(&args),
+        Command::RunJob(args) => runner::run_job(*args, started),
         Command::Receive => receive::run(),
         Command::Key(command) => key::run(&command),
         Command::Trust(args) => trust::run(&args),

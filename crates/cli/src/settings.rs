@@ -79,6 +79,22 @@ pub(crate) fn learnt(journals: &Path) -> PathBuf {
     journals.with_file_name("learnt")
 }
 
+/// The directory of the user's jobs, which must be on this host: below the home of zmove where one is named, else in
+/// the user's directory for state.
+pub(crate) fn jobs() -> Result<PathBuf> {
+    let named = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    if let Some(jobs) = named("ZMOVE_JOBS").or_else(|| Some(named("ZMOVE_HOME")?.join("jobs"))) {
+        // a runner begins in another directory
+        return std::path::absolute(&jobs).with_context(|| format!("find '{}'", jobs.display()));
+    }
+    // a relative path there is to be ignored, as its specification says
+    if let Some(state) = named("XDG_STATE_HOME").filter(|state| state.is_absolute()) {
+        return Ok(state.join("zmove/jobs"));
+    }
+    let home = std::env::home_dir().context("no home directory: set HOME or ZMOVE_JOBS")?;
+    Ok(home.join(".local/state/zmove/jobs"))
+}
+
 /// The directory of journals of a daemon that runs by `docs/systemd/zmove.service`.
 pub(crate) const SERVICE_JOURNALS: &str = "/var/lib/zmove/journal";
 

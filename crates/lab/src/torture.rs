@@ -7,6 +7,7 @@
 mod attempt;
 pub(crate) mod dice;
 mod events;
+mod jobs;
 pub(crate) mod metadata;
 pub(crate) mod old;
 pub(crate) mod options;
@@ -28,6 +29,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use clap::Args;
 
+use self::jobs::JobsTally;
 use self::options::Direction;
 use self::tally::Tally;
 use crate::peers::zmove_binary;
@@ -44,6 +46,9 @@ pub(crate) struct TortureArgs {
     /// The only direction of all rounds. Default: drawn.
     #[arg(long, value_enum)]
     direction: Option<Direction>,
+    /// Kill runners and processes of jobs instead.
+    #[arg(long, conflicts_with = "direction")]
+    jobs: bool,
     /// Go on after a round that failed.
     #[arg(long)]
     keep_going: bool,
@@ -62,6 +67,9 @@ pub(crate) fn torture(arguments: &TortureArgs) -> Result<ExitCode> {
     let first = arguments.seed.unwrap_or_else(draw_seed);
     let place = parent.join(format!("zmove-torture-{}", std::process::id()));
     let start = Instant::now();
+    if arguments.jobs {
+        return torture_jobs(arguments, &zmove, &place, first);
+    }
     let mut all = Tally::default();
     let mut failed = 0;
     for seed in first..first.saturating_add(arguments.rounds) {
@@ -84,6 +92,31 @@ pub(crate) fn torture(arguments: &TortureArgs) -> Result<ExitCode> {
     }
     println!("torture from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn torture_jobs(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64) -> Result<ExitCode> {
+    let start = Instant::now();
+    let mut all = JobsTally::default();
+    for seed in first..first.saturating_add(arguments.rounds) {
+        let directory = place.join(seed.to_string());
+        let tally = jobs::run(zmove, &directory, seed);
+        if tally.failures.is_empty() {
+            remove(&directory)?;
+        } else {
+            let (line, kept) = (tally.failures.join("; "), directory.display());
+            println!("round failed: --jobs --rounds 1 --seed {seed}: {line} [kept in {kept}]");
+        }
+        all.add(tally);
+        if !all.failures.is_empty() && !arguments.keep_going {
+            break;
+        }
+    }
+    let is_well = all.failures.is_empty();
+    if is_well {
+        remove(place)?;
+    }
+    println!("torture of jobs from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
+    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 pub(crate) fn draw_seed() -> u64 {

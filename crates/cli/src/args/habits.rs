@@ -89,8 +89,8 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["put", "send", "upload"], "'zmove push SRC... HOST:DST' sends"),
     (&["sync", "mirror"], "'zmove push SRC/ HOST:DST' sends what differs; with --delete it makes a mirror"),
     (
-        &["ps", "ls", "list", "jobs"],
-        "'zmove journal list', on the receiving host, shows unfinished transfers, and which of them run",
+        &["ps", "ls", "list"],
+        "'zmove jobs' shows what was submitted here, and 'zmove status' what this host's daemon does",
     ),
     (&["rm", "delete"], "nothing is removed but by 'zmove push --delete SRC/ HOST:DST'"),
     (&["check", "diff", "cmp"], "'zmove verify SRC DST' compares both ends by hash"),
@@ -236,7 +236,7 @@ mod tests {
         for (words, expected) in [
             ("zmove cp a b", "'zmove copy SRC... DST'"),
             ("zmove get a b", "'zmove pull HOST:SRC... DIR'"),
-            ("zmove ps", "'zmove journal list'"),
+            ("zmove ps", "'zmove jobs'"),
             ("zmove sync a b", "'zmove push SRC/ HOST:DST'"),
             ("zmove run7 h:b", "'zmove copy SRC... DST' copies"),
             ("zmove pussh a b", "a similar subcommand exists: 'push'"),

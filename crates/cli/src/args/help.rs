@@ -14,6 +14,7 @@ Move     push     Send files and directories to a host or a local directory
          copy     Either of these, or straight from one other host to another
          result   Ask what has become of a copy between two other hosts
          verify   Compare a tree with its copy by hash, and change nothing
+Jobs     submit   In the background; 'jobs' lists, 'job' shows, 'runner' does it
 Receive  serve    Listen for senders, in the foreground
          allow    Let a key write or read below some directories, or no more
          status   What this host's daemon does; 'stop' one, 'drain' to the last
@@ -45,6 +46,7 @@ Examples:
   zmove pull dtn.example.org:run7 .         run7 arrives here
   zmove copy a.example.org:run7 b.example.org:/data
                                             from one daemon to the other
+  zmove submit run7 dtn.example.org:/data/  in the background, whatever comes
   zmove verify run7 dtn.example.org:/data/  whether that is still the same
   zmove trust dtn.example.org               before the first push
   zmove doctor dtn.example.org              what would slow a push there
@@ -74,6 +76,7 @@ ZMOVE_HOME is where keys, known paths and journals are kept (default \
 pub(super) const PUSH_USAGE: &str = "zmove push [OPTIONS] <SRC>... <DST>";
 pub(super) const PULL_USAGE: &str = "zmove pull [OPTIONS] HOST:<SRC>... <DIR>";
 pub(super) const COPY_USAGE: &str = "zmove copy [OPTIONS] <SRC>... <DST>";
+pub(super) const SUBMIT_USAGE: &str = "zmove submit [OPTIONS] <SRC>... <DST>";
 pub(super) const VERIFY_USAGE: &str = "\
 zmove verify [OPTIONS] <SRC>... <DST>
        zmove verify [OPTIONS] --manifest <FILE> <SRC>...";
@@ -165,6 +168,39 @@ With --manifest the files of SRC are compared with hashes that were written earl
 HOST:dir/ at a daemon that lets you read. '~ DIFFERS', '+ NOT LISTED', '- LISTED, BUT NOT THERE'.
 
 Exit codes: 0 all is the same; 6 something differs; 23 something could not be read; others as for push.";
+
+pub(super) const SUBMIT_SHORT: &str = "\
+All options of 'zmove copy' are options of this. It prints the job's number.
+
+When     --at TIME, --every CRON       02:00; '0 2 * * *', each day at 2
+         --after ID                    when that job is done
+         --deadline TIME               how long to try again [default: 24h]
+         --priority N                  those with a higher number begin first
+Name     --label TEXT                  [default: that of the first source]
+         --submission-id ID            once only, however often it is submitted
+
+'zmove jobs' lists jobs, 'zmove job ID' shows one, 'zmove job ID wait' waits.
+'zmove submit --help' describes all options.";
+
+pub(super) const SUBMIT_LONG: &str = "\
+The job is done by a process of its own, which a runner starts again until all is at the target, an error comes that \
+another attempt would meet too, or nothing has come further for as long as --deadline says. It outlives this terminal, \
+the runner and a restart of the host, where the runner is a service ('zmove runner --help'). Each attempt goes on where \
+the last one was. Paths are those of the directory in which this is typed. The key of a host that is not known is asked \
+about now, since a job can ask nobody.
+
+Jobs are kept in $ZMOVE_JOBS, else in jobs below $ZMOVE_HOME, else in zmove/jobs below $XDG_STATE_HOME (default \
+~/.local/state). That must be on a file system of this host.";
+
+pub(super) const JOB_LONG: &str = "\
+States: waiting (for a time, another job, or the next attempt), queued, running, paused; and at the end done, failed, \
+cancelled or expired.";
+
+pub(super) const RUNNER_LONG: &str = "\
+There is one runner for a user's jobs. It may be killed at any time: the processes of jobs go on, and the next runner \
+takes them over. Without one, 'zmove submit' starts one in the background, which ends when there has been nothing to do \
+for 10 minutes. As a service it outlives restarts of the host: 'systemctl --user enable --now zmove-runner' with \
+'loginctl enable-linger', or for another user 'systemctl enable --now zmove-runner@USER'.";
 
 pub(super) const SWEEP_LONG: &str = "\
 It works in one directory of its own below PATH, .zmove-sweep-HOST-NUMBER, and removes that at the end, after an \

@@ -142,6 +142,12 @@ impl SelectionArgs {
         self.files_from.as_deref().is_none_or(|path| !is_stdin(path) && path.is_file())
     }
 
+    /// Whether something is read from stdin.
+    pub(crate) fn reads_stdin(&self) -> bool {
+        let filters = self.rules.0.iter().any(|arg| matches!(arg, RuleArg::File(path) if is_stdin(path)));
+        filters || self.files_from.as_deref().is_some_and(is_stdin)
+    }
+
     fn refuse_stdin_twice(&self) -> Result<()> {
         let filters = self.rules.0.iter().filter(|arg| matches!(arg, RuleArg::File(path) if is_stdin(path)));
         let list = self.files_from.iter().filter(|path| is_stdin(path));

@@ -6,7 +6,7 @@
 use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_engine::{DIAL_TIMEOUT, Remote};
-use zmove_transport::{ChannelDialler, FirstKey, HostPolicy, Identity, KnownHosts, Reach};
+use zmove_transport::{ChannelDialler, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts, Reach};
 
 use crate::args::{TrustArgs, TrustCommand, TrustHostArgs};
 use crate::display::prompt::ask;
@@ -47,15 +47,24 @@ fn remove(host: &Remote, mut known_hosts: KnownHosts) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
+/// Fetches a host's key, which the host proves by its signature; it must be the one that is known, if one is.
+pub(crate) async fn fetch(
+    host: &Remote,
+    identity: &Identity,
+    known: Option<Fingerprint>,
+) -> Result<Fingerprint> {
+    let policy = known.map_or_else(|| HostPolicy::AcceptNew(FirstKey::default()), HostPolicy::Pinned);
+    let dialler = ChannelDialler::new(identity, &host.host, host.port, policy, Reach::default()).await?;
+    let key = dialler.dial(DIAL_TIMEOUT).await?.peer();
+    dialler.close().await;
+    Ok(key)
+}
+
 /// Fetches a host's key, which the host proves by its signature, and remembers it if it is the right one.
 async fn learn(args: &TrustHostArgs, identity: &Identity, mut known_hosts: KnownHosts) -> Result<Exit> {
     let host = &args.host;
     let known = known_hosts.lookup(&host.host, host.port);
-    let first = FirstKey::default();
-    let policy = known.map_or_else(|| HostPolicy::AcceptNew(first), HostPolicy::Pinned);
-    let dialler = ChannelDialler::new(identity, &host.host, host.port, policy, Reach::default()).await?;
-    let key = dialler.dial(DIAL_TIMEOUT).await?.peer();
-    dialler.close().await;
+    let key = fetch(host, identity, known).await?;
     if let Some(right) = args.fingerprint.filter(|right| *right != key) {
         let text = format!("trust {host}: its key is {key}, not {right}");
         return Err(failure(Exit::Authentication, text));

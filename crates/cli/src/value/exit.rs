@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use zmove_engine::{
     ConnectError, LocalError, LocationError, OverlapError, PullError, PushError, SourcesError, SshError,
 };
+use zmove_jobs::Verdict;
 use zmove_receiver::SessionError as ReceiverError;
 use zmove_sender::SessionError;
 use zmove_transport::{ControlError, DialError, LaneError};
@@ -43,6 +44,14 @@ pub(crate) enum Exit {
     Partial = 23,
     /// More entries would have been removed than may be; all else is done.
     MaxDelete = 25,
+    /// `zmove job ID wait`: the job has failed.
+    JobFailed = 30,
+    /// `zmove job ID wait`: a user has ended the job.
+    JobCancelled = 31,
+    /// `zmove job ID wait`: the job's deadline is over.
+    JobExpired = 32,
+    /// `zmove job ID wait --timeout`: the job goes on.
+    StillGoing = 33,
 }
 
 impl Exit {
@@ -160,6 +169,17 @@ impl Exit {
             SessionError::Manifest(_) | SessionError::Thread(_) => Self::File,
             _ => Self::Broken,
         }
+    }
+}
+
+/// The meaning of the exit code of a job's process: what has to do with the other host or the path may pass, and a
+/// process that somebody has interrupted goes on.
+pub(crate) fn verdict(exit: i32) -> Verdict {
+    const PASSING: [Exit; 4] = [Exit::Connection, Exit::Broken, Exit::Busy, Exit::Interrupted];
+    match exit {
+        0 => Verdict::Done,
+        _ if PASSING.into_iter().any(|passing| passing as i32 == exit) => Verdict::Passing,
+        _ => Verdict::Fatal,
     }
 }
 

@@ -1,0 +1,128 @@
+//! The arguments of `zmove submit`, `jobs`, `job` and `runner`.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use zmove_jobs::{JobId, Moment, Schedule, parse_moment};
+
+use super::copy::CopyArgs;
+use crate::value::age::Age;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct SubmitArgs {
+    #[command(flatten)]
+    pub(crate) copy: CopyArgs,
+    /// A name for it [default: that of the first source]
+    #[arg(long, value_name = "TEXT", help_heading = JOB, hide_short_help = true)]
+    pub(crate) label: Option<String>,
+    /// Do nothing if a job with this id is there already, and print that one's number: for programs that do not know
+    /// whether their last word has arrived
+    #[arg(long, value_name = "ID", help_heading = JOB, hide_short_help = true)]
+    pub(crate) submission_id: Option<String>,
+    /// Jobs with a higher number begin first
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(help_heading = JOB, hide_short_help = true)]
+    pub(crate) priority: i32,
+    /// Begin no earlier: 02:00, '2026-11-26 02:00' or 2026-11-26T02:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = parse_at, help_heading = JOB, hide_short_help = true)]
+    pub(crate) at: Option<Moment>,
+    /// Do it again and again, at times as in a crontab: '0 2 * * *' is each day at 2
+    #[arg(long, value_name = "CRON", help_heading = JOB, hide_short_help = true)]
+    pub(crate) every: Option<Schedule>,
+    /// Begin when this job is done; fail if it fails
+    #[arg(long, value_name = "ID", help_heading = JOB, hide_short_help = true)]
+    pub(crate) after: Vec<JobId>,
+    /// How long to try again before giving up; an attempt that comes further than all before begins this anew
+    #[arg(long, value_name = "TIME", default_value = "24h", help_heading = JOB, hide_short_help = true)]
+    pub(crate) deadline: Age,
+}
+
+const JOB: &str = "The job";
+
+fn parse_at(text: &str) -> Result<Moment, String> {
+    parse_moment(text, Moment::now())
+}
+
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct JobsArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<JobsCommand>,
+    /// Also those that ended earlier
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Print each job as a JSON object on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum JobsCommand {
+    /// Write a copy of the list of jobs into a new file
+    Backup {
+        /// The file
+        file: PathBuf,
+    },
+    /// Forget jobs that ended long ago, and remove their logs
+    Clean {
+        /// Jobs that ended so long ago: 90s, 30min, 12h, 7d, 2w
+        #[arg(long, value_name = "AGE", default_value = "30d")]
+        older_than: Age,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct JobArgs {
+    /// The job's number, as 'zmove submit' has printed it
+    pub(crate) id: JobId,
+    /// Print it as a JSON object on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) action: Option<JobAction>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum JobAction {
+    /// Show what has happened to it, and what its processes have said
+    Log {
+        /// Print each event as a JSON object on a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Wait for its end: exit code 0 done, 30 failed, 31 cancelled, 32 expired, 33 not within --timeout
+    Wait {
+        /// How long: 90s, 30min, 12h, 7d
+        #[arg(long, value_name = "TIME")]
+        timeout: Option<Age>,
+    },
+    /// Show how far it is until it ends; Ctrl-C leaves it alone. Exit codes are those of 'wait'
+    Attach,
+    /// Hold it; what is at the target stays, and it goes on from there
+    Pause,
+    /// Let it go on
+    Resume,
+    /// End it, and its schedule; what is at the target stays
+    Cancel,
+    /// Submit once more what it has done
+    Rerun,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RunnerArgs {
+    /// How many jobs run at once
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) max: usize,
+    /// How many of them with the same other host
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(crate) max_per_host: usize,
+    /// How many of them with the same target [default: no limit]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_per_target: Option<usize>,
+    /// End once there has been nothing to do for so long: 10min, 1h
+    #[arg(long, value_name = "TIME")]
+    pub(crate) until_idle: Option<Age>,
+    /// Leave the terminal, and end without a word where there is a runner
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
+}

@@ -1,0 +1,188 @@
+//! `zmove submit`: takes a transfer into the store of jobs, and sees to it that there is a runner.
+//!
+//! What can be asked or refused is so here: a job has nobody to ask.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use zmove_engine::{Location, Remote};
+use zmove_jobs::{JobId, Moment, NewJob, Place, Store, Words, Work, variable};
+use zmove_transport::{HostAuthority, Identity, KnownHosts};
+use zmove_types::Escaped;
+
+use crate::args::{PushArgs, SubmitArgs};
+use crate::commands::trust;
+use crate::display::progress::print_json;
+use crate::display::prompt::{Prompt, ask};
+use crate::display::terminal;
+use crate::settings::{self, Copy, Role};
+use crate::value::exit::{Exit, failure, usage_error};
+
+/// Runs `zmove submit`.
+pub(crate) fn run(args: SubmitArgs) -> Result<Exit> {
+    let words: Vec<_> = std::env::args_os().skip(2).collect();
+    let json = args.copy.push.json;
+    let place = Place::open(&settings::jobs()?)?;
+    let mut store = Store::open(&place)?;
+    let job = job(args, words)?;
+    let id = store.submit(&job, Moment::now())?.id;
+    ensure_runner(&place)?;
+    tell(id, json);
+    Ok(Exit::Done)
+}
+
+/// Prints a job's number.
+pub(crate) fn tell(id: JobId, json: bool) {
+    if json { print_json(&json!({ "event": "submitted", "job": id })) } else { terminal::say(id) }
+}
+
+/// Wakes the runner, or starts one that stays until it is idle.
+pub(crate) fn ensure_runner(place: &Place) -> Result<()> {
+    if zmove_jobs::wake(place).context("wake the runner")? {
+        return Ok(());
+    }
+    let log = std::fs::File::options().append(true).create(true).mode(0o600).open(place.runner_log());
+    let log = log.with_context(|| format!("open '{}'", place.runner_log().display()))?;
+    let mut runner = Command::new(std::env::current_exe().context("find this program")?);
+    // not in a directory that somebody may want to unmount
+    runner.args(["runner", "--detached"]).current_dir("/").env("ZMOVE_JOBS", place.path());
+    runner.envs(absolute_home().map(|home| ("ZMOVE_HOME", home)));
+    let started = runner.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
+    started.context("start a runner")?;
+    Ok(())
+}
+
+fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
+    refuse_what_needs_a_user(&args.copy.push)?;
+    let SubmitArgs { copy, label, submission_id, priority, at, every, after, deadline } = args;
+    let directory = std::env::current_dir().context("find the working directory")?;
+    let (target, sources) = copy.push.paths.split_last().expect("clap demands two");
+    let source = described(&sources[0], &directory, sources.len());
+    let shown_target = described(target, &directory, 1);
+    let label = label.unwrap_or_else(|| name_of(&sources[0]));
+    let (accepts_new, strict) = (copy.push.dial.accept_new, copy.push.dial.strict);
+    let hosts = match Copy::new(copy, Arc::new(Prompt))? {
+        Copy::Push(settings) => match settings.location {
+            Location::Local(_) => Vec::new(),
+            Location::Remote(remote) => vec![remote],
+        },
+        Copy::Pull(settings) => vec![settings.remote],
+        Copy::Between(settings) => vec![settings.target, settings.source],
+    };
+    if !accepts_new {
+        hosts.iter().try_for_each(|host| get_to_know(host, strict))?;
+    }
+    let first_time = every.as_ref().and_then(|every| every.next(at.unwrap_or_else(Moment::now)));
+    Ok(NewJob {
+        submission: submission_id,
+        label,
+        work: Work { arguments: Words(words), directory, environment: environment() },
+        source,
+        target: shown_target,
+        host: hosts.first().map(ToString::to_string).unwrap_or_default(),
+        priority,
+        not_before: first_time.or(at),
+        schedule: every,
+        after,
+        deadline: deadline.0,
+    })
+}
+
+/// Refuses what has no meaning where nobody watches.
+fn refuse_what_needs_a_user(args: &PushArgs) -> Result<()> {
+    if args.dry_run {
+        return Err(usage_error("--dry-run shows something to you: use 'zmove copy --dry-run'"));
+    }
+    if args.selection.reads_stdin() || !args.selection.can_be_read_again() {
+        return Err(usage_error(
+            "a job reads --files-from and --filter-from when it begins, and perhaps again: name files",
+        ));
+    }
+    Ok(())
+}
+
+/// Sees to it that a host's key is known, and asks now whether it is the right one.
+fn get_to_know(host: &Remote, strict: bool) -> Result<()> {
+    // ssh knows its hosts by itself
+    if host.login.is_some() {
+        return Ok(());
+    }
+    let home = settings::home(Role::Client)?;
+    let mut known_hosts = KnownHosts::open(&home)?;
+    let is_known = known_hosts.lookup(&host.host, host.port).is_some();
+    if is_known || HostAuthority::load(&home, &host.host)?.is_some() {
+        return Ok(());
+    }
+    if strict {
+        let text = format!("the key of {host} is not known, and a job cannot ask: run 'zmove trust {host}'");
+        return Err(failure(Exit::Authentication, text));
+    }
+    let identity = Identity::load_or_create(&home)?;
+    let key = settings::block_on(1, trust::fetch(host, &identity, None))?;
+    ask(host, key, &format!("run 'zmove trust {host}' first, or add --accept-new"))?;
+    known_hosts.pin(&host.host, host.port, key)?;
+    Ok(())
+}
+
+/// What a job needs of the environment in which it was submitted.
+fn environment() -> Words {
+    // Reading the mask is setting it; nobody else makes files meanwhile.
+    let umask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(umask);
+    let umask = format!("{:o}", umask.as_raw_mode());
+    let kept = ["PATH", "SSH_AUTH_SOCK"].into_iter();
+    let kept = kept.filter_map(|name| Some(variable(name, &std::env::var_os(name)?)));
+    let home = absolute_home().map(|home| variable("ZMOVE_HOME", home.as_os_str()));
+    Words(kept.chain(home).chain([variable(UMASK, OsStr::new(&umask))]).collect())
+}
+
+/// The directory that `ZMOVE_HOME` names, for a process that begins elsewhere.
+fn absolute_home() -> Option<PathBuf> {
+    let named = std::env::var_os("ZMOVE_HOME").filter(|home| !home.is_empty())?;
+    std::path::absolute(named).ok()
+}
+
+/// The variable by which a job's process gets the mask for modes of new files.
+pub(crate) const UMASK: &str = "ZMOVE_JOB_UMASK";
+
+/// A path as it is shown: one of this host from the root on.
+fn described(path: &OsStr, directory: &Path, count: usize) -> String {
+    let is_remote = path.to_string_lossy().split('/').next().is_some_and(|head| head.contains(':'));
+    let path = if is_remote { path.to_owned() } else { directory.join(path).into_os_string() };
+    let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+    format!("{}{more}", Escaped::path(&path))
+}
+
+/// The last name of a path.
+fn name_of(path: &OsStr) -> String {
+    let path = path.to_string_lossy();
+    let path = path.trim_end_matches('/');
+    path.rsplit(['/', ':']).next().filter(|name| !name.is_empty()).unwrap_or(path).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_this_host_are_shown_from_the_root_on() {
+        let shown = |path: &str| described(OsStr::new(path), Path::new("/home/a"), 1);
+        assert_eq!(shown("run7/"), "/home/a/run7/");
+        assert_eq!(shown("/data"), "/data");
+        assert_eq!(shown("h:run7"), "h:run7");
+        assert_eq!(shown("zmove://h/run7"), "zmove://h/run7");
+        assert_eq!(described(OsStr::new("a"), Path::new("/"), 3), "/a and 2 more");
+    }
+
+    #[test]
+    fn a_job_has_the_name_of_its_source() {
+        for (path, name) in [("a/run7/", "run7"), ("h:run7", "run7"), ("h:/a/b.h5", "b.h5"), ("/", "/")] {
+            assert_eq!(name_of(OsStr::new(path)), name.trim_end_matches('/'), "{path}");
+        }
+    }
+}

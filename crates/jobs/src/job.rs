@@ -1,0 +1,205 @@
+//! What a job is: its words, its terms, and what has become of it.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::num::ParseIntError;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::moment::Moment;
+use crate::schedule::Schedule;
+use crate::state::State;
+
+/// The number of a job, which no other job ever has in the same store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct JobId(pub i64);
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl FromStr for JobId {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        text.parse().map(Self)
+    }
+}
+
+/// Words of a command line, or of its environment: none holds a NUL.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Words(pub Vec<OsString>);
+
+impl Words {
+    /// The words, each with a NUL behind it.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        self.0.iter().flat_map(|word| word.as_bytes().iter().copied().chain([0])).collect()
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+        let words = bytes.strip_suffix(&[0]).map(|bytes| bytes.split(|&byte| byte == 0));
+        Self(words.into_iter().flatten().map(|word| OsStr::from_bytes(word).to_owned()).collect())
+    }
+}
+
+/// The process that does a job: the words behind the program's name, and where and with what they mean what they did
+/// when they were typed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// The words behind the program's name.
+    pub arguments: Words,
+    /// The directory that relative paths begin at.
+    pub directory: PathBuf,
+    /// `NAME=VALUE`, over what the runner has.
+    pub environment: Words,
+}
+
+/// A job to be.
+#[derive(Clone, Debug)]
+pub struct NewJob {
+    /// The submission's id: a second job with the same is the first one.
+    pub submission: Option<String>,
+    /// The user's name for it.
+    pub label: String,
+    /// The work.
+    pub work: Work,
+    /// What is moved, to be shown.
+    pub source: String,
+    /// Where to, to be shown and counted.
+    pub target: String,
+    /// The other host, to be counted; empty: none.
+    pub host: String,
+    /// Higher ones begin first.
+    pub priority: i32,
+    /// The moment before which it does not begin.
+    pub not_before: Option<Moment>,
+    /// The times at which it is done again.
+    pub schedule: Option<Schedule>,
+    /// The jobs that have to be done before.
+    pub after: Vec<JobId>,
+    /// The longest time in which nothing is moved before it is given up.
+    pub deadline: Duration,
+}
+
+/// What a user asks of a job that is running, until the runner has done so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wish {
+    /// To be held.
+    Pause,
+    /// To be ended.
+    Cancel,
+}
+
+/// What an ended attempt has moved, by its own word.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Moved {
+    /// Files sent.
+    pub files: u64,
+    /// Bytes sent.
+    pub bytes: u64,
+    /// The time it took.
+    pub seconds: f64,
+    /// What limited it, in the words of `limited_by`.
+    pub limited_by: Option<String>,
+}
+
+/// A job as the store has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// The job's number.
+    pub id: JobId,
+    /// The submission's id.
+    pub submission: Option<String>,
+    /// The user's name for it.
+    pub label: String,
+    /// What has become of it.
+    pub state: State,
+    /// What is asked of it while it runs.
+    pub wish: Option<Wish>,
+    /// What is moved.
+    pub source: String,
+    /// Where to.
+    pub target: String,
+    /// The other host; empty: none.
+    pub host: String,
+    /// Higher ones begin first.
+    pub priority: i32,
+    /// When it was submitted.
+    pub submitted: Moment,
+    /// The moment before which it does not begin.
+    pub not_before: Option<Moment>,
+    /// When its first attempt began.
+    pub started: Option<Moment>,
+    /// When it ended.
+    pub ended: Option<Moment>,
+    /// The times at which it is done again, as typed.
+    pub schedule: Option<String>,
+    /// The longest time in which nothing is moved before it is given up.
+    pub deadline: Duration,
+    /// The number of its last attempt.
+    pub attempt: u32,
+    /// The exit code of its last attempt.
+    pub exit: Option<i32>,
+    /// Why it is as it is, where there is something to say.
+    pub message: Option<String>,
+    /// What its last attempt has moved.
+    pub moved: Option<Moved>,
+    /// The job that this one does again.
+    pub previous: Option<JobId>,
+}
+
+/// Something that has happened to a job.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct JobEvent {
+    /// The event's number: later ones of any job have higher ones.
+    pub number: i64,
+    /// The job.
+    pub job: JobId,
+    /// When.
+    pub time: Moment,
+    /// What: a state, or the name of an event of the transfer.
+    pub kind: String,
+    /// The attempt under way.
+    pub attempt: u32,
+    /// More of it, for people.
+    pub message: Option<String>,
+}
+
+/// Something that is to be told to whom it concerns, at least once.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outgoing {
+    /// The number of the event, by which who hears it twice knows it again.
+    pub number: i64,
+    /// The job.
+    pub job: JobId,
+    /// What has happened: `done`, `failed`, `cancelled`, `expired` or `missed`.
+    pub kind: String,
+}
+
+/// A word of the environment, as `NAME=VALUE`.
+#[must_use]
+pub fn variable(name: &str, value: &OsStr) -> OsString {
+    OsString::from_vec([name.as_bytes(), b"=", value.as_bytes()].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_come_back_as_they_were() {
+        let raw = OsString::from_vec(vec![0xff, b' ']);
+        for words in [vec![], vec![OsString::new()], vec!["a b".into(), raw, OsString::new(), "x".into()]] {
+            let words = Words(words);
+            assert_eq!(Words::from_bytes(&words.to_bytes()), words);
+        }
+    }
+}

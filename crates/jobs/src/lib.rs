@@ -1,0 +1,24 @@
+//! Transfers as jobs: a [`Store`] that keeps them and a [`Runner`] that has each done by a process of its own, until it
+//! is done, has failed for good, or its deadline is over. `zmove submit`, `jobs`, `job` and `runner` are made of this.
+//!
+//! **Invariants:** a job that was taken is there until it is forgotten after its end, and it ends once.
+
+mod error;
+mod job;
+mod moment;
+mod place;
+mod runner;
+mod schedule;
+mod state;
+mod store;
+
+pub use error::StoreError;
+pub use job::{Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable};
+pub use moment::Moment;
+pub use place::Place;
+pub use runner::{Limits, Progress, Runner, RunnerConfig, RunnerError, Stay, progress_of, wake};
+pub use schedule::{Schedule, parse_moment, shown};
+pub use state::{IllegalStep, State, Step};
+pub use store::{
+    Answer, Ending, Queued, Released, Running, Selection, Started, Store, Submitted, Told, Verdict,
+};

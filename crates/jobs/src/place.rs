@@ -1,0 +1,157 @@
+//! The directory of a user's jobs: the database, the runner's lock, and for each job a directory with the lock that its
+//! process holds, what that says, and what it says to people.
+//!
+//! **Invariant:** nobody but the user can read it: names of files tell much.
+
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::StoreError;
+use crate::job::JobId;
+
+/// The directory of jobs.
+#[derive(Clone, Debug)]
+pub struct Place(PathBuf);
+
+impl Place {
+    /// The directory, which is made if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be made, is another user's, or is on a network file system.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let create = DirBuilder::new().recursive(true).mode(0o700).create(path);
+        create.map_err(StoreError::io("create", path))?;
+        let directory = File::open(path).map_err(StoreError::io("open", path))?;
+        let status = rustix::fs::fstatfs(&directory).map_err(StoreError::io("look at", path))?;
+        refuse_network(path, u64::try_from(status.f_type & 0xffff_ffff).unwrap_or_default())?;
+        let metadata = directory.metadata().map_err(StoreError::io("look at", path))?;
+        if metadata.uid() != rustix::process::geteuid().as_raw() {
+            return Err(StoreError::Foreign { path: path.to_owned() });
+        }
+        if metadata.mode() & 0o077 != 0 {
+            let close = directory.set_permissions(Permissions::from_mode(0o700));
+            close.map_err(StoreError::io("close to others", path))?;
+        }
+        Ok(Self(path.to_owned()))
+    }
+
+    /// The directory itself.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The database.
+    #[must_use]
+    pub fn database(&self) -> PathBuf {
+        self.0.join("jobs.db")
+    }
+
+    /// The lock of the one runner.
+    pub(crate) fn runner_lock(&self) -> PathBuf {
+        self.0.join("runner.lock")
+    }
+
+    /// The FIFO by which the runner is woken.
+    pub(crate) fn wake(&self) -> PathBuf {
+        self.0.join("wake")
+    }
+
+    /// What a runner that was started in the background says.
+    #[must_use]
+    pub fn runner_log(&self) -> PathBuf {
+        self.0.join("runner.log")
+    }
+
+    /// The directory of a job.
+    #[must_use]
+    pub fn job(&self, id: JobId) -> PathBuf {
+        self.0.join(id.to_string())
+    }
+
+    /// The lock that a job's process holds as long as it lives.
+    #[must_use]
+    pub fn lock(&self, id: JobId) -> PathBuf {
+        self.job(id).join("lock")
+    }
+
+    /// The events that the process of an attempt prints.
+    #[must_use]
+    pub fn events(&self, id: JobId, attempt: u32) -> PathBuf {
+        self.job(id).join(format!("events-{attempt}"))
+    }
+
+    /// What the processes of a job say to people.
+    #[must_use]
+    pub fn log(&self, id: JobId) -> PathBuf {
+        self.job(id).join("log")
+    }
+}
+
+/// Refuses a directory on a file system of this `f_type` if that is one of a network: locks may hold for one host alone
+/// there, and memory that processes share is none.
+fn refuse_network(path: &Path, kind: u64) -> Result<(), StoreError> {
+    if NETWORK.contains(&kind) { Err(StoreError::Network { path: path.to_owned() }) } else { Ok(()) }
+}
+
+/// Options to open a file of the place, for its user alone.
+pub(crate) fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).mode(0o600);
+    options
+}
+
+/// Makes the directory of a job, if it is not there.
+pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// `f_type` of NFS, SMB (two), CIFS, FUSE, 9P, Ceph, AFS, Lustre, GPFS, BeeGFS, OCFS2, GFS2 and PanFS.
+const NETWORK: [u64; 14] = [
+    0x6969,
+    0x517b,
+    0xfe53_4d42,
+    0xff53_4d42,
+    0x6573_5546,
+    0x0102_1997,
+    0x00c3_6400,
+    0x5346_414f,
+    0x0bd0_0bd0,
+    0x4750_4653,
+    0x1983_0326,
+    0x7461_636f,
+    0x0116_1970,
+    0xaad7_aaea,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_file_systems_are_refused() {
+        let refused = |kind| refuse_network(Path::new("/home/a"), kind).map_err(|error| error.to_string());
+        for (name, kind) in [("nfs", 0x6969), ("lustre", 0x0bd0_0bd0), ("gpfs", 0x4750_4653)] {
+            let why = refused(kind).unwrap_err();
+            assert!(why.starts_with("'/home/a' is on a network file system"), "{name}: {why}");
+        }
+        // ext4, XFS, btrfs, tmpfs, overlayfs, ZFS
+        for kind in [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x794c_7630, 0x2fc1_2fc1] {
+            assert_eq!(refused(kind), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_place_is_for_its_user_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state/jobs");
+        Place::open(&path).unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
+        assert_eq!(mode(&path), 0o700);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        Place::open(&path).unwrap();
+        assert_eq!(mode(&path), 0o700);
+    }
+}

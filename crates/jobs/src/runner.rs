@@ -1,0 +1,376 @@
+//! The runner: lets waiting jobs into the queue, starts a process for each, reads what that tells, and records its end.
+//!
+//! One thread takes turns: each looks at all processes, then at the store, and rests until a process ends, the FIFO is
+//! written to, or time has passed. Nothing that the runner knows is lost with it: states are in the store, processes
+//! hold their locks, and what they tell is in files. So it has no way to stop but to be killed, and may be at any time.
+//!
+//! **Invariants:** there is one runner in a place. A process is started only by who holds its job's lock and has
+//! recorded the attempt before; an attempt is settled once, after its process has ended.
+
+mod child;
+mod choice;
+mod tail;
+mod wake;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::Signal;
+
+use crate::error::StoreError;
+use crate::job::JobId;
+use crate::moment::Moment;
+use crate::place::{Place, private};
+use crate::store::{Ending, Queued, Running, Started, Store, Verdict};
+
+use child::{Life, Process, take_lock};
+use choice::Choice;
+use tail::{Last, Tail};
+use wake::Bell;
+
+pub use choice::Limits;
+pub use tail::{Progress, progress_of};
+pub use wake::wake;
+
+/// The settings of a runner.
+#[derive(Clone, Debug)]
+pub struct RunnerConfig {
+    /// The program that does a job, and the words before the job's own.
+    pub words: Vec<OsString>,
+    /// What an exit code of the program means.
+    pub judge: fn(i32) -> Verdict,
+    /// How many jobs run at once.
+    pub limits: Limits,
+    /// Whether it ends by itself.
+    pub stay: Stay,
+}
+
+/// Whether a runner ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stay {
+    /// No: until it is killed.
+    Always,
+    /// Once there has been nothing to do for so long.
+    UntilIdle(Duration),
+}
+
+/// The reason why a runner ends.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunnerError {
+    /// There is one already.
+    #[error("a runner is at work already{}", pid.map_or_else(String::new, |pid| format!(", process {pid}")))]
+    Up {
+        /// The runner's process.
+        pid: Option<i32>,
+    },
+    /// The store cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A runner.
+#[derive(Debug)]
+pub struct Runner {
+    place: Place,
+    store: Store,
+    config: RunnerConfig,
+    /// Held as long as it runs.
+    _lock: File,
+    bell: Bell,
+    attempts: BTreeMap<JobId, Attempt>,
+    /// What went wrong last, which is told once.
+    trouble: Option<String>,
+    idle_since: Option<Instant>,
+}
+
+/// An attempt whose process lives, or has ended and is not settled yet.
+#[derive(Debug)]
+struct Attempt {
+    job: Queued,
+    number: u32,
+    process: Process,
+    tail: Tail,
+    deadline: Duration,
+    /// The moment since which the process is asked to end.
+    asked: Option<Instant>,
+    /// The exit code, once the process has ended.
+    ended: Option<Option<i32>>,
+}
+
+impl Runner {
+    /// Becomes the runner of a place, after a look at the whole database.
+    ///
+    /// # Errors
+    /// There is one already, or the store cannot be used.
+    pub fn begin(place: &Place, config: RunnerConfig) -> Result<Self, RunnerError> {
+        let lock = lock(&place.runner_lock())?;
+        let store = Store::open(place)?;
+        store.check()?;
+        let bell = open_bell(place)?;
+        Ok(Self {
+            place: place.clone(),
+            store,
+            config,
+            _lock: lock,
+            bell,
+            attempts: BTreeMap::new(),
+            trouble: None,
+            idle_since: None,
+        })
+    }
+
+    /// Runs jobs, and tells by `warn` what goes wrong with that. It returns only where it may.
+    ///
+    /// # Errors
+    /// The store cannot be used any more.
+    pub fn run(mut self, warn: impl Fn(&str)) -> Result<(), RunnerError> {
+        loop {
+            self.bell.clear();
+            let pause = match self.work(Moment::now()) {
+                Ok(None) => return Ok(()),
+                Ok(Some(pause)) => {
+                    self.trouble = None;
+                    pause
+                }
+                Err(error) if error.is_passing() => {
+                    let text = error.to_string();
+                    if self.trouble.as_ref() != Some(&text) {
+                        warn(&format!("{text}; trying again"));
+                        self.trouble = Some(text);
+                    }
+                    TURN
+                }
+                Err(error) => return Err(error.into()),
+            };
+            self.rest(pause);
+        }
+    }
+
+    /// Does what is to be done now, and returns how long there is nothing more; none where it may end.
+    fn work(&mut self, now: Moment) -> Result<Option<Duration>, StoreError> {
+        for running in self.store.running()? {
+            self.look_after(running);
+        }
+        let mut trouble = Ok(());
+        // What keeps one job's end from being recorded may be that job's alone.
+        for id in self.attempts.keys().copied().collect::<Vec<_>>() {
+            let attended = self.attend(id, now);
+            trouble = trouble.and(attended);
+        }
+        self.store.release(now)?;
+        self.start_queued(now)?;
+        trouble?;
+        if self.may_leave()? { Ok(None) } else { self.pause(now).map(Some) }
+    }
+
+    /// Adopts a job whose process another runner has started, and does what is asked of one that runs.
+    fn look_after(&mut self, running: Running) {
+        let Running { job, attempt: number, events_read, wish, deadline } = running;
+        let id = job.id;
+        let attempt = self.attempts.entry(id).or_insert_with(|| Attempt {
+            process: Process::adopt(&self.place, id),
+            number,
+            tail: Tail::new(events_read),
+            deadline,
+            asked: None,
+            ended: None,
+            job,
+        });
+        let is_stalled = attempt.tail.moved_at.elapsed() >= attempt.deadline;
+        match attempt.asked {
+            None if wish.is_some() || is_stalled => {
+                attempt.process.signal(&self.place, id, Signal::TERM);
+                attempt.asked = Some(Instant::now());
+            }
+            Some(asked) if asked.elapsed() > GRACE => attempt.process.signal(&self.place, id, Signal::KILL),
+            _ => {}
+        }
+    }
+
+    /// Reads what an attempt has told, and settles it if it has ended.
+    fn attend(&mut self, id: JobId, now: Moment) -> Result<(), StoreError> {
+        let Self { place, store, attempts, config, .. } = self;
+        let Some(attempt) = attempts.get_mut(&id) else { return Ok(()) };
+        if attempt.ended.is_none() {
+            let life = attempt.process.life(place, id).map_err(StoreError::io("lock", &place.lock(id)))?;
+            if let Life::Ended(exit) = life {
+                attempt.ended = Some(exit);
+            }
+        }
+        let events = place.events(id, attempt.number);
+        attempt.tail.read_on(&events).map_err(StoreError::io("read", &events))?;
+        let Some(exit) = attempt.ended else {
+            // The last object is to be read by whoever settles the attempt, which may be another runner.
+            if !attempt.tail.told.is_empty() && attempt.tail.last.is_none() {
+                store.record((id, attempt.number), &attempt.tail.told, attempt.tail.read, now)?;
+                attempt.tail.told.clear();
+            }
+            return Ok(());
+        };
+        let ending = ending(attempt, exit, config.judge, &place.log(id));
+        let state = store.settle((id, attempt.number), &ending, now)?;
+        let number = attempt.number;
+        attempts.remove(&id);
+        if state.is_some() {
+            // What matters of it is in the store; a new attempt has a file of its own.
+            let _best_effort = std::fs::remove_file(place.events(id, number));
+        }
+        Ok(())
+    }
+
+    fn start_queued(&mut self, now: Moment) -> Result<(), StoreError> {
+        let running = self.attempts.values().map(|attempt| &attempt.job);
+        let mut choice = Choice::new(self.config.limits, running);
+        if choice.has_room() {
+            self.store.queued(|job| {
+                choice.offer(job);
+                choice.has_room()
+            })?;
+        }
+        for job in choice.chosen {
+            self.start(job, now)?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, job: Queued, now: Moment) -> Result<(), StoreError> {
+        let id = job.id;
+        let lock = take_lock(&self.place, id).map_err(StoreError::io("lock", &self.place.lock(id)))?;
+        // A process that was not ours, and has not gone quite yet.
+        let Some(lock) = lock else { return Ok(()) };
+        let started = match self.store.start(id, now) {
+            // A user has held or ended it meanwhile.
+            Err(StoreError::Illegal { .. }) => return Ok(()),
+            started => started?,
+        };
+        match child::start(&self.place, id, lock, &started, &self.config.words) {
+            Ok(process) => {
+                let Started { attempt: number, deadline, .. } = started;
+                let (tail, asked, ended) = (Tail::new(0), None, None);
+                self.attempts.insert(id, Attempt { job, number, process, tail, deadline, asked, ended });
+            }
+            Err(error) => {
+                let directory = started.work.directory.display();
+                let ending = Ending {
+                    verdict: if IN_VAIN.contains(&error.kind()) { Verdict::Fatal } else { Verdict::Passing },
+                    exit: None,
+                    message: Some(format!("start a process in '{directory}': {error}")),
+                    moved: None,
+                    furthest: 0,
+                    told: Vec::new(),
+                };
+                self.store.settle((id, started.attempt), &ending, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it may end, since there has been nothing to do for long enough. Who submits a job finds the FIFO closed,
+    /// or has committed before the last look.
+    fn may_leave(&mut self) -> Result<bool, StoreError> {
+        let Stay::UntilIdle(idle) = self.config.stay else { return Ok(false) };
+        if self.store.has_work()? {
+            self.idle_since = None;
+            return Ok(false);
+        }
+        if self.idle_since.get_or_insert_with(Instant::now).elapsed() < idle {
+            return Ok(false);
+        }
+        let path = self.place.wake();
+        std::fs::remove_file(&path).map_err(StoreError::io("remove", &path))?;
+        if self.store.has_work()? {
+            self.bell = open_bell(&self.place)?;
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// How long there is nothing to do, unless something happens.
+    fn pause(&self, now: Moment) -> Result<Duration, StoreError> {
+        if !self.attempts.is_empty() {
+            return Ok(TURN);
+        }
+        let due = self.store.next_due(now)?.map(|due| due.since(now));
+        Ok(due.map_or(PAUSE_MAX, |due| due.clamp(PAUSE_MIN, PAUSE_MAX)))
+    }
+
+    /// Waits until a process ends, somebody wakes it, or so much time has passed.
+    fn rest(&self, pause: Duration) {
+        let pidfds = self.attempts.values().filter_map(|attempt| attempt.process.pidfd());
+        let bell = PollFd::new(self.bell.file(), PollFlags::IN);
+        let pidfds = pidfds.map(|pidfd| PollFd::from_borrowed_fd(pidfd, PollFlags::IN));
+        let mut sources: Vec<_> = std::iter::once(bell).chain(pidfds).collect();
+        let pause = Timespec::try_from(pause).ok();
+        // A signal, or whatever it may be, is a reason to look.
+        let _woken = poll(&mut sources, pause.as_ref());
+    }
+}
+
+fn open_bell(place: &Place) -> Result<Bell, StoreError> {
+    let path = place.wake();
+    Bell::open(&path).map_err(StoreError::io("open", &path))
+}
+
+/// The end of an attempt whose process has ended with this exit code, or with one that nobody has seen: then its last
+/// object has it, and without one it has died before its end.
+fn ending(attempt: &mut Attempt, exit: Option<i32>, judge: fn(i32) -> Verdict, log: &Path) -> Ending {
+    let Last { exit: told, message, moved } =
+        attempt.tail.last.take().unwrap_or(Last { exit: -1, message: None, moved: None });
+    let exit = exit.or((told >= 0).then_some(told));
+    let verdict = exit.map_or(Verdict::Vanished, judge);
+    let message = match verdict {
+        Verdict::Done => None,
+        Verdict::Vanished => Some("its process was killed".to_owned()),
+        Verdict::Fatal | Verdict::Passing => message.or_else(|| last_line(log)),
+    };
+    let told = std::mem::take(&mut attempt.tail.told);
+    Ending { verdict, exit, message, moved, furthest: attempt.tail.furthest, told }
+}
+
+/// The last line of a log.
+fn last_line(log: &Path) -> Option<String> {
+    let mut file = File::open(log).ok()?;
+    let bytes = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(bytes.saturating_sub(4096))).ok()?;
+    let mut end = Vec::new();
+    file.read_to_end(&mut end).ok()?;
+    let end = String::from_utf8_lossy(&end);
+    end.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned)
+}
+
+/// Locks a file for the one runner, and writes its process into it.
+fn lock(path: &PathBuf) -> Result<File, RunnerError> {
+    let open = private().write(true).create(true).truncate(false).open(path);
+    let mut file = open.map_err(StoreError::io("open", path))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(RunnerError::Up { pid: read_pid(&mut file) }),
+        Err(error) => return Err(StoreError::io("lock", path)(error).into()),
+    }
+    let write = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    write.map_err(StoreError::io("write", path))?;
+    Ok(file)
+}
+
+fn read_pid(file: &mut File) -> Option<i32> {
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Errors at the start of a process that do not pass: its directory or the program is gone, or closed to the user.
+const IN_VAIN: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::PermissionDenied, ErrorKind::NotADirectory];
+/// How often it looks at processes that run, and how soon again after a failure.
+const TURN: Duration = Duration::from_secs(1);
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// How often it looks where nothing is due: the clock may have been set.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// How long a process may take to end when it is asked to.
+const GRACE: Duration = Duration::from_secs(30);

@@ -1,0 +1,130 @@
+//! The process of an attempt. It holds its job's lock as its standard input, and prints its events into a file: both
+//! outlive the runner, so that another one finds whether it lives, and what it has told.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Child, Command};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+
+use crate::job::JobId;
+use crate::place::{Place, make_directory, private};
+use crate::store::Started;
+
+/// A process that does a job.
+#[derive(Debug)]
+pub(super) struct Process {
+    /// `None` where an earlier runner has started it.
+    child: Option<Child>,
+    pid: Option<Pid>,
+    /// `None` where the kernel has none, or the process could not be found.
+    pidfd: Option<OwnedFd>,
+}
+
+/// Whether a process has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    Lives,
+    /// With this exit code, if it is known.
+    Ended(Option<i32>),
+}
+
+/// Takes a job's lock; none while a process holds it.
+pub(super) fn take_lock(place: &Place, id: JobId) -> io::Result<Option<File>> {
+    make_directory(&place.job(id))?;
+    let file = private().write(true).create(true).truncate(false).open(place.lock(id))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Starts the process of an attempt, which gets the job's lock. `words` are the program and what stands before the
+/// job's own words.
+pub(super) fn start(
+    place: &Place,
+    id: JobId,
+    lock: File,
+    Started { attempt, work, .. }: &Started,
+    words: &[OsString],
+) -> io::Result<Process> {
+    let events = private().write(true).create(true).truncate(true).open(place.events(id, *attempt))?;
+    let log = place.log(id);
+    let is_long = log.metadata().is_ok_and(|log| log.len() > LOG_BYTES_MAX);
+    let log = private().append(true).create(true).open(log)?;
+    if is_long {
+        log.set_len(0)?;
+    }
+    let environment = work.environment.0.iter().filter_map(|variable| {
+        let at = variable.as_bytes().iter().position(|&byte| byte == b'=')?;
+        let (name, value) = variable.as_bytes().split_at(at);
+        Some((OsString::from_vec(name.to_vec()), OsString::from_vec(value[1..].to_vec())))
+    });
+    let (program, first) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut command = Command::new(program);
+    command.args(first).args(&work.arguments.0).envs(environment).current_dir(&work.directory);
+    // It leaves the runner's terminal by itself, which a leader of a group could not.
+    command.stdin(lock).stdout(events).stderr(log);
+    let child = command.spawn()?;
+    let pid = Pid::from_child(&child);
+    Ok(Process { child: Some(child), pid: Some(pid), pidfd: pidfd_open(pid, PidfdFlags::empty()).ok() })
+}
+
+impl Process {
+    /// The process that holds a job's lock, which an earlier runner has started.
+    pub(super) fn adopt(place: &Place, id: JobId) -> Self {
+        let lock = place.lock(id);
+        let pid = holder(&lock);
+        let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        // The number may have become another's before it was opened.
+        let pid = pid.filter(|pid| holds(*pid, &lock));
+        Self { child: None, pid, pidfd: pidfd.filter(|_| pid.is_some()) }
+    }
+
+    /// Whether it has ended. One that is not ours has when its lock is free.
+    pub(super) fn life(&mut self, place: &Place, id: JobId) -> io::Result<Life> {
+        match &mut self.child {
+            Some(child) => Ok(child.try_wait()?.map_or(Life::Lives, |status| Life::Ended(status.code()))),
+            None => Ok(take_lock(place, id)?.map_or(Life::Lives, |_free| Life::Ended(None))),
+        }
+    }
+
+    /// What is readable at its end.
+    pub(super) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().map(OwnedFd::as_fd)
+    }
+
+    /// Sends it a signal, if it lives.
+    pub(super) fn signal(&self, place: &Place, id: JobId, signal: Signal) {
+        let _ended = match (&self.child, &self.pidfd, self.pid) {
+            (None, Some(pidfd), _) => pidfd_send_signal(pidfd, signal),
+            // Nobody but this thread takes its number away, by waiting for it.
+            (Some(_), _, Some(pid)) => kill_process(pid, signal),
+            (None, None, Some(pid)) if holds(pid, &place.lock(id)) => kill_process(pid, signal),
+            _ => Ok(()),
+        };
+    }
+}
+
+/// The process whose standard input a lock is.
+fn holder(lock: &Path) -> Option<Pid> {
+    let entries = std::fs::read_dir("/proc").ok()?.flatten();
+    let pids = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+    pids.into_iter().find(|pid| holds(*pid, lock))
+}
+
+fn holds(pid: Pid, lock: &Path) -> bool {
+    let input = std::fs::metadata(format!("/proc/{}/fd/0", pid.as_raw_nonzero()));
+    let lock = std::fs::metadata(lock);
+    matches!((input, lock), (Ok(input), Ok(lock)) if (input.dev(), input.ino()) == (lock.dev(), lock.ino()))
+}
+
+/// The length from which on a job's log is begun anew with an attempt.
+const LOG_BYTES_MAX: u64 = 16 << 20;

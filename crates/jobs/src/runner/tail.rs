@@ -1,0 +1,202 @@
+//! What the process of an attempt prints, read as far as it has come: events of `docs/schema/events.json`, a line each.
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::path::Path;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use crate::job::{JobId, Moved};
+use crate::place::Place;
+use crate::store::Told;
+
+/// How far a running attempt is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Seconds since its first session began.
+    pub seconds: f64,
+    /// Bytes at the target.
+    pub bytes_done: u64,
+    /// Bytes found.
+    pub bytes_found: u64,
+    /// Files at the target.
+    pub files_done: u64,
+    /// Files found.
+    pub files_found: u64,
+    /// Whether all has been found.
+    pub scan_ended: bool,
+    /// The present rate.
+    pub bytes_per_second: f64,
+    /// What limits it.
+    pub limited_by: String,
+}
+
+/// The last object of an attempt.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Last {
+    pub(super) exit: i32,
+    pub(super) message: Option<String>,
+    pub(super) moved: Option<Moved>,
+}
+
+/// The reader of an attempt's events.
+#[derive(Debug)]
+pub(super) struct Tail {
+    /// How far whole lines have been read.
+    pub(super) read: u64,
+    /// What was told and is not recorded yet.
+    pub(super) told: Vec<Told>,
+    pub(super) last: Option<Last>,
+    /// The furthest that it has come, in files and bytes.
+    pub(super) furthest: u64,
+    /// The moment when its counts last changed.
+    pub(super) moved_at: Instant,
+    counts: [u64; 4],
+    failures: usize,
+}
+
+/// A line, of which each event has a part.
+#[derive(Deserialize)]
+struct Line {
+    event: String,
+    message: Option<String>,
+    exit: Option<i32>,
+    files: Option<u64>,
+    bytes: Option<u64>,
+    failed: Option<u64>,
+    seconds: Option<f64>,
+    limited_by: Option<String>,
+    #[serde(default)]
+    bytes_done: u64,
+    #[serde(default)]
+    bytes_found: u64,
+    #[serde(default)]
+    files_done: u64,
+    #[serde(default)]
+    files_found: u64,
+}
+
+impl Tail {
+    /// A reader that begins here.
+    pub(super) fn new(read: u64) -> Self {
+        let moved_at = Instant::now();
+        Self { read, told: Vec::new(), last: None, furthest: 0, moved_at, counts: [0; 4], failures: 0 }
+    }
+
+    /// Reads what has come since. A file that is not there has nothing to tell.
+    pub(super) fn read_on(&mut self, path: &Path) -> io::Result<()> {
+        let mut file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            file => file?,
+        };
+        loop {
+            file.seek(SeekFrom::Start(self.read))?;
+            let mut bytes = Vec::new();
+            (&mut file).take(PIECE_BYTES).read_to_end(&mut bytes)?;
+            let Some(end) = bytes.iter().rposition(|&byte| byte == b'\n') else {
+                // a line without end is none of ours
+                self.read += if bytes.len() as u64 == PIECE_BYTES { PIECE_BYTES } else { 0 };
+                return Ok(());
+            };
+            bytes[..end].split(|&byte| byte == b'\n').for_each(|line| self.take(line));
+            self.read += end as u64 + 1;
+            if (bytes.len() as u64) < PIECE_BYTES {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take(&mut self, line: &[u8]) {
+        // What a cut of the power has left in the file may be anything.
+        let Ok(line) = serde_json::from_slice::<Line>(line) else { return };
+        if let Some(exit) = line.exit {
+            self.last = Some(last(exit, line));
+            return;
+        }
+        match line.event.as_str() {
+            "progress" => {
+                let counts = [line.bytes_done, line.bytes_found, line.files_done, line.files_found];
+                if counts != self.counts {
+                    self.counts = counts;
+                    self.moved_at = Instant::now();
+                }
+                self.furthest = self.furthest.max(line.bytes_done.saturating_add(line.files_done));
+            }
+            // a dry run's, which nobody watches
+            "added" | "changed" | "removed" => {}
+            kind => {
+                self.failures += usize::from(kind == "failed");
+                if kind != "failed" || self.failures <= FAILURES_MAX {
+                    self.told.push(Told { kind: kind.to_owned(), message: line.message });
+                }
+            }
+        }
+    }
+}
+
+fn last(exit: i32, line: Line) -> Last {
+    let failed = line.failed.filter(|failed| *failed > 0).map(|failed| format!("{failed} failed"));
+    let moved = line.files.zip(line.bytes).map(|(files, bytes)| Moved {
+        files,
+        bytes,
+        seconds: line.seconds.unwrap_or_default(),
+        limited_by: line.limited_by,
+    });
+    Last { exit, message: line.message.or(failed), moved }
+}
+
+/// How far the running attempt of a job is, by the last word of its process; none before its first.
+#[must_use]
+pub fn progress_of(place: &Place, id: JobId, attempt: u32) -> Option<Progress> {
+    let mut file = File::open(place.events(id, attempt)).ok()?;
+    let bytes = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(bytes.saturating_sub(LAST_BYTES))).ok()?;
+    let mut end = Vec::new();
+    file.take(LAST_BYTES).read_to_end(&mut end).ok()?;
+    end.rsplit(|&byte| byte == b'\n').find_map(|line| serde_json::from_slice(line).ok())
+}
+
+/// How much is read at once.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Where the last report of progress is looked for.
+const LAST_BYTES: u64 = 64 << 10;
+/// Failed entries of an attempt that become events: its log names all.
+const FAILURES_MAX: usize = 100;
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn lines_are_read_when_they_are_whole_and_each_once() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut tail = Tail::new(0);
+        let write = |text: &str| file.as_file().write_all(text.as_bytes()).unwrap();
+        tail.read_on(file.path()).unwrap();
+        write("{\"event\":\"warning\",\"message\":\"w\"}\n\0\0\nnonsense\n{\"event\":\"prog");
+        tail.read_on(file.path()).unwrap();
+        let told = vec![Told { kind: "warning".into(), message: Some("w".into()) }];
+        assert_eq!((&tail.told, tail.furthest), (&told, 0));
+        write("ress\",\"bytes_done\":7,\"files_done\":1,\"limited_by\":\"path\"}\n");
+        tail.read_on(file.path()).unwrap();
+        assert_eq!((&tail.told, tail.furthest, &tail.last), (&told, 8, &None));
+        write(
+            "{\"event\":\"summary\",\"exit\":23,\"files\":2,\"bytes\":3,\"failed\":4,\"seconds\":0.5,\"limited_by\":\"scan\"}\n",
+        );
+        tail.read_on(file.path()).unwrap();
+        let moved = Moved { files: 2, bytes: 3, seconds: 0.5, limited_by: Some("scan".into()) };
+        let expected = Last { exit: 23, message: Some("4 failed".into()), moved: Some(moved) };
+        assert_eq!(tail.last, Some(expected));
+        assert_eq!(tail.read, file.path().metadata().unwrap().len());
+    }
+
+    #[test]
+    fn failures_without_end_do_not_fill_the_store() {
+        let mut tail = Tail::new(0);
+        (0..1000).for_each(|_| tail.take(b"{\"event\":\"failed\",\"message\":\"f\"}"));
+        assert_eq!(tail.told.len(), FAILURES_MAX);
+    }
+}

@@ -1,0 +1,126 @@
+//! The times at which a job is done: once, or again and again as cron has them, in the host's time zone.
+
+use std::fmt;
+use std::str::FromStr;
+
+use chrono::{DateTime, Days, Local, NaiveDateTime, NaiveTime, TimeZone, Utc};
+use croner::Cron;
+
+use crate::moment::Moment;
+
+/// Times as a line of crontab has them: minute, hour, day of the month, month, day of the week.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    typed: String,
+    cron: Cron,
+}
+
+impl Schedule {
+    /// The first time after a moment; none if there is no other.
+    #[must_use]
+    pub fn next(&self, after: Moment) -> Option<Moment> {
+        self.next_in(&local(after)?)
+    }
+
+    fn next_in<Tz: TimeZone>(&self, after: &DateTime<Tz>) -> Option<Moment> {
+        let next = self.cron.find_next_occurrence(after, false).ok()?;
+        Some(Moment(next.timestamp_millis()))
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let fail = |why: String| {
+            format!("'{text}' is no schedule: write it as cron does, as '0 2 * * *' for each day at 2: {why}")
+        };
+        let cron = Cron::from_str(text).map_err(|error| fail(error.to_string()))?;
+        let schedule = Self { typed: text.to_owned(), cron };
+        match schedule.next(Moment::now()) {
+            Some(_) => Ok(schedule),
+            None => Err(fail("there is no such time".to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.typed)
+    }
+}
+
+/// Reads a moment: `2026-11-26T02:00:00+01:00`, `2026-11-26 02:00` or `02:00`, which is the next such time, both by the
+/// host's clock.
+///
+/// # Errors
+/// The text is none of these.
+pub fn parse_moment(text: &str, now: Moment) -> Result<Moment, String> {
+    let fail = || format!("'{text}' is no time: write '02:00', '2026-11-26 02:00' or '2026-11-26T02:00:00Z'");
+    if let Ok(time) = DateTime::parse_from_rfc3339(text) {
+        return Ok(Moment(time.timestamp_millis()));
+    }
+    let forms = ["%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"];
+    if let Some(time) = forms.iter().find_map(|form| NaiveDateTime::parse_from_str(text, form).ok()) {
+        return from_local(time).ok_or_else(fail);
+    }
+    let time = NaiveTime::parse_from_str(text, "%H:%M").map_err(|_| fail())?;
+    let today = local(now).ok_or_else(fail)?.date_naive();
+    let days = [today, today + Days::new(1)].map(|day| from_local(day.and_time(time)));
+    days.into_iter().flatten().find(|moment| *moment > now).ok_or_else(fail)
+}
+
+/// A moment as the host's clock shows it.
+#[must_use]
+pub fn shown(moment: Moment) -> String {
+    local(moment).map_or_else(String::new, |time| time.format("%Y-%m-%d %H:%M:%S").to_string())
+}
+
+fn local(moment: Moment) -> Option<DateTime<Local>> {
+    Some(Utc.timestamp_millis_opt(moment.0).single()?.with_timezone(&Local))
+}
+
+/// The first of the moments at which the clock shows this: none in the hour that summer time takes out.
+fn from_local(time: NaiveDateTime) -> Option<Moment> {
+    Some(Moment(time.and_local_timezone(Local).earliest()?.timestamp_millis()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(text: &str) -> Moment {
+        Moment(DateTime::parse_from_rfc3339(text).unwrap().timestamp_millis())
+    }
+
+    #[test]
+    fn a_schedule_has_its_next_time_after_the_present_one() {
+        let schedule: Schedule = "0 2 * * *".parse().unwrap();
+        let next = |text: &str| schedule.next_in(&DateTime::parse_from_rfc3339(text).unwrap());
+        assert_eq!(next("2026-11-26T01:59:59Z"), Some(at("2026-11-26T02:00:00Z")));
+        assert_eq!(next("2026-11-26T02:00:00Z"), Some(at("2026-11-27T02:00:00Z")));
+    }
+
+    #[test]
+    fn what_is_no_schedule_is_refused() {
+        for text in ["", "daily", "0 25 * * *", "* * * *", "0 0 31 2 *"] {
+            let error = text.parse::<Schedule>().unwrap_err();
+            assert!(error.contains("is no schedule"), "{error}");
+        }
+    }
+
+    #[test]
+    fn moments_are_read() {
+        let now = at("2026-11-25T22:00:00Z");
+        assert_eq!(parse_moment("2026-11-26T02:00:00+01:00", now), Ok(at("2026-11-26T01:00:00Z")));
+        let clock = parse_moment("02:00", now).unwrap();
+        assert!(clock > now && clock.since(now) <= Duration::from_secs(25 * 3600));
+        assert!(shown(clock).ends_with(" 02:00:00"));
+        assert_eq!(parse_moment(&shown(clock), now), Ok(clock));
+        for text in ["", "2", "25:00", "tomorrow", "2026-13-01 00:00"] {
+            assert!(parse_moment(text, now).is_err(), "{text}");
+        }
+    }
+}

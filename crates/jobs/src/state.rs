@@ -1,0 +1,201 @@
+//! The states of a job and the steps between them.
+//!
+//! ```text
+//!            ┌────────── Hold ──────────┐
+//!            │    ┌───── Hold ───┐      ▼
+//! waiting ─Release─► queued ─Start─► running ─┬─Finish─► done
+//!    ▲  ▲              ▲  ▲            │  │   ├─Fail───► failed
+//!    │  └─ Resume ─ paused │  Requeue ─┘  │   ├─Cancel─► cancelled
+//!    └───────── Retry ─────┴──────────────┘   └─Expire─► expired
+//! ```
+//!
+//! What has not ended can be cancelled. **Invariant:** nothing leads out of a final state, so a job ends once.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// What has become of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Not to begin yet: its time has not come, or another job has to be done first.
+    Waiting,
+    /// To begin as soon as there is room.
+    Queued,
+    /// A process of its own is at work.
+    Running,
+    /// The user holds it.
+    Paused,
+    /// All is at the target.
+    Done,
+    /// Ended by an error that another attempt would meet too.
+    Failed,
+    /// The user has ended it.
+    Cancelled,
+    /// Nothing was moved for as long as its deadline says.
+    Expired,
+}
+
+/// What happens to a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The time has come, and the jobs before it are done.
+    Release,
+    /// A process is about to be started.
+    Start,
+    /// The process has died without a word, and another one is to go on.
+    Requeue,
+    /// The attempt has failed by what may pass; there will be another.
+    Retry,
+    /// All is at the target.
+    Finish,
+    /// The job has failed for good.
+    Fail,
+    /// The user holds it.
+    Hold,
+    /// The user lets it go on.
+    Resume,
+    /// The user ends it.
+    Cancel,
+    /// The deadline is over.
+    Expire,
+}
+
+/// A step that a job cannot take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a job that is {state} cannot {step}")]
+pub struct IllegalStep {
+    /// The job's state.
+    pub state: State,
+    /// What was to happen.
+    pub step: Step,
+}
+
+impl State {
+    /// All states.
+    pub const ALL: [Self; 8] = [
+        Self::Waiting,
+        Self::Queued,
+        Self::Running,
+        Self::Paused,
+        Self::Done,
+        Self::Failed,
+        Self::Cancelled,
+        Self::Expired,
+    ];
+
+    /// Whether nothing more happens to the job.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Done | Self::Failed | Self::Cancelled | Self::Expired)
+    }
+
+    /// The state after a step.
+    ///
+    /// # Errors
+    /// The job cannot take this step.
+    pub fn after(self, step: Step) -> Result<Self, IllegalStep> {
+        let next = match (self, step) {
+            (Self::Waiting, Step::Release) | (Self::Running, Step::Requeue) => Self::Queued,
+            (Self::Queued, Step::Start) => Self::Running,
+            (Self::Running, Step::Retry) | (Self::Paused, Step::Resume) => Self::Waiting,
+            (Self::Running, Step::Finish) => Self::Done,
+            // one that waits fails with the job that it waits for
+            (Self::Running | Self::Waiting, Step::Fail) => Self::Failed,
+            (Self::Waiting | Self::Queued | Self::Running, Step::Hold) => Self::Paused,
+            (Self::Waiting | Self::Queued | Self::Running | Self::Paused, Step::Cancel) => Self::Cancelled,
+            (Self::Waiting | Self::Running, Step::Expire) => Self::Expired,
+            _ => return Err(IllegalStep { state: self, step }),
+        };
+        Ok(next)
+    }
+
+    /// The word for it, in the database and for users.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+impl FromStr for State {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|state| state.word() == text);
+        known.ok_or_else(|| format!("'{text}' is no state of a job"))
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Release => "be released",
+            Self::Start => "start",
+            Self::Requeue => "be queued again",
+            Self::Retry => "be tried again",
+            Self::Finish => "be done",
+            Self::Fail => "fail",
+            Self::Hold => "be paused",
+            Self::Resume => "be resumed",
+            Self::Cancel => "be cancelled",
+            Self::Expire => "expire",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEPS: [Step; 10] = [
+        Step::Release,
+        Step::Start,
+        Step::Requeue,
+        Step::Retry,
+        Step::Finish,
+        Step::Fail,
+        Step::Hold,
+        Step::Resume,
+        Step::Cancel,
+        Step::Expire,
+    ];
+
+    #[test]
+    fn each_state_takes_these_steps_and_no_others() {
+        let mut table = String::new();
+        for state in State::ALL {
+            let legal = STEPS.into_iter().filter_map(|step| {
+                let next = state.after(step).ok()?;
+                Some(format!("{step:?}={next}"))
+            });
+            table += &format!("{state}: {}\n", legal.collect::<Vec<_>>().join(" "));
+        }
+        let expected = "\
+waiting: Release=queued Fail=failed Hold=paused Cancel=cancelled Expire=expired
+queued: Start=running Hold=paused Cancel=cancelled
+running: Requeue=queued Retry=waiting Finish=done Fail=failed Hold=paused Cancel=cancelled Expire=expired
+paused: Resume=waiting Cancel=cancelled
+done: \nfailed: \ncancelled: \nexpired: \n";
+        assert_eq!(table, expected);
+    }
+
+    #[test]
+    fn a_word_is_read_as_its_state() {
+        assert!(State::ALL.into_iter().all(|state| state.word().parse() == Ok(state)));
+        assert!("gone".parse::<State>().is_err());
+    }
+}

@@ -1,0 +1,159 @@
+//! The store of jobs: a database of SQLite in a directory of this host, which any process of the user may open.
+//!
+//! **Invariants:** a state changes only by a [`Step`] that the job can take, in one transaction with its event and, at
+//! its end, with what is to be told. What has been committed has been flushed.
+
+mod change;
+mod read;
+mod step;
+mod submit;
+
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
+
+use crate::error::StoreError;
+use crate::place::{Place, private};
+
+pub use change::{Answer, Ending, Released, Started, Told, Verdict};
+pub use read::{Queued, Running, Selection};
+pub use submit::Submitted;
+
+/// The store.
+#[derive(Debug)]
+pub struct Store {
+    connection: Connection,
+    path: PathBuf,
+}
+
+impl Store {
+    /// Opens the store of a place, which is made if it is not there, and brings one of an older release up to date.
+    ///
+    /// # Errors
+    /// It cannot be read or written, is damaged, or is of a newer release.
+    pub fn open(place: &Place) -> Result<Self, StoreError> {
+        let path = place.database();
+        // What SQLite makes beside it, its log for one, has the database's mode.
+        let create = private().write(true).create(true).truncate(false).open(&path);
+        create.map_err(StoreError::io("open", &path))?;
+        let connection = open(&path).map_err(|error| StoreError::database(&path, error))?;
+        let mut store = Self { connection, path };
+        store.migrate(&MIGRATIONS)?;
+        Ok(store)
+    }
+
+    /// Brings the schema to the newest version, each step in a transaction with its number.
+    fn migrate(&mut self, migrations: &[&str]) -> Result<(), StoreError> {
+        let known = u32::try_from(migrations.len()).unwrap_or(u32::MAX);
+        let found = self.version()?;
+        if found > known {
+            return Err(StoreError::Newer { path: self.path.clone(), found, known });
+        }
+        if found == known {
+            return Ok(());
+        }
+        self.transact(|transaction| {
+            // another process may have been first
+            let found: u32 = transaction.query_row("PRAGMA user_version", (), |row| row.get(0))?;
+            for (from, statements) in (0..).zip(migrations).skip_while(|(from, _)| *from < found) {
+                transaction.execute_batch(statements)?;
+                transaction.pragma_update(None, "user_version", from + 1)?;
+            }
+            Ok(Ok(()))
+        })
+    }
+
+    fn version(&self) -> Result<u32, StoreError> {
+        self.read(|connection| connection.query_row("PRAGMA user_version", (), |row| row.get(0)))
+    }
+
+    /// Reads all of the database, and looks whether it hangs together.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn check(&self) -> Result<(), StoreError> {
+        let found: String =
+            self.read(|connection| connection.query_row("PRAGMA quick_check(1)", (), |row| row.get(0)))?;
+        if found == "ok" {
+            return Ok(());
+        }
+        Err(StoreError::Damaged { path: self.path.clone(), why: found })
+    }
+
+    /// Writes a copy of the store, as it is at this moment, into a new file, and flushes it.
+    ///
+    /// # Errors
+    /// The file is there, or cannot be written.
+    pub fn back_up(&self, file: &Path) -> Result<(), StoreError> {
+        let made = private().write(true).create_new(true).mode(0o600).open(file);
+        let made = made.map_err(StoreError::io("create", file))?;
+        let name = file.to_str().ok_or(io::ErrorKind::InvalidFilename);
+        let name = name.map_err(StoreError::io("name in UTF-8", file))?;
+        let copied = self.connection.execute("VACUUM INTO ?1", [name]);
+        let copied = copied.map_err(|error| StoreError::database(file, error));
+        if copied.is_err() {
+            let _best_effort = std::fs::remove_file(file);
+        }
+        copied.and_then(|_| made.sync_all().map_err(StoreError::io("flush", file)))
+    }
+
+    /// Does what reads.
+    fn read<T>(&self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {
+        work(&self.connection).map_err(|error| StoreError::database(&self.path, error))
+    }
+
+    /// Does what changes the store, as a whole or not at all: what returns an error changes nothing.
+    fn transact<T>(
+        &mut self,
+        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let path = &self.path;
+        // It is locked before anything is read, so that nothing changes between looking and writing.
+        let begun = self.connection.transaction_with_behavior(TransactionBehavior::Immediate);
+        let done = begun.and_then(|transaction| {
+            let done = work(&transaction)?;
+            if done.is_ok() {
+                transaction.commit()?;
+            }
+            Ok(done)
+        });
+        done.map_err(|error| StoreError::database(path, error))?
+    }
+}
+
+fn open(path: &Path) -> rusqlite::Result<Connection> {
+    let connection = Connection::open(path)?;
+    connection.busy_timeout(LOCK_TIMEOUT)?;
+    keep_log(&connection)?;
+    // Each commit is flushed, not only each checkpoint.
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.pragma_update(None, "foreign_keys", true)?;
+    Ok(connection)
+}
+
+/// Has changes go into a log beside the database. Of processes that open a new database together SQLite lets one at a
+/// time do this, and has the others fail at once instead of waiting.
+fn keep_log(connection: &Connection) -> rusqlite::Result<()> {
+    let begun = Instant::now();
+    loop {
+        let kept = connection.pragma_update(None, "journal_mode", "WAL");
+        let is_busy = |error: &rusqlite::Error| error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy);
+        if !kept.as_ref().is_err_and(is_busy) || begun.elapsed() > LOCK_TIMEOUT {
+            return kept;
+        }
+        // Two that wait equally long would meet again.
+        std::thread::sleep(Duration::from_millis(1 + u64::from(begun.elapsed().subsec_nanos() % 8)));
+    }
+}
+
+/// How long a process waits for another's transaction, which takes milliseconds.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The statements that bring the schema from each version to the next.
+const MIGRATIONS: [&str; 1] = [include_str!("store/schema.sql")];
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,482 @@
+//! Changes of jobs: each is a [`Step`], an event and, at the end, an entry of the outbox, in one transaction.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
+
+use rusqlite::{OptionalExtension, Row, Transaction, params};
+
+use super::Store;
+use super::step::{add_event, send, state_of, take};
+use super::submit::{Again, again};
+use crate::error::StoreError;
+use crate::job::{JobId, Moved, Wish, Words, Work};
+use crate::moment::Moment;
+use crate::schedule::Schedule;
+use crate::state::{State, Step};
+
+/// What has become of a user's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Done: the job has this state now.
+    Now(State),
+    /// The job runs, and the runner is asked to do it.
+    Asked,
+}
+
+/// An attempt that is about to begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Started {
+    /// The attempt's number, from 1 on.
+    pub attempt: u32,
+    /// The work.
+    pub work: Work,
+    /// The longest time in which nothing is moved before it is given up.
+    pub deadline: Duration,
+}
+
+/// What a change of waiting jobs has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Released {
+    /// Jobs that may begin now.
+    pub queued: usize,
+    /// Jobs that have ended, because another one has or because their time is over.
+    pub ended: usize,
+}
+
+/// Something that an attempt has told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The name of the event.
+    pub kind: String,
+    /// More of it.
+    pub message: Option<String>,
+}
+
+/// What the end of an attempt means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All is at the target.
+    Done,
+    /// Another attempt would fail in the same way.
+    Fatal,
+    /// Another attempt may succeed.
+    Passing,
+    /// The process has died without a word.
+    Vanished,
+}
+
+/// The end of an attempt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ending {
+    /// What it means.
+    pub verdict: Verdict,
+    /// The exit code, if it is known.
+    pub exit: Option<i32>,
+    /// Why it ended so.
+    pub message: Option<String>,
+    /// What it has moved, by its own word.
+    pub moved: Option<Moved>,
+    /// How far it has come, in files and bytes.
+    pub furthest: u64,
+    /// What it has told since that was last recorded.
+    pub told: Vec<Told>,
+}
+
+impl Store {
+    /// Lets those jobs into the queue that have waited for a time or for others, and ends those that wait in vain.
+    ///
+    /// # Errors
+    /// The store cannot be changed.
+    pub fn release(&mut self, now: Moment) -> Result<Released, StoreError> {
+        let (due, vain) = self.read(|connection| {
+            let ids = |sql: &str, with_time: bool| -> rusqlite::Result<Vec<i64>> {
+                let mut found = connection.prepare(sql)?;
+                let read = |row: &Row<'_>| row.get(0);
+                if with_time {
+                    found.query_map([now.0, RETRY_WAIT_MAX_MILLIS], read)?.collect()
+                } else {
+                    found.query_map((), read)?.collect()
+                }
+            };
+            Ok((ids(DUE, true)?, ids(VAIN, false)?))
+        })?;
+        if due.is_empty() && vain.is_empty() {
+            return Ok(Released::default());
+        }
+        self.transact(|transaction| {
+            let mut released = Released::default();
+            for id in vain.into_iter().map(JobId) {
+                if let Some((needed, state)) = failed_need(transaction, id)?
+                    && state_of(transaction, id)? == Some(State::Waiting)
+                {
+                    let why = format!("job {needed}, which has to be done before, is {state}");
+                    let failed = take(transaction, id, Step::Fail, Some(&why), now)?;
+                    released.ended += usize::from(failed.is_ok());
+                }
+            }
+            for id in due.into_iter().map(JobId) {
+                // a user may have been quicker
+                if state_of(transaction, id)? != Some(State::Waiting) {
+                    continue;
+                }
+                let step = release_step(transaction, id, now)?;
+                match take(transaction, id, step, None, now)? {
+                    Ok(State::Queued) => released.queued += 1,
+                    Ok(_) => released.ended += 1,
+                    Err(_) => {}
+                }
+            }
+            Ok(Ok(released))
+        })
+    }
+
+    /// Begins an attempt. From here on the job counts as running: whoever finds its lock free and no last word goes on
+    /// with it.
+    ///
+    /// # Errors
+    /// The job is not queued any more.
+    pub fn start(&mut self, id: JobId, now: Moment) -> Result<Started, StoreError> {
+        self.transact(|transaction| {
+            transaction
+                .prepare(
+                    "UPDATE jobs SET attempt = attempt + 1, events_read = 0, started = coalesce(started, ?2),
+                         retry_until = coalesce(retry_until, ?2 + deadline)
+                     WHERE id = ?1",
+                )?
+                .execute([id.0, now.0])?;
+            if let Err(illegal) = take(transaction, id, Step::Start, None, now)? {
+                return Ok(Err(StoreError::Illegal { id, source: illegal }));
+            }
+            let mut work = transaction.prepare(
+                "SELECT attempt, arguments, directory, environment, deadline FROM jobs WHERE id = ?1",
+            )?;
+            let started = work.query_row([id.0], |row| {
+                let directory = OsString::from_vec(row.get(2)?);
+                let words = |bytes: Vec<u8>| Words::from_bytes(&bytes);
+                let work = Work {
+                    arguments: words(row.get(1)?),
+                    directory: directory.into(),
+                    environment: words(row.get(3)?),
+                };
+                let deadline: i64 = row.get(4)?;
+                let deadline = Duration::from_millis(deadline.unsigned_abs());
+                Ok(Started { attempt: row.get(0)?, work, deadline })
+            });
+            Ok(Ok(started?))
+        })
+    }
+
+    /// Records what a running attempt has told, and how far that has been read: both or neither, so that no event is
+    /// there twice.
+    ///
+    /// # Errors
+    /// The store cannot be changed.
+    pub fn record(
+        &mut self,
+        (id, attempt): (JobId, u32),
+        told: &[Told],
+        events_read: u64,
+        now: Moment,
+    ) -> Result<(), StoreError> {
+        self.transact(|transaction| {
+            let read = i64::try_from(events_read).unwrap_or(i64::MAX);
+            let changed = transaction
+                .prepare(
+                    "UPDATE jobs SET events_read = ?3 WHERE id = ?1 AND attempt = ?2 AND state = 'running'
+                         AND events_read < ?3",
+                )?
+                .execute(params![id.0, attempt, read])?;
+            if changed == 1 {
+                add_told(transaction, id, told, now)?;
+            }
+            Ok(Ok(()))
+        })
+    }
+
+    /// Records the end of an attempt, once: returns nothing where that has been done.
+    ///
+    /// # Errors
+    /// The store cannot be changed.
+    pub fn settle(
+        &mut self,
+        (id, attempt): (JobId, u32),
+        ending: &Ending,
+        now: Moment,
+    ) -> Result<Option<State>, StoreError> {
+        self.transact(|transaction| {
+            let mut found = transaction.prepare(
+                "SELECT wish, failures, retry_until, deadline, schedule, furthest FROM jobs
+                 WHERE id = ?1 AND attempt = ?2 AND state = 'running'",
+            )?;
+            let terms = found.query_row(params![id.0, attempt], Terms::read).optional()?;
+            let Some(terms) = terms else { return Ok(Ok(None)) };
+            drop(found);
+            add_told(transaction, id, &ending.told, now)?;
+            let After { step, not_before, failures, retry_until } = terms.after(ending, now);
+            let furthest = i64::try_from(ending.furthest).unwrap_or(i64::MAX).max(terms.furthest);
+            let Moved { files, bytes, seconds, limited_by } = ending.moved.clone().unwrap_or_default();
+            let moved = ending.moved.is_some();
+            let number = |number: u64| moved.then(|| i64::try_from(number).unwrap_or(i64::MAX));
+            transaction
+                .prepare(
+                    "UPDATE jobs SET wish = NULL, not_before = ?2, failures = ?3, retry_until = ?4, exit = ?5,
+                         files = ?6, bytes = ?7, seconds = ?8, limited_by = ?9, furthest = ?10
+                     WHERE id = ?1",
+                )?
+                .execute(params![
+                    id.0,
+                    not_before.map(|moment| moment.0),
+                    failures,
+                    retry_until.0,
+                    ending.exit,
+                    number(files),
+                    number(bytes),
+                    moved.then_some(seconds),
+                    limited_by,
+                    furthest,
+                ])?;
+            match take(transaction, id, step, ending.message.as_deref(), now)? {
+                Ok(state) => {
+                    if state.is_final() && state != State::Cancelled {
+                        do_again(transaction, id, terms.schedule.as_deref(), now)?;
+                    }
+                    Ok(Ok(Some(state)))
+                }
+                Err(source) => Ok(Err(StoreError::Illegal { id, source })),
+            }
+        })
+    }
+
+    /// Holds a job, or has the runner do so.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn pause(&mut self, id: JobId, now: Moment) -> Result<Answer, StoreError> {
+        self.order(id, Step::Hold, Some(Wish::Pause), now)
+    }
+
+    /// Ends a job, or has the runner do so. Its schedule ends with it.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn cancel(&mut self, id: JobId, now: Moment) -> Result<Answer, StoreError> {
+        self.order(id, Step::Cancel, Some(Wish::Cancel), now)
+    }
+
+    /// Lets a job go on that was held.
+    ///
+    /// # Errors
+    /// It is not held.
+    pub fn resume(&mut self, id: JobId, now: Moment) -> Result<Answer, StoreError> {
+        self.order(id, Step::Resume, None, now)
+    }
+
+    fn order(
+        &mut self,
+        id: JobId,
+        step: Step,
+        wish: Option<Wish>,
+        now: Moment,
+    ) -> Result<Answer, StoreError> {
+        self.transact(|transaction| {
+            let Some(state) = state_of(transaction, id)? else { return Ok(Err(StoreError::NoJob(id))) };
+            if let (State::Running, Some(wish)) = (state, wish) {
+                transaction
+                    .prepare("UPDATE jobs SET wish = ?2 WHERE id = ?1")?
+                    .execute(params![id.0, wish_word(wish)])?;
+                return Ok(Ok(Answer::Asked));
+            }
+            if step == Step::Resume {
+                transaction
+                    .prepare(
+                        "UPDATE jobs SET retry_until = ?2 + deadline, failures = 0,
+                             not_before = CASE WHEN failures > 0 THEN NULL ELSE not_before END
+                         WHERE id = ?1 AND state = 'paused' AND started IS NOT NULL",
+                    )?
+                    .execute([id.0, now.0])?;
+            }
+            let taken = take(transaction, id, step, None, now)?;
+            Ok(taken.map(Answer::Now).map_err(|source| StoreError::Illegal { id, source }))
+        })
+    }
+
+    /// Takes an entry out of the outbox: it has been told.
+    ///
+    /// # Errors
+    /// The store cannot be changed.
+    pub fn delivered(&mut self, number: i64) -> Result<(), StoreError> {
+        self.transact(|transaction| {
+            transaction.prepare("DELETE FROM outbox WHERE number = ?1")?.execute([number])?;
+            Ok(Ok(()))
+        })
+    }
+
+    /// Forgets jobs that ended before a moment, unless one that has not ended needs them; returns which.
+    ///
+    /// # Errors
+    /// The store cannot be changed.
+    pub fn forget(&mut self, before: Moment) -> Result<Vec<JobId>, StoreError> {
+        self.transact(|transaction| {
+            let mut found = transaction.prepare(
+                "SELECT id FROM jobs WHERE ended < ?1 AND id NOT IN
+                     (SELECT needs FROM dependencies d JOIN jobs j ON j.id = d.job WHERE j.ended IS NULL)",
+            )?;
+            let ids: Vec<i64> = found.query_map([before.0], |row| row.get(0))?.collect::<Result<_, _>>()?;
+            for id in &ids {
+                transaction.prepare("DELETE FROM dependencies WHERE needs = ?1")?.execute([id])?;
+                transaction.prepare("DELETE FROM jobs WHERE id = ?1")?.execute([id])?;
+            }
+            Ok(Ok(ids.into_iter().map(JobId).collect()))
+        })
+    }
+}
+
+/// The terms by which the end of an attempt is judged.
+struct Terms {
+    wish: Option<Wish>,
+    failures: u32,
+    retry_until: Moment,
+    deadline: Duration,
+    schedule: Option<String>,
+    furthest: i64,
+}
+
+/// What follows the end of an attempt.
+struct After {
+    step: Step,
+    not_before: Option<Moment>,
+    failures: u32,
+    retry_until: Moment,
+}
+
+impl Terms {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        let deadline: i64 = row.get(3)?;
+        Ok(Self {
+            wish: read_wish(row.get(0)?),
+            failures: row.get(1)?,
+            retry_until: Moment(row.get::<_, Option<i64>>(2)?.unwrap_or(i64::MAX)),
+            deadline: Duration::from_millis(u64::try_from(deadline).unwrap_or(0)),
+            schedule: row.get(4)?,
+            furthest: row.get(5)?,
+        })
+    }
+
+    fn after(&self, ending: &Ending, now: Moment) -> After {
+        let (failures, retry_until) = if i64::try_from(ending.furthest).unwrap_or(i64::MAX) > self.furthest {
+            (1, now.after(self.deadline))
+        } else {
+            (self.failures.saturating_add(1), self.retry_until)
+        };
+        let simple = |step| After { step, not_before: None, failures: 0, retry_until };
+        match (ending.verdict, self.wish) {
+            (Verdict::Done, _) => simple(Step::Finish),
+            (_, Some(Wish::Cancel)) => simple(Step::Cancel),
+            (Verdict::Fatal, _) => simple(Step::Fail),
+            (_, Some(Wish::Pause)) => simple(Step::Hold),
+            _ if now >= retry_until => simple(Step::Expire),
+            (Verdict::Vanished, None) if failures <= VANISHED_AT_ONCE => {
+                After { step: Step::Requeue, not_before: None, failures, retry_until }
+            }
+            (Verdict::Passing | Verdict::Vanished, None) => {
+                let next = now.after(retry_wait(failures)).min(retry_until);
+                After { step: Step::Retry, not_before: Some(next), failures, retry_until }
+            }
+        }
+    }
+}
+
+/// How long a job waits after so many attempts in a row that have come no further.
+fn retry_wait(failures: u32) -> Duration {
+    let wait = RETRY_WAIT_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    wait.min(Duration::from_millis(RETRY_WAIT_MAX_MILLIS.unsigned_abs()))
+}
+
+fn add_told(transaction: &Transaction<'_>, id: JobId, told: &[Told], now: Moment) -> rusqlite::Result<()> {
+    for Told { kind, message } in told {
+        add_event(transaction, id, kind, message.as_deref(), now)?;
+    }
+    Ok(())
+}
+
+/// The step of a waiting job whose time has come: it expires where its deadline has come too. One of a schedule that is
+/// late was missed, which is told, and is done now, once.
+fn release_step(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<Step> {
+    let mut found =
+        transaction.prepare("SELECT retry_until, attempt, schedule, not_before FROM jobs WHERE id = ?1")?;
+    type Found = (Option<i64>, u32, Option<String>, Option<i64>);
+    let (retry_until, attempt, schedule, due): Found =
+        found.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
+    if retry_until.is_some_and(|until| now.0 >= until) {
+        return Ok(Step::Expire);
+    }
+    if let (0, Some(_), Some(due)) = (attempt, schedule, due.map(Moment))
+        && now.since(due) > MISSED_AFTER
+    {
+        let why = format!("it was due at {}, and begins now", crate::schedule::shown(due));
+        let number = add_event(transaction, id, "missed", Some(&why), now)?;
+        send(transaction, number, id, "missed")?;
+    }
+    Ok(Step::Release)
+}
+
+/// Makes the next job of a schedule: times that have passed meanwhile are left out, so that no two overlap.
+fn do_again(
+    transaction: &Transaction<'_>,
+    id: JobId,
+    schedule: Option<&str>,
+    now: Moment,
+) -> rusqlite::Result<()> {
+    let Some(typed) = schedule else { return Ok(()) };
+    let next = typed.parse::<Schedule>().ok().and_then(|schedule| schedule.next(now));
+    if let Some(next) = next {
+        again(transaction, id, Again { not_before: Some(next), schedule: Some(typed) }, now)?;
+    }
+    Ok(())
+}
+
+/// A job that has to be done before this one and never will be.
+fn failed_need(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Option<(i64, String)>> {
+    let mut found = transaction.prepare(
+        "SELECT b.id, b.state FROM dependencies d JOIN jobs b ON b.id = d.needs
+         WHERE d.job = ?1 AND b.state IN ('failed', 'cancelled', 'expired') LIMIT 1",
+    )?;
+    found.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?))).optional()
+}
+
+pub(super) fn read_wish(word: Option<String>) -> Option<Wish> {
+    match word.as_deref() {
+        Some("pause") => Some(Wish::Pause),
+        Some("cancel") => Some(Wish::Cancel),
+        _ => None,
+    }
+}
+
+fn wish_word(wish: Wish) -> &'static str {
+    match wish {
+        Wish::Pause => "pause",
+        Wish::Cancel => "cancel",
+    }
+}
+
+/// Jobs whose time has come. A wait for another attempt that is longer than any was begun before the clock was set
+/// back, and is over.
+const DUE: &str = "SELECT id FROM jobs j WHERE state = 'waiting'
+    AND (not_before IS NULL OR not_before <= ?1 OR failures > 0 AND not_before > ?1 + ?2)
+    AND NOT EXISTS (SELECT 1 FROM dependencies d JOIN jobs b ON b.id = d.needs WHERE d.job = j.id AND b.state <> 'done')
+    ORDER BY id";
+/// Jobs that wait for one that will never be done.
+const VAIN: &str =
+    "SELECT DISTINCT j.id FROM jobs j JOIN dependencies d ON d.job = j.id JOIN jobs b ON b.id = d.needs
+    WHERE j.state = 'waiting' AND b.state IN ('failed', 'cancelled', 'expired')";
+
+/// The first wait for another attempt; each is twice as long as the one before.
+const RETRY_WAIT_MIN: Duration = Duration::from_secs(1);
+/// The longest wait for another attempt.
+const RETRY_WAIT_MAX_MILLIS: i64 = 10 * 60 * 1000;
+/// Processes in a row that died without a word before the job waits as after an error: what kills them may be the job
+/// itself, by the memory that it takes.
+const VANISHED_AT_ONCE: u32 = 3;
+/// How late a scheduled job begins before that is told.
+const MISSED_AFTER: Duration = Duration::from_secs(60);

@@ -1,0 +1,244 @@
+//! What the store tells.
+
+use std::time::Duration;
+
+use rusqlite::{OptionalExtension, Row};
+
+use super::Store;
+use super::change::read_wish;
+use crate::error::StoreError;
+use crate::job::{Job, JobEvent, JobId, Moved, Outgoing, Wish};
+use crate::moment::Moment;
+use crate::state::State;
+
+/// Which jobs are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// All of them.
+    All,
+    /// All that have not ended, and those that ended after this.
+    Recent(Moment),
+}
+
+/// A job that may begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queued {
+    /// The job.
+    pub id: JobId,
+    /// The other host.
+    pub host: String,
+    /// What is moved.
+    pub source: String,
+    /// Where to.
+    pub target: String,
+}
+
+/// A job that is running, or was when its runner died.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Running {
+    /// The job, to be counted.
+    pub job: Queued,
+    /// The attempt.
+    pub attempt: u32,
+    /// How far its events have been read.
+    pub events_read: u64,
+    /// What is asked of it.
+    pub wish: Option<Wish>,
+    /// The longest time in which nothing is moved before it is given up.
+    pub deadline: Duration,
+}
+
+impl Store {
+    /// One job.
+    ///
+    /// # Errors
+    /// There is no such job.
+    pub fn job(&self, id: JobId) -> Result<Job, StoreError> {
+        let found = self.read(|connection| {
+            let mut found = connection.prepare(&format!("{JOBS} WHERE id = ?1"))?;
+            found.query_row([id.0], read_job).optional()
+        })?;
+        found.ok_or(StoreError::NoJob(id))
+    }
+
+    /// Jobs, in the order in which they were submitted.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn jobs(&self, selection: Selection) -> Result<Vec<Job>, StoreError> {
+        let (condition, since) = match selection {
+            Selection::All => ("?1 = ?1", 0),
+            Selection::Recent(since) => ("ended IS NULL OR ended > ?1", since.0),
+        };
+        self.read(|connection| {
+            let mut found = connection.prepare(&format!("{JOBS} WHERE {condition} ORDER BY id"))?;
+            found.query_map([since], read_job)?.collect()
+        })
+    }
+
+    /// What has happened to a job after the event with this number.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn events(&self, id: JobId, after: i64) -> Result<Vec<JobEvent>, StoreError> {
+        self.read(|connection| {
+            let mut found = connection.prepare(
+                "SELECT number, job, time, kind, attempt, message FROM events WHERE job = ?1 AND number > ?2
+                 ORDER BY number",
+            )?;
+            let read = |row: &Row<'_>| {
+                Ok(JobEvent {
+                    number: row.get(0)?,
+                    job: JobId(row.get(1)?),
+                    time: Moment(row.get(2)?),
+                    kind: row.get(3)?,
+                    attempt: row.get(4)?,
+                    message: row.get(5)?,
+                })
+            };
+            found.query_map([id.0, after], read)?.collect()
+        })
+    }
+
+    /// What is to be told still, in the order in which it happened.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn outbox(&self) -> Result<Vec<Outgoing>, StoreError> {
+        self.read(|connection| {
+            let mut found = connection.prepare("SELECT number, job, kind FROM outbox ORDER BY number")?;
+            let read = |row: &Row<'_>| {
+                Ok(Outgoing { number: row.get(0)?, job: JobId(row.get(1)?), kind: row.get(2)? })
+            };
+            found.query_map((), read)?.collect()
+        })
+    }
+
+    /// Visits the jobs that may begin, the most urgent first, until `visit` returns false.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn queued(&self, mut visit: impl FnMut(Queued) -> bool) -> Result<(), StoreError> {
+        self.read(|connection| {
+            let mut found = connection.prepare(
+                "SELECT id, host, source, target FROM jobs WHERE state = 'queued' ORDER BY priority DESC, id",
+            )?;
+            let mut rows = found.query(())?;
+            while let Some(row) = rows.next()? {
+                if !visit(read_queued(row)?) {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The jobs that are running.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn running(&self) -> Result<Vec<Running>, StoreError> {
+        self.read(|connection| {
+            let mut found = connection.prepare(
+                "SELECT id, host, source, target, attempt, events_read, wish, deadline FROM jobs
+                 WHERE state = 'running' ORDER BY id",
+            )?;
+            let read = |row: &Row<'_>| {
+                Ok(Running {
+                    job: read_queued(row)?,
+                    attempt: row.get(4)?,
+                    events_read: unsigned(row.get(5)?),
+                    wish: read_wish(row.get(6)?),
+                    deadline: Duration::from_millis(unsigned(row.get(7)?)),
+                })
+            };
+            found.query_map((), read)?.collect()
+        })
+    }
+
+    /// The first moment after this at which a waiting job has its time; none if none has. What was due before waits for
+    /// something else.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn next_due(&self, now: Moment) -> Result<Option<Moment>, StoreError> {
+        let next: Option<i64> = self.read(|connection| {
+            connection
+                .prepare("SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND not_before > ?1")?
+                .query_row([now.0], |row| row.get(0))
+        })?;
+        Ok(next.map(Moment))
+    }
+
+    /// Whether a runner has anything to do, now or later by itself: paused jobs are not its business.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn has_work(&self) -> Result<bool, StoreError> {
+        self.read(|connection| {
+            connection
+                .prepare(
+                    "SELECT EXISTS (SELECT 1 FROM jobs WHERE state IN ('waiting', 'queued', 'running'))",
+                )?
+                .query_row((), |row| row.get(0))
+        })
+    }
+}
+
+/// All that a [`Job`] has.
+const JOBS: &str = "SELECT id, submission, label, state, wish, source, target, host, priority, submitted, not_before, \
+    started, ended, schedule, deadline, attempt, exit, message, files, bytes, seconds, limited_by, previous FROM jobs";
+
+fn read_job(row: &Row<'_>) -> rusqlite::Result<Job> {
+    let moment =
+        |column| -> rusqlite::Result<Option<Moment>> { Ok(row.get::<_, Option<i64>>(column)?.map(Moment)) };
+    let word: String = row.get(3)?;
+    let files: Option<i64> = row.get(18)?;
+    let moved = match files {
+        Some(files) => Some(Moved {
+            files: unsigned(files),
+            bytes: unsigned(row.get(19)?),
+            seconds: row.get(20)?,
+            limited_by: row.get(21)?,
+        }),
+        None => None,
+    };
+    Ok(Job {
+        id: JobId(row.get(0)?),
+        submission: row.get(1)?,
+        label: row.get(2)?,
+        state: read_state(&word)?,
+        wish: read_wish(row.get(4)?),
+        source: row.get(5)?,
+        target: row.get(6)?,
+        host: row.get(7)?,
+        priority: row.get(8)?,
+        submitted: Moment(row.get(9)?),
+        not_before: moment(10)?,
+        started: moment(11)?,
+        ended: moment(12)?,
+        schedule: row.get(13)?,
+        deadline: Duration::from_millis(unsigned(row.get(14)?)),
+        attempt: row.get(15)?,
+        exit: row.get(16)?,
+        message: row.get(17)?,
+        moved,
+        previous: row.get::<_, Option<i64>>(22)?.map(JobId),
+    })
+}
+
+fn read_state(word: &str) -> rusqlite::Result<State> {
+    let fail = |error: String| {
+        rusqlite::Error::FromSqlConversionFailure(3, rusqlite::types::Type::Text, error.into())
+    };
+    word.parse().map_err(fail)
+}
+
+fn read_queued(row: &Row<'_>) -> rusqlite::Result<Queued> {
+    Ok(Queued { id: JobId(row.get(0)?), host: row.get(1)?, source: row.get(2)?, target: row.get(3)? })
+}
+
+/// A number that was not negative when it was written.
+fn unsigned(number: i64) -> u64 {
+    number.unsigned_abs()
+}

@@ -1,0 +1,62 @@
+-- Moments are milliseconds since 1970, spans milliseconds.
+CREATE TABLE jobs (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    submission TEXT UNIQUE,
+    label TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN
+        ('waiting', 'queued', 'running', 'paused', 'done', 'failed', 'cancelled', 'expired')),
+    -- what is asked of a running job
+    wish TEXT CHECK (wish IS NULL OR wish IN ('pause', 'cancel') AND state = 'running'),
+    -- words, each with a NUL behind it
+    arguments BLOB NOT NULL,
+    directory BLOB NOT NULL,
+    environment BLOB NOT NULL,
+    source TEXT NOT NULL,
+    target TEXT NOT NULL,
+    host TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    submitted INTEGER NOT NULL,
+    not_before INTEGER,
+    started INTEGER,
+    ended INTEGER CHECK ((ended IS NOT NULL) = (state IN ('done', 'failed', 'cancelled', 'expired'))),
+    schedule TEXT,
+    deadline INTEGER NOT NULL,
+    -- when it is given up unless an attempt comes further before
+    retry_until INTEGER,
+    -- attempts in a row that have come no further; with these, not_before is the time of the next
+    failures INTEGER NOT NULL DEFAULT 0,
+    -- the furthest that any attempt has come, in files and bytes
+    furthest INTEGER NOT NULL DEFAULT 0,
+    attempt INTEGER NOT NULL DEFAULT 0,
+    -- how far the events of the attempt have been read
+    events_read INTEGER NOT NULL DEFAULT 0,
+    exit INTEGER,
+    message TEXT,
+    files INTEGER,
+    bytes INTEGER,
+    seconds REAL,
+    limited_by TEXT,
+    previous INTEGER
+) STRICT;
+CREATE INDEX jobs_by_state ON jobs (state, priority DESC, id);
+CREATE TABLE dependencies (
+    job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+    needs INTEGER NOT NULL REFERENCES jobs (id),
+    PRIMARY KEY (job, needs)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX dependencies_by_need ON dependencies (needs);
+CREATE TABLE events (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+    time INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    message TEXT
+) STRICT;
+CREATE INDEX events_by_job ON events (job, number);
+-- what is to be told, written with the state that it tells
+CREATE TABLE outbox (
+    number INTEGER PRIMARY KEY REFERENCES events (number) ON DELETE CASCADE,
+    job INTEGER NOT NULL,
+    kind TEXT NOT NULL
+) STRICT;

@@ -1,0 +1,66 @@
+//! A step of a job in the store: the one way in which a state changes.
+
+use rusqlite::{OptionalExtension, Transaction, params};
+
+use crate::job::JobId;
+use crate::moment::Moment;
+use crate::state::{IllegalStep, State, Step};
+
+/// Lets a job take a step: its state, an event and, where it ends, an entry of the outbox.
+pub(super) fn take(
+    transaction: &Transaction<'_>,
+    id: JobId,
+    step: Step,
+    message: Option<&str>,
+    now: Moment,
+) -> rusqlite::Result<Result<State, IllegalStep>> {
+    let Some(state) = state_of(transaction, id)? else { return Err(rusqlite::Error::QueryReturnedNoRows) };
+    let next = match state.after(step) {
+        Ok(next) => next,
+        Err(illegal) => return Ok(Err(illegal)),
+    };
+    transaction
+        .prepare("UPDATE jobs SET state = ?2, wish = NULL, ended = ?3, message = ?4 WHERE id = ?1")?
+        .execute(params![id.0, next.word(), next.is_final().then_some(now.0), message])?;
+    let number = add_event(transaction, id, next.word(), message, now)?;
+    if next.is_final() {
+        send(transaction, number, id, next.word())?;
+    }
+    Ok(Ok(next))
+}
+
+/// Adds an event; returns its number.
+pub(super) fn add_event(
+    transaction: &Transaction<'_>,
+    id: JobId,
+    kind: &str,
+    message: Option<&str>,
+    now: Moment,
+) -> rusqlite::Result<i64> {
+    transaction
+        .prepare(
+            "INSERT INTO events (job, time, kind, attempt, message)
+             SELECT id, ?2, ?3, attempt, ?4 FROM jobs WHERE id = ?1",
+        )?
+        .execute(params![id.0, now.0, kind, message])?;
+    Ok(transaction.last_insert_rowid())
+}
+
+/// Puts an event into the outbox.
+pub(super) fn send(
+    transaction: &Transaction<'_>,
+    number: i64,
+    id: JobId,
+    kind: &str,
+) -> rusqlite::Result<()> {
+    let mut send = transaction.prepare("INSERT INTO outbox (number, job, kind) VALUES (?1, ?2, ?3)")?;
+    send.execute(params![number, id.0, kind])?;
+    Ok(())
+}
+
+/// The state of a job; none if there is no such job.
+pub(super) fn state_of(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Option<State>> {
+    let mut found = transaction.prepare("SELECT state FROM jobs WHERE id = ?1")?;
+    let word: Option<String> = found.query_row([id.0], |row| row.get(0)).optional()?;
+    Ok(word.and_then(|word| word.parse().ok()))
+}

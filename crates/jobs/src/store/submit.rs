@@ -1,0 +1,136 @@
+//! New jobs.
+
+use std::os::unix::ffi::OsStrExt;
+
+use rusqlite::{OptionalExtension, Transaction, params};
+
+use super::Store;
+use super::step::{add_event, state_of};
+use crate::error::StoreError;
+use crate::job::{JobId, NewJob};
+use crate::moment::Moment;
+use crate::state::State;
+
+/// A job that was submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Submitted {
+    /// The job.
+    pub id: JobId,
+    /// Whether it was there already, by the same submission.
+    pub repeated: bool,
+}
+
+impl Store {
+    /// Takes a job. When this returns it has been flushed.
+    ///
+    /// # Errors
+    /// The submission's id is that of another job, or a job that is to be done before is not there.
+    pub fn submit(&mut self, job: &NewJob, now: Moment) -> Result<Submitted, StoreError> {
+        self.transact(|transaction| {
+            if let Some(submission) = &job.submission
+                && let Some((id, arguments)) = find_submission(transaction, submission)?
+            {
+                if arguments != job.work.arguments.to_bytes() {
+                    return Ok(Err(StoreError::OtherSubmission { submission: submission.clone(), id }));
+                }
+                return Ok(Ok(Submitted { id, repeated: true }));
+            }
+            for needed in &job.after {
+                if !is_there(transaction, *needed)? {
+                    return Ok(Err(StoreError::NoJob(*needed)));
+                }
+            }
+            let id = insert(transaction, job, now)?;
+            Ok(Ok(Submitted { id, repeated: false }))
+        })
+    }
+
+    /// Submits once more what an ended job has done.
+    ///
+    /// # Errors
+    /// There is no such job, or it has not ended.
+    pub fn rerun(&mut self, id: JobId, now: Moment) -> Result<JobId, StoreError> {
+        self.transact(|transaction| {
+            if !is_there(transaction, id)? {
+                return Ok(Err(StoreError::NoJob(id)));
+            }
+            if !state_of(transaction, id)?.is_some_and(State::is_final) {
+                return Ok(Err(StoreError::NotEnded(id)));
+            }
+            Ok(Ok(again(transaction, id, Again { not_before: None, schedule: None }, now)?))
+        })
+    }
+}
+
+fn find_submission(
+    transaction: &Transaction<'_>,
+    submission: &str,
+) -> rusqlite::Result<Option<(JobId, Vec<u8>)>> {
+    let mut found = transaction.prepare("SELECT id, arguments FROM jobs WHERE submission = ?1")?;
+    found.query_row([submission], |row| Ok((JobId(row.get(0)?), row.get(1)?))).optional()
+}
+
+fn is_there(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<bool> {
+    transaction.prepare("SELECT 1 FROM jobs WHERE id = ?1")?.exists([id.0])
+}
+
+fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite::Result<JobId> {
+    let state = if job.after.is_empty() && job.not_before.is_none() { State::Queued } else { State::Waiting };
+    transaction
+        .prepare(
+            "INSERT INTO jobs (submission, label, state, arguments, directory, environment, source, target, host,
+                 priority, submitted, not_before, schedule, deadline)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+        )?
+        .execute(params![
+            job.submission,
+            job.label,
+            state.word(),
+            job.work.arguments.to_bytes(),
+            job.work.directory.as_os_str().as_bytes(),
+            job.work.environment.to_bytes(),
+            job.source,
+            job.target,
+            job.host,
+            job.priority,
+            now.0,
+            job.not_before.map(|moment| moment.0),
+            job.schedule.as_ref().map(ToString::to_string),
+            i64::try_from(job.deadline.as_millis()).unwrap_or(i64::MAX),
+        ])?;
+    let id = JobId(transaction.last_insert_rowid());
+    for needed in &job.after {
+        let mut depend =
+            transaction.prepare("INSERT OR IGNORE INTO dependencies (job, needs) VALUES (?1, ?2)")?;
+        depend.execute([id.0, needed.0])?;
+    }
+    add_event(transaction, id, "submitted", None, now)?;
+    Ok(id)
+}
+
+/// The terms of a job that does another one again.
+pub(super) struct Again<'a> {
+    pub(super) not_before: Option<Moment>,
+    pub(super) schedule: Option<&'a str>,
+}
+
+/// Makes a job that does another one again.
+pub(super) fn again(
+    transaction: &Transaction<'_>,
+    id: JobId,
+    Again { not_before, schedule }: Again<'_>,
+    now: Moment,
+) -> rusqlite::Result<JobId> {
+    let state = if not_before.is_none() { State::Queued } else { State::Waiting };
+    transaction
+        .prepare(
+            "INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority,
+                 submitted, not_before, schedule, deadline, previous)
+             SELECT label, ?2, arguments, directory, environment, source, target, host, priority, ?3, ?4, ?5, deadline, id
+             FROM jobs WHERE id = ?1",
+        )?
+        .execute(params![id.0, state.word(), now.0, not_before.map(|moment| moment.0), schedule])?;
+    let new = JobId(transaction.last_insert_rowid());
+    add_event(transaction, new, "submitted", None, now)?;
+    Ok(new)
+}

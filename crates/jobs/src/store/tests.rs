@@ -1,0 +1,453 @@
+//! Stores in real files.
+
+use std::os::unix::fs::MetadataExt;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::job::{JobId, NewJob, Wish, Words, Work};
+use crate::moment::Moment;
+use crate::state::State;
+
+struct Site {
+    _directory: TempDir,
+    place: Place,
+    store: Store,
+}
+
+fn site() -> Site {
+    let directory = tempfile::tempdir().unwrap();
+    let place = Place::open(&directory.path().join("jobs")).unwrap();
+    let store = Store::open(&place).unwrap();
+    Site { _directory: directory, place, store }
+}
+
+const START: Moment = Moment(1_800_000_000_000);
+
+fn later(seconds: u64) -> Moment {
+    START.after(Duration::from_secs(seconds))
+}
+
+fn job(label: &str) -> NewJob {
+    NewJob {
+        submission: None,
+        label: label.to_owned(),
+        work: Work {
+            arguments: Words(vec!["a".into(), label.into()]),
+            directory: "/".into(),
+            environment: Words(vec!["A=b".into()]),
+        },
+        source: "/a".to_owned(),
+        target: format!("h:{label}"),
+        host: "h".to_owned(),
+        priority: 0,
+        not_before: None,
+        schedule: None,
+        after: Vec::new(),
+        deadline: Duration::from_secs(3600),
+    }
+}
+
+fn ended(verdict: Verdict) -> Ending {
+    let exit = match verdict {
+        Verdict::Done => Some(0),
+        Verdict::Fatal => Some(3),
+        Verdict::Passing => Some(10),
+        Verdict::Vanished => None,
+    };
+    Ending { verdict, exit, message: None, moved: None, furthest: 0, told: Vec::new() }
+}
+
+impl Site {
+    fn submit(&mut self, job: &NewJob) -> JobId {
+        self.store.submit(job, START).unwrap().id
+    }
+
+    fn state(&self, id: JobId) -> State {
+        self.store.job(id).unwrap().state
+    }
+
+    /// Runs a queued job to this end.
+    fn run(&mut self, id: JobId, ending: &Ending, now: Moment) -> State {
+        let started = self.store.start(id, now).unwrap();
+        self.store.settle((id, started.attempt), ending, now).unwrap().unwrap()
+    }
+
+    fn told(&self, id: JobId) -> Vec<String> {
+        let outbox = self.store.outbox().unwrap();
+        outbox.into_iter().filter(|entry| entry.job == id).map(|entry| entry.kind).collect()
+    }
+
+    fn kinds(&self, id: JobId) -> Vec<String> {
+        self.store.events(id, 0).unwrap().into_iter().map(|event| event.kind).collect()
+    }
+}
+
+#[test]
+fn a_job_runs_and_ends_once() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    let started = site.store.start(id, START).unwrap();
+    assert_eq!((started.attempt, &started.work), (1, &job("x").work));
+    assert_eq!(site.store.running().unwrap().len(), 1);
+    let done = ended(Verdict::Done);
+    assert_eq!(site.store.settle((id, 1), &done, later(1)).unwrap(), Some(State::Done));
+    assert_eq!(site.store.settle((id, 1), &done, later(2)).unwrap(), None);
+    assert_eq!(site.told(id), ["done"]);
+    assert_eq!(site.kinds(id), ["submitted", "running", "done"]);
+    let job = site.store.job(id).unwrap();
+    assert_eq!((job.started, job.ended, job.exit), (Some(START), Some(later(1)), Some(0)));
+}
+
+#[test]
+fn an_attempt_that_is_not_the_last_is_not_settled() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    assert_eq!(site.run(id, &ended(Verdict::Vanished), START), State::Queued);
+    assert_eq!(site.store.start(id, START).unwrap().attempt, 2);
+    assert_eq!(site.store.settle((id, 1), &ended(Verdict::Done), START).unwrap(), None);
+    assert_eq!(site.state(id), State::Running);
+}
+
+#[test]
+fn the_same_submission_is_the_same_job() {
+    let mut site = site();
+    let named = NewJob { submission: Some("s".into()), ..job("x") };
+    let first = site.store.submit(&named, START).unwrap();
+    let second = site.store.submit(&named, later(1)).unwrap();
+    assert_eq!((first.repeated, second.repeated, second.id), (false, true, first.id));
+    let other = NewJob { submission: Some("s".into()), ..job("y") };
+    assert!(matches!(site.store.submit(&other, START), Err(StoreError::OtherSubmission { .. })));
+    assert_eq!(site.store.jobs(Selection::All).unwrap().len(), 1);
+}
+
+#[test]
+fn what_passes_is_tried_again_later_and_later_until_the_deadline() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    let mut now = START;
+    let mut waits = Vec::new();
+    loop {
+        match site.run(id, &ended(Verdict::Passing), now) {
+            State::Waiting => {}
+            state => {
+                assert_eq!(state, State::Expired);
+                break;
+            }
+        }
+        let due = site.store.next_due(now).unwrap().unwrap();
+        waits.push(due.since(now).as_secs());
+        assert_eq!(site.store.release(Moment(due.0 - 1)).unwrap(), Released::default());
+        now = due;
+        if site.store.release(now).unwrap().ended == 1 {
+            break;
+        }
+    }
+    assert_eq!(site.state(id), State::Expired);
+    assert_eq!(waits[..11], [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600]);
+    assert_eq!(now, later(3600));
+    assert_eq!(site.told(id), ["expired"]);
+}
+
+#[test]
+fn an_attempt_that_comes_further_puts_off_the_deadline() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    let further = Ending { furthest: 7, ..ended(Verdict::Passing) };
+    site.store.start(id, START).unwrap();
+    assert_eq!(site.store.settle((id, 1), &further, later(3599)).unwrap(), Some(State::Waiting));
+    site.store.release(later(3601)).unwrap();
+    // an hour after the start, and no further than before, but not yet an hour after that
+    assert_eq!(site.run(id, &further, later(3601)), State::Waiting);
+    site.store.release(later(3605)).unwrap();
+    assert_eq!(site.run(id, &further, later(7199)), State::Expired);
+}
+
+#[test]
+fn a_clock_that_is_set_back_does_not_hold_up_an_attempt() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    site.run(id, &ended(Verdict::Passing), later(1_000_000));
+    assert_eq!(site.store.release(later(0)).unwrap().queued, 1);
+    assert_eq!(site.state(id), State::Queued);
+}
+
+#[test]
+fn a_process_that_keeps_dying_is_started_ever_more_seldom() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    for _ in 0..VANISHED {
+        assert_eq!(site.run(id, &ended(Verdict::Vanished), START), State::Queued);
+    }
+    assert_eq!(site.run(id, &ended(Verdict::Vanished), START), State::Waiting);
+}
+
+const VANISHED: u32 = 3;
+
+#[test]
+fn a_job_is_held_and_goes_on() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    assert_eq!(site.store.pause(id, START).unwrap(), Answer::Now(State::Paused));
+    assert!(matches!(site.store.start(id, START), Err(StoreError::Illegal { .. })));
+    assert_eq!(site.store.job(id).unwrap().attempt, 0, "what was refused has changed nothing");
+    assert_eq!(site.store.resume(id, START).unwrap(), Answer::Now(State::Waiting));
+    site.store.release(START).unwrap();
+    site.store.start(id, START).unwrap();
+    assert_eq!(site.store.pause(id, START).unwrap(), Answer::Asked);
+    assert_eq!(site.store.running().unwrap()[0].wish, Some(Wish::Pause));
+    let interrupted = Ending { exit: Some(20), ..ended(Verdict::Passing) };
+    assert_eq!(site.store.settle((id, 1), &interrupted, later(9000)).unwrap(), Some(State::Paused));
+    // held for longer than its deadline
+    assert_eq!(site.store.resume(id, later(9000)).unwrap(), Answer::Now(State::Waiting));
+    assert_eq!(site.store.release(later(9000)).unwrap().queued, 1);
+}
+
+#[test]
+fn an_order_that_comes_too_late_changes_nothing() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    site.store.start(id, START).unwrap();
+    assert_eq!(site.store.cancel(id, START).unwrap(), Answer::Asked);
+    assert_eq!(site.store.settle((id, 1), &ended(Verdict::Done), START).unwrap(), Some(State::Done));
+    assert!(matches!(site.store.cancel(id, START), Err(StoreError::Illegal { .. })));
+    assert!(matches!(site.store.resume(id, START), Err(StoreError::Illegal { .. })));
+    assert!(matches!(site.store.cancel(JobId(9), START), Err(StoreError::NoJob(JobId(9)))));
+    assert_eq!(site.told(id), ["done"]);
+}
+
+#[test]
+fn a_job_waits_for_others_and_fails_with_them() {
+    let mut site = site();
+    let first = site.submit(&job("a"));
+    let second = site.submit(&NewJob { after: vec![first], ..job("b") });
+    let third = site.submit(&NewJob { after: vec![first, second], ..job("c") });
+    assert_eq!(site.store.release(START).unwrap(), Released::default());
+    let late = site.submit(&NewJob { after: vec![first], not_before: Some(START), ..job("d") });
+    assert_eq!(site.store.next_due(later(1)).unwrap(), None, "nothing but another job is waited for");
+    site.store.cancel(late, START).unwrap();
+    assert_eq!(site.run(first, &ended(Verdict::Done), START), State::Done);
+    assert_eq!(site.store.release(START).unwrap().queued, 1);
+    assert_eq!(site.run(second, &ended(Verdict::Fatal), START), State::Failed);
+    assert_eq!(site.store.release(START).unwrap(), Released { queued: 0, ended: 1 });
+    let third = site.store.job(third).unwrap();
+    assert_eq!(third.state, State::Failed);
+    assert_eq!(third.message.unwrap(), format!("job {second}, which has to be done before, is failed"));
+    let unknown = NewJob { after: vec![JobId(99)], ..job("d") };
+    assert!(matches!(site.store.submit(&unknown, START), Err(StoreError::NoJob(JobId(99)))));
+}
+
+#[test]
+fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
+    let mut site = site();
+    let hourly =
+        NewJob { schedule: Some("0 * * * *".parse().unwrap()), not_before: Some(later(3600)), ..job("x") };
+    let first = site.submit(&hourly);
+    // three hours late
+    let now = later(4 * 3600 + 5);
+    assert_eq!(site.store.release(now).unwrap().queued, 1);
+    assert_eq!(site.told(first), ["missed"]);
+    assert_eq!(site.run(first, &ended(Verdict::Fatal), now), State::Failed);
+    let live: Vec<_> = site.store.jobs(Selection::Recent(now)).unwrap();
+    let [next] = &live[..] else { panic!("{live:?}") };
+    assert_eq!((next.state, next.previous), (State::Waiting, Some(first)));
+    assert!(
+        next.not_before.unwrap() > now && next.not_before.unwrap() <= now.after(Duration::from_secs(3600))
+    );
+    let next = next.id;
+    site.store.cancel(next, now).unwrap();
+    assert_eq!(site.store.jobs(Selection::Recent(now)).unwrap(), [], "a schedule ends with its job");
+    assert_eq!(site.told(next), ["cancelled"]);
+    let running = site.submit(&hourly);
+    site.store.release(now).unwrap();
+    site.store.start(running, now).unwrap();
+    site.store.cancel(running, now).unwrap();
+    let interrupted = site.store.settle((running, 1), &ended(Verdict::Passing), now).unwrap();
+    assert_eq!(interrupted, Some(State::Cancelled));
+    assert_eq!(site.store.jobs(Selection::Recent(now)).unwrap(), [], "also while it runs");
+}
+
+#[test]
+fn an_ended_job_is_done_again_as_another() {
+    let mut site = site();
+    let id = site.submit(&NewJob { submission: Some("s".into()), ..job("x") });
+    assert!(matches!(site.store.rerun(id, START), Err(StoreError::NotEnded(_))));
+    site.run(id, &ended(Verdict::Fatal), START);
+    let again = site.store.rerun(id, START).unwrap();
+    assert!(again > id);
+    assert_eq!(site.store.start(again, START).unwrap().work, job("x").work);
+}
+
+#[test]
+fn urgent_jobs_come_first() {
+    let mut site = site();
+    for (label, priority) in [("a", 0), ("b", 5), ("c", -1), ("d", 5)] {
+        site.submit(&NewJob { priority, ..job(label) });
+    }
+    let mut order = Vec::new();
+    site.store
+        .queued(|job| {
+            order.push(job.target);
+            true
+        })
+        .unwrap();
+    assert_eq!(order, ["h:b", "h:d", "h:a", "h:c"]);
+}
+
+#[test]
+fn what_an_attempt_tells_is_recorded_once() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    site.store.start(id, START).unwrap();
+    let told = [Told { kind: "warning".into(), message: Some("w".into()) }];
+    for read in [10, 10, 5] {
+        site.store.record((id, 1), &told, read, START).unwrap();
+    }
+    assert_eq!(site.kinds(id), ["submitted", "running", "warning"]);
+    assert_eq!(site.store.running().unwrap()[0].events_read, 10);
+}
+
+#[test]
+fn a_store_is_for_its_user_alone() {
+    let site = site();
+    for name in ["jobs.db", "jobs.db-wal", "jobs.db-shm"] {
+        let mode = site.place.path().join(name).metadata().unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+}
+
+#[test]
+fn a_store_of_a_newer_release_is_refused() {
+    let site = site();
+    site.store.connection.pragma_update(None, "user_version", 99).unwrap();
+    let error = Store::open(&site.place).unwrap_err();
+    assert!(matches!(error, StoreError::Newer { found: 99, known: 1, .. }), "{error}");
+    assert!(error.to_string().contains("was written by a newer zmove"), "{error}");
+}
+
+#[test]
+fn a_store_of_an_older_release_is_brought_forward() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    let migrations = [MIGRATIONS[0], "ALTER TABLE jobs ADD COLUMN extra TEXT"];
+    site.store.migrate(&migrations).unwrap();
+    site.store.migrate(&migrations).unwrap();
+    assert_eq!(site.store.version().unwrap(), 2);
+    assert_eq!(site.state(id), State::Queued);
+}
+
+#[test]
+fn a_migration_that_fails_leaves_the_store_as_it_was() {
+    let mut site = site();
+    let migrations = [MIGRATIONS[0], "ALTER TABLE jobs ADD COLUMN extra TEXT; nonsense"];
+    site.store.migrate(&migrations).unwrap_err();
+    assert_eq!(site.store.version().unwrap(), 1);
+    assert!(site.store.connection.execute("SELECT extra FROM jobs", ()).is_err());
+}
+
+#[test]
+fn a_damaged_store_is_told() {
+    let site = site();
+    let path = site.place.database();
+    drop(site.store);
+    std::fs::write(&path, b"this is no database, whatever it may have been before".repeat(100)).unwrap();
+    let error = Store::open(&site.place).unwrap_err();
+    assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
+    assert!(error.to_string().contains("put a backup in its place"), "{error}");
+}
+
+#[test]
+fn a_page_that_was_overwritten_is_found_by_the_check() {
+    let mut site = site();
+    for number in 0..200 {
+        site.submit(&job(&format!("job {number}")));
+    }
+    let path = site.place.database();
+    drop(site.store);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let half = bytes.len() / 2 / 4096 * 4096;
+    bytes[half..half + 4096].fill(0xa5);
+    std::fs::write(&path, bytes).unwrap();
+    let checked = Store::open(&site.place).and_then(|store| store.check());
+    assert!(matches!(checked, Err(StoreError::Damaged { .. })), "{checked:?}");
+}
+
+#[test]
+fn a_full_disk_changes_nothing_and_is_told() {
+    let mut site = site();
+    let pages: i64 = site.store.connection.query_row("PRAGMA page_count", (), |row| row.get(0)).unwrap();
+    site.store.connection.pragma_update(None, "max_page_count", pages).unwrap();
+    let large = NewJob { label: "x".repeat(100_000), ..job("x") };
+    let error = site.store.submit(&large, START).unwrap_err();
+    assert!(matches!(error, StoreError::Full { .. }) && error.is_passing(), "{error}");
+    assert_eq!(site.store.jobs(Selection::All).unwrap(), []);
+    site.store.check().unwrap();
+}
+
+#[test]
+fn a_locked_store_is_told() {
+    let mut site = site();
+    let other = Store::open(&site.place).unwrap();
+    other.connection.execute_batch("BEGIN IMMEDIATE").unwrap();
+    site.store.connection.busy_timeout(Duration::from_millis(20)).unwrap();
+    let error = site.store.submit(&job("x"), START).unwrap_err();
+    assert!(matches!(error, StoreError::Locked { .. }) && error.is_passing(), "{error}");
+}
+
+#[test]
+fn a_backup_is_a_store() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    let other = site.place.path().join("other");
+    let file = Place::open(&other).unwrap().database();
+    site.store.back_up(&file).unwrap();
+    assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
+    let copy = Store::open(&Place::open(&other).unwrap()).unwrap();
+    copy.check().unwrap();
+    assert_eq!(copy.job(id).unwrap(), site.store.job(id).unwrap());
+    let again = site.store.back_up(&file).unwrap_err();
+    assert!(matches!(again, StoreError::Io { operation: "create", .. }), "{again}");
+}
+
+#[test]
+fn old_jobs_are_forgotten_but_not_those_that_others_need() {
+    let mut site = site();
+    let [first, second] = ["a", "b"].map(|label| site.submit(&job(label)));
+    let third = site.submit(&NewJob { after: vec![second], ..job("c") });
+    for id in [first, second] {
+        site.run(id, &ended(Verdict::Done), START);
+    }
+    assert_eq!(site.store.forget(later(1)).unwrap(), [first]);
+    assert!(matches!(site.store.job(first), Err(StoreError::NoJob(_))));
+    assert_eq!(site.kinds(first), Vec::<String>::new());
+    let told: Vec<_> = site.store.outbox().unwrap().into_iter().map(|entry| entry.job).collect();
+    assert_eq!(told, [second]);
+    site.store.release(later(1)).unwrap();
+    site.run(third, &ended(Verdict::Done), later(1));
+    assert_eq!(site.store.forget(later(2)).unwrap(), [second, third]);
+    let next = site.submit(&job("d"));
+    assert!(next > third, "a number is never another job's");
+}
+
+#[test]
+fn what_was_told_leaves_the_outbox() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    site.store.cancel(id, START).unwrap();
+    let [entry] = &site.store.outbox().unwrap()[..] else { panic!("one entry") };
+    site.store.delivered(entry.number).unwrap();
+    assert_eq!(site.store.outbox().unwrap(), []);
+}
+
+/// A submission and the runner that it starts open a new store together.
+#[test]
+fn many_may_open_a_new_store_at_once() {
+    for _ in 0..20 {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::open(directory.path()).unwrap();
+        std::thread::scope(|scope| {
+            let openings: Vec<_> = (0..4).map(|_| scope.spawn(|| Store::open(&place).map(drop))).collect();
+            openings.into_iter().for_each(|opening| opening.join().unwrap().unwrap());
+        });
+    }
+}

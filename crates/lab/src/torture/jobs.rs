@@ -1,0 +1,260 @@
+//! `torture --jobs`: jobs whose runner and whose processes are killed at random moments. Each must be there at the end,
+//! be done, be told as done once, and have the right tree at its target.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde_json::Value;
+
+use super::dice::Dice;
+use super::metadata::Features;
+use super::programs::{CLIENT_HOME, Place, Running, free_address};
+use super::same;
+use super::tree::{Shape, Tree};
+use super::versions::Versions;
+
+/// Counts of one round or of many.
+#[derive(Debug, Default)]
+pub(crate) struct JobsTally {
+    pub(crate) rounds: u64,
+    jobs: u64,
+    attempts: u64,
+    runners_killed: u64,
+    processes_killed: u64,
+    submits_killed: u64,
+    pub(crate) failures: Vec<String>,
+}
+
+impl JobsTally {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.rounds += other.rounds;
+        self.jobs += other.jobs;
+        self.attempts += other.attempts;
+        self.runners_killed += other.runners_killed;
+        self.processes_killed += other.processes_killed;
+        self.submits_killed += other.submits_killed;
+        self.failures.extend(other.failures);
+    }
+}
+
+impl fmt::Display for JobsTally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rounds, jobs, attempts, runners_killed, processes_killed, submits_killed, .. } = self;
+        write!(
+            f,
+            "{rounds} rounds, {jobs} jobs, {attempts} attempts; killed: {runners_killed} runners, {processes_killed} \
+             processes, {submits_killed} submits; {} failures",
+            self.failures.len()
+        )
+    }
+}
+
+/// A job, as it was submitted.
+struct Order {
+    tree: Tree,
+    target: PathBuf,
+    id: String,
+}
+
+struct Round<'a> {
+    place: &'a Place,
+    dice: Dice,
+    /// `None` while there is none.
+    runner: Option<Running>,
+    tally: JobsTally,
+}
+
+/// Runs the round of this seed in the new directory `directory`.
+pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> JobsTally {
+    match round(zmove, directory, Dice::new(seed)) {
+        Ok(tally) => tally,
+        Err(error) => {
+            JobsTally { rounds: 1, failures: vec![format!("lab: {error:#}")], ..Default::default() }
+        }
+    }
+}
+
+fn round(zmove: &str, directory: &Path, mut dice: Dice) -> Result<JobsTally> {
+    let targets = directory.join("targets");
+    fs::create_dir_all(&targets).with_context(|| format!("failed to create {}", targets.display()))?;
+    let place = Place::prepare(zmove, directory, &targets, &["--write", "--set-owner"])?;
+    let address = free_address(&mut dice)?;
+    let _daemon = place.serve(address, &[])?;
+    let features = Features::of(directory)?;
+    let tally = JobsTally { rounds: 1, ..Default::default() };
+    let mut round = Round { place: &place, dice, runner: None, tally };
+    round.start_runner()?;
+    let mut orders = Vec::new();
+    for number in 0..round.dice.within(2..=JOBS_MAX) {
+        let source = directory.join(format!("source-{number}"));
+        let tree = Tree::grow_like(&[SHAPE], &source, features, round.dice.fork(), &mut Versions::default())?;
+        let target = targets.join(number.to_string());
+        fs::create_dir(&target).context("failed to make a target")?;
+        let before = orders.last().map(|order: &Order| order.id.clone());
+        let id = round.submit(&tree, &format!("{address}:{}", target.display()), before.as_deref())?;
+        orders.push(Order { tree, target, id });
+        if round.dice.one_in(3) {
+            round.disturb()?;
+        }
+    }
+    for _ in 0..round.dice.within(1..=EVENTS_MAX) {
+        round.disturb()?;
+    }
+    round.start_runner()?;
+    round.judge(&orders)?;
+    Ok(std::mem::take(&mut round.tally))
+}
+
+impl Round<'_> {
+    fn zmove(&self, words: &[&str]) -> Command {
+        let mut command = self.place.command(CLIENT_HOME);
+        command.args(words);
+        command
+    }
+
+    fn start_runner(&mut self) -> Result<()> {
+        if self.runner.is_none() {
+            let mut runner = self.zmove(&["runner"]);
+            self.runner = Some(Running::start(runner.stdout(Stdio::null()))?);
+        }
+        Ok(())
+    }
+
+    /// Submits a job, perhaps twice, the first time perhaps killed.
+    fn submit(&mut self, tree: &Tree, target: &str, before: Option<&str>) -> Result<String> {
+        let submission = format!("s{}", self.tally.jobs);
+        let rate = format!("{}Mbit", self.dice.scaled_within(10..=400));
+        let mut words =
+            vec!["submit", "-a", "--accept-new", "--limit", &rate, "--submission-id", &submission];
+        if let Some(before) = before.filter(|_| self.dice.one_in(3)) {
+            words.extend(["--after", before]);
+        }
+        let command = |round: &Self| {
+            let mut command = round.zmove(&words);
+            command.arg(tree.root().join("")).arg(target);
+            command
+        };
+        if self.dice.one_in(4) {
+            let mut submit = Running::start(command(self).stdout(Stdio::null()))?;
+            sleep(Duration::from_millis(self.dice.within(0..=20)));
+            submit.kill()?;
+            self.tally.submits_killed += 1;
+        }
+        let output = command(self).output().context("failed to start zmove submit")?;
+        if !output.status.success() {
+            bail!("submit failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        self.tally.jobs += 1;
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    /// Waits a while and kills something; where that is the runner, another one comes after a while.
+    fn disturb(&mut self) -> Result<()> {
+        sleep(Duration::from_millis(self.dice.scaled_within(1..=500)));
+        let which = self.dice.within(1..=3);
+        if which != 1
+            && let Some(mut runner) = self.runner.take()
+        {
+            runner.kill()?;
+            self.tally.runners_killed += 1;
+        }
+        if which != 2 {
+            let processes = self.processes();
+            if !processes.is_empty() {
+                let pid = *self.dice.pick(&processes);
+                // It may have ended meanwhile.
+                let handle = pidfd_open(pid, PidfdFlags::empty());
+                let killed = handle.and_then(|handle| pidfd_send_signal(handle, Signal::KILL));
+                self.tally.processes_killed += u64::from(killed.is_ok());
+            }
+        }
+        if self.dice.one_in(2) {
+            sleep(Duration::from_millis(self.dice.scaled_within(1..=300)));
+        }
+        self.start_runner()
+    }
+
+    /// The processes whose standard input is the lock of a job.
+    fn processes(&self) -> Vec<Pid> {
+        let jobs = self.place.directory.join(CLIENT_HOME).join("jobs");
+        let is_here = |pid: &Pid| {
+            let input = fs::read_link(format!("/proc/{}/fd/0", pid.as_raw_nonzero()));
+            input.is_ok_and(|input| input.starts_with(&jobs) && input.ends_with("lock"))
+        };
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+        let mut processes: Vec<_> = pids.filter(is_here).collect();
+        processes.sort_by_key(|pid| pid.as_raw_nonzero());
+        processes
+    }
+
+    fn lines(&self, words: &[&str]) -> Result<Vec<Value>> {
+        let output = self.zmove(words).output().context("failed to start zmove")?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().map(|line| serde_json::from_str(line).context("failed to read JSON")).collect()
+    }
+
+    fn judge(&mut self, orders: &[Order]) -> Result<()> {
+        for Order { tree, target, id } in orders {
+            let ended = self.wait_for_end(id)?;
+            let fail = |tally: &mut JobsTally, what: String| tally.failures.push(format!("job {id}: {what}"));
+            if ended["state"] != "done" {
+                let log = self.zmove(&["job", id, "log"]).output().context("failed to start zmove")?;
+                fail(&mut self.tally, format!("{ended}: {}", String::from_utf8_lossy(&log.stdout)));
+                continue;
+            }
+            self.tally.attempts += ended["attempts"].as_u64().unwrap_or_default();
+            let events = self.lines(&["job", id, "log", "--json"])?;
+            let done = events.iter().filter(|event| event["event"] == "done").count();
+            if done != 1 {
+                fail(&mut self.tally, format!("told {done} times as done"));
+            }
+            for difference in same::differences(tree.root(), target, &[])? {
+                fail(&mut self.tally, difference);
+            }
+        }
+        let jobs = self.lines(&["jobs", "--all", "--json"])?;
+        if jobs.len() != orders.len() {
+            self.tally.failures.push(format!("{} jobs of {}", jobs.len(), orders.len()));
+        }
+        if !self.processes().is_empty() {
+            self.tally.failures.push("a process outlives its job".to_owned());
+        }
+        Ok(())
+    }
+
+    fn wait_for_end(&self, id: &str) -> Result<Value> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let job = self.lines(&["job", id, "--json"])?.pop().context("no such job")?;
+            if !job["ended"].is_null() || Instant::now() > until {
+                return Ok(job);
+            }
+            sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        self.runner = None;
+        for pid in self.processes() {
+            if let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) {
+                let _ended_before = pidfd_send_signal(&handle, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// Small trees: what counts is how often something happens to them.
+const SHAPE: Shape = Shape { weight: 1, directories: 4, files: 40, sizes: [4, 8, 4, 2, 0, 0] };
+const JOBS_MAX: u64 = 5;
+const EVENTS_MAX: u64 = 8;
+/// How long a job may take after the last event.
+const PATIENCE: Duration = Duration::from_secs(120);
