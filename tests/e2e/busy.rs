@@ -203,7 +203,7 @@ fn many_small_pushes_at_once_all_end_well() {
     assert!(!site.the_daemon().has_logged("broken off"));
 }
 
-/// As a batch system starts them: by one key, which may run 32 at a time.
+/// A batch system starts all jobs at once, by one key, which may run 32 at a time.
 #[test]
 fn an_array_of_two_hundred_jobs_waits_its_turn_and_all_end_well() {
     let site = site("");

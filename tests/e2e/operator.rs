@@ -118,7 +118,7 @@ fn a_daemon_that_drains_ends_with_its_last_transfer() {
     operator(&site, &["status"]).expect(10).says(&["no daemon answers here", "control.sock"]).lines(1);
 }
 
-/// It ends at once, and says so before.
+/// A daemon that is idle ends at once, and says so before.
 #[test]
 fn a_daemon_that_is_idle_drains_and_answers() {
     let mut site = Site::daemon();

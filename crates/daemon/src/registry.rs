@@ -165,6 +165,6 @@ mod tests {
         registered.begin(lanes);
         assert!(matches!(find().await, Found::Lanes(_)));
         drop(registered);
-        assert!(matches!(find().await, Found::Nothing));
+        assert!(matches!(find().await, Found::Ended));
     }
 }
