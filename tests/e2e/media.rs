@@ -39,7 +39,7 @@ fn slow_site() -> Option<Site> {
     // the program keeps its process id
     let script = format!(
         "#!/bin/sh\nexec strace -D -f --seccomp-bpf -qq -o /dev/null \
-         -e trace=syncfs,fsync,fdatasync -e inject=syncfs,fsync,fdatasync:delay_exit=2000000 {ZMOVE} \"$@\"\n"
+         -e trace=syncfs,fsync,fdatasync -e inject=syncfs,fsync,fdatasync:delay_exit=1000000 {ZMOVE} \"$@\"\n"
     );
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();

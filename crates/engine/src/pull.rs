@@ -198,14 +198,8 @@ impl RemotePull<'_> {
         }
         let session_started = Instant::now();
         let Dialled { transfer, cipher, version, control, pulse, lanes, supply } = dialled;
-        let mut fetch = self.fetch.clone();
-        fetch.open.run = *run.id.get_or_insert(transfer.0);
-        fetch.lanes = lane_order(&supply);
-        let own_open = fetch.open.clone();
-        fetch.open.target = Vec::new();
-        if nothing_is_at(&own_open).await {
-            fetch.extensions = fetch.extensions.with(Open::nothing_is_there());
-        }
+        let run_id = *run.id.get_or_insert(transfer.0);
+        let (fetch, own_open) = self.order(run_id, lane_order(&supply)).await;
         let wanted = ToSource::Fetch(Box::new(fetch));
         let asking =
             ask(control, (transfer, cipher), wanted, self.list.clone(), run.patience, &*self.observer);
@@ -264,6 +258,18 @@ impl RemotePull<'_> {
         };
         let summary = ended.inspect_err(|_| run.add(files, &heard))?;
         self.finish(run, summary, &heard, session_started)
+    }
+
+    /// The order of a session, and how this side writes.
+    async fn order(&self, run: [u8; 16], lanes: LaneOrder) -> (Fetch, Open) {
+        let mut fetch = Fetch { lanes, ..self.fetch.clone() };
+        fetch.open.run = run;
+        let own_open = fetch.open.clone();
+        fetch.open.target = Vec::new();
+        if nothing_is_at(&own_open).await {
+            fetch.extensions = fetch.extensions.with(Open::nothing_is_there());
+        }
+        (fetch, own_open)
     }
 
     fn receiver_config(&self, run: &mut PullRun, meter: &Arc<TransferMeter>) -> ReceiverConfig {

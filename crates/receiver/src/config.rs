@@ -68,7 +68,7 @@ pub struct ReceiverConfig {
     pub allowance: Option<Arc<Allowance>>,
     /// The entries that the run may still remove. Default: as many as its opening says.
     pub removals: Option<Arc<RemovalBudget>>,
-    /// Who hears of the files that get their names. Default: nobody.
+    /// The listener to the files that get their names. Default: none.
     pub named: Option<Arc<dyn NamedFiles>>,
     /// The counters of the session. Default: counters that nobody reads; each session needs its own.
     pub meter: Arc<TransferMeter>,

@@ -43,7 +43,7 @@ pub trait Grants: fmt::Debug + Send + Sync {
 /// The files of one session that got their names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// Their number.
+    /// The number of files.
     pub files: u64,
     /// The sum of their sizes.
     pub bytes: u64,

@@ -28,10 +28,13 @@ pub struct TopNames {
     single: bool,
 }
 
+/// Whether a name at the top was asked for.
+type IsAsked = dyn Fn(&[u8]) -> bool + Send + Sync;
+
 /// What is wanted.
 enum Wanted {
     /// All below the names at the top for which this is true.
-    Tops(Box<dyn Fn(&[u8]) -> bool + Send + Sync>),
+    Tops(Box<IsAsked>),
     /// The paths of a list.
     Listed(Arc<ListedPaths>),
 }

@@ -1,7 +1,7 @@
 //! What the sessions by a grant have done, kept so that a killed daemon still counts it in the receipt.
 //!
-//! **Invariant:** what the sender has been told stands in the tally before. A tally is written in one piece into the page
-//! cache, which outlives the process; nothing is flushed, since after a power cut the sender is told again.
+//! **Invariant:** what the sender has been told stands in the tally before. A tally is written in one piece into the
+//! page cache, which outlives the process; nothing is flushed, so after a power cut less may be counted than has come.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;

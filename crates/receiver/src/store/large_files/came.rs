@@ -1,4 +1,5 @@
-//! What has come of a large file, to be found again on the storage ([`proving`](crate::store::proving)), or for its root.
+//! What has come of a large file: to be found again on the storage ([`proving`](crate::store::proving)), or for its
+//! root.
 
 use std::collections::HashMap;
 

@@ -145,7 +145,7 @@ pub(crate) struct HiddenFile {
 pub(crate) struct WholeFile {
     pub(crate) id: FileId,
     pub(crate) bytes: u64,
-    /// Its path at the source and its root, where somebody hears of them.
+    /// The path at the source and the root, where somebody hears of them.
     pub(crate) root: Option<(RelPath, Root)>,
     pub(crate) staged: Staged,
     pub(crate) path: RelPath,
