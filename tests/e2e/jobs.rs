@@ -507,3 +507,21 @@ fn a_job_whose_directory_is_gone_fails_and_says_so() {
     let job = yard.job(&again);
     assert!(job["message"].as_str().unwrap().contains("/work': No such file"), "{job}");
 }
+
+/// SQLite has some of those fail that open a new database together, which must not reach a user.
+#[test]
+fn many_may_submit_at_once_where_there_was_no_store() {
+    for _ in 0..10 {
+        let yard = Yard::local();
+        let submits: Vec<_> = (0..4)
+            .map(|_| yard.site.zmove(&["submit", "--at", "2100-01-01 00:00", "source", "target"]).start())
+            .collect();
+        let ids: std::collections::BTreeSet<_> =
+            submits.into_iter().map(|submit| number(&crate::command::finish(submit).done())).collect();
+        assert_eq!(ids.len(), 4);
+        assert_eq!(yard.run(&["jobs", "--json"]).done().stdout.lines().count(), 4);
+        wait_for("a runner", || yard.runner().is_some());
+        let log = std::fs::read_to_string(yard.place().join("runner.log")).unwrap();
+        assert_eq!(log, "");
+    }
+}

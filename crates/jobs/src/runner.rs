@@ -284,7 +284,11 @@ impl Runner {
             return Ok(false);
         }
         let path = self.place.wake();
-        std::fs::remove_file(&path).map_err(StoreError::io("remove", &path))?;
+        match std::fs::remove_file(&path) {
+            // somebody has removed the whole place
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            removed => removed.map_err(StoreError::io("remove", &path))?,
+        }
         if self.store.has_work()? {
             self.bell = open_bell(&self.place)?;
             return Ok(false);

@@ -13,7 +13,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
+use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use crate::error::StoreError;
 use crate::place::{Place, private};
@@ -35,6 +35,19 @@ impl Store {
     /// # Errors
     /// It cannot be read or written, is damaged, or is of a newer release.
     pub fn open(place: &Place) -> Result<Self, StoreError> {
+        let begun = Instant::now();
+        loop {
+            let opened = Self::open_once(place);
+            // Of processes that open a new database together, SQLite may have some fail at once instead of waiting.
+            if !matches!(opened, Err(StoreError::Locked { .. })) || begun.elapsed() >= LOCK_TIMEOUT {
+                return opened;
+            }
+            // Two that wait equally long would meet again.
+            std::thread::sleep(Duration::from_millis(1 + u64::from(begun.elapsed().subsec_nanos() % 8)));
+        }
+    }
+
+    fn open_once(place: &Place) -> Result<Self, StoreError> {
         let path = place.database();
         // What SQLite makes beside it, its log for one, has the database's mode.
         let create = private().write(true).create(true).truncate(false).open(&path);
@@ -127,26 +140,11 @@ impl Store {
 fn open(path: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(LOCK_TIMEOUT)?;
-    keep_log(&connection)?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
     // Each commit is flushed, not only each checkpoint.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     Ok(connection)
-}
-
-/// Has changes go into a log beside the database. Of processes that open a new database together SQLite lets one at a
-/// time do this, and has the others fail at once instead of waiting.
-fn keep_log(connection: &Connection) -> rusqlite::Result<()> {
-    let begun = Instant::now();
-    loop {
-        let kept = connection.pragma_update(None, "journal_mode", "WAL");
-        let is_busy = |error: &rusqlite::Error| error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy);
-        if !kept.as_ref().is_err_and(is_busy) || begun.elapsed() > LOCK_TIMEOUT {
-            return kept;
-        }
-        // Two that wait equally long would meet again.
-        std::thread::sleep(Duration::from_millis(1 + u64::from(begun.elapsed().subsec_nanos() % 8)));
-    }
 }
 
 /// How long a process waits for another's transaction, which takes milliseconds.

@@ -442,11 +442,11 @@ fn what_was_told_leaves_the_outbox() {
 /// A submission and the runner that it starts open a new store together.
 #[test]
 fn many_may_open_a_new_store_at_once() {
-    for _ in 0..20 {
+    for _ in 0..40 {
         let directory = tempfile::tempdir().unwrap();
         let place = Place::open(directory.path()).unwrap();
         std::thread::scope(|scope| {
-            let openings: Vec<_> = (0..4).map(|_| scope.spawn(|| Store::open(&place).map(drop))).collect();
+            let openings: Vec<_> = (0..8).map(|_| scope.spawn(|| Store::open(&place).map(drop))).collect();
             openings.into_iter().for_each(|opening| opening.join().unwrap().unwrap());
         });
     }

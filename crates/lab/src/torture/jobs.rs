@@ -194,6 +194,14 @@ impl Round<'_> {
         processes
     }
 
+    /// The runner that is not ours.
+    fn started_runner(&self) -> Option<Pid> {
+        let lock = self.place.directory.join(CLIENT_HOME).join("jobs/runner.lock");
+        let pid = Pid::from_raw(fs::read_to_string(lock).ok()?.trim().parse().ok()?)?;
+        let words = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
+        words.split(|&byte| byte == 0).any(|word| word == b"--detached").then_some(pid)
+    }
+
     fn lines(&self, words: &[&str]) -> Result<Vec<Value>> {
         let output = self.zmove(words).output().context("failed to start zmove")?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -244,7 +252,9 @@ impl Round<'_> {
 impl Drop for Round<'_> {
     fn drop(&mut self) {
         self.runner = None;
-        for pid in self.processes() {
+        // A submission that found no runner has started one.
+        let started = self.started_runner();
+        for pid in self.processes().into_iter().chain(started) {
             if let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) {
                 let _ended_before = pidfd_send_signal(&handle, Signal::KILL);
             }
