@@ -304,7 +304,7 @@ fn whole(number: f64) -> u64 {
 /// The time until the end; `None` where that is not known.
 fn eta(found: Found, bytes: u64, per_second: f64) -> Option<u64> {
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-    let rest = found.bytes.saturating_sub(found.skipped_bytes + bytes) as f64;
+    let rest = found.bytes.saturating_sub(found.skipped_bytes.saturating_add(bytes)) as f64;
     (found.all && per_second >= 1.0).then(|| whole(rest / per_second))
 }
 
@@ -421,5 +421,7 @@ mod tests {
         assert_eq!(eta(found, 200, pace.per_second), None, "the scan has not ended");
         assert_eq!(eta(Found { all: true, ..found }, 200, pace.per_second), Some(5));
         assert_eq!(eta(Found { all: true, ..found }, 200, 0.0), None);
+        let nonsense = Found { all: true, skipped_bytes: u64::MAX, ..found };
+        assert_eq!(eta(nonsense, 200, pace.per_second), Some(0), "a peer says what it likes");
     }
 }
