@@ -7,6 +7,7 @@ pub(crate) mod connections;
 pub(crate) mod finish;
 pub(crate) mod lanes;
 pub(crate) mod lost_lanes;
+mod opening;
 pub(crate) mod run_leases;
 pub(crate) mod target_leases;
 pub(crate) mod threads;
@@ -14,14 +15,12 @@ pub(crate) mod verify;
 
 use std::future::Future;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_disk::FileSystemMemory;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, Pulse, blocking};
 use zmove_types::{FileId, Kinds, StageTimes, TransferId};
 use zmove_wire::limits::{
@@ -29,31 +28,31 @@ use zmove_wire::limits::{
 };
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, EntryFault, FaultCode, Finished, GrantToken, Greeting, Offer, OfferWith, Open, Opened, Operation,
-    Purpose, ReceiverSays, Refusal, RefusalCode, Role, SignedReceipt, StageReport, StoredItem, TargetShape,
-    TargetState, ToReceiver, ToSender, TopName, Version, WireError,
+    Answer, EntryFault, FaultCode, Finished, Greeting, Offer, OfferWith, Open, Opened, Operation, Purpose,
+    ReceiverSays, Role, SignedReceipt, StageReport, StoredItem, TargetState, ToReceiver, ToSender, TopName,
+    Version, WireError,
 };
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
-use crate::grant::{Coming, Fate, Grants, Stored, TakenUp};
+use crate::grant::{Coming, Fate, Grants, Stored};
 use crate::mirror::Mirror;
 use crate::preview;
 use crate::probe;
 use crate::quota::Booking;
 use crate::quota::limits::BUFFERS_BESIDE_LANES;
-use crate::quota::messages::{BookedMessage, CurrentQuota, Messages, messages};
-use crate::resume::parts::Parts;
-use crate::session::connections::{Connections, SessionReport, cpu_time, look, micros, refusal_of};
+use crate::quota::messages::{BookedMessage, CurrentQuota, messages};
+use crate::session::connections::{Connections, SessionReport, cpu_time, micros};
 use crate::session::lanes::run_lane;
 use crate::session::lost_lanes::LostLanes;
+use crate::session::opening::{Opening, Resolved, by_grant, opening, refuse_opening, resolve, take_up};
 use crate::session::run_leases::{RunLease, RunLeases};
 use crate::session::target_leases::{TargetLease, TargetLeases};
 use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};
 use crate::store::compare::{Comparison, compare_all};
 use crate::store::publishing::{self, publish_all};
 use crate::store::reports::{Outcome, Told};
-use crate::store::target::{Target, WriteAccess};
+use crate::store::target::WriteAccess;
 use crate::store::transfer::Transfer;
 use crate::store::writer::{Job, write_all};
 
@@ -239,63 +238,6 @@ async fn receive(
     ended
 }
 
-/// What the peer wants, and whether it keeps a rate that it is told.
-struct Opening {
-    open: Open,
-    keeps_rate: bool,
-}
-
-/// Takes up the grant that an opening names.
-async fn take_up(config: &ReceiverConfig, token: GrantToken, open: &Open) -> Result<TakenUp, Refusal> {
-    let Some(grants) = config.grants.clone() else {
-        let text = "this receiver gives no grants".to_owned();
-        return Err(Refusal { code: RefusalCode::Denied, text });
-    };
-    let open = open.clone();
-    look(move || grants.take_up(&token, &open)).await
-}
-
-/// The settings of a session by a grant.
-fn by_grant(config: ReceiverConfig, grant: &TakenUp) -> ReceiverConfig {
-    ReceiverConfig {
-        set_ids: grant.set_ids,
-        owning: grant.owning,
-        rate_max: grant.rate_max,
-        top_names: grant.top_names.clone(),
-        allowance: Some(Arc::clone(&grant.allowance)),
-        removals: Some(Arc::clone(&grant.removals)),
-        file_io: grant.quota.file_io(&config.file_io),
-        quota: grant.quota.clone(),
-        ..config
-    }
-}
-
-/// Tells a peer why its opening is not understood: a newer sender may ask for what this receiver does not know.
-async fn refuse_opening(connections: Connections, error: SessionError) -> SessionError {
-    if let SessionError::PeerMisbehaved(_) = error {
-        let _peer_gone = connections.refuse(refusal_of(&error)).await;
-    }
-    error
-}
-
-async fn opening(inbox: &mut Messages) -> Result<(Opening, Booking), SessionError> {
-    let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
-    match first.map_err(|_| SessionError::Silent)? {
-        Some(Ok(BookedMessage { message: ToReceiver::Open(open), held })) => {
-            Ok((Opening { open, keeps_rate: false }, held))
-        }
-        Some(Ok(BookedMessage { message: ToReceiver::OpenWith(open, extensions), held })) => {
-            // one that is marked critical and not known refuses the transfer
-            let keeps_rate = extensions.get(Open::KEEPS_RATE).is_some();
-            Ok((Opening { open: open.with(extensions)?, keeps_rate }, held))
-        }
-        Some(Ok(_)) => Err(WireError::OutOfOrder { what: "the first message" }.into()),
-        Some(Err(ControlError::Wire(error))) => Err(error.into()),
-        Some(Err(error)) => Err(error.into()),
-        None => Err(ControlError::Closed.into()),
-    }
-}
-
 /// [`finish::finish`] on a thread of its own.
 type Finishing = tokio::task::JoinHandle<io::Result<(Duration, Vec<Outcome>)>>;
 
@@ -307,50 +249,10 @@ async fn first_of(stop: impl Future<Output = SessionError>, lease: &RunLease) ->
     }
 }
 
-/// A target that has been opened.
-struct Resolved {
-    open: Open,
-    target: Target,
-    parts: Parts,
-    file_system: FileSystemMemory,
-    /// What the file system of the target has free, if that is known.
-    free_bytes: Option<u64>,
-}
-
-/// Opens the target. Drops the names at its top, of which there may be very many, since they are of no use after that.
-async fn resolve(
-    mut open: Open,
-    access: WriteAccess,
-    (transfer, owner): (TransferId, String),
-    config: &ReceiverConfig,
-) -> Result<Resolved, Refusal> {
-    let (journals, quota, storage) = (config.journals.clone(), config.quota.clone(), config.storage.clone());
-    look(move || {
-        let target = Target::resolve(&open, &access)?;
-        let parts = Parts::new(journals, transfer, owner, &target.tree).booked_on(&quota);
-        let file_system = storage.of(target.tree.fd());
-        quota.recall_threads(&file_system);
-        if let TargetShape::Directory { tops } = &mut open.shape {
-            *tops = Vec::new();
-        }
-        let free_bytes = free_bytes(target.tree.fd());
-        Ok(Resolved { open, target, parts, file_system, free_bytes })
-    })
-    .await
-}
-
-/// How many bytes the process may still store in the file system of a directory; unknown where that has no bounds.
-fn free_bytes(directory: BorrowedFd<'_>) -> Option<u64> {
-    let stat = rustix::fs::fstatvfs(directory).ok()?;
-    (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
 /// Outcomes taken in one turn, so that many receipts travel as one message.
 const OUTCOMES_PER_TURN: usize = 1024;
 /// Outcomes that wait for a control connection whose peer does not read; beyond that the writers wait.
 const OUTCOMES_WAITING_MAX: usize = 4096;
-/// How long a peer may take to send its opening.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The threads of one transfer.
 #[derive(Debug)]

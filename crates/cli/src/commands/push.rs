@@ -72,7 +72,8 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
                 Ok((push_here(push, &mut run, &display, (storage, listed)).await?, None))
             }
             Location::Remote(remote) => {
-                let pushed = push_there(remote, settings, &sources, config, push, &mut run, &display).await?;
+                let pushed = push_there(remote, settings, &sources, config, push, &mut run, &display);
+                let pushed = Box::pin(pushed).await?;
                 let carriage = Carriage { transport: pushed.transport, resumption: pushed.resumption };
                 Ok((pushed.summary, Some(carriage)))
             }

@@ -8,7 +8,7 @@ use zmove_wire::{
 };
 
 use super::*;
-use zmove_wire::RefusalCode;
+use zmove_wire::{Refusal, RefusalCode};
 
 fn open() -> Open {
     Open::new(Vec::new(), [1; 16])

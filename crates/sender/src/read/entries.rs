@@ -154,7 +154,7 @@ impl EntryReader<'_> {
             (metadata, lacks)
         };
         let (entry, lacks) = match (&entry.kind, first) {
-            (EntryKind::File, None) => return read_file(&self.extras, directory, entry, room),
+            (EntryKind::File, None) => return read_file(self.extras, directory, entry, room),
             (EntryKind::File, Some(first)) => return self.link(directory, entry, first),
             (EntryKind::Directory, _) => {
                 let (metadata, lacks) = beside_contents();

@@ -1,0 +1,121 @@
+//! How a transfer is opened: what the peer asks for, by which right, and the target that it means.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zmove_disk::FileSystemMemory;
+use zmove_transport::ControlError;
+use zmove_types::TransferId;
+use zmove_wire::{GrantToken, Open, Refusal, RefusalCode, TargetShape, ToReceiver, WireError};
+
+use crate::config::ReceiverConfig;
+use crate::error::SessionError;
+use crate::grant::TakenUp;
+use crate::quota::Booking;
+use crate::quota::messages::{BookedMessage, Messages};
+use crate::resume::parts::Parts;
+use crate::session::connections::{Connections, look, refusal_of};
+use crate::store::target::{Target, WriteAccess};
+
+/// What the peer wants, and whether it keeps a rate that it is told.
+pub(super) struct Opening {
+    pub(super) open: Open,
+    pub(super) keeps_rate: bool,
+}
+
+/// Takes up the grant that an opening names.
+pub(super) async fn take_up(
+    config: &ReceiverConfig,
+    token: GrantToken,
+    open: &Open,
+) -> Result<TakenUp, Refusal> {
+    let Some(grants) = config.grants.clone() else {
+        let text = "this receiver gives no grants".to_owned();
+        return Err(Refusal { code: RefusalCode::Denied, text });
+    };
+    let open = open.clone();
+    look(move || grants.take_up(&token, &open)).await
+}
+
+/// The settings of a session by a grant.
+pub(super) fn by_grant(config: ReceiverConfig, grant: &TakenUp) -> ReceiverConfig {
+    ReceiverConfig {
+        set_ids: grant.set_ids,
+        owning: grant.owning,
+        rate_max: grant.rate_max,
+        top_names: grant.top_names.clone(),
+        allowance: Some(Arc::clone(&grant.allowance)),
+        removals: Some(Arc::clone(&grant.removals)),
+        file_io: grant.quota.file_io(&config.file_io),
+        quota: grant.quota.clone(),
+        ..config
+    }
+}
+
+/// Tells a peer why its opening is not understood: a newer sender may ask for what this receiver does not know.
+pub(super) async fn refuse_opening(connections: Connections, error: SessionError) -> SessionError {
+    if let SessionError::PeerMisbehaved(_) = error {
+        let _peer_gone = connections.refuse(refusal_of(&error)).await;
+    }
+    error
+}
+
+pub(super) async fn opening(inbox: &mut Messages) -> Result<(Opening, Booking), SessionError> {
+    let first = tokio::time::timeout(OPEN_TIMEOUT, inbox.recv()).await;
+    match first.map_err(|_| SessionError::Silent)? {
+        Some(Ok(BookedMessage { message: ToReceiver::Open(open), held })) => {
+            Ok((Opening { open, keeps_rate: false }, held))
+        }
+        Some(Ok(BookedMessage { message: ToReceiver::OpenWith(open, extensions), held })) => {
+            // one that is marked critical and not known refuses the transfer
+            let keeps_rate = extensions.get(Open::KEEPS_RATE).is_some();
+            Ok((Opening { open: open.with(extensions)?, keeps_rate }, held))
+        }
+        Some(Ok(_)) => Err(WireError::OutOfOrder { what: "the first message" }.into()),
+        Some(Err(ControlError::Wire(error))) => Err(error.into()),
+        Some(Err(error)) => Err(error.into()),
+        None => Err(ControlError::Closed.into()),
+    }
+}
+
+/// A target that has been opened.
+pub(super) struct Resolved {
+    pub(super) open: Open,
+    pub(super) target: Target,
+    pub(super) parts: Parts,
+    pub(super) file_system: FileSystemMemory,
+    /// What the file system of the target has free, if that is known.
+    pub(super) free_bytes: Option<u64>,
+}
+
+/// Opens the target. Drops the names at its top, of which there may be very many, since they are of no use after that.
+pub(super) async fn resolve(
+    mut open: Open,
+    access: WriteAccess,
+    (transfer, owner): (TransferId, String),
+    config: &ReceiverConfig,
+) -> Result<Resolved, Refusal> {
+    let (journals, quota, storage) = (config.journals.clone(), config.quota.clone(), config.storage.clone());
+    look(move || {
+        let target = Target::resolve(&open, &access)?;
+        let parts = Parts::new(journals, transfer, owner, &target.tree).booked_on(&quota);
+        let file_system = storage.of(target.tree.fd());
+        quota.recall_threads(&file_system);
+        if let TargetShape::Directory { tops } = &mut open.shape {
+            *tops = Vec::new();
+        }
+        let free_bytes = free_bytes(target.tree.fd());
+        Ok(Resolved { open, target, parts, file_system, free_bytes })
+    })
+    .await
+}
+
+/// How many bytes the process may still store in the file system of a directory; unknown where that has no bounds.
+fn free_bytes(directory: BorrowedFd<'_>) -> Option<u64> {
+    let stat = rustix::fs::fstatvfs(directory).ok()?;
+    (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// How long a peer may take to send its opening.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
