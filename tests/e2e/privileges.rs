@@ -310,7 +310,7 @@ fn confined_and_another_user_at_once() {
     site.pin(&daemon.address, daemon.fingerprint);
     push(&site, &daemon, &[], "").done();
     assert_same(&site.source(), &site.target());
-    assert_eq!(names(&state), ["copies", "journal"]);
+    assert_eq!(names(&state), ["copies", "journal", "learnt"]);
 }
 
 /// What root may read has any mode at its source; where it goes, its owner may not even list it.

@@ -135,7 +135,7 @@ fn rights(authorized: &Authorized, peer: &(Fingerprint, String), to: &Place) -> 
     let bracketed = if to.host.contains(':') { format!("[{}]", to.host) } else { to.host.clone() };
     let place = format!("{bracketed}:{}", to.port);
     let text = format!(
-        "this key may not have files sent from here to {place}. On this host, run: zmove allow {key} --name {name} \
+        "this key may not have files sent from there to {place}. On that host, run: zmove allow {key} --name {name} \
          --read-root DIR --to {place}"
     );
     Err(Refusal { code: RefusalCode::Denied, text })

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rusqlite::ErrorCode;
+use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 
 use crate::job::JobId;
 use crate::state::IllegalStep;
@@ -93,7 +94,7 @@ pub enum StoreError {
         source: IllegalStep,
     },
     /// The submission's id is that of another job.
-    #[error("submission '{submission}' is job {id}, which has other arguments")]
+    #[error("submission '{submission}' is job {id}, which has other arguments or another directory")]
     OtherSubmission {
         /// The submission's id.
         submission: String,
@@ -120,6 +121,10 @@ impl StoreError {
                 Self::Damaged { path, why: source.to_string() }
             }
             Some(ErrorCode::DiskFull) => Self::Full { path },
+            // a full disk has no room for the file by which processes share the log either
+            _ if source.sqlite_error().is_some_and(|error| error.extended_code == SQLITE_IOERR_SHMSIZE) => {
+                Self::Full { path }
+            }
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Locked { path },
             _ => Self::Database { path, source },
         }

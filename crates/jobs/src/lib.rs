@@ -16,7 +16,9 @@ pub use error::StoreError;
 pub use job::{Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable};
 pub use moment::Moment;
 pub use place::Place;
-pub use runner::{Limits, Progress, Runner, RunnerConfig, RunnerError, Stay, progress_of, wake};
+pub use runner::{
+    Limits, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig, RunnerError, Stay, progress_of, wake,
+};
 pub use schedule::{Schedule, parse_moment, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{

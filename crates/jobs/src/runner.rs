@@ -34,6 +34,7 @@ use choice::Choice;
 use tail::{Last, Tail};
 use wake::Bell;
 
+pub use child::OF_THE_SUBMITTER;
 pub use choice::Limits;
 pub use tail::{Progress, progress_of};
 pub use wake::wake;
@@ -234,10 +235,12 @@ impl Runner {
                 choice.has_room()
             })?;
         }
+        let mut trouble = Ok(());
         for job in choice.chosen {
-            self.start(job, now)?;
+            // What keeps one from being started may be that job's alone.
+            trouble = trouble.and(self.start(job, now));
         }
-        Ok(())
+        trouble
     }
 
     fn start(&mut self, job: Queued, now: Moment) -> Result<(), StoreError> {
@@ -307,7 +310,9 @@ impl Runner {
 
     /// Waits until a process ends, somebody wakes it, or so much time has passed.
     fn rest(&self, pause: Duration) {
-        let pidfds = self.attempts.values().filter_map(|attempt| attempt.process.pidfd());
+        // One that has ended and could not be recorded would wake it at once.
+        let alive = self.attempts.values().filter(|attempt| attempt.ended.is_none());
+        let pidfds = alive.filter_map(|attempt| attempt.process.pidfd());
         let bell = PollFd::new(self.bell.file(), PollFlags::IN);
         let pidfds = pidfds.map(|pidfd| PollFd::from_borrowed_fd(pidfd, PollFlags::IN));
         let mut sources: Vec<_> = std::iter::once(bell).chain(pidfds).collect();

@@ -103,7 +103,7 @@ impl State {
             (Self::Running | Self::Waiting, Step::Fail) => Self::Failed,
             (Self::Waiting | Self::Queued | Self::Running, Step::Hold) => Self::Paused,
             (Self::Waiting | Self::Queued | Self::Running | Self::Paused, Step::Cancel) => Self::Cancelled,
-            (Self::Waiting | Self::Running, Step::Expire) => Self::Expired,
+            (Self::Running, Step::Expire) => Self::Expired,
             _ => return Err(IllegalStep { state: self, step }),
         };
         Ok(next)
@@ -185,7 +185,7 @@ mod tests {
             table += &format!("{state}: {}\n", legal.collect::<Vec<_>>().join(" "));
         }
         let expected = "\
-waiting: Release=queued Fail=failed Hold=paused Cancel=cancelled Expire=expired
+waiting: Release=queued Fail=failed Hold=paused Cancel=cancelled
 queued: Start=running Hold=paused Cancel=cancelled
 running: Requeue=queued Retry=waiting Finish=done Fail=failed Hold=paused Cancel=cancelled Expire=expired
 paused: Resume=waiting Cancel=cancelled

@@ -217,7 +217,7 @@ async fn receive(
         mirror: Mirror::new(&config.quota),
         lanes_max: usize::from(config.lanes_max.max(LANES_UNASKED_MAX)),
         grants: config.grants.filter(|_| is_granted),
-        noted: Stored::default(),
+        noted: None,
     };
     let ended = tokio::select! {
         ended = running.drive(started) => ended,
@@ -356,8 +356,8 @@ struct Running {
     lanes_max: usize,
     /// The grants of the peer, where the transfer is by one.
     grants: Option<Arc<dyn Grants>>,
-    /// What has been noted of such a transfer.
-    noted: Stored,
+    /// What has been noted of such a transfer: what it has stored, and how much it may still remove.
+    noted: Option<(Stored, u64)>,
 }
 
 async fn next(words: &mut Option<mpsc::UnboundedReceiver<()>>) -> Option<()> {
@@ -389,14 +389,15 @@ impl Running {
         }
     }
 
-    /// Has what was stored noted before the sender hears of it: a file that it knows of does not come again, also when
-    /// this process has been killed meanwhile.
+    /// Has what was stored and removed noted before the sender hears of it: a file that it knows of does not come again,
+    /// also when this process has been killed meanwhile.
     async fn note_stored(&mut self) {
         let stored = self.transfer.meter.named();
+        let so_far = (stored, self.transfer.removals.left());
         if let Some(grants) = self.grants.clone()
-            && stored != self.noted
+            && self.noted != Some(so_far)
         {
-            self.noted = stored;
+            self.noted = Some(so_far);
             let noting = tokio::task::spawn_blocking(move || grants.note(stored));
             // a panic has been reported, and then less is counted
             let _best_effort = noting.await;

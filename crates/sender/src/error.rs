@@ -30,8 +30,8 @@ pub enum SessionError {
     PeerIncompatible(#[from] GreetingError),
     /// The receiver is of a release that does not know what was asked to be kept.
     #[error(
-        "the receiver is of an older release, which keeps only modes and times: leave out what else is to be kept \
-         (-a, --preserve) or proven (--verify media), or install this release there"
+        "the receiver is of an older release, which keeps only modes and times, and verifies and proves nothing on its \
+         storage: leave that out (-a, --preserve, --verify media, verify), or install this release there"
     )]
     OldReceiver,
     /// The control connection ended.

@@ -20,8 +20,8 @@ use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, bl
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
-    Cipher, Finished, FoundSoFar, Open, Purpose, TargetShape, TargetState, ToReceiver, ToSender, Version,
-    Waiting, WireError,
+    Cipher, Extraneous, Finished, FoundSoFar, Open, Purpose, TargetShape, TargetState, ToReceiver, ToSender,
+    Version, Waiting, WireError,
 };
 
 use self::job::Push;
@@ -65,9 +65,10 @@ impl Push {
         let task = Task::of(&self.open, self.mirror);
         let keeping = self.open.keeping;
         let overwrite = self.open.overwrite;
-        // A file that is there nevertheless is replaced, as any that is needed.
+        // A file that is there nevertheless is replaced, as any that is needed; but what is there alone has to be seen.
         let is_directory = matches!(self.open.shape, TargetShape::Directory { .. });
-        let known_state = self.open.known_state.filter(|_| link.relay.is_some() && is_directory);
+        let may_begin = link.relay.is_some() && is_directory && self.open.extraneous == Extraneous::Stays;
+        let known_state = self.open.known_state.filter(|_| may_begin);
         link.ask(Open { run: run.id(link.transfer), ..self.open }).await?;
         let Link { cipher, version, control: (reader, writer), lanes, supply, relay, quota, .. } = link;
         let RelayParts { beside, last, dialled_by } = relay.into();

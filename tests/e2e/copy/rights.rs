@@ -435,7 +435,7 @@ fn a_daemon_dials_only_where_its_client_may_send() {
             key_of(&world.site.path("client"))
         );
         let refused = world.copy(&[], &[""], "").expect(3);
-        refused.says(&["this key may not have files sent from here to 127.0.0.1:", &said]).lines(1);
+        refused.says(&["this key may not have files sent from there to 127.0.0.1:", &said]).lines(1);
     }
     assert_eq!(world.receiver.count_logged("granted to"), 0);
     assert_eq!(names(&world.site.target()), [""; 0]);

@@ -92,6 +92,10 @@ const COMMANDS: &[(&[&str], &str)] = &[
         &["ps", "ls", "list"],
         "'zmove jobs' shows what was submitted here, and 'zmove status' what this host's daemon does",
     ),
+    (
+        &["cancel", "pause", "resume", "wait", "attach", "kill"],
+        "'zmove job ID cancel', pause, resume, wait, attach",
+    ),
     (&["rm", "delete"], "nothing is removed but by 'zmove push --delete SRC/ HOST:DST'"),
     (&["check", "diff", "cmp"], "'zmove verify SRC DST' compares both ends by hash"),
     (&["daemon", "server", "listen"], "'zmove serve' receives"),
@@ -237,6 +241,7 @@ mod tests {
             ("zmove cp a b", "'zmove copy SRC... DST'"),
             ("zmove get a b", "'zmove pull HOST:SRC... DIR'"),
             ("zmove ps", "'zmove jobs'"),
+            ("zmove cancel 53", "'zmove job ID cancel'"),
             ("zmove sync a b", "'zmove push SRC/ HOST:DST'"),
             ("zmove run7 h:b", "'zmove copy SRC... DST' copies"),
             ("zmove pussh a b", "a similar subcommand exists: 'push'"),

@@ -6,7 +6,7 @@ use anyhow::Result;
 use zmove_jobs::{Answer, JobId, Moment, Place, State, Store, StoreError};
 
 use crate::args::{JobAction, JobArgs};
-use crate::commands::submit::{ensure_runner, tell};
+use crate::commands::submit::{ensure_runner, go_on, tell};
 use crate::display::job::{Row, event, event_as_json, table};
 use crate::display::progress::print_json;
 use crate::display::terminal;
@@ -38,6 +38,7 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
 }
 
 fn show(place: &Place, store: &Store, args: &JobArgs) -> Result<()> {
+    go_on(place, store)?;
     let row = Row::of(place, store.job(args.id)?);
     if args.json {
         print_json(&row.as_json());

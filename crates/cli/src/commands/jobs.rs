@@ -6,6 +6,7 @@ use anyhow::Result;
 use zmove_jobs::{Moment, Place, Selection, Store};
 
 use crate::args::{JobsArgs, JobsCommand};
+use crate::commands::submit::go_on;
 use crate::display::format::counted;
 use crate::display::job::{Row, table};
 use crate::display::terminal;
@@ -26,6 +27,7 @@ pub(crate) fn run(args: &JobsArgs) -> Result<Exit> {
 }
 
 fn list(args: &JobsArgs, place: &Place, store: &Store, now: Moment) -> Result<()> {
+    go_on(place, store)?;
     let selection = if args.all { Selection::All } else { Selection::Recent(before(now, RECENT)) };
     let rows: Vec<_> = store.jobs(selection)?.into_iter().map(|job| Row::of(place, job)).collect();
     if args.json {

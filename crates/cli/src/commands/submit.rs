@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_engine::{Location, Remote};
-use zmove_jobs::{JobId, Moment, NewJob, Place, Store, Words, Work, variable};
+use zmove_jobs::{JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Words, Work, variable};
 use zmove_transport::{HostAuthority, Identity, KnownHosts};
 use zmove_types::Escaped;
 
@@ -54,6 +54,17 @@ pub(crate) fn ensure_runner(place: &Place) -> Result<()> {
     runner.envs(absolute_home().map(|home| ("ZMOVE_HOME", home)));
     let started = runner.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
     started.context("start a runner")?;
+    Ok(())
+}
+
+/// Sees to it that there is a runner where jobs have not ended: after a reboot, or when it was killed, there is none, and
+/// what is shown would stay as it is.
+pub(crate) fn go_on(place: &Place, store: &Store) -> Result<()> {
+    if store.has_work()?
+        && let Err(error) = ensure_runner(place)
+    {
+        terminal::warn(format_args!("no runner is at work, so nothing begins: {error:#}"));
+    }
     Ok(())
 }
 
@@ -135,9 +146,9 @@ fn environment() -> Words {
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(umask);
     let umask = format!("{:o}", umask.as_raw_mode());
-    let kept = ["PATH", "SSH_AUTH_SOCK"].into_iter();
+    let kept = OF_THE_SUBMITTER.into_iter().filter(|name| *name != ZMOVE_HOME);
     let kept = kept.filter_map(|name| Some(variable(name, &std::env::var_os(name)?)));
-    let home = absolute_home().map(|home| variable("ZMOVE_HOME", home.as_os_str()));
+    let home = absolute_home().map(|home| variable(ZMOVE_HOME, home.as_os_str()));
     Words(kept.chain(home).chain([variable(UMASK, OsStr::new(&umask))]).collect())
 }
 
@@ -146,6 +157,9 @@ fn absolute_home() -> Option<PathBuf> {
     let named = std::env::var_os("ZMOVE_HOME").filter(|home| !home.is_empty())?;
     std::path::absolute(named).ok()
 }
+
+/// The variable of zmove's own home, which may be relative.
+const ZMOVE_HOME: &str = "ZMOVE_HOME";
 
 /// The variable by which a job's process gets the mask for modes of new files.
 pub(crate) const UMASK: &str = "ZMOVE_JOB_UMASK";

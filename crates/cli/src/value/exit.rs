@@ -160,9 +160,9 @@ impl Exit {
     fn of_session(error: &SessionError) -> Self {
         match error {
             SessionError::Refused(refusal) => Self::of_refusal(refusal),
-            SessionError::PeerIncompatible(_) | SessionError::Control(ControlError::Greeting(_)) => {
-                Self::Incompatible
-            }
+            SessionError::PeerIncompatible(_)
+            | SessionError::OldReceiver
+            | SessionError::Control(ControlError::Greeting(_)) => Self::Incompatible,
             SessionError::NoLane | SessionError::Lane(LaneError::Io { .. }) => Self::Connection,
             SessionError::StillInLine { .. } => Self::Busy,
             SessionError::Interrupted => Self::Interrupted,

@@ -69,6 +69,10 @@ pub(super) fn start(
     });
     let (program, first) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
+    // What is the submitter's own is not whoever's has started the runner.
+    for name in OF_THE_SUBMITTER {
+        command.env_remove(name);
+    }
     command.args(first).args(&work.arguments.0).envs(environment).current_dir(&work.directory);
     // It leaves the runner's terminal by itself, which a leader of a group could not.
     command.stdin(lock).stdout(events).stderr(log);
@@ -125,6 +129,9 @@ fn holds(pid: Pid, lock: &Path) -> bool {
     let lock = std::fs::metadata(lock);
     matches!((input, lock), (Ok(input), Ok(lock)) if (input.dev(), input.ino()) == (lock.dev(), lock.ino()))
 }
+
+/// Variables by which a process finds a user's keys and programs: a job has those of its submission, or none.
+pub const OF_THE_SUBMITTER: [&str; 5] = ["HOME", "KRB5CCNAME", "PATH", "SSH_AUTH_SOCK", "ZMOVE_HOME"];
 
 /// The length from which on a job's log is begun anew with an attempt.
 const LOG_BYTES_MAX: u64 = 16 << 20;

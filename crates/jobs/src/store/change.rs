@@ -40,7 +40,7 @@ pub struct Started {
 pub struct Released {
     /// Jobs that may begin now.
     pub queued: usize,
-    /// Jobs that have ended, because another one has or because their time is over.
+    /// Jobs that have ended, because another one has.
     pub ended: usize,
 }
 
@@ -111,8 +111,12 @@ impl Store {
                     && state_of(transaction, id)? == Some(State::Waiting)
                 {
                     let why = format!("job {needed}, which has to be done before, is {state}");
-                    let failed = take(transaction, id, Step::Fail, Some(&why), now)?;
-                    released.ended += usize::from(failed.is_ok());
+                    if take(transaction, id, Step::Fail, Some(&why), now)?.is_ok() {
+                        released.ended += 1;
+                        let mut found = transaction.prepare("SELECT schedule FROM jobs WHERE id = ?1")?;
+                        let schedule: Option<String> = found.query_row([id.0], |row| row.get(0))?;
+                        do_again(transaction, id, schedule.as_deref(), now)?;
+                    }
                 }
             }
             for id in due.into_iter().map(JobId) {
@@ -120,12 +124,8 @@ impl Store {
                 if state_of(transaction, id)? != Some(State::Waiting) {
                     continue;
                 }
-                let step = release_step(transaction, id, now)?;
-                match take(transaction, id, step, None, now)? {
-                    Ok(State::Queued) => released.queued += 1,
-                    Ok(_) => released.ended += 1,
-                    Err(_) => {}
-                }
+                tell_missed(transaction, id, now)?;
+                released.queued += usize::from(take(transaction, id, Step::Release, None, now)?.is_ok());
             }
             Ok(Ok(released))
         })
@@ -236,7 +236,9 @@ impl Store {
                     limited_by,
                     furthest,
                 ])?;
-            match take(transaction, id, step, ending.message.as_deref(), now)? {
+            // What a process says that was told to end is no news, and its advice is not meant for a job.
+            let message = ending.message.as_deref().filter(|_| !matches!(step, Step::Hold | Step::Cancel));
+            match take(transaction, id, step, message, now)? {
                 Ok(state) => {
                     if state.is_final() && state != State::Cancelled {
                         do_again(transaction, id, terms.schedule.as_deref(), now)?;
@@ -283,7 +285,7 @@ impl Store {
             let Some(state) = state_of(transaction, id)? else { return Ok(Err(StoreError::NoJob(id))) };
             if let (State::Running, Some(wish)) = (state, wish) {
                 transaction
-                    .prepare("UPDATE jobs SET wish = ?2 WHERE id = ?1")?
+                    .prepare("UPDATE jobs SET wish = ?2 WHERE id = ?1 AND wish IS NOT 'cancel'")?
                     .execute(params![id.0, wish_word(wish)])?;
                 return Ok(Ok(Answer::Asked));
             }
@@ -375,10 +377,11 @@ impl Terms {
             (_, Some(Wish::Cancel)) => simple(Step::Cancel),
             (Verdict::Fatal, _) => simple(Step::Fail),
             (_, Some(Wish::Pause)) => simple(Step::Hold),
-            _ if now >= retry_until => simple(Step::Expire),
+            // Its time may have gone by while nothing ran here, and it has not been tried since.
             (Verdict::Vanished, None) if failures <= VANISHED_AT_ONCE => {
                 After { step: Step::Requeue, not_before: None, failures, retry_until }
             }
+            _ if now >= retry_until => simple(Step::Expire),
             (Verdict::Passing | Verdict::Vanished, None) => {
                 let next = now.after(retry_wait(failures)).min(retry_until);
                 After { step: Step::Retry, not_before: Some(next), failures, retry_until }
@@ -400,17 +403,13 @@ fn add_told(transaction: &Transaction<'_>, id: JobId, told: &[Told], now: Moment
     Ok(())
 }
 
-/// The step of a waiting job whose time has come: it expires where its deadline has come too. One of a schedule that is
-/// late was missed, which is told, and is done now, once.
-fn release_step(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<Step> {
-    let mut found =
-        transaction.prepare("SELECT retry_until, attempt, schedule, not_before FROM jobs WHERE id = ?1")?;
-    type Found = (Option<i64>, u32, Option<String>, Option<i64>);
-    let (retry_until, attempt, schedule, due): Found =
-        found.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
-    if retry_until.is_some_and(|until| now.0 >= until) {
-        return Ok(Step::Expire);
-    }
+/// Tells of a waiting job whose time has come that it was missed, if it is one of a schedule and late: it is done now,
+/// once.
+fn tell_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
+    let mut found = transaction.prepare("SELECT attempt, schedule, not_before FROM jobs WHERE id = ?1")?;
+    type Found = (u32, Option<String>, Option<i64>);
+    let (attempt, schedule, due): Found =
+        found.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
     if let (0, Some(_), Some(due)) = (attempt, schedule, due.map(Moment))
         && now.since(due) > MISSED_AFTER
     {
@@ -418,7 +417,7 @@ fn release_step(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqli
         let number = add_event(transaction, id, "missed", Some(&why), now)?;
         send(transaction, number, id, "missed")?;
     }
-    Ok(Step::Release)
+    Ok(())
 }
 
 /// Makes the next job of a schedule: times that have passed meanwhile are left out, so that no two overlap.

@@ -28,9 +28,11 @@ impl Store {
     pub fn submit(&mut self, job: &NewJob, now: Moment) -> Result<Submitted, StoreError> {
         self.transact(|transaction| {
             if let Some(submission) = &job.submission
-                && let Some((id, arguments)) = find_submission(transaction, submission)?
+                && let Some((id, arguments, directory)) = find_submission(transaction, submission)?
             {
-                if arguments != job.work.arguments.to_bytes() {
+                let is_same = arguments == job.work.arguments.to_bytes()
+                    && directory == job.work.directory.as_os_str().as_bytes();
+                if !is_same {
                     return Ok(Err(StoreError::OtherSubmission { submission: submission.clone(), id }));
                 }
                 return Ok(Ok(Submitted { id, repeated: true }));
@@ -65,9 +67,9 @@ impl Store {
 fn find_submission(
     transaction: &Transaction<'_>,
     submission: &str,
-) -> rusqlite::Result<Option<(JobId, Vec<u8>)>> {
-    let mut found = transaction.prepare("SELECT id, arguments FROM jobs WHERE submission = ?1")?;
-    found.query_row([submission], |row| Ok((JobId(row.get(0)?), row.get(1)?))).optional()
+) -> rusqlite::Result<Option<(JobId, Vec<u8>, Vec<u8>)>> {
+    let mut found = transaction.prepare("SELECT id, arguments, directory FROM jobs WHERE submission = ?1")?;
+    found.query_row([submission], |row| Ok((JobId(row.get(0)?), row.get(1)?, row.get(2)?))).optional()
 }
 
 fn is_there(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<bool> {

@@ -118,6 +118,9 @@ fn the_same_submission_is_the_same_job() {
     assert_eq!((first.repeated, second.repeated, second.id), (false, true, first.id));
     let other = NewJob { submission: Some("s".into()), ..job("y") };
     assert!(matches!(site.store.submit(&other, START), Err(StoreError::OtherSubmission { .. })));
+    let work = Work { directory: "/elsewhere".into(), ..named.work.clone() };
+    let elsewhere = NewJob { work, ..named };
+    assert!(matches!(site.store.submit(&elsewhere, START), Err(StoreError::OtherSubmission { .. })));
     assert_eq!(site.store.jobs(Selection::All).unwrap().len(), 1);
 }
 
@@ -139,9 +142,7 @@ fn what_passes_is_tried_again_later_and_later_until_the_deadline() {
         waits.push(due.since(now).as_secs());
         assert_eq!(site.store.release(Moment(due.0 - 1)).unwrap(), Released::default());
         now = due;
-        if site.store.release(now).unwrap().ended == 1 {
-            break;
-        }
+        assert_eq!(site.store.release(now).unwrap().queued, 1);
     }
     assert_eq!(site.state(id), State::Expired);
     assert_eq!(waits[..11], [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600]);
@@ -170,6 +171,21 @@ fn a_clock_that_is_set_back_does_not_hold_up_an_attempt() {
     site.run(id, &ended(Verdict::Passing), later(1_000_000));
     assert_eq!(site.store.release(later(0)).unwrap().queued, 1);
     assert_eq!(site.state(id), State::Queued);
+}
+
+#[test]
+fn the_time_in_which_nothing_ran_here_ends_no_job() {
+    let mut site = site();
+    let [killed, waiting] = ["x", "y"].map(|label| site.submit(&job(label)));
+    site.store.start(killed, START).unwrap();
+    assert_eq!(site.run(waiting, &ended(Verdict::Passing), START), State::Waiting);
+    let monday = later(3 * 24 * 3600);
+    assert_eq!(
+        site.store.settle((killed, 1), &ended(Verdict::Vanished), monday).unwrap(),
+        Some(State::Queued)
+    );
+    assert_eq!(site.store.release(monday).unwrap(), Released { queued: 1, ended: 0 });
+    assert_eq!(site.run(waiting, &ended(Verdict::Passing), monday), State::Expired, "it was tried since");
 }
 
 #[test]
@@ -209,6 +225,8 @@ fn an_order_that_comes_too_late_changes_nothing() {
     let id = site.submit(&job("x"));
     site.store.start(id, START).unwrap();
     assert_eq!(site.store.cancel(id, START).unwrap(), Answer::Asked);
+    assert_eq!(site.store.pause(id, START).unwrap(), Answer::Asked);
+    assert_eq!(site.store.running().unwrap()[0].wish, Some(Wish::Cancel), "which no pause takes back");
     assert_eq!(site.store.settle((id, 1), &ended(Verdict::Done), START).unwrap(), Some(State::Done));
     assert!(matches!(site.store.cancel(id, START), Err(StoreError::Illegal { .. })));
     assert!(matches!(site.store.resume(id, START), Err(StoreError::Illegal { .. })));
@@ -265,6 +283,27 @@ fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
     let interrupted = site.store.settle((running, 1), &ended(Verdict::Passing), now).unwrap();
     assert_eq!(interrupted, Some(State::Cancelled));
     assert_eq!(site.store.jobs(Selection::Recent(now)).unwrap(), [], "also while it runs");
+}
+
+#[test]
+fn a_schedule_goes_on_after_a_run_that_expired_or_waited_in_vain() {
+    let mut site = site();
+    let hourly = NewJob { schedule: Some("0 * * * *".parse().unwrap()), ..job("x") };
+    let expiring = site.submit(&hourly);
+    assert_eq!(site.run(expiring, &ended(Verdict::Passing), START), State::Waiting);
+    let now = later(3600);
+    site.store.release(now).unwrap();
+    let told = Ending { message: Some("refused".into()), ..ended(Verdict::Passing) };
+    assert_eq!(site.run(expiring, &told, now), State::Expired);
+    assert_eq!(site.store.job(expiring).unwrap().message.as_deref(), Some("refused"));
+    let needed = site.submit(&job("needed"));
+    let vain = site.submit(&NewJob { after: vec![needed], ..hourly });
+    site.store.cancel(needed, now).unwrap();
+    assert_eq!(site.store.release(now).unwrap().ended, 1);
+    let live = site.store.jobs(Selection::Recent(now)).unwrap();
+    let mut before: Vec<_> = live.iter().filter_map(|next| next.previous).collect();
+    before.sort_unstable();
+    assert_eq!(before, [expiring, vain]);
 }
 
 #[test]
