@@ -389,8 +389,8 @@ impl Running {
         }
     }
 
-    /// Has what was stored and removed noted before the sender hears of it: a file that it knows of does not come again,
-    /// also when this process has been killed meanwhile.
+    /// Has what was stored and removed noted before the sender hears of it: a file that it knows of does not come
+    /// again, also when this process has been killed meanwhile.
     async fn note_stored(&mut self) {
         let stored = self.transfer.meter.named();
         let so_far = (stored, self.transfer.removals.left());

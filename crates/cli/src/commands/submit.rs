@@ -57,8 +57,8 @@ pub(crate) fn ensure_runner(place: &Place) -> Result<()> {
     Ok(())
 }
 
-/// Sees to it that there is a runner where jobs have not ended: after a reboot, or when it was killed, there is none, and
-/// what is shown would stay as it is.
+/// Sees to it that there is a runner where jobs have not ended: after a reboot, or when it was killed, there is none,
+/// and what is shown would stay as it is.
 pub(crate) fn go_on(place: &Place, store: &Store) -> Result<()> {
     if store.has_work()?
         && let Err(error) = ensure_runner(place)

@@ -7,7 +7,7 @@ use rusqlite::{OptionalExtension, Transaction, params};
 use super::Store;
 use super::step::{add_event, state_of};
 use crate::error::StoreError;
-use crate::job::{JobId, NewJob};
+use crate::job::{JobId, NewJob, Work};
 use crate::moment::Moment;
 use crate::state::State;
 
@@ -28,10 +28,8 @@ impl Store {
     pub fn submit(&mut self, job: &NewJob, now: Moment) -> Result<Submitted, StoreError> {
         self.transact(|transaction| {
             if let Some(submission) = &job.submission
-                && let Some((id, arguments, directory)) = find_submission(transaction, submission)?
+                && let Some((id, is_same)) = find_submission(transaction, submission, &job.work)?
             {
-                let is_same = arguments == job.work.arguments.to_bytes()
-                    && directory == job.work.directory.as_os_str().as_bytes();
                 if !is_same {
                     return Ok(Err(StoreError::OtherSubmission { submission: submission.clone(), id }));
                 }
@@ -64,12 +62,16 @@ impl Store {
     }
 }
 
+/// The job of a submission, and whether it has the same work.
 fn find_submission(
     transaction: &Transaction<'_>,
     submission: &str,
-) -> rusqlite::Result<Option<(JobId, Vec<u8>, Vec<u8>)>> {
-    let mut found = transaction.prepare("SELECT id, arguments, directory FROM jobs WHERE submission = ?1")?;
-    found.query_row([submission], |row| Ok((JobId(row.get(0)?), row.get(1)?, row.get(2)?))).optional()
+    Work { arguments, directory, .. }: &Work,
+) -> rusqlite::Result<Option<(JobId, bool)>> {
+    let mut found = transaction
+        .prepare("SELECT id, arguments = ?2 AND directory = ?3 FROM jobs WHERE submission = ?1")?;
+    let work = params![submission, arguments.to_bytes(), directory.as_os_str().as_bytes()];
+    found.query_row(work, |row| Ok((JobId(row.get(0)?), row.get(1)?))).optional()
 }
 
 fn is_there(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<bool> {
