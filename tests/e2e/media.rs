@@ -170,7 +170,7 @@ fn an_older_daemon_is_not_taken_to_have_read_back() {
     site.start_daemon();
     site.run_by(ZMOVE.into());
     grow(&site.source());
-    let outcome = push(&site, &[]).expect(12).says(&["an older release", "--verify media"]).lines(1);
+    let outcome = push(&site, &[]).expect(2).says(&["an older release", "--verify media"]).lines(1);
     assert!(!outcome.stdout.contains("verified"), "{}", outcome.stdout);
     assert_eq!(names(&site.target()), [""; 0]);
 }
