@@ -8,6 +8,9 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
 use crate::error::StoreError;
 use crate::job::JobId;
 
@@ -101,6 +104,16 @@ pub(crate) fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).mode(0o600);
     options
+}
+
+/// Opens a file, which is made if it is not there, and locks it; none while another process holds its lock.
+pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
+    let file = private().write(true).create(true).truncate(false).open(path)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Makes the directory of a job, if it is not there.

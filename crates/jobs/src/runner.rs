@@ -16,17 +16,16 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 
 use crate::error::StoreError;
 use crate::job::JobId;
 use crate::moment::Moment;
-use crate::place::{Place, private};
+use crate::place::{Place, lock};
 use crate::store::{Ending, Queued, Running, Started, Store, Verdict};
 
 use child::{Life, Process, take_lock};
@@ -111,7 +110,7 @@ impl Runner {
     /// # Errors
     /// There is one already, or the store cannot be used.
     pub fn begin(place: &Place, config: RunnerConfig) -> Result<Self, RunnerError> {
-        let lock = lock(&place.runner_lock())?;
+        let lock = become_the_one(&place.runner_lock())?;
         let store = Store::open(place)?;
         store.check()?;
         let bell = open_bell(place)?;
@@ -354,24 +353,18 @@ fn last_line(log: &Path) -> Option<String> {
     end.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned)
 }
 
-/// Locks a file for the one runner, and writes its process into it.
-fn lock(path: &PathBuf) -> Result<File, RunnerError> {
-    let open = private().write(true).create(true).truncate(false).open(path);
-    let mut file = open.map_err(StoreError::io("open", path))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => return Err(RunnerError::Up { pid: read_pid(&mut file) }),
-        Err(error) => return Err(StoreError::io("lock", path)(error).into()),
-    }
+/// Takes the lock of the one runner, and writes its process into it.
+fn become_the_one(path: &Path) -> Result<File, RunnerError> {
+    let Some(mut file) = lock(path).map_err(StoreError::io("lock", path))? else {
+        return Err(RunnerError::Up { pid: read_pid(path) });
+    };
     let write = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     write.map_err(StoreError::io("write", path))?;
     Ok(file)
 }
 
-fn read_pid(file: &mut File) -> Option<i32> {
-    let mut text = String::new();
-    file.read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+fn read_pid(path: &Path) -> Option<i32> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// Errors at the start of a process that do not pass: its directory or the program is gone, or closed to the user.

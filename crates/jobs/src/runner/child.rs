@@ -10,11 +10,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command};
 
-use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use crate::job::JobId;
-use crate::place::{Place, make_directory, private};
+use crate::place::{Place, lock, make_directory, private};
 use crate::store::Started;
 
 /// A process that does a job.
@@ -38,12 +37,7 @@ pub(super) enum Life {
 /// Takes a job's lock; none while a process holds it.
 pub(super) fn take_lock(place: &Place, id: JobId) -> io::Result<Option<File>> {
     make_directory(&place.job(id))?;
-    let file = private().write(true).create(true).truncate(false).open(place.lock(id))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
+    lock(&place.lock(id))
 }
 
 /// Starts the process of an attempt, which gets the job's lock. `words` are the program and what stands before the

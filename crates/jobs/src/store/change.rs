@@ -113,9 +113,7 @@ impl Store {
                     let why = format!("job {needed}, which has to be done before, is {state}");
                     if take(transaction, id, Step::Fail, Some(&why), now)?.is_ok() {
                         released.ended += 1;
-                        let mut found = transaction.prepare("SELECT schedule FROM jobs WHERE id = ?1")?;
-                        let schedule: Option<String> = found.query_row([id.0], |row| row.get(0))?;
-                        do_again(transaction, id, schedule.as_deref(), now)?;
+                        do_again(transaction, id, now)?;
                     }
                 }
             }
@@ -206,7 +204,7 @@ impl Store {
     ) -> Result<Option<State>, StoreError> {
         self.transact(|transaction| {
             let mut found = transaction.prepare(
-                "SELECT wish, failures, retry_until, deadline, schedule, furthest FROM jobs
+                "SELECT wish, failures, retry_until, deadline, furthest FROM jobs
                  WHERE id = ?1 AND attempt = ?2 AND state = 'running'",
             )?;
             let terms = found.query_row(params![id.0, attempt], Terms::read).optional()?;
@@ -241,7 +239,7 @@ impl Store {
             match take(transaction, id, step, message, now)? {
                 Ok(state) => {
                     if state.is_final() && state != State::Cancelled {
-                        do_again(transaction, id, terms.schedule.as_deref(), now)?;
+                        do_again(transaction, id, now)?;
                     }
                     Ok(Ok(Some(state)))
                 }
@@ -340,7 +338,6 @@ struct Terms {
     failures: u32,
     retry_until: Moment,
     deadline: Duration,
-    schedule: Option<String>,
     furthest: i64,
 }
 
@@ -360,8 +357,7 @@ impl Terms {
             failures: row.get(1)?,
             retry_until: Moment(row.get::<_, Option<i64>>(2)?.unwrap_or(i64::MAX)),
             deadline: Duration::from_millis(u64::try_from(deadline).unwrap_or(0)),
-            schedule: row.get(4)?,
-            furthest: row.get(5)?,
+            furthest: row.get(4)?,
         })
     }
 
@@ -420,17 +416,14 @@ fn tell_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlit
     Ok(())
 }
 
-/// Makes the next job of a schedule: times that have passed meanwhile are left out, so that no two overlap.
-fn do_again(
-    transaction: &Transaction<'_>,
-    id: JobId,
-    schedule: Option<&str>,
-    now: Moment,
-) -> rusqlite::Result<()> {
-    let Some(typed) = schedule else { return Ok(()) };
+/// Makes the next job of the schedule, if the job has one: times that have passed meanwhile are left out, so that no
+/// two overlap.
+fn do_again(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
+    let mut found = transaction.prepare("SELECT schedule FROM jobs WHERE id = ?1")?;
+    let Some(typed): Option<String> = found.query_row([id.0], |row| row.get(0))? else { return Ok(()) };
     let next = typed.parse::<Schedule>().ok().and_then(|schedule| schedule.next(now));
     if let Some(next) = next {
-        again(transaction, id, Again { not_before: Some(next), schedule: Some(typed) }, now)?;
+        again(transaction, id, Again { not_before: Some(next), schedule: Some(&typed) }, now)?;
     }
     Ok(())
 }
