@@ -55,7 +55,7 @@ pub use link::{Linked, NonRegular, place_link, place_link_to_non_regular};
 pub use new_files::NewFiles;
 pub use proc::{Mount, boot_id};
 pub use publish::{Replace, place_symlink, publish_file, publish_from};
-pub use remembered::Remembered;
+pub use remembered::{Remembered, today};
 pub use remove::{RemovalBudget, remove_entries, remove_entries_within};
 pub use replace_file::replace_file;
 pub use special::{is_special_at, place_special};

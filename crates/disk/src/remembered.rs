@@ -10,6 +10,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::replace_file::replace_file;
 
@@ -90,6 +91,12 @@ impl<V: FromStr + Display> Remembered<V> {
         }
         text
     }
+}
+
+/// The day, from 1970 on: by it, values are too old one day.
+#[must_use]
+pub fn today() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()) / (24 * 60 * 60)
 }
 
 const BYTES_MAX: usize = 1 << 20;

@@ -16,15 +16,13 @@
 
 use std::path::{Path, PathBuf};
 
-use zmove_disk::Remembered;
+use zmove_disk::{Remembered, today};
 
 use crate::location::Remote;
 use crate::notice::{Listener, Notice};
 
 pub(crate) use known::Found;
 pub use known::{Known, Rates, Window};
-
-use known::today;
 
 mod known;
 

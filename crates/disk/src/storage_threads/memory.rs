@@ -10,12 +10,11 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 
 use crate::proc::Mount;
-use crate::remembered::Remembered;
+use crate::remembered::{Remembered, today};
 
 use super::{StorageThreads, THREADS_MAX, Task, cores};
 
@@ -129,11 +128,6 @@ fn name_of(mountinfo: &[u8], mount: u64) -> Option<String> {
     let Mount { kind, source, .. } = Mount::all(mountinfo).find(|other| other.id == mount)?;
     let no_blank = |letter: char| if letter.is_whitespace() || letter.is_control() { '_' } else { letter };
     Some(format!("{kind}:{source}").chars().map(no_blank).collect())
-}
-
-fn today() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |time| time.as_secs() / (24 * 60 * 60))
 }
 
 impl fmt::Display for Known {

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::str::{FromStr, Split};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use zmove_disk::today;
 use zmove_sender::AtBest;
 use zmove_transport::{PathEnds, Transport};
 
@@ -203,10 +204,6 @@ impl<'a> Words<'a> {
             && round_trip <= ROUND_TRIP_MAX;
         possible.then_some(Some(Window { bytes, round_trip, ends, at })).ok_or(())
     }
-}
-
-pub(super) fn today() -> u64 {
-    now() / (24 * 60 * 60)
 }
 
 fn now() -> u64 {
