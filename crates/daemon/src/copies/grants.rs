@@ -195,8 +195,13 @@ impl GrantBook {
 
     /// Makes the file of a grant what is known of it.
     fn write(&self, token: &GrantToken) -> io::Result<()> {
-        let kept = || self.grants.lock().get(token).cloned();
-        self.store.update(&Hex(token).to_string(), || kept().or_else(|| self.tallies.forget(token)))
+        self.store.update(&Hex(token).to_string(), || {
+            let kept = self.grants.lock().get(token).cloned();
+            if kept.is_none() {
+                self.tallies.forget(token);
+            }
+            kept
+        })
     }
 
     /// The clients of grants that the holder of a key may use now.
