@@ -652,25 +652,20 @@ fn files_that_were_never_begun_cannot_be_given_up_without_end() {
     assert_well(&site, resting);
 }
 
-/// Lists of names as long as they may be, as many as may wait: 12 MiB each in memory, from transfers that read nothing.
+/// Lists of names as long as they may be, 27 MB each in memory, which wait for sessions that cannot say what they have to.
 #[test]
 fn messages_that_wait_are_bounded_by_what_they_take() {
     let site = configured("memory_per_identity = \"64MiB\"");
     let mut greedy = Greedy::new(&site);
+    fill(&greedy.root(), 17_000);
     let resting = site.the_daemon().memory_kib();
     let names = |count: usize| (0..count).map(|number| ListedName(name(&format!("{number:06}")))).collect();
     let range = KeptRange { directory: path(""), after: None, names: names(200_000), open: true };
-    let keep = encode_message(&ToReceiver::Keep(Keep { keep: 1, ranges: vec![range] }));
-    let mut ends = Vec::new();
-    for _ in 0..8 {
-        let mut transfer = greedy.open(&Open { extraneous: Extraneous::Goes, ..open() });
-        for _ in 0..8 {
-            if greedy.runtime.block_on(transfer.control.send(&keep)).is_err() {
-                break;
-            }
-        }
-        ends.push(transfer);
-    }
+    let keep = ToReceiver::Keep(Keep { keep: 1, ranges: vec![range] });
+    let goes = Open { extraneous: Extraneous::Goes, ..open() };
+    let ask = |number| keep_nothing("", number);
+    let mut deaf: Vec<_> = (0..2).map(|_| greedy.ask_some_without_reading(&goes, 4, ask).0).collect();
+    deaf.iter_mut().for_each(|deaf| greedy.say_without_end(deaf, &keep));
     site.the_daemon().wait_for_log("limits.memory_per_identity");
     assert_well(&site, resting);
 }
