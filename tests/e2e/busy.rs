@@ -85,6 +85,21 @@ fn a_preview_waits_too() {
     assert_waited(finish(waiting), "limits.transfers = 1");
 }
 
+/// Lanes that a host does not take while it is busy are dialled anew, and no session is lost.
+#[test]
+fn a_pull_waits_for_its_turn_in_one_session() {
+    let site = site("transfers = 1");
+    site.let_read("source");
+    paint(site.source().join("large"), 9 << 20);
+    let long = Long::begin(&site);
+    let waiting = site.pull_command(&["--json"], &[""], "pulled").start();
+    site.the_daemon().wait_for_log("queued: tester");
+    long.end();
+    let outcome = finish(waiting).expect(0);
+    assert_eq!(outcome.summary()["reconnects"].as_u64(), Some(0), "{}", outcome.stdout);
+    assert_same(&site.source(), &site.target().join("pulled"));
+}
+
 /// How many TCP connections a process holds.
 fn connections(process: &Child) -> usize {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();

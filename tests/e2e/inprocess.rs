@@ -100,7 +100,7 @@ impl InProcess {
             let (more_in, mut wanted) = mpsc::unbounded_channel::<u16>();
             let asked = u16::try_from(lanes).unwrap();
             let (congestion, number) = (LossAnswer::default(), LaneNumber::Tuned { least: asked });
-            let supply = more.then_some(LaneSupply { more: more_in, asked, number, congestion });
+            let supply = more.then_some(LaneSupply { more: more_in, asked, again: 0, number, congestion });
             let dialling = async move {
                 while let Some(more) = wanted.recv().await {
                     for number in 0..more {

@@ -355,7 +355,7 @@ impl Shared {
         };
         stream.open_control_window();
         let (lanes_in, lanes) = lanes_for(greeting.role, slot.portion.lanes);
-        let greeted = told.is_some();
+        let has_waited = told.is_some();
         let registered = match told {
             Some(registered) => {
                 registered.begin(lanes_in);
@@ -369,7 +369,7 @@ impl Shared {
         let pulse = stream.pulse();
         let claim = stream.claim();
         let (reader, writer) = control_pair(stream);
-        let control = (reader, if greeted { writer.greeted() } else { writer });
+        let control = (reader, if has_waited { writer.greeted() } else { writer });
         match lanes {
             Lanes::Sources(lanes, rate) => {
                 live.begins(Direction::Receive);
@@ -389,7 +389,7 @@ impl Shared {
                     (who, live),
                     (claim, control),
                     lanes,
-                    &slot,
+                    (&slot, has_waited),
                     authorized,
                     (greeting, version),
                 )
@@ -555,7 +555,7 @@ impl Shared {
         (who, live): (Who, &Live),
         (claim, control): (Claim, (ControlReader, ControlWriter)),
         lanes: mpsc::Receiver<Result<Box<dyn LaneSink>, LaneError>>,
-        slot: &Slot,
+        (slot, has_waited): (&Slot, bool),
         authorized: Authorized,
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
@@ -577,6 +577,7 @@ impl Shared {
             copies: self.copies.clone(),
             run_leases: self.run_leases.of(key),
             portion: slot.portion,
+            has_waited,
             quota: self.quotas.of(slot.key(), &limits),
             rate: rate_max.map(|limit| self.rates.of(key, limit)),
             plan_bytes: sending::plan_bytes(&limits),

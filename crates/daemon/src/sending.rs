@@ -56,6 +56,8 @@ pub(crate) struct SendingSession {
     pub(crate) copies: Option<Arc<Copies>>,
     pub(crate) run_leases: RunLeases,
     pub(crate) portion: Portion,
+    /// Whether it was in line before: the lanes that came meanwhile are closed.
+    pub(crate) has_waited: bool,
     pub(crate) quota: Quota,
     /// The rate of the key, which all of its transfers keep together.
     pub(crate) rate: Option<SharedRate>,
@@ -528,7 +530,7 @@ impl Prepared {
         let started = Instant::now();
         let Self { job, config, fetch, missing, extent, held: _until_the_end, .. } = self;
         let SendingSession { transfer, version, cipher, control, lanes, run_leases, portion, .. } = session;
-        let SendingSession { quota, meter, .. } = session;
+        let SendingSession { has_waited, quota, meter, .. } = session;
         let (reader, mut writer) = control;
         let lease = run_leases.acquire(fetch.open.run).await;
         let fetching = ToSender::Fetching(Fetching { lanes_max: portion.lanes });
@@ -556,7 +558,7 @@ impl Prepared {
             version,
             control: (reader, writer),
             lanes,
-            supply: Some(supply(&fetch, portion.lanes, &relaying)),
+            supply: Some(supply(&fetch, portion.lanes, has_waited, &relaying)),
             relay: Some(relay),
             quota: Some(Arc::new(KeyQuota(quota))),
         };
@@ -595,8 +597,9 @@ pub(crate) async fn tell_often(relaying: Arc<Relaying>) {
     }
 }
 
-/// More lanes are dialled by the receiver, who is asked for them.
-fn supply(fetch: &Fetch, lanes_max: u16, relaying: &Arc<Relaying>) -> LaneSupply {
+/// More lanes are dialled by the receiver, who is asked for them; at once for as many as it has dialled in vain, since
+/// nobody knows which of these came too early.
+fn supply(fetch: &Fetch, lanes_max: u16, has_waited: bool, relaying: &Arc<Relaying>) -> LaneSupply {
     let (more, mut wanted) = mpsc::unbounded_channel();
     let relaying = Arc::clone(relaying);
     tokio::spawn(async move {
@@ -610,5 +613,9 @@ fn supply(fetch: &Fetch, lanes_max: u16, relaying: &Arc<Relaying>) -> LaneSupply
         LaneNumber::Fixed => LossAnswer::default(),
         LaneNumber::Tuned { .. } => LossAnswer::of_host(None),
     };
-    LaneSupply { more, asked, number, congestion }
+    let again = if has_waited { asked } else { 0 };
+    if again > 0 {
+        more.send(again).expect("the receiver is above");
+    }
+    LaneSupply { more, asked, again, number, congestion }
 }

@@ -127,7 +127,7 @@ impl RemoteCopy<'_> {
         let order = ToSource::Copy(Box::new(self.order.clone()));
         let listener = self.source.listener;
         let asking = say(control_pair(channel), order, self.list.clone(), run.patience, &*self.observer);
-        let Asked { reader, mut writer, answer } = asking.await?;
+        let Asked { reader, mut writer, answer, .. } = asking.await?;
         let id = match answer {
             ToSender::Copy(CopyState::Follows { id }) => {
                 if id != self.order.id {

@@ -203,10 +203,13 @@ impl RemotePull<'_> {
         let wanted = ToSource::Fetch(Box::new(fetch));
         let asking =
             ask(control, (transfer, cipher), wanted, self.list.clone(), run.patience, &*self.observer);
-        let (reader, writer) = tokio::select! {
-            asked = asking => leave_to_receive(asked?)?,
+        let asked = tokio::select! {
+            asked = asking => asked?,
             () = &mut stop => return Err(PullError::Interrupted),
         };
+        // A host that was busy has closed some of the lanes, and asks for as many again.
+        let dialled = usize::from(supply.asked) * if asked.has_waited { 2 } else { 1 };
+        let (reader, writer) = leave_to_receive(asked)?;
         run.was_up = true;
         run.begun += 1;
         let relayed = Arc::new(Relayed::new(
@@ -217,7 +220,7 @@ impl RemotePull<'_> {
         let conversation =
             Conversation { open: own_open, sources: self.sources.clone(), relayed: Arc::clone(&relayed) };
         let (reader, mut conversing) = conversation.between(reader);
-        let Forwarded { lanes, failed_lanes, no_lane } = forward(lanes, usize::from(supply.asked));
+        let Forwarded { lanes, failed_lanes, no_lane } = forward(lanes, dialled);
         let meter = Arc::<TransferMeter>::default();
         let named = self.fetch.manifest.then(|| Arc::clone(&relayed) as Arc<dyn NamedFiles>);
         let session = Session {

@@ -77,7 +77,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
         MoreLanes::Sets => lane(0),
     };
     tokio::spawn(dial_more(dialler.clone(), settings.more, first, lanes_in, wanted));
-    let supply = LaneSupply { more, asked: count, number, congestion };
+    let supply = LaneSupply { more, asked: count, again: 0, number, congestion };
     let (version, pulse) = (channel.version(), channel.pulse());
     let dialled = Dialled { transfer, cipher, version, control: control_pair(channel), pulse, lanes, supply };
     let Recalled { paths, known, quic_first, .. } = recalled;

@@ -19,6 +19,8 @@ pub(crate) struct Asked {
     pub(crate) writer: ControlWriter,
     /// Neither a refusal nor a wait.
     pub(crate) answer: ToSender,
+    /// Whether the host was busy before: it has closed the lanes that came meanwhile.
+    pub(crate) has_waited: bool,
 }
 
 /// How long a host may take to look at what is wanted.
@@ -41,6 +43,7 @@ pub(crate) async fn ask(
     let answered = timeout(ANSWER_TIMEOUT, first(&mut reader)).await;
     let mut answer = answered.unwrap_or(Err(PullError::Silent))?;
     let due = Instant::now() + patience;
+    let has_waited = matches!(answer, ToSender::Waiting(_));
     let answer = loop {
         answer = match answer {
             ToSender::Refused(refusal) if asks_for_sources && refusal.code == RefusalCode::Target => {
@@ -60,7 +63,7 @@ pub(crate) async fn ask(
         }
     };
     let writer = saying.await.map_err(|_| PullError::Silent)??;
-    Ok(Asked { reader, writer, answer })
+    Ok(Asked { reader, writer, answer, has_waited })
 }
 
 /// The host's greeting and first answer. One that does not know this kind of connection answers with its greeting

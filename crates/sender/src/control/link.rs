@@ -57,6 +57,8 @@ pub struct LaneSupply {
     pub more: mpsc::UnboundedSender<u16>,
     /// The number that has been asked for already.
     pub asked: u16,
+    /// The number that has been asked for beside these, since some of them have come to nothing.
+    pub again: u16,
     /// How the number of lanes is chosen.
     pub number: LaneNumber,
     /// How the lanes answer to loss.

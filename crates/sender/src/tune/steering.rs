@@ -94,7 +94,8 @@ struct Cores {
 
 impl Steering {
     pub(crate) fn new(supply: Option<LaneSupply>) -> Self {
-        let awaited = supply.as_ref().map_or(0, |supply| usize::from(supply.asked));
+        let awaited =
+            supply.as_ref().map_or(0, |supply| usize::from(supply.asked) + usize::from(supply.again));
         let tolerant = supply.as_ref().is_some_and(|supply| supply.congestion.tolerant);
         let congestion = if tolerant { Congestion::LossTolerant } else { Congestion::AsSet };
         Self {
