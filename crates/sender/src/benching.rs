@@ -10,7 +10,7 @@ use zmove_chunk::{Groups, Plan, Work};
 use zmove_scan::EntryBatch;
 use zmove_types::{FileId, GROUP_BYTES};
 
-use crate::plan::pack::{Pack, PackEntry, Packer, PacksPerDoubling};
+use crate::plan::pack::{Pack, PackEntry, PackSizes, Packer};
 use crate::plan::queue::{ENTRIES_WAITING_MAX, FILES_WAITING_MAX};
 use crate::push::config::SenderConfig;
 use crate::read::source::{LargeSource, SourceDirectory};
@@ -52,7 +52,7 @@ pub fn plan(batches: Vec<EntryBatch>) -> Planned {
 }
 
 fn fill(plan: &Plan<Pack, Arc<LargeSource>>, batches: Vec<EntryBatch>) {
-    let mut packer = Packer::new(SenderConfig::default().batch_files_max, PacksPerDoubling::InSlowStart);
+    let mut packer = Packer::new(SenderConfig::default().batch_files_max, PackSizes::ForLanes);
     let push = |pack: Pack| {
         let entries = pack.entry_count();
         plan.push_pack(pack, entries).expect("the plan has not ended");

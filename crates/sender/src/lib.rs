@@ -29,7 +29,7 @@ pub use control::link::{CongestionChoice, LaneNumber, LaneSupply, Link, LossAnsw
 pub use control::relay::{Beside, Held, Hold, Last, PeerQuota, Relay};
 pub use error::SessionError;
 pub use mirror::{AfterErrors, Guard, Removals};
-pub use plan::pack::PacksPerDoubling;
+pub use plan::pack::PackSizes;
 pub use probe::{
     Carried, ProbeConfig, ProbeEvent, ProbeReport, RAMP_MIN, RAMP_ROUND_TRIPS, Round, RoundTrips, probe,
 };

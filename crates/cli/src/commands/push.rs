@@ -12,7 +12,7 @@ use zmove_engine::{
 };
 use zmove_receiver::ListedFiles;
 use zmove_scan::{PathKind, ScanConfig};
-use zmove_sender::{Manifest, PacksPerDoubling, Prover};
+use zmove_sender::{Manifest, PackSizes, Prover};
 use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 
 use crate::args::PushArgs;
@@ -58,9 +58,9 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         zeros: settings.zeros(),
         instead: settings.instead(),
         rate_max: args.limit(),
-        packs_per_doubling: match &settings.location {
-            Location::Local(_) => PacksPerDoubling::Within,
-            Location::Remote(_) => PacksPerDoubling::InSlowStart,
+        pack_sizes: match &settings.location {
+            Location::Local(_) => PackSizes::Within,
+            Location::Remote(_) => PackSizes::ForLanes,
         },
         ..SenderConfig::default()
     };

@@ -130,14 +130,25 @@ pub(crate) fn packs_of(found: Found) -> u64 {
     found.bytes.div_ceil(FIRST_DATA_BYTES).max(found.entries.div_ceil(FIRST_ENTRIES)).max(1)
 }
 
-/// The number of packs before the limit doubles.
+/// The sizes of packs, by what they are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PacksPerDoubling {
-    /// For connections in slow start: about one pack for each lane that may begin before `Opened`.
-    InSlowStart = 8,
-    /// Where nothing is in slow start. Storage that answers late is slow as long as all packs under way are of one
-    /// directory or two, and how many are under way is bounded, however small they are.
-    Within = 1,
+pub enum PackSizes {
+    /// For connections, of which each begins in slow start, and any may be slow at the end: the first packs are small,
+    /// about one for each lane that may begin before `Opened`, and the last ones are split.
+    ForLanes,
+    /// Where nothing is in slow start, and no lane slower than another. Storage that answers late is slow as long as
+    /// all packs under way are of one directory or two, and how many are under way is bounded, however small they are.
+    Within,
+}
+
+impl PackSizes {
+    /// The number of packs before the limit doubles.
+    fn packs_per_doubling(self) -> u32 {
+        match self {
+            Self::ForLanes => 8,
+            Self::Within => 1,
+        }
+    }
 }
 
 const RAMP_DOUBLINGS_MAX: u32 = 16;
@@ -150,7 +161,7 @@ pub(crate) struct Packer {
     groups: Vec<PackGroup>,
     load: PackLoad,
     entries_max: usize,
-    packs_per_doubling: PacksPerDoubling,
+    pack_sizes: PackSizes,
     packs_made: u32,
 }
 
@@ -164,10 +175,10 @@ struct PackLoad {
 
 impl Packer {
     /// A packer of at most `entries_max` entries a pack.
-    pub(crate) fn new(entries_max: usize, packs_per_doubling: PacksPerDoubling) -> Self {
+    pub(crate) fn new(entries_max: usize, pack_sizes: PackSizes) -> Self {
         let entries_max = entries_max.clamp(1, BATCH_ENTRIES_MAX);
         let load = PackLoad::default();
-        Self { groups: Vec::new(), load, entries_max, packs_per_doubling, packs_made: 0 }
+        Self { groups: Vec::new(), load, entries_max, pack_sizes, packs_made: 0 }
     }
 
     /// Adds an entry; returns the pack that had no room for it.
@@ -218,7 +229,7 @@ impl Packer {
     /// slow start (RFC 5681) at once and the target's work begins a few round trips sooner; every few packs the limit
     /// doubles.
     fn ramp<N: Ord + Copy + TryFrom<u64>>(&self, most: N, first: u64) -> N {
-        let doublings = (self.packs_made / self.packs_per_doubling as u32).min(RAMP_DOUBLINGS_MAX);
+        let doublings = (self.packs_made / self.pack_sizes.packs_per_doubling()).min(RAMP_DOUBLINGS_MAX);
         N::try_from(first << doublings).map_or(most, |limit| limit.min(most))
     }
 
@@ -366,7 +377,7 @@ mod tests {
         let root = ScanRoot::new(home.to_owned(), RelPath::root());
         let scan = scan(vec![root], &ScanConfig::default());
         let mut packer =
-            Packer { packs_made: RAMP_DOUBLINGS_MAX, ..Packer::new(entries_max, PacksPerDoubling::Within) };
+            Packer { packs_made: RAMP_DOUBLINGS_MAX, ..Packer::new(entries_max, PackSizes::Within) };
         let mut packs = Vec::new();
         for item in scan.receiver() {
             let ScanItem::Batch(batch) = item else { continue };
@@ -433,8 +444,8 @@ mod tests {
         let scan = scan(vec![root], &ScanConfig::default());
         let batch = |item| if let ScanItem::Batch(batch) = item { Some(batch) } else { None };
         let batches: Vec<_> = scan.receiver().iter().filter_map(batch).collect();
-        let sizes = |packs_per_doubling| {
-            let mut packer = Packer::new(1024, packs_per_doubling);
+        let sizes = |pack_sizes| {
+            let mut packer = Packer::new(1024, pack_sizes);
             let all = batches.iter().flat_map(|batch| {
                 let directory = SourceDirectory::held_open(&batch.directory);
                 batch.entries.iter().map(move |entry| (directory.clone(), entry.clone()))
@@ -442,8 +453,8 @@ mod tests {
             let packs = all.filter_map(|(directory, entry)| packer.add(&directory, PackEntry::Within(entry)));
             packs.map(|pack| pack.entry_count()).collect::<Vec<_>>()
         };
-        assert_eq!(sizes(PacksPerDoubling::Within), [64, 128, 256, 512]);
-        assert_eq!(sizes(PacksPerDoubling::InSlowStart)[..9], [[64; 8].as_slice(), &[128]].concat());
+        assert_eq!(sizes(PackSizes::Within), [64, 128, 256, 512]);
+        assert_eq!(sizes(PackSizes::ForLanes)[..9], [[64; 8].as_slice(), &[128]].concat());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use zmove_scan::ScanConfig;
 use zmove_transport::SharedRate;
 use zmove_types::{GROUP_BYTES, RateLimit};
 
-use crate::plan::pack::PacksPerDoubling;
+use crate::plan::pack::PackSizes;
 use crate::read::extras::{Instead, Owners};
 use crate::read::holes::Zeros;
 
@@ -25,9 +25,8 @@ pub struct SenderConfig {
     /// The most small files in one batch. Default: 1024. Larger costs less per file, smaller spreads a small tree over
     /// more lanes and writers. At most 2048.
     pub batch_files_max: usize,
-    /// How soon the first packs, which are small, grow. Default: for connections in slow start. Sooner costs less where
-    /// there is none, and the work of a target that is far begins later.
-    pub packs_per_doubling: PacksPerDoubling,
+    /// The sizes of the first and the last packs. Default: for lanes.
+    pub pack_sizes: PackSizes,
     /// How the sources are walked.
     pub scan: ScanConfig,
     /// Whom entries are said to belong to, where owners are kept. Default: their numbers.
@@ -59,7 +58,7 @@ impl Default for SenderConfig {
             readers_max: 32,
             buffers_max: 24,
             batch_files_max: 1024,
-            packs_per_doubling: PacksPerDoubling::InSlowStart,
+            pack_sizes: PackSizes::ForLanes,
             scan: ScanConfig::default(),
             owners: Owners::default(),
             zeros: Zeros::default(),

@@ -59,6 +59,7 @@ impl Pipeline {
             pool: pool.clone(),
             file_io: Arc::clone(&config.file_io),
             direct: config.direct,
+            pack_sizes: config.pack_sizes,
             reader_count: ReaderCount::default(),
             threads: StorageThreads::default(),
             storage: config.storage.clone(),
@@ -76,7 +77,7 @@ impl Pipeline {
             pool,
             config,
         };
-        let packer = Packer::new(pipeline.config.batch_files_max, pipeline.config.packs_per_doubling);
+        let packer = Packer::new(pipeline.config.batch_files_max, pipeline.config.pack_sizes);
         let planning = move || plan_all(&session, packer, &scan, &replies, &task);
         let planning = pipeline.threads.spawn("zmove-plan".into(), planning);
         let wanted = pipeline.config.readers;

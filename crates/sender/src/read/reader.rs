@@ -21,7 +21,7 @@ use zmove_wire::{Batch, FrameHeader, FrameKind};
 
 use crate::account::failure::FileError;
 use crate::account::manifest::Known;
-use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, Unread};
+use crate::plan::pack::{Basis, Pack, PackEntry, PackGroup, PackSizes, Unread};
 use crate::plan::queue::{Parcel, When};
 use crate::push::session::Session;
 use crate::read::entries::{EntryRead, EntryReader, read_file, unsent_root};
@@ -38,6 +38,7 @@ pub(crate) struct ReaderContext {
     pub(crate) pool: BufferPool,
     pub(crate) file_io: Arc<dyn FileIo>,
     pub(crate) direct: Direct,
+    pub(crate) pack_sizes: PackSizes,
     pub(crate) reader_count: ReaderCount,
     /// The threads that read small files side by side.
     pub(crate) threads: StorageThreads,
@@ -126,7 +127,11 @@ impl Reader<'_> {
 
     /// Splits the last packs: a slow lane would still be sending a whole one when the others have nothing more to do.
     fn last_pieces(&self, pack: Pack) -> Vec<Pack> {
-        let piece_bytes = self.session.queue.last_packs().map_or(u64::MAX, last_piece_bytes);
+        let last = match self.context.pack_sizes {
+            PackSizes::ForLanes => self.session.queue.last_packs(),
+            PackSizes::Within => None,
+        };
+        let piece_bytes = last.map_or(u64::MAX, last_piece_bytes);
         if pack.data_bytes() > piece_bytes.saturating_mul(2) { pack.split(piece_bytes) } else { vec![pack] }
     }
 
