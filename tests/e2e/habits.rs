@@ -58,3 +58,11 @@ fn a_word_of_another_program_gets_a_hint() {
         site.zmove(words).outcome().expect(1).says(&[told]);
     }
 }
+
+#[test]
+fn a_port_that_is_taken_for_a_path_is_told() {
+    let site = Site::local();
+    let push = |target| site.zmove(&["push", "source", target]).outcome().expect(10);
+    push("127.7.7.7:5871").says(&["write 127.7.7.7:5871:PATH"]).says(&["refused"]).lines(2);
+    push("127.7.7.7:run7").says(&["refused"]).lines(1);
+}

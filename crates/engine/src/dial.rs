@@ -110,12 +110,16 @@ impl Connector<'_> {
     ) -> Result<Connected<L>, ConnectError> {
         match &self.remote.login {
             Some(login) => self.connect_over_ssh(login, need).await,
-            None => self.connect_to_daemon(need).await,
+            None => self.connect_to_daemon(need).await.inspect_err(|_| self.tell_of_port()),
         }
     }
 
     /// Dials control alone, for a conversation without data.
     pub(crate) async fn connect_control(&self) -> Result<(Channel, ChannelDialler), ConnectError> {
+        self.dial_control().await.inspect_err(|_| self.tell_of_port())
+    }
+
+    async fn dial_control(&self) -> Result<(Channel, ChannelDialler), ConnectError> {
         let Self { home, remote, settings, .. } = *self;
         let identity = Identity::load_or_create(home)?;
         let first_key = FirstKey::default();
@@ -155,6 +159,13 @@ impl Connector<'_> {
         let reached = reached.await?;
         self.pin(&first_key)?;
         Ok(reached)
+    }
+
+    fn tell_of_port(&self) {
+        let Self { remote, listener, .. } = *self;
+        if remote.has_path_like_port() {
+            listener.hear(&Notice::PathLikePort { remote });
+        }
     }
 
     /// Pins the key of a host that was not known before and that somebody has agreed to.

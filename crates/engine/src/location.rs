@@ -105,6 +105,13 @@ impl Remote {
     }
 }
 
+impl Remote {
+    /// Whether the path could be meant for the port.
+    pub(crate) fn has_path_like_port(&self) -> bool {
+        self.login.is_none() && parse_port(&self.path).is_ok()
+    }
+}
+
 impl Location {
     /// Reads a target.
     ///

@@ -20,6 +20,11 @@ pub enum Notice<'a> {
         /// The receiver.
         remote: &'a Remote,
     },
+    /// The receiver cannot be reached, and what was taken for a path could be its port.
+    PathLikePort {
+        /// The receiver.
+        remote: &'a Remote,
+    },
     /// A session begins: no more questions are asked, and events count from zero.
     SessionBegins {
         /// The transfer, by which its host knows it too; not known of a copy between two other hosts.
@@ -95,6 +100,10 @@ impl Display for Notice<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dialling { remote } => write!(f, "connecting to {remote} ..."),
+            Self::PathLikePort { remote: Remote { host, path, .. } } => {
+                let number = Escaped(path);
+                write!(f, "'{number}' is a path here; where it is the port, write {host}:{number}:PATH")
+            }
             Self::SessionBegins { .. } => f.write_str("a session begins"),
             Self::ConnectionLost { remote, cause, timeout } => {
                 let cause = Causes(*cause);

@@ -185,7 +185,9 @@ pub(crate) fn renamed<'a>(rename: Option<&'a (Name, Name)>, directory: &RelPath,
 fn locate(target: &[u8], access: &WriteAccess, missing: Missing) -> Result<(Option<Tree>, RelPath), Refusal> {
     let (root, rest) = match access {
         WriteAccess::ReadOnly => {
-            return Err(refuse(RefusalCode::Denied, "this key may not write here".into()));
+            let text = "this key may not write here. On that host, run: zmove allow KEY --root DIR, where KEY is what \
+                        `zmove key show` prints here";
+            return Err(refuse(RefusalCode::Denied, text.into()));
         }
         WriteAccess::Anywhere => return locate_own(target, missing),
         WriteAccess::Beneath(roots) => choose_root(target, roots)?,
