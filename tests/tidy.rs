@@ -50,9 +50,9 @@ const ARROWS: [(&str, &[&str]); 18] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 31] = [
-    ("tokio", &["cli", "daemon", "engine", "receiver", "sender", "transport"]),
-    ("rustls", &["cli", "transport"]),
+const RESERVED: [(&str, &[&str]); 33] = [
+    ("tokio", &["cli", "daemon", "engine", "jobs", "receiver", "sender", "transport"]),
+    ("rustls", &["cli", "jobs", "transport"]),
     ("rustls-webpki", &["transport"]),
     ("quinn", &["transport"]),
     ("quinn-proto", &["transport"]),
@@ -62,11 +62,11 @@ const RESERVED: [(&str, &[&str]); 31] = [
     ("indicatif", &["cli", "lab"]),
     ("anyhow", &["cli", "lab"]),
     ("svg", &["cli", "drawing", "lab"]),
-    ("hyper", &["cli"]),
+    ("hyper", &["cli", "jobs"]),
     ("listenfd", &["cli"]),
     ("prometheus-client", &["cli"]),
     ("sd-notify", &["cli"]),
-    ("toml", &["cli"]),
+    ("toml", &["cli", "jobs"]),
     ("tracing", &["cli"]),
     ("tracing-subscriber", &["cli"]),
     ("blake3", &["chunk", "lab", "receiver", "sender", "transport"]),
@@ -80,6 +80,8 @@ const RESERVED: [(&str, &[&str]); 31] = [
     ("chrono", &["jobs"]),
     ("croner", &["jobs"]),
     ("rusqlite", &["jobs"]),
+    ("lettre", &["jobs"]),
+    ("rustls-native-certs", &["jobs"]),
     ("libfuzzer-sys", &["fuzz"]),
     ("fuser", &["lab"]),
 ];

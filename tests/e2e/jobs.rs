@@ -1,5 +1,7 @@
 //! Jobs: submitted, done in the background, killed at any moment, and done all the same, once.
 
+mod telling;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -416,8 +418,9 @@ fn old_jobs_are_forgotten() {
     yard.run(&["jobs", "clean"]).done();
     assert!(yard.place().join(&id).is_dir());
     std::thread::sleep(Duration::from_millis(2));
-    let said = yard.run(&["jobs", "clean", "--older-than", "0"]).done().stdout;
-    assert_eq!(said, "forgot 1 job\n");
+    // not before it is known that nobody is to be told
+    let clean = || yard.run(&["jobs", "clean", "--older-than", "0"]).done().stdout;
+    wait_for("forgetting", || clean() == "forgot 1 job\n");
     assert!(!yard.place().join(&id).exists());
     yard.run(&["job", &id]).expect(11).says(&["there is no job 1"]);
 }

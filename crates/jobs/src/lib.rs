@@ -11,6 +11,7 @@ mod runner;
 mod schedule;
 mod state;
 mod store;
+mod tell;
 
 pub use error::StoreError;
 pub use job::{Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable};
@@ -22,5 +23,7 @@ pub use runner::{
 pub use schedule::{Schedule, parse_moment, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
-    Answer, Ending, Queued, Released, Running, Selection, Started, Store, Submitted, Told, Verdict,
+    Answer, Delivery, DeliveryState, Ending, Queued, Released, Running, Selection, Started, Store, Submitted,
+    Told, Try, Verdict,
 };
+pub use tell::{Channel, Channels, TellError};

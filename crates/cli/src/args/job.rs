@@ -35,6 +35,9 @@ pub(crate) struct SubmitArgs {
     /// How long to try again before giving up; an attempt that comes further than all before begins this anew
     #[arg(long, value_name = "TIME", default_value = "24h", help_heading = JOB, hide_short_help = true)]
     pub(crate) deadline: Age,
+    /// Have this channel of tell.toml tell what becomes of it, and not those that tell of any job
+    #[arg(long, value_name = "NAME", help_heading = JOB, hide_short_help = true)]
+    pub(crate) tell: Vec<String>,
 }
 
 const JOB: &str = "The job";
@@ -109,7 +112,10 @@ pub(crate) enum JobAction {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct RunnerArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<RunnerCommand>,
     /// How many jobs run at once
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) max: usize,
@@ -125,4 +131,13 @@ pub(crate) struct RunnerArgs {
     /// Leave the terminal, and end without a word where there is a runner
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunnerCommand {
+    /// Try whether a channel of tell.toml works: it tells that this is a test, now
+    Tell {
+        /// The channel's name
+        name: String,
+    },
 }

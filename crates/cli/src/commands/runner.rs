@@ -4,18 +4,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rustix::fs::Mode;
-use zmove_jobs::{Limits, Place, Runner, RunnerConfig, RunnerError, Stay};
+use zmove_jobs::{Channels, Limits, Place, Runner, RunnerConfig, RunnerError, Stay, Store};
 
-use crate::args::{RunnerArgs, SubmitArgs};
+use crate::args::{RunnerArgs, RunnerCommand, SubmitArgs};
 use crate::commands::copy;
 use crate::commands::submit::UMASK;
 use crate::display::terminal;
 use crate::settings;
-use crate::value::exit::{Exit, failure, verdict};
+use crate::value::exit::{Exit, failure, usage_error, verdict};
 
 /// Runs `zmove runner`.
 pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
     let place = Place::open(&settings::jobs()?)?;
+    if let Some(RunnerCommand::Tell { name }) = &args.command {
+        return try_out(&place, name);
+    }
     if args.detached {
         leave_terminal();
     }
@@ -29,6 +32,7 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
             target: args.max_per_target.unwrap_or(usize::MAX),
         },
         stay: until_idle.map_or(Stay::Always, Stay::UntilIdle),
+        tell: settings::tell()?,
     };
     let runner = match Runner::begin(&place, config) {
         Err(RunnerError::Up { .. }) if args.detached => return Ok(Exit::Done),
@@ -39,6 +43,17 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
         terminal::say(format_args!("running the jobs of '{}'", place.path().display()));
     }
     runner.run(|text| terminal::warn(text))?;
+    Ok(Exit::Done)
+}
+
+/// Tells by one channel that this is a test.
+fn try_out(place: &Place, name: &str) -> Result<Exit> {
+    let file = settings::tell()?;
+    let channels = Channels::read(&file)?;
+    let channel = channels.find(name, &file).map_err(|error| usage_error(error.to_string()))?;
+    let told = channel.try_out(&Store::open(place)?.id()?);
+    told.map_err(|why| failure(Exit::Connection, format!("'{name}' could not tell: {why}")))?;
+    terminal::say(format_args!("'{name}' has told {}", channel.shown()));
     Ok(Exit::Done)
 }
 

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use zmove_jobs::{Job, JobEvent, Moment, Place, Progress, State, progress_of, shown};
+use zmove_jobs::{
+    Delivery, DeliveryState, Job, JobEvent, Moment, Place, Progress, State, progress_of, shown,
+};
 use zmove_types::{ByteCount, ByteRate};
 
 use crate::display::format::{bytes_per_second, counted};
@@ -202,6 +204,36 @@ pub(crate) fn event_as_json(event: &JobEvent) -> Value {
         "event": event.kind,
         "attempt": event.attempt,
         "message": event.message,
+    })
+}
+
+/// Whether an event was told by a channel, as a line for people.
+pub(crate) fn delivery(delivery: &Delivery) -> String {
+    let Delivery { event, channel, state, tries, due, error } = delivery;
+    let state = match state {
+        DeliveryState::Waiting if error.is_none() => "to be told".to_owned(),
+        DeliveryState::Waiting => {
+            format!("not told yet ({}), again at {}", counted(u64::from(*tries), "attempt"), shown(*due))
+        }
+        DeliveryState::Delivered => "told".to_owned(),
+        DeliveryState::GivenUp => format!("not told, given up ({})", counted(u64::from(*tries), "attempt")),
+    };
+    let error = error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+    Printable(format!("       {channel}: '{}' {state}{error}", event.kind)).to_string()
+}
+
+/// Whether an event was told by a channel, as an object for programs.
+pub(crate) fn delivery_as_json(delivery: &Delivery) -> Value {
+    let Delivery { event, channel, state, tries, due, error } = delivery;
+    let waits = *state == DeliveryState::Waiting;
+    json!({
+        "channel": channel,
+        "event": event.kind,
+        "number": event.number,
+        "state": state.word(),
+        "tries": tries,
+        "due": waits.then(|| due.0.div_euclid(1000)),
+        "error": error,
     })
 }
 

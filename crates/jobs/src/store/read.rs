@@ -7,7 +7,7 @@ use rusqlite::{OptionalExtension, Row};
 use super::Store;
 use super::change::read_wish;
 use crate::error::StoreError;
-use crate::job::{Job, JobEvent, JobId, Moved, Outgoing, Wish};
+use crate::job::{Job, JobEvent, JobId, Moved, Wish};
 use crate::moment::Moment;
 use crate::state::State;
 
@@ -100,20 +100,6 @@ impl Store {
         })
     }
 
-    /// What is to be told still, in the order in which it happened.
-    ///
-    /// # Errors
-    /// The store cannot be read.
-    pub fn outbox(&self) -> Result<Vec<Outgoing>, StoreError> {
-        self.read(|connection| {
-            let mut found = connection.prepare("SELECT number, job, kind FROM outbox ORDER BY number")?;
-            let read = |row: &Row<'_>| {
-                Ok(Outgoing { number: row.get(0)?, job: JobId(row.get(1)?), kind: row.get(2)? })
-            };
-            found.query_map((), read)?.collect()
-        })
-    }
-
     /// Visits the jobs that may begin, the most urgent first, until `visit` returns false.
     ///
     /// # Errors
@@ -170,7 +156,7 @@ impl Store {
         Ok(next.map(Moment))
     }
 
-    /// Whether a runner has anything to do, now or later by itself: paused jobs are not its business.
+    /// Whether a runner has anything to do, now or later by itself, or to tell: paused jobs are not its business.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -178,7 +164,9 @@ impl Store {
         self.read(|connection| {
             connection
                 .prepare(
-                    "SELECT EXISTS (SELECT 1 FROM jobs WHERE state IN ('waiting', 'queued', 'running'))",
+                    "SELECT EXISTS (SELECT 1 FROM jobs WHERE state IN ('waiting', 'queued', 'running'))
+                         OR EXISTS (SELECT 1 FROM outbox)
+                         OR EXISTS (SELECT 1 FROM deliveries WHERE state = 'waiting')",
                 )?
                 .query_row((), |row| row.get(0))
         })
