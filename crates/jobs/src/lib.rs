@@ -22,5 +22,5 @@ pub use runner::{
 pub use schedule::{Schedule, parse_moment, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
-    Answer, Ending, Queued, Released, Running, Selection, Started, Store, Submitted, Told, Verdict,
+    Answer, Ending, Page, Queued, Released, Running, Selection, Started, Store, Submitted, Told, Verdict,
 };

@@ -19,7 +19,7 @@ use crate::error::StoreError;
 use crate::place::{Place, private};
 
 pub use change::{Answer, Ending, Released, Started, Told, Verdict};
-pub use read::{Queued, Running, Selection};
+pub use read::{Page, Queued, Running, Selection};
 pub use submit::Submitted;
 
 /// The store.
