@@ -14,8 +14,8 @@ use crate::harness::{PATIENCE, Site};
 use crate::tree::{assert_same, paint};
 
 /// A site whose user submits jobs. Runners and the processes of jobs end with it.
-struct Yard {
-    site: Site,
+pub(crate) struct Yard {
+    pub(crate) site: Site,
 }
 
 impl Drop for Yard {
@@ -32,37 +32,42 @@ fn kill(pid: Pid) {
 }
 
 impl Yard {
-    fn local() -> Self {
+    pub(crate) fn local() -> Self {
         Self { site: Site::local() }
     }
 
-    fn daemon() -> Self {
+    pub(crate) fn daemon() -> Self {
         Self { site: Site::daemon() }
     }
 
-    fn place(&self) -> PathBuf {
+    pub(crate) fn place(&self) -> PathBuf {
         self.site.path("client/jobs")
     }
 
-    fn run(&self, words: &[&str]) -> Outcome {
+    pub(crate) fn run(&self, words: &[&str]) -> Outcome {
         self.site.zmove(words).outcome()
     }
 
     /// Submits a transfer of what is in the source, and returns the job's number.
-    fn submit(&self, options: &[&str], path: &str) -> String {
+    pub(crate) fn submit(&self, options: &[&str], path: &str) -> String {
         let mut submit = self.site.zmove(&["submit"]);
         submit.0.args(options).arg("source/").arg(self.site.address(path));
         number(&submit.outcome().done())
     }
 
     /// A transfer that takes some seconds.
-    fn submit_slow(&self) -> String {
-        paint(self.site.source().join("large"), 12 << 20);
-        paint(self.site.source().join("small"), 1000);
+    pub(crate) fn submit_slow(&self) -> String {
+        self.paint_slow();
         self.submit(&["--limit", "20Mbit"], "")
     }
 
-    fn job(&self, id: &str) -> Value {
+    /// What takes some seconds at 20 Mbit/s.
+    pub(crate) fn paint_slow(&self) {
+        paint(self.site.source().join("large"), 12 << 20);
+        paint(self.site.source().join("small"), 1000);
+    }
+
+    pub(crate) fn job(&self, id: &str) -> Value {
         let job = serde_json::from_str(&self.run(&["job", id, "--json"]).done().stdout).unwrap();
         assert_eq!(crate::schema::fault(&crate::schema::schema("job.json"), &job), None);
         job
@@ -85,16 +90,16 @@ impl Yard {
 
     /// Waits until a job has moved something.
     #[track_caller]
-    fn wait_until_moving(&self, id: &str) -> Value {
+    pub(crate) fn wait_until_moving(&self, id: &str) -> Value {
         self.wait_until(id, |job| job["bytes"].as_u64().is_some_and(|bytes| bytes > 0))
     }
 
     /// Waits for the end of a job by `zmove job ID wait`.
-    fn wait(&self, id: &str) -> Outcome {
+    pub(crate) fn wait(&self, id: &str) -> Outcome {
         self.run(&["job", id, "wait", "--timeout", "80s"])
     }
 
-    fn runner(&self) -> Option<Pid> {
+    pub(crate) fn runner(&self) -> Option<Pid> {
         let text = std::fs::read_to_string(self.place().join("runner.lock")).ok()?;
         let pid = Pid::from_raw(text.trim().parse().ok()?)?;
         let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
@@ -113,7 +118,7 @@ impl Yard {
         pids.filter(is_here).collect()
     }
 
-    fn kill_runner(&self) {
+    pub(crate) fn kill_runner(&self) {
         let pid = self.runner().unwrap();
         kill(pid);
         wait_for("the runner's end", || self.runner().is_none());
@@ -152,7 +157,7 @@ fn number(outcome: &Outcome) -> String {
 }
 
 #[track_caller]
-fn wait_for(what: &str, holds: impl Fn() -> bool) {
+pub(crate) fn wait_for(what: &str, holds: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < until, "no {what}");

@@ -23,7 +23,7 @@ pub use runner::{
 pub use schedule::{Schedule, parse_moment, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
-    Answer, Delivery, DeliveryState, Ending, Queued, Released, Running, Selection, Started, Store, Submitted,
-    Told, Try, Verdict,
+    Answer, Delivery, DeliveryState, Ending, Page, Queued, Released, Running, Selection, Started, Store,
+    Submitted, Told, Try, Verdict,
 };
 pub use tell::{Channel, Channels, TellError};

@@ -21,7 +21,7 @@ use crate::place::{Place, private};
 
 pub use change::{Answer, Ending, Released, Started, Told, Verdict};
 pub use outbox::{Delivery, DeliveryState, Try};
-pub use read::{Queued, Running, Selection};
+pub use read::{Page, Queued, Running, Selection};
 pub use submit::Submitted;
 
 /// The store.

@@ -1,5 +1,6 @@
 //! The arguments of `zmove submit`, `jobs`, `job` and `runner`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Subcommand;
@@ -128,6 +129,10 @@ pub(crate) struct RunnerArgs {
     /// End once there has been nothing to do for so long: 10min, 1h
     #[arg(long, value_name = "TIME")]
     pub(crate) until_idle: Option<Age>,
+    /// Serve the page and the API for programs: at the socket 'api.sock' in the directory of the jobs, and at this
+    /// address of the loopback, for whoever has the word in the file 'token' there
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, conflicts_with = "detached")]
+    pub(crate) http: Option<Option<SocketAddr>>,
     /// Leave the terminal, and end without a word where there is a runner
     #[arg(long, hide = true)]
     pub(crate) detached: bool,

@@ -1,5 +1,8 @@
 //! `zmove runner`, and the process of each job that it starts.
 
+mod http;
+
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -22,20 +25,13 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
     if args.detached {
         leave_terminal();
     }
-    let until_idle = args.until_idle.map(|age| age.0).or(args.detached.then_some(IDLE));
-    let config = RunnerConfig {
-        words: vec![std::env::current_exe()?.into_os_string(), "run-job".into()],
-        judge: verdict,
-        limits: Limits {
-            all: args.max,
-            host: args.max_per_host,
-            target: args.max_per_target.unwrap_or(usize::MAX),
-        },
-        stay: until_idle.map_or(Stay::Always, Stay::UntilIdle),
-        tell: settings::tell()?,
-    };
-    let runner = match Runner::begin(&place, config) {
+    if let Some(address) = args.http {
+        http::serve(&place, address)?;
+    }
+    let tell = settings::tell()?;
+    let runner = match begin(&place, args, &tell) {
         Err(RunnerError::Up { .. }) if args.detached => return Ok(Exit::Done),
+        Err(RunnerError::Up { pid }) if args.http.is_some() => follow(&place, args, &tell, pid)?,
         Err(error @ RunnerError::Up { .. }) => return Err(failure(Exit::Busy, error.to_string())),
         runner => runner?,
     };
@@ -57,6 +53,37 @@ fn try_out(place: &Place, name: &str) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
+fn begin(place: &Place, args: &RunnerArgs, tell: &Path) -> Result<Runner, RunnerError> {
+    let until_idle = args.until_idle.map(|age| age.0).or(args.detached.then_some(IDLE));
+    let program = std::env::current_exe().unwrap_or_else(|_| "zmove".into());
+    let config = RunnerConfig {
+        words: vec![program.into_os_string(), "run-job".into()],
+        judge: verdict,
+        limits: Limits {
+            all: args.max,
+            host: args.max_per_host,
+            target: args.max_per_target.unwrap_or(usize::MAX),
+        },
+        stay: until_idle.map_or(Stay::Always, Stay::UntilIdle),
+        tell: tell.to_owned(),
+    };
+    Runner::begin(place, config)
+}
+
+/// Becomes the runner once the present one ends, as one does that `zmove submit` has started; the page is served
+/// already.
+fn follow(place: &Place, args: &RunnerArgs, tell: &Path, pid: Option<i32>) -> Result<Runner> {
+    let process = pid.map_or_else(String::new, |pid| format!(", process {pid},"));
+    terminal::say(format_args!("another runner{process} is at work: this one goes on when that one ends"));
+    loop {
+        std::thread::sleep(FOLLOW_INTERVAL);
+        match begin(place, args, tell) {
+            Err(RunnerError::Up { .. }) => {}
+            runner => return Ok(runner?),
+        }
+    }
+}
+
 /// Does one job: a copy that tells its events, by the words with which it was submitted.
 pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
     leave_terminal();
@@ -74,5 +101,7 @@ fn leave_terminal() {
     let _led = rustix::process::setsid();
 }
 
+/// How often a runner looks whether the one before it has ended.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a runner stays that a command has started.
 const IDLE: Duration = Duration::from_secs(600);

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use zmove_api::{EventView, JobView};
 use zmove_jobs::{
     Delivery, DeliveryState, Job, JobEvent, Moment, Place, Progress, State, progress_of, shown,
 };
@@ -12,9 +13,6 @@ use zmove_types::{ByteCount, ByteRate};
 use crate::display::format::{bytes_per_second, counted};
 use crate::display::terminal::Printable;
 use crate::value::age::Age;
-
-/// The version of the objects, which `docs/schema/job.json` describes.
-const SCHEMA: u32 = 1;
 
 /// A job, and how far it is if it runs.
 pub(crate) struct Row {
@@ -63,41 +61,7 @@ impl Row {
 
     /// The object for programs.
     pub(crate) fn as_json(&self) -> Value {
-        let Job { id, state, label, source, target, host, attempt, exit, message, .. } = &self.job;
-        let seconds = |moment: Option<Moment>| moment.map(|moment| moment.0.div_euclid(1000));
-        let moved = self.moved();
-        let found = self.progress.as_ref().map(|progress| (progress.files_found, progress.bytes_found));
-        let took = self.progress.as_ref().map(|progress| progress.seconds);
-        json!({
-            "schema": SCHEMA,
-            "id": id,
-            "label": label,
-            "state": state.word(),
-            "asked": self.job.wish,
-            "source": source,
-            "target": target,
-            "host": host,
-            "priority": self.job.priority,
-            "submission": self.job.submission,
-            "previous": self.job.previous,
-            "schedule": self.job.schedule,
-            "submitted": seconds(Some(self.job.submitted)),
-            "not_before": seconds(self.job.not_before),
-            "started": seconds(self.job.started),
-            "ended": seconds(self.job.ended),
-            "deadline_seconds": self.job.deadline.as_secs(),
-            "attempts": attempt,
-            "exit": exit,
-            "message": message,
-            "files": moved.map(|moved| moved.0),
-            "bytes": moved.map(|moved| moved.1),
-            "files_found": found.map(|found| found.0),
-            "bytes_found": found.map(|found| found.1),
-            "seconds": took.or(self.job.moved.as_ref().map(|moved| moved.seconds)),
-            "bytes_per_second": self.rate(),
-            "eta_seconds": self.left().map(|left| left.as_secs()),
-            "limited_by": self.limited_by(),
-        })
+        json!(JobView::new(&self.job, self.progress.as_ref()))
     }
 
     /// The lines for people.
@@ -196,15 +160,7 @@ pub(crate) fn event(JobEvent { time, kind, attempt, message, .. }: &JobEvent) ->
 
 /// An event, as an object for programs.
 pub(crate) fn event_as_json(event: &JobEvent) -> Value {
-    json!({
-        "schema": SCHEMA,
-        "number": event.number,
-        "job": event.job,
-        "time": event.time.0.div_euclid(1000),
-        "event": event.kind,
-        "attempt": event.attempt,
-        "message": event.message,
-    })
+    json!(EventView::from(event.clone()))
 }
 
 /// Whether an event was told by a channel, as a line for people.
@@ -278,6 +234,7 @@ mod tests {
             files_found: 24,
             scan_ended: true,
             bytes_per_second: 125_000_000.0,
+            lanes: 4,
             limited_by: "source_reads".into(),
         };
         let runs = Row { job: job(), progress: Some(progress) };

@@ -28,6 +28,9 @@ pub struct Progress {
     pub scan_ended: bool,
     /// The present rate.
     pub bytes_per_second: f64,
+    /// Connections that carry data.
+    #[serde(default)]
+    pub lanes: u32,
     /// What limits it.
     pub limited_by: String,
 }

@@ -626,3 +626,41 @@ fn many_may_open_a_new_store_at_once() {
         });
     }
 }
+
+#[test]
+fn a_long_history_is_read_in_pieces_the_newest_first() {
+    let mut site = site();
+    let fill = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000)
+        INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority, submitted,
+            ended, deadline)
+        SELECT 'l', iif(i % 1000 = 0, 'failed', 'done'), x'', x'', x'', '/a', 'h:b', 'h', 0, i, i, 1 FROM n";
+    site.store.connection.execute_batch(fill).unwrap();
+    let new = site.store.submit(&job("new"), START).unwrap().id;
+    let page = |states: &[State], before| {
+        let page = Page { states: states.to_vec(), before, length_max: 3 };
+        site.store.page(&page).unwrap().into_iter().map(|job| job.id.0).collect::<Vec<_>>()
+    };
+    let begun = Instant::now();
+    assert_eq!(page(&[], None), [new.0, 100_000, 99_999]);
+    assert_eq!(page(&[], Some(JobId(99_999))), [99_998, 99_997, 99_996]);
+    assert_eq!(page(&[State::Failed], Some(JobId(3000))), [2000, 1000]);
+    assert_eq!(page(&[State::Done, State::Queued], None), [new.0, 99_999, 99_998]);
+    let counts = site.store.counts().unwrap();
+    assert_eq!(counts, [(State::Done, 99_900), (State::Failed, 100), (State::Queued, 1)]);
+    // That of a look at all rows is seconds in this profile.
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn events_of_all_jobs_are_read_from_a_number_on() {
+    let mut site = site();
+    let ids = ["a", "b"].map(|label| site.store.submit(&job(label), START).unwrap().id);
+    let last = site.store.last_event().unwrap();
+    site.store.pause(ids[1], later(1)).unwrap();
+    site.store.pause(ids[0], later(2)).unwrap();
+    let read = |length_max| site.store.events_after(last, length_max).unwrap();
+    let jobs = |length_max| read(length_max).iter().map(|event| event.job).collect::<Vec<_>>();
+    assert_eq!((jobs(9), jobs(1)), (vec![ids[1], ids[0]], vec![ids[1]]));
+    assert_eq!(site.store.last_event().unwrap(), read(9)[1].number);
+    assert_eq!(site.store.events_after(i64::MAX, 9).unwrap(), []);
+}
