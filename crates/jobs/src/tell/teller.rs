@@ -100,17 +100,19 @@ impl Telling {
         let mut had_work = false;
         loop {
             let trouble = self.work(Moment::now()).err();
-            if trouble.is_some() && trouble != self.trouble {
-                trouble.iter().for_each(|why| drop(self.warn.send(why.clone())));
+            let is_news = trouble.is_some() && trouble != self.trouble;
+            if let Some(why) = trouble.clone().filter(|_| is_news) {
+                let _runner_gone = self.warn.send(why);
             }
             self.trouble = trouble;
             let has_work = self.has_work();
-            // A runner that is to end when there is nothing more to do looks now, and hears the warnings.
-            if had_work && !has_work || self.trouble.is_some() {
-                let _gone = wake(&self.place);
+            // The runner looks now: it may be to end when there is nothing more to do, and it says the warnings.
+            if had_work && !has_work || is_news {
+                let _runner_gone = wake(&self.place);
             }
             had_work = has_work;
-            let pause = if self.busy.is_empty() && self.trouble.is_none() { self.pause() } else { TURN };
+            let waits = self.busy.is_empty() && self.trouble.is_none() && !self.is_in_the_making();
+            let pause = if waits { self.pause() } else { TURN };
             match looks.recv_timeout(pause) {
                 Ok(()) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -130,6 +132,9 @@ impl Telling {
         while let Some((delivery, end)) = self.unnoted.first() {
             self.store.note(delivery, end, now).map_err(why)?;
             self.unnoted.remove(0);
+        }
+        if self.is_in_the_making() {
+            return Ok(());
         }
         let channels = Channels::read(&self.file).map_err(|error| format!("{error}: nobody is told"))?;
         let stalled_after = u64::try_from(channels.stalled_after.as_millis()).unwrap_or(u64::MAX);
@@ -169,6 +174,12 @@ impl Telling {
         Ok(())
     }
 
+    /// Whether the file was changed just now: half of it may be there, which would tell nobody.
+    fn is_in_the_making(&self) -> bool {
+        let changed = std::fs::metadata(&self.file).and_then(|metadata| metadata.modified());
+        changed.is_ok_and(|changed| changed.elapsed().is_ok_and(|elapsed| elapsed < SETTLED_AFTER))
+    }
+
     fn has_work(&self) -> bool {
         self.store.has_work().unwrap_or(true)
     }
@@ -203,5 +214,7 @@ fn begin(channel: Channel, messages: Vec<(Message, Delivery)>, note: Sender<Note
 
 /// How often it looks whether a channel has told.
 const TURN: Duration = Duration::from_millis(100);
+/// How long the file has to be as it is.
+const SETTLED_AFTER: Duration = Duration::from_secs(1);
 /// How often it looks where nothing is due: the clock may have been set, and the file changed.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
