@@ -51,7 +51,7 @@ pub struct JobView {
     message: Option<String>,
     /// Of the running attempt at the target, of an ended one moved.
     files: Option<u64>,
-    /// As `files`.
+    /// Bytes, counted as `files` are.
     bytes: Option<u64>,
     /// Files found by the running attempt.
     files_found: Option<u64>,
