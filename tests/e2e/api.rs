@@ -2,6 +2,7 @@
 
 mod client;
 mod hostile;
+mod stream;
 
 use serde_json::{Value, json};
 

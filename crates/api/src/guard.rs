@@ -1,8 +1,9 @@
 //! What each request has to show before it is looked at, and what each answer tells a browser.
 //!
-//! A page of another site cannot read what is answered here, but may try to send orders, or have its own name resolve to
-//! this host (DNS rebinding). So the `Host` has to be a name of the loopback, and an `Origin` has to be that very host;
-//! what a browser says of a request's site has to agree. That holds for the socket too: ssh may have forwarded it.
+//! A page of another site cannot read what is answered here, but may try to send orders, or have its own name resolve
+//! to this host (DNS rebinding). So the `Host` has to be a name of the loopback, and an `Origin` has to be that very
+//! host; what a browser says of a request's site has to agree. That holds for the socket too: ssh may have forwarded
+//! it.
 
 use axum::extract::{Request, State};
 use axum::http::header::{

@@ -6,6 +6,7 @@
 
 mod error;
 mod guard;
+mod hub;
 mod listen;
 mod page;
 mod problem;

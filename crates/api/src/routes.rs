@@ -5,6 +5,7 @@ mod host;
 #[expect(unused_qualifications, reason = "what utoipa writes for the parameters has some")]
 mod jobs;
 mod orders;
+mod stream;
 
 use std::io;
 use std::time::Duration;
@@ -41,7 +42,9 @@ fn api_routes() -> OpenApiRouter<Api> {
         .routes(routes!(jobs::list, orders::submit))
         .routes(routes!(jobs::show))
         .routes(routes!(jobs::events))
+        .routes(routes!(jobs::samples))
         .routes(routes!(jobs::log))
+        .routes(routes!(stream::events))
         .routes(routes!(orders::plan))
         .routes(routes!(orders::pause))
         .routes(routes!(orders::resume))

@@ -8,6 +8,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 use zmove_jobs::Place;
 
+use crate::hub::Hub;
 use crate::stores::Stores;
 
 /// What the program tells the API of itself and of the host.
@@ -35,6 +36,9 @@ pub struct Api {
     pub(crate) stores: Arc<Stores>,
     /// Held by each process that a request has run.
     pub(crate) processes: Arc<Semaphore>,
+    pub(crate) hub: Arc<Hub>,
+    /// Held by each stream of events.
+    pub(crate) streams: Arc<Semaphore>,
 }
 
 impl Api {
@@ -42,9 +46,19 @@ impl Api {
     #[must_use]
     pub fn new(place: &Place, host: Host) -> Self {
         let processes = Arc::new(Semaphore::new(PROCESSES_MAX));
-        Self { place: place.clone(), host, stores: Stores::new(place.clone()), processes }
+        let (stores, hub) = (Stores::new(place.clone()), Hub::new(place, host.daemon));
+        Self {
+            place: place.clone(),
+            host,
+            stores,
+            processes,
+            hub,
+            streams: Arc::new(Semaphore::new(STREAMS_MAX)),
+        }
     }
 }
 
 /// How many processes requests run at once: each is a `zmove` that takes a job or looks what there is to do.
 const PROCESSES_MAX: usize = 4;
+/// How many streams of events there are at once, so that connections are left for all else.
+const STREAMS_MAX: usize = 32;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use utoipa::ToSchema;
-use zmove_jobs::{Job, JobEvent, Moment, Place, Progress, State, Wish, progress_of};
+use zmove_jobs::{Job, JobEvent, JobId, Moment, Place, Progress, State, Wish, progress_of};
 
 /// A job, and how far it is if it runs. Times are seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
@@ -51,7 +51,7 @@ pub struct JobView {
     message: Option<String>,
     /// Of the running attempt at the target, of an ended one moved.
     files: Option<u64>,
-    /// As `files`.
+    /// Bytes, counted as `files` are.
     bytes: Option<u64>,
     /// Files found by the running attempt.
     files_found: Option<u64>,
@@ -118,6 +118,51 @@ impl JobView {
             submission: job.submission,
             schedule: job.schedule,
             message: job.message,
+        }
+    }
+}
+
+/// How far a running job is: the fields of the job that change.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub(crate) struct ProgressView {
+    /// The job's number.
+    id: i64,
+    /// Files at the target.
+    files: u64,
+    /// Bytes at the target.
+    bytes: u64,
+    /// Files found.
+    files_found: u64,
+    /// Bytes found.
+    bytes_found: u64,
+    /// Whether all has been found.
+    scan_ended: bool,
+    /// How long the attempt has taken.
+    seconds: f64,
+    /// The present rate.
+    bytes_per_second: f64,
+    /// The time that is left at the present rate.
+    eta_seconds: Option<u64>,
+    /// Connections that carry data.
+    lanes: u32,
+    /// What limits it.
+    limited_by: String,
+}
+
+impl ProgressView {
+    pub(crate) fn new(id: JobId, progress: &Progress) -> Self {
+        Self {
+            id: id.0,
+            files: progress.files_done,
+            bytes: progress.bytes_done,
+            files_found: progress.files_found,
+            bytes_found: progress.bytes_found,
+            scan_ended: progress.scan_ended,
+            seconds: progress.seconds,
+            bytes_per_second: progress.bytes_per_second,
+            eta_seconds: left(progress).map(|left| left.as_secs()),
+            lanes: progress.lanes,
+            limited_by: progress.limited_by.clone(),
         }
     }
 }

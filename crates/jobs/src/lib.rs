@@ -18,7 +18,8 @@ pub use job::{Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, 
 pub use moment::Moment;
 pub use place::Place;
 pub use runner::{
-    Limits, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig, RunnerError, Stay, progress_of, wake,
+    Follower, Limits, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig, RunnerError, Stay, progress_of,
+    samples_of, wake,
 };
 pub use schedule::{Schedule, parse_moment, shown};
 pub use state::{IllegalStep, State, Step};

@@ -9,6 +9,7 @@
 
 mod child;
 mod choice;
+mod samples;
 mod tail;
 mod wake;
 
@@ -36,7 +37,8 @@ use wake::Bell;
 
 pub use child::OF_THE_SUBMITTER;
 pub use choice::Limits;
-pub use tail::{Progress, progress_of};
+pub use samples::samples_of;
+pub use tail::{Follower, Progress, progress_of};
 pub use wake::wake;
 
 /// The settings of a runner.
@@ -234,7 +236,8 @@ impl Runner {
         let number = attempt.number;
         attempts.remove(&id);
         if state.is_some() {
-            // What matters of it is in the store; a new attempt has a file of its own.
+            samples::keep(place, id, number);
+            // What matters else of it is in the store; a new attempt has a file of its own.
             let _best_effort = std::fs::remove_file(place.events(id, number));
         }
         Ok(())

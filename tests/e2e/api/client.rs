@@ -44,6 +44,13 @@ impl Served {
         Self { process, yard, client, address }
     }
 
+    /// Kills the runner, and starts another one at the same address.
+    pub(super) fn restart(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        (self.process, self.address) = start(&self.yard, &self.address);
+    }
+
     pub(super) fn token(&self) -> String {
         std::fs::read_to_string(self.yard.place().join("token")).unwrap().trim().to_owned()
     }
@@ -141,6 +148,26 @@ impl Client {
         ))
     }
 
+    /// A stream of events that goes on behind this one.
+    #[track_caller]
+    pub(super) fn events(&self, last: Option<i64>) -> Events {
+        self.ask_for_events(last).expect("there is room")
+    }
+
+    /// A stream of events, unless there are too many.
+    pub(super) fn try_events(&self) -> Option<Events> {
+        self.ask_for_events(None)
+    }
+
+    fn ask_for_events(&self, last: Option<i64>) -> Option<Events> {
+        let mut socket = UnixStream::connect(&self.socket).unwrap();
+        let header = last.map_or_else(String::new, |last| format!("Last-Event-ID: {last}\r\n"));
+        write!(socket, "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n{header}\r\n").unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut events = Events { reader: BufReader::new(socket), id: last };
+        (events.line() == "HTTP/1.1 200 OK").then_some(events)
+    }
+
     #[track_caller]
     pub(super) fn say(&self, words: &str) -> Answer {
         converse(UnixStream::connect(&self.socket).unwrap(), words)
@@ -164,4 +191,52 @@ fn converse(mut socket: impl Read + Write, words: &str) -> Answer {
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     let (head, text) = (head.to_owned(), body.to_owned());
     Answer { status, head, body: serde_json::from_str(body).unwrap_or_default(), text }
+}
+
+/// A stream of events.
+pub(super) struct Events {
+    reader: BufReader<UnixStream>,
+    /// The number of the last event that had one.
+    pub(super) id: Option<i64>,
+}
+
+impl Events {
+    #[track_caller]
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        assert!(self.reader.read_line(&mut line).unwrap() > 0, "the stream has ended");
+        line.trim_end().to_owned()
+    }
+
+    /// The next event, with its number.
+    #[track_caller]
+    pub(super) fn next(&mut self) -> (String, Option<i64>, Value) {
+        let (mut event, mut id) = (String::new(), None);
+        loop {
+            // lengths of chunks, and what is between events, are none of these
+            let line = self.line();
+            match line.split_once(": ") {
+                Some(("event", name)) => event = name.to_owned(),
+                Some(("id", number)) => id = Some(number.parse().unwrap()),
+                Some(("data", data)) => {
+                    self.id = id.or(self.id);
+                    return (event, id, serde_json::from_str(data).unwrap());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The next event for which this holds.
+    #[track_caller]
+    pub(super) fn find(&mut self, holds: impl Fn(&str, &Value) -> bool) -> Value {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let (event, _, data) = self.next();
+            if holds(&event, &data) {
+                return data;
+            }
+            assert!(Instant::now() < until, "it does not come");
+        }
+    }
 }

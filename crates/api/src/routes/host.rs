@@ -53,7 +53,7 @@ pub(super) async fn status(Shared(api): Shared<Api>) -> Result<Json<Status>, Pro
 /// The daemon of this host, which takes transfers of others.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Daemon {
-    /// Its status, as in `docs/schema/status.json`; null: it is not known.
+    /// The status, as in `docs/schema/status.json`; null: it is not known.
     #[schema(value_type = Option<Object>)]
     status: Option<Value>,
     /// Why it is not known.

@@ -11,12 +11,12 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
-use zmove_jobs::{JobId, Page, State};
+use zmove_jobs::{JobId, Page, State, samples_of};
 
 use super::extract::{Asked, Id};
 use crate::problem::Problem;
 use crate::state::Api;
-use crate::view::{EventView, JobView};
+use crate::view::{EventView, JobView, ProgressView};
 
 /// Which jobs are listed.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -124,6 +124,33 @@ pub(super) async fn events(
     api.stores.with(read).await
 }
 
+/// How far an attempt was from time to time.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Samples {
+    /// The attempt.
+    attempt: u32,
+    /// From its begin to its end, or to the present.
+    samples: Vec<ProgressView>,
+}
+
+/// Shows how far the last attempt of a job was from time to time: up to 240 samples. There are none of one that took
+/// less than some seconds.
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs/{id}/samples",
+    params(("id" = i64, Path, description = "The job's number.")),
+    responses((status = 200, body = Samples), (status = 404, body = Problem))
+)]
+pub(super) async fn samples(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<Samples>, Problem> {
+    let read = move |place: &_, store: &mut zmove_jobs::Store| {
+        let attempt = store.job(id)?.attempt;
+        let samples = samples_of(place, id, attempt, SAMPLES_MAX);
+        let samples = samples.iter().map(|sample| ProgressView::new(id, sample)).collect();
+        Ok(Json(Samples { attempt, samples }))
+    };
+    api.stores.with(read).await
+}
+
 /// Shows the last that the processes of a job have said, 64 KiB at most.
 #[utoipa::path(
     get,
@@ -159,4 +186,5 @@ fn end_of(path: &Path, bytes_max: u64) -> std::io::Result<Vec<u8>> {
 
 const LENGTH_DEFAULT: u32 = 100;
 const LENGTH_MAX: u32 = 500;
+const SAMPLES_MAX: usize = 240;
 const LOG_BYTES_MAX: u64 = 64 << 10;
