@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 18] = [
+const ARROWS: [(&str, &[&str]); 19] = [
     (
         "cli",
         &[
+            "api",
             "daemon",
             "disk",
             "drawing",
@@ -42,6 +43,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
     ("chunk", &["types"]),
     ("sockopt", &[]),
     ("drawing", &["types"]),
+    ("api", &["jobs"]),
     ("jobs", &[]),
     ("types", &[]),
     ("uring", &["types"]),
@@ -50,9 +52,12 @@ const ARROWS: [(&str, &[&str]); 18] = [
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 31] = [
-    ("tokio", &["cli", "daemon", "engine", "receiver", "sender", "transport"]),
-    ("rustls", &["cli", "transport"]),
+const RESERVED: [(&str, &[&str]); 36] = [
+    ("axum", &["api"]),
+    ("utoipa", &["api"]),
+    ("utoipa-axum", &["api"]),
+    ("tokio", &["api", "cli", "daemon", "engine", "jobs", "receiver", "sender", "transport"]),
+    ("rustls", &["cli", "jobs", "transport"]),
     ("rustls-webpki", &["transport"]),
     ("quinn", &["transport"]),
     ("quinn-proto", &["transport"]),
@@ -62,11 +67,11 @@ const RESERVED: [(&str, &[&str]); 31] = [
     ("indicatif", &["cli", "lab"]),
     ("anyhow", &["cli", "lab"]),
     ("svg", &["cli", "drawing", "lab"]),
-    ("hyper", &["cli"]),
+    ("hyper", &["api", "cli", "jobs"]),
     ("listenfd", &["cli"]),
     ("prometheus-client", &["cli"]),
     ("sd-notify", &["cli"]),
-    ("toml", &["cli"]),
+    ("toml", &["cli", "jobs"]),
     ("tracing", &["cli"]),
     ("tracing-subscriber", &["cli"]),
     ("blake3", &["chunk", "lab", "receiver", "sender", "transport"]),
@@ -80,6 +85,8 @@ const RESERVED: [(&str, &[&str]); 31] = [
     ("chrono", &["jobs"]),
     ("croner", &["jobs"]),
     ("rusqlite", &["jobs"]),
+    ("lettre", &["jobs"]),
+    ("rustls-native-certs", &["jobs"]),
     ("libfuzzer-sys", &["fuzz"]),
     ("fuser", &["lab"]),
 ];
@@ -108,7 +115,10 @@ fn name(path: &Path) -> &str {
 }
 
 fn crates() -> Vec<PathBuf> {
-    entries(&root().join("crates"))
+    let mut crates = entries(&root().join("crates"));
+    // what is for Python has no manifest of Cargo
+    crates.retain(|path| path.join("Cargo.toml").exists());
+    crates
 }
 
 /// All Rust files below a directory, without what is built or vendored there.

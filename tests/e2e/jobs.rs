@@ -1,5 +1,7 @@
 //! Jobs: submitted, done in the background, killed at any moment, and done all the same, once.
 
+mod telling;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,8 +14,8 @@ use crate::harness::{PATIENCE, Site};
 use crate::tree::{assert_same, paint};
 
 /// A site whose user submits jobs. Runners and the processes of jobs end with it.
-struct Yard {
-    site: Site,
+pub(crate) struct Yard {
+    pub(crate) site: Site,
 }
 
 impl Drop for Yard {
@@ -30,37 +32,42 @@ fn kill(pid: Pid) {
 }
 
 impl Yard {
-    fn local() -> Self {
+    pub(crate) fn local() -> Self {
         Self { site: Site::local() }
     }
 
-    fn daemon() -> Self {
+    pub(crate) fn daemon() -> Self {
         Self { site: Site::daemon() }
     }
 
-    fn place(&self) -> PathBuf {
+    pub(crate) fn place(&self) -> PathBuf {
         self.site.path("client/jobs")
     }
 
-    fn run(&self, words: &[&str]) -> Outcome {
+    pub(crate) fn run(&self, words: &[&str]) -> Outcome {
         self.site.zmove(words).outcome()
     }
 
     /// Submits a transfer of what is in the source, and returns the job's number.
-    fn submit(&self, options: &[&str], path: &str) -> String {
+    pub(crate) fn submit(&self, options: &[&str], path: &str) -> String {
         let mut submit = self.site.zmove(&["submit"]);
         submit.0.args(options).arg("source/").arg(self.site.address(path));
         number(&submit.outcome().done())
     }
 
     /// A transfer that takes some seconds.
-    fn submit_slow(&self) -> String {
-        paint(self.site.source().join("large"), 12 << 20);
-        paint(self.site.source().join("small"), 1000);
+    pub(crate) fn submit_slow(&self) -> String {
+        self.paint_slow();
         self.submit(&["--limit", "20Mbit"], "")
     }
 
-    fn job(&self, id: &str) -> Value {
+    /// What takes some seconds at 20 Mbit/s.
+    pub(crate) fn paint_slow(&self) {
+        paint(self.site.source().join("large"), 12 << 20);
+        paint(self.site.source().join("small"), 1000);
+    }
+
+    pub(crate) fn job(&self, id: &str) -> Value {
         let job = serde_json::from_str(&self.run(&["job", id, "--json"]).done().stdout).unwrap();
         assert_eq!(crate::schema::fault(&crate::schema::schema("job.json"), &job), None);
         job
@@ -83,16 +90,16 @@ impl Yard {
 
     /// Waits until a job has moved something.
     #[track_caller]
-    fn wait_until_moving(&self, id: &str) -> Value {
+    pub(crate) fn wait_until_moving(&self, id: &str) -> Value {
         self.wait_until(id, |job| job["bytes"].as_u64().is_some_and(|bytes| bytes > 0))
     }
 
     /// Waits for the end of a job by `zmove job ID wait`.
-    fn wait(&self, id: &str) -> Outcome {
+    pub(crate) fn wait(&self, id: &str) -> Outcome {
         self.run(&["job", id, "wait", "--timeout", "80s"])
     }
 
-    fn runner(&self) -> Option<Pid> {
+    pub(crate) fn runner(&self) -> Option<Pid> {
         let text = std::fs::read_to_string(self.place().join("runner.lock")).ok()?;
         let pid = Pid::from_raw(text.trim().parse().ok()?)?;
         let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
@@ -111,7 +118,7 @@ impl Yard {
         pids.filter(is_here).collect()
     }
 
-    fn kill_runner(&self) {
+    pub(crate) fn kill_runner(&self) {
         let pid = self.runner().unwrap();
         kill(pid);
         wait_for("the runner's end", || self.runner().is_none());
@@ -150,7 +157,7 @@ fn number(outcome: &Outcome) -> String {
 }
 
 #[track_caller]
-fn wait_for(what: &str, holds: impl Fn() -> bool) {
+pub(crate) fn wait_for(what: &str, holds: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < until, "no {what}");
@@ -416,8 +423,9 @@ fn old_jobs_are_forgotten() {
     yard.run(&["jobs", "clean"]).done();
     assert!(yard.place().join(&id).is_dir());
     std::thread::sleep(Duration::from_millis(2));
-    let said = yard.run(&["jobs", "clean", "--older-than", "0"]).done().stdout;
-    assert_eq!(said, "forgot 1 job\n");
+    // not before it is known that nobody is to be told
+    let clean = || yard.run(&["jobs", "clean", "--older-than", "0"]).done().stdout;
+    wait_for("forgetting", || clean() == "forgot 1 job\n");
     assert!(!yard.place().join(&id).exists());
     yard.run(&["job", &id]).expect(11).says(&["there is no job 1"]);
 }

@@ -18,6 +18,7 @@ mod proxy;
 mod rsync;
 mod tree;
 
+mod api;
 mod authority;
 mod bad_sources;
 mod bad_targets;

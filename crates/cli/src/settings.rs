@@ -79,6 +79,12 @@ pub(crate) fn learnt(journals: &Path) -> PathBuf {
     journals.with_file_name("learnt")
 }
 
+/// The file that names who is told what becomes of jobs.
+pub(crate) fn tell() -> Result<PathBuf> {
+    let file = home(Role::Client)?.join("tell.toml");
+    std::path::absolute(&file).with_context(|| format!("find '{}'", file.display()))
+}
+
 /// The directory of the user's jobs, which must be on this host: below the home of zmove where one is named, else in
 /// the user's directory for state.
 pub(crate) fn jobs() -> Result<PathBuf> {

@@ -86,6 +86,8 @@ pub struct NewJob {
     pub after: Vec<JobId>,
     /// The longest time in which nothing is moved before it is given up.
     pub deadline: Duration,
+    /// The names of the channels that tell of it; none: those that tell of any job.
+    pub tell: Vec<String>,
 }
 
 /// What a user asks of a job that is running, until the runner has done so.
@@ -180,8 +182,10 @@ pub struct Outgoing {
     pub number: i64,
     /// The job.
     pub job: JobId,
-    /// What has happened: `done`, `failed`, `cancelled`, `expired` or `missed`.
+    /// What has happened: `done`, `failed`, `cancelled`, `expired`, `missed` or `stalled`.
     pub kind: String,
+    /// The names of the channels that were chosen for the job; none: those that tell of any job.
+    pub tell: Vec<String>,
 }
 
 /// A word of the environment, as `NAME=VALUE`.

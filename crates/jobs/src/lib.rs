@@ -11,16 +11,20 @@ mod runner;
 mod schedule;
 mod state;
 mod store;
+mod tell;
 
 pub use error::StoreError;
 pub use job::{Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable};
 pub use moment::Moment;
 pub use place::Place;
 pub use runner::{
-    Limits, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig, RunnerError, Stay, progress_of, wake,
+    Follower, Limits, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig, RunnerError, Stay, progress_of,
+    samples_of, wake,
 };
 pub use schedule::{Schedule, parse_moment, shown};
 pub use state::{IllegalStep, State, Step};
 pub use store::{
-    Answer, Ending, Queued, Released, Running, Selection, Started, Store, Submitted, Told, Verdict,
+    Answer, Delivery, DeliveryState, Ending, Page, Queued, Released, Running, Selection, Started, Store,
+    Submitted, Told, Try, Verdict,
 };
+pub use tell::{Channel, Channels, TellError};

@@ -86,6 +86,11 @@ impl Place {
         self.job(id).join(format!("events-{attempt}"))
     }
 
+    /// How far an attempt was from time to time, which is kept after its end.
+    pub(crate) fn samples(&self, id: JobId, attempt: u32) -> PathBuf {
+        self.job(id).join(format!("samples-{attempt}"))
+    }
+
     /// What the processes of a job say to people.
     #[must_use]
     pub fn log(&self, id: JobId) -> PathBuf {

@@ -9,6 +9,7 @@
 
 mod child;
 mod choice;
+mod samples;
 mod tail;
 mod wake;
 
@@ -16,7 +17,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -27,6 +28,7 @@ use crate::job::JobId;
 use crate::moment::Moment;
 use crate::place::{Place, lock};
 use crate::store::{Ending, Queued, Running, Started, Store, Verdict};
+use crate::tell::Teller;
 
 use child::{Life, Process, take_lock};
 use choice::Choice;
@@ -35,7 +37,8 @@ use wake::Bell;
 
 pub use child::OF_THE_SUBMITTER;
 pub use choice::Limits;
-pub use tail::{Progress, progress_of};
+pub use samples::samples_of;
+pub use tail::{Follower, Progress, progress_of};
 pub use wake::wake;
 
 /// The settings of a runner.
@@ -49,6 +52,8 @@ pub struct RunnerConfig {
     pub limits: Limits,
     /// Whether it ends by itself.
     pub stay: Stay,
+    /// The file that names who is told.
+    pub tell: PathBuf,
 }
 
 /// Whether a runner ends by itself.
@@ -85,6 +90,7 @@ pub struct Runner {
     _lock: File,
     bell: Bell,
     attempts: BTreeMap<JobId, Attempt>,
+    teller: Teller,
     /// What went wrong last, which is told once.
     trouble: Option<String>,
     idle_since: Option<Instant>,
@@ -102,6 +108,8 @@ struct Attempt {
     asked: Option<Instant>,
     /// The exit code, once the process has ended.
     ended: Option<Option<i32>>,
+    /// Whether it was told that it moves nothing.
+    stalled: bool,
 }
 
 impl Runner {
@@ -117,6 +125,7 @@ impl Runner {
         Ok(Self {
             place: place.clone(),
             store,
+            teller: Teller::begin(place, config.tell.clone())?,
             config,
             _lock: lock,
             bell,
@@ -133,6 +142,7 @@ impl Runner {
     pub fn run(mut self, warn: impl Fn(&str)) -> Result<(), RunnerError> {
         loop {
             self.bell.clear();
+            self.teller.warnings().for_each(|text| warn(&text));
             let pause = match self.work(Moment::now()) {
                 Ok(None) => return Ok(()),
                 Ok(Some(pause)) => {
@@ -166,6 +176,7 @@ impl Runner {
         }
         self.store.release(now)?;
         self.start_queued(now)?;
+        self.teller.look();
         trouble?;
         if self.may_leave()? { Ok(None) } else { self.pause(now).map(Some) }
     }
@@ -181,6 +192,7 @@ impl Runner {
             deadline,
             asked: None,
             ended: None,
+            stalled: false,
             job,
         });
         let is_stalled = attempt.tail.moved_at.elapsed() >= attempt.deadline;
@@ -196,7 +208,7 @@ impl Runner {
 
     /// Reads what an attempt has told, and settles it if it has ended.
     fn attend(&mut self, id: JobId, now: Moment) -> Result<(), StoreError> {
-        let Self { place, store, attempts, config, .. } = self;
+        let Self { place, store, attempts, config, teller, .. } = self;
         let Some(attempt) = attempts.get_mut(&id) else { return Ok(()) };
         if attempt.ended.is_none() {
             let life = attempt.process.life(place, id).map_err(StoreError::io("lock", &place.lock(id)))?;
@@ -212,6 +224,11 @@ impl Runner {
                 store.record((id, attempt.number), &attempt.tail.told, attempt.tail.read, now)?;
                 attempt.tail.told.clear();
             }
+            let idle = attempt.tail.moved_at.elapsed();
+            if !attempt.stalled && idle >= teller.stalled_after() {
+                store.stall((id, attempt.number), &format!("nothing moved for {} s", idle.as_secs()), now)?;
+                attempt.stalled = true;
+            }
             return Ok(());
         };
         let ending = ending(attempt, exit, config.judge, &place.log(id));
@@ -219,7 +236,8 @@ impl Runner {
         let number = attempt.number;
         attempts.remove(&id);
         if state.is_some() {
-            // What matters of it is in the store; a new attempt has a file of its own.
+            samples::keep(place, id, number);
+            // What matters else of it is in the store; a new attempt has a file of its own.
             let _best_effort = std::fs::remove_file(place.events(id, number));
         }
         Ok(())
@@ -255,8 +273,9 @@ impl Runner {
         match child::start(&self.place, id, lock, &started, &self.config.words) {
             Ok(process) => {
                 let Started { attempt: number, deadline, .. } = started;
-                let (tail, asked, ended) = (Tail::new(0), None, None);
-                self.attempts.insert(id, Attempt { job, number, process, tail, deadline, asked, ended });
+                let (tail, asked, ended, stalled) = (Tail::new(0), None, None, false);
+                let attempt = Attempt { job, number, process, tail, deadline, asked, ended, stalled };
+                self.attempts.insert(id, attempt);
             }
             Err(error) => {
                 let directory = started.work.directory.display();

@@ -4,6 +4,7 @@
 //! its end, with what is to be told. What has been committed has been flushed.
 
 mod change;
+mod outbox;
 mod read;
 mod step;
 mod submit;
@@ -19,7 +20,8 @@ use crate::error::StoreError;
 use crate::place::{Place, private};
 
 pub use change::{Answer, Ending, Released, Started, Told, Verdict};
-pub use read::{Queued, Running, Selection};
+pub use outbox::{Delivery, DeliveryState, Try};
+pub use read::{Page, Queued, Running, Selection};
 pub use submit::Submitted;
 
 /// The store.
@@ -151,7 +153,7 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The statements that bring the schema from each version to the next.
-const MIGRATIONS: [&str; 1] = [include_str!("store/schema.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("store/schema.sql"), include_str!("store/schema-2.sql")];
 
 #[cfg(test)]
 mod tests;

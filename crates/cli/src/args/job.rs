@@ -1,5 +1,6 @@
 //! The arguments of `zmove submit`, `jobs`, `job` and `runner`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Subcommand;
@@ -35,6 +36,9 @@ pub(crate) struct SubmitArgs {
     /// How long to try again before giving up; an attempt that comes further than all before begins this anew
     #[arg(long, value_name = "TIME", default_value = "24h", help_heading = JOB, hide_short_help = true)]
     pub(crate) deadline: Age,
+    /// Have this channel of tell.toml tell what becomes of it, and not those that tell of any job
+    #[arg(long, value_name = "NAME", help_heading = JOB, hide_short_help = true)]
+    pub(crate) tell: Vec<String>,
 }
 
 const JOB: &str = "The job";
@@ -109,7 +113,10 @@ pub(crate) enum JobAction {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct RunnerArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<RunnerCommand>,
     /// How many jobs run at once
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) max: usize,
@@ -122,7 +129,20 @@ pub(crate) struct RunnerArgs {
     /// End once there has been nothing to do for so long: 10min, 1h
     #[arg(long, value_name = "TIME")]
     pub(crate) until_idle: Option<Age>,
+    /// Serve the page and the API for programs: at the socket 'api.sock' in the directory of the jobs, and at this
+    /// address of the loopback, for whoever has the word in the file 'token' there
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, conflicts_with = "detached")]
+    pub(crate) http: Option<Option<SocketAddr>>,
     /// Leave the terminal, and end without a word where there is a runner
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunnerCommand {
+    /// Try whether a channel of tell.toml works: it tells that this is a test, now
+    Tell {
+        /// The channel's name
+        name: String,
+    },
 }

@@ -7,7 +7,7 @@ use zmove_jobs::{Answer, JobId, Moment, Place, State, Store, StoreError};
 
 use crate::args::{JobAction, JobArgs};
 use crate::commands::submit::{ensure_runner, go_on, tell};
-use crate::display::job::{Row, event, event_as_json, table};
+use crate::display::job::{Row, delivery, delivery_as_json, event, event_as_json, table};
 use crate::display::progress::print_json;
 use crate::display::terminal;
 use crate::settings;
@@ -40,10 +40,14 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
 fn show(place: &Place, store: &Store, args: &JobArgs) -> Result<()> {
     go_on(place, store)?;
     let row = Row::of(place, store.job(args.id)?);
+    let deliveries = store.deliveries(args.id)?;
     if args.json {
-        print_json(&row.as_json());
+        let mut value = row.as_json();
+        value["told"] = deliveries.iter().map(delivery_as_json).collect();
+        print_json(&value);
     } else {
         terminal::print(table(&[row], Moment::now()));
+        deliveries.iter().map(delivery).for_each(terminal::say);
     }
     Ok(())
 }

@@ -1,37 +1,37 @@
 //! `zmove runner`, and the process of each job that it starts.
 
+mod http;
+
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rustix::fs::Mode;
-use zmove_jobs::{Limits, Place, Runner, RunnerConfig, RunnerError, Stay};
+use zmove_jobs::{Channels, Limits, Place, Runner, RunnerConfig, RunnerError, Stay, Store};
 
-use crate::args::{RunnerArgs, SubmitArgs};
+use crate::args::{RunnerArgs, RunnerCommand, SubmitArgs};
 use crate::commands::copy;
 use crate::commands::submit::UMASK;
 use crate::display::terminal;
 use crate::settings;
-use crate::value::exit::{Exit, failure, verdict};
+use crate::value::exit::{Exit, failure, usage_error, verdict};
 
 /// Runs `zmove runner`.
 pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
     let place = Place::open(&settings::jobs()?)?;
+    if let Some(RunnerCommand::Tell { name }) = &args.command {
+        return try_out(&place, name);
+    }
     if args.detached {
         leave_terminal();
     }
-    let until_idle = args.until_idle.map(|age| age.0).or(args.detached.then_some(IDLE));
-    let config = RunnerConfig {
-        words: vec![std::env::current_exe()?.into_os_string(), "run-job".into()],
-        judge: verdict,
-        limits: Limits {
-            all: args.max,
-            host: args.max_per_host,
-            target: args.max_per_target.unwrap_or(usize::MAX),
-        },
-        stay: until_idle.map_or(Stay::Always, Stay::UntilIdle),
-    };
-    let runner = match Runner::begin(&place, config) {
+    if let Some(address) = args.http {
+        http::serve(&place, address)?;
+    }
+    let tell = settings::tell()?;
+    let runner = match begin(&place, args, &tell) {
         Err(RunnerError::Up { .. }) if args.detached => return Ok(Exit::Done),
+        Err(RunnerError::Up { pid }) if args.http.is_some() => follow(&place, args, &tell, pid)?,
         Err(error @ RunnerError::Up { .. }) => return Err(failure(Exit::Busy, error.to_string())),
         runner => runner?,
     };
@@ -40,6 +40,48 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
     }
     runner.run(|text| terminal::warn(text))?;
     Ok(Exit::Done)
+}
+
+/// Tells by one channel that this is a test.
+fn try_out(place: &Place, name: &str) -> Result<Exit> {
+    let file = settings::tell()?;
+    let channels = Channels::read(&file)?;
+    let channel = channels.find(name, &file).map_err(|error| usage_error(error.to_string()))?;
+    let told = channel.try_out(&Store::open(place)?.id()?);
+    told.map_err(|why| failure(Exit::Connection, format!("'{name}' could not tell: {why}")))?;
+    terminal::say(format_args!("'{name}' has told {}", channel.shown()));
+    Ok(Exit::Done)
+}
+
+fn begin(place: &Place, args: &RunnerArgs, tell: &Path) -> Result<Runner, RunnerError> {
+    let until_idle = args.until_idle.map(|age| age.0).or(args.detached.then_some(IDLE));
+    let program = std::env::current_exe().unwrap_or_else(|_| "zmove".into());
+    let config = RunnerConfig {
+        words: vec![program.into_os_string(), "run-job".into()],
+        judge: verdict,
+        limits: Limits {
+            all: args.max,
+            host: args.max_per_host,
+            target: args.max_per_target.unwrap_or(usize::MAX),
+        },
+        stay: until_idle.map_or(Stay::Always, Stay::UntilIdle),
+        tell: tell.to_owned(),
+    };
+    Runner::begin(place, config)
+}
+
+/// Becomes the runner once the present one ends, as one does that `zmove submit` has started; the page is served
+/// already.
+fn follow(place: &Place, args: &RunnerArgs, tell: &Path, pid: Option<i32>) -> Result<Runner> {
+    let process = pid.map_or_else(String::new, |pid| format!(", process {pid},"));
+    terminal::say(format_args!("another runner{process} is at work: this one goes on when that one ends"));
+    loop {
+        std::thread::sleep(FOLLOW_INTERVAL);
+        match begin(place, args, tell) {
+            Err(RunnerError::Up { .. }) => {}
+            runner => return Ok(runner?),
+        }
+    }
 }
 
 /// Does one job: a copy that tells its events, by the words with which it was submitted.
@@ -59,5 +101,7 @@ fn leave_terminal() {
     let _led = rustix::process::setsid();
 }
 
+/// How often a runner looks whether the one before it has ended.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a runner stays that a command has started.
 const IDLE: Duration = Duration::from_secs(600);

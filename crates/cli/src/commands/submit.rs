@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_engine::{Location, Remote};
-use zmove_jobs::{JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Words, Work, variable};
+use zmove_jobs::{Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Words, Work, variable};
 use zmove_transport::{HostAuthority, Identity, KnownHosts};
 use zmove_types::Escaped;
 
@@ -70,7 +70,8 @@ pub(crate) fn go_on(place: &Place, store: &Store) -> Result<()> {
 
 fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     refuse_what_needs_a_user(&args.copy.push)?;
-    let SubmitArgs { copy, label, submission_id, priority, at, every, after, deadline } = args;
+    let SubmitArgs { copy, label, submission_id, priority, at, every, after, deadline, tell } = args;
+    refuse_unknown_channels(&tell)?;
     let directory = std::env::current_dir().context("find the working directory")?;
     let (target, sources) = copy.push.paths.split_last().expect("clap demands two");
     let source = described(&sources[0], &directory, sources.len());
@@ -101,6 +102,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         schedule: every,
         after,
         deadline: deadline.0,
+        tell,
     })
 }
 
@@ -115,6 +117,20 @@ fn refuse_what_needs_a_user(args: &PushArgs) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Refuses channels that are not there. Where none is chosen, a file that cannot be read holds up no job.
+fn refuse_unknown_channels(names: &[String]) -> Result<()> {
+    let file = settings::tell()?;
+    let channels = match Channels::read(&file) {
+        Err(error) if names.is_empty() => {
+            terminal::warn(format_args!("nobody will be told: {error}"));
+            return Ok(());
+        }
+        channels => channels?,
+    };
+    let known = names.iter().try_for_each(|name| channels.find(name, &file).map(drop));
+    known.map_err(|error| usage_error(error.to_string()))
 }
 
 /// Sees to it that a host's key is known, and asks now whether it is the right one.

@@ -4,15 +4,15 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use zmove_jobs::{Job, JobEvent, Moment, Place, Progress, State, progress_of, shown};
+use zmove_api::{EventView, JobView};
+use zmove_jobs::{
+    Delivery, DeliveryState, Job, JobEvent, Moment, Place, Progress, State, progress_of, shown,
+};
 use zmove_types::{ByteCount, ByteRate};
 
 use crate::display::format::{bytes_per_second, counted};
 use crate::display::terminal::Printable;
 use crate::value::age::Age;
-
-/// The version of the objects, which `docs/schema/job.json` describes.
-const SCHEMA: u32 = 1;
 
 /// A job, and how far it is if it runs.
 pub(crate) struct Row {
@@ -61,41 +61,7 @@ impl Row {
 
     /// The object for programs.
     pub(crate) fn as_json(&self) -> Value {
-        let Job { id, state, label, source, target, host, attempt, exit, message, .. } = &self.job;
-        let seconds = |moment: Option<Moment>| moment.map(|moment| moment.0.div_euclid(1000));
-        let moved = self.moved();
-        let found = self.progress.as_ref().map(|progress| (progress.files_found, progress.bytes_found));
-        let took = self.progress.as_ref().map(|progress| progress.seconds);
-        json!({
-            "schema": SCHEMA,
-            "id": id,
-            "label": label,
-            "state": state.word(),
-            "asked": self.job.wish,
-            "source": source,
-            "target": target,
-            "host": host,
-            "priority": self.job.priority,
-            "submission": self.job.submission,
-            "previous": self.job.previous,
-            "schedule": self.job.schedule,
-            "submitted": seconds(Some(self.job.submitted)),
-            "not_before": seconds(self.job.not_before),
-            "started": seconds(self.job.started),
-            "ended": seconds(self.job.ended),
-            "deadline_seconds": self.job.deadline.as_secs(),
-            "attempts": attempt,
-            "exit": exit,
-            "message": message,
-            "files": moved.map(|moved| moved.0),
-            "bytes": moved.map(|moved| moved.1),
-            "files_found": found.map(|found| found.0),
-            "bytes_found": found.map(|found| found.1),
-            "seconds": took.or(self.job.moved.as_ref().map(|moved| moved.seconds)),
-            "bytes_per_second": self.rate(),
-            "eta_seconds": self.left().map(|left| left.as_secs()),
-            "limited_by": self.limited_by(),
-        })
+        json!(JobView::new(&self.job, self.progress.as_ref()))
     }
 
     /// The lines for people.
@@ -194,14 +160,36 @@ pub(crate) fn event(JobEvent { time, kind, attempt, message, .. }: &JobEvent) ->
 
 /// An event, as an object for programs.
 pub(crate) fn event_as_json(event: &JobEvent) -> Value {
+    json!(EventView::from(event.clone()))
+}
+
+/// Whether an event was told by a channel, as a line for people.
+pub(crate) fn delivery(delivery: &Delivery) -> String {
+    let Delivery { event, channel, state, tries, due, error } = delivery;
+    let state = match state {
+        DeliveryState::Waiting if error.is_none() => "to be told".to_owned(),
+        DeliveryState::Waiting => {
+            format!("not told yet ({}), again at {}", counted(u64::from(*tries), "attempt"), shown(*due))
+        }
+        DeliveryState::Delivered => "told".to_owned(),
+        DeliveryState::GivenUp => format!("not told, given up ({})", counted(u64::from(*tries), "attempt")),
+    };
+    let error = error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+    Printable(format!("       {channel}: '{}' {state}{error}", event.kind)).to_string()
+}
+
+/// Whether an event was told by a channel, as an object for programs.
+pub(crate) fn delivery_as_json(delivery: &Delivery) -> Value {
+    let Delivery { event, channel, state, tries, due, error } = delivery;
+    let waits = *state == DeliveryState::Waiting;
     json!({
-        "schema": SCHEMA,
-        "number": event.number,
-        "job": event.job,
-        "time": event.time.0.div_euclid(1000),
+        "channel": channel,
         "event": event.kind,
-        "attempt": event.attempt,
-        "message": event.message,
+        "number": event.number,
+        "state": state.word(),
+        "tries": tries,
+        "due": waits.then(|| due.0.div_euclid(1000)),
+        "error": error,
     })
 }
 
@@ -246,6 +234,7 @@ mod tests {
             files_found: 24,
             scan_ended: true,
             bytes_per_second: 125_000_000.0,
+            lanes: 4,
             limited_by: "source_reads".into(),
         };
         let runs = Row { job: job(), progress: Some(progress) };

@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::path::Path;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,9 @@ pub struct Progress {
     pub scan_ended: bool,
     /// The present rate.
     pub bytes_per_second: f64,
+    /// Connections that carry data.
+    #[serde(default)]
+    pub lanes: u32,
     /// What limits it.
     pub limited_by: String,
 }
@@ -149,17 +153,54 @@ fn last(exit: i32, line: Line) -> Last {
 /// How far the running attempt of a job is, by the last word of its process; none before its first.
 #[must_use]
 pub fn progress_of(place: &Place, id: JobId, attempt: u32) -> Option<Progress> {
-    let mut file = File::open(place.events(id, attempt)).ok()?;
-    let bytes = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(bytes.saturating_sub(LAST_BYTES))).ok()?;
-    let mut end = Vec::new();
-    file.take(LAST_BYTES).read_to_end(&mut end).ok()?;
-    end.rsplit(|&byte| byte == b'\n').find_map(|line| serde_json::from_slice(line).ok())
+    let file = File::open(place.events(id, attempt)).ok()?;
+    last_progress(&file, file.metadata().ok()?.len())
+}
+
+/// The reader of how far a running attempt is, again and again.
+#[derive(Debug)]
+pub struct Follower {
+    path: PathBuf,
+    file: Option<File>,
+    bytes: u64,
+}
+
+impl Follower {
+    /// A reader for an attempt.
+    #[must_use]
+    pub fn new(place: &Place, id: JobId, attempt: u32) -> Self {
+        Self { path: place.events(id, attempt), file: None, bytes: 0 }
+    }
+
+    /// How far the attempt is, if it has told more since it was last asked.
+    pub fn look(&mut self) -> Option<Progress> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(File::open(&self.path).ok()?),
+        };
+        let bytes = file.metadata().ok()?.len();
+        if bytes == self.bytes {
+            return None;
+        }
+        self.bytes = bytes;
+        last_progress(file, bytes)
+    }
+}
+
+/// The last report of progress: mostly it is near the end.
+fn last_progress(file: &File, bytes: u64) -> Option<Progress> {
+    [NEAR_BYTES, LAST_BYTES].into_iter().find_map(|looked| {
+        let mut end = vec![0; usize::try_from(looked.min(bytes)).ok()?];
+        let length = file.read_at(&mut end, bytes.saturating_sub(looked)).ok()?;
+        end[..length].rsplit(|&byte| byte == b'\n').find_map(|line| serde_json::from_slice(line).ok())
+    })
 }
 
 /// How much is read at once.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Where the last report of progress is looked for.
+/// Where the last report of progress is looked for first.
+const NEAR_BYTES: u64 = 2 << 10;
+/// Where it is looked for then.
 const LAST_BYTES: u64 = 64 << 10;
 /// Failed entries of an attempt that become events: its log names all.
 const FAILURES_MAX: usize = 100;
@@ -191,6 +232,26 @@ mod tests {
         let expected = Last { exit: 23, message: Some("4 failed".into()), moved: Some(moved) };
         assert_eq!(tail.last, Some(expected));
         assert_eq!(tail.read, file.path().metadata().unwrap().len());
+    }
+
+    #[test]
+    fn the_last_report_is_found_once_also_before_much_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::open(&directory.path().join("jobs")).unwrap();
+        std::fs::create_dir(place.job(JobId(1))).unwrap();
+        let mut follower = Follower::new(&place, JobId(1), 1);
+        assert_eq!(follower.look(), None);
+        let progress = |bytes_done| Progress { bytes_done, ..Progress::default() };
+        let line = |bytes_done| serde_json::to_string(&progress(bytes_done)).unwrap() + "\n";
+        let warnings = "{\"event\":\"failed\"}\n".repeat(500);
+        let mut text = String::new();
+        for bytes_done in 1..3 {
+            text += &(line(bytes_done) + &warnings);
+            std::fs::write(place.events(JobId(1), 1), &text).unwrap();
+            assert_eq!(follower.look(), Some(progress(bytes_done)));
+            assert_eq!(progress_of(&place, JobId(1), 1), Some(progress(bytes_done)));
+            assert_eq!(follower.look(), None);
+        }
     }
 
     #[test]

@@ -301,18 +301,33 @@ impl Store {
         })
     }
 
-    /// Takes an entry out of the outbox: it has been told.
+    /// Records, once in an attempt, that nothing has been moved for long.
     ///
     /// # Errors
     /// The store cannot be changed.
-    pub fn delivered(&mut self, number: i64) -> Result<(), StoreError> {
+    pub fn stall(
+        &mut self,
+        (id, attempt): (JobId, u32),
+        message: &str,
+        now: Moment,
+    ) -> Result<(), StoreError> {
         self.transact(|transaction| {
-            transaction.prepare("DELETE FROM outbox WHERE number = ?1")?.execute([number])?;
+            let is_news: bool = transaction
+                .prepare(
+                    "SELECT EXISTS (SELECT 1 FROM jobs WHERE id = ?1 AND attempt = ?2 AND state = 'running')
+                         AND NOT EXISTS (SELECT 1 FROM events WHERE job = ?1 AND attempt = ?2 AND kind = 'stalled')",
+                )?
+                .query_row(params![id.0, attempt], |row| row.get(0))?;
+            if is_news {
+                let number = add_event(transaction, id, "stalled", Some(message), now)?;
+                send(transaction, number, id, "stalled")?;
+            }
             Ok(Ok(()))
         })
     }
 
-    /// Forgets jobs that ended before a moment, unless one that has not ended needs them; returns which.
+    /// Forgets jobs that ended before a moment, unless one that has not ended needs them, or something is to be told of
+    /// them still; returns which.
     ///
     /// # Errors
     /// The store cannot be changed.
@@ -320,7 +335,10 @@ impl Store {
         self.transact(|transaction| {
             let mut found = transaction.prepare(
                 "SELECT id FROM jobs WHERE ended < ?1 AND id NOT IN
-                     (SELECT needs FROM dependencies d JOIN jobs j ON j.id = d.job WHERE j.ended IS NULL)",
+                     (SELECT needs FROM dependencies d JOIN jobs j ON j.id = d.job WHERE j.ended IS NULL)
+                     AND id NOT IN (SELECT job FROM outbox)
+                     AND id NOT IN (SELECT e.job FROM deliveries d JOIN events e ON e.number = d.number
+                         WHERE d.state = 'waiting')",
             )?;
             let ids: Vec<i64> = found.query_map([before.0], |row| row.get(0))?.collect::<Result<_, _>>()?;
             for id in &ids {

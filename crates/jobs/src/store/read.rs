@@ -1,5 +1,6 @@
 //! What the store tells.
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use rusqlite::{OptionalExtension, Row};
@@ -7,7 +8,7 @@ use rusqlite::{OptionalExtension, Row};
 use super::Store;
 use super::change::read_wish;
 use crate::error::StoreError;
-use crate::job::{Job, JobEvent, JobId, Moved, Outgoing, Wish};
+use crate::job::{Job, JobEvent, JobId, Moved, Wish};
 use crate::moment::Moment;
 use crate::state::State;
 
@@ -18,6 +19,17 @@ pub enum Selection {
     All,
     /// All that have not ended, and those that ended after this.
     Recent(Moment),
+}
+
+/// A piece of the list of jobs, the newest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// Only jobs in these states; none: in any.
+    pub states: Vec<State>,
+    /// Only jobs that were submitted before this one.
+    pub before: Option<JobId>,
+    /// How many at most.
+    pub length_max: u32,
 }
 
 /// A job that may begin.
@@ -76,6 +88,80 @@ impl Store {
         })
     }
 
+    /// A piece of the list of jobs, the newest first.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn page(&self, Page { states, before, length_max }: &Page) -> Result<Vec<Job>, StoreError> {
+        let before = before.map_or(i64::MAX, |before| before.0);
+        let mut newest = Vec::new();
+        if states.is_empty() {
+            newest = self.read(|connection| {
+                let mut found =
+                    connection.prepare(&format!("{JOBS} WHERE id < ?1 ORDER BY id DESC LIMIT ?2"))?;
+                found.query_map((before, length_max), read_job)?.collect()
+            })?;
+        }
+        for state in states {
+            // The index has all that finds the numbers; only so many rows are read.
+            newest.extend(self.read(|connection| {
+                let mut found = connection.prepare(&format!(
+                    "{JOBS} WHERE id IN
+                     (SELECT id FROM jobs WHERE state = ?1 AND id < ?2 ORDER BY id DESC LIMIT ?3)"
+                ))?;
+                let found = found.query_map((state.word(), before, length_max), read_job)?;
+                found.collect::<Result<Vec<_>, _>>()
+            })?);
+        }
+        newest.sort_unstable_by_key(|job| Reverse(job.id));
+        newest.truncate(usize::try_from(*length_max).unwrap_or(usize::MAX));
+        Ok(newest)
+    }
+
+    /// How many jobs there are in each state that has some.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn counts(&self) -> Result<Vec<(State, u64)>, StoreError> {
+        self.read(|connection| {
+            let mut found = connection.prepare("SELECT state, count(*) FROM jobs GROUP BY state")?;
+            let read = |row: &Row<'_>| Ok((read_state(&row.get::<_, String>(0)?)?, unsigned(row.get(1)?)));
+            found.query_map((), read)?.collect()
+        })
+    }
+
+    /// What has happened to any job after the event with this number, so much of it at most.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn events_after(&self, number: i64, length_max: u32) -> Result<Vec<JobEvent>, StoreError> {
+        self.read(|connection| {
+            let mut found = connection.prepare(
+                "SELECT number, job, time, kind, attempt, message FROM events WHERE number > ?1
+                 ORDER BY number LIMIT ?2",
+            )?;
+            found.query_map((number, length_max), read_event)?.collect()
+        })
+    }
+
+    /// The number of the last event; 0 before the first.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn last_event(&self) -> Result<i64, StoreError> {
+        self.read(|connection| {
+            connection.prepare("SELECT coalesce(max(number), 0) FROM events")?.query_row((), |row| row.get(0))
+        })
+    }
+
+    /// A number that is another one once any other connection has changed the store.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn version_of_data(&self) -> Result<i64, StoreError> {
+        self.read(|connection| connection.prepare("PRAGMA data_version")?.query_row((), |row| row.get(0)))
+    }
+
     /// What has happened to a job after the event with this number.
     ///
     /// # Errors
@@ -86,31 +172,7 @@ impl Store {
                 "SELECT number, job, time, kind, attempt, message FROM events WHERE job = ?1 AND number > ?2
                  ORDER BY number",
             )?;
-            let read = |row: &Row<'_>| {
-                Ok(JobEvent {
-                    number: row.get(0)?,
-                    job: JobId(row.get(1)?),
-                    time: Moment(row.get(2)?),
-                    kind: row.get(3)?,
-                    attempt: row.get(4)?,
-                    message: row.get(5)?,
-                })
-            };
-            found.query_map([id.0, after], read)?.collect()
-        })
-    }
-
-    /// What is to be told still, in the order in which it happened.
-    ///
-    /// # Errors
-    /// The store cannot be read.
-    pub fn outbox(&self) -> Result<Vec<Outgoing>, StoreError> {
-        self.read(|connection| {
-            let mut found = connection.prepare("SELECT number, job, kind FROM outbox ORDER BY number")?;
-            let read = |row: &Row<'_>| {
-                Ok(Outgoing { number: row.get(0)?, job: JobId(row.get(1)?), kind: row.get(2)? })
-            };
-            found.query_map((), read)?.collect()
+            found.query_map([id.0, after], read_event)?.collect()
         })
     }
 
@@ -170,7 +232,7 @@ impl Store {
         Ok(next.map(Moment))
     }
 
-    /// Whether a runner has anything to do, now or later by itself: paused jobs are not its business.
+    /// Whether a runner has anything to do, now or later by itself, or to tell: paused jobs are not its business.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -178,7 +240,9 @@ impl Store {
         self.read(|connection| {
             connection
                 .prepare(
-                    "SELECT EXISTS (SELECT 1 FROM jobs WHERE state IN ('waiting', 'queued', 'running'))",
+                    "SELECT EXISTS (SELECT 1 FROM jobs WHERE state IN ('waiting', 'queued', 'running'))
+                         OR EXISTS (SELECT 1 FROM outbox)
+                         OR EXISTS (SELECT 1 FROM deliveries WHERE state = 'waiting')",
                 )?
                 .query_row((), |row| row.get(0))
         })
@@ -224,6 +288,17 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<Job> {
         message: row.get(17)?,
         moved,
         previous: row.get::<_, Option<i64>>(22)?.map(JobId),
+    })
+}
+
+fn read_event(row: &Row<'_>) -> rusqlite::Result<JobEvent> {
+    Ok(JobEvent {
+        number: row.get(0)?,
+        job: JobId(row.get(1)?),
+        time: Moment(row.get(2)?),
+        kind: row.get(3)?,
+        attempt: row.get(4)?,
+        message: row.get(5)?,
     })
 }
 

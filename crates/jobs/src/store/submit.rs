@@ -83,8 +83,8 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
     transaction
         .prepare(
             "INSERT INTO jobs (submission, label, state, arguments, directory, environment, source, target, host,
-                 priority, submitted, not_before, schedule, deadline)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+                 priority, submitted, not_before, schedule, deadline, tell)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
         )?
         .execute(params![
             job.submission,
@@ -101,6 +101,7 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
             job.not_before.map(|moment| moment.0),
             job.schedule.as_ref().map(ToString::to_string),
             i64::try_from(job.deadline.as_millis()).unwrap_or(i64::MAX),
+            (!job.tell.is_empty()).then(|| job.tell.join("\n")),
         ])?;
     let id = JobId(transaction.last_insert_rowid());
     for needed in &job.after {
@@ -129,8 +130,9 @@ pub(super) fn again(
     transaction
         .prepare(
             "INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority,
-                 submitted, not_before, schedule, deadline, previous)
-             SELECT label, ?2, arguments, directory, environment, source, target, host, priority, ?3, ?4, ?5, deadline, id
+                 submitted, not_before, schedule, deadline, tell, previous)
+             SELECT label, ?2, arguments, directory, environment, source, target, host, priority, ?3, ?4, ?5, deadline,
+                 tell, id
              FROM jobs WHERE id = ?1",
         )?
         .execute(params![id.0, state.word(), now.0, not_before.map(|moment| moment.0), schedule])?;

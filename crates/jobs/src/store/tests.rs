@@ -45,6 +45,7 @@ fn job(label: &str) -> NewJob {
         schedule: None,
         after: Vec::new(),
         deadline: Duration::from_secs(3600),
+        tell: Vec::new(),
     }
 }
 
@@ -76,6 +77,14 @@ impl Site {
     fn told(&self, id: JobId) -> Vec<String> {
         let outbox = self.store.outbox().unwrap();
         outbox.into_iter().filter(|entry| entry.job == id).map(|entry| entry.kind).collect()
+    }
+
+    /// Deals all that is in the outbox to these channels.
+    fn deal(&mut self, channels: &[&str]) {
+        let channels: Vec<_> = channels.iter().map(ToString::to_string).collect();
+        let outbox = self.store.outbox().unwrap().into_iter();
+        let dealt: Vec<_> = outbox.map(|entry| (entry.number, channels.clone())).collect();
+        self.store.deal(&dealt, START).unwrap();
     }
 
     fn kinds(&self, id: JobId) -> Vec<String> {
@@ -360,27 +369,58 @@ fn a_store_of_a_newer_release_is_refused() {
     let site = site();
     site.store.connection.pragma_update(None, "user_version", 99).unwrap();
     let error = Store::open(&site.place).unwrap_err();
-    assert!(matches!(error, StoreError::Newer { found: 99, known: 1, .. }), "{error}");
+    assert!(matches!(error, StoreError::Newer { found: 99, known: KNOWN, .. }), "{error}");
     assert!(error.to_string().contains("was written by a newer zmove"), "{error}");
+}
+
+const KNOWN: u32 = 2;
+
+/// The migrations and one more.
+fn and_then(statements: &'static str) -> Vec<&'static str> {
+    MIGRATIONS.into_iter().chain([statements]).collect()
+}
+
+#[test]
+fn a_store_of_the_first_schema_is_brought_forward() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = Place::open(directory.path()).unwrap();
+    let connection = Connection::open(place.database()).unwrap();
+    connection.execute_batch(MIGRATIONS[0]).unwrap();
+    connection
+        .execute_batch(
+            "INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority,
+                 submitted, ended, deadline)
+             VALUES ('x', 'done', x'', x'', x'', '', '', '', 0, 0, 0, 0);
+             INSERT INTO events (job, time, kind, attempt) VALUES (1, 0, 'done', 1);
+             INSERT INTO outbox VALUES (1, 1, 'done');
+             PRAGMA user_version = 1",
+        )
+        .unwrap();
+    drop(connection);
+    let store = Store::open(&place).unwrap();
+    assert_eq!(store.job(JobId(1)).unwrap().state, State::Done);
+    // nobody could be told when it ended
+    assert_eq!(store.outbox().unwrap(), []);
+    assert_eq!(store.id().unwrap().len(), 16);
 }
 
 #[test]
 fn a_store_of_an_older_release_is_brought_forward() {
     let mut site = site();
     let id = site.submit(&job("x"));
-    let migrations = [MIGRATIONS[0], "ALTER TABLE jobs ADD COLUMN extra TEXT"];
+    let migrations = and_then("ALTER TABLE jobs ADD COLUMN extra TEXT");
     site.store.migrate(&migrations).unwrap();
     site.store.migrate(&migrations).unwrap();
-    assert_eq!(site.store.version().unwrap(), 2);
+    assert_eq!(site.store.version().unwrap(), KNOWN + 1);
     assert_eq!(site.state(id), State::Queued);
 }
 
 #[test]
 fn a_migration_that_fails_leaves_the_store_as_it_was() {
     let mut site = site();
-    let migrations = [MIGRATIONS[0], "ALTER TABLE jobs ADD COLUMN extra TEXT; nonsense"];
+    let migrations = and_then("ALTER TABLE jobs ADD COLUMN extra TEXT; nonsense");
     site.store.migrate(&migrations).unwrap_err();
-    assert_eq!(site.store.version().unwrap(), 1);
+    assert_eq!(site.store.version().unwrap(), KNOWN);
     assert!(site.store.connection.execute("SELECT extra FROM jobs", ()).is_err());
 }
 
@@ -456,26 +496,122 @@ fn old_jobs_are_forgotten_but_not_those_that_others_need() {
     for id in [first, second] {
         site.run(id, &ended(Verdict::Done), START);
     }
+    assert_eq!(site.store.forget(later(1)).unwrap(), [], "they are to be told");
+    site.deal(&[]);
     assert_eq!(site.store.forget(later(1)).unwrap(), [first]);
     assert!(matches!(site.store.job(first), Err(StoreError::NoJob(_))));
     assert_eq!(site.kinds(first), Vec::<String>::new());
-    let told: Vec<_> = site.store.outbox().unwrap().into_iter().map(|entry| entry.job).collect();
-    assert_eq!(told, [second]);
     site.store.release(later(1)).unwrap();
     site.run(third, &ended(Verdict::Done), later(1));
+    site.deal(&[]);
     assert_eq!(site.store.forget(later(2)).unwrap(), [second, third]);
     let next = site.submit(&job("d"));
     assert!(next > third, "a number is never another job's");
 }
 
 #[test]
-fn what_was_told_leaves_the_outbox() {
+fn what_was_told_is_told_no_more() {
+    let mut site = site();
+    let id = site.submit(&NewJob { tell: vec!["a".into(), "b".into()], ..job("x") });
+    site.store.cancel(id, START).unwrap();
+    let [entry] = &site.store.outbox().unwrap()[..] else { panic!("one entry") };
+    assert_eq!(
+        (entry.job, &entry.kind[..], &entry.tell[..]),
+        (id, "cancelled", &["a".into(), "b".into()][..])
+    );
+    site.deal(&["a", "b"]);
+    assert_eq!(site.store.outbox().unwrap(), []);
+    assert_eq!(site.store.channels_due(START).unwrap(), ["a", "b"]);
+    assert!(site.store.has_work().unwrap(), "a runner is to stay");
+    for channel in ["a", "b"] {
+        let [delivery] = &site.store.due(channel, START).unwrap()[..] else { panic!("one delivery") };
+        assert_eq!((&delivery.event.kind[..], delivery.event.job), ("cancelled", id));
+        site.store.note(delivery, &Try::Delivered, START).unwrap();
+        assert_eq!(site.store.due(channel, later(1_000_000)).unwrap(), []);
+    }
+    assert!(!site.store.has_work().unwrap());
+    let states: Vec<_> = site.store.deliveries(id).unwrap().into_iter().map(|told| told.state).collect();
+    assert_eq!(states, [DeliveryState::Delivered; 2]);
+    let again = site.store.rerun(id, START).unwrap();
+    site.store.cancel(again, START).unwrap();
+    assert_eq!(site.store.outbox().unwrap()[0].tell, ["a", "b"], "who does it again is told too");
+}
+
+/// A server that answers 500 for a day, and one that does so for more than three.
+#[test]
+fn what_cannot_be_told_is_tried_ever_more_seldom_and_given_up_after_days() {
+    let mut site = site();
+    let ids = ["x", "y"].map(|label| site.submit(&job(label)));
+    for id in ids {
+        site.store.cancel(id, START).unwrap();
+    }
+    site.deal(&["a", "b"]);
+    let mut tries = 0;
+    let mut now = START;
+    let last = loop {
+        let due = site.store.due("a", now).unwrap();
+        let Some(first) = due.first() else { break now };
+        site.store.note(first, &Try::NotNow("500".into()), now).unwrap();
+        tries += 1;
+        assert_eq!(site.store.due("a", now).unwrap(), [], "the channel rests");
+        if now < later(60) {
+            assert_eq!(site.store.due("b", now).unwrap().len(), 2, "the other one does not");
+        }
+        let Some(next) = site.store.next_telling(now).unwrap() else { break now };
+        now = next;
+        if now > later(24 * 3600) && tries < 40 {
+            assert!((30..40).contains(&tries), "{tries} tries in a day");
+            tries = 40;
+        }
+    };
+    assert!((later(72 * 3600)..later(74 * 3600)).contains(&last), "{last:?}");
+    let mut left = ids.into_iter().flat_map(|id| site.store.deliveries(id).unwrap());
+    let [a, b, ..] = [left.next().unwrap(), left.next().unwrap()];
+    assert_eq!((a.state, a.error.as_deref()), (DeliveryState::GivenUp, Some("500")));
+    assert_eq!((b.state, b.tries), (DeliveryState::Waiting, 0));
+    let other = left.next().unwrap();
+    assert_eq!(
+        (&other.channel[..], other.state, other.error.as_deref()),
+        ("a", DeliveryState::GivenUp, Some("500"))
+    );
+    assert!(tries < 120, "{tries} tries for two events");
+}
+
+#[test]
+fn what_never_can_be_told_holds_back_nothing() {
+    let mut site = site();
+    let ids = ["x", "y"].map(|label| site.submit(&job(label)));
+    for id in ids {
+        site.store.cancel(id, START).unwrap();
+    }
+    site.deal(&["a"]);
+    let due = site.store.due("a", START).unwrap();
+    site.store.note(&due[0], &Try::Never("no such user".into()), START).unwrap();
+    assert_eq!(site.store.due("a", START).unwrap(), due[1..]);
+    assert_eq!(site.store.deliveries(ids[0]).unwrap()[0].state, DeliveryState::GivenUp);
+}
+
+#[test]
+fn a_clock_that_is_set_back_does_not_hold_up_what_is_to_be_told() {
     let mut site = site();
     let id = site.submit(&job("x"));
     site.store.cancel(id, START).unwrap();
-    let [entry] = &site.store.outbox().unwrap()[..] else { panic!("one entry") };
-    site.store.delivered(entry.number).unwrap();
-    assert_eq!(site.store.outbox().unwrap(), []);
+    site.deal(&["a"]);
+    let before = Moment(START.0 - 48 * 3600 * 1000);
+    assert_eq!(site.store.due("a", before).unwrap().len(), 1);
+}
+
+#[test]
+fn a_job_that_stalls_tells_so_once_in_an_attempt() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    site.store.start(id, START).unwrap();
+    (0..2).for_each(|_| site.store.stall((id, 1), "nothing", START).unwrap());
+    site.store.stall((id, 2), "of an attempt that is not there", START).unwrap();
+    assert_eq!(site.told(id), ["stalled"]);
+    site.store.settle((id, 1), &ended(Verdict::Done), START).unwrap();
+    site.store.stall((id, 1), "too late", START).unwrap();
+    assert_eq!(site.told(id), ["stalled", "done"]);
 }
 
 /// A submission and the runner that it starts open a new store together.
@@ -489,4 +625,42 @@ fn many_may_open_a_new_store_at_once() {
             openings.into_iter().for_each(|opening| opening.join().unwrap().unwrap());
         });
     }
+}
+
+#[test]
+fn a_long_history_is_read_in_pieces_the_newest_first() {
+    let mut site = site();
+    let fill = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000)
+        INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority, submitted,
+            ended, deadline)
+        SELECT 'l', iif(i % 1000 = 0, 'failed', 'done'), x'', x'', x'', '/a', 'h:b', 'h', 0, i, i, 1 FROM n";
+    site.store.connection.execute_batch(fill).unwrap();
+    let new = site.store.submit(&job("new"), START).unwrap().id;
+    let page = |states: &[State], before| {
+        let page = Page { states: states.to_vec(), before, length_max: 3 };
+        site.store.page(&page).unwrap().into_iter().map(|job| job.id.0).collect::<Vec<_>>()
+    };
+    let begun = Instant::now();
+    assert_eq!(page(&[], None), [new.0, 100_000, 99_999]);
+    assert_eq!(page(&[], Some(JobId(99_999))), [99_998, 99_997, 99_996]);
+    assert_eq!(page(&[State::Failed], Some(JobId(3000))), [2000, 1000]);
+    assert_eq!(page(&[State::Done, State::Queued], None), [new.0, 99_999, 99_998]);
+    let counts = site.store.counts().unwrap();
+    assert_eq!(counts, [(State::Done, 99_900), (State::Failed, 100), (State::Queued, 1)]);
+    // That of a look at all rows is seconds in this profile.
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn events_of_all_jobs_are_read_from_a_number_on() {
+    let mut site = site();
+    let ids = ["a", "b"].map(|label| site.store.submit(&job(label), START).unwrap().id);
+    let last = site.store.last_event().unwrap();
+    site.store.pause(ids[1], later(1)).unwrap();
+    site.store.pause(ids[0], later(2)).unwrap();
+    let read = |length_max| site.store.events_after(last, length_max).unwrap();
+    let jobs = |length_max| read(length_max).iter().map(|event| event.job).collect::<Vec<_>>();
+    assert_eq!((jobs(9), jobs(1)), (vec![ids[1], ids[0]], vec![ids[1]]));
+    assert_eq!(site.store.last_event().unwrap(), read(9)[1].number);
+    assert_eq!(site.store.events_after(i64::MAX, 9).unwrap(), []);
 }

@@ -1,8 +1,11 @@
 //! `torture --jobs`: jobs whose runner and whose processes are killed at random moments. Each must be there at the end,
-//! be done, be told as done once, and have the right tree at its target.
+//! be done, be told as done once, and have the right tree at its target; and a command must have heard of it at least
+//! once, of one event by one id.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
@@ -28,6 +31,8 @@ pub(crate) struct JobsTally {
     runners_killed: u64,
     processes_killed: u64,
     submits_killed: u64,
+    told: u64,
+    told_again: u64,
     pub(crate) failures: Vec<String>,
 }
 
@@ -39,17 +44,20 @@ impl JobsTally {
         self.runners_killed += other.runners_killed;
         self.processes_killed += other.processes_killed;
         self.submits_killed += other.submits_killed;
+        self.told += other.told;
+        self.told_again += other.told_again;
         self.failures.extend(other.failures);
     }
 }
 
 impl fmt::Display for JobsTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rounds, jobs, attempts, runners_killed, processes_killed, submits_killed, .. } = self;
+        let Self { rounds, jobs, attempts, told, told_again, .. } = self;
+        let Self { runners_killed, processes_killed, submits_killed, .. } = self;
         write!(
             f,
             "{rounds} rounds, {jobs} jobs, {attempts} attempts; killed: {runners_killed} runners, {processes_killed} \
-             processes, {submits_killed} submits; {} failures",
+             processes, {submits_killed} submits; told: {told}, {told_again} of them again; {} failures",
             self.failures.len()
         )
     }
@@ -87,6 +95,7 @@ fn round(zmove: &str, directory: &Path, mut dice: Dice) -> Result<JobsTally> {
     let address = free_address(&mut dice)?;
     let _daemon = place.serve(address, &[])?;
     let features = Features::of(directory)?;
+    write_channel(&place, dice.within(0..=100))?;
     let tally = JobsTally { rounds: 1, ..Default::default() };
     let mut round = Round { place: &place, dice, runner: None, tally };
     round.start_runner()?;
@@ -231,10 +240,52 @@ impl Round<'_> {
         if jobs.len() != orders.len() {
             self.tally.failures.push(format!("{} jobs of {}", jobs.len(), orders.len()));
         }
+        self.judge_told(orders)?;
         if !self.processes().is_empty() {
             self.tally.failures.push("a process outlives its job".to_owned());
         }
         Ok(())
+    }
+
+    /// Waits until nothing is to be told any more, and holds what the command has heard against what has happened.
+    fn judge_told(&mut self, orders: &[Order]) -> Result<()> {
+        let mut expected = BTreeSet::new();
+        for Order { id, .. } in orders {
+            let deliveries = self.wait_until_told(id)?;
+            if deliveries.iter().any(|delivery| delivery["state"] != "delivered") {
+                self.tally.failures.push(format!("job {id}: not told: {deliveries:?}"));
+            }
+            expected.extend(deliveries.iter().map(|delivery| {
+                format!("{} {id} {}", delivery["number"], delivery["event"].as_str().unwrap_or_default())
+            }));
+            if !deliveries.iter().any(|delivery| delivery["event"] == "done") {
+                self.tally.failures.push(format!("job {id}: nobody is told that it is done"));
+            }
+        }
+        let heard = fs::read_to_string(self.place.directory.join(HEARD)).unwrap_or_default();
+        let heard: Vec<_> = heard.lines().collect();
+        // An id is that of the store, which is the same for all, and the event's number.
+        let events: BTreeSet<_> =
+            heard.iter().filter_map(|line| line.split_once('-').map(|(_, event)| event.to_owned())).collect();
+        if events != expected {
+            self.tally.failures.push(format!("heard {events:?} and not {expected:?}"));
+        }
+        self.tally.told += heard.len() as u64;
+        self.tally.told_again += heard.len().saturating_sub(events.len()) as u64;
+        Ok(())
+    }
+
+    fn wait_until_told(&self, id: &str) -> Result<Vec<Value>> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let job = self.lines(&["job", id, "--json"])?.pop().context("no such job")?;
+            let told = job["told"].as_array().cloned().unwrap_or_default();
+            let is_told = !told.is_empty() && told.iter().all(|delivery| delivery["state"] != "waiting");
+            if is_told || Instant::now() > until {
+                return Ok(told);
+            }
+            sleep(Duration::from_millis(50));
+        }
     }
 
     fn wait_for_end(&self, id: &str) -> Result<Value> {
@@ -262,6 +313,25 @@ impl Drop for Round<'_> {
     }
 }
 
+/// Has a command told, which adds what it hears to a file and then takes a while, in which the runner may be killed.
+fn write_channel(place: &Place, millis: u64) -> Result<()> {
+    let heard = place.directory.join(HEARD);
+    let script = format!(
+        "echo $ZMOVE_TELL_ID $ZMOVE_TELL_JOB $ZMOVE_TELL_EVENT >> '{}'; sleep 0.{millis:03}",
+        heard.display()
+    );
+    let text = format!(
+        "[[tell]]\nname = 'heard'\nkind = 'command'\ncommand = ['/bin/sh', '-c', \"\"\"{script}\"\"\"]\n"
+    );
+    let home = place.directory.join(CLIENT_HOME);
+    fs::create_dir_all(&home).context("failed to make a home")?;
+    let file = home.join("tell.toml");
+    fs::write(&file, text).context("failed to write a channel")?;
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).context("failed to close a file to others")
+}
+
+/// What the command has heard: an id, a job and an event on each line.
+const HEARD: &str = "heard";
 /// Small trees: what counts is how often something happens to them.
 const SHAPE: Shape = Shape { weight: 1, directories: 4, files: 40, sizes: [4, 8, 4, 2, 0, 0] };
 const JOBS_MAX: u64 = 5;

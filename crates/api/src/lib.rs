@@ -1,0 +1,25 @@
+//! The API of a runner: jobs over HTTP, as REST and as a stream of events, and the page that shows them.
+//! `zmove runner --http` serves it; `docs/schema/openapi.json` describes it.
+//!
+//! **Invariants:** nothing is answered before the request has shown that it is the user's own ([`Token`], or the
+//! socket's mode) and comes from no other site. What a client does not take costs a bounded number of bytes.
+
+mod error;
+mod guard;
+mod hub;
+mod listen;
+mod page;
+mod problem;
+mod program;
+mod routes;
+mod state;
+mod stores;
+mod token;
+mod view;
+
+pub use error::ApiError;
+pub use listen::{Door, bind_tcp, bind_unix, socket};
+pub use routes::{description, serve};
+pub use state::{Api, Host};
+pub use token::Token;
+pub use view::{EventView, JobView};

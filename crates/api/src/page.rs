@@ -1,0 +1,72 @@
+//! The page, which is part of the program: no other host is asked for any of it, and nothing builds it.
+//!
+//! **Invariant:** what it shows of jobs becomes text, never markup; the browser is told to refuse all else
+//! (`guard.rs`).
+
+use axum::Router;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::get;
+
+/// The files of the page.
+pub(crate) fn routes<State: Clone + Send + Sync + 'static>() -> Router<State> {
+    FILES.into_iter().fold(Router::new(), |router, (path, kind, text)| {
+        router.route(path, get(move || async move { ([(CONTENT_TYPE, kind)], text) }))
+    })
+}
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+const FILES: [(&str, &str, &str); 12] = [
+    ("/", HTML, include_str!("page/page.html")),
+    ("/page.css", CSS, include_str!("page/page.css")),
+    ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
+    ("/main.js", SCRIPT, include_str!("page/main.js")),
+    ("/api.js", SCRIPT, include_str!("page/api.js")),
+    ("/chart.js", SCRIPT, include_str!("page/chart.js")),
+    ("/daemon.js", SCRIPT, include_str!("page/daemon.js")),
+    ("/detail.js", SCRIPT, include_str!("page/detail.js")),
+    ("/format.js", SCRIPT, include_str!("page/format.js")),
+    ("/history.js", SCRIPT, include_str!("page/history.js")),
+    ("/jobs.js", SCRIPT, include_str!("page/jobs.js")),
+    ("/submit.js", SCRIPT, include_str!("page/submit.js")),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_small_and_asks_nobody_else() {
+        let bytes: usize = FILES.iter().map(|(_, _, text)| text.len()).sum();
+        assert!(bytes < FIRST_PAINT_BYTES_MAX, "{bytes}");
+        for (path, _, text) in FILES {
+            let links: Vec<_> = text.match_indices("http").map(|(at, _)| &text[at..]).collect();
+            // the names of SVG, which nobody asks for
+            assert!(
+                links.iter().all(|link| link.starts_with("http://www.w3.org/2000/svg")),
+                "{path}: {links:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn nothing_of_the_page_makes_markup_of_text() {
+        for (path, _, text) in FILES {
+            for way in [
+                "innerHTML",
+                "outerHTML",
+                "insertAdjacentHTML",
+                "document.write",
+                "eval(",
+                "style=",
+                "onerror",
+            ] {
+                assert!(!text.contains(way), "{path} has {way}");
+            }
+        }
+    }
+
+    const FIRST_PAINT_BYTES_MAX: usize = 200_000;
+}

@@ -1,0 +1,112 @@
+// One job: what it is, what limits it, its pictures, and what has happened to it.
+
+import { byId, element, limit, moment, perSecond, rate, say, shown, span, stageOf, STAGES } from "./format.js";
+import { get, text } from "./api.js";
+import { draw } from "./chart.js";
+import { actions, badge, facts, fill, isOver, stages } from "./jobs.js";
+
+let current = null;
+let samples = [];
+let lastEvent = 0;
+
+export const isOpen = (id) => current?.id === id && byId("job").open;
+
+export async function open(id, done) {
+  const job = await get(`/jobs/${id}`);
+  [current, samples, lastEvent] = [job, [], 0];
+  byId("job-events").replaceChildren();
+  byId("job-log").hidden = true;
+  byId("show-log").setAttribute("aria-expanded", "false");
+  byId("job-actions").dataset.orders = "none";
+  say(byId("job-message"), "");
+  if (!byId("job").open) byId("job").showModal();
+  show(job, done);
+  const [kept] = await Promise.all([get(`/jobs/${id}/samples`), events(id)]);
+  if (current?.id !== id) return;
+  const live = samples.filter((sample) => sample.seconds > (kept.samples.at(-1)?.seconds ?? -1));
+  samples = [...kept.samples, ...live];
+  pictures();
+}
+
+async function events(id) {
+  // A job may have many: the last page is shown as it comes.
+  for (let pieces = 0; pieces < 20; pieces += 1) {
+    const { events: some, next } = await get(`/jobs/${id}/events?after=${lastEvent}&limit=500`);
+    if (current?.id !== id) return;
+    some.forEach(addEvent);
+    if (next === null) return;
+  }
+}
+
+export function addEvent(event) {
+  if (event.number <= lastEvent) return;
+  lastEvent = event.number;
+  const attempt = event.attempt > 1 ? ` (attempt ${event.attempt})` : "";
+  const words = `${shown(event.event)}${attempt}${event.message ? `: ${shown(event.message)}` : ""}`;
+  byId("job-events").append(element("li", {}, element("time", {}, moment(event.time)), words));
+}
+
+export function sample(report) {
+  samples.push(report);
+  // Every other one goes once there are many.
+  if (samples.length > 1200) samples = samples.filter((_, at) => at % 2 === 0);
+  pictures();
+}
+
+export function show(job, done) {
+  current = job;
+  const [name] = badge(job);
+  say(byId("job-title"), `${shown(job.label)} #${job.id}: ${name}`);
+  say(byId("job-path"), `${shown(job.source)} → ${shown(job.target)}`);
+  if (job.message) say(byId("job-message"), shown(job.message));
+  actions(byId("job-actions"), job, done, (why) => say(byId("job-message"), why));
+  const more = [["Submitted", moment(job.submitted)]];
+  if (job.started) more.push(["Began", moment(job.started)]);
+  if (isOver(job)) more.push(["Ended", moment(job.ended)], ["Took", span(job.seconds)]);
+  if (job.schedule) more.push(["Again at", shown(job.schedule)]);
+  if (job.previous) more.push(["Again for", `#${job.previous}`]);
+  if (job.exit !== null) more.push(["Exit code", String(job.exit)]);
+  const had = facts(job).filter(([, value]) => value !== "–");
+  fill(byId("job-facts"), [...had, ...more]);
+  const word = job.limited_by;
+  stages(byId("job-stages"), word);
+  const verb = isOver(job) ? "Most of the time it was limited by" : "Limited by";
+  say(byId("job-limit"), word ? `${verb}: ${limit(word)}.${shares()}` : "Not known yet.");
+}
+
+// How often each stage was the limit, by the samples.
+function shares() {
+  if (samples.length < 5) return "";
+  const times = new Map();
+  for (const { limited_by: word } of samples) times.set(stageOf(word), (times.get(stageOf(word)) ?? 0) + 1);
+  const parts = STAGES.filter(([stage]) => times.has(stage))
+    .map(([stage, name]) => `${name} ${Math.round((times.get(stage) / samples.length) * 100)} %`);
+  return parts.length > 1 ? ` Of all reports: ${parts.join(", ")}.` : "";
+}
+
+function pictures() {
+  const rates = samples.map((sample) => [sample.seconds, sample.bytes_per_second]);
+  const speeds = samples.slice(1).map((sample, at) => {
+    const took = sample.seconds - samples[at].seconds;
+    return [sample.seconds, took > 0 ? Math.max(0, sample.files - samples[at].files) / took : 0];
+  });
+  draw(byId("job-chart"), rates, { write: rate, when: span, what: "Rate", factor: 8 });
+  draw(byId("job-files"), speeds, { write: perSecond, when: span, what: "Files a second", height: 90 });
+}
+
+export function begin() {
+  byId("job").addEventListener("close", () => { current = null; });
+  byId("show-log").addEventListener("click", async () => {
+    const log = byId("job-log");
+    log.hidden = !log.hidden;
+    byId("show-log").setAttribute("aria-expanded", String(!log.hidden));
+    if (log.hidden || !current) return;
+    try {
+      log.textContent = shownLog(await text(`/jobs/${current.id}/log`)) || "Nothing.";
+    } catch (error) {
+      log.textContent = error.message;
+    }
+  });
+}
+
+const shownLog = (said) => said.split("\n").map(shown).join("\n").trim();

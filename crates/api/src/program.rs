@@ -1,0 +1,284 @@
+//! What a request has done by a `zmove` of its own: a job is taken, and previewed, by the words that a user would type,
+//! so that it is checked and refused in the same way.
+
+use std::ffi::OsString;
+use std::process::Stdio;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use utoipa::ToSchema;
+
+use crate::problem::Problem;
+use crate::state::Api;
+
+/// A transfer to be: what `zmove submit` takes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Submission {
+    /// What to send: paths of this host from `/` on, or `HOST:PATH`. `dir` arrives under its name, `dir/` means what is
+    /// in it.
+    #[schema(min_items = 1, required)]
+    sources: Vec<String>,
+    /// Where to: `HOST:PATH`, `USER@HOST:PATH` (over ssh), or a directory of this host from `/` on.
+    #[schema(required)]
+    target: String,
+    /// A name for it; that of the first source by default.
+    label: Option<String>,
+    /// Nothing is done if a job with this id is there already, and that one is the answer.
+    submission_id: Option<String>,
+    /// Jobs with a higher number begin first.
+    priority: i32,
+    /// Begin no earlier: `02:00`, `2026-11-26 02:00` or `2026-11-26T02:00:00Z`.
+    at: Option<String>,
+    /// Again and again, at times as in a crontab: `0 2 * * *`.
+    every: Option<String>,
+    /// Begin when these jobs are done.
+    after: Vec<i64>,
+    /// How long to try again before giving up: `90s`, `12h`, `7d`.
+    deadline: Option<String>,
+    /// Remove at the target what the sources do not have.
+    delete: bool,
+    /// Compare files that are there already by contents.
+    checksum: bool,
+    /// Send no faster: `500Mbit`, `100MB`.
+    limit: Option<String>,
+    /// What each file is proven by before it gets its name: `wire` or `media`.
+    verify: Option<String>,
+    /// What `done` promises: `none`, `end` or `file`.
+    durability: Option<String>,
+    /// Leave out what fits one of these, as in a `.gitignore`.
+    exclude: Vec<String>,
+}
+
+impl Submission {
+    /// The words for all but the job's own terms.
+    fn transfer(&self) -> Vec<String> {
+        let valued = |name, value: &Option<String>| value.as_ref().map(|value| format!("--{name}={value}"));
+        let set = |name: &str, set: bool| set.then(|| format!("--{name}"));
+        let given = [
+            // nobody is there who could be asked
+            set("strict", true),
+            set("delete", self.delete),
+            set("checksum", self.checksum),
+            valued("limit", &self.limit),
+            valued("verify", &self.verify),
+            valued("durability", &self.durability),
+        ];
+        let excluded = self.exclude.iter().map(|pattern| format!("--exclude={pattern}"));
+        given.into_iter().flatten().chain(excluded).collect()
+    }
+
+    /// The words for the job's own terms.
+    fn terms(&self) -> Vec<String> {
+        let valued = |name, value: &Option<String>| value.as_ref().map(|value| format!("--{name}={value}"));
+        let given = [
+            valued("label", &self.label),
+            valued("submission-id", &self.submission_id),
+            (self.priority != 0).then(|| format!("--priority={}", self.priority)),
+            valued("at", &self.at),
+            valued("every", &self.every),
+            valued("deadline", &self.deadline),
+        ];
+        let after = self.after.iter().map(|id| format!("--after={id}"));
+        given.into_iter().flatten().chain(after).collect()
+    }
+
+    fn words(&self, command: &[&str], options: Vec<String>) -> Result<Vec<OsString>, Problem> {
+        if self.sources.is_empty() {
+            return Err(Problem::bad("no source is named"));
+        }
+        let paths = self.sources.iter().chain([&self.target]);
+        for path in paths.clone() {
+            let is_remote = path.split('/').next().is_some_and(|head| head.contains(':'));
+            if !is_remote && !path.starts_with('/') {
+                let text = format!("'{path}' is neither a path of this host from / on nor HOST:PATH");
+                return Err(Problem::bad(text));
+            }
+        }
+        let words = command.iter().map(|word| (*word).to_owned()).chain(options);
+        // What follows is no option, whatever it begins with.
+        let words: Vec<_> = words.chain(["--".to_owned()]).chain(paths.cloned()).collect();
+        if words.iter().any(|word| word.contains('\0')) {
+            return Err(Problem::bad("a word holds a NUL"));
+        }
+        Ok(words.into_iter().map(OsString::from).collect())
+    }
+
+    /// Takes it as a job, and returns that one's number. It is taken although the client may be gone.
+    pub(crate) async fn submit(&self, api: &Api) -> Result<i64, Problem> {
+        let options = self.terms().into_iter().chain(self.transfer()).collect();
+        let words = self.words(&["submit", "--json"], options)?;
+        let api = api.clone();
+        let ran = tokio::spawn(async move { run(&api, words, SUBMIT_TIME_MAX).await });
+        let ran = ran.await.map_err(|_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not submitted"))?;
+        let last = ran?.last;
+        let id = last.as_ref().and_then(|last| last["job"].as_i64());
+        id.ok_or_else(|| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "not submitted"))
+    }
+
+    /// What would be done.
+    pub(crate) async fn plan(&self, api: &Api) -> Result<Plan, Problem> {
+        let words = self.words(&["copy", "--dry-run", "--json"], self.transfer())?;
+        let Ran { last, sample } = run(api, words, PLAN_TIME_MAX).await?;
+        let summary = last.unwrap_or_default();
+        let number = |name: &str| summary[name].as_u64().unwrap_or_default();
+        Ok(Plan {
+            added: number("added"),
+            changed: number("changed"),
+            removed: number("removed"),
+            files: number("files"),
+            bytes: number("bytes"),
+            sample,
+        })
+    }
+}
+
+/// What a transfer would do.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub(crate) struct Plan {
+    /// Entries that the target does not have.
+    added: u64,
+    /// Entries that differ there.
+    changed: u64,
+    /// Entries that would be removed.
+    removed: u64,
+    /// Files that would be sent.
+    files: u64,
+    /// Bytes that would be sent.
+    bytes: u64,
+    /// The first of these entries.
+    sample: Vec<Change>,
+}
+
+/// What a transfer would do with an entry.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Change {
+    /// `added`, `changed` or `removed`.
+    event: String,
+    /// The entry, below the target.
+    path: String,
+    /// Why it counts as changed.
+    why: Option<String>,
+}
+
+/// What a process has printed.
+#[derive(Default)]
+struct Ran {
+    last: Option<Value>,
+    sample: Vec<Change>,
+}
+
+/// Runs this program, and returns what it has printed if it ended well.
+async fn run(api: &Api, words: Vec<OsString>, time_max: Duration) -> Result<Ran, Problem> {
+    let _room = api.processes.acquire().await.expect("the semaphore is never closed");
+    let mut command = Command::new(&api.host.program);
+    command.args(words).current_dir("/").env("ZMOVE_JOBS", api.place.path()).kill_on_drop(true);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let fail = |error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("run zmove: {error}"));
+    let child = command.spawn().map_err(fail)?;
+    let late =
+        || Problem::new(StatusCode::GATEWAY_TIMEOUT, format!("no end within {} s", time_max.as_secs()));
+    tokio::time::timeout(time_max, attend(child)).await.map_err(|_| late())?.map_err(fail)?
+}
+
+async fn attend(mut child: Child) -> std::io::Result<Result<Ran, Problem>> {
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let (ran, said) = tokio::join!(
+        async { if let Some(stdout) = stdout { read_events(stdout).await } else { Ran::default() } },
+        async { if let Some(stderr) = stderr { read_words(stderr).await } else { String::new() } },
+    );
+    let status = child.wait().await?;
+    if status.success() {
+        return Ok(Ok(ran));
+    }
+    let told = ran.last.as_ref().and_then(|last| last["message"].as_str()).map(str::to_owned);
+    let error = told.unwrap_or_else(|| reason(&said).to_owned());
+    let problem = Problem { exit: status.code(), ..Problem::bad(error) };
+    Ok(Err(problem))
+}
+
+/// What a command says before it refers to its help.
+fn reason(said: &str) -> &str {
+    let said = said.split("\n\nFor more information").next().unwrap_or_default().trim();
+    ["error: ", "zmove: "].iter().find_map(|head| said.strip_prefix(head)).unwrap_or(said)
+}
+
+/// Reads all lines, and keeps the last and the first changes.
+async fn read_events(stdout: impl AsyncRead + Unpin) -> Ran {
+    let (mut ran, mut reader, mut line) = (Ran::default(), BufReader::new(stdout), Vec::new());
+    loop {
+        line.clear();
+        let read = (&mut reader).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).await;
+        if !matches!(read, Ok(bytes) if bytes > 0) {
+            return ran;
+        }
+        let Ok(event) = serde_json::from_slice::<Value>(&line) else { continue };
+        if matches!(event["event"].as_str(), Some("added" | "changed" | "removed")) {
+            let change = if ran.sample.len() < SAMPLE_MAX { Change::deserialize(&event).ok() } else { None };
+            ran.sample.extend(change);
+        } else {
+            ran.last = Some(event);
+        }
+    }
+}
+
+/// Reads all words, and keeps the first.
+async fn read_words(mut stderr: impl AsyncRead + Unpin) -> String {
+    let mut words = Vec::new();
+    let _best_effort = (&mut stderr).take(WORDS_BYTES_MAX).read_to_end(&mut words).await;
+    // The process must not wait for somebody to read the rest.
+    let _rest = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
+    String::from_utf8_lossy(&words).into_owned()
+}
+
+const SUBMIT_TIME_MAX: Duration = Duration::from_secs(30);
+const PLAN_TIME_MAX: Duration = Duration::from_secs(120);
+/// The entries of a plan that are told.
+const SAMPLE_MAX: usize = 200;
+/// The longest event that is understood, in bytes.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+/// What is kept of what a process says to people, in bytes.
+const WORDS_BYTES_MAX: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(submission: &Submission) -> Result<String, String> {
+        let words = submission.words(&["submit"], submission.transfer()).map_err(|problem| problem.error)?;
+        Ok(words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn no_word_of_a_client_becomes_an_option() {
+        let submission = Submission {
+            sources: vec!["--delete:x".into(), "/a".into()],
+            target: "-h:/b".into(),
+            limit: Some("--json".into()),
+            exclude: vec!["-x".into()],
+            ..Submission::default()
+        };
+        let expected = "submit --strict --limit=--json --exclude=-x -- --delete:x /a -h:/b";
+        assert_eq!(words(&submission), Ok(expected.to_owned()));
+    }
+
+    #[test]
+    fn a_command_s_reason_is_told_without_its_advice() {
+        assert_eq!(reason("error: invalid value\n\nFor more information, try '--help'.\n"), "invalid value");
+        assert_eq!(reason("zmove: no key\n"), "no key");
+    }
+
+    #[test]
+    fn paths_without_a_beginning_are_refused() {
+        for (source, target) in [("a", "h:b"), ("/a", "b"), ("", "h:b"), ("--rsh", "/b"), ("./h:b", "/b")] {
+            let (sources, target) = (vec![source.to_owned()], target.to_owned());
+            let refused = words(&Submission { sources, target, ..Submission::default() }).unwrap_err();
+            assert!(refused.contains("neither"), "{refused}");
+        }
+        assert_eq!(words(&Submission::default()), Err("no source is named".to_owned()));
+    }
+}

@@ -1,0 +1,101 @@
+//! What can be asked, and by what name.
+
+mod extract;
+mod host;
+#[expect(unused_qualifications, reason = "what utoipa writes for the parameters has some")]
+mod jobs;
+mod orders;
+mod stream;
+
+use std::io;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::guard::guard;
+use crate::listen::{Door, attend};
+use crate::page;
+use crate::problem::Problem;
+use crate::state::Api;
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "zmove jobs",
+    version = "1",
+    description = "What a runner with '--http' answers: over the socket 'api.sock' in the directory of the jobs, \
+            and over an address of the loopback with 'Authorization: Bearer' and the word in the file 'token' there. \
+            Fields are added without a new number; the number in the path grows when a field goes or means something \
+            else.",
+    license(name = "MIT OR Apache-2.0")
+))]
+struct Description;
+
+fn api_routes() -> OpenApiRouter<Api> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(jobs::list, orders::submit))
+        .routes(routes!(jobs::show))
+        .routes(routes!(jobs::events))
+        .routes(routes!(jobs::samples))
+        .routes(routes!(jobs::log))
+        .routes(routes!(stream::events))
+        .routes(routes!(orders::plan))
+        .routes(routes!(orders::pause))
+        .routes(routes!(orders::resume))
+        .routes(routes!(orders::cancel))
+        .routes(routes!(orders::rerun))
+        .routes(routes!(host::status))
+        .routes(routes!(host::daemon))
+        .routes(routes!(host::openapi))
+}
+
+/// The description of the API, as in `docs/schema/openapi.json`.
+#[must_use]
+pub fn description() -> String {
+    let described = api_routes().to_openapi().to_pretty_json();
+    described.expect("what is described has only names for keys") + "\n"
+}
+
+/// Serves the API at all doors, for ever.
+///
+/// # Errors
+/// A door cannot be used.
+pub async fn serve(api: Api, doors: Vec<Door>) -> io::Result<()> {
+    let (routes, _) = api_routes().split_for_parts();
+    let routes = routes.merge(page::routes()).fallback(nothing).method_not_allowed_fallback(no_method);
+    let routes = routes.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).layer(from_fn(in_time)).with_state(api);
+    let guarded = move |token| -> Router { routes.clone().layer(from_fn_with_state(token, guard)) };
+    let mut attended = tokio::task::JoinSet::new();
+    for door in doors {
+        attended.spawn(attend(door, guarded.clone()));
+    }
+    while let Some(ended) = attended.join_next().await {
+        ended.map_err(io::Error::other)??;
+    }
+    Ok(())
+}
+
+/// Gives up a request whose body does not come, or which takes too long.
+async fn in_time(request: Request, next: Next) -> Response {
+    let late = || Problem::new(StatusCode::REQUEST_TIMEOUT, "it took too long").into_response();
+    tokio::time::timeout(REQUEST_TIME_MAX, next.run(request)).await.unwrap_or_else(|_| late())
+}
+
+async fn nothing() -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, "nothing is here: see /api/v1/openapi.json")
+}
+
+async fn no_method() -> Problem {
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "that cannot be done here: see /api/v1/openapi.json")
+}
+
+/// The longest body of a request, in bytes.
+const BODY_BYTES_MAX: usize = 64 << 10;
+/// The longest that a request may take, which is a little longer than a plan may.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(150);

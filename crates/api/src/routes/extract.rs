@@ -1,0 +1,45 @@
+//! The parts of a request, with refusals as all others are.
+
+use axum::Json;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+use zmove_jobs::JobId;
+
+use crate::problem::Problem;
+
+/// The job in the path.
+pub(super) struct Id(pub(super) JobId);
+
+impl<State: Send + Sync> FromRequestParts<State> for Id {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &State) -> Result<Self, Problem> {
+        let Path(id) = Path::from_request_parts(parts, state).await?;
+        Ok(Self(JobId(id)))
+    }
+}
+
+/// What stands behind the question mark.
+pub(super) struct Asked<T>(pub(super) T);
+
+impl<T: DeserializeOwned, State: Send + Sync> FromRequestParts<State> for Asked<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &State) -> Result<Self, Problem> {
+        let Query(asked) = Query::from_request_parts(parts, state).await?;
+        Ok(Self(asked))
+    }
+}
+
+/// The body.
+pub(super) struct Body<T>(pub(super) T);
+
+impl<T: DeserializeOwned, State: Send + Sync> FromRequest<State> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &State) -> Result<Self, Problem> {
+        let Json(body) = Json::from_request(request, state).await?;
+        Ok(Self(body))
+    }
+}

@@ -1,0 +1,190 @@
+//! Jobs, and what has happened to them.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::path::Path;
+
+use axum::Json;
+use axum::extract::State as Shared;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use zmove_jobs::{JobId, Page, State, samples_of};
+
+use super::extract::{Asked, Id};
+use crate::problem::Problem;
+use crate::state::Api;
+use crate::view::{EventView, JobView, ProgressView};
+
+/// Which jobs are listed.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Which {
+    /// Only jobs in these states, with commas between them: `running,queued`.
+    state: Option<String>,
+    /// Only jobs with lower numbers: the `next` of an earlier answer.
+    before: Option<i64>,
+    /// How many at most, up to 500; 100 by default.
+    limit: Option<u32>,
+}
+
+/// A piece of the list.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Jobs {
+    /// Jobs, the newest first.
+    jobs: Vec<JobView>,
+    /// What to ask for as `before` to get older ones; null: there are none.
+    next: Option<i64>,
+}
+
+/// Lists jobs, the newest first, a piece at a time.
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs",
+    params(Which),
+    responses((status = 200, body = Jobs), (status = 401, body = Problem), (status = 422, body = Problem))
+)]
+pub(super) async fn list(
+    Shared(api): Shared<Api>,
+    Asked(which): Asked<Which>,
+) -> Result<Json<Jobs>, Problem> {
+    let words = which.state.iter().flat_map(|states| states.split(',')).filter(|word| !word.is_empty());
+    let states: Result<Vec<State>, String> = words.map(str::parse).collect();
+    let length_max = which.limit.unwrap_or(LENGTH_DEFAULT).clamp(1, LENGTH_MAX);
+    let mut states = states.map_err(Problem::bad)?;
+    states.sort_unstable_by_key(|state| state.word());
+    states.dedup();
+    let page = Page { states, before: which.before.map(JobId), length_max };
+    let read = move |place: &_, store: &mut zmove_jobs::Store| {
+        let jobs = store.page(&page)?;
+        let is_full = u32::try_from(jobs.len()).unwrap_or(u32::MAX) >= length_max;
+        let next = jobs.last().filter(|_| is_full).map(|job| job.id.0);
+        Ok(Json(Jobs { jobs: jobs.iter().map(|job| JobView::of(place, job)).collect(), next }))
+    };
+    api.stores.with(read).await
+}
+
+/// Shows a job.
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs/{id}",
+    params(("id" = i64, Path, description = "The job's number.")),
+    responses((status = 200, body = JobView), (status = 404, body = Problem))
+)]
+pub(super) async fn show(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<JobView>, Problem> {
+    api.stores.with(move |place, store| Ok(Json(JobView::of(place, &store.job(id)?)))).await
+}
+
+/// Which events are listed.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Since {
+    /// Only events with higher numbers: the `next` of an earlier answer.
+    #[serde(default)]
+    after: i64,
+    /// How many at most, up to 500; 100 by default.
+    limit: Option<u32>,
+}
+
+/// A piece of what has happened.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Events {
+    /// Events, the oldest first.
+    events: Vec<EventView>,
+    /// What to ask for as `after` to get later ones; null: there are none yet.
+    next: Option<i64>,
+}
+
+/// Lists what has happened to a job.
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs/{id}/events",
+    params(("id" = i64, Path, description = "The job's number."), Since),
+    responses((status = 200, body = Events), (status = 404, body = Problem))
+)]
+pub(super) async fn events(
+    Shared(api): Shared<Api>,
+    Id(id): Id,
+    Asked(since): Asked<Since>,
+) -> Result<Json<Events>, Problem> {
+    let length_max = since.limit.unwrap_or(LENGTH_DEFAULT).clamp(1, LENGTH_MAX);
+    let length_max = usize::try_from(length_max).unwrap_or(usize::MAX);
+    let read = move |_: &_, store: &mut zmove_jobs::Store| {
+        store.job(id)?;
+        let mut events = store.events(id, since.after)?;
+        let is_more = events.len() > length_max;
+        events.truncate(length_max);
+        let next = events.last().filter(|_| is_more).map(|event| event.number);
+        Ok(Json(Events { events: events.into_iter().map(EventView::from).collect(), next }))
+    };
+    api.stores.with(read).await
+}
+
+/// How far an attempt was from time to time.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Samples {
+    /// The attempt.
+    attempt: u32,
+    /// From its begin to its end, or to the present.
+    samples: Vec<ProgressView>,
+}
+
+/// Shows how far the last attempt of a job was from time to time: up to 240 samples. There are none of one that took
+/// less than some seconds.
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs/{id}/samples",
+    params(("id" = i64, Path, description = "The job's number.")),
+    responses((status = 200, body = Samples), (status = 404, body = Problem))
+)]
+pub(super) async fn samples(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<Samples>, Problem> {
+    let read = move |place: &_, store: &mut zmove_jobs::Store| {
+        let attempt = store.job(id)?.attempt;
+        let samples = samples_of(place, id, attempt, SAMPLES_MAX);
+        let samples = samples.iter().map(|sample| ProgressView::new(id, sample)).collect();
+        Ok(Json(Samples { attempt, samples }))
+    };
+    api.stores.with(read).await
+}
+
+/// Shows the last that the processes of a job have said, 64 KiB at most.
+#[utoipa::path(
+    get,
+    path = "/api/v1/jobs/{id}/log",
+    params(("id" = i64, Path, description = "The job's number.")),
+    responses((status = 200, body = String, content_type = "text/plain"), (status = 404, body = Problem))
+)]
+pub(super) async fn log(Shared(api): Shared<Api>, Id(id): Id) -> Result<Response, Problem> {
+    let read = move |place: &zmove_jobs::Place, store: &mut zmove_jobs::Store| {
+        store.job(id)?;
+        let fail = |error: std::io::Error| {
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, format!("read the log: {error}"))
+        };
+        let said = end_of(&place.log(id), LOG_BYTES_MAX).map_err(fail)?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    };
+    let said = api.stores.with(read).await?;
+    Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], said).into_response())
+}
+
+/// The end of a file; of one that is not there, nothing.
+fn end_of(path: &Path, bytes_max: u64) -> std::io::Result<Vec<u8>> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file?,
+    };
+    let bytes = file.metadata()?.len();
+    file.seek(SeekFrom::Start(bytes.saturating_sub(bytes_max)))?;
+    let mut end = Vec::new();
+    file.take(bytes_max).read_to_end(&mut end)?;
+    Ok(end)
+}
+
+const LENGTH_DEFAULT: u32 = 100;
+const LENGTH_MAX: u32 = 500;
+const SAMPLES_MAX: usize = 240;
+const LOG_BYTES_MAX: u64 = 64 << 10;

@@ -1,0 +1,144 @@
+//! The stream of events: those of the store by number, from where a client has come to, and between them how far
+//! running jobs are.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State as Shared;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use hyper::body::{Bytes, Frame};
+use serde_json::json;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{OwnedSemaphorePermit, broadcast, mpsc};
+
+use crate::hub::{Message, numbered, words};
+use crate::problem::Problem;
+use crate::state::Api;
+
+/// Streams what happens, as server-sent events.
+///
+/// The first is `hello`: `{"last": N, "reset": false}`. `reset` is true where the stream does not go on from what the
+/// client has seen (it has said nothing, or a number that no event has yet, or one of too long ago): it reads the lists
+/// anew then. `job` tells `{"event": …, "job": …}`, each with its number as `id`; without one a job is asked something
+/// that it has not done yet. `progress` is an array of how far running jobs are, four times a second at most; `counts`
+/// is how many jobs are in each state; `daemon` is as `/api/v1/daemon`.
+#[utoipa::path(
+    get,
+    path = "/api/v1/events",
+    params(("Last-Event-ID" = Option<i64>, Header, description = "The number of the last event that was seen.")),
+    responses(
+        (status = 200, body = String, content_type = "text/event-stream"),
+        (status = 401, body = Problem),
+        (status = 503, body = Problem, description = "There are too many streams.")
+    )
+)]
+pub(super) async fn events(Shared(api): Shared<Api>, headers: HeaderMap) -> Result<Response, Problem> {
+    let seen = match headers.get("last-event-id").map(|value| value.to_str()) {
+        None | Some(Ok("")) => None,
+        Some(Ok(text)) => Some(text.parse().map_err(|_| no_number())?),
+        Some(Err(_)) => return Err(no_number()),
+    };
+    let room = Arc::clone(&api.streams).try_acquire_owned();
+    let room = room
+        .map_err(|_| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "there are too many streams already"))?;
+    // Before the store is read, so that nothing falls between.
+    let messages = api.hub.subscribe();
+    let last = api.stores.with(|_, store| Ok(store.last_event()?)).await?;
+    let from = seen.filter(|seen| (last.saturating_sub(CATCH_UP_MAX)..=last).contains(seen));
+    let hello = words("hello", Some(from.unwrap_or(last)), &json!({ "last": last, "reset": from.is_none() }));
+    let (sender, receiver) = mpsc::channel(TAKEN_AHEAD);
+    let feeder = Feeder { api, messages, sender, sent: from.unwrap_or(last), _room: room };
+    tokio::spawn(feeder.feed(hello));
+    Ok(([(CONTENT_TYPE, "text/event-stream")], Body::new(Stream(receiver))).into_response())
+}
+
+fn no_number() -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, "Last-Event-ID is no number of an event")
+}
+
+/// The feeder of one stream.
+struct Feeder {
+    api: Api,
+    messages: broadcast::Receiver<Message>,
+    sender: mpsc::Sender<Bytes>,
+    /// The last event that was sent.
+    sent: i64,
+    _room: OwnedSemaphorePermit,
+}
+
+/// The client is gone, or the store.
+struct Ended;
+
+impl Feeder {
+    /// Feeds the stream until the client is gone.
+    async fn feed(mut self, hello: Bytes) {
+        let ended = async {
+            self.send(hello).await?;
+            self.catch_up().await?;
+            loop {
+                match tokio::time::timeout(SILENCE_MAX, self.messages.recv()).await {
+                    Ok(Ok(Message::Numbered(number, words))) if number > self.sent => {
+                        self.sent = number;
+                        self.send(words).await?;
+                    }
+                    // It was among what the store had when that was read.
+                    Ok(Ok(Message::Numbered(..))) => {}
+                    Ok(Ok(Message::Passing(words))) => self.send(words).await?,
+                    Ok(Ok(Message::Begin) | Err(RecvError::Lagged(_))) => self.catch_up().await?,
+                    Ok(Err(RecvError::Closed)) => return Err::<(), _>(Ended),
+                    // So that a client that is gone is seen to be.
+                    Err(_silent) => self.send(Bytes::from_static(b":\n\n")).await?,
+                }
+            }
+        };
+        let _ended = ended.await;
+    }
+
+    async fn send(&self, words: Bytes) -> Result<(), Ended> {
+        self.sender.send(words).await.map_err(|_| Ended)
+    }
+
+    /// Sends what the store has since.
+    async fn catch_up(&mut self) -> Result<(), Ended> {
+        loop {
+            let after = self.sent;
+            let read = self.api.stores.with(move |place, store| Ok(numbered(place, store, after, AT_ONCE)?));
+            let events = read.await.map_err(|_| Ended)?;
+            let Some((last, _)) = events.last() else { return Ok(()) };
+            self.sent = *last;
+            for (_, words) in events {
+                self.send(words).await?;
+            }
+        }
+    }
+}
+
+/// The body of the answer.
+struct Stream(mpsc::Receiver<Bytes>);
+
+impl hyper::body::Body for Stream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(context).map(|words| words.map(|words| Ok(Frame::data(words))))
+    }
+}
+
+/// How many events a client may have missed to be told them.
+const CATCH_UP_MAX: i64 = 10_000;
+/// How many events are read at once for a stream.
+const AT_ONCE: u32 = 100;
+/// How many messages wait to be taken by the connection.
+const TAKEN_AHEAD: usize = 4;
+/// How long a stream says nothing.
+const SILENCE_MAX: Duration = Duration::from_secs(15);

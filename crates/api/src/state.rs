@@ -1,0 +1,64 @@
+//! What all requests share.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use zmove_jobs::Place;
+
+use crate::hub::Hub;
+use crate::stores::Stores;
+
+/// What the program tells the API of itself and of the host.
+#[derive(Clone)]
+pub struct Host {
+    /// This program, which is run to submit a job and to preview one.
+    pub program: PathBuf,
+    /// The release.
+    pub version: String,
+    /// The status of this host's daemon, or why it is not known. It may block.
+    pub daemon: fn() -> Result<Value, String>,
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host").field("program", &self.program).finish_non_exhaustive()
+    }
+}
+
+/// What all requests share.
+#[derive(Clone, Debug)]
+pub struct Api {
+    pub(crate) place: Place,
+    pub(crate) host: Host,
+    pub(crate) stores: Arc<Stores>,
+    /// Held by each process that a request has run.
+    pub(crate) processes: Arc<Semaphore>,
+    pub(crate) hub: Arc<Hub>,
+    /// Held by each stream of events.
+    pub(crate) streams: Arc<Semaphore>,
+}
+
+impl Api {
+    /// The API of the jobs of a place.
+    #[must_use]
+    pub fn new(place: &Place, host: Host) -> Self {
+        let processes = Arc::new(Semaphore::new(PROCESSES_MAX));
+        let (stores, hub) = (Stores::new(place.clone()), Hub::new(place, host.daemon));
+        Self {
+            place: place.clone(),
+            host,
+            stores,
+            processes,
+            hub,
+            streams: Arc::new(Semaphore::new(STREAMS_MAX)),
+        }
+    }
+}
+
+/// How many processes requests run at once: each is a `zmove` that takes a job or looks what there is to do.
+const PROCESSES_MAX: usize = 4;
+/// How many streams of events there are at once, so that connections are left for all else.
+const STREAMS_MAX: usize = 32;

@@ -1,0 +1,50 @@
+//! The stores that requests use: each at a time by one, on a thread that may wait for the storage.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::http::StatusCode;
+use tokio::sync::Semaphore;
+use zmove_jobs::{Place, Store};
+
+use crate::problem::Problem;
+
+/// Stores of one place.
+#[derive(Debug)]
+pub(crate) struct Stores {
+    place: Place,
+    idle: Mutex<Vec<Store>>,
+    room: Semaphore,
+}
+
+impl Stores {
+    pub(crate) fn new(place: Place) -> Arc<Self> {
+        Arc::new(Self { place, idle: Mutex::new(Vec::new()), room: Semaphore::new(STORES_MAX) })
+    }
+
+    /// Does something with a store.
+    pub(crate) async fn with<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Place, &mut Store) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let _room = self.room.acquire().await.expect("the semaphore is never closed");
+        let stores = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || {
+            let mut store = match stores.take() {
+                Some(store) => store,
+                None => Store::open(&stores.place)?,
+            };
+            let done = work(&stores.place, &mut store);
+            stores.idle.lock().unwrap_or_else(PoisonError::into_inner).push(store);
+            done
+        });
+        let broken = |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the request was not done");
+        done.await.map_err(broken)?
+    }
+
+    fn take(&self) -> Option<Store> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+}
+
+/// How many requests use the store at once; others wait.
+const STORES_MAX: usize = 4;

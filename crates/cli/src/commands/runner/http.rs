@@ -1,0 +1,55 @@
+//! `zmove runner --http`: the page and the API, on threads beside the runner's.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+use tokio::runtime::Builder;
+use zmove_api::{Api, Host, Token, bind_tcp, bind_unix, socket};
+use zmove_jobs::Place;
+
+use crate::args::ControlArgs;
+use crate::commands::operate;
+use crate::display::terminal;
+use crate::value::control::{Answer, Request};
+use crate::value::version::VERSION;
+
+/// Serves the page and the API until the process ends. To be called while it has one thread.
+pub(super) fn serve(place: &Place, address: Option<SocketAddr>) -> Result<()> {
+    let mut doors = vec![bind_unix(place)?];
+    terminal::say(format_args!("the API is at '{}'", socket(place).display()));
+    if let Some(address) = address {
+        let file = place.path().join("token");
+        let (door, address) = bind_tcp(address, Token::of_file(&file)?)?;
+        doors.push(door);
+        terminal::say(format_args!(
+            "the page is at http://{address}/, for who has the word in '{}'",
+            file.display()
+        ));
+    }
+    let program = std::env::current_exe().context("find this program")?;
+    let host = Host { program, version: version(), daemon };
+    let api = Api::new(place, host);
+    // One thread does all but what waits for storage.
+    let runtime = Builder::new_multi_thread().worker_threads(1).max_blocking_threads(8).enable_all().build();
+    let runtime = runtime.context("start the runtime")?;
+    let serve = move || {
+        if let Err(error) = runtime.block_on(zmove_api::serve(api, doors)) {
+            terminal::warn(format_args!("the API is not served any more: {error}"));
+        }
+    };
+    std::thread::Builder::new().name("api".to_owned()).spawn(serve).context("start a thread")?;
+    Ok(())
+}
+
+fn version() -> String {
+    VERSION.split(", ").next().unwrap_or_default().to_owned()
+}
+
+fn daemon() -> Result<Value, String> {
+    match operate::ask(&ControlArgs { socket: None }, &Request::Status) {
+        Ok(Answer::Status(status)) => serde_json::to_value(status).map_err(|error| error.to_string()),
+        Ok(_) => Err("the daemon is of another release".to_owned()),
+        Err(error) => Err(format!("{error:#}")),
+    }
+}

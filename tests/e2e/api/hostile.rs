@@ -1,0 +1,122 @@
+//! Requests that are to get nowhere.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+
+use serde_json::json;
+
+use super::client::{Served, say_over_tcp};
+use crate::jobs::Yard;
+use crate::tree::paint;
+
+#[test]
+fn a_page_of_another_site_gets_nothing_done() {
+    let served = Served::local();
+    let body = served.submission(&json!({})).to_string();
+    let order = |headers: &str| {
+        let length = body.len();
+        served.client.say(&format!(
+            "POST /api/v1/jobs HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        ))
+    };
+    let json = "Content-Type: application/json\r\n";
+    let (local, evil) = ("Host: localhost:8470\r\n", "Origin: http://evil.example\r\n");
+    assert_eq!(order(&format!("{local}{json}{evil}")).status, 403);
+    assert_eq!(order(&format!("{local}{json}Origin: null\r\n")).status, 403);
+    assert_eq!(order(&format!("{local}{json}Origin: http://localhost:3000\r\n")).status, 403);
+    assert_eq!(order(&format!("{local}{json}Sec-Fetch-Site: cross-site\r\n")).status, 403);
+    assert_eq!(order(&format!("{local}{json}Sec-Fetch-Site: same-site\r\n")).status, 403);
+    // what a form of another site can send without being asked first
+    assert_eq!(order(&format!("{local}Content-Type: text/plain\r\n")).status, 415);
+    assert_eq!(order(&format!("Host: evil.example\r\n{json}")).status, 421);
+    assert_eq!(order(json).status, 421);
+    assert_eq!(served.client.get("/api/v1/jobs").ok()["jobs"], json!([]), "none of them did anything");
+    let answer =
+        order(&format!("{local}{json}Origin: http://localhost:8470\r\nSec-Fetch-Site: same-origin\r\n"));
+    assert_eq!(answer.status, 201, "{answer:?}");
+    assert!(!answer.head.contains("access-control") && !answer.head.contains("set-cookie"), "{answer:?}");
+    assert!(answer.head.contains("content-security-policy: default-src 'none'"), "{answer:?}");
+}
+
+#[test]
+fn over_tcp_nothing_is_told_without_the_token() {
+    let served = Served::local();
+    let get = |path: &str, more: &str| {
+        let words =
+            format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{more}\r\n", served.address);
+        say_over_tcp(&served.address, &words)
+    };
+    for path in ["/api/v1/jobs", "/api/v1/status", "/api/v1/events", "/api/v1/openapi.json", "/api/nothing"] {
+        assert_eq!(get(path, "").status, 401, "{path}");
+        assert_eq!(get(path, "Authorization: Bearer 0123\r\n").status, 401, "{path}");
+    }
+    let token = format!("Authorization: Bearer {}\r\n", served.token());
+    assert_eq!(get("/api/v1/jobs", &token).ok()["jobs"], json!([]));
+    assert_eq!(get("/api/v1/jobs", &format!("{token}Origin: http://evil.example\r\n")).status, 403);
+    let page = get("/", "");
+    assert!(
+        page.status == 200 && !page.text.contains(&served.token()),
+        "the page itself has nothing to hide"
+    );
+}
+
+#[test]
+fn a_token_that_others_can_read_is_refused() {
+    let yard = Yard::local();
+    std::fs::create_dir_all(yard.place()).unwrap();
+    let token = yard.place().join("token");
+    std::fs::write(&token, "0123456789abcdef0123456789abcdef\n").unwrap();
+    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o644)).unwrap();
+    yard.run(&["runner", "--http", "127.0.0.1:0"]).expect(11).says(&["token' can be read by others"]);
+}
+
+#[test]
+fn addresses_that_other_hosts_reach_are_refused() {
+    let yard = Yard::local();
+    for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:8470"] {
+        yard.run(&["runner", "--http", address])
+            .expect(11)
+            .says(&["can be reached from other hosts", "ssh -L"]);
+    }
+}
+
+#[test]
+fn what_is_too_large_is_refused() {
+    let served = Served::local();
+    let label = "x".repeat(70_000);
+    assert_eq!(
+        served.client.post("/api/v1/jobs", &served.submission(&json!({ "label": label }))).status,
+        413
+    );
+    let long = format!("GET /?{label} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    assert!(matches!(served.client.say(&long).status, 414 | 431));
+}
+
+#[test]
+fn clients_that_hang_cost_the_others_nothing() {
+    let served = Served::local();
+    let hanging: Vec<_> = (0..40)
+        .map(|_| {
+            let mut socket = UnixStream::connect(&served.client.socket).unwrap();
+            socket.write_all(b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Le").unwrap();
+            socket
+        })
+        .collect();
+    served.wait_for_end(served.submit(&json!({})));
+    drop(hanging);
+}
+
+#[test]
+fn names_are_told_as_they_are() {
+    let served = Served::local();
+    let name = "<img src=x onerror=alert(1)>";
+    paint(served.yard.site.source().join(name), 10);
+    let id = served.submit(&json!({ "label": name }));
+    assert_eq!(served.wait_for_end(id)["label"], name);
+    let answer = served.client.get(&format!("/api/v1/jobs/{id}"));
+    assert!(
+        answer.head.contains("content-type: application/json") && answer.head.contains("nosniff"),
+        "{answer:?}"
+    );
+}
