@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 18] = [
+const ARROWS: [(&str, &[&str]); 19] = [
     (
         "cli",
         &[
@@ -27,6 +27,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
             "sweep",
             "transport",
             "types",
+            "watch",
             "wire",
         ],
     ),
@@ -45,6 +46,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
     ("jobs", &[]),
     ("types", &[]),
     ("uring", &["types"]),
+    ("watch", &[]),
     ("lab", &["drawing", "types"]),
     ("fuzz", &["cli", "engine", "receiver", "scan", "transport", "types", "wire"]),
 ];
