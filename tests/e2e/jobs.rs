@@ -11,6 +11,10 @@ use crate::command::Outcome;
 use crate::harness::{PATIENCE, Site};
 use crate::tree::{assert_same, paint};
 
+mod faults;
+mod shown;
+mod watch;
+
 /// A site whose user submits jobs. Runners and the processes of jobs end with it.
 struct Yard {
     site: Site,

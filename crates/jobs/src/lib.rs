@@ -13,11 +13,11 @@ mod state;
 mod store;
 
 pub use error::StoreError;
-pub use job::{Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable};
+pub use job::{AttemptEnd, Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable};
 pub use moment::Moment;
-pub use place::Place;
+pub use place::{Place, is_shared};
 pub use runner::{
-    Limits, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig, RunnerError, Stay, progress_of, wake,
+    Limits, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig, RunnerError, Stay, Watching, progress_of, wake,
 };
 pub use schedule::{Schedule, parse_moment, shown};
 pub use state::{IllegalStep, State, Step};

@@ -151,7 +151,7 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The statements that bring the schema from each version to the next.
-const MIGRATIONS: [&str; 1] = [include_str!("store/schema.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("store/schema.sql"), include_str!("store/attempts.sql")];
 
 #[cfg(test)]
 mod tests;

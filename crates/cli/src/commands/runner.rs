@@ -1,5 +1,10 @@
 //! `zmove runner`, and the process of each job that it starts.
 
+mod ssh_words;
+
+pub(crate) mod mount;
+
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -7,8 +12,8 @@ use rustix::fs::Mode;
 use zmove_jobs::{Limits, Place, Runner, RunnerConfig, RunnerError, Stay};
 
 use crate::args::{RunnerArgs, SubmitArgs};
-use crate::commands::copy;
-use crate::commands::submit::UMASK;
+use crate::commands::submit::{MOUNT, UMASK};
+use crate::commands::{copy, follow};
 use crate::display::terminal;
 use crate::settings;
 use crate::value::exit::{Exit, failure, verdict};
@@ -27,17 +32,20 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
             all: args.max,
             host: args.max_per_host,
             target: args.max_per_target.unwrap_or(usize::MAX),
+            key: args.max_per_key.unwrap_or(usize::MAX),
         },
         stay: until_idle.map_or(Stay::Always, Stay::UntilIdle),
     };
+    if args.detached {
+        let runner = Runner::begin_unless_up(&place, config)?;
+        runner.map_or(Ok(()), |runner| runner.run(|text| terminal::warn(text)))?;
+        return Ok(Exit::Done);
+    }
     let runner = match Runner::begin(&place, config) {
-        Err(RunnerError::Up { .. }) if args.detached => return Ok(Exit::Done),
         Err(error @ RunnerError::Up { .. }) => return Err(failure(Exit::Busy, error.to_string())),
         runner => runner?,
     };
-    if !args.detached {
-        terminal::say(format_args!("running the jobs of '{}'", place.path().display()));
-    }
+    terminal::say(format_args!("running the jobs of '{}'", place.path().display()));
     runner.run(|text| terminal::warn(text))?;
     Ok(Exit::Done)
 }
@@ -49,8 +57,17 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
     if let Some(umask) = umask {
         rustix::process::umask(Mode::from_raw_mode(umask));
     }
+    if let Some(mount) = std::env::var_os(MOUNT) {
+        mount::demand(&args.copy.push, Path::new(&mount))?;
+    }
     args.copy.push.json = true;
-    copy::run(args.copy, started)
+    if follow::is_batch() {
+        follow::prepare_batch(&mut args.copy.push);
+    } else if args.watch {
+        return follow::follow(&args);
+    }
+    let said = ssh_words::so_far();
+    copy::run(args.copy, started).map_err(|error| ssh_words::judge(error, said))
 }
 
 /// Leaves the terminal, so that no signal comes from there, and nothing that is started asks there.

@@ -1,13 +1,14 @@
 //! Jobs as people and programs read them: a table with two lines for each, or an object of `docs/schema/job.json`.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use zmove_jobs::{Job, JobEvent, Moment, Place, Progress, State, progress_of, shown};
+use zmove_jobs::{AttemptEnd, Job, JobEvent, Moment, Place, Progress, State, Watching, progress_of, shown};
 use zmove_types::{ByteCount, ByteRate};
 
-use crate::display::format::{bytes_per_second, counted};
+use crate::display::format::{bytes_per_second, counted, wrapped};
 use crate::display::terminal::Printable;
 use crate::value::age::Age;
 
@@ -23,8 +24,9 @@ pub(crate) struct Row {
 impl Row {
     /// A job as it is now.
     pub(crate) fn of(place: &Place, job: Job) -> Self {
-        let runs = job.state == State::Running;
-        let progress = runs.then(|| progress_of(place, job.id, job.attempt)).flatten();
+        // Of one that is held or is to be tried again it is what its last attempt has come to.
+        let has_come = job.attempt > 0 && !job.state.is_final();
+        let progress = has_come.then(|| progress_of(place, job.id, job.attempt)).flatten();
         Self { job, progress }
     }
 
@@ -34,9 +36,17 @@ impl Row {
         now.or(self.job.moved.as_ref().map(|moved| (moved.files, moved.bytes)))
     }
 
+    /// How it goes at this moment.
+    fn now(&self) -> Option<&Progress> {
+        self.progress.as_ref().filter(|_| self.job.state == State::Running)
+    }
+
     fn rate(&self) -> Option<f64> {
-        if let Some(progress) = &self.progress {
+        if let Some(progress) = self.now() {
             return Some(progress.bytes_per_second);
+        }
+        if !self.job.state.is_final() {
+            return None;
         }
         let moved = self.job.moved.as_ref().filter(|moved| moved.seconds > 0.0)?;
         Some(ByteRate::new(moved.bytes, Duration::try_from_secs_f64(moved.seconds).ok()?).0)
@@ -44,7 +54,7 @@ impl Row {
 
     /// The time that is left at the present rate.
     fn left(&self) -> Option<Duration> {
-        let progress = self.progress.as_ref()?;
+        let progress = self.now().filter(|progress| progress.watch.is_none())?;
         if !progress.scan_ended || progress.bytes_per_second < 1.0 {
             return None;
         }
@@ -53,9 +63,10 @@ impl Row {
     }
 
     fn limited_by(&self) -> Option<&str> {
-        match &self.progress {
+        match self.now() {
             Some(progress) => Some(&progress.limited_by),
-            None => self.job.moved.as_ref()?.limited_by.as_deref(),
+            None if self.job.state.is_final() => self.job.moved.as_ref()?.limited_by.as_deref(),
+            None => None,
         }
     }
 
@@ -95,6 +106,7 @@ impl Row {
             "bytes_per_second": self.rate(),
             "eta_seconds": self.left().map(|left| left.as_secs()),
             "limited_by": self.limited_by(),
+            "watch": self.progress.as_ref().and_then(|progress| progress.watch.as_ref()),
         })
     }
 
@@ -113,7 +125,8 @@ impl Row {
             text,
             "{id:<6} {state:<9} {files:>8} {done:>11} {of:>11} {rate:>11} {left:>6} {attempt:>5}"
         );
-        let _written = writeln!(text, "       {}", Printable(self.sentence(now)));
+        let sentence = Printable(self.sentence(now)).to_string();
+        let _written = writeln!(text, "{:INDENT$}{}", "", wrapped(&sentence, INDENT));
     }
 
     fn sentence(&self, now: Moment) -> String {
@@ -178,6 +191,113 @@ impl Row {
     }
 }
 
+/// The column of the sentence about a job.
+const INDENT: usize = 7;
+
+/// What is told of one job beside its row.
+pub(crate) struct Details {
+    /// Ends of attempts, the first first.
+    pub(crate) ends: Vec<AttemptEnd>,
+    /// What has happened.
+    pub(crate) events: Vec<JobEvent>,
+    /// Where what its processes say is.
+    pub(crate) log: PathBuf,
+}
+
+impl Details {
+    /// Files and bytes that all attempts together have brought to the target, with what the running one has.
+    fn total(&self, row: &Row) -> (u64, u64) {
+        let ended =
+            self.ends.iter().fold((0, 0), |(files, bytes), end| (files + end.files, bytes + end.bytes));
+        let now = row.now().map_or((0, 0), |now| (now.files_done, now.bytes_done));
+        (ended.0 + now.0, ended.1 + now.1)
+    }
+
+    /// The first files that failed, of the last attempt in which any did.
+    fn failed(&self) -> impl Iterator<Item = &str> {
+        let failed = || self.events.iter().filter(|event| event.kind == "failed");
+        let last = failed().next_back().map(|event| event.attempt);
+        let of_last = failed().filter(move |event| Some(event.attempt) == last);
+        of_last.filter_map(|event| event.message.as_deref()).take(FAILED_SHOWN)
+    }
+
+    /// The last attempt that has not ended well.
+    fn last_error(&self) -> Option<&AttemptEnd> {
+        self.ends.iter().rev().find(|end| end.message.is_some())
+    }
+
+    /// The lines for people, below the job's row.
+    pub(crate) fn lines(&self, row: &Row) -> String {
+        let Job { submitted, started, ended, attempt, .. } = &row.job;
+        let moment =
+            |what: &str, moment: Option<Moment>| moment.map(|moment| format!("{what} {}", shown(moment)));
+        let moments =
+            [moment("submitted", Some(*submitted)), moment("begun", *started), moment("ended", *ended)];
+        let mut lines = vec![moments.into_iter().flatten().collect::<Vec<_>>().join(", ")];
+        if let Some(watch) = row.progress.as_ref().and_then(|progress| progress.watch.as_ref()) {
+            lines.push(watched(watch));
+        }
+        let (files, bytes) = self.total(row);
+        if *attempt > 0 {
+            let attempts = counted(u64::from(*attempt), "attempt");
+            lines.push(format!("moved by {attempts}: {}, {}", counted(files, "file"), ByteCount(bytes)));
+        }
+        let hidden = self.ends.len().saturating_sub(ENDS_SHOWN);
+        if hidden > 0 {
+            lines.push(format!("{hidden} attempts before these: 'zmove job {} log' has them", row.job.id));
+        }
+        lines.extend(self.ends[hidden..].iter().map(end_of_attempt));
+        if let Some(error) = self.last_error() {
+            let message = error.message.as_deref().unwrap_or_default();
+            lines.push(format!("last error, of attempt {}: {message}", error.number));
+        }
+        lines.extend(self.failed().map(|failed| format!("failed: {failed}")));
+        lines.push(format!("log: {}", self.log.display()));
+        let lines = lines.into_iter().map(|line| Printable(line).to_string());
+        lines.map(|line| format!("{:INDENT$}{}\n", "", wrapped(&line, INDENT + 2))).collect()
+    }
+
+    /// What an object for programs has more than that of a list.
+    pub(crate) fn add_to(&self, mut object: Value, row: &Row) -> Value {
+        let (files, bytes) = self.total(row);
+        let ends = self.ends.iter().map(|end| {
+            let mut object = json!(end);
+            object["ended"] = end.ended.0.div_euclid(1000).into();
+            object
+        });
+        object["ends"] = ends.collect();
+        object["files_total"] = files.into();
+        object["bytes_total"] = bytes.into();
+        object["last_error"] = self.last_error().and_then(|end| end.message.clone()).into();
+        object["failed"] = self.failed().collect();
+        object["log"] = self.log.to_string_lossy().into();
+        object
+    }
+}
+
+fn end_of_attempt(end: &AttemptEnd) -> String {
+    let AttemptEnd { number, ended, state, exit, files, bytes, .. } = end;
+    let exit = exit.map_or_else(|| "killed".to_owned(), |exit| format!("exit code {exit}"));
+    let moved = format!("{}, {}", counted(*files, "file"), ByteCount(*bytes));
+    let then = if state.is_final() { format!("the job is {state}") } else { format!("the job was {state}") };
+    format!("attempt {number} ended {}: {exit}, {moved}; {then}", shown(*ended))
+}
+
+fn watched(Watching { by, why, directories, ready, changing, .. }: &Watching) -> String {
+    let how = match why {
+        None if by == "events" => {
+            format!("the kernel tells of changes in {}", counted(*directories, "directory"))
+        }
+        _ => format!("the tree is walked at intervals: {}", why.as_deref().unwrap_or_default()),
+    };
+    format!("watches: {}, {} to be moved, {changing} changing", how, counted(*ready, "file"))
+}
+
+/// Ends of attempts that are shown.
+const ENDS_SHOWN: usize = 10;
+/// Failed files that are shown.
+const FAILED_SHOWN: usize = 5;
+
 /// The table for people.
 pub(crate) fn table(rows: &[Row], now: Moment) -> String {
     let mut text = "ID     STATE        FILES        DONE          OF        RATE   LEFT   TRY\n".to_owned();
@@ -237,6 +357,51 @@ mod tests {
     }
 
     #[test]
+    fn of_one_job_more_is_told() {
+        let row =
+            Row { job: Job { state: State::Failed, ended: Some(Moment(9000)), ..job() }, progress: None };
+        let end = |number, state, message: &str| AttemptEnd {
+            number,
+            ended: Moment(1000),
+            state,
+            exit: Some(12),
+            message: Some(message.to_owned()),
+            files: 2,
+            bytes: 1 << 20,
+            seconds: 1.0,
+        };
+        let event = |number, message: String| JobEvent {
+            number,
+            job: JobId(12),
+            time: Moment(0),
+            kind: "failed".into(),
+            attempt: 2,
+            message: Some(message),
+        };
+        let details = Details {
+            ends: vec![end(1, State::Waiting, "lost"), end(2, State::Failed, "9 failed")],
+            events: (0..9).map(|file| event(file, format!("sender: open 'f{file}': no"))).collect(),
+            log: "/state/12/log".into(),
+        };
+        let text = details.lines(&row);
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        for part in [
+            "moved by 2 attempts: 4 files, 2.00 MiB\n",
+            "attempt 1 ended ",
+            ": exit code 12, 2 files, 1.00 MiB;\n         the job was waiting\n",
+            "last error, of attempt 2: 9 failed\n",
+            "failed: sender: open 'f4': no\n",
+            "log: /state/12/log\n",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("f5"), "{text}");
+        let object = details.add_to(row.as_json(), &row);
+        assert_eq!((&object["files_total"], &object["last_error"]), (&4.into(), &"9 failed".into()));
+        assert_eq!(object["ends"][0]["state"], "waiting");
+    }
+
+    #[test]
     fn a_job_has_two_lines_that_fit_a_terminal() {
         let progress = Progress {
             seconds: 3.0,
@@ -247,24 +412,29 @@ mod tests {
             scan_ended: true,
             bytes_per_second: 125_000_000.0,
             limited_by: "source_reads".into(),
+            watch: None,
         };
         let runs = Row { job: job(), progress: Some(progress) };
         let waits = Job {
             state: State::Waiting,
             not_before: Some(Moment(90_000)),
             message: Some("no answer\n".into()),
+            target: format!("dtn:/{}", "long/".repeat(9)),
             ..job()
         };
         let moved = Moved { files: 1, bytes: 1 << 20, seconds: 1.0, limited_by: None };
         let done = Job { state: State::Done, moved: Some(moved), ..job() };
-        let rows = [runs, Row { job: waits, progress: None }, Row { job: done, progress: None }];
+        let held = Row { job: Job { state: State::Paused, ..job() }, progress: runs.progress.clone() };
+        let rows = [runs, Row { job: waits, progress: None }, Row { job: done, progress: None }, held];
         let text = table(&rows, Moment(0));
         let lines: Vec<_> = text.lines().collect();
         assert!(lines.iter().all(|line| line.len() <= 80), "{text}");
-        assert_eq!(lines.len(), 7, "{text}");
+        assert_eq!(lines.len(), 10, "{text}");
         assert!(lines[1].contains("6.00 GiB") && lines[1].contains(" 25 s"), "{text}");
         assert_eq!(lines[2].trim(), "run7: /data/run7 -> dtn:/in, limited by source reads");
-        assert_eq!(lines[4].trim(), "run7: /data/run7 -> dtn:/in, begins in 1 min: no answer\\n");
+        assert!(lines[4].ends_with("long/,") && lines[5] == "       begins in 1 min: no answer\\n", "{text}");
+        let figures = "12     paused          12    3.00 GiB    6.00 GiB           -      -     2";
+        assert_eq!(lines[8], figures, "what it has come to, and no rate");
         assert!(rows[2].end().starts_with("job 12 (run7) is done: 1 file, 1.00 MiB, "), "{}", rows[2].end());
     }
 }
