@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 19] = [
+const ARROWS: [(&str, &[&str]); 20] = [
     (
         "cli",
         &[
@@ -28,6 +28,7 @@ const ARROWS: [(&str, &[&str]); 19] = [
             "sweep",
             "transport",
             "types",
+            "watch",
             "wire",
         ],
     ),
@@ -47,6 +48,7 @@ const ARROWS: [(&str, &[&str]); 19] = [
     ("jobs", &[]),
     ("types", &[]),
     ("uring", &["types"]),
+    ("watch", &[]),
     ("lab", &["drawing", "types"]),
     ("fuzz", &["cli", "engine", "receiver", "scan", "transport", "types", "wire"]),
 ];

@@ -13,6 +13,10 @@ use crate::command::Outcome;
 use crate::harness::{PATIENCE, Site};
 use crate::tree::{assert_same, paint};
 
+mod faults;
+mod shown;
+mod watch;
+
 /// A site whose user submits jobs. Runners and the processes of jobs end with it.
 pub(crate) struct Yard {
     pub(crate) site: Site,

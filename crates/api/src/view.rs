@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use utoipa::ToSchema;
-use zmove_jobs::{Job, JobEvent, JobId, Moment, Place, Progress, State, Wish, progress_of};
+use zmove_jobs::{Job, JobEvent, JobId, Moment, Moved, Place, Progress, State, Watching, Wish, progress_of};
 
 /// A job, and how far it is if it runs. Times are seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
@@ -49,42 +49,68 @@ pub struct JobView {
     exit: Option<i32>,
     /// Why it is as it is.
     message: Option<String>,
-    /// Of the running attempt at the target, of an ended one moved.
-    files: Option<u64>,
+    /// Files at the target, of the last attempt before the job's end; then those that it has moved.
+    pub files: Option<u64>,
     /// Bytes, counted as `files` are.
-    bytes: Option<u64>,
-    /// Files found by the running attempt.
+    pub bytes: Option<u64>,
+    /// Files found by that attempt.
     files_found: Option<u64>,
-    /// Bytes found by the running attempt.
-    bytes_found: Option<u64>,
-    /// Whether the running attempt has found all.
+    /// Bytes found by that attempt.
+    pub bytes_found: Option<u64>,
+    /// Whether that attempt has found all.
     scan_ended: Option<bool>,
     /// How long the attempt has taken.
     seconds: Option<f64>,
     /// The present rate, or that of the whole attempt.
-    bytes_per_second: Option<f64>,
+    pub bytes_per_second: Option<f64>,
     /// The time that is left at the present rate.
-    eta_seconds: Option<u64>,
+    pub eta_seconds: Option<u64>,
     /// Connections that carry data.
     lanes: Option<u32>,
     /// What limits it, or did: as in `docs/schema/events.json`.
-    limited_by: Option<String>,
+    pub limited_by: Option<String>,
+    /// How it watches its source, if it does.
+    watch: Option<WatchView>,
+}
+
+/// How a job watches its source.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+struct WatchView {
+    /// `events` of the kernel, or `walks` alone.
+    by: String,
+    /// The reason for walks alone.
+    why: Option<String>,
+    /// Directories that the kernel watches.
+    directories: u64,
+    /// Files that are to be moved now.
+    ready: u64,
+    /// Files that change, or rest.
+    changing: u64,
+    /// Whether there is nothing to be moved.
+    idle: bool,
+}
+
+impl From<&Watching> for WatchView {
+    fn from(watching: &Watching) -> Self {
+        let Watching { by, why, directories, ready, changing, idle } = watching.clone();
+        Self { by, why, directories, ready, changing, idle }
+    }
 }
 
 impl JobView {
     /// A job as it is now.
     #[must_use]
     pub fn of(place: &Place, job: &Job) -> Self {
-        let runs = job.state == State::Running;
-        let progress = runs.then(|| progress_of(place, job.id, job.attempt)).flatten();
-        Self::new(job, progress.as_ref())
+        Self::new(job, reached(place, job).as_ref())
     }
 
-    /// A job that is so far.
+    /// A job whose last attempt is, or was, so far.
     #[must_use]
     pub fn new(job: &Job, progress: Option<&Progress>) -> Self {
         let seconds = |moment: Option<Moment>| moment.map(|moment| moment.0.div_euclid(1000));
+        let now = progress.filter(|_| job.state == State::Running);
         let (job, moved) = (job.clone(), job.moved.as_ref());
+        let at_the_end = moved.filter(|_| job.state.is_final());
         Self {
             schema: SCHEMA,
             id: job.id.0,
@@ -105,12 +131,11 @@ impl JobView {
             bytes_found: progress.map(|progress| progress.bytes_found),
             scan_ended: progress.map(|progress| progress.scan_ended),
             seconds: progress.map(|progress| progress.seconds).or(moved.map(|moved| moved.seconds)),
-            bytes_per_second: progress.map(|progress| progress.bytes_per_second).or_else(|| rate(&job)),
-            eta_seconds: progress.and_then(left).map(|left| left.as_secs()),
-            lanes: progress.map(|progress| progress.lanes),
-            limited_by: progress
-                .map(|progress| progress.limited_by.clone())
-                .or_else(|| moved?.limited_by.clone()),
+            bytes_per_second: now.map(|now| now.bytes_per_second).or_else(|| at_the_end.and_then(rate)),
+            eta_seconds: now.and_then(left).map(|left| left.as_secs()),
+            lanes: now.map(|now| now.lanes),
+            limited_by: now.map(|now| now.limited_by.clone()).or_else(|| at_the_end?.limited_by.clone()),
+            watch: progress.and_then(|progress| progress.watch.as_ref()).map(WatchView::from),
             label: job.label,
             source: job.source,
             target: job.target,
@@ -167,17 +192,25 @@ impl ProgressView {
     }
 }
 
+/// How far the last attempt of a job is, or was, that has not ended: one that is held or tried again shows what it has
+/// come to.
+#[must_use]
+pub fn reached(place: &Place, job: &Job) -> Option<Progress> {
+    let has_come = job.attempt > 0 && !job.state.is_final();
+    has_come.then(|| progress_of(place, job.id, job.attempt)).flatten()
+}
+
 /// The rate of an ended attempt.
 #[expect(clippy::cast_precision_loss, reason = "a rate is shown with three digits")]
-fn rate(job: &Job) -> Option<f64> {
-    let moved = job.moved.as_ref().filter(|moved| moved.seconds > 0.0)?;
-    Some(moved.bytes as f64 / moved.seconds)
+fn rate(moved: &Moved) -> Option<f64> {
+    (moved.seconds > 0.0).then(|| moved.bytes as f64 / moved.seconds)
 }
 
 /// The time that is left at the present rate.
 #[expect(clippy::cast_precision_loss, reason = "a time that is left is a guess")]
 fn left(progress: &Progress) -> Option<Duration> {
-    if !progress.scan_ended || progress.bytes_per_second < 1.0 {
+    // More may come where it is watched for.
+    if !progress.scan_ended || progress.bytes_per_second < 1.0 || progress.watch.is_some() {
         return None;
     }
     let left = progress.bytes_found.saturating_sub(progress.bytes_done) as f64;

@@ -131,7 +131,8 @@ impl Command {
     pub(crate) fn tells_events(&self) -> bool {
         match self {
             Self::Push(args) | Self::Pull(args) => args.json,
-            Self::Copy(args) => args.push.json,
+            // of a job nothing but its number
+            Self::Copy(args) => args.push.json && !args.detach,
             Self::RunJob(_) => true,
             Self::Verify(args) => args.json,
             _ => false,

@@ -4,6 +4,7 @@ pub(crate) mod allow;
 pub(crate) mod copy;
 pub(crate) mod derived;
 pub(crate) mod doctor;
+pub(crate) mod follow;
 pub(crate) mod job;
 pub(crate) mod jobs;
 pub(crate) mod journal;

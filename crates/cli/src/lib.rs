@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use clap::Parser;
 
-use args::{Args, Command};
+use args::{Args, Command, SubmitArgs};
 use commands::{
     allow, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull, push, receive, runner, scan,
     serve, submit, sweep, trace, trust, verify,
@@ -38,6 +38,7 @@ pub fn main() -> ExitCode {
     let done = match args.command {
         Command::Push(args) => push::run(*args, started),
         Command::Pull(args) => pull::run(*args, started),
+        Command::Copy(args) if args.detach => submit::run(SubmitArgs::of(*args)),
         Command::Copy(args) => copy::run(*args, started),
         Command::Result(args) => copy::result(&args),
         Command::Verify(args) => verify::run(*args, started),

@@ -21,6 +21,7 @@ use crate::args::{DirectArg, EngineArg, StorageArgs};
 use crate::display::prompt::Prompt;
 
 pub(crate) use copy::{Copy, CopySettings};
+pub(crate) use dial::start;
 pub(crate) use probe::probe;
 pub(crate) use pull::PullSettings;
 pub(crate) use push::PushSettings;

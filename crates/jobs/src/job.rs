@@ -113,6 +113,27 @@ pub struct Moved {
     pub limited_by: Option<String>,
 }
 
+/// The end of an attempt.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AttemptEnd {
+    /// The attempt's number, from 1 on.
+    pub number: u32,
+    /// When it ended.
+    pub ended: Moment,
+    /// What the job was then.
+    pub state: State,
+    /// The exit code, if it is known.
+    pub exit: Option<i32>,
+    /// Why it ended so.
+    pub message: Option<String>,
+    /// Files that it has brought to the target.
+    pub files: u64,
+    /// Bytes that it has brought to the target.
+    pub bytes: u64,
+    /// The time it took.
+    pub seconds: f64,
+}
+
 /// A job as the store has it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {

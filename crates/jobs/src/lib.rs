@@ -14,12 +14,12 @@ mod store;
 mod tell;
 
 pub use error::StoreError;
-pub use job::{Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable};
+pub use job::{AttemptEnd, Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, Words, Work, variable};
 pub use moment::Moment;
-pub use place::Place;
+pub use place::{Place, is_shared};
 pub use runner::{
-    Follower, Limits, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig, RunnerError, Stay, progress_of,
-    samples_of, wake,
+    Follower, Limits, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig, RunnerError, Stay, Watching,
+    progress_of, samples_of, wake,
 };
 pub use schedule::{Schedule, parse_moment, shown};
 pub use state::{IllegalStep, State, Step};

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, StatFs, flock};
 use rustix::io::Errno;
 
 use crate::error::StoreError;
@@ -28,7 +28,7 @@ impl Place {
         create.map_err(StoreError::io("create", path))?;
         let directory = File::open(path).map_err(StoreError::io("open", path))?;
         let status = rustix::fs::fstatfs(&directory).map_err(StoreError::io("look at", path))?;
-        refuse_network(path, u64::try_from(status.f_type & 0xffff_ffff).unwrap_or_default())?;
+        refuse_network(path, kind_of(&status))?;
         let metadata = directory.metadata().map_err(StoreError::io("look at", path))?;
         if metadata.uid() != rustix::process::geteuid().as_raw() {
             return Err(StoreError::Foreign { path: path.to_owned() });
@@ -96,6 +96,16 @@ impl Place {
     pub fn log(&self, id: JobId) -> PathBuf {
         self.job(id).join("log")
     }
+}
+
+fn kind_of(status: &StatFs) -> u64 {
+    u64::try_from(status.f_type & 0xffff_ffff).unwrap_or_default()
+}
+
+/// Whether a directory is on a file system that other hosts may change too.
+#[must_use]
+pub fn is_shared(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|status| NETWORK.contains(&kind_of(&status)))
 }
 
 /// Refuses a directory on a file system of this `f_type` if that is one of a network: locks may hold for one host alone

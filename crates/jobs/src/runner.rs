@@ -21,12 +21,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::error::StoreError;
 use crate::job::JobId;
 use crate::moment::Moment;
 use crate::place::{Place, lock};
+use crate::state::State;
 use crate::store::{Ending, Queued, Running, Started, Store, Verdict};
 use crate::tell::Teller;
 
@@ -38,7 +39,7 @@ use wake::Bell;
 pub use child::OF_THE_SUBMITTER;
 pub use choice::Limits;
 pub use samples::samples_of;
-pub use tail::{Follower, Progress, progress_of};
+pub use tail::{Follower, Progress, Watching, progress_of};
 pub use wake::wake;
 
 /// The settings of a runner.
@@ -163,8 +164,30 @@ impl Runner {
         }
     }
 
+    /// Becomes the runner of a place; none where one is at work. One that holds the lock and cannot be woken is about
+    /// to leave and may have looked for work a last time, or has just begun: it is waited for, so that no job is left
+    /// to nobody.
+    ///
+    /// # Errors
+    /// The store cannot be used.
+    pub fn begin_unless_up(place: &Place, config: RunnerConfig) -> Result<Option<Self>, RunnerError> {
+        loop {
+            match Self::begin(place, config.clone()) {
+                Err(RunnerError::Up { .. }) => {}
+                begun => return begun.map(Some),
+            }
+            if wake(place).map_err(StoreError::io("write to", &place.wake()))? {
+                return Ok(None);
+            }
+            std::thread::sleep(LEAVE_INTERVAL);
+        }
+    }
+
     /// Does what is to be done now, and returns how long there is nothing more; none where it may end.
     fn work(&mut self, now: Moment) -> Result<Option<Duration>, StoreError> {
+        if !self.bell.is_at(&self.place.wake()) {
+            self.bell = open_bell(&self.place)?;
+        }
         for running in self.store.running()? {
             self.look_after(running);
         }
@@ -174,6 +197,7 @@ impl Runner {
             let attended = self.attend(id, now);
             trouble = trouble.and(attended);
         }
+        self.bury_others();
         self.store.release(now)?;
         self.start_queued(now)?;
         self.teller.look();
@@ -183,25 +207,29 @@ impl Runner {
 
     /// Adopts a job whose process another runner has started, and does what is asked of one that runs.
     fn look_after(&mut self, running: Running) {
-        let Running { job, attempt: number, events_read, wish, deadline } = running;
+        let Running { job, attempt: number, events_read, wish, deadline, furthest } = running;
         let id = job.id;
         let attempt = self.attempts.entry(id).or_insert_with(|| Attempt {
             process: Process::adopt(&self.place, id),
             number,
-            tail: Tail::new(events_read),
+            tail: Tail::new(events_read, furthest),
             deadline,
             asked: None,
             ended: None,
             stalled: false,
             job,
         });
-        let is_stalled = attempt.tail.moved_at.elapsed() >= attempt.deadline;
+        let tail = &attempt.tail;
+        let is_stalled = !tail.is_idle && tail.moved_at.elapsed() >= attempt.deadline;
         match attempt.asked {
             None if wish.is_some() || is_stalled => {
-                attempt.process.signal(&self.place, id, Signal::TERM);
-                attempt.asked = Some(Instant::now());
+                // One that is not found yet is asked in the next turn.
+                let found = attempt.process.signal(&self.place, id, Signal::TERM);
+                attempt.asked = found.then(Instant::now);
             }
-            Some(asked) if asked.elapsed() > GRACE => attempt.process.signal(&self.place, id, Signal::KILL),
+            Some(asked) if asked.elapsed() > GRACE => {
+                let _found = attempt.process.signal(&self.place, id, Signal::KILL);
+            }
             _ => {}
         }
     }
@@ -225,7 +253,7 @@ impl Runner {
                 attempt.tail.told.clear();
             }
             let idle = attempt.tail.moved_at.elapsed();
-            if !attempt.stalled && idle >= teller.stalled_after() {
+            if !attempt.stalled && !attempt.tail.is_idle && idle >= teller.stalled_after() {
                 store.stall((id, attempt.number), &format!("nothing moved for {} s", idle.as_secs()), now)?;
                 attempt.stalled = true;
             }
@@ -237,23 +265,30 @@ impl Runner {
         attempts.remove(&id);
         if state.is_some() {
             samples::keep(place, id, number);
-            // What matters else of it is in the store; a new attempt has a file of its own.
-            let _best_effort = std::fs::remove_file(place.events(id, number));
         }
+        // How far it was is shown until the next attempt begins; then, and at the end, what matters is in the store.
+        let over = if state.is_some_and(State::is_final) { number } else { number.saturating_sub(1) };
+        let _best_effort = std::fs::remove_file(place.events(id, over));
         Ok(())
+    }
+
+    /// Takes note of the end of processes that are no job's: as the first process of a container the runner inherits
+    /// what jobs leave, such as an ssh, and each would stay as a zombie.
+    fn bury_others(&self) {
+        let Ok(children) = std::fs::read_to_string("/proc/thread-self/children") else { return };
+        let pids = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+        // A job's is taken note of with the job.
+        for pid in pids.filter(|pid| !self.attempts.values().any(|attempt| attempt.process.is_child(*pid))) {
+            let _lives = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+        }
     }
 
     fn start_queued(&mut self, now: Moment) -> Result<(), StoreError> {
         let running = self.attempts.values().map(|attempt| &attempt.job);
         let mut choice = Choice::new(self.config.limits, running);
-        if choice.has_room() {
-            self.store.queued(|job| {
-                choice.offer(job);
-                choice.has_room()
-            })?;
-        }
+        self.store.queued(|job| choice.offer(job))?;
         let mut trouble = Ok(());
-        for job in choice.chosen {
+        for job in choice.chosen() {
             // What keeps one from being started may be that job's alone.
             trouble = trouble.and(self.start(job, now));
         }
@@ -272,8 +307,8 @@ impl Runner {
         };
         match child::start(&self.place, id, lock, &started, &self.config.words) {
             Ok(process) => {
-                let Started { attempt: number, deadline, .. } = started;
-                let (tail, asked, ended, stalled) = (Tail::new(0), None, None, false);
+                let Started { attempt: number, deadline, furthest, .. } = started;
+                let (tail, asked, ended, stalled) = (Tail::new(0, furthest), None, None, false);
                 let attempt = Attempt { job, number, process, tail, deadline, asked, ended, stalled };
                 self.attempts.insert(id, attempt);
             }
@@ -348,7 +383,8 @@ fn open_bell(place: &Place) -> Result<Bell, StoreError> {
 /// The end of an attempt whose process has ended with this exit code, or with one that nobody has seen: then its last
 /// object has it, and without one it has died before its end.
 fn ending(attempt: &mut Attempt, exit: Option<i32>, judge: fn(i32) -> Verdict, log: &Path) -> Ending {
-    let Last { exit: told, message, moved } =
+    let moved = attempt.tail.moved();
+    let Last { exit: told, message, .. } =
         attempt.tail.last.take().unwrap_or(Last { exit: -1, message: None, moved: None });
     let exit = exit.or((told >= 0).then_some(told));
     let verdict = exit.map_or(Verdict::Vanished, judge);
@@ -393,5 +429,7 @@ const TURN: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// How often it looks where nothing is due: the clock may have been set.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// How often it is looked whether a runner that leaves has gone.
+const LEAVE_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a process may take to end when it is asked to.
 const GRACE: Duration = Duration::from_secs(30);

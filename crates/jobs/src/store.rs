@@ -153,7 +153,11 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The statements that bring the schema from each version to the next.
-const MIGRATIONS: [&str; 2] = [include_str!("store/schema.sql"), include_str!("store/schema-2.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("store/schema.sql"),
+    include_str!("store/schema-2.sql"),
+    include_str!("store/schema-3.sql"),
+];
 
 #[cfg(test)]
 mod tests;

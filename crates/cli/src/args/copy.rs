@@ -16,6 +16,9 @@ pub(crate) struct CopyArgs {
     /// Between two other hosts: the most files, directories and links that the target's host takes
     #[arg(long, value_name = "N")]
     pub(crate) max_entries: Option<u64>,
+    /// Have it done in the background, as 'zmove submit' does, and print the job's number
+    #[arg(long)]
+    pub(crate) detach: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Subcommand;
 use zmove_jobs::{JobId, Moment, Schedule, parse_moment};
@@ -33,6 +34,17 @@ pub(crate) struct SubmitArgs {
     /// Begin when this job is done; fail if it fails
     #[arg(long, value_name = "ID", help_heading = JOB, hide_short_help = true)]
     pub(crate) after: Vec<JobId>,
+    /// Move what is in SRC, and then each file that comes, once it has been closed or has rested, until the job is
+    /// cancelled
+    #[arg(long, conflicts_with = "every", help_heading = JOB, hide_short_help = true)]
+    pub(crate) watch: bool,
+    /// With --watch: how long a file rests that nobody has closed before it is moved [default: 3s]
+    #[arg(long, value_name = "TIME", requires = "watch", help_heading = JOB, hide_short_help = true)]
+    pub(crate) rest: Option<Age>,
+    /// With --watch: how often the tree is walked to find what the kernel has not told [default: 1min, and where it
+    /// tells nothing as often as --rest says]
+    #[arg(long, value_name = "TIME", requires = "watch", help_heading = JOB, hide_short_help = true)]
+    pub(crate) rescan: Option<Age>,
     /// How long to try again before giving up; an attempt that comes further than all before begins this anew
     #[arg(long, value_name = "TIME", default_value = "24h", help_heading = JOB, hide_short_help = true)]
     pub(crate) deadline: Age,
@@ -42,6 +54,28 @@ pub(crate) struct SubmitArgs {
 }
 
 const JOB: &str = "The job";
+
+impl SubmitArgs {
+    /// A copy as a job of which nothing more was said.
+    pub(crate) fn of(copy: CopyArgs) -> Self {
+        Self {
+            copy,
+            label: None,
+            submission_id: None,
+            priority: 0,
+            at: None,
+            every: None,
+            after: Vec::new(),
+            watch: false,
+            rest: None,
+            rescan: None,
+            deadline: DEADLINE,
+            tell: Vec::new(),
+        }
+    }
+}
+
+const DEADLINE: Age = Age(Duration::from_secs(24 * 60 * 60));
 
 fn parse_at(text: &str) -> Result<Moment, String> {
     parse_moment(text, Moment::now())
@@ -126,6 +160,9 @@ pub(crate) struct RunnerArgs {
     /// How many of them with the same target [default: no limit]
     #[arg(long, value_name = "N")]
     pub(crate) max_per_target: Option<usize>,
+    /// How many of them with the same key, that of one ZMOVE_HOME [default: no limit]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_per_key: Option<usize>,
     /// End once there has been nothing to do for so long: 10min, 1h
     #[arg(long, value_name = "TIME")]
     pub(crate) until_idle: Option<Age>,

@@ -142,6 +142,11 @@ impl SelectionArgs {
         self.files_from.as_deref().is_none_or(|path| !is_stdin(path) && path.is_file())
     }
 
+    /// Takes only the paths in this file, each with a NUL behind it.
+    pub(crate) fn read_list(&mut self, file: impl Into<PathBuf>) {
+        (self.files_from, self.from0) = (Some(file.into()), true);
+    }
+
     /// Whether something is read from stdin.
     pub(crate) fn reads_stdin(&self) -> bool {
         let filters = self.rules.0.iter().any(|arg| matches!(arg, RuleArg::File(path) if is_stdin(path)));

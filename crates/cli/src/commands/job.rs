@@ -7,7 +7,7 @@ use zmove_jobs::{Answer, JobId, Moment, Place, State, Store, StoreError};
 
 use crate::args::{JobAction, JobArgs};
 use crate::commands::submit::{ensure_runner, go_on, tell};
-use crate::display::job::{Row, delivery, delivery_as_json, event, event_as_json, table};
+use crate::display::job::{Details, Row, event, event_as_json, table};
 use crate::display::progress::print_json;
 use crate::display::terminal;
 use crate::settings;
@@ -32,7 +32,14 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
         }
         Some(JobAction::Pause) => order(&place, id, store.pause(id, now), "paused")?,
         Some(JobAction::Resume) => order(&place, id, store.resume(id, now), "resumed")?,
-        Some(JobAction::Cancel) => order(&place, id, store.cancel(id, now), "cancelled")?,
+        Some(JobAction::Cancel) => {
+            // Whoever ends an earlier run of a schedule means the schedule.
+            let live = store.live_run(id)?;
+            if live != id {
+                terminal::say(format_args!("job {id} has ended; the next run of its schedule is job {live}"));
+            }
+            order(&place, live, store.cancel(live, now), "cancelled")?;
+        }
     }
     Ok(Exit::Done)
 }
@@ -40,14 +47,13 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
 fn show(place: &Place, store: &Store, args: &JobArgs) -> Result<()> {
     go_on(place, store)?;
     let row = Row::of(place, store.job(args.id)?);
-    let deliveries = store.deliveries(args.id)?;
+    let (ends, events) = (store.attempts(args.id)?, store.events(args.id, 0)?);
+    let details = Details { ends, events, deliveries: store.deliveries(args.id)?, log: place.log(args.id) };
     if args.json {
-        let mut value = row.as_json();
-        value["told"] = deliveries.iter().map(delivery_as_json).collect();
-        print_json(&value);
+        print_json(&details.add_to(row.as_json(), &row));
     } else {
-        terminal::print(table(&[row], Moment::now()));
-        deliveries.iter().map(delivery).for_each(terminal::say);
+        let lines = details.lines(&row);
+        terminal::print(table(&[row], Moment::now()) + &lines);
     }
     Ok(())
 }

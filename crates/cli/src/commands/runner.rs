@@ -1,6 +1,9 @@
 //! `zmove runner`, and the process of each job that it starts.
 
 mod http;
+mod ssh_words;
+
+pub(crate) mod mount;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,8 +13,8 @@ use rustix::fs::Mode;
 use zmove_jobs::{Channels, Limits, Place, Runner, RunnerConfig, RunnerError, Stay, Store};
 
 use crate::args::{RunnerArgs, RunnerCommand, SubmitArgs};
-use crate::commands::copy;
-use crate::commands::submit::UMASK;
+use crate::commands::submit::{MOUNT, UMASK};
+use crate::commands::{copy, follow};
 use crate::display::terminal;
 use crate::settings;
 use crate::value::exit::{Exit, failure, usage_error, verdict};
@@ -28,16 +31,18 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
     if let Some(address) = args.http {
         http::serve(&place, address)?;
     }
-    let tell = settings::tell()?;
-    let runner = match begin(&place, args, &tell) {
-        Err(RunnerError::Up { .. }) if args.detached => return Ok(Exit::Done),
-        Err(RunnerError::Up { pid }) if args.http.is_some() => follow(&place, args, &tell, pid)?,
+    let config = config(args)?;
+    if args.detached {
+        let runner = Runner::begin_unless_up(&place, config)?;
+        runner.map_or(Ok(()), |runner| runner.run(|text| terminal::warn(text)))?;
+        return Ok(Exit::Done);
+    }
+    let runner = match Runner::begin(&place, config.clone()) {
+        Err(RunnerError::Up { pid }) if args.http.is_some() => succeed(&place, &config, pid)?,
         Err(error @ RunnerError::Up { .. }) => return Err(failure(Exit::Busy, error.to_string())),
         runner => runner?,
     };
-    if !args.detached {
-        terminal::say(format_args!("running the jobs of '{}'", place.path().display()));
-    }
+    terminal::say(format_args!("running the jobs of '{}'", place.path().display()));
     runner.run(|text| terminal::warn(text))?;
     Ok(Exit::Done)
 }
@@ -53,31 +58,30 @@ fn try_out(place: &Place, name: &str) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-fn begin(place: &Place, args: &RunnerArgs, tell: &Path) -> Result<Runner, RunnerError> {
+fn config(args: &RunnerArgs) -> Result<RunnerConfig> {
     let until_idle = args.until_idle.map(|age| age.0).or(args.detached.then_some(IDLE));
-    let program = std::env::current_exe().unwrap_or_else(|_| "zmove".into());
-    let config = RunnerConfig {
-        words: vec![program.into_os_string(), "run-job".into()],
+    Ok(RunnerConfig {
+        words: vec![std::env::current_exe()?.into_os_string(), "run-job".into()],
         judge: verdict,
         limits: Limits {
             all: args.max,
             host: args.max_per_host,
             target: args.max_per_target.unwrap_or(usize::MAX),
+            key: args.max_per_key.unwrap_or(usize::MAX),
         },
         stay: until_idle.map_or(Stay::Always, Stay::UntilIdle),
-        tell: tell.to_owned(),
-    };
-    Runner::begin(place, config)
+        tell: settings::tell()?,
+    })
 }
 
 /// Becomes the runner once the present one ends, as one does that `zmove submit` has started; the page is served
 /// already.
-fn follow(place: &Place, args: &RunnerArgs, tell: &Path, pid: Option<i32>) -> Result<Runner> {
+fn succeed(place: &Place, config: &RunnerConfig, pid: Option<i32>) -> Result<Runner> {
     let process = pid.map_or_else(String::new, |pid| format!(", process {pid},"));
     terminal::say(format_args!("another runner{process} is at work: this one goes on when that one ends"));
     loop {
         std::thread::sleep(FOLLOW_INTERVAL);
-        match begin(place, args, tell) {
+        match Runner::begin(place, config.clone()) {
             Err(RunnerError::Up { .. }) => {}
             runner => return Ok(runner?),
         }
@@ -91,8 +95,17 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
     if let Some(umask) = umask {
         rustix::process::umask(Mode::from_raw_mode(umask));
     }
+    if let Some(mount) = std::env::var_os(MOUNT) {
+        mount::demand(&args.copy.push, Path::new(&mount))?;
+    }
     args.copy.push.json = true;
-    copy::run(args.copy, started)
+    if follow::is_batch() {
+        follow::prepare_batch(&mut args.copy.push);
+    } else if args.watch {
+        return follow::follow(&args);
+    }
+    let said = ssh_words::so_far();
+    copy::run(args.copy, started).map_err(|error| ssh_words::judge(error, said))
 }
 
 /// Leaves the terminal, so that no signal comes from there, and nothing that is started asks there.

@@ -11,11 +11,15 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_engine::{Location, Remote};
-use zmove_jobs::{Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Words, Work, variable};
+use zmove_jobs::{
+    Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Words, Work, shown, variable,
+};
 use zmove_transport::{HostAuthority, Identity, KnownHosts};
 use zmove_types::Escaped;
 
 use crate::args::{PushArgs, SubmitArgs};
+use crate::commands::follow;
+use crate::commands::runner::mount;
 use crate::commands::trust;
 use crate::display::progress::print_json;
 use crate::display::prompt::{Prompt, ask};
@@ -53,7 +57,10 @@ pub(crate) fn ensure_runner(place: &Place) -> Result<()> {
     runner.args(["runner", "--detached"]).current_dir("/").env("ZMOVE_JOBS", place.path());
     runner.envs(absolute_home().map(|home| ("ZMOVE_HOME", home)));
     let started = runner.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
-    started.context("start a runner")?;
+    let mut started = started.context("start a runner")?;
+    // A command that lives longer than the runner would keep it as a zombie.
+    let bury = move || drop(started.wait());
+    std::thread::Builder::new().name("runner's end".to_owned()).spawn(bury).context("start a thread")?;
     Ok(())
 }
 
@@ -70,13 +77,20 @@ pub(crate) fn go_on(place: &Place, store: &Store) -> Result<()> {
 
 fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     refuse_what_needs_a_user(&args.copy.push)?;
-    let SubmitArgs { copy, label, submission_id, priority, at, every, after, deadline, tell } = args;
+    if args.watch {
+        follow::refuse_contradictions(&args)?;
+    }
+    let SubmitArgs { copy, label, submission_id, priority, at, every, after, deadline, tell, .. } = args;
     refuse_unknown_channels(&tell)?;
+    if let Some(at) = at.filter(|at| *at < Moment::now()) {
+        terminal::warn(format_args!("--at {} is past: it begins at once", shown(at)));
+    }
     let directory = std::env::current_dir().context("find the working directory")?;
     let (target, sources) = copy.push.paths.split_last().expect("clap demands two");
     let source = described(&sources[0], &directory, sources.len());
-    let shown_target = described(target, &directory, 1);
+    let described_target = described(target, &directory, 1);
     let label = label.unwrap_or_else(|| name_of(&sources[0]));
+    let environment = environment(mount::of_target(&copy.push)?);
     let (accepts_new, strict) = (copy.push.dial.accept_new, copy.push.dial.strict);
     let hosts = match Copy::new(copy, Arc::new(Prompt))? {
         Copy::Push(settings) => match settings.location {
@@ -93,9 +107,9 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     Ok(NewJob {
         submission: submission_id,
         label,
-        work: Work { arguments: Words(words), directory, environment: environment() },
+        work: Work { arguments: Words(words), directory, environment },
         source,
-        target: shown_target,
+        target: described_target,
         host: hosts.first().map(ToString::to_string).unwrap_or_default(),
         priority,
         not_before: first_time.or(at),
@@ -156,8 +170,8 @@ fn get_to_know(host: &Remote, strict: bool) -> Result<()> {
     Ok(())
 }
 
-/// What a job needs of the environment in which it was submitted.
-fn environment() -> Words {
+/// What a job needs of the environment in which it was submitted, and the mount that its target is on.
+fn environment(mount: Option<OsString>) -> Words {
     // Reading the mask is setting it; nobody else makes files meanwhile.
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(umask);
@@ -165,7 +179,8 @@ fn environment() -> Words {
     let kept = OF_THE_SUBMITTER.into_iter().filter(|name| *name != ZMOVE_HOME);
     let kept = kept.filter_map(|name| Some(variable(name, &std::env::var_os(name)?)));
     let home = absolute_home().map(|home| variable(ZMOVE_HOME, home.as_os_str()));
-    Words(kept.chain(home).chain([variable(UMASK, OsStr::new(&umask))]).collect())
+    let mount = mount.map(|mount| variable(MOUNT, &mount));
+    Words(kept.chain(home).chain(mount).chain([variable(UMASK, OsStr::new(&umask))]).collect())
 }
 
 /// The directory that `ZMOVE_HOME` names, for a process that begins elsewhere.
@@ -179,6 +194,9 @@ const ZMOVE_HOME: &str = "ZMOVE_HOME";
 
 /// The variable by which a job's process gets the mask for modes of new files.
 pub(crate) const UMASK: &str = "ZMOVE_JOB_UMASK";
+
+/// The variable by which a job's process gets the mount that its target has to be on.
+pub(crate) const MOUNT: &str = "ZMOVE_JOB_MOUNT";
 
 /// A path as it is shown: one of this host from the root on.
 fn described(path: &OsStr, directory: &Path, count: usize) -> String {

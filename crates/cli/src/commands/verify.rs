@@ -25,7 +25,7 @@ pub(crate) fn run(args: VerifyArgs, started: Instant) -> Result<Exit> {
     if push.listed.is_some() {
         push.paths.push(".".into());
     }
-    copy::run(CopyArgs { push, max_bytes: None, max_entries: None }, started)
+    copy::run(CopyArgs { push, max_bytes: None, max_entries: None, detach: false }, started)
 }
 
 /// The manifest that is to be compared with.

@@ -1,67 +1,52 @@
 //! Jobs as people and programs read them: a table with two lines for each, or an object of `docs/schema/job.json`.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use zmove_api::{EventView, JobView};
+use zmove_api::{EventView, JobView, reached};
 use zmove_jobs::{
-    Delivery, DeliveryState, Job, JobEvent, Moment, Place, Progress, State, progress_of, shown,
+    AttemptEnd, Delivery, DeliveryState, Job, JobEvent, Moment, Place, Progress, State, Watching, shown,
 };
 use zmove_types::{ByteCount, ByteRate};
 
-use crate::display::format::{bytes_per_second, counted};
+use crate::display::format::{bytes_per_second, counted, wrapped};
 use crate::display::terminal::Printable;
 use crate::value::age::Age;
 
-/// A job, and how far it is if it runs.
+/// A job, and how far it is, or was when it was held.
 pub(crate) struct Row {
     job: Job,
     progress: Option<Progress>,
+    view: JobView,
 }
 
 impl Row {
     /// A job as it is now.
     pub(crate) fn of(place: &Place, job: Job) -> Self {
-        let runs = job.state == State::Running;
-        let progress = runs.then(|| progress_of(place, job.id, job.attempt)).flatten();
-        Self { job, progress }
+        let progress = reached(place, &job);
+        Self::new(job, progress)
+    }
+
+    fn new(job: Job, progress: Option<Progress>) -> Self {
+        let view = JobView::new(&job, progress.as_ref());
+        Self { job, progress, view }
     }
 
     /// Files and bytes at the target, as far as is known.
     fn moved(&self) -> Option<(u64, u64)> {
-        let now = self.progress.as_ref().map(|progress| (progress.files_done, progress.bytes_done));
-        now.or(self.job.moved.as_ref().map(|moved| (moved.files, moved.bytes)))
+        Some((self.view.files?, self.view.bytes?))
     }
 
-    fn rate(&self) -> Option<f64> {
-        if let Some(progress) = &self.progress {
-            return Some(progress.bytes_per_second);
-        }
-        let moved = self.job.moved.as_ref().filter(|moved| moved.seconds > 0.0)?;
-        Some(ByteRate::new(moved.bytes, Duration::try_from_secs_f64(moved.seconds).ok()?).0)
-    }
-
-    /// The time that is left at the present rate.
-    fn left(&self) -> Option<Duration> {
-        let progress = self.progress.as_ref()?;
-        if !progress.scan_ended || progress.bytes_per_second < 1.0 {
-            return None;
-        }
-        let left = ByteCount(progress.bytes_found.saturating_sub(progress.bytes_done));
-        Duration::try_from_secs_f64(left.as_f64() / progress.bytes_per_second).ok()
-    }
-
-    fn limited_by(&self) -> Option<&str> {
-        match &self.progress {
-            Some(progress) => Some(&progress.limited_by),
-            None => self.job.moved.as_ref()?.limited_by.as_deref(),
-        }
+    /// How it goes at this moment.
+    fn now(&self) -> Option<&Progress> {
+        self.progress.as_ref().filter(|_| self.job.state == State::Running)
     }
 
     /// The object for programs.
     pub(crate) fn as_json(&self) -> Value {
-        json!(JobView::new(&self.job, self.progress.as_ref()))
+        json!(self.view)
     }
 
     /// The lines for people.
@@ -69,23 +54,24 @@ impl Row {
         let unknown = || "-".to_owned();
         let files = self.moved().map_or_else(unknown, |moved| moved.0.to_string());
         let done = self.moved().map_or_else(unknown, |moved| ByteCount(moved.1).to_string());
-        let of = self.progress.as_ref();
-        let of = of.map_or_else(unknown, |progress| ByteCount(progress.bytes_found).to_string());
-        let rate = self.rate().map_or_else(unknown, |rate| ByteRate(rate).to_string());
-        let left = self.left().map_or_else(unknown, |left| Age(left).to_string());
+        let of = self.view.bytes_found.map_or_else(unknown, |bytes| ByteCount(bytes).to_string());
+        let rate = self.view.bytes_per_second.map_or_else(unknown, |rate| ByteRate(rate).to_string());
+        let left = self.view.eta_seconds.map(Duration::from_secs);
+        let left = left.map_or_else(unknown, |left| Age(left).to_string());
         let Job { id, state, attempt, .. } = &self.job;
         // Writing to a string cannot fail.
         let _written = writeln!(
             text,
             "{id:<6} {state:<9} {files:>8} {done:>11} {of:>11} {rate:>11} {left:>6} {attempt:>5}"
         );
-        let _written = writeln!(text, "       {}", Printable(self.sentence(now)));
+        let sentence = Printable(self.sentence(now)).to_string();
+        let _written = writeln!(text, "{:INDENT$}{}", "", wrapped(&sentence, INDENT));
     }
 
     fn sentence(&self, now: Moment) -> String {
         let Job { label, source, target, message, .. } = &self.job;
         let mut sentence = format!("{label}: {source} -> {target}");
-        if let Some(limit) = self.limited_by() {
+        if let Some(limit) = &self.view.limited_by {
             sentence += &format!(", limited by {}", limit.replace('_', " "));
         }
         if let (State::Waiting, Some(due)) = (self.job.state, self.job.not_before) {
@@ -107,7 +93,8 @@ impl Row {
     pub(crate) fn end(&self) -> String {
         let Job { id, label, state, message, .. } = &self.job;
         let moved = self.moved().map(|(files, bytes)| {
-            let rate = self.rate().map_or_else(String::new, |rate| format!(", {}", bytes_per_second(rate)));
+            let rate = self.view.bytes_per_second;
+            let rate = rate.map_or_else(String::new, |rate| format!(", {}", bytes_per_second(rate)));
             format!(": {}, {}{rate}", counted(files, "file"), ByteCount(bytes))
         });
         let why = message.as_ref().map(|message| format!(": {message}"));
@@ -144,6 +131,117 @@ impl Row {
     }
 }
 
+/// The column of the sentence about a job.
+const INDENT: usize = 7;
+
+/// What is told of one job beside its row.
+pub(crate) struct Details {
+    /// Ends of attempts, the first first.
+    pub(crate) ends: Vec<AttemptEnd>,
+    /// What has happened.
+    pub(crate) events: Vec<JobEvent>,
+    /// What channels have told, or have to.
+    pub(crate) deliveries: Vec<Delivery>,
+    /// Where what its processes say is.
+    pub(crate) log: PathBuf,
+}
+
+impl Details {
+    /// Files and bytes that all attempts together have brought to the target, with what the running one has.
+    fn total(&self, row: &Row) -> (u64, u64) {
+        let ended =
+            self.ends.iter().fold((0, 0), |(files, bytes), end| (files + end.files, bytes + end.bytes));
+        let now = row.now().map_or((0, 0), |now| (now.files_done, now.bytes_done));
+        (ended.0 + now.0, ended.1 + now.1)
+    }
+
+    /// The first files that failed, of the last attempt in which any did.
+    fn failed(&self) -> impl Iterator<Item = &str> {
+        let failed = || self.events.iter().filter(|event| event.kind == "failed");
+        let last = failed().next_back().map(|event| event.attempt);
+        let of_last = failed().filter(move |event| Some(event.attempt) == last);
+        of_last.filter_map(|event| event.message.as_deref()).take(FAILED_SHOWN)
+    }
+
+    /// The last attempt that has not ended well.
+    fn last_error(&self) -> Option<&AttemptEnd> {
+        self.ends.iter().rev().find(|end| end.message.is_some())
+    }
+
+    /// The lines for people, below the job's row.
+    pub(crate) fn lines(&self, row: &Row) -> String {
+        let Job { submitted, started, ended, attempt, .. } = &row.job;
+        let moment =
+            |what: &str, moment: Option<Moment>| moment.map(|moment| format!("{what} {}", shown(moment)));
+        let moments =
+            [moment("submitted", Some(*submitted)), moment("begun", *started), moment("ended", *ended)];
+        let mut lines = vec![moments.into_iter().flatten().collect::<Vec<_>>().join(", ")];
+        if let Some(watch) = row.progress.as_ref().and_then(|progress| progress.watch.as_ref()) {
+            lines.push(watched(watch));
+        }
+        let (files, bytes) = self.total(row);
+        if *attempt > 0 {
+            let attempts = counted(u64::from(*attempt), "attempt");
+            lines.push(format!("moved by {attempts}: {}, {}", counted(files, "file"), ByteCount(bytes)));
+        }
+        let hidden = self.ends.len().saturating_sub(ENDS_SHOWN);
+        if hidden > 0 {
+            lines.push(format!("{hidden} attempts before these: 'zmove job {} log' has them", row.job.id));
+        }
+        lines.extend(self.ends[hidden..].iter().map(end_of_attempt));
+        if let Some(error) = self.last_error() {
+            let message = error.message.as_deref().unwrap_or_default();
+            lines.push(format!("last error, of attempt {}: {message}", error.number));
+        }
+        lines.extend(self.failed().map(|failed| format!("failed: {failed}")));
+        lines.extend(self.deliveries.iter().map(delivery));
+        lines.push(format!("log: {}", self.log.display()));
+        let lines = lines.into_iter().map(|line| Printable(line).to_string());
+        lines.map(|line| format!("{:INDENT$}{}\n", "", wrapped(&line, INDENT + 2))).collect()
+    }
+
+    /// What an object for programs has more than that of a list.
+    pub(crate) fn add_to(&self, mut object: Value, row: &Row) -> Value {
+        let (files, bytes) = self.total(row);
+        let ends = self.ends.iter().map(|end| {
+            let mut object = json!(end);
+            object["ended"] = end.ended.0.div_euclid(1000).into();
+            object
+        });
+        object["ends"] = ends.collect();
+        object["files_total"] = files.into();
+        object["bytes_total"] = bytes.into();
+        object["last_error"] = self.last_error().and_then(|end| end.message.clone()).into();
+        object["failed"] = self.failed().collect();
+        object["told"] = self.deliveries.iter().map(delivery_as_json).collect();
+        object["log"] = self.log.to_string_lossy().into();
+        object
+    }
+}
+
+fn end_of_attempt(end: &AttemptEnd) -> String {
+    let AttemptEnd { number, ended, state, exit, files, bytes, .. } = end;
+    let exit = exit.map_or_else(|| "killed".to_owned(), |exit| format!("exit code {exit}"));
+    let moved = format!("{}, {}", counted(*files, "file"), ByteCount(*bytes));
+    let then = if state.is_final() { format!("the job is {state}") } else { format!("the job was {state}") };
+    format!("attempt {number} ended {}: {exit}, {moved}; {then}", shown(*ended))
+}
+
+fn watched(Watching { by, why, directories, ready, changing, .. }: &Watching) -> String {
+    let how = match why {
+        None if by == "events" => {
+            format!("the kernel tells of changes in {}", counted(*directories, "directory"))
+        }
+        _ => format!("the tree is walked at intervals: {}", why.as_deref().unwrap_or_default()),
+    };
+    format!("watches: {}, {} to be moved, {changing} changing", how, counted(*ready, "file"))
+}
+
+/// Ends of attempts that are shown.
+const ENDS_SHOWN: usize = 10;
+/// Failed files that are shown.
+const FAILED_SHOWN: usize = 5;
+
 /// The table for people.
 pub(crate) fn table(rows: &[Row], now: Moment) -> String {
     let mut text = "ID     STATE        FILES        DONE          OF        RATE   LEFT   TRY\n".to_owned();
@@ -164,7 +262,7 @@ pub(crate) fn event_as_json(event: &JobEvent) -> Value {
 }
 
 /// Whether an event was told by a channel, as a line for people.
-pub(crate) fn delivery(delivery: &Delivery) -> String {
+fn delivery(delivery: &Delivery) -> String {
     let Delivery { event, channel, state, tries, due, error } = delivery;
     let state = match state {
         DeliveryState::Waiting if error.is_none() => "to be told".to_owned(),
@@ -175,11 +273,11 @@ pub(crate) fn delivery(delivery: &Delivery) -> String {
         DeliveryState::GivenUp => format!("not told, given up ({})", counted(u64::from(*tries), "attempt")),
     };
     let error = error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
-    Printable(format!("       {channel}: '{}' {state}{error}", event.kind)).to_string()
+    format!("{channel}: '{}' {state}{error}", event.kind)
 }
 
 /// Whether an event was told by a channel, as an object for programs.
-pub(crate) fn delivery_as_json(delivery: &Delivery) -> Value {
+fn delivery_as_json(delivery: &Delivery) -> Value {
     let Delivery { event, channel, state, tries, due, error } = delivery;
     let waits = *state == DeliveryState::Waiting;
     json!({
@@ -225,6 +323,51 @@ mod tests {
     }
 
     #[test]
+    fn of_one_job_more_is_told() {
+        let row = Row::new(Job { state: State::Failed, ended: Some(Moment(9000)), ..job() }, None);
+        let end = |number, state, message: &str| AttemptEnd {
+            number,
+            ended: Moment(1000),
+            state,
+            exit: Some(12),
+            message: Some(message.to_owned()),
+            files: 2,
+            bytes: 1 << 20,
+            seconds: 1.0,
+        };
+        let event = |number, message: String| JobEvent {
+            number,
+            job: JobId(12),
+            time: Moment(0),
+            kind: "failed".into(),
+            attempt: 2,
+            message: Some(message),
+        };
+        let details = Details {
+            ends: vec![end(1, State::Waiting, "lost"), end(2, State::Failed, "9 failed")],
+            events: (0..9).map(|file| event(file, format!("sender: open 'f{file}': no"))).collect(),
+            deliveries: Vec::new(),
+            log: "/state/12/log".into(),
+        };
+        let text = details.lines(&row);
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        for part in [
+            "moved by 2 attempts: 4 files, 2.00 MiB\n",
+            "attempt 1 ended ",
+            ": exit code 12, 2 files, 1.00 MiB;\n         the job was waiting\n",
+            "last error, of attempt 2: 9 failed\n",
+            "failed: sender: open 'f4': no\n",
+            "log: /state/12/log\n",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("f5"), "{text}");
+        let object = details.add_to(row.as_json(), &row);
+        assert_eq!((&object["files_total"], &object["last_error"]), (&4.into(), &"9 failed".into()));
+        assert_eq!(object["ends"][0]["state"], "waiting");
+    }
+
+    #[test]
     fn a_job_has_two_lines_that_fit_a_terminal() {
         let progress = Progress {
             seconds: 3.0,
@@ -236,24 +379,29 @@ mod tests {
             bytes_per_second: 125_000_000.0,
             lanes: 4,
             limited_by: "source_reads".into(),
+            watch: None,
         };
-        let runs = Row { job: job(), progress: Some(progress) };
+        let runs = Row::new(job(), Some(progress));
         let waits = Job {
             state: State::Waiting,
             not_before: Some(Moment(90_000)),
             message: Some("no answer\n".into()),
+            target: format!("dtn:/{}", "long/".repeat(9)),
             ..job()
         };
         let moved = Moved { files: 1, bytes: 1 << 20, seconds: 1.0, limited_by: None };
         let done = Job { state: State::Done, moved: Some(moved), ..job() };
-        let rows = [runs, Row { job: waits, progress: None }, Row { job: done, progress: None }];
+        let held = Row::new(Job { state: State::Paused, ..job() }, runs.progress.clone());
+        let rows = [runs, Row::new(waits, None), Row::new(done, None), held];
         let text = table(&rows, Moment(0));
         let lines: Vec<_> = text.lines().collect();
         assert!(lines.iter().all(|line| line.len() <= 80), "{text}");
-        assert_eq!(lines.len(), 7, "{text}");
+        assert_eq!(lines.len(), 10, "{text}");
         assert!(lines[1].contains("6.00 GiB") && lines[1].contains(" 25 s"), "{text}");
         assert_eq!(lines[2].trim(), "run7: /data/run7 -> dtn:/in, limited by source reads");
-        assert_eq!(lines[4].trim(), "run7: /data/run7 -> dtn:/in, begins in 1 min: no answer\\n");
+        assert!(lines[4].ends_with("long/,") && lines[5] == "       begins in 1 min: no answer\\n", "{text}");
+        let figures = "12     paused          12    3.00 GiB    6.00 GiB           -      -     2";
+        assert_eq!(lines[8], figures, "what it has come to, and no rate");
         assert!(rows[2].end().starts_with("job 12 (run7) is done: 1 file, 1.00 MiB, "), "{}", rows[2].end());
     }
 }

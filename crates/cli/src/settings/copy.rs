@@ -61,7 +61,7 @@ impl Copy {
 
 impl CopySettings {
     fn new(
-        CopyArgs { push: args, max_bytes, max_entries }: CopyArgs,
+        CopyArgs { push: args, max_bytes, max_entries, .. }: CopyArgs,
         ask: &Arc<dyn Confirm>,
     ) -> Result<Self> {
         let (target, sources) = args.paths.split_last().expect("clap demands two");

@@ -10,7 +10,7 @@ use crate::args::{DialArgs, TransportArg};
 use crate::value::exit::usage_error;
 
 /// The way to start the receiver at a location without a login.
-pub(super) fn start(args: &DialArgs) -> Start {
+pub(crate) fn start(args: &DialArgs) -> Start {
     if args.ssh || args.ssh_command.is_some() { Start::OverSsh } else { Start::Daemon }
 }
 

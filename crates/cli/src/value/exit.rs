@@ -74,6 +74,22 @@ impl Exit {
         known.into_iter().flatten().next().unwrap_or(Self::File)
     }
 
+    /// The code with which another process of zmove has ended.
+    pub(crate) fn told(code: i32) -> Self {
+        const TOLD: [Exit; 9] = [
+            Exit::Usage,
+            Exit::Incompatible,
+            Exit::Target,
+            Exit::Authentication,
+            Exit::Connection,
+            Exit::Broken,
+            Exit::Busy,
+            Exit::Interrupted,
+            Exit::Partial,
+        ];
+        TOLD.into_iter().find(|exit| *exit as i32 == code).unwrap_or(Self::File)
+    }
+
     fn of_sources(error: &SourcesError) -> Self {
         match error {
             SourcesError::Nothing => Self::Partial,

@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use crate::job::JobId;
@@ -49,6 +50,7 @@ pub(super) fn start(
     Started { attempt, work, .. }: &Started,
     words: &[OsString],
 ) -> io::Result<Process> {
+    let _shown_no_more = std::fs::remove_file(place.events(id, attempt.saturating_sub(1)));
     let events = private().write(true).create(true).truncate(true).open(place.events(id, *attempt))?;
     let log = place.log(id);
     let is_long = log.metadata().is_ok_and(|log| log.len() > LOG_BYTES_MAX);
@@ -99,15 +101,26 @@ impl Process {
         self.pidfd.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Sends it a signal, if it lives.
-    pub(super) fn signal(&self, place: &Place, id: JobId, signal: Signal) {
-        let _ended = match (&self.child, &self.pidfd, self.pid) {
+    /// Whether it is this child of the runner.
+    pub(super) fn is_child(&self, pid: Pid) -> bool {
+        self.child.is_some() && self.pid == Some(pid)
+    }
+
+    /// Sends it a signal, if it lives; returns whether it was found. One that was not when it was adopted is looked for
+    /// again: it may not have had its lock as its standard input yet.
+    pub(super) fn signal(&mut self, place: &Place, id: JobId, signal: Signal) -> bool {
+        if self.child.is_none() && self.pid.is_none() {
+            *self = Self::adopt(place, id);
+        }
+        let sent = match (&self.child, &self.pidfd, self.pid) {
             (None, Some(pidfd), _) => pidfd_send_signal(pidfd, signal),
             // Nobody but this thread takes its number away, by waiting for it.
             (Some(_), _, Some(pid)) => kill_process(pid, signal),
             (None, None, Some(pid)) if holds(pid, &place.lock(id)) => kill_process(pid, signal),
-            _ => Ok(()),
+            _ => return false,
         };
+        // What has ended needs no signal.
+        matches!(sent, Ok(()) | Err(Errno::SRCH))
     }
 }
 
@@ -129,3 +142,24 @@ pub const OF_THE_SUBMITTER: [&str; 5] = ["HOME", "KRB5CCNAME", "PATH", "SSH_AUTH
 
 /// The length from which on a job's log is begun anew with an attempt.
 const LOG_BYTES_MAX: u64 = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+
+    use super::*;
+
+    /// A runner that was killed between a fork and what follows it leaves a process that does not look like the job's
+    /// yet; a later one has to be able to end it all the same.
+    #[test]
+    fn a_process_that_was_not_found_is_looked_for_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let (place, id) = (Place::open(directory.path()).unwrap(), JobId(1));
+        let lock = take_lock(&place, id).unwrap().unwrap();
+        let mut process = Process::adopt(&place, id);
+        assert!(!process.signal(&place, id, Signal::TERM), "nobody has it as standard input");
+        let mut child = Command::new("sleep").arg("600").stdin(lock).stdout(Stdio::null()).spawn().unwrap();
+        assert!(process.signal(&place, id, Signal::TERM));
+        assert!(!child.wait().unwrap().success());
+    }
+}

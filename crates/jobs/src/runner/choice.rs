@@ -1,10 +1,17 @@
-//! Which queued jobs begin: the most urgent first, as many as there is room for.
+//! Which queued jobs begin: the most urgent first, as many as there is room for, and of equally urgent ones those of
+//! whom the fewest run.
+//!
+//! A runner does the jobs of one user. What has to be fair is that five hundred jobs of one kind do not keep others
+//! waiting that were submitted after them. Jobs are of one kind if the user has given them the same label; those
+//! without a label of their own, if their sources lie in the same directory.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ffi::OsString;
 
 use crate::store::Queued;
 
-/// How many jobs run at once.
+/// How many jobs run at once. Those that watch their sources are not counted: they would take the room of others for
+/// ever, mostly without any use for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// In all.
@@ -13,6 +20,8 @@ pub struct Limits {
     pub host: usize,
     /// With the same target.
     pub target: usize,
+    /// With the same key, which is that of a home (`ZMOVE_HOME`).
+    pub key: usize,
 }
 
 /// The jobs that run or are about to, counted.
@@ -22,9 +31,16 @@ pub(super) struct Choice {
     all: usize,
     hosts: HashMap<String, usize>,
     targets: HashMap<String, usize>,
+    keys: HashMap<OsString, usize>,
+    kinds: HashMap<String, usize>,
     /// Source and target: the same job is never done twice at once, whatever the limits.
     pairs: HashMap<(String, String), usize>,
-    pub(super) chosen: Vec<Queued>,
+    chosen: Vec<Queued>,
+    /// Equally urgent jobs, by kind, until all of them have been offered.
+    rivals: BTreeMap<String, VecDeque<Queued>>,
+    /// How many rivals there are with the same kind, host, target and key: no more are of use than have room.
+    offered: HashMap<[String; 3], usize>,
+    priority: Option<i32>,
 }
 
 impl Choice {
@@ -34,34 +50,97 @@ impl Choice {
             all: 0,
             hosts: HashMap::new(),
             targets: HashMap::new(),
+            keys: HashMap::new(),
+            kinds: HashMap::new(),
             pairs: HashMap::new(),
             chosen: Vec::new(),
+            rivals: BTreeMap::new(),
+            offered: HashMap::new(),
+            priority: None,
         };
         running.into_iter().for_each(|job| choice.count(job));
         choice
     }
 
     fn count(&mut self, job: &Queued) {
+        *self.pairs.entry((job.source.clone(), job.target.clone())).or_default() += 1;
+        if job.watches {
+            return;
+        }
         self.all += 1;
         *self.hosts.entry(job.host.clone()).or_default() += 1;
         *self.targets.entry(job.target.clone()).or_default() += 1;
-        *self.pairs.entry((job.source.clone(), job.target.clone())).or_default() += 1;
+        *self.keys.entry(job.home.clone()).or_default() += 1;
+        *self.kinds.entry(kind(job)).or_default() += 1;
     }
 
-    /// Whether there is room for any job.
-    pub(super) fn has_room(&self) -> bool {
-        self.all < self.limits.all
+    fn has_room_for(&self, job: &Queued) -> bool {
+        if self.pairs.contains_key(&(job.source.clone(), job.target.clone())) {
+            return false;
+        }
+        let of = |count: Option<&usize>| count.copied().unwrap_or(0);
+        job.watches
+            || self.all < self.limits.all
+                && of(self.hosts.get(&job.host)) < self.limits.host
+                && of(self.targets.get(&job.target)) < self.limits.target
+                && of(self.keys.get(&job.home)) < self.limits.key
     }
 
-    /// Chooses a job, if there is room for it.
-    pub(super) fn offer(&mut self, job: Queued) {
-        let of_host = self.hosts.get(&job.host).copied().unwrap_or(0);
-        let of_target = self.targets.get(&job.target).copied().unwrap_or(0);
-        let is_there = self.pairs.contains_key(&(job.source.clone(), job.target.clone()));
-        if self.has_room() && of_host < self.limits.host && of_target < self.limits.target && !is_there {
+    /// Offers the next job, by priority; returns whether another is of use.
+    pub(super) fn offer(&mut self, job: Queued) -> bool {
+        if self.priority != Some(job.priority) {
+            self.choose();
+            self.priority = Some(job.priority);
+        }
+        if !self.has_room_for(&job) {
+            return true;
+        }
+        let kind = kind(&job);
+        // Without limits by target, targets make no difference.
+        let target = if self.limits.target == usize::MAX { String::new() } else { job.target.clone() };
+        let alike = self.offered.entry([kind.clone(), job.host.clone(), target]).or_default();
+        if *alike < self.limits.all || job.watches {
+            *alike += 1;
+            self.rivals.entry(kind).or_default().push_back(job);
+        }
+        true
+    }
+
+    /// Chooses of equally urgent jobs: each time the first of the kind of which the fewest run.
+    fn choose(&mut self) {
+        self.offered.clear();
+        let mut rivals = std::mem::take(&mut self.rivals);
+        loop {
+            for jobs in rivals.values_mut() {
+                while jobs.front().is_some_and(|job| !self.has_room_for(job)) {
+                    jobs.pop_front();
+                }
+            }
+            let next = rivals.iter_mut().filter_map(|(kind, jobs)| {
+                let first = jobs.front()?.id;
+                Some(((self.kinds.get(kind).copied().unwrap_or(0), first), jobs))
+            });
+            let Some(job) = next.min_by_key(|(rank, _)| *rank).and_then(|(_, jobs)| jobs.pop_front()) else {
+                return;
+            };
             self.count(&job);
             self.chosen.push(job);
         }
+    }
+
+    /// The jobs that are to begin.
+    pub(super) fn chosen(mut self) -> Vec<Queued> {
+        self.choose();
+        self.chosen
+    }
+}
+
+/// The kind of a job: its label, or where its source lies if the label is only the source's name.
+fn kind(job: &Queued) -> String {
+    let source = job.source.trim_end_matches('/');
+    match source.strip_suffix(job.label.as_str()) {
+        Some(directory) if directory.is_empty() || directory.ends_with(['/', ':']) => directory.to_owned(),
+        _ => job.label.clone(),
     }
 }
 
@@ -71,28 +150,81 @@ mod tests {
     use crate::job::JobId;
 
     fn job(id: i64, host: &str, target: &str) -> Queued {
-        Queued { id: JobId(id), host: host.into(), source: format!("s{id}"), target: target.into() }
+        Queued {
+            id: JobId(id),
+            host: host.into(),
+            source: format!("/s/{id}"),
+            target: target.into(),
+            label: id.to_string(),
+            priority: 0,
+            home: OsString::new(),
+            watches: false,
+        }
+    }
+
+    const LIMITS: Limits = Limits { all: 5, host: 5, target: 5, key: 5 };
+
+    fn chosen(limits: Limits, running: &[Queued], queued: impl IntoIterator<Item = Queued>) -> Vec<i64> {
+        let mut choice = Choice::new(limits, running);
+        assert!(queued.into_iter().all(|job| choice.offer(job)));
+        choice.chosen().iter().map(|job| job.id.0).collect()
     }
 
     #[test]
     fn no_limit_is_passed_and_none_holds_up_others() {
-        let limits = Limits { all: 5, host: 2, target: 1 };
-        let running = [job(1, "a", "x")];
-        let mut choice = Choice::new(limits, &running);
+        let limits = Limits { all: 5, host: 2, target: 1, key: 5 };
         let queued =
             [(2, "a", "x"), (3, "a", "y"), (4, "a", "z"), (5, "b", "u"), (6, "c", "v"), (7, "d", "w")];
-        queued.into_iter().for_each(|(id, host, target)| choice.offer(job(id, host, target)));
-        let chosen: Vec<_> = choice.chosen.iter().map(|job| job.id.0).collect();
-        assert_eq!(chosen, [3, 5, 6, 7]);
-        assert!(!choice.has_room());
+        let queued = queued.map(|(id, host, target)| job(id, host, target));
+        assert_eq!(chosen(limits, &[job(1, "a", "x")], queued), [3, 5, 6, 7]);
+    }
+
+    #[test]
+    fn a_key_has_its_limit_too() {
+        let limits = Limits { key: 1, ..LIMITS };
+        let of = |id, home: &str| Queued { home: home.into(), ..job(id, "h", &id.to_string()) };
+        let queued = [of(2, "a"), of(3, "b"), of(4, "b"), of(5, "")];
+        assert_eq!(chosen(limits, &[of(1, "a")], queued), [3, 5]);
     }
 
     #[test]
     fn the_same_transfer_is_not_done_twice_at_once() {
-        let limits = Limits { all: 5, host: 5, target: 5 };
-        let running = [job(1, "a", "x")];
-        let mut choice = Choice::new(limits, &running);
-        choice.offer(Queued { id: JobId(2), ..job(1, "a", "x") });
-        assert_eq!(choice.chosen, []);
+        let again = Queued { id: JobId(2), ..job(1, "a", "x") };
+        assert_eq!(chosen(LIMITS, &[job(1, "a", "x")], [again]), [] as [i64; 0]);
+    }
+
+    #[test]
+    fn many_jobs_of_one_kind_do_not_keep_others_waiting() {
+        let labelled = |id, label: &str| Queued { label: label.into(), ..job(id, "h", &id.to_string()) };
+        let many = (1..=500).map(|id| job(id, "h", &id.to_string()));
+        let few = [labelled(501, "x"), labelled(502, "y"), labelled(503, "x")];
+        assert_eq!(chosen(LIMITS, &[], many.clone().chain(few.clone())), [1, 501, 502, 2, 503]);
+        let running = [job(600, "h", "r"), job(601, "h", "s")];
+        assert_eq!(chosen(LIMITS, &running, many.chain(few)), [501, 502, 503]);
+    }
+
+    #[test]
+    fn who_is_more_urgent_comes_first_whatever_its_kind() {
+        let urgent = |id, priority| Queued { priority, ..job(id, "h", &id.to_string()) };
+        let queued = [urgent(9, 2), urgent(8, 2), urgent(1, 0), urgent(2, 0), urgent(3, 0), urgent(4, 0)];
+        assert_eq!(chosen(LIMITS, &[], queued), [9, 8, 1, 2, 3].map(i64::from));
+    }
+
+    #[test]
+    fn who_watches_takes_no_room() {
+        let watches = |id| Queued { watches: true, ..job(id, "h", &id.to_string()) };
+        let running: Vec<_> = (1..9).map(watches).collect();
+        assert_eq!(chosen(Limits { all: 1, ..LIMITS }, &running, [job(10, "h", "x"), watches(11)]), [10, 11]);
+    }
+
+    #[test]
+    fn a_label_of_its_own_is_a_kind() {
+        let of = |source: &str, label: &str| {
+            kind(&Queued { source: source.into(), label: label.into(), ..job(1, "", "") })
+        };
+        assert_eq!(of("/data/runs/r7/", "r7"), "/data/runs/");
+        assert_eq!(of("h:r7", "r7"), "h:");
+        assert_eq!(of("/data/runs/r7", "night"), "night");
+        assert_eq!(of("/data/runs/r7", "7"), "7");
     }
 }

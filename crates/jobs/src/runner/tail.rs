@@ -34,6 +34,26 @@ pub struct Progress {
     pub lanes: u32,
     /// What limits it.
     pub limited_by: String,
+    /// How it watches its source, if it does.
+    #[serde(default)]
+    pub watch: Option<Watching>,
+}
+
+/// How a job is that watches its source.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Watching {
+    /// `events` of the kernel, or `walks` alone.
+    pub by: String,
+    /// The reason for walks alone.
+    pub why: Option<String>,
+    /// Directories that the kernel watches.
+    pub directories: u64,
+    /// Files that are to be moved now.
+    pub ready: u64,
+    /// Files that change, or rest.
+    pub changing: u64,
+    /// Whether there is nothing to be moved.
+    pub idle: bool,
 }
 
 /// The last object of an attempt.
@@ -58,6 +78,12 @@ pub(super) struct Tail {
     pub(super) moved_at: Instant,
     counts: [u64; 4],
     failures: usize,
+    /// The furthest that any attempt before has come.
+    before: u64,
+    /// Whether it watches and has nothing to do.
+    pub(super) is_idle: bool,
+    /// What it has moved by its last report.
+    reported: Option<Moved>,
 }
 
 /// A line, of which each event has a part.
@@ -79,13 +105,29 @@ struct Line {
     files_done: u64,
     #[serde(default)]
     files_found: u64,
+    watch: Option<Watching>,
 }
 
 impl Tail {
-    /// A reader that begins here.
-    pub(super) fn new(read: u64) -> Self {
-        let moved_at = Instant::now();
-        Self { read, told: Vec::new(), last: None, furthest: 0, moved_at, counts: [0; 4], failures: 0 }
+    /// A reader that begins here; attempts before have come so far.
+    pub(super) fn new(read: u64, before: u64) -> Self {
+        Self {
+            read,
+            told: Vec::new(),
+            last: None,
+            furthest: 0,
+            moved_at: Instant::now(),
+            counts: [0; 4],
+            failures: 0,
+            before,
+            is_idle: false,
+            reported: None,
+        }
+    }
+
+    /// What the attempt has moved: by its last word, else by its last report.
+    pub(super) fn moved(&self) -> Option<Moved> {
+        self.last.as_ref().and_then(|last| last.moved.clone()).or_else(|| self.reported.clone())
     }
 
     /// Reads what has come since. A file that is not there has nothing to tell.
@@ -126,6 +168,18 @@ impl Tail {
                     self.moved_at = Instant::now();
                 }
                 self.furthest = self.furthest.max(line.bytes_done.saturating_add(line.files_done));
+                self.is_idle = line.watch.as_ref().is_some_and(|watch| watch.idle);
+                if self.is_idle {
+                    // What has nothing left to do is further than whatever went before.
+                    self.furthest = self.furthest.max(self.before.saturating_add(1));
+                    self.moved_at = Instant::now();
+                }
+                self.reported = Some(Moved {
+                    files: line.files_done,
+                    bytes: line.bytes_done,
+                    seconds: line.seconds.unwrap_or_default(),
+                    limited_by: line.limited_by,
+                });
             }
             // a dry run's, which nobody watches
             "added" | "changed" | "removed" => {}
@@ -214,7 +268,7 @@ mod tests {
     #[test]
     fn lines_are_read_when_they_are_whole_and_each_once() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let mut tail = Tail::new(0);
+        let mut tail = Tail::new(0, 0);
         let write = |text: &str| file.as_file().write_all(text.as_bytes()).unwrap();
         tail.read_on(file.path()).unwrap();
         write("{\"event\":\"warning\",\"message\":\"w\"}\n\0\0\nnonsense\n{\"event\":\"prog");
@@ -255,8 +309,24 @@ mod tests {
     }
 
     #[test]
+    fn who_watches_and_has_nothing_to_do_has_come_further() {
+        let mut tail = Tail::new(0, 1 << 40);
+        let mut take = |idle: bool| {
+            let line = format!(
+                "{{\"event\":\"progress\",\"bytes_done\":7,\"watch\":{{\"by\":\"events\",\"why\":null,\"directories\":1,\
+                 \"ready\":0,\"changing\":0,\"idle\":{idle}}}}}"
+            );
+            tail.take(line.as_bytes());
+            (tail.is_idle, tail.furthest)
+        };
+        assert_eq!(take(false), (false, 7));
+        assert_eq!(take(true), (true, (1 << 40) + 1));
+        assert_eq!(take(false), (false, (1 << 40) + 1));
+    }
+
+    #[test]
     fn failures_without_end_do_not_fill_the_store() {
-        let mut tail = Tail::new(0);
+        let mut tail = Tail::new(0, 0);
         (0..1000).for_each(|_| tail.take(b"{\"event\":\"failed\",\"message\":\"f\"}"));
         assert_eq!(tail.told.len(), FAILURES_MAX);
     }

@@ -1,8 +1,8 @@
 //! The FIFO by which a runner is woken, and by which it is seen that there is one.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
@@ -15,26 +15,53 @@ use crate::place::Place;
 pub(super) struct Bell(File);
 
 impl Bell {
-    /// Opens the FIFO, which is made if it is not there.
+    /// Opens the FIFO, which is made if it is not there. Whatever else has its name, as a backup may have left it,
+    /// goes: nobody could wake the runner by that.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
+        if let Some(other) = path.symlink_metadata().ok().filter(|there| !there.file_type().is_fifo()) {
+            put_aside(path, &other)?;
+        }
         match mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
         // It is open for writing too, so that it is not at its end when those who have written close it.
-        let options = OFlags::NONBLOCK.bits().cast_signed();
+        let options = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
         let file = File::options().read(true).write(true).custom_flags(options).open(path)?;
-        Ok(Self(file))
+        // somebody has been quick
+        if file.metadata()?.file_type().is_fifo() { Ok(Self(file)) } else { Err(Errno::EXIST.into()) }
     }
 
     pub(super) fn file(&self) -> &File {
         &self.0
     }
 
+    /// Whether the FIFO still has its name: else nobody finds it.
+    pub(super) fn is_at(&self, path: &Path) -> bool {
+        let number = |there: &Metadata| (there.dev(), there.ino());
+        match (self.0.metadata(), path.symlink_metadata()) {
+            (Ok(ours), Ok(there)) => number(&ours) == number(&there),
+            _ => false,
+        }
+    }
+
     /// Takes what was written meanwhile.
     pub(super) fn clear(&self) {
         let mut bytes = [0; 4096];
         while matches!(rustix::io::read(&self.0, &mut bytes), Ok(read) if read == bytes.len()) {}
+    }
+}
+
+/// Frees the name of the FIFO. What a directory holds stays, under another name.
+fn put_aside(path: &Path, other: &Metadata) -> io::Result<()> {
+    if !other.is_dir() {
+        return std::fs::remove_file(path);
+    }
+    match std::fs::remove_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+            std::fs::rename(path, path.with_extension(format!("was-{}", other.ino())))
+        }
+        removed => removed,
     }
 }
 
@@ -53,12 +80,64 @@ pub fn wake(place: &Place) -> io::Result<bool> {
     }
 }
 
+/// The FIFO, if it is one that somebody reads: in anything else nobody would find what is written.
 fn writer(place: &Place) -> io::Result<Option<File>> {
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
     match File::options().write(true).custom_flags(flags).open(place.wake()) {
-        Ok(file) => Ok(Some(file)),
+        Ok(file) => Ok(file.metadata()?.file_type().is_fifo().then_some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => Ok(None),
-        Err(error) => Err(error),
+        Err(error) => match Errno::from_io_error(&error) {
+            // no reader, a directory, a link, a socket
+            Some(Errno::NXIO | Errno::ISDIR | Errno::LOOP) => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A backup that was unpacked there, or a slip of the shell, leaves such things.
+    #[test]
+    fn what_is_no_fifo_makes_room_for_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::open(directory.path()).unwrap();
+        let path = place.wake();
+        let is_up = || wake(&place).unwrap();
+        let makers: [&dyn Fn(); 5] = [
+            &|| std::fs::write(&path, "").unwrap(),
+            &|| std::fs::create_dir(&path).unwrap(),
+            &|| {
+                std::fs::create_dir(&path).unwrap();
+                std::fs::write(path.join("kept"), "").unwrap();
+            },
+            &|| std::os::unix::fs::symlink("elsewhere", &path).unwrap(),
+            &|| std::os::unix::fs::symlink("/dev/null", &path).unwrap(),
+        ];
+        for make in makers {
+            make();
+            assert!(!is_up(), "nobody reads there");
+            let bell = Bell::open(&path).unwrap();
+            assert!(is_up() && bell.is_at(&path));
+            drop(bell);
+            assert!(!is_up());
+            std::fs::remove_file(&path).unwrap();
+        }
+        assert!(!directory.path().join("elsewhere").exists(), "no link is followed");
+        let entries = std::fs::read_dir(directory.path()).unwrap();
+        let kept = entries.filter(|entry| entry.as_ref().unwrap().path().join("kept").exists());
+        assert_eq!(kept.count(), 1, "what a directory holds is nobody's to remove");
+    }
+
+    #[test]
+    fn a_fifo_that_has_lost_its_name_is_noticed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("wake");
+        let bell = Bell::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(!bell.is_at(&path));
+        std::fs::write(&path, "").unwrap();
+        assert!(!bell.is_at(&path));
     }
 }

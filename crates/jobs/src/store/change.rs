@@ -33,6 +33,8 @@ pub struct Started {
     pub work: Work,
     /// The longest time in which nothing is moved before it is given up.
     pub deadline: Duration,
+    /// The furthest that any attempt has come.
+    pub furthest: u64,
 }
 
 /// What a change of waiting jobs has done.
@@ -147,7 +149,7 @@ impl Store {
                 return Ok(Err(StoreError::Illegal { id, source: illegal }));
             }
             let mut work = transaction.prepare(
-                "SELECT attempt, arguments, directory, environment, deadline FROM jobs WHERE id = ?1",
+                "SELECT attempt, arguments, directory, environment, deadline, furthest FROM jobs WHERE id = ?1",
             )?;
             let started = work.query_row([id.0], |row| {
                 let directory = OsString::from_vec(row.get(2)?);
@@ -159,7 +161,8 @@ impl Store {
                 };
                 let deadline: i64 = row.get(4)?;
                 let deadline = Duration::from_millis(deadline.unsigned_abs());
-                Ok(Started { attempt: row.get(0)?, work, deadline })
+                let furthest: i64 = row.get(5)?;
+                Ok(Started { attempt: row.get(0)?, work, deadline, furthest: furthest.unsigned_abs() })
             });
             Ok(Ok(started?))
         })
@@ -238,6 +241,7 @@ impl Store {
             let message = ending.message.as_deref().filter(|_| !matches!(step, Step::Hold | Step::Cancel));
             match take(transaction, id, step, message, now)? {
                 Ok(state) => {
+                    add_attempt(transaction, (id, attempt), (state, message), ending, now)?;
                     if state.is_final() && state != State::Cancelled {
                         do_again(transaction, id, now)?;
                     }
@@ -408,6 +412,35 @@ impl Terms {
 fn retry_wait(failures: u32) -> Duration {
     let wait = RETRY_WAIT_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
     wait.min(Duration::from_millis(RETRY_WAIT_MAX_MILLIS.unsigned_abs()))
+}
+
+/// Adds the end of an attempt, which has left its job in this state.
+fn add_attempt(
+    transaction: &Transaction<'_>,
+    (id, attempt): (JobId, u32),
+    (state, message): (State, Option<&str>),
+    ending: &Ending,
+    now: Moment,
+) -> rusqlite::Result<()> {
+    let Moved { files, bytes, seconds, .. } = ending.moved.clone().unwrap_or_default();
+    let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    transaction
+        .prepare(
+            "INSERT OR REPLACE INTO attempts (job, number, ended, state, exit, message, files, bytes, seconds)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+        )?
+        .execute(params![
+            id.0,
+            attempt,
+            now.0,
+            state.word(),
+            ending.exit,
+            message,
+            number(files),
+            number(bytes),
+            seconds,
+        ])?;
+    Ok(())
 }
 
 fn add_told(transaction: &Transaction<'_>, id: JobId, told: &[Told], now: Moment) -> rusqlite::Result<()> {

@@ -1,6 +1,8 @@
 //! What the store tells.
 
 use std::cmp::Reverse;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use rusqlite::{OptionalExtension, Row};
@@ -8,7 +10,7 @@ use rusqlite::{OptionalExtension, Row};
 use super::Store;
 use super::change::read_wish;
 use crate::error::StoreError;
-use crate::job::{Job, JobEvent, JobId, Moved, Wish};
+use crate::job::{AttemptEnd, Job, JobEvent, JobId, Moved, Wish, Words};
 use crate::moment::Moment;
 use crate::state::State;
 
@@ -43,6 +45,14 @@ pub struct Queued {
     pub source: String,
     /// Where to.
     pub target: String,
+    /// The user's name for it.
+    pub label: String,
+    /// Higher ones begin first.
+    pub priority: i32,
+    /// The home of the keys that it uses; empty: the runner's.
+    pub home: OsString,
+    /// Whether it goes on until it is cancelled, mostly without anything to do.
+    pub watches: bool,
 }
 
 /// A job that is running, or was when its runner died.
@@ -58,6 +68,8 @@ pub struct Running {
     pub wish: Option<Wish>,
     /// The longest time in which nothing is moved before it is given up.
     pub deadline: Duration,
+    /// The furthest that any attempt has come.
+    pub furthest: u64,
 }
 
 impl Store {
@@ -71,6 +83,50 @@ impl Store {
             found.query_row([id.0], read_job).optional()
         })?;
         found.ok_or(StoreError::NoJob(id))
+    }
+
+    /// The ends of a job's attempts, as far as they have ended.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn attempts(&self, id: JobId) -> Result<Vec<AttemptEnd>, StoreError> {
+        self.read(|connection| {
+            let mut found = connection.prepare(
+                "SELECT number, ended, state, exit, message, files, bytes, seconds FROM attempts
+                 WHERE job = ?1 ORDER BY number",
+            )?;
+            let read = |row: &Row<'_>| {
+                let word: String = row.get(2)?;
+                Ok(AttemptEnd {
+                    number: row.get(0)?,
+                    ended: Moment(row.get(1)?),
+                    state: read_state(&word)?,
+                    exit: row.get(3)?,
+                    message: row.get(4)?,
+                    files: unsigned(row.get(5)?),
+                    bytes: unsigned(row.get(6)?),
+                    seconds: row.get(7)?,
+                })
+            };
+            found.query_map([id.0], read)?.collect()
+        })
+    }
+
+    /// The run of a job's schedule that has not ended, if the job is an ended one of a schedule; else the job itself.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn live_run(&self, id: JobId) -> Result<JobId, StoreError> {
+        self.read(|connection| {
+            let mut later = connection.prepare(
+                "WITH RECURSIVE runs (id) AS (
+                     VALUES (?1) UNION
+                     SELECT j.id FROM jobs j JOIN runs ON j.previous = runs.id WHERE j.schedule IS NOT NULL)
+                 SELECT jobs.id FROM runs JOIN jobs ON jobs.id = runs.id WHERE ended IS NULL ORDER BY jobs.id DESC",
+            )?;
+            let live: Option<i64> = later.query_row([id.0], |row| row.get(0)).optional()?;
+            Ok(live.map_or(id, JobId))
+        })
     }
 
     /// Jobs, in the order in which they were submitted.
@@ -182,9 +238,9 @@ impl Store {
     /// The store cannot be read.
     pub fn queued(&self, mut visit: impl FnMut(Queued) -> bool) -> Result<(), StoreError> {
         self.read(|connection| {
-            let mut found = connection.prepare(
-                "SELECT id, host, source, target FROM jobs WHERE state = 'queued' ORDER BY priority DESC, id",
-            )?;
+            let mut found = connection.prepare(&format!(
+                "SELECT {QUEUED} FROM jobs WHERE state = 'queued' ORDER BY priority DESC, id"
+            ))?;
             let mut rows = found.query(())?;
             while let Some(row) = rows.next()? {
                 if !visit(read_queued(row)?) {
@@ -201,17 +257,18 @@ impl Store {
     /// The store cannot be read.
     pub fn running(&self) -> Result<Vec<Running>, StoreError> {
         self.read(|connection| {
-            let mut found = connection.prepare(
-                "SELECT id, host, source, target, attempt, events_read, wish, deadline FROM jobs
+            let mut found = connection.prepare(&format!(
+                "SELECT {QUEUED}, attempt, events_read, wish, deadline, furthest FROM jobs
                  WHERE state = 'running' ORDER BY id",
-            )?;
+            ))?;
             let read = |row: &Row<'_>| {
                 Ok(Running {
                     job: read_queued(row)?,
-                    attempt: row.get(4)?,
-                    events_read: unsigned(row.get(5)?),
-                    wish: read_wish(row.get(6)?),
-                    deadline: Duration::from_millis(unsigned(row.get(7)?)),
+                    attempt: row.get(8)?,
+                    events_read: unsigned(row.get(9)?),
+                    wish: read_wish(row.get(10)?),
+                    deadline: Duration::from_millis(unsigned(row.get(11)?)),
+                    furthest: unsigned(row.get(12)?),
                 })
             };
             found.query_map((), read)?.collect()
@@ -309,8 +366,26 @@ fn read_state(word: &str) -> rusqlite::Result<State> {
     word.parse().map_err(fail)
 }
 
+/// All that a [`Queued`] has.
+const QUEUED: &str = "id, host, source, target, label, priority, environment, arguments";
+
 fn read_queued(row: &Row<'_>) -> rusqlite::Result<Queued> {
-    Ok(Queued { id: JobId(row.get(0)?), host: row.get(1)?, source: row.get(2)?, target: row.get(3)? })
+    let words =
+        |column| -> rusqlite::Result<Words> { Ok(Words::from_bytes(row.get_ref(column)?.as_blob()?)) };
+    let home = words(6)?
+        .0
+        .into_iter()
+        .find_map(|word| Some(OsStr::from_bytes(word.as_bytes().strip_prefix(b"ZMOVE_HOME=")?).to_owned()));
+    Ok(Queued {
+        id: JobId(row.get(0)?),
+        host: row.get(1)?,
+        source: row.get(2)?,
+        target: row.get(3)?,
+        label: row.get(4)?,
+        priority: row.get(5)?,
+        home: home.unwrap_or_default(),
+        watches: words(7)?.0.iter().any(|word| word == "--watch"),
+    })
 }
 
 /// A number that was not negative when it was written.

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use tempfile::TempDir;
 
 use super::*;
-use crate::job::{JobId, NewJob, Wish, Words, Work};
+use crate::job::{JobId, Moved, NewJob, Wish, Words, Work};
 use crate::moment::Moment;
 use crate::state::State;
 
@@ -343,6 +343,51 @@ fn urgent_jobs_come_first() {
 }
 
 #[test]
+fn each_attempt_s_end_is_kept() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    let moved = |files| Some(Moved { files, bytes: 10 * files, seconds: 1.5, limited_by: None });
+    let passing = Ending { message: Some("lost".into()), moved: moved(3), ..ended(Verdict::Passing) };
+    assert_eq!(site.run(id, &passing, START), State::Waiting);
+    site.store.release(later(60)).unwrap();
+    assert_eq!(site.run(id, &Ending { moved: moved(4), ..ended(Verdict::Done) }, later(60)), State::Done);
+    let ends = site.store.attempts(id).unwrap();
+    let told: Vec<_> = ends
+        .iter()
+        .map(|end| (end.number, end.state, end.exit, end.message.as_deref(), end.files, end.bytes))
+        .collect();
+    let expected =
+        [(1, State::Waiting, Some(10), Some("lost"), 3, 30), (2, State::Done, Some(0), None, 4, 40)];
+    assert_eq!(told, expected);
+    site.store.forget(later(1_000_000)).unwrap();
+    assert_eq!(site.store.attempts(id).unwrap(), []);
+}
+
+#[test]
+fn an_ended_run_of_a_schedule_leads_to_the_one_that_is_to_come() {
+    let mut site = site();
+    let schedule = Some("* * * * *".parse().unwrap());
+    let first = site.submit(&NewJob { schedule, ..job("x") });
+    let mut last = first;
+    for round in 0..3 {
+        let now = later(60 * round + 120);
+        site.store.release(now).unwrap();
+        assert_eq!(site.run(last, &ended(Verdict::Done), now), State::Done);
+        last = site.store.live_run(first).unwrap();
+        assert!(last > first);
+    }
+    let again = site.store.rerun(first, later(600)).unwrap();
+    assert_eq!(
+        site.store.live_run(first).unwrap(),
+        last,
+        "what was done again by hand is not of the schedule"
+    );
+    assert_eq!(site.store.live_run(again).unwrap(), again);
+    site.store.cancel(last, later(600)).unwrap();
+    assert_eq!(site.store.live_run(first).unwrap(), first);
+}
+
+#[test]
 fn what_an_attempt_tells_is_recorded_once() {
     let mut site = site();
     let id = site.submit(&job("x"));
@@ -373,7 +418,7 @@ fn a_store_of_a_newer_release_is_refused() {
     assert!(error.to_string().contains("was written by a newer zmove"), "{error}");
 }
 
-const KNOWN: u32 = 2;
+const KNOWN: u32 = 3;
 
 /// The migrations and one more.
 fn and_then(statements: &'static str) -> Vec<&'static str> {

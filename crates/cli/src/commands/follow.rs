@@ -1,0 +1,380 @@
+//! The process of a job that watches its source (`submit --watch`): it moves files as they become ready, in batches, by
+//! a process for each that does what any job does, with the batch as its `--files-from`.
+//!
+//! What it knows of the tree is lost with it. The next one walks the tree, and what is at the target already is found
+//! so there: nothing is left out by whatever crash.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Seek as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use zmove_jobs::is_shared;
+use zmove_types::Escaped;
+use zmove_watch::{Batch, How, Terms, Watch};
+
+use crate::args::{PushArgs, SubmitArgs};
+use crate::commands::push::interrupted;
+use crate::display::progress::print_json;
+use crate::display::terminal;
+use crate::settings;
+use crate::value::exit::{Exit, failure, usage_error};
+
+/// Refuses what makes no sense for files that come one by one, and a source that is not there.
+pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
+    let push = &args.copy.push;
+    let [source, _] = &push.paths[..] else {
+        return Err(usage_error("--watch watches one directory"));
+    };
+    let refused = [
+        (push.delete, "--delete: names that go here stay at the target"),
+        (push.selection.files_from.is_some(), "--files-from: it moves what comes"),
+        (push.manifest.is_some(), "--manifest: there is no end"),
+        (push.proofs.is_some(), "--proofs: there is no end"),
+        (push.trace.is_some(), "--trace: there is no end"),
+        (args.every.is_some(), "--every: it goes on until it is cancelled"),
+    ];
+    if let Some((_, why)) = refused.into_iter().find(|(is_typed, _)| *is_typed) {
+        return Err(usage_error(format!("--watch cannot be used with {why}")));
+    }
+    if !Path::new(source).is_dir() {
+        let text = format!("--watch: '{}' is no directory of this host", Escaped::path(source));
+        return Err(failure(Exit::File, text));
+    }
+    Ok(())
+}
+
+/// Whether this process moves a batch of a job that watches: its files are listed on standard input then.
+pub(crate) fn is_batch() -> bool {
+    std::env::var_os(BATCH).is_some()
+}
+
+/// Makes a batch's process one that ends with the one that has started it, and reads its list.
+pub(crate) fn prepare_batch(args: &mut PushArgs) {
+    // Without it there are two for a moment, and the second finds what the first has moved.
+    let _best_effort = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    args.selection.read_list("/proc/self/fd/0");
+}
+
+/// Watches and moves until it is told to end, or a transfer fails.
+pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
+    let root = std::path::absolute(&args.copy.push.paths[0]).context("find the source")?;
+    let terms = Terms {
+        rest: args.rest.map_or(REST, |rest| rest.0),
+        rescan: args.rescan.map(|rescan| rescan.0),
+        is_shared,
+    };
+    let watch = Watch::begin(&root, terms).context("start a thread")?;
+    let stop = Stop::listen()?;
+    let mut report = Report::new();
+    let mut killed = 0;
+    while !stop.is_asked() {
+        watch.notes().into_iter().for_each(terminal::warn);
+        let Some(batch) = watch.take(BATCH_FILES_MAX, LOOK_INTERVAL) else {
+            report.tell(&watch, When::Changed);
+            continue;
+        };
+        report.begin(&batch);
+        report.tell(&watch, When::Changed);
+        let moved = move_batch(&batch, &stop, |progress| {
+            report.under_way(progress);
+            report.tell(&watch, When::InTime);
+        })?;
+        match moved.exit {
+            Some(0 | 23) => {
+                killed = 0;
+                moved.report_failures(&root, &batch);
+                report.end(&moved);
+                watch.settle(batch, |path| moved.has_failed(path));
+            }
+            Some(exit) if root.is_dir() && !stop.is_asked() => {
+                return Ok(moved.fail(exit));
+            }
+            // Whoever has killed it may have meant this one.
+            None if killed >= KILLED_MAX && !stop.is_asked() => return Ok(moved.fail(Exit::Broken as i32)),
+            _ => {
+                killed += u32::from(moved.exit.is_none());
+                report.give_up();
+                watch.put_back(batch);
+                stop.wait(RETRY_WAIT);
+            }
+        }
+    }
+    Err(failure(Exit::Interrupted, "told to end"))
+}
+
+/// The wish that it ends, which the process of the batch under way gets too.
+struct Stop(Arc<Mutex<Wish>>);
+
+#[derive(Default)]
+struct Wish {
+    is_asked: bool,
+    process: Option<Pid>,
+}
+
+impl Stop {
+    fn listen() -> Result<Self> {
+        let wish = Arc::<Mutex<Wish>>::default();
+        let shared = Arc::clone(&wish);
+        let listen = move || {
+            let _listened = settings::block_on(1, async {
+                interrupted().await;
+                Ok(())
+            });
+            let mut wish = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            wish.is_asked = true;
+            let _gone = wish.process.map(|process| kill_process(process, Signal::TERM));
+        };
+        std::thread::Builder::new().name("signals".to_owned()).spawn(listen).context("start a thread")?;
+        Ok(Self(wish))
+    }
+
+    fn is_asked(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_asked
+    }
+
+    /// Lets the process have the wish too, as long as it is not waited for.
+    fn reaches(&self, process: Option<&Child>) {
+        let mut wish = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        wish.process = process.map(Pid::from_child);
+        if wish.is_asked {
+            let _gone = wish.process.map(|process| kill_process(process, Signal::TERM));
+        }
+    }
+
+    fn wait(&self, pause: Duration) {
+        let until = Instant::now() + pause;
+        while !self.is_asked() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// What has become of a batch.
+#[derive(Default)]
+struct Moved {
+    /// None where its process was killed.
+    exit: Option<i32>,
+    files: u64,
+    bytes: u64,
+    limited_by: Option<String>,
+    message: Option<String>,
+    failures: Vec<Value>,
+    /// The ends of paths that failed, as they are told, from each `/` on; `None`: one was told without its path.
+    failed: Option<HashSet<String>>,
+}
+
+impl Moved {
+    fn has_failed(&self, path: &Path) -> bool {
+        let Some(failed) = &self.failed else { return true };
+        let is_told = |path: &Path| failed.contains(&Escaped::path(path).to_string());
+        !failed.is_empty() && path.ancestors().any(is_told)
+    }
+
+    /// Tells failures, unless all of them are of files that are gone: these have been moved or removed by their owner.
+    fn report_failures(&self, root: &Path, batch: &Batch) {
+        if batch.paths().any(|path| self.has_failed(path) && root.join(path).symlink_metadata().is_ok()) {
+            self.failures.iter().for_each(print_json);
+        }
+    }
+
+    /// Tells the end of a transfer that ends the job, or this attempt of it.
+    fn fail(&self, exit: i32) -> Exit {
+        let message =
+            self.message.clone().unwrap_or_else(|| "the process of the transfer was killed".to_owned());
+        print_json(&json!({ "event": "error", "message": message, "exit": exit }));
+        Exit::told(exit)
+    }
+
+    fn take(&mut self, line: &str, tell: &mut impl FnMut(&Value)) {
+        let Ok(event) = serde_json::from_str::<Value>(line) else { return };
+        let number = |name: &str| event[name].as_u64().unwrap_or(0);
+        let text = |name: &str| event[name].as_str().map(str::to_owned);
+        if event["exit"].is_i64() {
+            (self.files, self.bytes) = (number("files"), number("bytes"));
+            (self.limited_by, self.message) = (text("limited_by"), text("message"));
+            return;
+        }
+        match event["event"].as_str() {
+            Some("progress") => tell(&event),
+            Some("failed") => {
+                match (event["path"].as_str(), &mut self.failed) {
+                    (Some(path), Some(failed)) => {
+                        let ends = path.match_indices('/').map(|(at, _)| path[at + 1..].to_owned());
+                        failed.extend(ends.chain([path.to_owned()]));
+                    }
+                    _ => self.failed = None,
+                }
+                if self.failures.len() < FAILURES_MAX {
+                    self.failures.push(event);
+                }
+            }
+            _ => print_json(&event),
+        }
+    }
+}
+
+/// Moves a batch by a process of its own.
+fn move_batch(batch: &Batch, stop: &Stop, mut tell: impl FnMut(&Value)) -> Result<Moved> {
+    let list = list_of(batch).context("list files in memory")?;
+    let mut command = Command::new(std::env::current_exe().context("find this program")?);
+    command.args(std::env::args_os().skip(1)).env(BATCH, "1");
+    let started = command.stdin(list).stdout(Stdio::piped()).spawn();
+    let mut process = started.context("start the process of a transfer")?;
+    stop.reaches(Some(&process));
+    let told = process.stdout.take().expect("a pipe was asked for");
+    let mut moved = Moved { failed: Some(HashSet::new()), ..Moved::default() };
+    for line in BufReader::new(told).lines() {
+        moved.take(&line.context("read what a transfer tells")?, &mut tell);
+    }
+    // From here on its number may be another's.
+    stop.reaches(None);
+    moved.exit = process.wait().context("wait for a transfer")?.code();
+    Ok(moved)
+}
+
+/// The paths of a batch, each with a NUL behind it, in a file in memory, which can be read again.
+fn list_of(batch: &Batch) -> std::io::Result<File> {
+    let mut file = File::from(memfd_create("batch", MemfdFlags::CLOEXEC)?);
+    let paths = batch.paths().flat_map(|path| path.as_os_str().as_bytes().iter().copied().chain([0]));
+    file.write_all(&paths.collect::<Vec<u8>>())?;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// When a report is due.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// If something has changed that is no count of bytes.
+    Changed,
+    /// If the last one was long enough ago.
+    InTime,
+}
+
+/// What is told of the job: the sums over all batches.
+struct Report {
+    begun: Instant,
+    told: Option<(Instant, Value)>,
+    /// Files and bytes at the target by batches that have ended.
+    done: (u64, u64),
+    /// Files and bytes of the batch under way, found and at the target; none: there is no batch.
+    now: Option<[u64; 4]>,
+    limited_by: String,
+    rate: f64,
+    /// How far the events have been told when their beginning was last let go.
+    let_go: u64,
+}
+
+impl Report {
+    fn new() -> Self {
+        let limited_by = "watching".to_owned();
+        Self { begun: Instant::now(), told: None, done: (0, 0), now: None, limited_by, rate: 0.0, let_go: 0 }
+    }
+
+    fn begin(&mut self, batch: &Batch) {
+        self.now = Some([batch.paths().len() as u64, 0, 0, 0]);
+    }
+
+    fn under_way(&mut self, progress: &Value) {
+        let count = |name: &str| progress[name].as_u64().unwrap_or(0);
+        self.now =
+            Some([count("files_found"), count("bytes_found"), count("files_done"), count("bytes_done")]);
+        self.rate = progress["bytes_per_second"].as_f64().unwrap_or(0.0);
+        self.limited_by = progress["limited_by"].as_str().unwrap_or("starting").to_owned();
+    }
+
+    fn end(&mut self, moved: &Moved) {
+        self.done = (self.done.0 + moved.files, self.done.1 + moved.bytes);
+        self.limited_by = moved.limited_by.clone().unwrap_or_else(|| "watching".to_owned());
+        self.now = None;
+    }
+
+    fn give_up(&mut self) {
+        self.now = None;
+    }
+
+    fn tell(&mut self, watch: &Watch, when: When) {
+        let state = watch.state();
+        let idle = self.now.is_none() && state.ready == 0 && state.has_walked;
+        if idle {
+            self.rate = 0.0;
+            "watching".clone_into(&mut self.limited_by);
+        }
+        let why = match &state.how {
+            How::Events => None,
+            How::Walks(why) => Some(why),
+        };
+        let shown = json!({
+            "by": if why.is_none() { "events" } else { "walks" },
+            "why": why,
+            "directories": state.directories,
+            "ready": state.ready,
+            "changing": state.changing,
+            "there": state.is_there,
+            "idle": idle,
+        });
+        let recent = self.told.as_ref().is_some_and(|(at, _)| at.elapsed() < REPORT_INTERVAL);
+        let same = self.told.as_ref().is_some_and(|(_, told)| *told == shown);
+        let was_idle = self.told.as_ref().is_some_and(|(_, told)| told["idle"] == true);
+        if recent && (was_idle == idle || when == When::InTime) || same && when == When::Changed {
+            return;
+        }
+        let [files_found, bytes_found, files_done, bytes_done] = self.now.unwrap_or_default();
+        let (files, bytes) = self.done;
+        print_json(&json!({
+            "event": "progress",
+            "seconds": self.begun.elapsed().as_secs_f64(),
+            "bytes_done": bytes + bytes_done,
+            "bytes_found": bytes + bytes_found,
+            "files_done": files + files_done,
+            "files_found": files + files_found,
+            "scan_ended": true,
+            "bytes_per_second": self.rate,
+            "lanes": 0,
+            "limited_by": self.limited_by,
+            "waiting": null,
+            "watch": shown,
+        }));
+        self.told = Some((Instant::now(), shown));
+        self.let_go();
+    }
+
+    /// Gives the room of events back that have been read long ago: there is no end at which their file would go.
+    fn let_go(&mut self) {
+        let events = std::io::stdout();
+        let told = rustix::fs::seek(&events, rustix::fs::SeekFrom::Current(0)).unwrap_or(0);
+        if told < self.let_go + 2 * EVENTS_KEPT_BYTES {
+            return;
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _not_everywhere = fallocate(events.as_fd(), flags, 0, told - EVENTS_KEPT_BYTES);
+        self.let_go = told - EVENTS_KEPT_BYTES;
+    }
+}
+
+/// The variable by which a process knows that it moves a batch.
+const BATCH: &str = "ZMOVE_JOB_BATCH";
+/// How long a file that nobody has closed is left unchanged before it is moved, unless it was said.
+const REST: Duration = Duration::from_secs(3);
+/// The most files of a batch: enough that connecting does not count, and few enough that none waits long for others.
+const BATCH_FILES_MAX: usize = 1 << 14;
+/// How often it is looked whether it is to end.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// How long it rests where a batch could not be moved.
+const RETRY_WAIT: Duration = Duration::from_secs(1);
+/// Batches in a row whose process was killed before that ends the attempt.
+const KILLED_MAX: u32 = 3;
+/// Failures of a batch that are told: the log names all.
+const FAILURES_MAX: usize = 100;
+/// How much of the events is kept, which is more than a runner has not read.
+const EVENTS_KEPT_BYTES: u64 = 4 << 20;

@@ -1,0 +1,79 @@
+//! What ssh has said to a job, whose standard error is the job's log: ssh has one exit code for a path that is down,
+//! which passes, and for a key that it refuses, which does not.
+
+use std::io::{Read as _, Seek as _, SeekFrom};
+
+use anyhow::Result;
+use zmove_engine::{ConnectError, PushError, SshError};
+use zmove_types::printable;
+
+use crate::value::exit::{Exit, failure};
+
+/// How long the log is now.
+pub(crate) fn so_far() -> u64 {
+    std::fs::metadata(STANDARD_ERROR).map_or(0, |log| log.len())
+}
+
+/// The error of a job, with the last words of an ssh that has failed, and with another exit code if they say that no
+/// other attempt can succeed. The log had `said` bytes before.
+pub(crate) fn judge(error: anyhow::Error, said: u64) -> anyhow::Error {
+    if !is_of_ssh(&error) {
+        return error;
+    }
+    let Ok(words) = words_after(said) else { return error };
+    let Some(last) = words.lines().rev().find(|line| !line.trim().is_empty()) else { return error };
+    let exit = if is_final(&words) { Exit::Authentication } else { Exit::of(&error) };
+    failure(exit, format!("{error:#}: {}", printable(last.trim())))
+}
+
+fn is_of_ssh(error: &anyhow::Error) -> bool {
+    let connect = match error.downcast_ref() {
+        Some(PushError::Connect(error)) => Some(error),
+        _ => error.downcast_ref(),
+    };
+    matches!(connect, Some(ConnectError::Ssh(SshError::NotReached { .. })))
+}
+
+fn words_after(said: u64) -> Result<String> {
+    let mut log = std::fs::File::open(STANDARD_ERROR)?;
+    let end = log.metadata()?.len();
+    log.seek(SeekFrom::Start(said.max(end.saturating_sub(WORDS_BYTES_MAX))))?;
+    let mut words = Vec::new();
+    log.take(WORDS_BYTES_MAX).read_to_end(&mut words)?;
+    Ok(String::from_utf8_lossy(&words).into_owned())
+}
+
+/// Whether ssh has refused the host's key, or the host all keys of the user.
+fn is_final(words: &str) -> bool {
+    const FINAL: [&str; 4] = [
+        "Host key verification failed",
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "host key is known for",
+        "Permission denied (",
+    ];
+    words.lines().any(|line| FINAL.into_iter().any(|text| line.contains(text)))
+}
+
+const STANDARD_ERROR: &str = "/proc/self/fd/2";
+const WORDS_BYTES_MAX: u64 = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_key_is_told_from_a_path_that_is_down() {
+        for (words, expected) in [
+            ("No ED25519 host key is known for [127.0.0.1]:2 and you have requested strict checking.", true),
+            ("Host key verification failed.\r\n", true),
+            ("@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nmore", true),
+            ("alice@dtn: Permission denied (publickey).", true),
+            ("ssh: connect to host dtn port 22: Connection refused", false),
+            ("ssh: Could not resolve hostname dtn: Temporary failure in name resolution", false),
+            ("kex_exchange_identification: Connection closed by remote host", false),
+            ("bash: zmove: Permission denied", false),
+        ] {
+            assert_eq!(is_final(words), expected, "{words}");
+        }
+    }
+}

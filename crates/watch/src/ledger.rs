@@ -1,0 +1,316 @@
+//! The account of files: which change, which are ready, and which have been moved as they are.
+//!
+//! ```text
+//!             changed                      taken               settled
+//! (nothing) ──────────► changing ─► ready ───────► (in batch) ───────► sent
+//!                          ▲  rest,   │              │  changed since, or failed
+//!                          │  closed  │ changed      │
+//!                          └──────────┴──────────────┘
+//! ```
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::RandomState;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::stamp::Stamp;
+
+/// Files that are to be moved together.
+#[derive(Debug)]
+pub struct Batch {
+    files: Vec<(PathBuf, Stamp)>,
+}
+
+impl Batch {
+    /// The paths, below the root.
+    pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.files.iter().map(|(path, _)| path.as_path())
+    }
+}
+
+/// The account.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    rest: Duration,
+    changing: HashMap<PathBuf, Changing>,
+    ready: BTreeMap<PathBuf, ()>,
+    /// Versions of files that are at the target, by number: a path costs more.
+    sent: HashSet<u64>,
+    /// The versions of `sent` that the walk under way has met; `None`: there is none.
+    met: Option<HashSet<u64>>,
+    /// Files that could not be moved: how often, in a row.
+    failures: HashMap<PathBuf, u32>,
+    state: RandomState,
+}
+
+#[derive(Debug)]
+struct Changing {
+    /// The version seen last; `None` where an event has told that it changes.
+    stamp: Option<Stamp>,
+    /// The moment from which on it has to rest.
+    since: Instant,
+    rest: Duration,
+}
+
+impl Ledger {
+    pub(crate) fn new(rest: Duration) -> Self {
+        Self {
+            rest,
+            changing: HashMap::new(),
+            ready: BTreeMap::new(),
+            sent: HashSet::new(),
+            met: None,
+            failures: HashMap::new(),
+            state: RandomState::new(),
+        }
+    }
+
+    /// Somebody changes a file.
+    pub(crate) fn changed(&mut self, path: PathBuf, now: Instant) {
+        self.ready.remove(&path);
+        self.changing.insert(path, Changing { stamp: None, since: now, rest: self.rest });
+    }
+
+    /// A file has been closed by who wrote it, or has got its name when it was whole.
+    pub(crate) fn closed(&mut self, path: PathBuf) {
+        self.changing.remove(&path);
+        self.failures.remove(&path);
+        self.ready.insert(path, ());
+    }
+
+    /// A name is gone, and all below it.
+    pub(crate) fn gone(&mut self, path: &Path) {
+        self.changing.remove(path);
+        self.ready.remove(path);
+        self.failures.remove(path);
+    }
+
+    /// A walk has met a file, which is ready if it `has_rested` already.
+    pub(crate) fn met(&mut self, path: PathBuf, stamp: Stamp, has_rested: bool, now: Instant) {
+        let number = stamp.number(&path, &self.state);
+        if self.sent.contains(&number) {
+            self.met.iter_mut().for_each(|met| met.extend([number]));
+            return;
+        }
+        if self.ready.contains_key(&path) {
+            return;
+        }
+        match self.changing.get_mut(&path) {
+            Some(Changing { stamp: Some(before), since, .. }) if *before != stamp => {
+                (*before, *since) = (stamp, now);
+            }
+            Some(_) => {}
+            None if has_rested => self.ready.extend([(path, ())]),
+            None => {
+                let changing = Changing { stamp: Some(stamp), since: now, rest: self.rest };
+                self.changing.insert(path, changing);
+            }
+        }
+    }
+
+    /// A walk of the whole tree begins.
+    pub(crate) fn walk_begins(&mut self) {
+        self.met = Some(HashSet::new());
+    }
+
+    /// A walk has met all that there is, or has not: then nothing is forgotten.
+    pub(crate) fn walk_ends(&mut self, is_whole: bool) {
+        if let Some(met) = self.met.take().filter(|_| is_whole) {
+            self.sent = met;
+        }
+    }
+
+    /// Looks at files whose rest is over by `look`, which returns the present version.
+    pub(crate) fn look_at_rested(&mut self, now: Instant, look: impl Fn(&Path) -> Option<Stamp>) {
+        let is_due = |changing: &Changing| now.duration_since(changing.since) >= changing.rest;
+        let due: Vec<_> = self
+            .changing
+            .iter()
+            .filter(|(_, changing)| is_due(changing))
+            .map(|(path, _)| path.clone())
+            .collect();
+        for path in due {
+            let found = look(&path);
+            let Some(changing) = self.changing.get_mut(&path) else { continue };
+            match (found, changing.stamp) {
+                (None, _) => self.gone(&path),
+                // written by way of memory, of which no event tells
+                (Some(found), Some(before)) if found != before => {
+                    (changing.stamp, changing.since) = (Some(found), now);
+                }
+                (Some(_), _) => {
+                    self.changing.remove(&path);
+                    self.ready.insert(path, ());
+                }
+            }
+        }
+    }
+
+    /// The time until a file may have rested.
+    pub(crate) fn next_due(&self, now: Instant) -> Option<Duration> {
+        let left = |changing: &Changing| (changing.since + changing.rest).saturating_duration_since(now);
+        self.changing.values().map(left).min()
+    }
+
+    /// How many files are ready, and how many change.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.ready.len(), self.changing.len())
+    }
+
+    /// Hands out files that are ready. What is to be taken for each is what `look` finds.
+    pub(crate) fn take(&mut self, files_max: usize, look: impl Fn(&Path) -> Option<Stamp>) -> Batch {
+        let mut files = Vec::new();
+        while files.len() < files_max
+            && let Some((path, ())) = self.ready.pop_first()
+        {
+            let stamp = look(&path);
+            files.extend(stamp.map(|stamp| (path, stamp)));
+        }
+        Batch { files }
+    }
+
+    /// Takes note of what has become of a batch. What has changed meanwhile is to be moved again, and so, after a
+    /// while, is what has failed.
+    pub(crate) fn settle(
+        &mut self,
+        batch: Batch,
+        has_failed: impl Fn(&Path) -> bool,
+        now: Instant,
+        look: impl Fn(&Path) -> Option<Stamp>,
+    ) {
+        for (path, stamp) in batch.files {
+            let Some(found) = look(&path) else {
+                self.gone(&path);
+                continue;
+            };
+            if has_failed(&path) {
+                let failures = self.failures.entry(path.clone()).or_default();
+                *failures += 1;
+                let rest =
+                    self.rest.max(REST_MIN).saturating_mul(1 << (*failures).min(12)).min(FAILURE_REST_MAX);
+                // One that somebody is changing comes by itself.
+                let changing = Changing { stamp: None, since: now, rest };
+                self.changing.entry(path).or_insert(changing);
+                continue;
+            }
+            self.failures.remove(&path);
+            if found == stamp {
+                let number = stamp.number(&path, &self.state);
+                self.sent.insert(number);
+                self.met.iter_mut().for_each(|met| met.extend([number]));
+            } else if !self.ready.contains_key(&path) {
+                let changing = Changing { stamp: Some(found), since: now, rest: self.rest };
+                self.changing.entry(path).or_insert(changing);
+            }
+        }
+    }
+
+    /// Takes a batch back that was not moved.
+    pub(crate) fn put_back(&mut self, batch: Batch) {
+        for (path, _) in batch.files {
+            if !self.changing.contains_key(&path) {
+                self.ready.insert(path, ());
+            }
+        }
+    }
+}
+
+const REST_MIN: Duration = Duration::from_secs(1);
+/// The longest time after which a file is tried again that could not be moved.
+const FAILURE_REST_MAX: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REST: Duration = Duration::from_secs(3);
+
+    fn stamp(text: &str) -> Stamp {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        Stamp::of(&file.path().metadata().unwrap()).unwrap()
+    }
+
+    fn taken(ledger: &mut Ledger, look: Option<Stamp>) -> Vec<String> {
+        let batch = ledger.take(99, |_| look);
+        let paths = batch.paths().map(|path| path.display().to_string()).collect();
+        ledger.settle(batch, |_| false, Instant::now(), |_| look);
+        paths
+    }
+
+    #[test]
+    fn a_file_is_ready_when_it_is_closed_or_has_rested() {
+        let (mut ledger, now, one) = (Ledger::new(REST), Instant::now(), stamp("1"));
+        ledger.changed("a".into(), now);
+        ledger.changed("b".into(), now);
+        ledger.closed("a".into());
+        assert_eq!((ledger.counts(), ledger.next_due(now)), ((1, 1), Some(REST)));
+        ledger.look_at_rested(now + REST / 2, |_| Some(one));
+        assert_eq!(taken(&mut ledger, Some(one)), ["a"]);
+        ledger.changed("b".into(), now + REST / 2);
+        ledger.look_at_rested(now + REST, |_| Some(one));
+        assert_eq!(ledger.counts(), (0, 1), "it was changed again");
+        ledger.look_at_rested(now + REST * 2, |_| Some(one));
+        assert_eq!(taken(&mut ledger, Some(one)), ["b"]);
+    }
+
+    #[test]
+    fn what_is_at_the_target_is_not_moved_again_unless_it_changes() {
+        let (mut ledger, now, one, two) = (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
+        ledger.met("a".into(), one, true, now);
+        assert_eq!(taken(&mut ledger, Some(one)), ["a"]);
+        for _ in 0..2 {
+            ledger.walk_begins();
+            ledger.met("a".into(), one, true, now);
+            ledger.walk_ends(true);
+        }
+        assert_eq!(ledger.counts(), (0, 0));
+        ledger.met("a".into(), two, false, now);
+        assert_eq!(ledger.counts(), (0, 1));
+        ledger.met("a".into(), one, false, now + REST);
+        assert_eq!(ledger.counts(), (0, 1), "as it was when it was moved");
+        ledger.walk_begins();
+        ledger.walk_ends(true);
+        ledger.met("b".into(), one, true, now);
+        assert_eq!(ledger.counts().0, 1);
+    }
+
+    #[test]
+    fn what_changes_while_it_is_moved_is_moved_again() {
+        let (mut ledger, now, one, two) = (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
+        ledger.closed("a".into());
+        let batch = ledger.take(9, |_| Some(one));
+        ledger.settle(batch, |_| false, now, |_| Some(two));
+        assert_eq!(ledger.counts(), (0, 1));
+        ledger.look_at_rested(now + REST, |_| Some(two));
+        let batch = ledger.take(9, |_| Some(two));
+        ledger.put_back(batch);
+        assert_eq!(taken(&mut ledger, Some(two)), ["a"]);
+    }
+
+    #[test]
+    fn what_has_failed_is_tried_again_later_and_what_is_gone_is_not() {
+        let (mut ledger, now, one) = (Ledger::new(REST), Instant::now(), stamp("1"));
+        ledger.closed("a".into());
+        ledger.closed("b".into());
+        let batch = ledger.take(9, |_| Some(one));
+        ledger.settle(batch, |_| true, now, |path| (path == Path::new("a")).then_some(one));
+        assert_eq!(ledger.counts(), (0, 1));
+        ledger.look_at_rested(now + REST, |_| Some(one));
+        assert_eq!(ledger.counts(), (0, 1), "the wait doubles");
+        ledger.look_at_rested(now + REST * 2, |_| Some(one));
+        assert_eq!(taken(&mut ledger, Some(one)), ["a"]);
+        ledger.closed("c".into());
+        assert_eq!(taken(&mut ledger, None), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_written_by_way_of_memory_has_not_rested() {
+        let (mut ledger, now, one, two) = (Ledger::new(REST), Instant::now(), stamp("1"), stamp("two"));
+        ledger.met("a".into(), one, false, now);
+        ledger.look_at_rested(now + REST, |_| Some(two));
+        assert_eq!(ledger.counts(), (0, 1));
+        ledger.look_at_rested(now + REST * 2, |_| Some(two));
+        assert_eq!(ledger.counts(), (1, 0));
+    }
+}

@@ -1,0 +1,44 @@
+//! What of a file changes when its contents do.
+
+use std::fs::Metadata;
+use std::hash::{BuildHasher, RandomState};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+/// A version of a file, as far as its metadata tells one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Stamp {
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    /// The stamp of what is moved: regular files and links; none of anything else.
+    pub(crate) fn of(metadata: &Metadata) -> Option<Self> {
+        let kind = metadata.file_type();
+        let modified = (metadata.mtime(), metadata.mtime_nsec());
+        (kind.is_file() || kind.is_symlink()).then(|| Self {
+            inode: metadata.ino(),
+            bytes: metadata.size(),
+            modified,
+        })
+    }
+
+    /// One number for a path at this version. Another process has others, so that two which are the same by chance
+    /// are not so again.
+    pub(crate) fn number(&self, path: &Path, state: &RandomState) -> u64 {
+        state.hash_one((path, self))
+    }
+}
+
+/// How long a file has been as it is, by the clock on the wall: its contents, and its name too, since a rename changes
+/// the second time.
+pub(crate) fn age(metadata: &Metadata) -> Duration {
+    let seconds = metadata.mtime().max(metadata.ctime());
+    let changed = u64::try_from(seconds).map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+    let age = changed.ok().and_then(|changed| changed.elapsed().ok()).unwrap_or_default();
+    // The seconds were cut off.
+    age.saturating_sub(Duration::from_secs(1))
+}

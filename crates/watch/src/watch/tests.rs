@@ -1,0 +1,214 @@
+//! The watch of real directories.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write as _;
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn terms(rest: Duration) -> Terms {
+    Terms { rest, rescan: Some(Duration::from_secs(3600)), is_shared: |_| false }
+}
+
+/// A watch that has walked the tree once, by which nothing has rested.
+fn watched(root: &Path, terms: Terms) -> Watch {
+    let watch = Watch::begin(root, terms).unwrap();
+    wait_for(|| watch.state().has_walked);
+    watch
+}
+
+#[track_caller]
+fn wait_for(holds: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Takes batches until these files have come, each once.
+#[track_caller]
+fn assert_come(watch: &Watch, paths: &[&str]) {
+    let wanted: BTreeSet<PathBuf> = paths.iter().map(PathBuf::from).collect();
+    let mut come = BTreeSet::new();
+    while come.len() < wanted.len() {
+        let batch = watch.take(9, PATIENCE).unwrap_or_else(|| panic!("{wanted:?}, only {come:?}"));
+        for path in batch.paths() {
+            assert!(come.insert(path.to_owned()), "{path:?} came twice");
+        }
+        watch.settle(batch, |_| false);
+    }
+    assert_eq!(come, wanted);
+}
+
+const LONG: Duration = Duration::from_secs(3600);
+const SHORT: Duration = Duration::from_millis(200);
+
+#[test]
+fn files_come_when_they_are_closed() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("d")).unwrap();
+    let watch = watched(root.path(), terms(LONG));
+    let mut file = File::create(root.path().join("d/f")).unwrap();
+    file.write_all(b"x").unwrap();
+    assert!(watch.take(9, SHORT).is_none(), "it is open");
+    drop(file);
+    assert_come(&watch, &["d/f"]);
+    fs::write(root.path().join("d/f"), "more").unwrap();
+    assert_come(&watch, &["d/f"]);
+    std::os::unix::fs::symlink("d", root.path().join("l")).unwrap();
+    assert!(watch.take(9, SHORT).is_none(), "a link is closed by nobody, and rests");
+}
+
+#[test]
+fn names_count_that_are_there_at_the_end() {
+    let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let watch = watched(root.path(), terms(LONG));
+    fs::write(outside.path().join("in"), "x").unwrap();
+    fs::rename(outside.path().join("in"), root.path().join("in")).unwrap();
+    fs::write(root.path().join("out"), "x").unwrap();
+    fs::rename(root.path().join("out"), outside.path().join("out")).unwrap();
+    fs::write(root.path().join("part"), "x").unwrap();
+    fs::rename(root.path().join("part"), root.path().join("whole")).unwrap();
+    fs::write(root.path().join("removed"), "x").unwrap();
+    fs::remove_file(root.path().join("removed")).unwrap();
+    std::thread::sleep(SHORT);
+    assert_come(&watch, &["in", "whole"]);
+    assert!(watch.take(9, SHORT).is_none());
+}
+
+#[test]
+fn a_file_that_nobody_closes_comes_when_it_has_rested() {
+    let root = tempfile::tempdir().unwrap();
+    let watch = watched(root.path(), terms(SHORT));
+    let mut file = File::create(root.path().join("f")).unwrap();
+    file.write_all(b"x").unwrap();
+    assert_come(&watch, &["f"]);
+    file.write_all(b"y").unwrap();
+    assert_come(&watch, &["f"]);
+}
+
+#[test]
+fn directories_are_watched_that_come_later() {
+    let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let watch = watched(root.path(), terms(SHORT));
+    fs::create_dir_all(root.path().join("a/b/c")).unwrap();
+    fs::write(root.path().join("a/b/c/f"), "x").unwrap();
+    fs::create_dir_all(outside.path().join("whole/d")).unwrap();
+    fs::write(outside.path().join("whole/d/g"), "x").unwrap();
+    fs::rename(outside.path().join("whole"), root.path().join("whole")).unwrap();
+    assert_come(&watch, &["a/b/c/f", "whole/d/g"]);
+    wait_for(|| watch.state().directories == 6);
+    fs::rename(root.path().join("whole"), root.path().join("a/moved")).unwrap();
+    assert_come(&watch, &["a/moved/d/g"]);
+    fs::write(root.path().join("a/moved/d/h"), "x").unwrap();
+    assert_come(&watch, &["a/moved/d/h"]);
+    fs::rename(root.path().join("a"), outside.path().join("a")).unwrap();
+    wait_for(|| {
+        fs::write(root.path().join("k"), "x").unwrap();
+        let batch = watch.take(9, PATIENCE).unwrap();
+        batch.paths().all(|path| path == Path::new("k"))
+    });
+    fs::write(outside.path().join("a/b/c/f"), "no more ours").unwrap();
+    assert!(watch.take(9, SHORT).is_none());
+}
+
+#[test]
+fn what_no_event_tells_a_walk_finds() {
+    let root = tempfile::tempdir().unwrap();
+    for directory in ["a", "b", "c"] {
+        fs::create_dir(root.path().join(directory)).unwrap();
+    }
+    let terms = Terms { rescan: Some(SHORT), ..terms(SHORT) };
+    let watch = Watch::begin_with(root.path(), terms, 1).unwrap();
+    wait_for(|| watch.state().has_walked);
+    let How::Walks(why) = watch.state().how else { panic!("{:?}", watch.state()) };
+    assert!(why.contains("sysctl fs.inotify.max_user_watches"), "{why}");
+    assert_eq!(watch.notes().len(), 1);
+    fs::write(root.path().join("c/f"), "x").unwrap();
+    assert_come(&watch, &["c/f"]);
+    fs::write(root.path().join("c/f"), "another").unwrap();
+    fs::write(root.path().join("b/f"), "x").unwrap();
+    assert_come(&watch, &["b/f", "c/f"]);
+    assert!(watch.take(9, SHORT * 4).is_none());
+    assert!(watch.notes().is_empty(), "each is told once");
+}
+
+#[test]
+fn on_a_network_file_system_the_tree_is_walked_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let terms = Terms { rescan: Some(SHORT), is_shared: |_| true, ..terms(SHORT) };
+    let watch = watched(root.path(), terms);
+    assert!(matches!(watch.state().how, How::Walks(why) if why.contains("network file system")));
+    assert_eq!(watch.state().directories, 0);
+    let mut file = File::create(root.path().join("f")).unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < SHORT * 3 {
+        file.write_all(b"x").unwrap();
+        assert!(watch.take(9, SHORT / 10).is_none(), "it grows");
+    }
+    assert_come(&watch, &["f"]);
+}
+
+#[test]
+fn the_queue_may_overflow() {
+    let root = tempfile::tempdir().unwrap();
+    let most: usize =
+        fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap().trim().parse().unwrap();
+    let watch = watched(root.path(), terms(SHORT));
+    // Nothing is read meanwhile: whoever reads needs the account.
+    let held = watch.shared.account();
+    fs::write(root.path().join("first"), "x").unwrap();
+    std::thread::sleep(SHORT);
+    let names: Vec<_> = (0..most / 2).map(|number| format!("f{number}")).collect();
+    for name in &names {
+        fs::write(root.path().join(name), "x").unwrap();
+    }
+    fs::write(root.path().join("last"), "x").unwrap();
+    drop(held);
+    let mut come = BTreeSet::new();
+    while come.len() < names.len() + 2 {
+        let batch = watch.take(100_000, PATIENCE).unwrap();
+        come.extend(batch.paths().map(Path::to_owned));
+        watch.settle(batch, |_| false);
+    }
+    assert!(watch.notes().iter().any(|note| note.contains("fs.inotify.max_queued_events")));
+}
+
+#[test]
+fn the_root_may_go_and_come_back() {
+    let above = tempfile::tempdir().unwrap();
+    let root = above.path().join("root");
+    let watch = Watch::begin(&root, terms(SHORT)).unwrap();
+    fs::create_dir(&root).unwrap();
+    wait_for(|| watch.state().has_walked);
+    fs::write(root.join("f"), "x").unwrap();
+    assert_come(&watch, &["f"]);
+    fs::rename(&root, above.path().join("elsewhere")).unwrap();
+    wait_for(|| !watch.state().is_there);
+    fs::create_dir(&root).unwrap();
+    fs::write(root.join("g"), "x").unwrap();
+    assert_come(&watch, &["g"]);
+    fs::remove_dir_all(&root).unwrap();
+    wait_for(|| !watch.state().is_there);
+    fs::rename(above.path().join("elsewhere"), &root).unwrap();
+    wait_for(|| watch.state().is_there);
+    // The walk of the other directory has not met it; whoever moves it finds it at the target.
+    assert_come(&watch, &["f"]);
+    assert!(watch.notes().iter().any(|note| note.ends_with("is there again")), "{:?}", watch.notes());
+}
+
+#[test]
+fn what_was_not_moved_comes_again() {
+    let root = tempfile::tempdir().unwrap();
+    let watch = watched(root.path(), terms(SHORT));
+    fs::write(root.path().join("f"), "x").unwrap();
+    let batch = watch.take(9, PATIENCE).unwrap();
+    watch.put_back(batch);
+    let batch = watch.take(9, PATIENCE).unwrap();
+    fs::write(root.path().join("f"), "while it is moved").unwrap();
+    watch.settle(batch, |_| false);
+    assert_come(&watch, &["f"]);
+}

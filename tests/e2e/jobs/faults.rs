@@ -1,0 +1,166 @@
+//! What a runner has to get over: strange things in its directory, another that leaves, children that nobody buries, a
+//! target that is not mounted, a host whose key has changed.
+
+use std::fs::File;
+use std::process::{Command, Stdio};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::*;
+use crate::namespace::Namespace;
+
+#[test]
+fn what_stands_in_the_way_of_the_fifo_does_not_stop_jobs() {
+    let makers: [fn(&Path); 4] = [
+        |path| std::fs::write(path, "").unwrap(),
+        |path| std::fs::create_dir(path).unwrap(),
+        |path| {
+            std::fs::create_dir(path).unwrap();
+            std::fs::write(path.join("kept"), "").unwrap();
+        },
+        |path| std::os::unix::fs::symlink("/dev/null", path).unwrap(),
+    ];
+    for make in makers {
+        let yard = Yard::local();
+        paint(yard.site.source().join("f"), 1000);
+        yard.run(&["jobs"]).done();
+        make(&yard.place().join("wake"));
+        let id = yard.submit(&[], "");
+        yard.assert_done(&id, 1);
+    }
+}
+
+/// The runner that leaves has looked for work a last time, and still has its lock when the next one comes.
+#[test]
+fn a_job_that_comes_while_a_runner_leaves_is_done() {
+    let yard = Yard::local();
+    paint(yard.site.source().join("f"), 1000);
+    yard.run(&["jobs"]).done();
+    let leaves = File::create(yard.place().join("runner.lock")).unwrap();
+    flock(&leaves, FlockOperation::LockExclusive).unwrap();
+    let submit = yard.site.zmove(&["submit", "source/", "target"]);
+    submit.outcome().done();
+    // A runner that gives up at once is gone long before this.
+    std::thread::sleep(Duration::from_secs(1));
+    drop(leaves);
+    // no command that would start another one
+    wait_for("the file", || yard.site.target().join("f").is_file());
+}
+
+fn zombies_of(parent: u32) -> usize {
+    let stats = std::fs::read_dir("/proc").unwrap().flatten();
+    let stats = stats.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
+    let is_zombie = |stat: &String| {
+        let mut words = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        words.next() == Some("Z") && words.next().and_then(|pid| pid.parse().ok()) == Some(parent)
+    };
+    stats.filter(is_zombie).count()
+}
+
+#[test]
+fn who_waits_for_a_job_keeps_no_runner_as_a_zombie() {
+    let yard = Yard::local();
+    let id = yard.submit(&["--at", "2100-01-01 00:00"], "");
+    wait_for("a runner", || yard.runner().is_some());
+    yard.kill_runner();
+    let mut waits = yard.site.zmove(&["job", &id, "wait"]).start();
+    for _ in 0..2 {
+        wait_for("another runner", || yard.runner().is_some());
+        yard.kill_runner();
+    }
+    wait_for("a third runner without zombies", || yard.runner().is_some() && zombies_of(waits.id()) == 0);
+    waits.kill().unwrap();
+    waits.wait().unwrap();
+}
+
+/// The first process of a container inherits what a job's ssh leaves.
+#[test]
+fn a_runner_buries_what_its_jobs_leave() {
+    let yard = Yard::local();
+    if !crate::harness::is_root() || !crate::harness::has_program("unshare") {
+        return crate::harness::skip("a container's first process needs root and unshare");
+    }
+    let runner = yard.site.zmove(&["runner"]).0;
+    let mut contained = Command::new("unshare");
+    contained.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+    contained.arg(runner.get_program()).args(runner.get_args());
+    for (name, value) in runner.get_envs() {
+        contained.env(name, value.unwrap_or_default());
+    }
+    contained.current_dir(yard.site.path("")).stdout(Stdio::null());
+    let mut contained = contained.spawn().unwrap();
+    wait_for("the runner", || yard.place().join("wake").exists());
+    let ssh = "sh -c 'sleep 1 </dev/null >/dev/null 2>&1 & exit 1'";
+    let submit = yard.site.zmove(&["submit", "--ssh-command", ssh, "source/", "alice@127.0.0.1:x"]);
+    let id = number(&submit.outcome().done());
+    yard.wait_until(&id, |job| job["attempts"].as_u64().is_some_and(|attempts| attempts >= 3));
+    let children = format!("/proc/{0}/task/{0}/children", contained.id());
+    let runner: u32 = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
+    wait_for("no zombies", || zombies_of(runner) == 0);
+    yard.run(&["job", &id, "cancel"]).done();
+    contained.kill().unwrap();
+    contained.wait().unwrap();
+}
+
+#[test]
+fn a_target_that_is_not_mounted_any_more_is_not_written_to() {
+    let Some(site) = Site::within(|target| Namespace::with_small_disk(target, 8 << 20)) else { return };
+    let yard = Yard { site };
+    paint(yard.site.source().join("f"), 1000);
+    let mut submit = yard.site.zmove(&["submit", "--at", "2100-01-01 00:00"]);
+    submit.0.arg(yard.site.source().join("")).arg(yard.site.target().join("new"));
+    let id = number(&submit.outcome().done());
+    yard.run(&["job", &id, "cancel"]).done();
+    let (namespace, target) = (yard.site.namespace(), yard.site.target());
+    assert!(namespace.run(&["umount".as_ref(), target.as_os_str()]));
+    let id = number(&yard.run(&["job", &id, "rerun"]).done());
+    let job = yard.wait_until(&id, |job| job["state"] == "waiting");
+    let why = job["message"].as_str().unwrap();
+    assert!(
+        why.contains("(tmpfs), where the target was when the job was submitted, is not mounted"),
+        "{why}"
+    );
+    let arrived = namespace.outside(&target).join("new/f");
+    assert!(!arrived.exists());
+    let mount = ["mount", "-t", "tmpfs", "none"].map(std::ffi::OsStr::new);
+    assert!(namespace.run(&[&mount[..], &[target.as_os_str()]].concat()));
+    yard.wait(&id).expect(0);
+    assert!(arrived.is_file());
+}
+
+#[test]
+fn a_host_whose_key_has_changed_ends_the_job_at_once() {
+    let yard = Yard::daemon();
+    let id = yard.submit(&["--at", "2100-01-01 00:00"], "");
+    yard.run(&["job", &id, "cancel"]).done();
+    let pins = yard.site.path("client/known_hosts");
+    let text = std::fs::read_to_string(&pins).unwrap();
+    let (host, key) = text.split_once("SHA256:").unwrap();
+    let other = if key.starts_with('A') { "B" } else { "A" };
+    std::fs::write(&pins, format!("{host}SHA256:{other}{}", &key[1..])).unwrap();
+    let id = number(&yard.run(&["job", &id, "rerun"]).done());
+    yard.wait(&id).expect(30);
+    let job = yard.job(&id);
+    assert_eq!((&job["attempts"], &job["exit"]), (&1.into(), &5.into()), "{job}");
+    let shown = yard.run(&["job", &id]).done().stdout.replace("\n ", "");
+    assert!(shown.contains("key"), "{shown}");
+}
+
+#[test]
+fn what_ssh_says_decides_whether_a_job_is_tried_again() {
+    let yard = Yard::local();
+    let submit = |words: &str| {
+        let ssh = format!("sh -c 'echo \"{words}\" >&2; exit 255'");
+        let submit = yard.site.zmove(&["submit", "--ssh-command", &ssh, "source/", "alice@127.0.0.1:x"]);
+        number(&submit.outcome().done())
+    };
+    let id = submit("Host key verification failed.");
+    yard.wait(&id).expect(30);
+    let job = yard.job(&id);
+    assert_eq!((&job["attempts"], &job["exit"]), (&1.into(), &5.into()), "{job}");
+    assert!(job["message"].as_str().unwrap().ends_with(": Host key verification failed."), "{job}");
+    let id = submit("connect to host 127.0.0.1 port 22: Connection refused");
+    let job = yard.wait_until(&id, |job| job["state"] == "waiting");
+    assert!(job["message"].as_str().unwrap().ends_with("port 22: Connection refused"), "{job}");
+    yard.run(&["job", &id, "cancel"]).done();
+}

@@ -1,0 +1,81 @@
+//! What is said of jobs: to people within 80 columns, to programs by their schema; and orders that mean more than the
+//! job that they name.
+
+use super::*;
+
+#[test]
+fn a_job_that_is_held_shows_how_far_it_has_come() {
+    let yard = Yard::daemon();
+    let id = yard.submit_slow();
+    yard.wait_until_moving(&id);
+    yard.run(&["job", &id, "pause"]).done();
+    let held = yard.wait_until(&id, |job| job["state"] == "paused");
+    assert!(held["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{held}");
+    assert!(held["bytes_found"].as_u64().is_some_and(|bytes| bytes > 12 << 20), "{held}");
+    yard.run(&["job", &id, "resume"]).done();
+    yard.assert_done(&id, 2);
+    let job = yard.job(&id);
+    assert_eq!(job["ends"].as_array().unwrap().len(), 2, "{job}");
+    assert!(job["bytes_total"].as_u64().unwrap() >= 12 << 20, "{job}");
+    let shown = yard.run(&["job", &id]).done().stdout.replace("\n         ", " ");
+    for part in ["moved by 2 attempts: ", "attempt 1 ended ", "; the job was paused", "log: "] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+}
+
+#[test]
+fn a_job_that_has_failed_says_by_what() {
+    let yard = Yard::local();
+    std::fs::create_dir_all(yard.site.target().join("f/x")).unwrap();
+    paint(yard.site.source().join("f"), 1000);
+    let id = yard.submit(&["--label", &"long ".repeat(30)], "");
+    yard.wait(&id).expect(30);
+    let shown = yard.run(&["job", &id]).done().stdout;
+    assert!(shown.contains("last error, of attempt 1: 1 failed"), "{shown}");
+    assert!(shown.contains("failed: receiver: "), "{shown}");
+    let list = yard.run(&["jobs"]).done().stdout;
+    for line in shown.lines().chain(list.lines()) {
+        // a path stays whole
+        assert!(line.chars().count() <= 80 || line.trim().split(' ').count() <= 2, "{line}");
+    }
+}
+
+#[test]
+fn whoever_cancels_an_ended_run_of_a_schedule_ends_the_schedule() {
+    let yard = Yard::local();
+    paint(yard.site.source().join("f"), 1000);
+    let first = yard.submit(&["--every", "* * * * * *"], "");
+    yard.wait(&first).expect(0);
+    wait_for("the end of the schedule", || {
+        let said = yard.run(&["job", &first, "cancel"]);
+        // The next run may end before it is reached.
+        said.code == Some(0) && said.stdout.contains("the next run of its schedule is job ")
+    });
+    wait_for("no more runs", || {
+        let lines = yard.run(&["jobs", "--json"]).done().stdout;
+        lines.lines().all(|line| !serde_json::from_str::<Value>(line).unwrap()["ended"].is_null())
+    });
+    let id = yard.submit(&["-c"], "");
+    yard.wait(&id).expect(0);
+    yard.run(&["job", &id, "cancel"]).expect(11).says(&["a job that is done cannot be cancelled"]);
+}
+
+#[test]
+fn a_time_that_is_past_gets_a_word() {
+    let yard = Yard::local();
+    paint(yard.site.source().join("f"), 1000);
+    let submit = yard.site.zmove(&["submit", "--at", "2001-02-03 04:05", "source/", "target"]);
+    let said = submit.outcome().expect(0);
+    assert!(said.stderr.contains("--at 2001-02-03 04:05:00 is past: it begins at once"), "{}", said.stderr);
+    yard.assert_done(&number(&said), 1);
+}
+
+#[test]
+fn a_detached_copy_is_a_job() {
+    let yard = Yard::daemon();
+    paint(yard.site.source().join("f"), 1000);
+    let mut copy = yard.site.zmove(&["copy", "--detach", "source/"]);
+    copy.0.arg(yard.site.address(""));
+    yard.assert_done(&number(&copy.outcome().done()), 1);
+    yard.run(&["copy", "--detach", "-n", "source", "target"]).expect(1).says(&["--dry-run"]);
+}

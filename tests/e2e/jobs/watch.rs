@@ -1,0 +1,254 @@
+//! Jobs that watch their source: what comes there arrives, whatever is killed meanwhile.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write as _;
+
+use super::*;
+
+impl Yard {
+    fn watch(&self, options: &[&str], path: &str) -> String {
+        let mut submit = self.site.zmove(&["submit", "--watch", "--rest", "1s"]);
+        submit.0.args(options).arg("source").arg(self.site.address(path));
+        number(&submit.outcome().done())
+    }
+
+    fn wait_until_idle(&self, id: &str) -> Value {
+        self.wait_until(id, |job| job["watch"]["idle"] == true)
+    }
+
+    fn cancel(&self, id: &str) {
+        self.run(&["job", id, "cancel"]).done();
+        self.wait(id).expect(31);
+        assert_eq!(self.processes(), []);
+    }
+}
+
+#[test]
+fn what_is_there_and_what_comes_arrives_until_it_is_cancelled() {
+    for yard in [Yard::local(), Yard::daemon()] {
+        let (source, target) = (yard.site.source(), yard.site.target());
+        paint(source.join("d/first"), 100_000);
+        let id = yard.watch(&[], "");
+        wait_for("what was there", || target.join("d/first").is_file());
+        let open = File::create(source.join("open")).unwrap();
+        paint(source.join("d/second"), 1000);
+        wait_for("what came", || target.join("d/second").is_file());
+        paint(source.join("new/deep/third"), 1000);
+        (&open).write_all(b"rested").unwrap();
+        wait_for("a new directory", || target.join("new/deep/third").is_file());
+        wait_for("what has rested", || target.join("open").is_file());
+        std::fs::write(source.join("open"), "written anew").unwrap();
+        wait_for("the new version", || std::fs::read(target.join("open")).unwrap() == b"written anew");
+        let job = yard.wait_until_idle(&id);
+        assert_eq!((&job["state"], &job["watch"]["by"]), (&"running".into(), &"events".into()), "{job}");
+        assert!(job["files"].as_u64().unwrap() >= 4, "{job}");
+        assert_eq!(files(&target), files(&source));
+        let shown = yard.run(&["job", &id]).done().stdout.replace("\n         ", " ");
+        assert!(shown.contains("watches: the kernel tells of changes in 4 directories"), "{shown}");
+        yard.cancel(&id);
+    }
+}
+
+/// Runner, watcher and the process of a batch are killed at any time.
+#[test]
+fn no_file_is_missed_whatever_is_killed() {
+    let yard = Yard::daemon();
+    let (source, target) = (yard.site.source(), yard.site.target());
+    let id = yard.watch(&[], "");
+    let mut made = 0;
+    for round in 0..8 {
+        for _ in 0..40 {
+            paint(source.join(format!("d{round}/f{made}")), 1000 + made);
+            made += 1;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        match round % 3 {
+            0 => yard.processes().into_iter().for_each(kill),
+            1 => yard.runner().into_iter().for_each(kill),
+            _ => batches_of(&yard).into_iter().for_each(kill),
+        }
+        yard.run(&["jobs"]).done();
+    }
+    wait_for("all files", || {
+        yard.run(&["jobs"]).done();
+        (0..8).map(|round| count(&target.join(format!("d{round}")))).sum::<usize>() as u64 == made
+    });
+    assert!(files(&source) == files(&target));
+    yard.cancel(&id);
+    assert_eq!(batches_of(&yard), []);
+}
+
+/// The files below a directory with their contents: directories that go on changing have times of their own.
+fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut left = vec![directory.to_owned()];
+    while let Some(path) = left.pop() {
+        for entry in std::fs::read_dir(path).unwrap().map(Result::unwrap) {
+            if entry.path().is_dir() {
+                left.push(entry.path());
+            } else {
+                let below = entry.path().strip_prefix(directory).unwrap().to_owned();
+                found.insert(below, std::fs::read(entry.path()).unwrap());
+            }
+        }
+    }
+    found
+}
+
+fn count(directory: &Path) -> usize {
+    std::fs::read_dir(directory).map_or(0, Iterator::count)
+}
+
+/// Processes that move a batch of this yard.
+fn batches_of(yard: &Yard) -> Vec<Pid> {
+    let home = format!("ZMOVE_HOME={}", yard.site.path("client").display());
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let is_batch = |path: &Path| {
+        let environment = std::fs::read(path.join("environ")).unwrap_or_default();
+        let mut words = environment.split(|&byte| byte == 0);
+        words.clone().any(|word| word == b"ZMOVE_JOB_BATCH=1") && words.any(|word| word == home.as_bytes())
+    };
+    let found = entries.filter(|entry| is_batch(&entry.path()));
+    found.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+#[test]
+fn a_job_that_watches_is_held_and_goes_on() {
+    let yard = Yard::daemon();
+    let (source, target) = (yard.site.source(), yard.site.target());
+    let id = yard.watch(&[], "");
+    yard.wait_until_idle(&id);
+    yard.run(&["job", &id, "pause"]).done();
+    yard.wait_until(&id, |job| job["state"] == "paused");
+    paint(source.join("f"), 1000);
+    yard.run(&["job", &id, "resume"]).done();
+    wait_for("what came meanwhile", || target.join("f").is_file());
+    yard.cancel(&id);
+}
+
+#[test]
+fn a_connection_that_is_lost_is_tried_again() {
+    let mut yard = Yard::daemon();
+    let (source, target) = (yard.site.source(), yard.site.target());
+    let id = yard.watch(&["--timeout", "0"], "");
+    yard.wait_until_idle(&id);
+    let address = yard.site.the_daemon().address;
+    drop(yard.site.take_daemon());
+    paint(source.join("f"), 1000);
+    let job = yard.wait_until(&id, |job| job["state"] == "waiting");
+    assert!(job["message"].as_str().is_some_and(|why| why.contains("refused")), "{job}");
+    yard.site.start_daemon_at(&address.to_string(), &[]);
+    wait_for("the file", || target.join("f").is_file());
+    yard.cancel(&id);
+}
+
+/// What failed for its own reason comes once the reason is gone, and others are not kept waiting.
+#[test]
+fn a_file_that_cannot_be_moved_does_not_hold_up_others() {
+    let yard = Yard::local();
+    let (source, target) = (yard.site.source(), yard.site.target());
+    std::fs::create_dir(target.join("in_the_way")).unwrap();
+    paint(target.join("in_the_way/f"), 1);
+    let id = yard.watch(&[], "");
+    std::fs::write(source.join("in_the_way"), "x").unwrap();
+    std::fs::write(source.join("other"), "x").unwrap();
+    wait_for("the other", || target.join("other").is_file());
+    wait_for("the failure", || yard.kinds(&id).contains(&"failed".to_owned()));
+    let shown = yard.run(&["job", &id]).done().stdout;
+    assert!(shown.contains("failed: receiver: ") && shown.contains("in_the_way"), "{shown}");
+    std::fs::remove_dir_all(target.join("in_the_way")).unwrap();
+    wait_for("the one", || target.join("in_the_way").is_file());
+    yard.cancel(&id);
+}
+
+#[test]
+fn the_watched_directory_may_go_and_come_back() {
+    let yard = Yard::local();
+    let (source, target) = (yard.site.source(), yard.site.target());
+    let id = yard.watch(&[], "");
+    yard.wait_until_idle(&id);
+    std::fs::rename(&source, yard.site.path("elsewhere")).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    std::fs::create_dir(&source).unwrap();
+    std::fs::write(source.join("f"), "x").unwrap();
+    wait_for("the file", || target.join("f").is_file());
+    let log = yard.run(&["job", &id, "log"]).done().stdout;
+    assert!(log.contains("source' is"), "{log}");
+    assert_eq!(yard.job(&id)["attempts"], 1);
+    yard.cancel(&id);
+}
+
+/// The deadline is for a job that gets nowhere, and not for one that has nothing to do.
+#[test]
+fn a_job_without_anything_to_do_does_not_expire() {
+    let yard = Yard::local();
+    let id = yard.watch(&["--deadline", "1s"], "");
+    yard.wait_until_idle(&id);
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(yard.job(&id)["state"], "running");
+    yard.cancel(&id);
+}
+
+#[test]
+fn what_makes_no_sense_with_watching_is_refused() {
+    let yard = Yard::local();
+    let refused = |words: &[&str], code, part: &str| {
+        let words = [&["submit", "--watch"], words].concat();
+        yard.run(&words).expect(code).says(&[part]);
+    };
+    refused(&["--delete", "source", "target"], 1, "--watch cannot be used with --delete");
+    refused(&["source", "source", "target"], 1, "--watch watches one directory");
+    refused(&["none", "target"], 11, "none' is no directory of this host");
+    refused(&["h:x", "target"], 11, "is no directory of this host");
+    yard.run(&["submit", "--rest", "1s", "source", "target"]).expect(1).says(&["--watch"]);
+    assert!(yard.runner().is_none());
+}
+
+/// Jobs that watch take nobody's room.
+#[test]
+fn a_job_is_done_beside_many_that_watch() {
+    let yard = Yard::daemon();
+    paint(yard.site.source().join("f"), 1000);
+    let ids: Vec<_> = (0..9).map(|number| yard.watch(&[], &format!("w{number}"))).collect();
+    let id = yard.submit(&[], "once");
+    yard.wait(&id).expect(0);
+    for id in ids {
+        yard.wait_until_idle(&id);
+        yard.run(&["job", &id, "cancel"]).done();
+        yard.wait(&id).expect(31);
+    }
+    assert_eq!(yard.processes(), []);
+}
+
+/// A kernel that watches no more directories for a user: the rest is walked.
+#[test]
+fn where_the_kernel_watches_no_more_the_tree_is_walked() {
+    let yard = Yard::local();
+    if !crate::harness::is_root() || !crate::harness::has_program("unshare") {
+        return crate::harness::skip("a limit of its own needs root and unshare");
+    }
+    let (source, target) = (yard.site.source(), yard.site.target());
+    (0..9).for_each(|number| paint(source.join(format!("d{number}/f")), 1000));
+    let runner = yard.site.zmove(&["runner"]).0;
+    let mut limited = std::process::Command::new("unshare");
+    limited.args(["--user", "--map-root-user", "sh", "-c"]);
+    limited.arg("echo 3 > /proc/sys/user/max_inotify_watches && exec \"$0\" \"$@\"");
+    limited.arg(runner.get_program()).args(runner.get_args());
+    for (name, value) in runner.get_envs() {
+        limited.env(name, value.unwrap_or_default());
+    }
+    let mut limited =
+        limited.current_dir(yard.site.path("")).stdout(std::process::Stdio::null()).spawn().unwrap();
+    wait_for("the runner", || yard.place().join("wake").exists());
+    let id = yard.watch(&[], "");
+    let job = yard.wait_until(&id, |job| job["watch"]["by"] == "walks");
+    assert!(job["watch"]["why"].as_str().unwrap().contains("fs.inotify.max_user_watches"), "{job}");
+    (0..9).for_each(|number| paint(source.join(format!("d{number}/g")), 1000));
+    wait_for("what no event has told", || (0..9).all(|number| target.join(format!("d{number}/g")).is_file()));
+    let log = yard.run(&["job", &id, "log"]).done().stdout;
+    assert!(log.contains("fs.inotify.max_user_watches"), "{log}");
+    yard.cancel(&id);
+    limited.kill().unwrap();
+    limited.wait().unwrap();
+}
