@@ -66,6 +66,20 @@ fn grants_are_listed_and_removed() {
     assert_eq!(allow(&site, &["list"]).done().stdout, "nobody is let in\n");
 }
 
+#[test]
+fn who_sets_an_end_to_rights_gives_no_others() {
+    let site = Site::local();
+    let (key, root) = (own_key(&site), site.target().canonicalize().unwrap());
+    let of_alice = |words: &[&str]| {
+        let words = [&[&key, "--name", "alice", "--root", root.to_str().unwrap()], words].concat();
+        allow(&site, &words).done().stdout
+    };
+    assert!(of_alice(&["--write"]).contains("may write below"));
+    let said = of_alice(&["--expires", "2099-01-31"]);
+    assert!(said.contains("may write below") && said.contains("until 2099"), "{said}");
+    assert!(of_alice(&["--read"]).contains("may read and write below"));
+}
+
 /// Small files, in a directory that is there and one that is not, and a large one; to a second push all is as
 /// it should be.
 #[test]

@@ -652,7 +652,8 @@ fn files_that_were_never_begun_cannot_be_given_up_without_end() {
     assert_well(&site, resting);
 }
 
-/// Lists of names as long as they may be, 27 MB each in memory, which wait for sessions that cannot say what they have to.
+/// Lists of names as long as they may be, 27 MB each in memory, which wait for sessions that cannot say what they
+/// have to.
 #[test]
 fn messages_that_wait_are_bounded_by_what_they_take() {
     let site = configured("memory_per_identity = \"64MiB\"");

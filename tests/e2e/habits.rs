@@ -1,6 +1,8 @@
 //! What users type from habit with rsync and scp: it works, or says what to type instead, and nothing lands where it
 //! was not meant to.
 
+use zmove_transport::KnownHosts;
+
 use crate::harness::{Site, both_ways};
 use crate::tree::{assert_same, names, paint};
 
@@ -65,4 +67,30 @@ fn a_port_that_is_taken_for_a_path_is_told() {
     let push = |target| site.zmove(&["push", "source", target]).outcome().expect(10);
     push("127.7.7.7:5871").says(&["write 127.7.7.7:5871:PATH"]).says(&["refused"]).lines(2);
     push("127.7.7.7:run7").says(&["refused"]).lines(1);
+}
+
+#[test]
+fn a_host_without_a_colon_becomes_no_directory() {
+    let mut site = Site::local();
+    site.start_daemon();
+    let mut known = KnownHosts::open(&site.path("client")).unwrap();
+    known.pin("dtn7", 5871, site.the_daemon().fingerprint).unwrap();
+    site.zmove(&["push", "source", "dtn7"]).outcome().expect(1).says(&["write 'dtn7:PATH'"]).lines(1);
+    site.zmove(&["push", "source", "localhost.localdomain.no-such-name"]).outcome().done();
+    assert!(!site.path("dtn7").exists());
+}
+
+#[test]
+fn a_selection_that_leaves_out_all_is_told() {
+    let site = Site::local();
+    paint(site.source().join("a.h5"), 5);
+    let push =
+        |options: &[&str]| site.zmove(&[&["push"], options, &["source/", "x"]].concat()).outcome().expect(0);
+    let outcome = push(&["--include", "*.h5", "--exclude", "*"]);
+    assert!(outcome.stdout.contains("nothing was sent"), "{}", outcome.stdout);
+    outcome.says(&["--exclude '*' --include '*/' --include '*.h5'"]).lines(1);
+    // no pattern is said to have matched nothing
+    push(&["-n", "--include", "*.h5", "--exclude", "*"]).says(&["leaves out all"]).lines(1);
+    push(&["--exclude", "*", "--include", "*/", "--include", "*.h5"]).done();
+    assert!(site.path("x/a.h5").exists());
 }

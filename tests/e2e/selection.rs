@@ -107,9 +107,17 @@ fn sizes_choose_files_alone(site: &Site) {
 fn a_source_that_is_left_out_sends_nothing(site: &Site) {
     grow(site);
     let file = site.source().join("main.o");
-    let summary = site.push(&["--json", "--exclude", "/main.o"], &file, "").done().summary();
+    let summary = site
+        .push(&["--json", "--exclude", "/main.o"], &file, "")
+        .expect(0)
+        .says(&["leaves out all"])
+        .summary();
     assert_eq!((&summary["files"], &summary["left_out"]), (&json!(0), &json!(1)));
-    let summary = site.push(&["--json", "--exclude", "source"], site.source(), "").done().summary();
+    let summary = site
+        .push(&["--json", "--exclude", "source"], site.source(), "")
+        .expect(0)
+        .says(&["leaves out all"])
+        .summary();
     assert_eq!((&summary["files"], &summary["left_out"]), (&json!(0), &json!(1)));
     assert!(arrived(site).is_empty());
 }

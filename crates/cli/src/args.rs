@@ -1,8 +1,10 @@
 //! The arguments of the command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod allow;
 mod copy;
@@ -49,6 +51,31 @@ pub(crate) use verify::VerifyArgs;
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Args {
+    /// Reads the words of a command line, of which the first is the program.
+    ///
+    /// # Errors
+    /// They are none of zmove, or ask for help.
+    pub(crate) fn read(words: Vec<OsString>) -> Result<Self, clap::Error> {
+        let mut command = Self::command();
+        let words = habits::without_human_readable(&command, words);
+        let read = Self::from_arg_matches(&command.try_get_matches_from_mut(words)?)?;
+        let (name, paths) = match &read.command {
+            Command::Push(args) => ("push", &args.paths),
+            Command::Pull(args) => ("pull", &args.paths),
+            Command::Copy(args) => ("copy", &args.push.paths),
+            Command::Submit(args) | Command::RunJob(args) => ("submit", &args.copy.push.paths),
+            _ => return Ok(read),
+        };
+        if paths.len() < 2 {
+            let command = command.find_subcommand_mut(name).expect("it was read");
+            let text = "there is one path: the sources come first, and the target last";
+            return Err(command.error(ErrorKind::TooFewValues, text));
+        }
+        Ok(read)
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -16,8 +16,6 @@ mod value;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Parser;
-
 use args::{Args, Command, SubmitArgs};
 use commands::{
     allow, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull, push, receive, runner, scan,
@@ -29,7 +27,7 @@ use value::exit::{self, Exit};
 /// Runs the command line and returns the exit code.
 pub fn main() -> ExitCode {
     let started = Instant::now();
-    let args = match Args::try_parse() {
+    let args = match Args::read(std::env::args_os().collect()) {
         Ok(args) => args,
         Err(error) => return exit::usage(error),
     };

@@ -78,8 +78,10 @@ impl Selection {
         let slashes = bytes.iter().enumerate().filter(|&(_, &byte)| byte == b'/');
         let mut matches = Vec::new();
         let mut above = slashes.map(|(end, _)| &bytes[..end]);
-        above.all(|directory| self.answer(directory, &mut matches).directory == Effect::Include)
-            && (path.is_root() || self.answer(bytes, &mut matches).of(kind) == Effect::Include)
+        let admits = above.all(|directory| self.answer(directory, &mut matches).directory == Effect::Include)
+            && (path.is_root() || self.answer(bytes, &mut matches).of(kind) == Effect::Include);
+        self.note(&matches);
+        admits
     }
 
     /// Whether a regular file of so many bytes is wanted.
@@ -94,7 +96,7 @@ impl Selection {
         &self.rules
     }
 
-    /// The rules that no name has matched in the scans by this selection so far. Names below a directory that is left
+    /// The rules that no name has matched so far. Names below a directory that is left
     /// out are not looked at.
     pub fn unmatched(&self) -> impl Iterator<Item = &Rule> {
         let rules = self.rules.iter().zip(&*self.matched);

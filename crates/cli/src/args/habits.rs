@@ -1,10 +1,11 @@
 //! What users of rsync, scp and other programs type from habit: options that mean here what is done anyway, and hints
 //! at what there is in the place of others.
 
+use std::ffi::OsString;
 use std::str::FromStr;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgAction};
+use clap::{Arg, ArgAction, Command};
 use zmove_types::{ByteCount, RateLimit, parse_size};
 
 /// Options whose meaning a push has anyway, or that ask for what it always shows.
@@ -43,6 +44,34 @@ impl FromStr for Bwlimit {
         let ByteCount(bytes) = parse_size(&text).map_err(|error| error.to_string())?;
         Ok(Self((bytes > 0).then(|| RateLimit::nearest(bytes))))
     }
+}
+
+/// The words without the `h` in letters that stand together, as in `-avzh`: there it is rsync's for sizes with units,
+/// and who asks for help writes it alone.
+pub(super) fn without_human_readable(command: &Command, mut words: Vec<OsString>) -> Vec<OsString> {
+    let name = words.get(1).and_then(|name| name.to_str()).unwrap_or_default();
+    let Some(command) = command.find_subcommand(name).filter(|command| has_short(command, 'r')) else {
+        return words;
+    };
+    let typed = words.iter_mut().skip(2).take_while(|word| *word != "--");
+    for word in typed {
+        let letters = word.to_str().and_then(|word| word.strip_prefix('-')).unwrap_or_default();
+        let takes_value = |letter: &char| {
+            command
+                .get_arguments()
+                .any(|arg| arg.get_short() == Some(*letter) && arg.get_action().takes_values())
+        };
+        let is_bundle =
+            letters.len() > 1 && letters != "hh" && letters.bytes().all(|byte| byte.is_ascii_alphabetic());
+        if is_bundle && !letters.chars().any(|letter| takes_value(&letter)) {
+            *word = format!("-{}", letters.replace('h', "")).into();
+        }
+    }
+    words
+}
+
+fn has_short(command: &Command, letter: char) -> bool {
+    command.get_arguments().any(|arg| arg.get_short() == Some(letter))
 }
 
 /// Puts a hint that fits into an error of the command line, in the place of clap's guesses.
@@ -206,6 +235,27 @@ mod tests {
                 let words = format!("zmove {command} {options} a h:b");
                 assert!(Args::try_parse_from(words.split(' ')).is_ok(), "{words}: {}", told(&words));
             }
+        }
+    }
+
+    #[test]
+    fn help_is_asked_for_by_a_letter_alone() {
+        let read = |words: &str| {
+            let read = Args::read(words.split(' ').map(OsString::from).collect());
+            read.map_err(|error| error.kind())
+        };
+        let paths = |words: &str| match read(words).unwrap().command {
+            Command::Push(args) => args.paths,
+            other => panic!("{other:?}"),
+        };
+        for words in ["-avzh a b", "a -rh b", "a b -Phv", "a -n b", "a --exclude x b -a"] {
+            assert_eq!(paths(&format!("zmove push {words}")), ["a", "b"], "{words}");
+        }
+        assert_eq!(read("zmove push -h a b").unwrap_err(), ErrorKind::DisplayHelp);
+        // a letter that takes a value takes the rest
+        assert_eq!(paths("zmove push -essh a b"), ["a", "b"]);
+        for words in ["push a", "submit a -n", "copy -a a", "pull h:a"] {
+            assert_eq!(read(&format!("zmove {words}")).unwrap_err(), ErrorKind::TooFewValues, "{words}");
         }
     }
 

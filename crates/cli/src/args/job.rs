@@ -166,8 +166,10 @@ pub(crate) struct RunnerArgs {
     /// End once there has been nothing to do for so long: 10min, 1h
     #[arg(long, value_name = "TIME")]
     pub(crate) until_idle: Option<Age>,
-    /// Serve the page and the API for programs: at the socket 'api.sock' in the directory of the jobs, and at this
-    /// address of the loopback, for whoever has the word in the file 'token' there
+    /// Serve the page and the API for programs
+    ///
+    /// They are at the socket 'api.sock' in the directory of the jobs, and at this address of the loopback for whoever
+    /// has the word in the file 'token' there.
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, conflicts_with = "detached")]
     pub(crate) http: Option<Option<SocketAddr>>,
     /// Leave the terminal, and end without a word where there is a runner

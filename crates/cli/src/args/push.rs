@@ -23,7 +23,8 @@ use super::storage::StorageArgs;
 pub(crate) struct PushArgs {
     /// What to send ('dir' arrives under its name, 'dir/' means what is in it), and last where to: HOST:PATH,
     /// HOST:PORT:PATH, zmove://HOST:PORT/PATH, [IPv6]:PORT:PATH, USER@HOST:PATH (over ssh) or a local directory
-    #[arg(required = true, num_args = 2.., value_names = ["SRC", "DST"])]
+    // Two at least, which may stand apart: `Args::read` counts them.
+    #[arg(required = true, num_args = 1.., value_names = ["SRC", "DST"])]
     pub(crate) paths: Vec<OsString>,
     #[command(flatten)]
     pub(crate) dial: DialArgs,

@@ -42,7 +42,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
         }
         (None, Some(args)) => {
             let before = AuthorizedKeys::load(&home)?;
-            let grant = AuthorizedKeys::allow(&home, grant(args)?)?;
+            let grant = AuthorizedKeys::allow(&home, grant(args, &before)?)?;
             terminal::say(sentence(&grant));
             if is_new_to_confined(&grant, &before, &home) {
                 terminal::say(
@@ -78,9 +78,13 @@ fn end_transfers(control: &ControlArgs, gone: &[Grant]) -> Result<()> {
     Ok(())
 }
 
-fn grant(args: GrantArgs) -> Result<Grant> {
+/// The grant that is asked for. A key that is in the list keeps its rights where none are named: who sets an end to
+/// them does not mean others.
+fn grant(args: GrantArgs, before: &AuthorizedKeys) -> Result<Grant> {
+    let known = before.find(&args.fingerprint).filter(|grant| !grant.roots.is_empty());
     let access = match (args.write, args.read) {
-        (false, _) => Access::ReadOnly,
+        (false, false) => known.map_or(Access::ReadOnly, |grant| grant.access),
+        (false, true) => Access::ReadOnly,
         (true, false) => Access::WriteOnly,
         (true, true) => Access::ReadWrite,
     };

@@ -26,6 +26,14 @@ pub(crate) fn run(command: &KeyCommand) -> Result<Exit> {
         KeyCommand::Show | KeyCommand::New { .. } => Identity::load_or_create(&home)?,
     };
     terminal::print(format_args!("{}\n", identity.fingerprint()));
+    let daemon = settings::home(settings::Role::Daemon)?;
+    if daemon != home && Identity::exists(&daemon)? {
+        let key = Identity::load_or_create(&daemon)?.fingerprint();
+        terminal::warn(format_args!(
+            "this is the key by which you send; the daemon of this host has {key}, in '{}'",
+            daemon.display()
+        ));
+    }
     Ok(Exit::Done)
 }
 

@@ -86,17 +86,20 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         terminal::warn(format_args!("--at {} is past: it begins at once", shown(at)));
     }
     let directory = std::env::current_dir().context("find the working directory")?;
-    let (target, sources) = copy.push.paths.split_last().expect("clap demands two");
+    let (target, sources) = copy.push.paths.split_last().expect("two are demanded");
     let source = described(&sources[0], &directory, sources.len());
     let described_target = described(target, &directory, 1);
     let label = label.unwrap_or_else(|| name_of(&sources[0]));
     let environment = environment(mount::of_target(&copy.push)?);
     let (accepts_new, strict) = (copy.push.dial.accept_new, copy.push.dial.strict);
     let hosts = match Copy::new(copy, Arc::new(Prompt))? {
-        Copy::Push(settings) => match settings.location {
-            Location::Local(_) => Vec::new(),
-            Location::Remote(remote) => vec![remote],
-        },
+        Copy::Push(settings) => {
+            tell_missing(&settings.args, !after.is_empty() || at.is_some() || every.is_some());
+            match settings.location {
+                Location::Local(_) => Vec::new(),
+                Location::Remote(remote) => vec![remote],
+            }
+        }
         Copy::Pull(settings) => vec![settings.remote],
         Copy::Between(settings) => vec![settings.target, settings.source],
     };
@@ -118,6 +121,15 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         deadline: deadline.0,
         tell,
     })
+}
+
+/// Says which sources are not there; what is to begin later may still come.
+fn tell_missing(args: &PushArgs, begins_later: bool) {
+    let (_, sources) = args.paths.split_last().expect("two are demanded");
+    let missing = sources.iter().filter(|source| Path::new(source).symlink_metadata().is_err());
+    for source in missing.filter(|_| !begins_later) {
+        terminal::warn(format_args!("'{}' is not there", Escaped::path(source)));
+    }
 }
 
 /// Refuses what has no meaning where nobody watches.

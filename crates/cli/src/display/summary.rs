@@ -57,6 +57,11 @@ pub(crate) fn print(
         };
         terminal::warn(format_args!("the manifest lacks {files}: {why}"));
     }
+    if has_left_all_out(summary) {
+        let patterns = "the last pattern that matches decides; only files that end in .h5: --exclude '*' --include '*/' \
+                        --include '*.h5'";
+        terminal::warn(format_args!("the selection leaves out all that is in the sources ({patterns})"));
+    }
     if args.json {
         let mut said = as_json(summary, args, carriage);
         said["storage"] = json!(shares);
@@ -72,6 +77,11 @@ pub(crate) fn print(
     } else {
         terminal::print(as_text(summary, args, transport) + &shares.line());
     }
+}
+
+/// Whether nothing was moved because nothing was to be: most likely that was not meant.
+fn has_left_all_out(summary: &Summary) -> bool {
+    summary.left_out > 0 && summary.files == 0 && summary.skipped == 0 && summary.failed == 0
 }
 
 fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> String {
@@ -91,6 +101,9 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
             summary.skipped
         );
         return text + &extras(summary, args);
+    }
+    if has_left_all_out(summary) {
+        return format!("nothing was sent: the selection leaves out all\n{}", extras(summary, args));
     }
     if summary.files == 0 && summary.failed == 0 {
         let compared = summary.skipped;
@@ -159,10 +172,15 @@ fn verified(summary: &Summary, Preview { added, changed }: Preview, args: &PushA
             summary.removed
         );
     }
-    format!(
+    let mut text = format!(
         "{changed} differ, {added} only at the source{removed}\n\
          {compared} files are the same, {how}; {seconds:.2} s\n"
-    )
+    );
+    if compared == 0 && changed == 0 && added > 0 {
+        text += "nothing of the source is at the target: is that the right path? ('SRC' is compared with DST/SRC, 'SRC/' \
+                 with DST)\n";
+    }
+    text
 }
 
 /// The main limit of the run, and a remedy, if one is known.

@@ -44,7 +44,7 @@ impl Copy {
     /// # Errors
     /// The settings contradict each other, or have no meaning for such ends.
     pub(crate) fn new(args: CopyArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
-        let (target, sources) = args.push.paths.split_last().expect("clap demands two");
+        let (target, sources) = args.push.paths.split_last().expect("two are demanded");
         let ends = (is_remote(&sources[0], &args.push), is_remote(target, &args.push));
         if ends == (true, true) {
             return CopySettings::new(args, &ask).map(|settings| Self::Between(Box::new(settings)));
@@ -64,7 +64,7 @@ impl CopySettings {
         CopyArgs { push: args, max_bytes, max_entries, .. }: CopyArgs,
         ask: &Arc<dyn Confirm>,
     ) -> Result<Self> {
-        let (target, sources) = args.paths.split_last().expect("clap demands two");
+        let (target, sources) = args.paths.split_last().expect("two are demanded");
         let start = dial::start(&args.dial);
         let Location::Remote(target) = Location::parse(target, start)? else {
             return Err(usage_error(format!("'{}' is on this host", Escaped::path(target))));

@@ -44,7 +44,7 @@ impl PullSettings {
     /// # Errors
     /// Options contradict each other, or one has an impossible value.
     pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
-        let (target, sources) = args.paths.split_last().expect("clap demands two");
+        let (target, sources) = args.paths.split_last().expect("two are demanded");
         let start = dial::start(&args.dial);
         let target = match Location::parse(target, start)? {
             Location::Local(path) => path,

@@ -3,11 +3,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use zmove_engine::{
@@ -15,7 +16,7 @@ use zmove_engine::{
 };
 use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{AfterErrors, Guard, Instead, Owners, Removals, Zeros};
-use zmove_transport::TransportChoice;
+use zmove_transport::{KnownHosts, TransportChoice};
 use zmove_types::{Escaped, FileNumber, Kinds};
 use zmove_wire::{Cipher, Compare, Durability, Keeping, Open, Overwrite, Proof, Purpose};
 
@@ -41,7 +42,7 @@ impl PushSettings {
     /// # Errors
     /// Options contradict each other, or one has an impossible value.
     pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
-        let (target, sources) = args.paths.split_last().expect("clap demands two");
+        let (target, sources) = args.paths.split_last().expect("two are demanded");
         let location = Location::parse(target, dial::start(&args.dial))?;
         refuse_host_without_path(target)?;
         refuse_contradictions(&args, &location, sources)?;
@@ -153,8 +154,10 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
 /// directory of this host.
 fn refuse_host_without_path(target: &OsStr) -> Result<()> {
     let text = target.to_string_lossy();
-    let is_like_host = !text.contains(['/', ':']) && (text.contains('@') || text.parse::<IpAddr>().is_ok());
-    if is_like_host && Path::new(target).symlink_metadata().is_err() {
+    if text.contains(['/', ':']) || Path::new(target).symlink_metadata().is_ok() {
+        return Ok(());
+    }
+    if text.contains('@') || text.parse::<IpAddr>().is_ok() || is_pinned(&text) || is_found(&text) {
         return Err(usage_error(format!(
             "'{0}' is a host without a path: write '{0}:PATH' ('./{0}' for a directory of that name here)",
             Escaped::path(&target)
@@ -162,6 +165,30 @@ fn refuse_host_without_path(target: &OsStr) -> Result<()> {
     }
     Ok(())
 }
+
+fn is_pinned(name: &str) -> bool {
+    let known = home(Role::Client).ok().and_then(|home| KnownHosts::open(&home).ok());
+    let mut pins = known.map(|known| known.pins()).unwrap_or_default().into_iter();
+    pins.any(|(host, _)| host.rsplit_once(':').is_some_and(|(host, _)| host.eq_ignore_ascii_case(name)))
+}
+
+/// Whether a name that is written like one of the domain name system has an address. Others are names of files more
+/// often than not.
+fn is_found(name: &str) -> bool {
+    let is_domain = name.rsplit_once('.').is_some_and(|(host, last)| {
+        !host.is_empty() && last.len() > 1 && last.bytes().all(|byte| byte.is_ascii_alphabetic())
+    });
+    if !is_domain {
+        return false;
+    }
+    let (found_in, found) = std::sync::mpsc::channel();
+    let name = name.to_owned();
+    std::thread::spawn(move || found_in.send((&*name, 0).to_socket_addrs().is_ok()));
+    found.recv_timeout(LOOKUP_MAX).unwrap_or(false)
+}
+
+/// The longest that a name is looked for, where nobody may mean a host.
+const LOOKUP_MAX: Duration = Duration::from_secs(1);
 
 /// Refuses options that contradict each other.
 pub(super) fn refuse_contradictions(

@@ -359,6 +359,7 @@ fn each_attempt_s_end_is_kept() {
     let expected =
         [(1, State::Waiting, Some(10), Some("lost"), 3, 30), (2, State::Done, Some(0), None, 4, 40)];
     assert_eq!(told, expected);
+    site.deal(&[]);
     site.store.forget(later(1_000_000)).unwrap();
     assert_eq!(site.store.attempts(id).unwrap(), []);
 }
