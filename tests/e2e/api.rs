@@ -1,7 +1,9 @@
 //! The API of a runner, asked as a program and as another site's page would.
 
+mod browser;
 mod client;
 mod hostile;
+mod page;
 mod stream;
 
 use serde_json::{Value, json};

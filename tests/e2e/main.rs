@@ -63,6 +63,7 @@ mod peers;
 mod privileges;
 mod probe;
 mod pull;
+mod python;
 mod quic;
 mod reconnect;
 mod resume;

@@ -20,8 +20,10 @@ pub(super) struct Watch {
     /// Of the store, when it was last read.
     version: Option<i64>,
     running: BTreeMap<JobId, Seen>,
-    /// When jobs were last counted, unless that is to be done.
+    /// When jobs were last counted; none if they never were.
     counted: Option<Instant>,
+    /// Of the store, when jobs were last counted.
+    counted_version: Option<i64>,
 }
 
 /// A running job.
@@ -47,7 +49,15 @@ impl Watch {
         let store = Store::open(place)?;
         let last = store.last_event()?;
         let running = BTreeMap::new();
-        Ok(Self { place: place.clone(), store, last, version: None, running, counted: None })
+        Ok(Self {
+            place: place.clone(),
+            store,
+            last,
+            version: None,
+            running,
+            counted: None,
+            counted_version: None,
+        })
     }
 
     /// Tells what is new.
@@ -57,10 +67,10 @@ impl Watch {
             self.tell_events(&mut tell)?;
             self.look_at_running(&mut tell)?;
             self.version = Some(version);
-            self.counted = self.counted.filter(|counted| counted.elapsed() < COUNT_INTERVAL);
         }
-        if self.counted.is_none() {
-            self.counted = Some(Instant::now());
+        let is_time = self.counted.is_none_or(|counted| counted.elapsed() >= COUNT_INTERVAL);
+        if is_time && self.counted_version != self.version {
+            (self.counted, self.counted_version) = (Some(Instant::now()), self.version);
             let counts = self.store.counts()?;
             let counts: BTreeMap<_, _> =
                 counts.into_iter().map(|(state, count)| (state.word(), count)).collect();

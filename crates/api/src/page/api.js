@@ -18,6 +18,7 @@ export function takeToken() {
   }
 }
 
+export const hasToken = () => sessionStorage.getItem(KEY) !== null;
 export const keepToken = (word) => sessionStorage.setItem(KEY, word.trim());
 
 function headers(more) {

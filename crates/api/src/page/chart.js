@@ -2,7 +2,7 @@
 
 const SPACE = "http://www.w3.org/2000/svg";
 const HEIGHT = 120;
-const LEFT = 62;
+const LEFT = 82;
 const BOTTOM = 18;
 
 function part(name, attributes, text) {

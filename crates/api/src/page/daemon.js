@@ -9,8 +9,8 @@ function row(transfer) {
   const found = transfer.bytes_found === null ? "" : ` of ${bytes(transfer.bytes_found)}`;
   const reason = transfer.waits && transfer.reason ? element("p", { class: "quiet" }, shown(transfer.reason)) : null;
   return element("tr", {},
-    element("td", {}, shown(transfer.name), element("p", { class: "quiet" }, shown(transfer.from))),
-    element("td", {}, way, element("p", { class: "path" }, shown(transfer.path)), reason),
+    element("td", {}, element("b", {}, shown(transfer.name)), ` ${way}`,
+      element("p", { class: "path" }, shown(transfer.path)), element("p", { class: "quiet" }, shown(transfer.from)), reason),
     element("td", {}, `${bytes(transfer.bytes)}${found}, ${count(transfer.files)} files`),
     element("td", {}, rate(transfer.bytes_per_second)),
     element("td", { class: "wide" }, span(transfer.eta_seconds)),

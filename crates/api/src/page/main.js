@@ -1,7 +1,7 @@
 // The page: lists first, then what the stream tells, shown at most four times a second.
 
 import { byId, count, perSecond, rate, say, shown, span } from "./format.js";
-import { followAll, get, keepToken, Refused, takeToken } from "./api.js";
+import { followAll, get, hasToken, keepToken, Refused, takeToken } from "./api.js";
 import { draw } from "./chart.js";
 import * as daemon from "./daemon.js";
 import * as detail from "./detail.js";
@@ -25,11 +25,11 @@ function done(order, job) {
   if (order === "rerun") open(job.id);
 }
 
-function changed(job) {
+function changed(job, ended = false) {
   const before = jobs.get(job.id);
   if (isOver(job)) {
     jobs.delete(job.id);
-    if (before) {
+    if (before || ended) {
       history.add(job, open);
       news(`Job ${job.id}, ${shown(job.label)}, is ${job.state}`);
     }
@@ -58,7 +58,8 @@ const told = {
   },
   job: ({ event, job }) => {
     if (event && detail.isOpen(event.job)) detail.addEvent(event);
-    if (job) changed(job);
+    // What is told of a short job may be told when it is over, and its first event shows that already.
+    if (job) changed(job, event?.event === job.state);
     else if (event) jobs.delete(event.job);
   },
   progress: (reports) => {
@@ -108,6 +109,7 @@ function tick() {
 
 async function live() {
   byId("board").hidden = false;
+  byId("open-new").hidden = false;
   byId("token").hidden = true;
   try {
     await followAll((event, data) => told[event]?.(data), (why) => {
@@ -116,12 +118,13 @@ async function live() {
     });
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
-    askForToken(error.message);
+    askForToken(hasToken() ? error.message : "");
   }
 }
 
 function askForToken(why) {
   byId("board").hidden = true;
+  byId("open-new").hidden = true;
   byId("token").hidden = false;
   byId("link").dataset.state = "off";
   say(byId("link"), "not allowed");

@@ -133,8 +133,7 @@ pub(super) struct Samples {
     samples: Vec<ProgressView>,
 }
 
-/// Shows how far the last attempt of a job was from time to time: up to 240 samples. There are none of one that took
-/// less than some seconds.
+/// Shows how far an attempt of a job was from time to time, the last one that took some seconds: up to 240 samples.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}/samples",
@@ -143,8 +142,11 @@ pub(super) struct Samples {
 )]
 pub(super) async fn samples(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json<Samples>, Problem> {
     let read = move |place: &_, store: &mut zmove_jobs::Store| {
-        let attempt = store.job(id)?.attempt;
-        let samples = samples_of(place, id, attempt, SAMPLES_MAX);
+        let last = store.job(id)?.attempt;
+        let of = |attempt| (attempt, samples_of(place, id, attempt, SAMPLES_MAX));
+        let attempts = (1..=last).rev().take(ATTEMPTS_MAX).map(of);
+        let found = attempts.into_iter().find(|(_, samples)| samples.len() > 1);
+        let (attempt, samples) = found.unwrap_or((last, Vec::new()));
         let samples = samples.iter().map(|sample| ProgressView::new(id, sample)).collect();
         Ok(Json(Samples { attempt, samples }))
     };
@@ -187,4 +189,6 @@ fn end_of(path: &Path, bytes_max: u64) -> std::io::Result<Vec<u8>> {
 const LENGTH_DEFAULT: u32 = 100;
 const LENGTH_MAX: u32 = 500;
 const SAMPLES_MAX: usize = 240;
+/// How many attempts are looked at for samples.
+const ATTEMPTS_MAX: usize = 5;
 const LOG_BYTES_MAX: u64 = 64 << 10;

@@ -79,7 +79,10 @@ impl Server {
                     }
                     (said, "")
                 }
-                Security::None => return converse(&mut stream, "220 here\r\n", "250 here", answers).0,
+                // It would take a password all the same.
+                Security::None => {
+                    return converse(&mut stream, "220 here\r\n", "250-here\r\n250 AUTH PLAIN", answers).0;
+                }
             };
             said += &converse(&mut tls(stream), greeting, "250-here\r\n250 AUTH PLAIN", answers).0;
             said

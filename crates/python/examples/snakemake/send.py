@@ -1,0 +1,11 @@
+"""A step of Snakemake: sends its input, and writes what has become of it into its output."""
+
+import json
+
+from zmove import Client
+
+step = globals()["snakemake"]
+job = Client().submit(list(step.input), step.params["target"], submission_id=step.params["id"])
+job.wait().raise_for_status()
+with open(step.output[0], "w") as output:
+    json.dump(job.as_dict(), output)

@@ -1,0 +1,192 @@
+"""HTTP over a Unix socket or the loopback: plain requests, and streams for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import socket as sockets
+from pathlib import Path
+from typing import Any, AsyncIterator, Dict, Optional, Tuple
+from urllib.parse import urlsplit
+
+from ._errors import ApiError, NotRunning
+
+#: The longest line of a stream.
+LINE_BYTES_MAX = 16 << 20
+
+
+def jobs_directory() -> Path:
+    """The directory of this user's jobs, as ``zmove`` finds it."""
+    if os.environ.get("ZMOVE_JOBS"):
+        return Path(os.environ["ZMOVE_JOBS"])
+    if os.environ.get("ZMOVE_HOME"):
+        return Path(os.environ["ZMOVE_HOME"]) / "jobs"
+    state = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if os.path.isabs(state) else Path.home() / ".local/state"
+    return base / "zmove/jobs"
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class Wire:
+    """Where the runner is, and how it is asked."""
+
+    def __init__(
+        self, address: Optional[str], token: Optional[str], socket: Optional[Path], timeout: float
+    ) -> None:
+        if address is not None and socket is not None:
+            raise ValueError("an address or a socket, not both")
+        self._timeout = timeout
+        self._socket: Optional[Path] = None
+        self._host = ("localhost", 80)
+        self._headers: Dict[str, str] = {"Host": "localhost"}
+        if address is None:
+            self._socket = socket or jobs_directory() / "api.sock"
+            return
+        parts = urlsplit(address)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ValueError(f"'{address}' is no http://HOST:PORT")
+        self._host = (parts.hostname, parts.port or 80)
+        if token is None:
+            token = (jobs_directory() / "token").read_text().strip()
+        self._headers = {"Host": parts.netloc, "Authorization": f"Bearer {token}"}
+
+    def __str__(self) -> str:
+        return str(self._socket) if self._socket else f"http://{self._host[0]}:{self._host[1]}"
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Asks, and returns the answer: an object, or text."""
+        connection: http.client.HTTPConnection
+        if self._socket:
+            connection = _UnixConnection(self._socket, self._timeout)
+        else:
+            connection = http.client.HTTPConnection(*self._host, timeout=self._timeout)
+        headers = dict(self._headers)
+        data = None
+        if body is not None:
+            # An order without terms has no body: the runner would not wait for one, and hang up.
+            data = json.dumps(body)
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.request(method, path, body=data, headers=headers)
+            answer = connection.getresponse()
+            said = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._gone(error) from error
+        finally:
+            connection.close()
+        is_json = (answer.getheader("Content-Type") or "").startswith("application/json")
+        value = json.loads(said) if is_json and said else said.decode(errors="replace")
+        if answer.status >= 300:
+            raise refusal(answer.status, value)
+        return value
+
+    def _gone(self, error: Exception) -> NotRunning:
+        return NotRunning(f"no answer from '{self}': {error}; is 'zmove runner --http' at work?")
+
+    async def stream(self, path: str, last: Optional[int]) -> AsyncIterator[Tuple[str, Optional[int], Any]]:
+        """The messages of a stream of server-sent events, until it ends: name, number and data of each."""
+        try:
+            if self._socket:
+                connecting = asyncio.open_unix_connection(str(self._socket), limit=LINE_BYTES_MAX)
+            else:
+                connecting = asyncio.open_connection(*self._host, limit=LINE_BYTES_MAX)
+            reader, writer = await asyncio.wait_for(connecting, self._timeout)
+        except (OSError, asyncio.TimeoutError) as error:
+            raise self._gone(error) from error
+        try:
+            headers = dict(self._headers, Accept="text/event-stream")
+            if last is not None:
+                headers["Last-Event-ID"] = str(last)
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            writer.write(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+            await writer.drain()
+            lines = _lines(_body(await self._answer(reader), reader))
+            async for message in _messages(lines):
+                yield message
+        except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, asyncio.LimitOverrunError) as error:
+            raise self._gone(error) from error
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Dict[str, str]:
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._timeout)
+        first, *rest = head.decode("latin-1").split("\r\n")
+        headers = {}
+        for line in rest:
+            name, _, value = line.partition(":")
+            headers[name.strip().lower()] = value.strip()
+        status = int(first.split(" ")[1])
+        if status == 200:
+            return headers
+        said = await asyncio.wait_for(reader.read(int(headers.get("content-length", "0"))), self._timeout)
+        try:
+            value = json.loads(said)
+        except ValueError:
+            value = said.decode(errors="replace")
+        raise refusal(status, value)
+
+
+def refusal(status: int, value: Any) -> ApiError:
+    """The error of an answer."""
+    if isinstance(value, dict):
+        return ApiError(status, str(value.get("error", value)), value.get("exit"))
+    return ApiError(status, str(value).strip() or f"status {status}")
+
+
+#: A stream that says nothing for so long has lost its other end: the runner says something each 15 s.
+SILENCE_MAX = 60.0
+
+
+async def _body(headers: Dict[str, str], reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The pieces of a body, in chunks or until the end of the connection."""
+    if headers.get("transfer-encoding", "").lower() != "chunked":
+        while True:
+            piece = await asyncio.wait_for(reader.read(65536), SILENCE_MAX)
+            if not piece:
+                return
+            yield piece
+    while True:
+        line = await asyncio.wait_for(reader.readuntil(b"\r\n"), SILENCE_MAX)
+        length = int(line.split(b";")[0], 16)
+        piece = await asyncio.wait_for(reader.readexactly(length + 2), SILENCE_MAX)
+        if length == 0:
+            return
+        yield piece[:-2]
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r").decode(errors="replace")
+
+
+async def _messages(lines: AsyncIterator[str]) -> AsyncIterator[Tuple[str, Optional[int], Any]]:
+    kind, number, data = "message", None, []  # type: ignore[var-annotated]
+    async for line in lines:
+        if not line:
+            if data:
+                yield kind, number, json.loads("\n".join(data))
+            kind, number, data = "message", None, []
+            continue
+        name, _, value = line.partition(":")
+        value = value[1:] if value.startswith(" ") else value
+        if name == "event":
+            kind = value
+        elif name == "id":
+            number = int(value)
+        elif name == "data":
+            data.append(value)

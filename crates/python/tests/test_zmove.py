@@ -1,0 +1,305 @@
+"""Against a real runner: ``ZMOVE=path/to/zmove python3 -m unittest discover -s tests``."""
+
+import asyncio
+import json
+import os
+import pickle
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import unittest.mock
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "src"))
+
+import zmove  # noqa: E402
+from zmove import Client  # noqa: E402
+
+ZMOVE = os.environ.get("ZMOVE") or shutil.which("zmove") or ""
+PATIENCE = 60.0
+
+
+class Runner:
+    """A runner with a place of its own, which serves its API."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp())
+        self.environment = dict(os.environ, ZMOVE_HOME=str(self.directory / "home"))
+        self.environment.pop("ZMOVE_JOBS", None)
+        self.jobs = self.directory / "home/jobs"
+        self.address = ""
+        self.start()
+
+    def start(self) -> None:
+        words = [ZMOVE, "runner", "--http", "127.0.0.1:0"]
+        self.process = subprocess.Popen(words, env=self.environment, stdout=subprocess.PIPE, text=True)
+        while "http://" not in (line := self.process.stdout.readline()):
+            assert line, "the runner has ended"
+        self.address = "http://" + line.split("http://")[1].split("/")[0]
+        self.reader = threading.Thread(target=self.process.stdout.read, daemon=True)
+        self.reader.start()
+        self.client = Client(socket=self.jobs / "api.sock", timeout=PATIENCE)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.reader.join()
+        self.process.stdout.close()
+
+    def stop(self) -> None:
+        for job in self.client.jobs(["running", "queued", "waiting", "paused"]):
+            job.cancel()
+            job.wait(PATIENCE)
+        self.kill()
+        shutil.rmtree(self.directory)
+
+    def source(self, name: str = "source", bytes: int = 100_000) -> Path:
+        path = self.directory / name
+        path.mkdir(exist_ok=True)
+        (path / "f").write_bytes(os.urandom(bytes))
+        return path
+
+    def target(self, name: str = "target") -> Path:
+        path = self.directory / name
+        path.mkdir(exist_ok=True)
+        return path
+
+
+@unittest.skipUnless(ZMOVE, "ZMOVE names no program")
+class RealRunner(unittest.TestCase):
+    def setUp(self) -> None:
+        self.runner = Runner()
+        self.client = self.runner.client
+        self.addCleanup(lambda: self.runner.stop())
+
+    def submit(self, **terms: object) -> zmove.Job:
+        return self.client.submit(f"{self.runner.source()}/", self.runner.target(), **terms)
+
+    def later(self, **terms: object) -> zmove.Job:
+        return self.submit(at="2100-01-01 00:00", **terms)
+
+    def test_a_job_is_submitted_and_awaited(self) -> None:
+        job = self.submit(label="run7", submission_id="one")
+        self.assertEqual((job.label, job.ended), ("run7", False))
+        job.wait(PATIENCE).raise_for_status()
+        self.assertEqual((job.state, job.files, job.bytes), ("done", 1, 100_000))
+        self.assertEqual((self.runner.target() / "f").stat().st_size, 100_000)
+        self.assertEqual([event.event for event in job.events()], ["submitted", "running", "done"])
+        self.assertIsInstance(job.log(), str)
+        self.assertEqual(self.client.status().jobs, {"done": 1})
+        self.assertEqual(pickle.loads(pickle.dumps(job.as_dict()))["state"], "done")
+
+    def test_the_same_submission_is_one_job(self) -> None:
+        source = self.runner.source()
+        first, again = (self.client.submit(source, self.runner.target(), submission_id="s") for _ in range(2))
+        self.assertEqual(first.id, again.id)
+        with self.assertRaises(zmove.ApiError) as refused:
+            self.client.submit(source, self.runner.target("other"), submission_id="s")
+        self.assertIn("which has other arguments", str(refused.exception))
+        first.wait(PATIENCE)
+
+    def test_a_job_that_does_not_end_well_is_an_error(self) -> None:
+        failed = self.client.submit(self.runner.directory / "gone", self.runner.target()).wait(PATIENCE)
+        with self.assertRaises(zmove.JobFailed) as error:
+            failed.raise_for_status()
+        self.assertIn(f"job {failed.id} (gone) is failed: ", str(error.exception))
+        cancelled = self.later().cancel()
+        with self.assertRaises(zmove.JobCancelled):
+            cancelled.raise_for_status()
+        self.assertEqual([job.id for job in self.client.jobs(["cancelled"])], [cancelled.id])
+        self.assertEqual([job.id for job in self.client.jobs()], [cancelled.id, failed.id])
+
+    def test_a_job_is_held_goes_on_and_is_done_again(self) -> None:
+        job = self.later()
+        self.assertEqual(job.pause().state, "paused")
+        self.assertEqual(job.resume().state, "waiting")
+        after = self.submit(after=[job])
+        with self.assertRaises(zmove.ApiError) as refused:
+            job.rerun()
+        self.assertEqual(refused.exception.status, 409)
+        job.cancel()
+        self.assertEqual(after.wait(PATIENCE).state, "failed")
+        again = job.rerun()
+        self.assertEqual((again.previous, again.wait(PATIENCE).state), (job.id, "done"))
+
+    def test_waiting_ends_in_time(self) -> None:
+        with self.assertRaises(zmove.WaitTimeout):
+            self.later().wait(0.3)
+        with self.assertRaises(TimeoutError):
+            asyncio.run(self.client.wait_for(self.later(), 0.3))
+
+    def test_what_makes_no_sense_is_refused_with_its_reason(self) -> None:
+        with self.assertRaises(zmove.ApiError) as refused:
+            self.submit(limit="fast")
+        self.assertEqual((refused.exception.status, refused.exception.exit), (422, 1))
+        self.assertIn("fast", str(refused.exception))
+        with self.assertRaises(zmove.ApiError) as refused:
+            self.client.job(99)
+        self.assertEqual((refused.exception.status, str(refused.exception)[:20]), (404, "there is no job 99: "))
+
+    def test_a_plan_does_nothing(self) -> None:
+        plan = self.client.plan(f"{self.runner.source()}/", self.runner.target(), exclude=["*.tmp"])
+        self.assertEqual((plan.files, plan.bytes, plan.sample[0].event), (1, 100_000, "added"))
+        self.assertEqual(list(self.runner.target().iterdir()), [])
+
+    def test_over_the_loopback_a_token_is_needed(self) -> None:
+        token = (self.runner.jobs / "token").read_text().strip()
+        self.assertEqual(Client(self.runner.address, token).status().pid, self.runner.process.pid)
+        with self.assertRaises(zmove.ApiError) as refused:
+            Client(self.runner.address, "wrong").status()
+        self.assertEqual(refused.exception.status, 401)
+
+    def test_a_wait_outlives_the_runner(self) -> None:
+        job = self.later()
+        self.runner.kill()
+        with self.assertRaises(zmove.NotRunning):
+            self.client.status()
+        ended = []
+        waiter = threading.Thread(target=lambda: ended.append(job.wait(PATIENCE).state))
+        waiter.start()
+        self.runner.start()
+        self.client.job(job.id).cancel()
+        waiter.join()
+        self.assertEqual(ended, ["cancelled"])
+
+    def test_events_come_once_each_across_restarts(self) -> None:
+        async def listen() -> list:
+            seen, notices, has_restarted = [], self.client.events(), False
+            async for notice in notices:
+                if notice.kind == "hello" and not seen:
+                    first = self.later()
+                if notice.event:
+                    seen.append((notice.number, notice.event.event))
+                if notice.event and notice.event.job == first.id and notice.event.event == "submitted":
+                    first.cancel()
+                if len(seen) == 2 and not has_restarted:
+                    has_restarted = True
+                    self.runner.kill()
+                    # What happens while nobody listens is told afterwards.
+                    self.run_zmove("submit", "--at", "2100-01-01 00:00", "/etc/hostname", "/tmp/none")
+                    self.run_zmove("job", "2", "cancel")
+                    self.end_started_runner()
+                    self.runner.start()
+                if len(seen) == 4:
+                    break
+            await notices.aclose()
+            return seen
+
+        seen = asyncio.run(asyncio.wait_for(listen(), PATIENCE))
+        self.assertEqual([kind for _, kind in seen], ["submitted", "cancelled"] * 2)
+        self.assertEqual(len({number for number, _ in seen}), 4)
+
+    def run_zmove(self, *words: str) -> None:
+        subprocess.run([ZMOVE, *words], env=self.runner.environment, check=True, capture_output=True)
+
+    def end_started_runner(self) -> None:
+        """Ends the runner that a command has started: it does not serve the API."""
+        pid = int((self.runner.jobs / "runner.lock").read_text())
+        self.assertIn(b"--detached", Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(pid, signal.SIGKILL)
+        while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+            time.sleep(0.01)
+
+    def test_a_job_is_awaited_by_the_stream(self) -> None:
+        job = self.submit()
+        self.assertEqual(asyncio.run(self.client.wait_for(job, PATIENCE)).state, "done")
+        # it has ended before
+        self.assertEqual(asyncio.run(self.client.wait_for(job.id, PATIENCE)).state, "done")
+
+    def test_the_examples_run(self) -> None:
+        source, target = f"{self.runner.source()}/", str(self.runner.target())
+        environment = dict(self.runner.environment, PYTHONPATH=str(HERE.parent / "src"))
+        examples = HERE.parent / "examples"
+
+        def run(*words: str, **more: str) -> str:
+            ran = subprocess.run(
+                [sys.executable, *words], env=dict(environment, **more), capture_output=True, text=True, cwd=examples
+            )
+            self.assertEqual(ran.returncode, 0, ran.stderr)
+            return ran.stdout
+
+        self.assertIn("FINISHED", run("polling.py", source, target))
+        cells = json.loads((examples / "notebook.ipynb").read_text())["cells"]
+        code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        said = run("-c", code, ZMOVE_SOURCE=source, ZMOVE_TARGET=target)
+        self.assertIn("done", said)
+        slurm = {"SLURM_JOB_ID": "7", "ZMOVE_STAGE_IN": f"{source} {target}", "ZMOVE_STAGE_OUT": f"{source} {target}"}
+        run("slurm/prolog.py", **slurm)
+        run("slurm/epilog.py", **slurm)
+        self.assertEqual([job.submission for job in self.client.jobs()][:2], ["slurm-7-out", "slurm-7-in"])
+        # Snakemake runs a script with an object of this name.
+        class Step:
+            input, output = [source], [str(self.runner.directory / "arrived")]
+            params = {"target": target, "id": "step-1"}
+
+        with unittest.mock.patch.dict(os.environ, self.runner.environment):
+            runpy.run_path(str(examples / "snakemake/send.py"), {"snakemake": Step})
+        self.assertEqual(json.loads((self.runner.directory / "arrived").read_text())["state"], "done")
+
+
+class NoRunner(unittest.TestCase):
+    def test_nobody_who_answers_is_told(self) -> None:
+        client = Client(socket="/nowhere/api.sock")
+        with self.assertRaises(zmove.NotRunning) as error:
+            client.status()
+        self.assertIn("is 'zmove runner --http' at work?", str(error.exception))
+        with self.assertRaises(zmove.NotRunning):
+            asyncio.run(client.wait_for(1))
+
+    def test_addresses_that_make_no_sense_are_refused(self) -> None:
+        for address in ["127.0.0.1:80", "https://h", "http://"]:
+            with self.assertRaises(ValueError):
+                Client(address, "t")
+        with self.assertRaises(ValueError):
+            Client("http://127.0.0.1:1", "t", socket="/s")
+
+    def test_the_place_is_found_as_zmove_finds_it(self) -> None:
+        from zmove._wire import jobs_directory
+
+        for variables, expected in [
+            ({"ZMOVE_JOBS": "/j", "ZMOVE_HOME": "/h"}, "/j"),
+            ({"ZMOVE_HOME": "/h", "XDG_STATE_HOME": "/s"}, "/h/jobs"),
+            ({"XDG_STATE_HOME": "/s", "HOME": "/u"}, "/s/zmove/jobs"),
+            ({"XDG_STATE_HOME": "s", "HOME": "/u"}, "/u/.local/state/zmove/jobs"),
+        ]:
+            with unittest.mock.patch.dict(os.environ, variables, clear=True):
+                self.assertEqual(str(jobs_directory()), expected)
+
+    def test_a_stream_is_read_whatever_pieces_it_comes_in(self) -> None:
+        words = 'id: 7\nevent: job\ndata: {"event":\ndata: null, "job": {"id": 1}}\n\n:\n\nevent: counts\ndata: {"é": 1}\n\n'
+        said = words.encode()
+
+        async def ask(size: int) -> list:
+            async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                for at in range(0, len(said), size):
+                    piece = said[at : at + size]
+                    writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                    await writer.drain()
+                writer.write(b"0\r\n\r\n")
+                writer.close()
+
+            with tempfile.TemporaryDirectory() as directory:
+                path = f"{directory}/s"
+                server = await asyncio.start_unix_server(answer, path)
+                wire = Client(socket=path)._wire
+                found = [message async for message in wire.stream("/", None)]
+                server.close()
+                return found
+
+        for size in [1, 3, 1000]:
+            found = asyncio.run(ask(size))
+            expected = [("job", 7, {"event": None, "job": {"id": 1}}), ("counts", None, {"é": 1})]
+            self.assertEqual(found, expected)
+
+
+if __name__ == "__main__":
+    unittest.main()

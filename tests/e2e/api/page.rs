@@ -1,0 +1,163 @@
+//! The page in a real browser, used as a user uses it.
+
+use serde_json::{Value, json};
+
+use super::browser::Browser;
+use super::client::Served;
+use crate::tree::paint;
+
+/// A runner with a daemon to send to, and a browser that shows its page.
+fn shown() -> Option<(Served, Browser)> {
+    let browser = Browser::start()?;
+    let served = Served::daemon();
+    served.yard.paint_slow();
+    browser.visit(&format!("http://{}/#token={}", served.address, served.token()));
+    browser.wait_until(LIVE);
+    Some((served, browser))
+}
+
+fn write_new(served: &Served, browser: &Browser) {
+    let submission = served.submission(&json!({}));
+    browser.click("#open-new");
+    browser.write("#sources", submission["sources"][0].as_str().unwrap());
+    browser.write("#target", submission["target"].as_str().unwrap());
+    browser.click("#new summary");
+    browser.write("#limit", "20Mbit");
+}
+
+#[test]
+fn a_transfer_is_previewed_submitted_watched_held_and_ended() {
+    let Some((served, browser)) = shown() else { return };
+    write_new(&served, &browser);
+    assert_eq!(
+        browser.script("return document.querySelector('#submit').disabled"),
+        true,
+        "not previewed yet"
+    );
+    browser.click("#preview");
+    browser.wait_until("!document.querySelector('#submit').disabled");
+    assert!(browser.text("#plan-sum").contains("2 files with 12.0 MiB"), "{}", browser.text("#plan-sum"));
+    assert_eq!(served.client.get("/api/v1/jobs").ok()["jobs"], json!([]), "a preview submits nothing");
+    browser.write("#label", "x");
+    assert_eq!(
+        browser.script("return document.querySelector('#submit').disabled"),
+        true,
+        "it is another one now"
+    );
+    browser.click("#preview");
+    browser.wait_until("!document.querySelector('#submit').disabled");
+    browser.click("#submit");
+    browser.wait_until("/bit\\/s/.test(document.querySelector('#running dd')?.textContent)");
+    browser.wait_until("document.querySelector('#running progress').value > 0");
+    browser.wait_until("document.querySelector('#running [aria-current=step]')");
+    browser.wait_until("document.title.includes('1 running')");
+    browser.click("#running [data-order=pause]");
+    browser.wait_until("document.querySelector('#waiting .badge.paused')?.textContent === 'paused'");
+    browser.click("#waiting [data-order=resume]");
+    browser.click("#running button.name");
+    browser.wait_until("document.querySelector('#job-chart polyline')");
+    browser.click("#job .close");
+    browser.click("#running [data-order=cancel]");
+    assert_eq!(served.client.get("/api/v1/jobs/1").ok()["asked"], Value::Null, "the first click asks back");
+    browser.click("#running [data-order=cancel]");
+    browser.wait_until("document.querySelector('#history .badge')?.textContent === 'cancelled'");
+    browser.click("#history button.name");
+    browser.wait_until("document.querySelector('#job-events').children.length >= 4");
+    browser.click("#job [data-order=rerun]");
+    browser.wait_until("document.querySelector('#job-title').textContent.includes('#2')");
+    assert_eq!(browser.errors(), Vec::<String>::new());
+}
+
+#[test]
+fn the_page_goes_on_when_the_runner_has_been_killed_and_is_back() {
+    let Some((mut served, browser)) = shown() else { return };
+    let id = served.submit(&json!({ "limit": "20Mbit", "label": "survivor" }));
+    browser.wait_until("document.querySelector('#running progress')?.value > 0");
+    browser.script("window.lost = false; new MutationObserver(() => { window.lost ||= \
+        document.querySelector('#link').dataset.state === 'lost'; }).observe(document.querySelector('#link'), \
+        { attributes: true });");
+    served.restart();
+    browser.wait_until(&format!("window.lost && {LIVE}"));
+    served.submit(&json!({ "label": "later" }));
+    served.wait_for_end(id);
+    browser.wait_until("document.querySelectorAll('#history .badge.done').length === 2");
+    let history = browser.text("#history tbody");
+    assert!(history.contains("survivor") && history.contains("later"), "{history}");
+    browser.wait_until("document.querySelector('#running').children.length === 0");
+}
+
+#[test]
+fn names_with_markup_are_text() {
+    let Some((served, browser)) = shown() else { return };
+    let name = "<img src=x onerror=\"window.broken=1\">";
+    let source = served.yard.site.source().join(name);
+    paint(source.join(name), 10);
+    let mut submission = served.submission(&json!({ "label": name }));
+    submission["sources"] = json!([source]);
+    assert_eq!(served.client.post("/api/v1/jobs", &submission).status, 201);
+    browser.wait_until("document.querySelector('#history .badge.done')");
+    browser.click("#history button.name");
+    browser.wait_until("document.querySelector('#job-events').children.length === 3");
+    browser.script("document.querySelector('#job').close()");
+    let bold = "<b>bold";
+    paint(served.yard.site.source().join(bold), 10);
+    write_new(&served, &browser);
+    browser.click("#preview");
+    browser.wait_until("document.querySelector('#plan-sample').children.length > 0");
+    assert!(browser.text("#plan-sample").contains(bold), "{}", browser.text("#plan-sample"));
+    assert_eq!(browser.script("return [document.images.length, window.broken ?? null]"), json!([0, null]));
+    let markup =
+        "try { document.body.innerHTML = '<b>x</b>'; return 'done'; } catch (error) { return error.name; }";
+    assert_eq!(browser.script(markup), "TypeError", "the browser itself refuses markup");
+}
+
+#[test]
+fn it_is_used_by_keyboard_on_a_narrow_screen() {
+    let Some((served, browser)) = shown() else { return };
+    let site = &served.yard.site;
+    let small = json!({ "sources": [site.source().join("small")], "target": site.address("e").to_str() });
+    served.wait_for_end(served.client.post("/api/v1/jobs", &small).body["id"].as_i64().unwrap());
+    let id =
+        served.submit(&json!({ "limit": "10Mbit", "label": "a-long-name-without-any-space-".repeat(4) }));
+    browser.wait_until("document.querySelector('#running progress')?.value > 0");
+    browser.wait_until("document.querySelector('#history .badge.done')");
+    let size = json!({ "width": 360, "height": 800, "deviceScaleFactor": 1, "mobile": true });
+    browser.devtools("Emulation.setDeviceMetricsOverride", &size);
+    let fits = "document.documentElement.scrollWidth <= 360";
+    browser.wait_until(fits);
+    browser.write("#running button.name", ENTER);
+    browser.wait_until("document.querySelector('#job').open");
+    let within = "document.querySelector('#job').scrollWidth <= document.querySelector('#job').clientWidth";
+    browser.wait_until(&format!("{fits} && {within}"));
+    browser.write("#job .close", ESCAPE);
+    browser.wait_until("!document.querySelector('#job').open");
+    browser.write("#running [data-order=pause]", ENTER);
+    served.wait_until(id, |job| job["state"] == "paused");
+    browser.write("#open-new", ENTER);
+    browser.wait_until("document.activeElement.id === 'sources'");
+    browser.wait_until(fits);
+    let nameless = "return [...document.querySelectorAll('button, input, select, textarea, table, dialog, svg')].filter( \
+        (node) => !(node.labels?.length || node.textContent.trim() || node.ariaLabel || \
+            node.getAttribute('aria-labelledby'))).map((node) => node.outerHTML)";
+    assert_eq!(browser.script(nameless), json!([]), "all that can be used has a name");
+}
+
+#[test]
+fn over_tcp_the_page_asks_for_the_token() {
+    let Some((served, browser)) = shown() else { return };
+    browser.script("sessionStorage.clear()");
+    browser.visit(&format!("http://{}/", served.address));
+    browser.wait_until("!document.querySelector('#token').hidden && document.querySelector('#board').hidden");
+    browser.write("#word", "no-token-of-this-runner");
+    browser.click("#token button");
+    browser.wait_until("document.querySelector('#token-error').textContent.includes('not the one')");
+    browser.write("#word", &served.token());
+    browser.write("#word", ENTER);
+    browser.wait_until(LIVE);
+    assert_eq!(browser.script("return [document.cookie, location.hash]"), json!(["", ""]));
+}
+
+const LIVE: &str = "document.querySelector('#link')?.dataset.state === 'live'";
+/// Keys as WebDriver names them.
+const ENTER: &str = "\u{e007}";
+const ESCAPE: &str = "\u{e00c}";
