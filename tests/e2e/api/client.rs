@@ -212,7 +212,10 @@ impl Events {
     #[track_caller]
     pub(super) fn next(&mut self) -> (String, Option<i64>, Value) {
         let (mut event, mut id) = (String::new(), None);
+        let until = Instant::now() + PATIENCE;
         loop {
+            // a stream that has nothing to tell says so
+            assert!(Instant::now() < until, "no event comes");
             // lengths of chunks, and what is between events, are none of these
             let line = self.line();
             match line.split_once(": ") {

@@ -10,7 +10,7 @@ function row(transfer) {
   const reason = transfer.waits && transfer.reason ? element("p", { class: "quiet" }, shown(transfer.reason)) : null;
   return element("tr", {},
     element("td", {}, element("b", {}, shown(transfer.name)), ` ${way}`,
-      element("p", { class: "path" }, shown(transfer.path)), element("p", { class: "quiet" }, shown(transfer.from)), reason),
+      element("p", { class: "path" }, shown(transfer.path)), element("p", { class: "quiet wide" }, shown(transfer.from)), reason),
     element("td", {}, `${bytes(transfer.bytes)}${found}, ${count(transfer.files)} files`),
     element("td", {}, rate(transfer.bytes_per_second)),
     element("td", { class: "wide" }, span(transfer.eta_seconds)),

@@ -17,7 +17,7 @@ function row(job, open) {
       element("button", { type: "button", class: "name", onclick: () => open(job.id) }, title),
       element("p", { class: "path" }, `${shown(job.source)} → ${shown(job.target)}`), why),
     element("td", {}, element("span", { class: kind }, name)),
-    element("td", {}, bytes(job.bytes)),
+    element("td", { class: "wide" }, bytes(job.bytes)),
     element("td", { class: "wide" }, rate(job.bytes_per_second)),
     element("td", { class: "wide" }, span(job.seconds)),
     element("td", {}, moment(job.ended)));
