@@ -285,9 +285,7 @@ fn end_of_attempt(end: &AttemptEnd) -> String {
 
 fn watched(Watching { by, why, directories, ready, changing, .. }: &Watching) -> String {
     let how = match why {
-        None if by == "events" => {
-            format!("the kernel tells of changes in {}", counted(*directories, "directory"))
-        }
+        None if by == "events" => format!("the kernel tells of changes ({directories} directories)"),
         _ => format!("the tree is walked at intervals: {}", why.as_deref().unwrap_or_default()),
     };
     format!("watches: {}, {} to be moved, {changing} changing", how, counted(*ready, "file"))
