@@ -236,8 +236,8 @@ fn where_the_kernel_watches_no_more_the_tree_is_walked() {
     for (name, value) in runner.get_envs() {
         limited.env(name, value.unwrap_or_default());
     }
-    let mut limited =
-        limited.current_dir(yard.site.path("")).stdout(std::process::Stdio::null()).spawn().unwrap();
+    limited.current_dir(yard.site.path("")).stdout(std::process::Stdio::null());
+    let _limited = Held(limited.spawn().unwrap());
     wait_for("the runner", || yard.place().join("wake").exists());
     let id = yard.watch(&[], "");
     let job = yard.wait_until(&id, |job| job["watch"]["by"] == "walks");
@@ -247,6 +247,4 @@ fn where_the_kernel_watches_no_more_the_tree_is_walked() {
     let log = yard.run(&["job", &id, "log"]).done().stdout;
     assert!(log.contains("fs.inotify.max_user_watches"), "{log}");
     yard.cancel(&id);
-    limited.kill().unwrap();
-    limited.wait().unwrap();
 }
