@@ -181,10 +181,16 @@ fn the_watched_directory_may_go_and_come_back() {
 #[test]
 fn a_job_without_anything_to_do_does_not_expire() {
     let yard = Yard::local();
-    let id = yard.watch(&["--deadline", "1s"], "");
+    let id = yard.watch(&["--deadline", "2s"], "");
     yard.wait_until_idle(&id);
     std::thread::sleep(Duration::from_secs(4));
     assert_eq!(yard.job(&id)["state"], "running");
+    // a runner that has not seen when it came to rest
+    yard.kill_runner();
+    yard.run(&["jobs"]).done();
+    std::thread::sleep(Duration::from_secs(3));
+    let job = yard.job(&id);
+    assert_eq!((&job["state"], &job["attempts"]), (&"running".into(), &1.into()), "{job}");
     yard.cancel(&id);
 }
 

@@ -132,7 +132,9 @@ impl Row {
     fn sentence(&self, now: Moment) -> String {
         let Job { label, source, target, message, .. } = &self.job;
         let mut sentence = format!("{label}: {source} -> {target}");
-        if let Some(limit) = self.limited_by() {
+        if self.limited_by() == Some("watching") {
+            sentence += ", watching";
+        } else if let Some(limit) = self.limited_by() {
             sentence += &format!(", limited by {}", limit.replace('_', " "));
         }
         if let (State::Waiting, Some(due)) = (self.job.state, self.job.not_before) {
