@@ -31,6 +31,16 @@ impl Drop for Yard {
     }
 }
 
+/// A program that ends with the test, however that ends.
+struct Held(std::process::Child);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _ended = self.0.wait();
+    }
+}
+
 fn kill(pid: Pid) {
     let _gone = kill_process(pid, Signal::KILL);
 }

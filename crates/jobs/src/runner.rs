@@ -286,7 +286,11 @@ impl Runner {
     fn start_queued(&mut self, now: Moment) -> Result<(), StoreError> {
         let running = self.attempts.values().map(|attempt| &attempt.job);
         let mut choice = Choice::new(self.config.limits, running);
-        self.store.queued(|job| choice.offer(job))?;
+        if choice.has_room() {
+            self.store.queued(|job| choice.offer(job))?;
+        } else {
+            self.store.queued_to_watch(|job| choice.offer(job))?;
+        }
         let mut trouble = Ok(());
         for job in choice.chosen() {
             // What keeps one from being started may be that job's alone.

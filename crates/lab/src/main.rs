@@ -1,10 +1,12 @@
 //! `zmove-lab`: measures zmove and its peers between two hosts that are network namespaces joined by an emulated path.
 //!
-//! Runs as root on Linux, but for `figures`, `torture`, `kills`, `half`, `soak` and `siege`, which need no hosts.
+//! Runs as root on Linux, but for `figures`, `torture`, `kills`, `half`, `soak`, `siege`, `jobs queue` and `jobs
+//! watch`, which need no hosts.
 //! Everything it makes (namespaces, mounts, processes) carries its process number and ends with it.
 
 mod compare;
 mod data;
+mod jobs;
 mod kills;
 mod late;
 mod matrix;
@@ -29,6 +31,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::compare::CompareArgs;
 use crate::compare::verdicts::{self, VerdictsArgs};
 use crate::data::datasets;
+use crate::jobs::JobsArgs;
 use crate::kills::{HalfArgs, KillsArgs};
 use crate::late::LateArgs;
 use crate::late::bare::BareArgs;
@@ -88,6 +91,8 @@ enum Task {
     Soak(SoakArgs),
     /// Pushes beside somebody who opens connections that come to nothing, and says how fast that is.
     Siege(SiegeArgs),
+    /// Asks what jobs cost and give: many over a long path, a long queue, a watched directory.
+    Jobs(JobsArgs),
     /// Clears up behind labs that were killed.
     Clean,
     #[command(hide = true)]
@@ -151,6 +156,7 @@ fn main() -> ExitCode {
         Task::Half(arguments) => kills::half(&arguments),
         Task::Soak(arguments) => soak::soak(&arguments),
         Task::Siege(arguments) => siege::siege(&arguments),
+        Task::Jobs(arguments) => jobs::jobs(&arguments),
         Task::Clean => run_clean(),
         Task::Inside(arguments) => inside::become_program(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Janitor { id } => session::janitor(&id).map(|()| ExitCode::SUCCESS),

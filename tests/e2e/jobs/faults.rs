@@ -63,14 +63,12 @@ fn who_waits_for_a_job_keeps_no_runner_as_a_zombie() {
     let id = yard.submit(&["--at", "2100-01-01 00:00"], "");
     wait_for("a runner", || yard.runner().is_some());
     yard.kill_runner();
-    let mut waits = yard.site.zmove(&["job", &id, "wait"]).start();
+    let waits = Held(yard.site.zmove(&["job", &id, "wait"]).start());
     for _ in 0..2 {
         wait_for("another runner", || yard.runner().is_some());
         yard.kill_runner();
     }
-    wait_for("a third runner without zombies", || yard.runner().is_some() && zombies_of(waits.id()) == 0);
-    waits.kill().unwrap();
-    waits.wait().unwrap();
+    wait_for("a third runner without zombies", || yard.runner().is_some() && zombies_of(waits.0.id()) == 0);
 }
 
 /// The first process of a container inherits what a job's ssh leaves.
@@ -88,18 +86,16 @@ fn a_runner_buries_what_its_jobs_leave() {
         contained.env(name, value.unwrap_or_default());
     }
     contained.current_dir(yard.site.path("")).stdout(Stdio::null());
-    let mut contained = contained.spawn().unwrap();
+    let contained = Held(contained.spawn().unwrap());
     wait_for("the runner", || yard.place().join("wake").exists());
     let ssh = "sh -c 'sleep 1 </dev/null >/dev/null 2>&1 & exit 1'";
     let submit = yard.site.zmove(&["submit", "--ssh-command", ssh, "source/", "alice@127.0.0.1:x"]);
     let id = number(&submit.outcome().done());
     yard.wait_until(&id, |job| job["attempts"].as_u64().is_some_and(|attempts| attempts >= 3));
-    let children = format!("/proc/{0}/task/{0}/children", contained.id());
+    let children = format!("/proc/{0}/task/{0}/children", contained.0.id());
     let runner: u32 = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
     wait_for("no zombies", || zombies_of(runner) == 0);
     yard.run(&["job", &id, "cancel"]).done();
-    contained.kill().unwrap();
-    contained.wait().unwrap();
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn what_is_there_and_what_comes_arrives_until_it_is_cancelled() {
         assert!(job["files"].as_u64().unwrap() >= 4, "{job}");
         assert_eq!(files(&target), files(&source));
         let shown = yard.run(&["job", &id]).done().stdout.replace("\n         ", " ");
-        assert!(shown.contains("watches: the kernel tells of changes in 4 directories"), "{shown}");
+        assert!(shown.contains("watches: the kernel tells of changes (4 directories)"), "{shown}");
         yard.cancel(&id);
     }
 }
@@ -72,19 +72,21 @@ fn no_file_is_missed_whatever_is_killed() {
     }
     wait_for("all files", || {
         yard.run(&["jobs"]).done();
-        (0..8).map(|round| count(&target.join(format!("d{round}")))).sum::<usize>() as u64 == made
+        files(&target).len() as u64 == made
     });
     assert!(files(&source) == files(&target));
     yard.cancel(&id);
     assert_eq!(batches_of(&yard), []);
 }
 
-/// The files below a directory with their contents: directories that go on changing have times of their own.
+/// The files below a directory with their contents: directories that go on changing have times of their own, and what
+/// was killed may have left something hidden.
 fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut left = vec![directory.to_owned()];
     while let Some(path) = left.pop() {
-        for entry in std::fs::read_dir(path).unwrap().map(Result::unwrap) {
+        let entries = std::fs::read_dir(path).unwrap().map(Result::unwrap);
+        for entry in entries.filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b".zmove-")) {
             if entry.path().is_dir() {
                 left.push(entry.path());
             } else {
@@ -94,10 +96,6 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
         }
     }
     found
-}
-
-fn count(directory: &Path) -> usize {
-    std::fs::read_dir(directory).map_or(0, Iterator::count)
 }
 
 /// Processes that move a batch of this yard.
@@ -183,10 +181,16 @@ fn the_watched_directory_may_go_and_come_back() {
 #[test]
 fn a_job_without_anything_to_do_does_not_expire() {
     let yard = Yard::local();
-    let id = yard.watch(&["--deadline", "1s"], "");
+    let id = yard.watch(&["--deadline", "2s"], "");
     yard.wait_until_idle(&id);
     std::thread::sleep(Duration::from_secs(4));
     assert_eq!(yard.job(&id)["state"], "running");
+    // a runner that has not seen when it came to rest
+    yard.kill_runner();
+    yard.run(&["jobs"]).done();
+    std::thread::sleep(Duration::from_secs(3));
+    let job = yard.job(&id);
+    assert_eq!((&job["state"], &job["attempts"]), (&"running".into(), &1.into()), "{job}");
     yard.cancel(&id);
 }
 
@@ -238,8 +242,8 @@ fn where_the_kernel_watches_no_more_the_tree_is_walked() {
     for (name, value) in runner.get_envs() {
         limited.env(name, value.unwrap_or_default());
     }
-    let mut limited =
-        limited.current_dir(yard.site.path("")).stdout(std::process::Stdio::null()).spawn().unwrap();
+    limited.current_dir(yard.site.path("")).stdout(std::process::Stdio::null());
+    let _limited = Held(limited.spawn().unwrap());
     wait_for("the runner", || yard.place().join("wake").exists());
     let id = yard.watch(&[], "");
     let job = yard.wait_until(&id, |job| job["watch"]["by"] == "walks");
@@ -249,6 +253,4 @@ fn where_the_kernel_watches_no_more_the_tree_is_walked() {
     let log = yard.run(&["job", &id, "log"]).done().stdout;
     assert!(log.contains("fs.inotify.max_user_watches"), "{log}");
     yard.cancel(&id);
-    limited.kill().unwrap();
-    limited.wait().unwrap();
 }

@@ -176,6 +176,7 @@ When     --at TIME, --every CRON       02:00; '0 2 * * *', each day at 2
          --after ID                    when that job is done
          --deadline TIME               how long to try again [default: 24h]
          --priority N                  those with a higher number begin first
+Watch    --watch, --rest TIME          move what is there, and then what comes
 Name     --label TEXT                  [default: that of the first source]
          --submission-id ID            once only, however often it is submitted
 
@@ -188,6 +189,9 @@ another attempt would meet too, or nothing has come further for as long as --dea
 the runner and a restart of the host, where the runner is a service ('zmove runner --help'). Each attempt goes on where \
 the last one was. Paths are those of the directory in which this is typed. The key of a host that is not known is asked \
 about now, since a job can ask nobody.
+
+With --watch what is in SRC arrives in DST, and then each file once it has been closed, or has rested. What is renamed or \
+removed in SRC stays at the target.
 
 Jobs are kept in $ZMOVE_JOBS, else in jobs below $ZMOVE_HOME, else in zmove/jobs below $XDG_STATE_HOME (default \
 ~/.local/state). That must be on a file system of this host.";

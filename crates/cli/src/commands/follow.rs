@@ -75,7 +75,7 @@ pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
     };
     let watch = Watch::begin(&root, terms).context("start a thread")?;
     let stop = Stop::listen()?;
-    let mut report = Report::new();
+    let mut report = Report::new((args.deadline.0 / 4).clamp(REPORT_INTERVAL, REPEAT_INTERVAL_MAX));
     let mut killed = 0;
     while !stop.is_asked() {
         watch.notes().into_iter().for_each(terminal::warn);
@@ -264,6 +264,9 @@ enum When {
 struct Report {
     begun: Instant,
     told: Option<(Instant, Value)>,
+    /// How often it is told again that there is nothing to do: a runner that has just begun does not know, and would
+    /// take it for something that gets nowhere.
+    repeat: Duration,
     /// Files and bytes at the target by batches that have ended.
     done: (u64, u64),
     /// Files and bytes of the batch under way, found and at the target; none: there is no batch.
@@ -275,9 +278,17 @@ struct Report {
 }
 
 impl Report {
-    fn new() -> Self {
-        let limited_by = "watching".to_owned();
-        Self { begun: Instant::now(), told: None, done: (0, 0), now: None, limited_by, rate: 0.0, let_go: 0 }
+    fn new(repeat: Duration) -> Self {
+        Self {
+            begun: Instant::now(),
+            told: None,
+            repeat,
+            done: (0, 0),
+            now: None,
+            limited_by: "watching".to_owned(),
+            rate: 0.0,
+            let_go: 0,
+        }
     }
 
     fn begin(&mut self, batch: &Batch) {
@@ -322,8 +333,9 @@ impl Report {
             "there": state.is_there,
             "idle": idle,
         });
-        let recent = self.told.as_ref().is_some_and(|(at, _)| at.elapsed() < REPORT_INTERVAL);
-        let same = self.told.as_ref().is_some_and(|(_, told)| *told == shown);
+        let is_within = |interval| self.told.as_ref().is_some_and(|(at, _)| at.elapsed() < interval);
+        let recent = is_within(REPORT_INTERVAL);
+        let same = is_within(self.repeat) && self.told.as_ref().is_some_and(|(_, told)| *told == shown);
         let was_idle = self.told.as_ref().is_some_and(|(_, told)| told["idle"] == true);
         if recent && (was_idle == idle || when == When::InTime) || same && when == When::Changed {
             return;
@@ -370,6 +382,7 @@ const BATCH_FILES_MAX: usize = 1 << 14;
 /// How often it is looked whether it is to end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+const REPEAT_INTERVAL_MAX: Duration = Duration::from_secs(60);
 /// How long it rests where a batch could not be moved.
 const RETRY_WAIT: Duration = Duration::from_secs(1);
 /// Batches in a row whose process was killed before that ends the attempt.

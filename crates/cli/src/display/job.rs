@@ -71,7 +71,9 @@ impl Row {
     fn sentence(&self, now: Moment) -> String {
         let Job { label, source, target, message, .. } = &self.job;
         let mut sentence = format!("{label}: {source} -> {target}");
-        if let Some(limit) = &self.view.limited_by {
+        if self.view.limited_by.as_deref() == Some("watching") {
+            sentence += ", watching";
+        } else if let Some(limit) = &self.view.limited_by {
             sentence += &format!(", limited by {}", limit.replace('_', " "));
         }
         if let (State::Waiting, Some(due)) = (self.job.state, self.job.not_before) {
@@ -229,9 +231,7 @@ fn end_of_attempt(end: &AttemptEnd) -> String {
 
 fn watched(Watching { by, why, directories, ready, changing, .. }: &Watching) -> String {
     let how = match why {
-        None if by == "events" => {
-            format!("the kernel tells of changes in {}", counted(*directories, "directory"))
-        }
+        None if by == "events" => format!("the kernel tells of changes ({directories} directories)"),
         _ => format!("the tree is walked at intervals: {}", why.as_deref().unwrap_or_default()),
     };
     format!("watches: {}, {} to be moved, {changing} changing", how, counted(*ready, "file"))

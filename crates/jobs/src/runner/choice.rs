@@ -74,13 +74,18 @@ impl Choice {
         *self.kinds.entry(kind(job)).or_default() += 1;
     }
 
+    /// Whether there is room for any job that is counted.
+    pub(super) fn has_room(&self) -> bool {
+        self.all < self.limits.all
+    }
+
     fn has_room_for(&self, job: &Queued) -> bool {
         if self.pairs.contains_key(&(job.source.clone(), job.target.clone())) {
             return false;
         }
         let of = |count: Option<&usize>| count.copied().unwrap_or(0);
         job.watches
-            || self.all < self.limits.all
+            || self.has_room()
                 && of(self.hosts.get(&job.host)) < self.limits.host
                 && of(self.targets.get(&job.target)) < self.limits.target
                 && of(self.keys.get(&job.home)) < self.limits.key

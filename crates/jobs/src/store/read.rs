@@ -236,10 +236,23 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn queued(&self, mut visit: impl FnMut(Queued) -> bool) -> Result<(), StoreError> {
+    pub fn queued(&self, visit: impl FnMut(Queued) -> bool) -> Result<(), StoreError> {
+        self.visit_queued("1", visit)
+    }
+
+    /// Visits those of them that watch their sources, in the same way.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn queued_to_watch(&self, visit: impl FnMut(Queued) -> bool) -> Result<(), StoreError> {
+        // `--watch` and the NUL behind it
+        self.visit_queued("instr(arguments, x'2d2d776174636800') > 0", visit)
+    }
+
+    fn visit_queued(&self, condition: &str, mut visit: impl FnMut(Queued) -> bool) -> Result<(), StoreError> {
         self.read(|connection| {
             let mut found = connection.prepare(&format!(
-                "SELECT {QUEUED} FROM jobs WHERE state = 'queued' ORDER BY priority DESC, id"
+                "SELECT {QUEUED} FROM jobs WHERE state = 'queued' AND {condition} ORDER BY priority DESC, id"
             ))?;
             let mut rows = found.query(())?;
             while let Some(row) = rows.next()? {

@@ -340,6 +340,18 @@ fn urgent_jobs_come_first() {
         })
         .unwrap();
     assert_eq!(order, ["h:b", "h:d", "h:a", "h:c"]);
+    let mut watches = job("w");
+    watches.work.arguments.0.push("--watch".into());
+    let id = site.submit(&watches);
+    let mut found = Vec::new();
+    site.store
+        .queued_to_watch(|job| {
+            assert!(job.watches);
+            found.push(job.id);
+            true
+        })
+        .unwrap();
+    assert_eq!(found, [id]);
 }
 
 #[test]
