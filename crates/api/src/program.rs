@@ -40,6 +40,8 @@ pub(crate) struct Submission {
     after: Vec<i64>,
     /// How long to try again before giving up: `90s`, `12h`, `7d`.
     deadline: Option<String>,
+    /// Have these channels of `tell.toml` tell what becomes of it, and not those that tell of any job.
+    tell: Vec<String>,
     /// Remove at the target what the sources do not have.
     delete: bool,
     /// Compare files that are there already by contents.
@@ -84,7 +86,8 @@ impl Submission {
             valued("deadline", &self.deadline),
         ];
         let after = self.after.iter().map(|id| format!("--after={id}"));
-        given.into_iter().flatten().chain(after).collect()
+        let tell = self.tell.iter().map(|name| format!("--tell={name}"));
+        given.into_iter().flatten().chain(after).chain(tell).collect()
     }
 
     fn words(&self, command: &[&str], options: Vec<String>) -> Result<Vec<OsString>, Problem> {

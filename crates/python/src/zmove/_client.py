@@ -50,6 +50,7 @@ class Client:
         every: Optional[str] = None,
         after: Iterable[Union[int, "Job"]] = (),
         deadline: Optional[str] = None,
+        tell: Iterable[str] = (),
         delete: bool = False,
         checksum: bool = False,
         limit: Optional[str] = None,
@@ -65,7 +66,7 @@ class Client:
         order = _transfer(sources, target, delete, checksum, limit, verify, durability, exclude)
         needs = [job.id if isinstance(job, Job) else job for job in after]
         order.update(label=label, submission_id=submission_id, priority=priority, at=at, every=every)
-        order.update(after=needs, deadline=deadline)
+        order.update(after=needs, deadline=deadline, tell=list(tell))
         return Job(self, self._wire.ask("POST", "/api/v1/jobs", order))
 
     def plan(
