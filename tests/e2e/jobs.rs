@@ -360,7 +360,7 @@ fn a_job_whose_source_is_gone_fails_and_says_so() {
     let yard = Yard::local();
     let mut submit = yard.site.zmove(&["submit", "none", "target"]);
     submit.0.args(["--label", "gone"]);
-    let id = number(&submit.outcome().done());
+    let id = number(&submit.outcome().expect(0).says(&["'none' is not there"]).lines(1));
     let said = yard.wait(&id).expect(30);
     assert!(said.stdout.contains("job 1 (gone) is failed"), "{}", said.stdout);
     let job = yard.job(&id);
