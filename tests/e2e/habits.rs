@@ -37,6 +37,8 @@ fn a_host_that_is_written_wrong_is_not_taken_for_a_name() {
         ("::1:x", "[ADDRESS]:PATH"),
         ("fe80::1", "[ADDRESS]:PATH"),
         ("127.0.0.1::x", "write HOST:PATH"),
+        ("rsync://127.0.0.1/x", "write HOST:PATH"),
+        ("ssh://alice@127.0.0.1/x", "USER@HOST:PATH (over ssh)"),
         ("127.0.0.1:~/x", "leave '~' out"),
         ("alice@127.0.0.1:~bob/x", "write the whole path"),
     ] {

@@ -38,6 +38,11 @@ pub enum LocationError {
     /// A URL names a daemon, and ssh was asked for.
     #[error("'zmove://…' is a daemon: for ssh write USER@HOST:PATH")]
     UrlOverSsh,
+    /// A URL of another program.
+    #[error(
+        "'{0}' is no form of a location: write HOST:PATH, USER@HOST:PATH (over ssh) or zmove://HOST:PORT/PATH"
+    )]
+    Scheme(String),
     /// An address in brackets has no colon behind it.
     #[error("'{0}': write an IPv6 target as [ADDRESS]:PATH")]
     BracketAlone(String),

@@ -125,6 +125,12 @@ impl Location {
             }
             return parse_url(rest).map(Self::Remote);
         }
+        if [&b"rsync://"[..], b"ssh://", b"sftp://", b"ftp://", b"http://", b"https://", b"file://"]
+            .iter()
+            .any(|scheme| bytes.starts_with(scheme))
+        {
+            return Err(LocationError::Scheme(show(bytes)));
+        }
         refuse_unbracketed(bytes)?;
         let Some(AtHost { host, rest }) = split_host(bytes)? else {
             return Ok(Self::Local(text.to_owned()));

@@ -1,6 +1,6 @@
 //! The arguments of `zmove serve`.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -10,10 +10,17 @@ use zmove_transport::TransportChoice;
 use super::storage::{DirectArg, EngineArg};
 use crate::value::age::Age;
 
+fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse::<u16>() {
+        return Ok((Ipv6Addr::UNSPECIFIED, port).into());
+    }
+    text.parse().map_err(|_| "write ADDRESS:PORT, as 192.0.2.7:5870 or [::]:5870, or a port alone".to_owned())
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// The address to listen on [default: [::]:5870]
-    #[arg(long, value_name = "ADDR:PORT")]
+    /// The address to listen on, or a port of all addresses [default: [::]:5870]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen)]
     pub(crate) listen: Option<SocketAddr>,
     /// What to listen for there [default: both]
     #[arg(long, value_enum, value_name = "WHAT")]
@@ -132,5 +139,21 @@ impl FromStr for MetricsListen {
 impl Default for MetricsListen {
     fn default() -> Self {
         Self(Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 5871))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_alone_is_one_of_all_addresses() {
+        let every = |port| Ok(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)));
+        assert_eq!(parse_listen("5871"), every(5871));
+        assert_eq!(parse_listen(":0"), every(0));
+        assert_eq!(parse_listen("127.0.0.1:7"), Ok((Ipv4Addr::LOCALHOST, 7).into()));
+        for text in ["", "70000", "localhost", "::1:x"] {
+            assert!(parse_listen(text).unwrap_err().contains("ADDRESS:PORT"), "{text}");
+        }
     }
 }

@@ -108,7 +108,10 @@ const JSON_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a line says how far it is, where standard error is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
 const IN_LINE: &str = "{wide_msg}";
-const BAR: &str = "{bar:24} {percent:>3}% {msg}, ETA {eta_precise}";
+/// What is too long for the terminal is cut off at its end.
+const BAR: &str = "{bar:10} {percent:>3}% {wide_msg}";
+/// A time beyond this is no more than a sign that hardly anything moves.
+const LEFT_MAX: f64 = 100.0 * 24.0 * 3600.0;
 
 impl Display {
     /// A display that shows nothing before it is [started](Self::start): a question may have to be asked first.
@@ -245,13 +248,21 @@ impl Watcher {
         }
         let files = totals.done_files.load(Ordering::Relaxed);
         let found_files = totals.found_files.load(Ordering::Relaxed);
-        let more = if totals.scan_ended.load(Ordering::Relaxed) { "" } else { "+" };
+        let scan_ended = totals.scan_ended.load(Ordering::Relaxed);
+        let more = if scan_ended { "" } else { "+" };
         let flushing = totals.flushing.load(Ordering::Relaxed) && done >= found;
+        let rate = self.bar.per_sec();
+        let left = ByteCount(found.saturating_sub(done)).as_f64() / rate;
+        let left = if scan_ended && left > 0.0 && left < LEFT_MAX {
+            format!(", {} left", Age(Duration::from_secs_f64(left)))
+        } else {
+            String::new()
+        };
         format!(
-            "{} of {}{more}, {files} of {found_files}{more} files, {}, {}",
+            "{} of {}{more}, {}{left}, {}, {files} of {found_files}{more} files",
             ByteCount(done),
             ByteCount(found),
-            ByteRate(self.bar.per_sec()),
+            ByteRate(rate),
             if flushing { "flushing" } else { self.state().limit },
         )
     }
@@ -479,8 +490,11 @@ mod tests {
             watcher.on(&Event::Stored { files: 1, bytes: 1 << 20 });
             watcher.on(&Event::ScanEnded);
         });
-        assert!(first.starts_with("0 B of 3.00 MiB+, 0 of 3+ files, "), "{first}");
-        assert!(second.contains(" of 3.00 MiB") && second.ends_with(", path"), "{second}");
+        assert!(
+            first.starts_with("0 B of 3.00 MiB+, ") && first.ends_with(", path, 0 of 3+ files"),
+            "{first}"
+        );
+        assert!(second.contains(" of 3.00 MiB, ") && second.ends_with(" of 3 files"), "{second}");
     }
 
     #[test]
