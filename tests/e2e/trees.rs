@@ -215,7 +215,7 @@ fn special_files_are_counted_and_left(site: &Site) {
     assert_eq!((&summary["files"], &summary["specials"]), (&1.into(), &1.into()));
     assert_eq!(crate::tree::names(&site.target()), ["f"]);
     let text = site.push(&[], site.contents(), "").done().stdout;
-    assert!(text.contains("1 special files not copied"), "{text}");
+    assert!(text.contains("1 special file not copied"), "{text}");
 }
 
 fn make_fifo(path: &Path) {

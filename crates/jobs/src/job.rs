@@ -2,7 +2,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::num::ParseIntError;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -26,10 +25,10 @@ impl fmt::Display for JobId {
 }
 
 impl FromStr for JobId {
-    type Err = ParseIntError;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, ParseIntError> {
-        text.parse().map(Self)
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        text.parse().map(Self).map_err(|_| "a job is named by its number, which 'zmove jobs' shows")
     }
 }
 

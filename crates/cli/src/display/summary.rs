@@ -214,7 +214,10 @@ fn extras(summary: &Summary, args: &PushArgs) -> String {
         (if summary.preview.is_none() { summary.removed } else { 0 }, "removed"),
         (summary.spared, "not removed (--max-delete)"),
         (summary.kept_by_change, "not removed (the source changed)"),
-        (summary.specials, "special files not copied"),
+        (
+            summary.specials,
+            if summary.specials == 1 { "special file not copied" } else { "special files not copied" },
+        ),
         (summary.left_out, "left out by the selection"),
         (summary.resent, "resent after damage"),
         (summary.reconnects, "× reconnected"),

@@ -5,7 +5,7 @@ use zmove_types::{ByteCount, ByteRate};
 
 use crate::commands::probe::findings::{Findings, best, cpu_per_gib, milliseconds, rate};
 use crate::commands::probe::prediction::ClassTime;
-use crate::display::format::duration;
+use crate::display::format::{counted, duration};
 use crate::display::terminal::Printable;
 
 /// The whole text.
@@ -97,7 +97,11 @@ fn prediction(found: &Findings, tree: &str) -> String {
         );
     }
     let lanes = best(&found.report).map_or(0, |round| round.lanes);
-    text += &format!("with {lanes} lanes, and {} to start\n", duration(predicted.start_seconds));
+    text += &format!(
+        "with {}, and {} to start\n",
+        counted(u64::from(lanes), "lane"),
+        duration(predicted.start_seconds)
+    );
     if found.source.is_none() {
         text += "source storage is not known: 'zmove sweep DIR' there or --source DIR measures it\n";
     }
