@@ -19,12 +19,20 @@ use crate::stamp::Stamp;
 #[derive(Debug)]
 pub struct Batch {
     files: Vec<(PathBuf, Stamp)>,
+    by_contents: bool,
 }
 
 impl Batch {
     /// The paths, below the root.
     pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.files.iter().map(|(path, _)| path.as_path())
+    }
+
+    /// Whether a file is among them that was changed and looks like what was moved of it: by size and time it would be
+    /// taken for the same.
+    #[must_use]
+    pub fn is_by_contents(&self) -> bool {
+        self.by_contents
     }
 }
 
@@ -34,7 +42,7 @@ pub(crate) struct Ledger {
     rest: Duration,
     changing: HashMap<PathBuf, Changing>,
     ready: BTreeMap<PathBuf, ()>,
-    /// Versions of files that are at the target, by number: a path costs more.
+    /// Versions of files that are at the target, and what they look like, by number: a path costs more.
     sent: HashSet<u64>,
     /// The versions of `sent` that the walk under way has met; `None`: there is none.
     met: Option<HashSet<u64>>,
@@ -87,9 +95,10 @@ impl Ledger {
 
     /// A walk has met a file, which is ready if it `has_rested` already.
     pub(crate) fn met(&mut self, path: PathBuf, stamp: Stamp, has_rested: bool, now: Instant) {
-        let number = stamp.number(&path, &self.state);
-        if self.sent.contains(&number) {
-            self.met.iter_mut().for_each(|met| met.extend([number]));
+        let numbers = self.numbers(&path, &stamp);
+        let known = numbers.into_iter().filter(|number| self.sent.contains(number));
+        self.met.iter_mut().for_each(|met| met.extend(known.clone()));
+        if self.sent.contains(&numbers[0]) {
             return;
         }
         if self.ready.contains_key(&path) {
@@ -159,14 +168,20 @@ impl Ledger {
 
     /// Hands out files that are ready. What is to be taken for each is what `look` finds.
     pub(crate) fn take(&mut self, files_max: usize, look: impl Fn(&Path) -> Option<Stamp>) -> Batch {
-        let mut files = Vec::new();
+        let (mut files, mut by_contents) = (Vec::new(), false);
         while files.len() < files_max
             && let Some((path, ())) = self.ready.pop_first()
         {
-            let stamp = look(&path);
-            files.extend(stamp.map(|stamp| (path, stamp)));
+            let Some(stamp) = look(&path) else { continue };
+            by_contents |= self.sent.contains(&self.numbers(&path, &stamp)[1]);
+            files.push((path, stamp));
         }
-        Batch { files }
+        Batch { files, by_contents }
+    }
+
+    /// The numbers of a version, and of what it looks like.
+    fn numbers(&self, path: &Path, stamp: &Stamp) -> [u64; 2] {
+        [stamp.number(path, &self.state), stamp.number_of_look(path, &self.state)]
     }
 
     /// Takes note of what has become of a batch. What has changed meanwhile is to be moved again, and so, after a
@@ -195,9 +210,9 @@ impl Ledger {
             }
             self.failures.remove(&path);
             if found == stamp {
-                let number = stamp.number(&path, &self.state);
-                self.sent.insert(number);
-                self.met.iter_mut().for_each(|met| met.extend([number]));
+                let numbers = self.numbers(&path, &stamp);
+                self.sent.extend(numbers);
+                self.met.iter_mut().for_each(|met| met.extend(numbers));
             } else if !self.ready.contains_key(&path) {
                 let changing = Changing { stamp: Some(found), since: now, rest: self.rest };
                 self.changing.entry(path).or_insert(changing);
@@ -273,6 +288,36 @@ mod tests {
         ledger.walk_ends(true);
         ledger.met("b".into(), one, true, now);
         assert_eq!(ledger.counts().0, 1);
+    }
+
+    #[test]
+    fn what_looks_the_same_and_was_written_again_is_compared_by_contents() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let stamp = || Stamp::of(&file.path().metadata().unwrap()).unwrap();
+        std::fs::write(file.path(), "one").unwrap();
+        let (mut ledger, now, one) = (Ledger::new(REST), Instant::now(), stamp());
+        let modified = file.path().metadata().unwrap().modified().unwrap();
+        ledger.closed("a".into());
+        let batch = ledger.take(9, |_| Some(one));
+        assert!(!batch.is_by_contents());
+        ledger.settle(batch, |_| false, now, |_| Some(one));
+        // the kernel tells that it was closed
+        ledger.closed("a".into());
+        assert!(ledger.take(9, |_| Some(one)).is_by_contents());
+        // or a walk finds that something was changed
+        let mut two = one;
+        while two == one {
+            std::fs::write(file.path(), "two").unwrap();
+            std::fs::File::options().write(true).open(file.path()).unwrap().set_modified(modified).unwrap();
+            two = stamp();
+        }
+        ledger.walk_begins();
+        ledger.met("a".into(), two, true, now);
+        ledger.walk_ends(true);
+        assert!(ledger.take(9, |_| Some(two)).is_by_contents());
+        // another file of that name is sent in any case
+        ledger.closed("b".into());
+        assert!(!ledger.take(9, |_| Some(two)).is_by_contents());
     }
 
     #[test]

@@ -9,6 +9,14 @@ use std::time::{Duration, SystemTime};
 /// A version of a file, as far as its metadata tells one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stamp {
+    look: Look,
+    /// The time of the last change that nobody can set.
+    changed: (i64, i64),
+}
+
+/// What a transfer compares, as far as the watched side goes: two versions of a file may look the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Look {
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
@@ -20,9 +28,8 @@ impl Stamp {
         let kind = metadata.file_type();
         let modified = (metadata.mtime(), metadata.mtime_nsec());
         (kind.is_file() || kind.is_symlink()).then(|| Self {
-            inode: metadata.ino(),
-            bytes: metadata.size(),
-            modified,
+            look: Look { inode: metadata.ino(), bytes: metadata.size(), modified },
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
         })
     }
 
@@ -30,6 +37,11 @@ impl Stamp {
     /// are not so again.
     pub(crate) fn number(&self, path: &Path, state: &RandomState) -> u64 {
         state.hash_one((path, self))
+    }
+
+    /// One number for a path at all versions that look like this one.
+    pub(crate) fn number_of_look(&self, path: &Path, state: &RandomState) -> u64 {
+        state.hash_one((path, self.look))
     }
 }
 

@@ -62,6 +62,11 @@ pub(crate) fn is_batch() -> bool {
 pub(crate) fn prepare_batch(args: &mut PushArgs) {
     // Without it there are two for a moment, and the second finds what the first has moved.
     let _best_effort = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+    if std::env::var_os(BATCH) != Some(parent.to_string().into()) {
+        // It ended before it could be asked for that.
+        std::process::exit(Exit::Interrupted as i32);
+    }
     args.selection.read_list("/proc/self/fd/0");
 }
 
@@ -227,7 +232,10 @@ impl Moved {
 fn move_batch(batch: &Batch, stop: &Stop, mut tell: impl FnMut(&Value)) -> Result<Moved> {
     let list = list_of(batch).context("list files in memory")?;
     let mut command = Command::new(std::env::current_exe().context("find this program")?);
-    command.args(std::env::args_os().skip(1)).env(BATCH, "1");
+    command.args(std::env::args_os().skip(1)).env(BATCH, std::process::id().to_string());
+    if batch.is_by_contents() {
+        command.arg("--checksum");
+    }
     let started = command.stdin(list).stdout(Stdio::piped()).spawn();
     let mut process = started.context("start the process of a transfer")?;
     stop.reaches(Some(&process));
@@ -373,7 +381,7 @@ impl Report {
     }
 }
 
-/// The variable by which a process knows that it moves a batch.
+/// The variable by which a process knows that it moves a batch: the number of the process that has started it.
 const BATCH: &str = "ZMOVE_JOB_BATCH";
 /// How long a file that nobody has closed is left unchanged before it is moved, unless it was said.
 const REST: Duration = Duration::from_secs(3);
