@@ -32,9 +32,19 @@ pub enum StoreError {
         /// The directory.
         path: PathBuf,
     },
-    /// The directory belongs to another user.
-    #[error("'{}' belongs to another user", path.display())]
+    /// The directory, or a file in it, belongs to another user, or could be written by one.
+    #[error("'{}' belongs to another user, or could be written by one", path.display())]
     Foreign {
+        /// The directory or file.
+        path: PathBuf,
+    },
+    /// The directory is open to others, who may have put something there.
+    #[error(
+        "'{}' is open to other users, and what jobs do is read from there: if all in it is yours, chmod 700 closes it; \
+         else name another directory (ZMOVE_JOBS)",
+        path.display()
+    )]
+    Open {
         /// The directory.
         path: PathBuf,
     },

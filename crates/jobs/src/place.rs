@@ -22,7 +22,7 @@ impl Place {
     /// The directory, which is made if it is not there.
     ///
     /// # Errors
-    /// It cannot be made, is another user's, or is on a network file system.
+    /// It cannot be made, is another user's or open to others, or is on a network file system.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let create = DirBuilder::new().recursive(true).mode(0o700).create(path);
         create.map_err(StoreError::io("create", path))?;
@@ -33,11 +33,25 @@ impl Place {
         if metadata.uid() != rustix::process::geteuid().as_raw() {
             return Err(StoreError::Foreign { path: path.to_owned() });
         }
-        if metadata.mode() & 0o077 != 0 {
+        let place = Self(path.to_owned());
+        // What is in a directory that others can write may be theirs: the words of a job are those of a program that
+        // is run. One that others read for a reason stays as it is.
+        let others = metadata.mode() & 0o077;
+        let is_for_jobs = || -> io::Result<bool> {
+            Ok(place.database().exists() || std::fs::read_dir(path)?.next().is_none())
+        };
+        if others & 0o022 != 0 || others != 0 && !is_for_jobs().map_err(StoreError::io("read", path))? {
+            return Err(StoreError::Open { path: path.to_owned() });
+        }
+        if others != 0 {
             let close = directory.set_permissions(Permissions::from_mode(0o700));
             close.map_err(StoreError::io("close to others", path))?;
         }
-        Ok(Self(path.to_owned()))
+        // They may have been put there before the directory was closed.
+        ["jobs.db", "jobs.db-wal", "jobs.db-shm", "runner.lock", "runner.log", "token", "api.sock"]
+            .iter()
+            .try_for_each(|name| refuse_foreign(&place.0.join(name)))?;
+        Ok(place)
     }
 
     /// The directory itself.
@@ -133,7 +147,30 @@ pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
 
 /// Makes the directory of a job, if it is not there.
 pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path)
+    DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    if is_foreign(path)? { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(()) }
+}
+
+/// Refuses what another user has put into the place.
+fn refuse_foreign(path: &Path) -> Result<(), StoreError> {
+    match is_foreign(path) {
+        Ok(true) => Err(StoreError::Foreign { path: path.to_owned() }),
+        Ok(false) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(StoreError::io("look at", path)(error)),
+    }
+}
+
+/// Whether it is another user's, a link, which could lead to something of theirs, or has another name, where they could
+/// open it.
+fn is_foreign(path: &Path) -> io::Result<bool> {
+    let metadata = path.symlink_metadata()?;
+    let has_other_name = metadata.is_file() && metadata.nlink() > 1;
+    let is_own = metadata.uid() == rustix::process::geteuid().as_raw();
+    Ok(!is_own
+        || metadata.is_symlink()
+        || has_other_name
+        || metadata.is_file() && metadata.mode() & 0o022 != 0)
 }
 
 /// `f_type` of NFS, SMB (two), CIFS, FUSE, 9P, Ceph, AFS, Lustre, GPFS, BeeGFS, OCFS2, GFS2 and PanFS.
@@ -180,6 +217,27 @@ mod tests {
         assert_eq!(mode(&path), 0o700);
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         Place::open(&path).unwrap();
-        assert_eq!(mode(&path), 0o700);
+        assert_eq!(mode(&path), 0o700, "an empty one is closed");
+        std::fs::write(path.join("of another program"), "").unwrap();
+        for open in [0o755, 0o710, 0o1777] {
+            std::fs::set_permissions(&path, Permissions::from_mode(open)).unwrap();
+            let error = Place::open(&path).unwrap_err().to_string();
+            assert!(error.contains("chmod 700"), "{error}");
+            assert_eq!(mode(&path), open & 0o777, "as it was");
+        }
+        std::fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+        Place::open(&path).unwrap();
+        // what was put there while it was open
+        for name in ["jobs.db", "jobs.db-wal", "runner.log"] {
+            let file = path.join(name);
+            std::fs::write(&file, "").unwrap();
+            std::fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
+            assert!(matches!(Place::open(&path), Err(StoreError::Foreign { .. })), "{name}");
+            std::fs::remove_file(&file).unwrap();
+            std::os::unix::fs::symlink("/etc/passwd", &file).unwrap();
+            assert!(matches!(Place::open(&path), Err(StoreError::Foreign { .. })), "{name}");
+            std::fs::remove_file(&file).unwrap();
+        }
+        Place::open(&path).unwrap();
     }
 }

@@ -90,6 +90,9 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     let source = described(&sources[0], &directory, sources.len());
     let described_target = described(target, &directory, 1);
     let label = label.unwrap_or_else(|| name_of(&sources[0]));
+    if label.len() > LABEL_BYTES_MAX {
+        return Err(usage_error(format!("--label: {LABEL_BYTES_MAX} bytes at most")));
+    }
     let environment = environment(mount::of_target(&copy.push)?);
     let (accepts_new, strict) = (copy.push.dial.accept_new, copy.push.dial.strict);
     let hosts = match Copy::new(copy, Arc::new(Prompt))? {
@@ -122,6 +125,9 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         tell,
     })
 }
+
+/// The longest label: as the name of a file.
+const LABEL_BYTES_MAX: usize = 255;
 
 /// Says which sources are not there; what is to begin later may still come.
 fn tell_missing(args: &PushArgs, begins_later: bool) {
