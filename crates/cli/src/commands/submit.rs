@@ -89,10 +89,10 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     let (target, sources) = copy.push.paths.split_last().expect("two are demanded");
     let source = described(&sources[0], &directory, sources.len());
     let described_target = described(target, &directory, 1);
-    let label = label.unwrap_or_else(|| name_of(&sources[0]));
-    if label.len() > LABEL_BYTES_MAX {
+    if label.as_ref().is_some_and(|label| label.len() > LABEL_BYTES_MAX) {
         return Err(usage_error(format!("--label: {LABEL_BYTES_MAX} bytes at most")));
     }
+    let label = label.unwrap_or_else(|| name_of(&sources[0]));
     let environment = environment(mount::of_target(&copy.push)?);
     let (accepts_new, strict) = (copy.push.dial.accept_new, copy.push.dial.strict);
     let hosts = match Copy::new(copy, Arc::new(Prompt))? {

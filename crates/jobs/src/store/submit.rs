@@ -83,8 +83,8 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
     transaction
         .prepare(
             "INSERT INTO jobs (submission, label, state, arguments, directory, environment, source, target, host,
-                 priority, submitted, not_before, schedule, deadline, tell)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+                 priority, submitted, not_before, schedule, deadline, tell, message)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
         )?
         .execute(params![
             job.submission,
@@ -102,6 +102,7 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
             job.schedule.as_ref().map(ToString::to_string),
             i64::try_from(job.deadline.as_millis()).unwrap_or(i64::MAX),
             (!job.tell.is_empty()).then(|| job.tell.join("\n")),
+            waits_for(&job.after),
         ])?;
     let id = JobId(transaction.last_insert_rowid());
     for needed in &job.after {
@@ -111,6 +112,12 @@ fn insert(transaction: &Transaction<'_>, job: &NewJob, now: Moment) -> rusqlite:
     }
     add_event(transaction, id, "submitted", None, now)?;
     Ok(id)
+}
+
+/// What a job waits for, for people.
+fn waits_for(after: &[JobId]) -> Option<String> {
+    let numbers = after.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    (!after.is_empty()).then(|| format!("after job {numbers}"))
 }
 
 /// The terms of a job that does another one again.

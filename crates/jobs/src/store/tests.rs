@@ -249,6 +249,8 @@ fn a_job_waits_for_others_and_fails_with_them() {
     let first = site.submit(&job("a"));
     let second = site.submit(&NewJob { after: vec![first], ..job("b") });
     let third = site.submit(&NewJob { after: vec![first, second], ..job("c") });
+    let message = |site: &Site, id| site.store.job(id).unwrap().message;
+    assert_eq!(message(&site, third), Some(format!("after job {first}, {second}")));
     assert_eq!(site.store.release(START).unwrap(), Released::default());
     let late = site.submit(&NewJob { after: vec![first], not_before: Some(START), ..job("d") });
     assert_eq!(site.store.next_due(later(1)).unwrap(), None, "nothing but another job is waited for");
