@@ -327,11 +327,37 @@ fn the_same_submission_is_done_once() {
     let id = yard.submit(&["--submission-id", "s1"], "");
     assert_eq!(yard.submit(&["--submission-id", "s1"], ""), id);
     yard.assert_done(&id, 1);
-    assert_eq!(yard.submit(&["--submission-id", "s1"], ""), id);
+    let mut again = yard.site.zmove(&["submit", "--submission-id", "s1", "source/"]);
+    again.0.arg(yard.site.address(""));
+    let again = again.outcome().expect(0).lines(1);
+    assert_eq!(number(&again), id);
+    let head = format!("zmove: job {id} of this id is done since ");
+    let time =
+        again.stderr.strip_prefix(&head).and_then(|rest| rest.strip_suffix(": nothing is sent again\n"));
+    let time = time.unwrap_or_else(|| panic!("{}", again.stderr));
+    let shown = yard.run(&["job", &id]).done().stdout;
+    assert!(shown.contains(&format!("ended {time}")), "{time} in {shown}");
     assert_eq!(yard.run(&["jobs", "--all", "--json"]).done().stdout.lines().count(), 1);
     let mut other = yard.site.zmove(&["submit", "--submission-id", "s1", "source", "elsewhere"]);
     other.0.arg("-c");
     other.outcome().expect(11).says(&["submission 's1' is job 1, which has other arguments"]);
+}
+
+#[test]
+fn a_submission_that_has_failed_is_told_and_not_done_again() {
+    let yard = Yard::local();
+    let submit = || {
+        let mut submit = yard.site.zmove(&["submit", "--submission-id", "s1", "none"]);
+        submit.0.arg(yard.site.address("target"));
+        submit.outcome().expect(0)
+    };
+    let first = submit();
+    let id = number(&first);
+    assert!(!first.stderr.contains("of this id"), "{}", first.stderr);
+    yard.wait(&id);
+    paint(yard.site.path("none"), 1000);
+    submit().says(&[&format!("job {id} of this id is failed since "), "nothing is sent again"]);
+    assert_eq!(yard.job(&id)["state"], "failed");
 }
 
 #[test]

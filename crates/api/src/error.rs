@@ -32,13 +32,4 @@ pub enum ApiError {
          from elsewhere through ssh (ssh -L {port}:127.0.0.1:{port} HOST)", port = .0.port()
     )]
     Public(SocketAddr),
-    /// Others can read the token, so it proves nothing.
-    #[error("'{}' can be read by others: remove it, and a new token is made", .0.display())]
-    TokenOpen(PathBuf),
-    /// The token's file is another user's, or no file.
-    #[error("'{}' is not a file of this user's", .0.display())]
-    TokenForeign(PathBuf),
-    /// The token's file does not hold a token.
-    #[error("'{}' holds no token: remove it, and a new one is made", .0.display())]
-    TokenNonsense(PathBuf),
 }

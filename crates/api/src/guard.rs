@@ -171,7 +171,7 @@ mod tests {
     fn over_tcp_the_api_needs_the_token() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
-        let token = Token::of_file(&path).unwrap();
+        let token = Token::renewed(&path).unwrap();
         let word = std::fs::read_to_string(path).unwrap().trim().to_owned();
         let of = |path, said: &str| {
             answer(Some(&token), "GET", path, &[("host", "localhost"), ("authorization", said)])

@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn addresses_that_other_hosts_reach_are_refused() {
         let directory = tempfile::tempdir().unwrap();
-        let token = Token::of_file(&directory.path().join("token")).unwrap();
+        let token = Token::renewed(&directory.path().join("token")).unwrap();
         for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:80", "[2001:db8::1]:80"] {
             let refused = bind_tcp(address.parse().unwrap(), token.clone()).unwrap_err();
             assert!(matches!(refused, ApiError::Public(_)), "{address}: {refused}");

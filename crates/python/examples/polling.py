@@ -21,7 +21,7 @@ FTS = {
 
 
 def bulk(client: Client, transfers: list, request: str) -> list:
-    """Submits transfers once, however often it is called for the same request."""
+    """Submits transfers once, however often it is called for the same request: each try has a request of its own."""
     return [
         client.submit(source, target, submission_id=f"{request}-{number}", label=request)
         for number, (source, target) in enumerate(transfers)
@@ -36,6 +36,7 @@ def poll(client: Client, ids: list) -> dict:
 def main() -> None:
     source, target = sys.argv[1:]
     client = Client()
+    # Made once for a try, and kept by who may have to repeat the call. A transfer that has failed is a new request.
     jobs: list[Job] = bulk(client, [(source, target)], str(uuid.uuid4()))
     while True:
         states = poll(client, [job.id for job in jobs])

@@ -38,7 +38,8 @@ class Runner:
         self.start()
 
     def start(self) -> None:
-        words = [ZMOVE, "runner", "--http", "127.0.0.1:0"]
+        # The next one has the same address.
+        words = [ZMOVE, "runner", "--http", self.address.replace("http://", "") or "127.0.0.1:0"]
         self.process = subprocess.Popen(words, env=self.environment, stdout=subprocess.PIPE, text=True)
         while "http://" not in (line := self.process.stdout.readline()):
             assert line, "the runner has ended"
@@ -100,10 +101,14 @@ class RealRunner(unittest.TestCase):
         source = self.runner.source()
         first, again = (self.client.submit(source, self.runner.target(), submission_id="s") for _ in range(2))
         self.assertEqual(first.id, again.id)
+        first.wait(PATIENCE)
+        # It has ended, and the source has changed since: it names one submission.
+        self.runner.source()
+        again = self.client.submit(source, self.runner.target(), submission_id="s")
+        self.assertEqual((again.id, again.state), (first.id, "done"))
         with self.assertRaises(zmove.ApiError) as refused:
             self.client.submit(source, self.runner.target("other"), submission_id="s")
         self.assertIn("which has other arguments", str(refused.exception))
-        first.wait(PATIENCE)
 
     def test_a_job_that_does_not_end_well_is_an_error(self) -> None:
         failed = self.client.submit(self.runner.directory / "gone", self.runner.target()).wait(PATIENCE)
@@ -157,6 +162,21 @@ class RealRunner(unittest.TestCase):
         self.assertEqual(Client(self.runner.address, token).status().pid, self.runner.process.pid)
         with self.assertRaises(zmove.ApiError) as refused:
             Client(self.runner.address, "wrong").status()
+        self.assertEqual(refused.exception.status, 401)
+
+    def test_a_new_runner_has_a_new_token_which_is_read_from_the_file(self) -> None:
+        old = (self.runner.jobs / "token").read_text().strip()
+        with unittest.mock.patch.dict(os.environ, ZMOVE_JOBS=str(self.runner.jobs)):
+            client, streaming = Client(self.runner.address), Client(self.runner.address)
+        self.assertEqual(client.status().pid, self.runner.process.pid)
+        job = client.submit(self.runner.source(), self.runner.target(), at="2100-01-01 00:00")
+        self.runner.kill()
+        self.runner.start()
+        self.assertEqual(client.status().pid, self.runner.process.pid)
+        self.assertEqual(job.cancel().state, "cancelled")
+        self.assertEqual(asyncio.run(streaming.wait_for(job, PATIENCE)).state, "cancelled")
+        with self.assertRaises(zmove.ApiError) as refused:
+            Client(self.runner.address, old).status()
         self.assertEqual(refused.exception.status, 401)
 
     def test_a_wait_outlives_the_runner(self) -> None:
@@ -231,20 +251,47 @@ class RealRunner(unittest.TestCase):
         self.assertIn("FINISHED", run("polling.py", source, target))
         cells = json.loads((examples / "notebook.ipynb").read_text())["cells"]
         code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-        said = run("-c", code, ZMOVE_SOURCE=source, ZMOVE_TARGET=target)
-        self.assertIn("done", said)
-        slurm = {"SLURM_JOB_ID": "7", "ZMOVE_STAGE_IN": f"{source} {target}", "ZMOVE_STAGE_OUT": f"{source} {target}"}
-        run("slurm/prolog.py", **slurm)
-        run("slurm/epilog.py", **slurm)
-        self.assertEqual([job.submission for job in self.client.jobs()][:2], ["slurm-7-out", "slurm-7-in"])
+        for _ in range(2):
+            self.runner.source()
+            said = run("-c", code, ZMOVE_SOURCE=source, ZMOVE_TARGET=target)
+            self.assertIn("done", said)
+            self.assert_arrived()
+
+        def slurm(script: str, **more: str) -> None:
+            orders = {"ZMOVE_STAGE_IN": f"{source} {target}", "ZMOVE_STAGE_OUT": f"{source} {target}"}
+            run(f"slurm/{script}", **orders, **more, SLURM_JOB_ID="7")
+
+        # A run that was requeued brings its input again.
+        slurm("prolog.py")
+        self.runner.source()
+        slurm("prolog.py", SLURM_RESTART_COUNT="1", SLURM_JOB_START_TIME=str(int(time.time())))
+        self.assert_arrived()
+        with self.assertRaises(AssertionError) as refused:
+            slurm("prolog.py", SLURM_RESTART_COUNT="1", SLURM_JOB_START_TIME=str(int(time.time()) + 1000))
+        self.assertIn("was done before this run", str(refused.exception))
+        slurm("task_epilog.py", SLURM_STEP_ID="2")
+        slurm("task_epilog.py", SLURM_STEP_ID="2", SLURM_RESTART_COUNT="1")
+        submissions = [job.submission for job in self.client.jobs()][:4]
+        ends = [f"slurm-7-run{run}-step2-task0-out" for run in "10"]
+        self.assertEqual(submissions, [*ends, "slurm-7-run1-in", "slurm-7-run0-in"])
+        for job in list(self.client.jobs())[:2]:
+            job.wait(PATIENCE).raise_for_status()
         # Snakemake runs a script with an object of this name.
         class Step:
             input, output = [source], [str(self.runner.directory / "arrived")]
-            params = {"target": target, "id": "step-1"}
+            params = {"target": target}
 
-        with unittest.mock.patch.dict(os.environ, self.runner.environment):
-            runpy.run_path(str(examples / "snakemake/send.py"), {"snakemake": Step})
-        self.assertEqual(json.loads((self.runner.directory / "arrived").read_text())["state"], "done")
+        for _ in range(2):
+            self.runner.source()
+            with unittest.mock.patch.dict(os.environ, self.runner.environment):
+                runpy.run_path(str(examples / "snakemake/send.py"), {"snakemake": Step})
+            self.assertEqual(json.loads((self.runner.directory / "arrived").read_text())["state"], "done")
+            self.assert_arrived()
+
+    def assert_arrived(self) -> None:
+        """The target has what the source has now."""
+        ends = [self.runner.directory / end / "f" for end in ("source", "target")]
+        self.assertEqual(*[end.read_bytes() for end in ends])
 
 
 class NoRunner(unittest.TestCase):
@@ -255,6 +302,41 @@ class NoRunner(unittest.TestCase):
         self.assertIn("is 'zmove runner --http' at work?", str(error.exception))
         with self.assertRaises(zmove.NotRunning):
             asyncio.run(client.wait_for(1))
+
+    def test_whoever_else_answers_is_given_the_token_once(self) -> None:
+        no_http, no_api = b"hello\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+        moved = b"HTTP/1.1 307 x\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"
+        unknown = (
+            b"HTTP/1.1 401 x\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n"
+            b'{"error": "x"}'
+        )
+
+        async def ask(said: bytes) -> None:
+            asked = []
+
+            async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                asked.append(await reader.readuntil(b"\r\n\r\n"))
+                writer.write(said)
+                await writer.drain()
+                writer.close()
+
+            server = await asyncio.start_server(answer, "127.0.0.1", 0)
+            address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            with tempfile.TemporaryDirectory() as directory:
+                (Path(directory) / "token").write_text("f" * 64)
+                with unittest.mock.patch.dict(os.environ, ZMOVE_JOBS=directory):
+                    client = Client(address)
+                job = zmove.Job(client, {"id": 1, "label": "x", "state": "running"})
+                with self.assertRaises(zmove.ApiError):
+                    await asyncio.get_running_loop().run_in_executor(None, job.wait, 5)
+                with self.assertRaises(zmove.ApiError):
+                    await client.wait_for(1, 5)
+            server.close()
+            self.assertEqual(sum(b"Bearer ffff" in head for head in asked), 2)
+
+        for said in [no_http, no_api, moved, unknown]:
+            with self.subTest(said):
+                asyncio.run(ask(said))
 
     def test_addresses_that_make_no_sense_are_refused(self) -> None:
         for address in ["127.0.0.1:80", "https://h", "http://"]:
@@ -282,7 +364,8 @@ class NoRunner(unittest.TestCase):
         async def ask(size: int) -> list:
             async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 await reader.readuntil(b"\r\n\r\n")
-                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+                writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n")
                 for at in range(0, len(said), size):
                     piece = said[at : at + size]
                     writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))

@@ -44,10 +44,15 @@ impl Served {
         Self { process, yard, client, address }
     }
 
-    /// Kills the runner, and starts another one at the same address.
-    pub(super) fn restart(&mut self) {
+    /// Kills the runner.
+    pub(super) fn end(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
+    }
+
+    /// Kills the runner, and starts another one at the same address.
+    pub(super) fn restart(&mut self) {
+        self.end();
         (self.process, self.address) = start(&self.yard, &self.address);
     }
 

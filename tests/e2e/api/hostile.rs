@@ -62,13 +62,37 @@ fn over_tcp_nothing_is_told_without_the_token() {
 }
 
 #[test]
-fn a_token_that_others_can_read_is_refused() {
+fn the_word_of_an_ended_runner_is_refused_by_the_next() {
+    let mut served = Served::local();
+    let ask = |served: &Served, word: &str| {
+        let words = format!(
+            "GET /api/v1/jobs HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nAuthorization: Bearer {word}\r\n\r\n",
+            served.address
+        );
+        say_over_tcp(&served.address, &words).status
+    };
+    let old = served.token();
+    assert_eq!(ask(&served, &old), 200);
+    served.restart();
+    assert_eq!((ask(&served, &old), ask(&served, &served.token())), (401, 200));
+}
+
+#[test]
+fn a_word_that_others_could_read_is_replaced_and_its_file_left_alone() {
     let yard = Yard::local();
     std::fs::create_dir_all(yard.place()).unwrap();
-    let token = yard.place().join("token");
-    std::fs::write(&token, "0123456789abcdef0123456789abcdef\n").unwrap();
-    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o644)).unwrap();
-    yard.run(&["runner", "--http", "127.0.0.1:0"]).expect(11).says(&["token' can be read by others"]);
+    let (token, elsewhere) = (yard.place().join("token"), yard.site.path("elsewhere"));
+    let known = "0123456789abcdef0123456789abcdef";
+    std::fs::write(&elsewhere, known).unwrap();
+    std::fs::set_permissions(&elsewhere, std::fs::Permissions::from_mode(0o644)).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &token).unwrap();
+    // of a runner that was killed while it wrote
+    std::fs::write(yard.place().join("token.new"), known).unwrap();
+    let served = Served::of(yard);
+    let found = token.symlink_metadata().unwrap();
+    assert!(found.is_file() && found.permissions().mode() & 0o777 == 0o600, "{found:?}");
+    assert!(served.token().len() == 64 && !served.token().contains(known));
+    assert_eq!(std::fs::read_to_string(elsewhere).unwrap(), known);
 }
 
 #[test]

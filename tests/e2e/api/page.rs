@@ -1,5 +1,11 @@
 //! The page in a real browser, used as a user uses it.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::browser::Browser;
@@ -69,15 +75,23 @@ fn a_transfer_is_previewed_submitted_watched_held_and_ended() {
 }
 
 #[test]
-fn the_page_goes_on_when_the_runner_has_been_killed_and_is_back() {
+fn the_page_goes_on_with_a_new_word_when_the_runner_has_been_killed_and_is_back() {
     let Some((mut served, browser)) = shown() else { return };
     let id = served.submit(&json!({ "limit": "20Mbit", "label": "survivor" }));
     browser.wait_until("document.querySelector('#running progress')?.value > 0");
     browser.script("window.lost = false; new MutationObserver(() => { window.lost ||= \
         document.querySelector('#link').dataset.state === 'lost'; }).observe(document.querySelector('#link'), \
         { attributes: true });");
+    // it would lie over what asks for the word
+    browser.click("#running button.name");
     served.restart();
-    browser.wait_until(&format!("window.lost && {LIVE}"));
+    browser.wait_until(&format!("window.lost && {ASKS}"));
+    assert_eq!(browser.script("return document.querySelector('#job').open"), false);
+    let why = browser.text("#token-error");
+    assert!(why.contains("the runner has begun anew: its word is in the file 'token'"), "{why}");
+    browser.write("#word", &served.token());
+    browser.write("#word", ENTER);
+    browser.wait_until(LIVE);
     served.submit(&json!({ "label": "later" }));
     served.wait_for_end(id);
     browser.wait_until("document.querySelectorAll('#history .badge.done').length === 2");
@@ -147,7 +161,7 @@ fn over_tcp_the_page_asks_for_the_token() {
     let Some((served, browser)) = shown() else { return };
     browser.script("sessionStorage.clear()");
     browser.visit(&format!("http://{}/", served.address));
-    browser.wait_until("!document.querySelector('#token').hidden && document.querySelector('#board').hidden");
+    browser.wait_until(ASKS);
     browser.write("#word", "no-token-of-this-runner");
     browser.click("#token button");
     browser.wait_until("document.querySelector('#token-error').textContent.includes('not the one')");
@@ -157,6 +171,87 @@ fn over_tcp_the_page_asks_for_the_token() {
     assert_eq!(browser.script("return [document.cookie, location.hash]"), json!(["", ""]));
 }
 
+#[test]
+fn a_wrong_word_behind_the_address_is_told() {
+    let Some((served, browser)) = shown() else { return };
+    let told = |word: &str, why: &str| {
+        browser.visit("about:blank");
+        browser.visit(&format!("http://{}/#{word}", served.address));
+        browser.wait_until(ASKS);
+        let said = browser.text("#token-error");
+        assert!(said.contains(why), "{word}: {said}");
+    };
+    browser.script("sessionStorage.clear()");
+    told(&"f".repeat(64), "the word behind # is not the one of the file 'token'");
+    told("short", "what stands behind # is no word");
+    told("%", "what stands behind # is no word");
+    // the right one is taken by the page as it is
+    browser.visit(&format!("http://{}/#token={}", served.address, served.token()));
+    browser.wait_until(LIVE);
+}
+
+#[test]
+fn the_page_sends_its_word_no_more_when_somebody_else_answers() {
+    let Some((mut served, browser)) = shown() else { return };
+    served.end();
+    let other = Impostor::start(&served.address);
+    browser.wait_until("!document.querySelector('#again').hidden");
+    let words = other.words();
+    assert!(words > 0 && browser.text("#link").contains("is not the runner"), "{}", browser.text("#link"));
+    // more than the longest pause between two tries
+    std::thread::sleep(Duration::from_secs(7));
+    assert_eq!(other.words(), words);
+    drop(other);
+    served.restart();
+    browser.click("#again");
+    browser.wait_until(ASKS);
+}
+
+/// Somebody who listens where a runner did, and counts what it is given.
+struct Impostor {
+    words: Arc<AtomicUsize>,
+    over: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Impostor {
+    fn start(address: &str) -> Self {
+        let listener = TcpListener::bind(address).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let (words, over) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let (count, ends) = (Arc::clone(&words), Arc::clone(&over));
+        let thread = std::thread::spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                let Ok((mut socket, _)) = listener.accept() else {
+                    std::thread::sleep(Duration::from_millis(10));
+                    continue;
+                };
+                socket.set_nonblocking(false).unwrap();
+                socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+                let mut head = [0; 4096];
+                let read = socket.read(&mut head).unwrap_or(0);
+                let head = String::from_utf8_lossy(&head[..read]).to_lowercase();
+                count.fetch_add(usize::from(head.contains("authorization: bearer ")), Ordering::Relaxed);
+                let _gone =
+                    socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi");
+            }
+        });
+        Self { words, over, thread: Some(thread) }
+    }
+
+    fn words(&self) -> usize {
+        self.words.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Impostor {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        let _ended = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+const ASKS: &str = "!document.querySelector('#token').hidden && document.querySelector('#board').hidden";
 const LIVE: &str = "document.querySelector('#link')?.dataset.state === 'live'";
 /// Keys as WebDriver names them.
 const ENTER: &str = "\u{e007}";

@@ -1,6 +1,15 @@
-// The runner as this page asks it. Over TCP each request has the token, which this tab alone keeps.
+// The runner as this page asks it. Over TCP each request has the word, which this tab alone keeps. A word that was
+// refused is forgotten: whoever listens where the runner did must not be given it again and again.
 
 const KEY = "zmove-token";
+// Set while the word has been taken by a runner.
+const TAKEN = "zmove-token-taken";
+const BEGUN_ANEW = "the runner has begun anew: its word is in the file 'token' in the directory of the jobs";
+const NO_WORD = "what stands behind # is no word: that is all that the file 'token' holds";
+
+// Why the word has to be asked for, where there is something to say.
+let why = "";
+let fromAddress = false;
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -9,40 +18,66 @@ export class Refused extends Error {
   }
 }
 
+// An answer that no runner gives.
+export class Stranger extends Error {}
+
+// Takes the word that stands behind the #, which is never sent to anybody.
 export function takeToken() {
-  // What stands behind the # is never sent to anybody.
-  const given = decodeURIComponent(location.hash.slice(1)).replace(/^token=/, "").trim();
-  if (/^[!-~]{32,}$/.test(given)) {
-    sessionStorage.setItem(KEY, given);
-    history.replaceState(null, "", location.pathname);
+  const given = location.hash.slice(1).replace(/^token=/, "").trim();
+  // what the page itself links to
+  if (given === "" || document.getElementById(given)) return false;
+  history.replaceState(null, "", location.pathname);
+  if (/^[0-9A-Za-z]{32,}$/.test(given)) {
+    keepToken(given);
+    fromAddress = true;
+    return true;
   }
+  why = NO_WORD;
+  return false;
 }
 
-export const hasToken = () => sessionStorage.getItem(KEY) !== null;
-export const keepToken = (word) => sessionStorage.setItem(KEY, word.trim());
+export function keepToken(word) {
+  sessionStorage.setItem(KEY, word.trim());
+  sessionStorage.removeItem(TAKEN);
+  [why, fromAddress] = ["", false];
+}
+
+function refused(error) {
+  const had = sessionStorage.getItem(KEY) !== null;
+  if (had) why = sessionStorage.getItem(TAKEN) ? BEGUN_ANEW : error;
+  if (had && fromAddress && why === error) {
+    why = "the word behind # is not the one of the file 'token' in the directory of the jobs";
+  }
+  sessionStorage.removeItem(KEY);
+  sessionStorage.removeItem(TAKEN);
+  return new Refused(401, why);
+}
 
 function headers(more) {
   const token = sessionStorage.getItem(KEY);
   return token ? { ...more, Authorization: `Bearer ${token}` } : more;
 }
 
-async function ask(path, options) {
-  const answer = await fetch(`/api/v1${path}`, { credentials: "omit", cache: "no-store", ...options });
-  if (answer.ok) return answer;
-  let error = `the runner answers ${answer.status}`;
-  try {
-    error = (await answer.json()).error ?? error;
-  } catch {
-    // It has no words for it.
+// Asks for an answer of this kind.
+async function ask(path, kind, options) {
+  const terms = { credentials: "omit", cache: "no-store", redirect: "manual", ...options };
+  const answer = await fetch(`/api/v1${path}`, terms);
+  const is = (wanted) => (answer.headers.get("Content-Type") ?? "").startsWith(wanted);
+  if (answer.ok && is(kind)) {
+    if (sessionStorage.getItem(KEY)) sessionStorage.setItem(TAKEN, "yes");
+    return answer;
   }
-  throw new Refused(answer.status, error);
+  const error = !answer.ok && is(JSON_KIND) ? (await answer.json().catch(() => null))?.error : undefined;
+  if (typeof error !== "string") throw new Stranger("what answers here is not the runner");
+  throw answer.status === 401 ? refused(error) : new Refused(answer.status, error);
 }
 
-export const get = async (path) => (await ask(path, { headers: headers({}) })).json();
-export const text = async (path) => (await ask(path, { headers: headers({}) })).text();
+const JSON_KIND = "application/json";
+export const get = async (path) => (await ask(path, JSON_KIND, { headers: headers({}) })).json();
+export const text = async (path) => (await ask(path, "text/plain", { headers: headers({}) })).text();
 export async function post(path, body) {
-  const json = { "Content-Type": "application/json" };
-  return (await ask(path, { method: "POST", headers: headers(json), body: JSON.stringify(body ?? null) })).json();
+  const terms = { method: "POST", headers: headers({ "Content-Type": JSON_KIND }), body: JSON.stringify(body ?? null) };
+  return (await ask(path, JSON_KIND, terms)).json();
 }
 
 // Events from where this page has come to, until the connection ends. EventSource could not send the token.
@@ -52,7 +87,7 @@ async function follow(last, tell) {
   // The runner says something every 15 s.
   let alarm = setTimeout(() => stop.abort(), 40000);
   try {
-    const answer = await ask("/events", { headers: headers(known), signal: stop.signal });
+    const answer = await ask("/events", "text/event-stream", { headers: headers(known), signal: stop.signal });
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {
@@ -75,7 +110,8 @@ async function follow(last, tell) {
   }
 }
 
-// Follows for ever. `told` gets each event, `lost` why there is no connection; it ends where the token is refused.
+// Follows for ever. `told` gets each event, `lost` why there is no connection; it ends where the word is refused, and
+// where somebody else answers.
 export async function followAll(told, lost) {
   let last = null;
   let pause = 500;
@@ -88,7 +124,7 @@ export async function followAll(told, lost) {
         told(event, data);
       });
     } catch (error) {
-      if (error instanceof Refused && error.status === 401) throw error;
+      if (error instanceof Stranger || (error instanceof Refused && error.status === 401)) throw error;
       if (error instanceof Refused) why = error.message;
     }
     lost(why);

@@ -1,7 +1,7 @@
 // The page: lists first, then what the stream tells, shown at most four times a second.
 
 import { byId, count, perSecond, rate, say, shown, span } from "./format.js";
-import { followAll, get, hasToken, keepToken, Refused, takeToken } from "./api.js";
+import { followAll, get, keepToken, Refused, Stranger, takeToken } from "./api.js";
 import { draw } from "./chart.js";
 import * as daemon from "./daemon.js";
 import * as detail from "./detail.js";
@@ -111,18 +111,29 @@ async function live() {
   byId("board").hidden = false;
   byId("open-new").hidden = false;
   byId("token").hidden = true;
+  byId("again").hidden = true;
   try {
     await followAll((event, data) => told[event]?.(data), (why) => {
       byId("link").dataset.state = "lost";
       say(byId("link"), `${why}; trying again`);
     });
   } catch (error) {
-    if (!(error instanceof Refused)) throw error;
-    askForToken(hasToken() ? error.message : "");
+    if (error instanceof Stranger) stop(error.message);
+    else if (error instanceof Refused) askForToken(error.message);
+    else throw error;
   }
 }
 
+// Nothing more is sent until the user says so.
+function stop(why) {
+  byId("link").dataset.state = "off";
+  say(byId("link"), `${why}: nothing more is sent`);
+  byId("again").hidden = false;
+}
+
 function askForToken(why) {
+  // They would lie over it. What was typed stays.
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
   byId("board").hidden = true;
   byId("open-new").hidden = true;
   byId("token").hidden = false;
@@ -137,6 +148,11 @@ byId("token").addEventListener("submit", (event) => {
   keepToken(byId("word").value);
   byId("word").value = "";
   live();
+});
+byId("again").addEventListener("click", live);
+// A word that is put behind the address of an open page.
+addEventListener("hashchange", () => {
+  if (takeToken()) location.reload();
 });
 for (const button of document.querySelectorAll("dialog .close")) {
   button.addEventListener("click", () => button.closest("dialog").close());

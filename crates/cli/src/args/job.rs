@@ -17,8 +17,8 @@ pub(crate) struct SubmitArgs {
     /// A name for it [default: that of the first source]
     #[arg(long, value_name = "TEXT", help_heading = JOB, hide_short_help = true)]
     pub(crate) label: Option<String>,
-    /// Do nothing if a job with this id is there already, and print that one's number: for programs that do not know
-    /// whether their last word has arrived
+    /// Do nothing if a job with this id is there already, also one that has failed, and print that one's number: for
+    /// programs that do not know whether their last word has arrived. An id names one submission, not a task
     #[arg(long, value_name = "ID", help_heading = JOB, hide_short_help = true)]
     pub(crate) submission_id: Option<String>,
     /// Jobs with a higher number begin first

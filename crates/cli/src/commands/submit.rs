@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_engine::{Location, Remote};
 use zmove_jobs::{
-    Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Words, Work, shown, variable,
+    Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Submitted, Words, Work, shown, variable,
 };
 use zmove_transport::{HostAuthority, Identity, KnownHosts};
 use zmove_types::Escaped;
@@ -34,10 +34,23 @@ pub(crate) fn run(args: SubmitArgs) -> Result<Exit> {
     let place = Place::open(&settings::jobs()?)?;
     let mut store = Store::open(&place)?;
     let job = job(args, words)?;
-    let id = store.submit(&job, Moment::now())?.id;
+    let Submitted { id, repeated } = store.submit(&job, Moment::now())?;
+    if repeated {
+        tell_end(&store, id)?;
+    }
     ensure_runner(&place)?;
     tell(id, json);
     Ok(Exit::Done)
+}
+
+/// Says where the job of a submission has ended: the number alone would look as if something were done now.
+fn tell_end(store: &Store, id: JobId) -> Result<()> {
+    let job = store.job(id)?;
+    if let Some(ended) = job.ended {
+        let (state, time) = (job.state, shown(ended));
+        terminal::warn(format_args!("job {id} of this id is {state} since {time}: nothing is sent again"));
+    }
+    Ok(())
 }
 
 /// Prints a job's number.

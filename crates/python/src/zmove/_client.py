@@ -25,7 +25,8 @@ class Client:
     """Asks a runner that serves its API (``zmove runner --http``).
 
     Without arguments it is that of this user, over its socket. With ``address`` (``http://127.0.0.1:PORT``) it is
-    asked over the loopback, with a token: by default that in the file ``token`` in the directory of jobs.
+    asked over the loopback, with a token: by default that in the file ``token`` in the directory of jobs, which is
+    read again where the runner has begun anew. The socket needs none, and nobody else can take its place.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class Client:
         """Submits a transfer as a job, as ``zmove submit`` does, and returns at once.
 
         Paths of this host that are relative begin at the present directory. With a ``submission_id`` a second call
-        returns the job of the first: repeat it where you do not know whether the first has arrived.
+        returns the job of the first, also where that has ended or failed, or the sources have changed since: nothing is
+        done again. It names one submission, not a task: repeat it where you do not know whether the first has arrived.
         """
         order = _transfer(sources, target, delete, checksum, limit, verify, durability, exclude)
         needs = [job.id if isinstance(job, Job) else job for job in after]

@@ -51,6 +51,7 @@ class Wire:
         self._socket: Optional[Path] = None
         self._host = ("localhost", 80)
         self._headers: Dict[str, str] = {"Host": "localhost"}
+        self._token_file: Optional[Path] = None
         if address is None:
             self._socket = socket or jobs_directory() / "api.sock"
             return
@@ -59,14 +60,36 @@ class Wire:
             raise ValueError(f"'{address}' is no http://HOST:PORT")
         self._host = (parts.hostname, parts.port or 80)
         if token is None:
-            token = (jobs_directory() / "token").read_text().strip()
+            self._token_file = jobs_directory() / "token"
+            token = self._token_file.read_text().strip()
         self._headers = {"Host": parts.netloc, "Authorization": f"Bearer {token}"}
 
     def __str__(self) -> str:
         return str(self._socket) if self._socket else f"http://{self._host[0]}:{self._host[1]}"
 
+    def _has_new_token(self) -> bool:
+        """Whether the file holds another token than the one that was refused: the runner has begun anew."""
+        if self._token_file is None:
+            return False
+        try:
+            said = f"Bearer {self._token_file.read_text().strip()}"
+        except OSError:
+            return False
+        is_new = said != self._headers["Authorization"]
+        self._headers["Authorization"] = said
+        return is_new
+
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Asks, and returns the answer: an object, or text."""
+        try:
+            return self._ask(method, path, body)
+        except ApiError as error:
+            # Nothing was done: it is asked once more, and no further.
+            if error.status != 401 or not self._has_new_token():
+                raise
+        return self._ask(method, path, body)
+
+    def _ask(self, method: str, path: str, body: Any) -> Any:
         connection: http.client.HTTPConnection
         if self._socket:
             connection = _UnixConnection(self._socket, self._timeout)
@@ -82,21 +105,37 @@ class Wire:
             connection.request(method, path, body=data, headers=headers)
             answer = connection.getresponse()
             said = answer.read()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.IncompleteRead) as error:
             raise self._gone(error) from error
+        except http.client.HTTPException as error:
+            raise stranger(0) from error
         finally:
             connection.close()
-        is_json = (answer.getheader("Content-Type") or "").startswith("application/json")
-        value = json.loads(said) if is_json and said else said.decode(errors="replace")
+        kind = answer.getheader("Content-Type") or ""
+        value = _value(kind, said)
         if answer.status >= 300:
             raise refusal(answer.status, value)
-        return value
+        if value is None and not (kind.startswith("text/plain") and path.endswith("/log")):
+            raise stranger(answer.status)
+        return said.decode(errors="replace") if value is None else value
 
     def _gone(self, error: Exception) -> NotRunning:
         return NotRunning(f"no answer from '{self}': {error}; is 'zmove runner --http' at work?")
 
     async def stream(self, path: str, last: Optional[int]) -> AsyncIterator[Tuple[str, Optional[int], Any]]:
         """The messages of a stream of server-sent events, until it ends: name, number and data of each."""
+        try:
+            async for message in self._stream(path, last):
+                yield message
+            return
+        except ApiError as error:
+            # What is refused has told nothing.
+            if error.status != 401 or not self._has_new_token():
+                raise
+        async for message in self._stream(path, last):
+            yield message
+
+    async def _stream(self, path: str, last: Optional[int]) -> AsyncIterator[Tuple[str, Optional[int], Any]]:
         try:
             if self._socket:
                 connecting = asyncio.open_unix_connection(str(self._socket), limit=LINE_BYTES_MAX)
@@ -127,22 +166,36 @@ class Wire:
         for line in rest:
             name, _, value = line.partition(":")
             headers[name.strip().lower()] = value.strip()
-        status = int(first.split(" ")[1])
-        if status == 200:
+        kind, words = headers.get("content-type", ""), first.split(" ")
+        if not first.startswith("HTTP/1.") or len(words) < 2 or not words[1].isdigit():
+            raise stranger(0)
+        status = int(words[1])
+        if status == 200 and kind.startswith("text/event-stream"):
             return headers
-        said = await asyncio.wait_for(reader.read(int(headers.get("content-length", "0"))), self._timeout)
-        try:
-            value = json.loads(said)
-        except ValueError:
-            value = said.decode(errors="replace")
-        raise refusal(status, value)
+        length = headers.get("content-length", "")
+        bytes_max = min(int(length), LINE_BYTES_MAX) if length.isdigit() else 0
+        said = await asyncio.wait_for(reader.read(bytes_max), self._timeout)
+        raise refusal(status, _value(kind, said))
+
+
+def _value(kind: str, said: bytes) -> Any:
+    """What was said as JSON, or ``None``."""
+    try:
+        return json.loads(said) if kind.startswith("application/json") else None
+    except ValueError:
+        return None
 
 
 def refusal(status: int, value: Any) -> ApiError:
     """The error of an answer."""
-    if isinstance(value, dict):
-        return ApiError(status, str(value.get("error", value)), value.get("exit"))
-    return ApiError(status, str(value).strip() or f"status {status}")
+    if isinstance(value, dict) and "error" in value:
+        return ApiError(status, str(value["error"]), value.get("exit"))
+    return stranger(status)
+
+
+def stranger(status: int) -> ApiError:
+    """The error of an answer that no runner gives. It ends what asks again by itself: the token went along."""
+    return ApiError(status, f"what answers is not the runner (status {status})")
 
 
 #: A stream that says nothing for so long has lost its other end: the runner says something each 15 s.

@@ -20,7 +20,7 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>) -> Result<()> {
     terminal::say(format_args!("the API is at '{}'", socket(place).display()));
     if let Some(address) = address {
         let file = place.path().join("token");
-        let (door, address) = bind_tcp(address, Token::of_file(&file)?)?;
+        let (door, address) = bind_tcp(address, Token::renewed(&file)?)?;
         doors.push(door);
         terminal::say(format_args!(
             "the page is at http://{address}/, for who has the word in '{}'",
