@@ -20,19 +20,19 @@ use crate::pull::{assert_counts, grow};
 use crate::resume::wait_for_journal_in;
 use crate::tree::{assert_same, names, paint};
 
-const LARGE_BYTES: u64 = 12 * GROUP_BYTES + 5;
+pub(crate) const LARGE_BYTES: u64 = 12 * GROUP_BYTES + 5;
 /// What leaves time for what happens in the middle.
-const SLOWLY: [&str; 2] = ["--limit", "8MB"];
+pub(crate) const SLOWLY: [&str; 2] = ["--limit", "8MB"];
 
 /// A client, a daemon `sender` that has the source, and a daemon `server` that has the target.
-struct World {
-    site: Site,
-    sender: Daemon,
-    receiver: Daemon,
+pub(crate) struct World {
+    pub(crate) site: Site,
+    pub(crate) sender: Daemon,
+    pub(crate) receiver: Daemon,
 }
 
 impl World {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(&[])
     }
 
@@ -97,7 +97,7 @@ fn again(home: &str, world: &World, daemon: &Daemon) -> Daemon {
 }
 
 /// The id in what a client has said by its end.
-fn id_in(said: &str) -> String {
+pub(crate) fn id_in(said: &str) -> String {
     let rest = said.split("zmove result ").nth(1).unwrap_or_else(|| panic!("no id in {said:?}"));
     rest.split(' ').next().unwrap().to_owned()
 }

@@ -13,6 +13,7 @@ use crate::command::Outcome;
 use crate::harness::{PATIENCE, Site};
 use crate::tree::{assert_same, paint};
 
+mod between;
 mod faults;
 mod shown;
 mod watch;

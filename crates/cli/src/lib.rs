@@ -16,6 +16,8 @@ mod value;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use zmove_engine::After;
+
 use args::{Args, Command, SubmitArgs};
 use commands::{
     allow, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull, push, receive, runner, scan,
@@ -37,7 +39,7 @@ pub fn main() -> ExitCode {
         Command::Push(args) => push::run(*args, started),
         Command::Pull(args) => pull::run(*args, started),
         Command::Copy(args) if args.detach => submit::run(SubmitArgs::of(*args)),
-        Command::Copy(args) => copy::run(*args, started),
+        Command::Copy(args) => copy::run(*args, started, After::GoesOn),
         Command::Result(args) => copy::result(&args),
         Command::Verify(args) => verify::run(*args, started),
         Command::Serve(args) => serve::run(&args),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use zmove_sender::Summary;
 use zmove_transport::{ChannelDialler, ControlReader, ControlWriter, Fingerprint, Signed, control_pair};
-use zmove_types::{Hex, Observer};
+use zmove_types::{Hex, NoObserver, Observer};
 use zmove_wire::{
     Begin, Cipher, CopyOrder, CopyResult, CopyState, GrantOrder, Granted, Purpose, Receipt, Refusal,
     RefusalCode, SignedReceipt, SourcePath, ToSender, ToSource, WireError, decode_message, encode_message,
@@ -21,7 +21,7 @@ use zmove_wire::{
 
 use crate::backoff::Timeout;
 use crate::dial::Connector;
-use crate::error::{PullError, PushError};
+use crate::error::{Causes, PullError, PushError};
 use crate::notice::Notice;
 use crate::pull::asking::{Asked, ask};
 use crate::pull::relayed::{Heard, Relayed};
@@ -46,6 +46,8 @@ pub struct RemoteCopy<'a> {
     pub timeout: Timeout,
     /// How long one session waits in the queue of a busy host.
     pub busy_timeout: Timeout,
+    /// What a copy that has begun does once this side is told to stop.
+    pub after: After,
     /// The observer of what happens in a session.
     pub observer: Arc<dyn Observer>,
 }
@@ -66,6 +68,8 @@ struct CopyRun {
     patience: Duration,
     /// The target's key, once it has been reached.
     key: Option<Fingerprint>,
+    /// The copy that may run at the host that sends.
+    id: Option<[u8; 16]>,
     was_up: bool,
     heard: u64,
     told: bool,
@@ -73,6 +77,12 @@ struct CopyRun {
 
 /// The longest wait for the answer to an order for a grant.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest wait for the end of a copy that is told to end. The runner of jobs kills who takes much longer.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a copy may not be known yet that has been told to begin.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often it is asked whether a copy has ended.
+const END_INTERVAL: Duration = Duration::from_millis(100);
 
 impl fmt::Debug for RemoteCopy<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -83,16 +93,54 @@ impl fmt::Debug for RemoteCopy<'_> {
 
 impl RemoteCopy<'_> {
     /// Orders the copy and listens until it has ended, `stop` resolves, or there has been no connection for too long.
-    /// A copy that has begun goes on in the latter two cases.
+    /// A copy that has begun goes on in the last case, and where `stop` resolves as [`after`](Self::after) says.
     ///
     /// # Errors
     /// A host cannot be reached or refuses, or the copy came to no good end. Files that failed are no such error: the
     /// summary counts them.
     pub async fn copy(&self, started: Instant, stop: impl Future<Output = ()>) -> Result<Copied, PushError> {
         let patience = Duration::ZERO;
-        let run = CopyRun { started, patience, key: None, was_up: false, heard: 0, told: false };
+        let run = CopyRun { started, patience, key: None, id: None, was_up: false, heard: 0, told: false };
         let Self { source: connector, timeout, busy_timeout, .. } = *self;
-        Retrying { connector, timeout, busy_timeout }.run(&mut CopySessions { of: self, run }, stop).await
+        let mut sessions = CopySessions { of: self, run };
+        let copied = Retrying { connector, timeout, busy_timeout }.run(&mut sessions, stop).await;
+        match (copied, sessions.run.id) {
+            (Err(PushError::Pull(PullError::Interrupted)), Some(id)) => Err(self.leave(id).await.into()),
+            (copied, _) => copied,
+        }
+    }
+
+    /// Leaves a copy that may run to itself, or has it end; returns the error of this side, which was told to stop.
+    async fn leave(&self, id: [u8; 16]) -> PullError {
+        let (written, remote) = (Hex(&id).to_string(), self.source.remote.to_string());
+        if self.after == After::GoesOn {
+            return PullError::Left { id: written, remote };
+        }
+        let why = match tokio::time::timeout(END_TIMEOUT, self.end(id)).await {
+            Ok(Ok(())) => return PullError::Interrupted,
+            Ok(Err(error)) => Causes(&error).to_string(),
+            Err(_elapsed) => format!("it has not ended within {} s", END_TIMEOUT.as_secs()),
+        };
+        PullError::NotEnded { id: written, remote, why }
+    }
+
+    /// Has the host that sends end a copy, and waits until it has: an equal order would else find it under way, and
+    /// hear of its end as of its own.
+    async fn end(&self, id: [u8; 16]) -> Result<(), PushError> {
+        let since = Instant::now();
+        loop {
+            match copy_result(&self.source, id, After::Stops, &NoObserver).await {
+                Ok((_, CopyResult::Runs)) => {}
+                Ok(_) => return Ok(()),
+                Err(PushError::Pull(PullError::Refused(refusal))) if refusal.code == RefusalCode::Target => {
+                    if since.elapsed() >= BEGIN_TIMEOUT {
+                        return Ok(());
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(END_INTERVAL).await;
+        }
     }
 
     async fn session(
@@ -130,6 +178,7 @@ impl RemoteCopy<'_> {
         let Asked { reader, mut writer, answer, .. } = asking.await?;
         let id = match answer {
             ToSender::Copy(CopyState::Follows { id }) => {
+                run.id = Some(id);
                 if id != self.order.id {
                     self.check_that_it_runs(id).await?;
                 }
@@ -139,6 +188,7 @@ impl RemoteCopy<'_> {
                 let Granted { token, .. } = self.grant(run, source).await?;
                 let key = run.key.map_or([0; 32], |key| key.0);
                 let begin = ToSource::Begin(Begin { grant: token, key });
+                run.id = Some(self.order.id);
                 writer.send(&encode_message(&begin)).await.map_err(PullError::from)?;
                 self.order.id
             }

@@ -350,6 +350,26 @@ pub enum PullError {
     /// The user stopped the pull.
     #[error("interrupted")]
     Interrupted,
+    /// The user stopped to listen to a copy between other hosts.
+    #[error(
+        "interrupted; the copy goes on: 'zmove result {id} {remote}' says what becomes of it, and ends it with --stop"
+    )]
+    Left {
+        /// The id of the copy, as it is written.
+        id: String,
+        /// The host that sends.
+        remote: String,
+    },
+    /// A copy between other hosts was to end, and it is not known that it has.
+    #[error("interrupted; the copy may go on at {remote}: zmove result --stop {id} {remote} ends it; {why}")]
+    NotEnded {
+        /// The id of the copy, as it is written.
+        id: String,
+        /// The host that sends.
+        remote: String,
+        /// The reason.
+        why: String,
+    },
     /// The manifest could not be written.
     #[error("write the manifest: {0}")]
     Manifest(#[source] io::Error),
@@ -381,6 +401,8 @@ impl PullError {
             | Self::StillInLine { .. }
             | Self::Misbehaved(_)
             | Self::Interrupted
+            | Self::Left { .. }
+            | Self::NotEnded { .. }
             | Self::Manifest(_) => false,
         }
     }

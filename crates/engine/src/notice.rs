@@ -114,8 +114,7 @@ impl Display for Notice<'_> {
                 write!(f, "pinned the key of {}:{}: {key}", remote.host, remote.port)
             }
             Self::CopyRuns { id, remote } => {
-                let (host, port) = (&remote.host, remote.port);
-                write!(f, "it goes on without this command; its result: zmove result {id} {host}:{port}")
+                write!(f, "it goes on without this command; its result: zmove result {id} {remote}")
             }
             Self::PathsUnread { file, source } => {
                 write!(f, "'{}' is not used: {source}", Escaped::path(file))

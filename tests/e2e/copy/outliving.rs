@@ -125,7 +125,10 @@ fn the_same_command_listens_to_the_copy_that_runs() {
 #[test]
 fn a_client_that_is_interrupted_leaves_the_copy_to_itself() {
     let world = World::new();
-    interrupt(world.under_way(&[])).expect(20).says(&["zmove result "]);
+    let address = world.sender.address.to_string();
+    let outcome = interrupt(world.under_way(&[])).expect(20).says(&["without this command", "zmove result "]);
+    let goes_on = format!("the copy goes on: 'zmove result {} {address}'", id_in(&outcome.stderr));
+    outcome.says(&["zmove: interrupted", &goes_on, "--stop"]).lines(2);
     world.sender.wait_for_log("copied for tester");
     assert_same(&world.site.source(), &world.site.target());
 }

@@ -24,16 +24,17 @@ use crate::display::{summary, terminal};
 use crate::settings::{self, Copy, CopySettings, Role};
 use crate::value::exit::{Exit, failure, in_transfer};
 
-/// Runs `zmove copy`.
-pub(crate) fn run(args: CopyArgs, started: Instant) -> Result<Exit> {
+/// Runs `zmove copy`. A copy between two other hosts does as `after` says once the user, or the runner of a job, has
+/// this process end.
+pub(crate) fn run(args: CopyArgs, started: Instant, after: After) -> Result<Exit> {
     match Copy::new(args, Arc::new(Prompt))? {
         Copy::Push(settings) => push::push(&settings, started),
         Copy::Pull(settings) => pull::pull(&settings, started),
-        Copy::Between(settings) => between(&settings, started),
+        Copy::Between(settings) => between(&settings, started, after),
     }
 }
 
-fn between(settings: &CopySettings, started: Instant) -> Result<Exit> {
+fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Exit> {
     let args = &settings.args;
     let (from, to) = (&settings.source.host, &settings.target.host);
     let trace = args.trace.as_deref().map(|path| Trace::create(path, from, to)).transpose()?;
@@ -50,6 +51,7 @@ fn between(settings: &CopySettings, started: Instant) -> Result<Exit> {
             entries_max: settings.entries_max,
             timeout: args.timeout,
             busy_timeout: args.busy_timeout(),
+            after,
             observer: display.observer(),
         };
         Ok(copying.copy(started, interrupted()).await?)

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rustix::fs::Mode;
+use zmove_engine::After;
 use zmove_jobs::{Channels, Limits, Place, Runner, RunnerConfig, RunnerError, Stay, Store};
 
 use crate::args::{RunnerArgs, RunnerCommand, SubmitArgs};
@@ -105,7 +106,8 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
         return follow::follow(&args);
     }
     let said = ssh_words::so_far();
-    copy::run(args.copy, started).map_err(|error| ssh_words::judge(error, said))
+    // Who holds or ends a job means what it moves, wherever that is. A killed process leaves it to the next attempt.
+    copy::run(args.copy, started, After::Stops).map_err(|error| ssh_words::judge(error, said))
 }
 
 /// Leaves the terminal, so that no signal comes from there, and nothing that is started asks there.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use zmove_engine::After;
 use zmove_receiver::{ListError, ListedFiles, Unlisted};
 use zmove_types::Escaped;
 
@@ -25,7 +26,7 @@ pub(crate) fn run(args: VerifyArgs, started: Instant) -> Result<Exit> {
     if push.listed.is_some() {
         push.paths.push(".".into());
     }
-    copy::run(CopyArgs { push, max_bytes: None, max_entries: None, detach: false }, started)
+    copy::run(CopyArgs { push, max_bytes: None, max_entries: None, detach: false }, started, After::GoesOn)
 }
 
 /// The manifest that is to be compared with.

@@ -164,7 +164,7 @@ impl Exit {
             PullError::TooOld | PullError::Control(ControlError::Greeting(_)) => Self::Incompatible,
             PullError::StillInLine { .. } => Self::Busy,
             PullError::Silent => Self::Connection,
-            PullError::Interrupted => Self::Interrupted,
+            PullError::Interrupted | PullError::Left { .. } | PullError::NotEnded { .. } => Self::Interrupted,
             PullError::Receipt | PullError::Misbehaved(_) | PullError::Control(_) | PullError::Lane(_) => {
                 Self::Broken
             }

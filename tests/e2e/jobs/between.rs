@@ -1,0 +1,120 @@
+//! Jobs that are copies between two other hosts: whoever holds or cancels one ends the copy at the hosts, and a process
+//! that is killed leaves it to the next attempt.
+
+use super::*;
+use crate::copy::{LARGE_BYTES, SLOWLY, World, id_in};
+use crate::daemon::Daemon;
+
+struct Between {
+    yard: Yard,
+    sender: Daemon,
+    receiver: Daemon,
+}
+
+impl Between {
+    fn new() -> Self {
+        let World { site, sender, receiver } = World::new();
+        Self { yard: Yard { site }, sender, receiver }
+    }
+
+    /// A job of which some has come, and whose rest takes some seconds.
+    fn under_way(&self) -> String {
+        paint(self.yard.site.source().join("large"), LARGE_BYTES);
+        let mut submit = self.yard.site.zmove(&["submit"]);
+        submit.0.args(SLOWLY);
+        submit.0.arg(format!("{}:", self.sender.address)).arg(format!("{}:", self.receiver.address));
+        let id = number(&submit.outcome().done());
+        self.yard.wait_until_moving(&id);
+        id
+    }
+
+    /// Expects that both hosts have ended the copy before its end, and that no more comes.
+    #[track_caller]
+    fn assert_ended(&self) {
+        // The process of the job has waited for the sender, which logs it thereafter.
+        self.sender.wait_for_log("broken off");
+        self.receiver.wait_for_log("broken off by the grant of tester");
+        let there = || {
+            let journals = std::fs::read_dir(self.yard.site.path("server/journal")).unwrap().flatten();
+            journals.map(|journal| journal.metadata().unwrap().len()).sum::<u64>()
+        };
+        let before = there();
+        std::thread::sleep(Duration::from_secs(1));
+        assert_eq!(there(), before, "more has come");
+        assert_eq!(self.sender.count_logged("copied for tester"), 0);
+    }
+
+    fn log(&self, id: &str) -> String {
+        self.yard.run(&["job", id, "log"]).done().stdout
+    }
+}
+
+#[test]
+fn a_copy_is_held_and_goes_on_from_what_is_at_the_target() {
+    let between = Between::new();
+    let Between { yard, sender, receiver } = &between;
+    let id = between.under_way();
+    yard.run(&["job", &id, "pause"]).done();
+    yard.wait_until(&id, |job| job["state"] == "paused");
+    between.assert_ended();
+    yard.run(&["job", &id, "resume"]).done();
+    yard.assert_done(&id, 2);
+    let bytes = yard.job(&id)["bytes"].as_u64().unwrap();
+    assert!(bytes < LARGE_BYTES, "all of it was sent again");
+    assert_eq!(sender.count_logged("copied for tester"), 1);
+    assert_eq!(receiver.count_logged("received from the grant of tester"), 1);
+}
+
+#[test]
+fn a_copy_is_cancelled_at_both_hosts() {
+    let between = Between::new();
+    let id = between.under_way();
+    between.yard.run(&["job", &id, "cancel"]).done();
+    between.yard.wait(&id).expect(31);
+    let log = between.log(&id);
+    assert!(!log.contains("may go on"), "{log}");
+    let sender = between.sender.address.to_string();
+    between.yard.run(&["result", &id_in(&log), &sender]).expect(12);
+    between.assert_ended();
+}
+
+#[test]
+fn a_copy_whose_process_is_killed_goes_on_and_is_found_again() {
+    let between = Between::new();
+    let Between { yard, sender, receiver } = &between;
+    let id = between.under_way();
+    yard.kill_process();
+    yard.assert_done(&id, 2);
+    assert_eq!(sender.count_logged("copied for tester"), 1);
+    assert_eq!(receiver.count_logged("received from the grant of tester"), 1);
+    assert_eq!(receiver.count_logged("broken off"), 0);
+}
+
+#[test]
+fn a_copy_that_was_found_again_is_held_too() {
+    let between = Between::new();
+    let id = between.under_way();
+    between.yard.kill_process();
+    wait_for("another attempt that listens", || {
+        between.log(&id).matches("without this command").count() == 2
+    });
+    between.yard.run(&["job", &id, "pause"]).done();
+    between.yard.wait_until(&id, |job| job["state"] == "paused");
+    between.assert_ended();
+}
+
+/// A runner kills a process that takes longer than it may, and then nothing would be said.
+#[test]
+fn a_copy_that_cannot_be_told_to_end_is_named_in_the_log() {
+    let between = Between::new();
+    let id = between.under_way();
+    between.sender.signal(Signal::STOP);
+    between.yard.run(&["job", &id, "cancel"]).done();
+    between.yard.wait(&id).expect(31);
+    let (log, address) = (between.log(&id), between.sender.address);
+    let place =
+        format!("the copy may go on at {address}: zmove result --stop {} {address} ends it", id_in(&log));
+    assert!(log.contains(&place) && log.contains("it has not ended within"), "{log}");
+    between.sender.signal(Signal::CONT);
+    between.sender.wait_for_log("copied for tester");
+}
