@@ -48,7 +48,7 @@ impl Place {
             close.map_err(StoreError::io("close to others", path))?;
         }
         // They may have been put there before the directory was closed.
-        ["jobs.db", "jobs.db-wal", "jobs.db-shm", "runner.lock", "runner.log", "token", "api.sock"]
+        ["jobs.db", "jobs.db-wal", "jobs.db-shm", "runner.lock", "runner.log", "api.sock"]
             .iter()
             .try_for_each(|name| refuse_foreign(&place.0.join(name)))?;
         Ok(place)

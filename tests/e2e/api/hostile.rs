@@ -81,6 +81,7 @@ fn the_word_of_an_ended_runner_is_refused_by_the_next() {
 fn a_word_that_others_could_read_is_replaced_and_its_file_left_alone() {
     let yard = Yard::local();
     std::fs::create_dir_all(yard.place()).unwrap();
+    std::fs::set_permissions(yard.place(), std::fs::Permissions::from_mode(0o700)).unwrap();
     let (token, elsewhere) = (yard.place().join("token"), yard.site.path("elsewhere"));
     let known = "0123456789abcdef0123456789abcdef";
     std::fs::write(&elsewhere, known).unwrap();

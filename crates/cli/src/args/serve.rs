@@ -19,7 +19,9 @@ fn parse_listen(text: &str) -> Result<SocketAddr, String> {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// The address to listen on, or a port of all addresses [default: [::]:5870]
+    /// The address to listen on [default: [::]:5870]
+    ///
+    /// A port alone is one of all addresses.
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen)]
     pub(crate) listen: Option<SocketAddr>,
     /// What to listen for there [default: both]
