@@ -110,7 +110,10 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     let (accepts_new, strict) = (copy.push.dial.accept_new, copy.push.dial.strict);
     let hosts = match Copy::new(copy, Arc::new(Prompt))? {
         Copy::Push(settings) => {
-            tell_missing(&settings.args, !after.is_empty() || at.is_some() || every.is_some());
+            // what is to begin later may still come
+            if after.is_empty() && at.is_none() && every.is_none() {
+                tell_missing(&settings.args);
+            }
             match settings.location {
                 Location::Local(_) => Vec::new(),
                 Location::Remote(remote) => vec![remote],
@@ -142,11 +145,11 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
 /// The longest label: as the name of a file.
 const LABEL_BYTES_MAX: usize = 255;
 
-/// Says which sources are not there; what is to begin later may still come.
-fn tell_missing(args: &PushArgs, begins_later: bool) {
+/// Says which sources are not there.
+fn tell_missing(args: &PushArgs) {
     let (_, sources) = args.paths.split_last().expect("two are demanded");
     let missing = sources.iter().filter(|source| Path::new(source).symlink_metadata().is_err());
-    for source in missing.filter(|_| !begins_later) {
+    for source in missing {
         terminal::warn(format_args!("'{}' is not there", Escaped::path(source)));
     }
 }

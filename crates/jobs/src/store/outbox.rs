@@ -151,12 +151,7 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn next_telling(&self, now: Moment) -> Result<Option<Moment>, StoreError> {
-        let next: Option<i64> = self.read(|connection| {
-            connection
-                .prepare("SELECT min(due) FROM deliveries WHERE state = 'waiting' AND due > ?1")?
-                .query_row([now.0], |row| row.get(0))
-        })?;
-        Ok(next.map(Moment))
+        self.first_moment("SELECT min(due) FROM deliveries WHERE state = 'waiting' AND due > ?1", now)
     }
 
     /// What was told of a job, and what was not.

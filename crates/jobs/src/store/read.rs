@@ -294,12 +294,14 @@ impl Store {
     /// # Errors
     /// The store cannot be read.
     pub fn next_due(&self, now: Moment) -> Result<Option<Moment>, StoreError> {
-        let next: Option<i64> = self.read(|connection| {
-            connection
-                .prepare("SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND not_before > ?1")?
-                .query_row([now.0], |row| row.get(0))
-        })?;
-        Ok(next.map(Moment))
+        self.first_moment("SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND not_before > ?1", now)
+    }
+
+    /// The moment that a statement finds after this one.
+    pub(super) fn first_moment(&self, sql: &str, after: Moment) -> Result<Option<Moment>, StoreError> {
+        let found: Option<i64> =
+            self.read(|connection| connection.prepare(sql)?.query_row([after.0], |row| row.get(0)))?;
+        Ok(found.map(Moment))
     }
 
     /// Whether a runner has anything to do, now or later by itself, or to tell: paused jobs are not its business.
