@@ -230,7 +230,7 @@ pub(crate) fn kill(client: Child) {
 }
 
 #[track_caller]
-fn end_by(client: Child, signal: Signal) -> Outcome {
+pub(crate) fn end_by(client: Child, signal: Signal) -> Outcome {
     let pid = Pid::from_raw(i32::try_from(client.id()).unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
     finish(client)

@@ -3,6 +3,7 @@
 mod hostile;
 mod others;
 mod outliving;
+mod over_ssh;
 mod rights;
 mod verifying;
 

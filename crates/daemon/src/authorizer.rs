@@ -36,10 +36,17 @@ pub(crate) struct Authorized {
     pub(crate) owner: String,
     /// The limit on the bytes per second of all the peer's lanes together.
     pub(crate) max_rate: Option<RateLimit>,
-    /// The daemons that the peer may have files sent to.
-    pub(crate) to: Vec<String>,
+    pub(crate) to: Destinations,
     /// The clients of the grants by which alone a peer is let in; empty for others.
     pub(crate) by_grants_of: Vec<Granter>,
+}
+
+/// The hosts that a peer may have files sent to.
+#[derive(Debug)]
+pub(crate) enum Destinations {
+    Anywhere,
+    /// Each as `HOST` or `HOST:PORT`.
+    Listed(Vec<String>),
 }
 
 /// A client that has had a grant given for another host.
@@ -91,7 +98,7 @@ impl Authorized {
             owning,
             owner,
             max_rate: grant.max_rate,
-            to: grant.to.clone(),
+            to: Destinations::Listed(grant.to.clone()),
             by_grants_of: Vec::new(),
         }
     }
@@ -107,7 +114,7 @@ impl Authorized {
             owning: Owning::Allowed,
             owner: String::new(),
             max_rate: None,
-            to: Vec::new(),
+            to: Destinations::Anywhere,
             by_grants_of: Vec::new(),
         }
     }
@@ -123,7 +130,7 @@ impl Authorized {
             owner: String::new(),
             // that of the client whose grant is taken up
             max_rate: None,
-            to: Vec::new(),
+            to: Destinations::Listed(Vec::new()),
             by_grants_of: clients,
         }
     }

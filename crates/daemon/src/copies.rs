@@ -26,8 +26,10 @@ use store::Store;
 
 /// What a daemon keeps of copies, on disk and of those that run; see the module.
 pub struct Copies {
-    /// The directory with this host's keys.
+    /// The directory with this host's memory of paths.
     home: PathBuf,
+    /// This host's key.
+    identity: Identity,
     pub(crate) grants: GrantBook,
     running: Lock<HashMap<CopyKey, Arc<RunningCopy>>>,
     results: Lock<HashMap<CopyKey, KeptResult>>,
@@ -76,18 +78,22 @@ pub(crate) fn now() -> u64 {
 }
 
 impl Copies {
-    /// What `directory` holds of copies, for a daemon with its keys in `home`. Files that cannot be understood are left
-    /// alone.
+    /// What `directory` holds of copies, for a daemon with this key whose memory of paths is in `home`. Files that
+    /// cannot be understood are left alone; without a directory nothing is kept beyond the end of this process.
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn open(home: &Path, directory: &Path, identity: Identity) -> io::Result<Arc<Self>> {
-        let store = Store::new(directory.join("results"));
+    pub fn open(home: &Path, directory: Option<&Path>, identity: Identity) -> io::Result<Arc<Self>> {
+        let store = Store::new(directory.map(|directory| directory.join("results")));
         let kept = store.read::<KeptResult>()?.into_iter();
         let results = kept.map(|kept| ((Fingerprint(kept.client), kept.id), kept)).collect();
-        let grants = GrantBook::open(directory, identity)?;
+        let grants = GrantBook::open(directory, identity.clone())?;
         let (running, results) = (Lock::default(), Lock::new(results));
-        Ok(Arc::new(Self { home: home.to_owned(), grants, running, results, store }))
+        Ok(Arc::new(Self { home: home.to_owned(), identity, grants, running, results, store }))
+    }
+
+    pub(crate) const fn identity(&self) -> &Identity {
+        &self.identity
     }
 
     pub(crate) fn home(&self) -> &Path {
@@ -228,7 +234,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let open = || {
             let identity = Identity::load_or_create(home.path()).unwrap();
-            Copies::open(home.path(), &home.path().join("copies"), identity).unwrap()
+            Copies::open(home.path(), Some(&home.path().join("copies")), identity).unwrap()
         };
         let [one, other] = [1, 2].map(|byte| Fingerprint([byte; 32]));
         let copies = open();

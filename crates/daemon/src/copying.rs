@@ -20,7 +20,7 @@ use zmove_engine::{
 use zmove_receiver::Quota;
 use zmove_sender::{Beside, PeerQuota, Push, PushJob, Run, SessionError, Summary};
 use zmove_transport::{
-    Claim, ControlReader, ControlWriter, DialError, Fingerprint, Reach, TransportChoice, blocking,
+    Claim, ControlReader, ControlWriter, DialError, Fingerprint, Identity, Reach, TransportChoice, blocking,
 };
 use zmove_types::{Event, Observer, RateLimit};
 use zmove_wire::{
@@ -28,7 +28,7 @@ use zmove_wire::{
     ToReceiver, ToSender, ToSource, TransferAccount, TransportOrder, WireError, encode_message,
 };
 
-use crate::authorizer::{Authorized, Authorizer};
+use crate::authorizer::{Authorized, Authorizer, Destinations};
 use crate::copies::{Copies, RunningCopy};
 use crate::relaying::{KeyQuota, Listeners, Relaying};
 use crate::sending::{
@@ -127,7 +127,11 @@ fn rights(authorized: &Authorized, peer: &(Fingerprint, String), to: &Place) -> 
         Remote::parse_endpoint(allowed)
             .is_ok_and(|allowed| allowed.host.eq_ignore_ascii_case(&to.host) && allowed.port == to.port)
     };
-    if authorized.to.iter().any(is_there) {
+    let may = match &authorized.to {
+        Destinations::Anywhere => true,
+        Destinations::Listed(places) => places.iter().any(is_there),
+    };
+    if may {
         return Ok(access);
     }
     let (key, name) = peer;
@@ -267,7 +271,7 @@ async fn push(
     let (first, mut run) = blocking(starting).await;
     let Place { host, port } = order.to.clone();
     let remote = Remote { host, port, path: fetch.open.target.clone(), login: None };
-    let settings = dial_settings(order, Fingerprint(key));
+    let settings = dial_settings(order, (Fingerprint(key), copies.identity()));
     let quota = Some(Arc::new(KeyQuota(checked.quota.clone())) as Arc<dyn PeerQuota>);
     let search = Arc::new(Search { fetch, list, checked });
     let again = || Box::pin(Arc::clone(&search).again()) as JobMaking;
@@ -290,7 +294,7 @@ async fn push(
     Ok(Summary { failed: summary.failed + missing_count, ..summary })
 }
 
-fn dial_settings(order: &CopyOrder, key: Fingerprint) -> DialSettings {
+fn dial_settings(order: &CopyOrder, (key, own): (Fingerprint, &Identity)) -> DialSettings {
     let transport = match order.transport {
         TransportOrder::Auto => TransportChoice::Auto,
         TransportOrder::Tcp => TransportChoice::Tcp,
@@ -298,6 +302,7 @@ fn dial_settings(order: &CopyOrder, key: Fingerprint) -> DialSettings {
     };
     DialSettings {
         key: Some(key),
+        identity: Some(own.clone()),
         streams: order.streams.map(|lanes| lanes.clamp(1, zmove_wire::limits::LANES_MAX)),
         reach: Reach { transport, ..Reach::default() },
         cipher: if order.clear { Cipher::None } else { Cipher::Tls },

@@ -1,8 +1,12 @@
 //! A copy between two other hosts: the one that has the sources sends to the one that has the target, and this side
 //! orders it, brings the grant, and listens.
 //!
+//! Where ssh starts a receiver at one of the two, or at both, the copy is the same, but ends with this side.
+//!
 //! **Invariant:** the copy is well only when the host with the target has signed for it, with the key that this side
 //! has pinned.
+
+mod hosts;
 
 use std::fmt;
 use std::future::Future;
@@ -27,6 +31,7 @@ use crate::pull::asking::{Asked, ask};
 use crate::pull::relayed::{Heard, Relayed};
 use crate::random::fresh_transfer;
 use crate::retrying::{Retrying, Sessions, moment};
+use hosts::Hosts;
 
 /// All that a copy between two other hosts needs.
 pub struct RemoteCopy<'a> {
@@ -34,7 +39,7 @@ pub struct RemoteCopy<'a> {
     pub source: Connector<'a>,
     /// The host that has the target.
     pub target: Connector<'a>,
-    /// The order.
+    /// The order; the place of the target is filled in.
     pub order: CopyOrder,
     /// The list of paths that the order announces.
     pub list: Option<Arc<[u8]>>,
@@ -66,7 +71,7 @@ pub struct Copied {
 struct CopyRun {
     started: Instant,
     patience: Duration,
-    /// The target's key, once it has been reached.
+    /// The target's key, once that is known.
     key: Option<Fingerprint>,
     /// The copy that may run at the host that sends.
     id: Option<[u8; 16]>,
@@ -93,7 +98,8 @@ impl fmt::Debug for RemoteCopy<'_> {
 
 impl RemoteCopy<'_> {
     /// Orders the copy and listens until it has ended, `stop` resolves, or there has been no connection for too long.
-    /// A copy that has begun goes on in the last case, and where `stop` resolves as [`after`](Self::after) says.
+    /// A copy that has begun goes on in the last case, and where `stop` resolves as [`after`](Self::after) says; but
+    /// with a host behind ssh it ends.
     ///
     /// # Errors
     /// A host cannot be reached or refuses, or the copy came to no good end. Files that failed are no such error: the
@@ -105,9 +111,16 @@ impl RemoteCopy<'_> {
         let mut sessions = CopySessions { of: self, run };
         let copied = Retrying { connector, timeout, busy_timeout }.run(&mut sessions, stop).await;
         match (copied, sessions.run.id) {
-            (Err(PushError::Pull(PullError::Interrupted)), Some(id)) => Err(self.leave(id).await.into()),
+            (Err(PushError::Pull(PullError::Interrupted)), Some(id)) if !self.ends_with_ssh() => {
+                Err(self.leave(id).await.into())
+            }
             (copied, _) => copied,
         }
+    }
+
+    /// Whether one of the hosts is there only as long as this side's ssh.
+    const fn ends_with_ssh(&self) -> bool {
+        self.source.remote.login.is_some() || self.target.remote.login.is_some()
     }
 
     /// Leaves a copy that may run to itself, or has it end; returns the error of this side, which was told to stop.
@@ -149,8 +162,13 @@ impl RemoteCopy<'_> {
         until: Option<Instant>,
         mut stop: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<Copied, PushError> {
-        let (id, dialler, reader) = tokio::select! {
-            ordered = self.order(run) => ordered?,
+        let begun = async {
+            let hosts = Hosts::begin(self.source, self.target).await?;
+            let ordered = self.order(run, &hosts).await?;
+            Ok::<_, PushError>((hosts, ordered))
+        };
+        let (hosts, (id, dialler, reader)) = tokio::select! {
+            begun = begun => begun?,
             () = moment(until) => return Err(PullError::Silent.into()),
             () = &mut stop => return Err(PullError::Interrupted.into()),
         };
@@ -159,20 +177,26 @@ impl RemoteCopy<'_> {
             () = &mut stop => Err(PullError::Interrupted),
         };
         dialler.close().await;
+        hosts.end().await;
         Ok(self.finish(run, id, heard?)?)
     }
 
     /// Has the copy begin, or finds it under way.
-    async fn order(&self, run: &mut CopyRun) -> Result<([u8; 16], ChannelDialler, ControlReader), PushError> {
+    async fn order(
+        &self,
+        run: &mut CopyRun,
+        hosts: &Hosts<'_>,
+    ) -> Result<([u8; 16], ChannelDialler, ControlReader), PushError> {
+        run.key = hosts.target.connector().pinned_key()?;
         if run.key.is_none() {
             // First of all, since somebody may have to be asked for its key.
-            let (channel, dialler) = self.target.connect_control().await?;
+            let (channel, dialler) = hosts.target.connect_control().await?;
             run.key = Some(channel.peer());
             dialler.close().await;
         }
-        let (channel, dialler) = self.source.connect_control().await?;
+        let (channel, dialler) = hosts.source.connect_control().await?;
         let source = channel.peer();
-        let order = ToSource::Copy(Box::new(self.order.clone()));
+        let order = ToSource::Copy(Box::new(CopyOrder { to: hosts.target.place(), ..self.order.clone() }));
         let listener = self.source.listener;
         let asking = say(control_pair(channel), order, self.list.clone(), run.patience, &*self.observer);
         let Asked { reader, mut writer, answer, .. } = asking.await?;
@@ -180,12 +204,12 @@ impl RemoteCopy<'_> {
             ToSender::Copy(CopyState::Follows { id }) => {
                 run.id = Some(id);
                 if id != self.order.id {
-                    self.check_that_it_runs(id).await?;
+                    self.check_that_it_runs(id, hosts).await?;
                 }
                 id
             }
             ToSender::Copy(CopyState::Ready) => {
-                let Granted { token, .. } = self.grant(run, source).await?;
+                let Granted { token, .. } = self.grant((run, hosts), source).await?;
                 let key = run.key.map_or([0; 32], |key| key.0);
                 let begin = ToSource::Begin(Begin { grant: token, key });
                 run.id = Some(self.order.id);
@@ -196,7 +220,7 @@ impl RemoteCopy<'_> {
         };
         run.was_up = true;
         listener.hear(&Notice::SessionBegins { transfer: None });
-        if !std::mem::replace(&mut run.told, true) {
+        if !std::mem::replace(&mut run.told, true) && !self.ends_with_ssh() {
             listener.hear(&Notice::CopyRuns { id: &Hex(&id).to_string(), remote: self.source.remote });
         }
         Ok((id, dialler, reader))
@@ -204,8 +228,9 @@ impl RemoteCopy<'_> {
 
     /// Makes sure that a copy runs which this command has not begun: else the host that sends could show the receipt of
     /// one that has ended long ago.
-    async fn check_that_it_runs(&self, id: [u8; 16]) -> Result<(), PushError> {
-        let (_, result) = copy_result(&self.target, id, After::GoesOn, &*self.observer).await?;
+    async fn check_that_it_runs(&self, id: [u8; 16], hosts: &Hosts<'_>) -> Result<(), PushError> {
+        let target = hosts.target.connector();
+        let (_, result) = copy_result(&target, id, After::GoesOn, &*self.observer).await?;
         match result {
             CopyResult::Runs => Ok(()),
             // it may have ended just now: the order is given again
@@ -214,8 +239,12 @@ impl RemoteCopy<'_> {
     }
 
     /// Has the host with the target let the host with the key `source` send this copy.
-    async fn grant(&self, run: &mut CopyRun, source: Fingerprint) -> Result<Granted, PushError> {
-        let (channel, dialler) = self.target.connect_control().await?;
+    async fn grant(
+        &self,
+        (run, hosts): (&mut CopyRun, &Hosts<'_>),
+        source: Fingerprint,
+    ) -> Result<Granted, PushError> {
+        let (channel, dialler) = hosts.target.connect_control().await?;
         run.key = Some(channel.peer());
         let CopyOrder { id, fetch, .. } = &self.order;
         // the names of a list are not looked at: it may be long

@@ -24,7 +24,7 @@ use crate::location::{Login, Remote};
 use crate::notice::{Listener, Notice};
 use crate::path_memory::{Found, Known, PathMemory, Window};
 use crate::settings::{DIAL_TIMEOUT, DialSettings};
-use crate::ssh::{self, SshReceiver, SshSession};
+use crate::ssh::{self, Duty, SshReceiver, SshSession};
 
 use machine::{lanes_for, quic_lanes};
 
@@ -120,8 +120,8 @@ impl Connector<'_> {
     }
 
     async fn dial_control(&self) -> Result<(Channel, ChannelDialler), ConnectError> {
-        let Self { home, remote, settings, .. } = *self;
-        let identity = Identity::load_or_create(home)?;
+        let Self { remote, settings, .. } = *self;
+        let identity = self.identity()?;
         let first_key = FirstKey::default();
         let policy = self.host_policy(&identity, &first_key).await?;
         let reach = settings.reach.clone();
@@ -135,6 +135,14 @@ impl Connector<'_> {
         Ok((channel, dialler))
     }
 
+    /// The key by which this side proves itself.
+    fn identity(&self) -> Result<Identity, ConnectError> {
+        match &self.settings.identity {
+            Some(identity) => Ok(identity.clone()),
+            None => Ok(Identity::load_or_create(self.home)?),
+        }
+    }
+
     /// Waits for a dial, and says so once that is long enough to be noticed.
     async fn announced<T>(&self, mut dial: impl Future<Output = T> + Unpin) -> T {
         tokio::select! {
@@ -146,8 +154,8 @@ impl Connector<'_> {
     }
 
     async fn connect_to_daemon<L: LaneEnd>(&self, need: Option<&Need>) -> Result<Connected<L>, ConnectError> {
-        let Self { home, remote, .. } = *self;
-        let identity = Identity::load_or_create(home)?;
+        let remote = self.remote;
+        let identity = self.identity()?;
         let first_key = FirstKey::default();
         let policy = self.host_policy(&identity, &first_key).await?;
         let known = self.recall(need).await;
@@ -184,7 +192,7 @@ impl Connector<'_> {
         need: Option<&Need>,
     ) -> Result<Connected<L>, ConnectError> {
         let SshReceiver { identity, key, host, port, session } =
-            ssh::start(self.remote, login, self.settings).await?;
+            ssh::start(self.remote, login, self.settings, Duty::Session).await?;
         let policy = HostPolicy::Pinned(key);
         let known = self.recall(need).await;
         let reach = self.reach(&known);

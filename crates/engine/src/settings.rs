@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use zmove_transport::{Fingerprint, Reach};
+use zmove_transport::{Fingerprint, Identity, Reach};
 use zmove_types::RateLimit;
 use zmove_wire::Cipher;
 
@@ -19,6 +19,8 @@ use crate::location::Remote;
 pub struct DialSettings {
     /// The only key that the host may have. Default: the one that is pinned in the home directory.
     pub key: Option<Fingerprint>,
+    /// The key of this side. Default: the one in the home directory.
+    pub identity: Option<Identity>,
     /// The answer to a host whose key is not known. Default: it is refused.
     pub unknown_host: UnknownHost,
     /// The number of lanes, 1 to 64. Default: by round trip and cores, then as many as help. A number that is set is

@@ -5,6 +5,9 @@
 //! standard input and output: fingerprints and a port, nothing secret, and nothing in an argument. Data takes lanes of
 //! its own beside ssh, which would carry it on one TCP connection with a window of 2 MiB.
 //!
+//! In a copy between two other hosts ssh may have started the one that has the sources, the one that has the target, or
+//! both; such receivers stay until this side lets them go.
+//!
 //! Each session of a push that reconnects has an ssh of its own. The new receiver finds what an earlier one left
 //! unfinished, because such receivers and local pushes have the same owner in the journals, the user.
 //!
@@ -48,6 +51,15 @@ pub struct SshSession {
     input: ChildStdin,
 }
 
+/// What a receiver is started for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Duty {
+    /// One session with this side.
+    Session,
+    /// A copy, to or from another host.
+    Copy,
+}
+
 /// Has ssh start a receiver. The messages and questions of ssh itself go to the terminal.
 ///
 /// # Errors
@@ -56,6 +68,7 @@ pub(crate) async fn start(
     remote: &Remote,
     login: &Login,
     settings: &DialSettings,
+    duty: Duty,
 ) -> Result<SshReceiver, SshError> {
     let identity = Identity::for_once()?;
     let mut child = ssh(&settings.ssh, remote, login)
@@ -67,12 +80,13 @@ pub(crate) async fn start(
     let mut input = child.stdin.take().expect("a pipe was asked for");
     let output = child.stdout.take().expect("a pipe was asked for");
     let allow_clear = settings.cipher == Cipher::None;
-    let request = ReceiveRequest::new(
+    let mut request = ReceiveRequest::new(
         identity.fingerprint(),
         settings.reach.transport,
         settings.ssh.ports,
         allow_clear,
     );
+    request.copies = duty == Duty::Copy;
     // An ssh that ends before it has read the request gives its reason by its exit status.
     let _unheard = input.write_all(request.line().as_bytes()).await;
     let (answer, name) = tokio::join!(answer(output), host_name(&settings.ssh, remote, login));

@@ -1,8 +1,9 @@
-//! `zmove receive`: the receiver of one push, started over ssh by `push` elsewhere.
+//! `zmove receive`: one side of one transfer, started over ssh by a command elsewhere: that of a push or a pull, or one
+//! of the two hosts of a copy.
 //!
 //! The program reads its request from standard input, writes to standard output where it listens, and lets one key in,
 //! which may do what this user may. **Invariant:** it ends when its transfer ends, when standard input does, or when
-//! nobody comes.
+//! nobody comes. In a copy it stays beyond a session, since the other host may lose its connections.
 
 use std::io::{BufRead, BufReader, Read, Stdin};
 use std::mem::ManuallyDrop;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::sync::Notify;
-use zmove_daemon::{Authorizer, Daemon, DaemonEvent};
+use zmove_daemon::{Authorizer, Copies, Daemon, DaemonEvent};
 use zmove_disk::StorageMemory;
 use zmove_engine::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 use zmove_receiver::{ReceiverConfig, TargetLeases};
@@ -45,6 +46,10 @@ async fn receive(request: &ReceiveRequest, key: Fingerprint, mut input: BufReade
     let listener = bind(request, &identity, reached).await?;
     let port = listener.local_addr().context("read the listening address")?.port();
     let home = settings::home(Role::Client).ok();
+    let copies = match home.as_deref().filter(|_| request.copies) {
+        Some(home) => Some(Copies::open(home, None, identity.clone())?),
+        None => None,
+    };
     let config = ReceiverConfig {
         journals: home.as_deref().map(settings::journals),
         storage: home.as_deref().map(StorageMemory::in_home).unwrap_or_default(),
@@ -65,23 +70,39 @@ async fn receive(request: &ReceiveRequest, key: Fingerprint, mut input: BufReade
         | DaemonEvent::Probed { .. }
         | DaemonEvent::Broken { .. }
         | DaemonEvent::Sent { .. }
+        | DaemonEvent::Granted { .. }
+        | DaemonEvent::Copied { .. }
         | DaemonEvent::SendingBroken { .. } => told.notify_one(),
         // The sender reports what concerns this push; other connections are not its user's business.
         _ => {}
     });
+    let daemon = copies.into_iter().fold(daemon, Daemon::with_copies);
     // This resolves at the end of input, or when it cannot be read: whoever has started this is gone.
     let closed = tokio::task::spawn_blocking(move || std::io::copy(&mut input, &mut std::io::sink()));
     terminal::print(ReceiveReply::new(identity.fingerprint(), port, reached).line());
     let stop = async {
         tokio::select! {
-            Err(_nobody) = tokio::time::timeout(COME_TIMEOUT, begun.notified()) => {}
-            () = ended.notified() => {}
+            () = nobody_comes(&begun, &ended, request.copies) => {}
             _ = closed => {}
             () = signals.next() => {}
         }
     };
     daemon.serve(stop).await;
     Ok(())
+}
+
+/// Resolves when nobody has come in time, or the transfer has ended; in a copy, when nobody has come since.
+async fn nobody_comes(begun: &Notify, ended: &Notify, stays: bool) {
+    loop {
+        tokio::select! {
+            came = tokio::time::timeout(COME_TIMEOUT, begun.notified()) => if came.is_err() { return },
+            () = ended.notified(), if !stays => return,
+        }
+        ended.notified().await;
+        if !stays {
+            return;
+        }
+    }
 }
 
 /// Listens at a port of the range, on all addresses of the family by which ssh has come.
@@ -111,5 +132,5 @@ fn reached() -> Option<IpAddr> {
     connection.split(' ').nth(2)?.parse().ok()
 }
 
-/// How long to wait for the transfer to begin.
+/// How long to wait for a transfer to begin.
 const COME_TIMEOUT: Duration = Duration::from_secs(120);

@@ -140,7 +140,7 @@ async fn serve(
         counted.count(event);
         log_limit.tell(event);
     });
-    let daemon = match Copies::open(&home, &crate::settings::copies(&journals), identity.clone()) {
+    let daemon = match Copies::open(&home, Some(&crate::settings::copies(&journals)), identity.clone()) {
         Ok(copies) => daemon.with_copies(copies),
         Err(error) => {
             log::warning(format_args!("no copies between hosts: read what is kept of them: {error}"));

@@ -1,10 +1,11 @@
 //! The settings of a copy: those of a push or a pull by where its ends are, or of a copy between two other hosts.
 
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use anyhow::Result;
-use zmove_engine::{Confirm, DialSettings, Location, Remote, fresh_transfer};
+use zmove_engine::{Confirm, DialSettings, Location, Remote, Start, fresh_transfer};
 use zmove_types::Escaped;
 use zmove_wire::{CopyOrder, Extraneous, Open, Place, TransportOrder};
 
@@ -65,13 +66,12 @@ impl CopySettings {
         ask: &Arc<dyn Confirm>,
     ) -> Result<Self> {
         let (target, sources) = args.paths.split_last().expect("two are demanded");
-        let start = dial::start(&args.dial);
-        let Location::Remote(target) = Location::parse(target, start)? else {
+        let Location::Remote(target) = Location::parse(target, start(target, &args))? else {
             return Err(usage_error(format!("'{}' is on this host", Escaped::path(target))));
         };
-        let (source, paths) = one_host(sources, start)?;
+        let (source, paths) = one_host(sources, start(&sources[0], &args))?;
         refuse_contradictions(&args, &Location::Remote(target.clone()), sources)?;
-        refuse_meaningless(&args, &source, &target)?;
+        refuse_meaningless(&args)?;
         let source_dial = dial_settings(&args, &source, Arc::clone(ask))?;
         let target_dial = dial_settings(&args, &target, Arc::clone(ask))?;
         let list = list(&args)?;
@@ -102,13 +102,7 @@ impl CopySettings {
 }
 
 /// Refuses what a copy between two other hosts cannot do.
-fn refuse_meaningless(args: &PushArgs, source: &Remote, target: &Remote) -> Result<()> {
-    if let Some(over_ssh) = [source, target].into_iter().find(|remote| remote.login.is_some()) {
-        return Err(usage_error(format!(
-            "{over_ssh} is reached over ssh, and a copy between two other hosts needs a daemon on both: run zmove on one \
-             of them, which pushes to the other or pulls from it"
-        )));
-    }
+fn refuse_meaningless(args: &PushArgs) -> Result<()> {
     let rules = [
         (
             args.manifest.is_some(),
@@ -128,7 +122,13 @@ fn refuse_meaningless(args: &PushArgs, source: &Remote, target: &Remote) -> Resu
 
 /// Whether a path, as it is typed, is on another host.
 fn is_remote(path: &OsStr, args: &PushArgs) -> bool {
-    matches!(Location::parse(path, dial::start(&args.dial)), Ok(Location::Remote(_)))
+    matches!(Location::parse(path, start(path, args)), Ok(Location::Remote(_)))
+}
+
+/// How the host of a path, as it is typed, is reached: one of the two may have a daemon, whatever is said of ssh for
+/// the other.
+fn start(path: &OsStr, args: &PushArgs) -> Start {
+    if path.as_bytes().starts_with(b"zmove://") { Start::Daemon } else { dial::start(&args.dial) }
 }
 
 #[cfg(test)]
@@ -160,12 +160,19 @@ mod tests {
     }
 
     #[test]
+    fn one_end_may_have_a_daemon_and_the_other_none() {
+        for words in ["alice@h:a zmove://g/d", "--ssh h:a zmove://g/d", "alice@h:a g:d"] {
+            let Ok(Copy::Between(settings)) = copy(words) else { panic!("no copy: {words}") };
+            let CopySettings { source, target, .. } = *settings;
+            assert!(source.login.is_some() && target.login.is_none(), "{words}");
+        }
+    }
+
+    #[test]
     fn what_makes_no_sense_between_such_ends_is_refused() {
         for (words, text) in [
             ("--max-bytes 1KiB a h:d", "--max-bytes and --max-entries are for"),
             ("h:a b g:d", "'b' is on this host"),
-            ("alice@h:a g:d", "is reached over ssh"),
-            ("h:a alice@g:d", "is reached over ssh"),
             ("--manifest m h:a g:d", "--manifest cannot be used"),
             ("--proofs m h:a g:d", "--proofs cannot be used"),
             ("--congestion bbr h:a g:d", "--congestion is a setting of this host"),

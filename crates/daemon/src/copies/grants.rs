@@ -132,9 +132,9 @@ fn failed(error: &io::Error) -> Refusal {
 }
 
 impl GrantBook {
-    pub(super) fn open(directory: &Path, identity: Identity) -> io::Result<Self> {
-        let (store, tallies) =
-            (Store::new(directory.join("grants")), Tallies::new(directory.join("tallies")));
+    pub(super) fn open(directory: Option<&Path>, identity: Identity) -> io::Result<Self> {
+        let below = |name| directory.map(|directory| directory.join(name));
+        let (store, tallies) = (Store::new(below("grants")), Tallies::new(below("tallies")));
         let with_tally = |kept: Kept| Kept { counts: kept.counts.most(tallies.read(&kept.token)), ..kept };
         let grants = store.read::<Kept>()?.into_iter().map(|kept| (kept.token, with_tally(kept))).collect();
         Ok(Self { grants: Lock::new(grants), store, tallies, identity })
@@ -283,8 +283,7 @@ impl GrantBook {
         let removals_max = open.removals_max.unwrap_or(u64::MAX);
         let removals = Arc::new(RemovalBudget::new(removals_max.saturating_sub(before.removed)));
         let limits = (Arc::clone(&allowance), Arc::clone(&removals));
-        // without it, less is counted after a kill than there is
-        let tally = self.tallies.open(token).ok();
+        let tally = self.tallies.open(token);
         let taken = Taken { token: *token, before, allowance, removals, removals_max, tally };
         Ok((client, authorized.taken_up(top_names, limits, quota_of(client)), taken))
     }
@@ -476,7 +475,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let home = home.path();
         let identity = Identity::load_or_create(home).unwrap();
-        let copies = Copies::open(home, &home.join("copies"), identity).unwrap();
+        let copies = Copies::open(home, Some(&home.join("copies")), identity).unwrap();
         let [source, client, other] = [1, 2, 3].map(|byte| Fingerprint([byte; 32]));
         for key in [client, other] {
             let grant = Grant::new(key, "tester", vec![home.to_owned()], Access::WriteOnly);

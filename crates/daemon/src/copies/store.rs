@@ -1,9 +1,10 @@
-//! A directory of small files, each of which is written whole and flushed, or not at all.
+//! A directory of small files, each of which is written whole and flushed, or not at all. Without a directory nothing
+//! is kept beyond the end of the process.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -14,7 +15,7 @@ use zmove_wire::{decode_message, encode_message};
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Store {
-    directory: PathBuf,
+    directory: Option<PathBuf>,
     /// Held while a file is written or removed.
     writing: Lock<()>,
 }
@@ -24,14 +25,15 @@ const UNFINISHED: &str = ".new-";
 
 impl Store {
     /// The files of a directory, which is made for this user alone when there is something to write.
-    pub(super) fn new(directory: PathBuf) -> Self {
+    pub(super) fn new(directory: Option<PathBuf>) -> Self {
         Self { directory, writing: Lock::default() }
     }
 
     /// All that is there and can be understood.
     pub(super) fn read<T: DeserializeOwned>(&self) -> io::Result<Vec<T>> {
         let mut read = Vec::new();
-        let entries = match fs::read_dir(&self.directory) {
+        let Some(directory) = &self.directory else { return Ok(read) };
+        let entries = match fs::read_dir(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(read),
             entries => entries?,
         };
@@ -56,25 +58,26 @@ impl Store {
         name: &str,
         wanted: impl FnOnce() -> Option<T>,
     ) -> io::Result<()> {
+        let Some(directory) = &self.directory else { return Ok(()) };
         let _alone = self.writing.lock();
         match wanted() {
-            Some(contents) => self.write(name, &contents),
+            Some(contents) => write(directory, name, &contents),
             None => {
                 // one that cannot be removed is read again after a restart, and is too old then
-                let _best_effort = fs::remove_file(self.directory.join(name));
+                let _best_effort = fs::remove_file(directory.join(name));
                 Ok(())
             }
         }
     }
+}
 
-    fn write(&self, name: &str, contents: &impl Serialize) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
-        let new = self.directory.join(format!("{UNFINISHED}{name}"));
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        // a length before it would only repeat the file's
-        file.write_all(&encode_message(contents)[4..])?;
-        file.sync_all()?;
-        fs::rename(&new, self.directory.join(name))?;
-        File::open(&self.directory)?.sync_all()
-    }
+fn write(directory: &Path, name: &str, contents: &impl Serialize) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let new = directory.join(format!("{UNFINISHED}{name}"));
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    // a length before it would only repeat the file's
+    file.write_all(&encode_message(contents)[4..])?;
+    file.sync_all()?;
+    fs::rename(&new, directory.join(name))?;
+    File::open(directory)?.sync_all()
 }

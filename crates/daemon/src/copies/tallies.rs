@@ -25,9 +25,9 @@ pub(super) struct Counts {
     pub(super) removed: u64,
 }
 
-/// The directory of all tallies.
+/// The directory of all tallies, where there is one.
 #[derive(Debug)]
-pub(super) struct Tallies(PathBuf);
+pub(super) struct Tallies(Option<PathBuf>);
 
 /// The tally of one grant.
 #[derive(Debug)]
@@ -54,33 +54,36 @@ impl Counts {
 }
 
 impl Tallies {
-    pub(super) const fn new(directory: PathBuf) -> Self {
+    pub(super) const fn new(directory: Option<PathBuf>) -> Self {
         Self(directory)
     }
 
-    fn path(&self, token: &GrantToken) -> PathBuf {
-        self.0.join(Hex(token).to_string())
+    fn path(&self, token: &GrantToken) -> Option<PathBuf> {
+        Some(self.0.as_ref()?.join(Hex(token).to_string()))
     }
 
     /// What stands in the tally of a grant; nothing where there is none, or a power cut has left none.
     pub(super) fn read(&self, token: &GrantToken) -> Counts {
+        let Some(path) = self.path(token) else { return Counts::default() };
         let mut bytes = [0; TALLY_BYTES];
-        let read = File::open(self.path(token)).and_then(|file| file.read_exact_at(&mut bytes, 0));
+        let read = File::open(path).and_then(|file| file.read_exact_at(&mut bytes, 0));
         let number = |at: usize| u64::from_le_bytes(bytes[8 * at..][..8].try_into().expect("8 bytes"));
         read.map_or(Counts::default(), |()| Counts::of(std::array::from_fn(number)))
     }
 
-    pub(super) fn open(&self, token: &GrantToken) -> io::Result<Tally> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+    /// The tally of a grant; without it, less is counted after a kill than there is.
+    pub(super) fn open(&self, token: &GrantToken) -> Option<Tally> {
+        let path = self.path(token)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(path.parent()?).ok()?;
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
-        Ok(Tally(options.open(self.path(token))?))
+        options.open(path).ok().map(Tally)
     }
 
     /// Removes the tally of a grant that is gone.
     pub(super) fn forget(&self, token: &GrantToken) {
         // one that stays is of a few bytes, and of no grant
-        let _best_effort = fs::remove_file(self.path(token));
+        let _best_effort = self.path(token).map(fs::remove_file);
     }
 }
 
@@ -97,13 +100,13 @@ mod tests {
     #[test]
     fn a_tally_holds_what_was_written_last_until_it_is_forgotten() {
         let home = tempfile::tempdir().unwrap();
-        let tallies = Tallies::new(home.path().join("tallies"));
+        let tallies = Tallies::new(Some(home.path().join("tallies")));
         let counts = |files| Counts { files, bytes: 2, taken_bytes: 3, entries: 4, removed: 5 };
         assert_eq!(tallies.read(&[1; 32]), Counts::default());
         let tally = tallies.open(&[1; 32]).unwrap();
         tally.write(counts(1)).unwrap();
         tally.write(counts(9)).unwrap();
-        assert_eq!(tallies.open(&[1; 32]).map(|_| tallies.read(&[1; 32])).unwrap(), counts(9));
+        assert_eq!(tallies.open(&[1; 32]).map(|_| tallies.read(&[1; 32])), Some(counts(9)));
         let older = Counts { files: 1, bytes: 7, ..Counts::default() };
         assert_eq!(counts(9).most(older), Counts { bytes: 7, ..counts(9) });
         tallies.forget(&[1; 32]);

@@ -12,6 +12,15 @@ use crate::location::Remote;
 use crate::settings::{Confirm, DIAL_TIMEOUT, UnknownHost};
 
 impl Connector<'_> {
+    /// The key that the host must have, where that is known before it is dialled.
+    pub(crate) fn pinned_key(&self) -> Result<Option<Fingerprint>, ConnectError> {
+        let Self { home, remote, settings, .. } = *self;
+        if settings.key.is_some() {
+            return Ok(settings.key);
+        }
+        Ok(KnownHosts::open(home)?.lookup(&remote.host, remote.port))
+    }
+
     /// The policy by which a push takes a host's key: the pinned key, a key for which the site's authority vouches, or
     /// else as the settings for unknown hosts demand, as with ssh.
     pub(super) async fn host_policy(
@@ -20,11 +29,7 @@ impl Connector<'_> {
         first_key: &FirstKey,
     ) -> Result<HostPolicy, ConnectError> {
         let Self { home, remote, settings, .. } = *self;
-        if let Some(key) = settings.key {
-            return Ok(HostPolicy::Pinned(key));
-        }
-        let mut known_hosts = KnownHosts::open(home)?;
-        if let Some(key) = known_hosts.lookup(&remote.host, remote.port) {
+        if let Some(key) = self.pinned_key()? {
             return Ok(HostPolicy::Pinned(key));
         }
         let authority = HostAuthority::load(home, &remote.host)?;
@@ -49,7 +54,7 @@ impl Connector<'_> {
                 _ => return Err(error.into()),
             },
         };
-        known_hosts.pin(&remote.host, remote.port, fingerprint)?;
+        KnownHosts::open(home)?.pin(&remote.host, remote.port, fingerprint)?;
         Ok(HostPolicy::Pinned(fingerprint))
     }
 }

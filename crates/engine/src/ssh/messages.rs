@@ -35,6 +35,10 @@ pub struct ReceiveRequest {
     pub ports: Option<PortRange>,
     /// Whether the receiver takes lanes in clear.
     pub allow_clear: bool,
+    /// Whether the receiver is one of the two hosts of a copy, and stays until its standard input ends. A zmove that
+    /// does not know this refuses the order.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copies: bool,
 }
 
 /// The answer of a receiver that listens.
@@ -58,7 +62,7 @@ impl ReceiveRequest {
         ports: Option<PortRange>,
         allow_clear: bool,
     ) -> Self {
-        Self { version: VERSION, key: key.to_string(), carriers, ports, allow_clear }
+        Self { version: VERSION, key: key.to_string(), carriers, ports, allow_clear, copies: false }
     }
 
     /// The request as a line of text.
@@ -132,6 +136,14 @@ mod tests {
         let ready = ReceiveReply::new(Fingerprint([8; 32]), 50_001, Some("192.0.2.7".parse().unwrap()));
         let line = ready.line();
         assert_eq!(ReceiveReply::read(line.trim().as_bytes()).unwrap(), Some(ready));
+    }
+
+    #[test]
+    fn who_knows_nothing_of_copies_understands_any_other_request() {
+        let request = ReceiveRequest::new(Fingerprint([7; 32]), TransportChoice::Auto, None, false);
+        assert!(!request.line().contains("copies"));
+        let copies = ReceiveRequest { copies: true, ..request };
+        assert_eq!(ReceiveRequest::read(&copies.line()).unwrap(), copies);
     }
 
     #[test]
