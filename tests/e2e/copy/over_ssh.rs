@@ -15,10 +15,16 @@ use crate::ssh::Sshd;
 use crate::tree::{assert_same, paint};
 
 /// `zmove copy --json OPTIONS SOURCE TARGET` by this ssh.
-fn copy(site: &Site, sshd: &Sshd, options: &[&str], [source, target]: [String; 2]) -> Zmove {
-    let mut zmove =
-        site.zmove(&["copy", "--json", "--ssh-command", &sshd.command(), "--remote-zmove", ZMOVE]);
-    zmove.0.args(options).args([source, target]);
+fn copy(site: &Site, sshd: &Sshd, options: &[&str], ends: [String; 2]) -> Zmove {
+    between(site, sshd, &[&["copy"], options].concat(), ends)
+}
+
+fn between(site: &Site, sshd: &Sshd, words: &[&str], [source, target]: [String; 2]) -> Zmove {
+    let mut zmove = site.zmove(words);
+    zmove
+        .0
+        .args(["--json", "--ssh-command", &sshd.command(), "--remote-zmove", ZMOVE])
+        .args([source, target]);
     zmove
 }
 
@@ -39,8 +45,11 @@ fn a_tree_goes_from_one_host_behind_ssh_to_another() {
     grow(&site.source());
     let ends = [sshd.at(&contents_of(&site.source())), sshd.at(&site.target())];
     assert_copied(&site, copy(&site, &sshd, &[], ends.clone()).outcome());
-    let again = copy(&site, &sshd, &[], ends).outcome().expect(0).summary();
+    let again = copy(&site, &sshd, &[], ends.clone()).outcome().expect(0).summary();
     assert_eq!(again["files"], 0, "{again}");
+    between(&site, &sshd, &["verify"], ends.clone()).outcome().expect(0);
+    std::fs::write(site.target().join("more"), "").unwrap();
+    between(&site, &sshd, &["verify"], ends).outcome().expect(6);
 }
 
 #[test]
