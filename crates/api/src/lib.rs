@@ -22,4 +22,4 @@ pub use listen::{Door, bind_tcp, bind_unix, socket};
 pub use routes::{description, serve};
 pub use state::{Api, Host};
 pub use token::Token;
-pub use view::{EventView, JobView, reached};
+pub use view::{EventView, Figures, JobView, reached};

@@ -49,19 +49,34 @@ pub struct JobView {
     exit: Option<i32>,
     /// Why it is as it is.
     message: Option<String>,
-    /// Files at the target, of the last attempt before the job's end; then those that it has moved.
+    /// How far it is.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// How it watches its source, if it does.
+    watch: Option<WatchView>,
+}
+
+/// How far a job is: what changes while it runs.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct Figures {
+    /// Files that all of its attempts have moved.
     pub files: Option<u64>,
-    /// Bytes, counted as `files` are.
+    /// Bytes that all of its attempts have moved.
     pub bytes: Option<u64>,
+    /// Files at the target of those that its last attempt has found, also those that were there before; null once the
+    /// job has ended, as is what follows to `scan_ended`.
+    pub files_done: Option<u64>,
+    /// Bytes at the target, counted as `files_done` are.
+    pub bytes_done: Option<u64>,
     /// Files found by that attempt.
     files_found: Option<u64>,
     /// Bytes found by that attempt.
     pub bytes_found: Option<u64>,
     /// Whether that attempt has found all.
     scan_ended: Option<bool>,
-    /// How long the attempt has taken.
+    /// How long that attempt has taken; of an ended job, all of them together.
     seconds: Option<f64>,
-    /// The present rate, or that of the whole attempt.
+    /// The present rate of what moves; of an ended job, that of all its attempts.
     pub bytes_per_second: Option<f64>,
     /// The time that is left at the present rate.
     pub eta_seconds: Option<u64>,
@@ -69,8 +84,36 @@ pub struct JobView {
     lanes: Option<u32>,
     /// What limits it, or did: as in `docs/schema/events.json`.
     pub limited_by: Option<String>,
-    /// How it watches its source, if it does.
-    watch: Option<WatchView>,
+}
+
+impl Figures {
+    /// The figures of a job of which ended attempts have moved this, and whose last one is, or was, so far.
+    fn new(moved: Option<&Moved>, progress: Option<&Progress>, state: State) -> Self {
+        let now = progress.filter(|_| state == State::Running);
+        let at_the_end = moved.filter(|_| state.is_final());
+        let all = match (moved, now) {
+            (None, None) => None,
+            (moved, now) => {
+                let (files, bytes) = moved.map_or((0, 0), |moved| (moved.files, moved.bytes));
+                let (more_files, more_bytes) = now.map_or((0, 0), |now| (now.files_moved, now.bytes_moved));
+                Some((files.saturating_add(more_files), bytes.saturating_add(more_bytes)))
+            }
+        };
+        Self {
+            files: all.map(|(files, _)| files),
+            bytes: all.map(|(_, bytes)| bytes),
+            files_done: progress.map(|progress| progress.files_done),
+            bytes_done: progress.map(|progress| progress.bytes_done),
+            files_found: progress.map(|progress| progress.files_found),
+            bytes_found: progress.map(|progress| progress.bytes_found),
+            scan_ended: progress.map(|progress| progress.scan_ended),
+            seconds: progress.map(|progress| progress.seconds).or(at_the_end.map(|moved| moved.seconds)),
+            bytes_per_second: now.map(|now| now.bytes_per_second).or_else(|| at_the_end.and_then(rate)),
+            eta_seconds: now.and_then(left).map(|left| left.as_secs()),
+            lanes: now.map(|now| now.lanes),
+            limited_by: now.map(|now| now.limited_by.clone()).or_else(|| at_the_end?.limited_by.clone()),
+        }
+    }
 }
 
 /// How a job watches its source.
@@ -108,9 +151,8 @@ impl JobView {
     #[must_use]
     pub fn new(job: &Job, progress: Option<&Progress>) -> Self {
         let seconds = |moment: Option<Moment>| moment.map(|moment| moment.0.div_euclid(1000));
-        let now = progress.filter(|_| job.state == State::Running);
-        let (job, moved) = (job.clone(), job.moved.as_ref());
-        let at_the_end = moved.filter(|_| job.state.is_final());
+        let figures = Figures::new(job.moved.as_ref(), progress, job.state);
+        let job = job.clone();
         Self {
             schema: SCHEMA,
             id: job.id.0,
@@ -125,16 +167,7 @@ impl JobView {
             deadline_seconds: job.deadline.as_secs(),
             attempts: job.attempt,
             exit: job.exit,
-            files: progress.map(|progress| progress.files_done).or(moved.map(|moved| moved.files)),
-            bytes: progress.map(|progress| progress.bytes_done).or(moved.map(|moved| moved.bytes)),
-            files_found: progress.map(|progress| progress.files_found),
-            bytes_found: progress.map(|progress| progress.bytes_found),
-            scan_ended: progress.map(|progress| progress.scan_ended),
-            seconds: progress.map(|progress| progress.seconds).or(moved.map(|moved| moved.seconds)),
-            bytes_per_second: now.map(|now| now.bytes_per_second).or_else(|| at_the_end.and_then(rate)),
-            eta_seconds: now.and_then(left).map(|left| left.as_secs()),
-            lanes: now.map(|now| now.lanes),
-            limited_by: now.map(|now| now.limited_by.clone()).or_else(|| at_the_end?.limited_by.clone()),
+            figures,
             watch: progress.and_then(|progress| progress.watch.as_ref()).map(WatchView::from),
             label: job.label,
             source: job.source,
@@ -152,43 +185,15 @@ impl JobView {
 pub(crate) struct ProgressView {
     /// The job's number.
     id: i64,
-    /// Files at the target.
-    files: u64,
-    /// Bytes at the target.
-    bytes: u64,
-    /// Files found.
-    files_found: u64,
-    /// Bytes found.
-    bytes_found: u64,
-    /// Whether all has been found.
-    scan_ended: bool,
-    /// How long the attempt has taken.
-    seconds: f64,
-    /// The present rate.
-    bytes_per_second: f64,
-    /// The time that is left at the present rate.
-    eta_seconds: Option<u64>,
-    /// Connections that carry data.
-    lanes: u32,
-    /// What limits it.
-    limited_by: String,
+    /// How far it is.
+    #[serde(flatten)]
+    figures: Figures,
 }
 
 impl ProgressView {
-    pub(crate) fn new(id: JobId, progress: &Progress) -> Self {
-        Self {
-            id: id.0,
-            files: progress.files_done,
-            bytes: progress.bytes_done,
-            files_found: progress.files_found,
-            bytes_found: progress.bytes_found,
-            scan_ended: progress.scan_ended,
-            seconds: progress.seconds,
-            bytes_per_second: progress.bytes_per_second,
-            eta_seconds: left(progress).map(|left| left.as_secs()),
-            lanes: progress.lanes,
-            limited_by: progress.limited_by.clone(),
-        }
+    /// That of a job whose attempts before this one have moved so much.
+    pub(crate) fn new(id: JobId, moved: &Moved, progress: &Progress) -> Self {
+        Self { id: id.0, figures: Figures::new(Some(moved), Some(progress), State::Running) }
     }
 }
 

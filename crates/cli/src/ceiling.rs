@@ -73,6 +73,13 @@ impl Moved {
         }
     }
 
+    /// All files and bytes.
+    pub(crate) fn total(&self) -> (u64, u64) {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sizes = counts.small.iter().chain([&counts.large]);
+        sizes.fold((0, 0), |sum, counted| (sum.0 + counted.0, sum.1 + counted.1))
+    }
+
     /// The least time that moving these files takes.
     fn seconds(&self, ceiling: &Ceiling) -> f64 {
         let Counts { small, large: (files, bytes) } =

@@ -99,17 +99,30 @@ pub enum Wish {
     Cancel,
 }
 
-/// What an ended attempt has moved, by its own word.
+/// What attempts have moved that have ended, by their own word: what was there already is no part of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Moved {
-    /// Files sent.
+    /// Files moved.
     pub files: u64,
-    /// Bytes sent.
+    /// Bytes moved.
     pub bytes: u64,
-    /// The time it took.
+    /// The time that took.
     pub seconds: f64,
-    /// What limited it, in the words of `limited_by`.
+    /// What limited the last one, in the words of `limited_by`.
     pub limited_by: Option<String>,
+}
+
+impl Moved {
+    /// With what a later attempt has moved.
+    #[must_use]
+    pub fn and(&self, later: Self) -> Self {
+        Self {
+            files: self.files.saturating_add(later.files),
+            bytes: self.bytes.saturating_add(later.bytes),
+            seconds: self.seconds + later.seconds,
+            limited_by: later.limited_by.or_else(|| self.limited_by.clone()),
+        }
+    }
 }
 
 /// The end of an attempt.
@@ -125,9 +138,9 @@ pub struct AttemptEnd {
     pub exit: Option<i32>,
     /// Why it ended so.
     pub message: Option<String>,
-    /// Files that it has brought to the target.
+    /// Files that it has moved.
     pub files: u64,
-    /// Bytes that it has brought to the target.
+    /// Bytes that it has moved.
     pub bytes: u64,
     /// The time it took.
     pub seconds: f64,
@@ -172,7 +185,7 @@ pub struct Job {
     pub exit: Option<i32>,
     /// Why it is as it is, where there is something to say.
     pub message: Option<String>,
-    /// What its last attempt has moved.
+    /// What all of its attempts have moved that have ended.
     pub moved: Option<Moved>,
     /// The job that this one does again.
     pub previous: Option<JobId>,

@@ -207,7 +207,7 @@ impl Runner {
 
     /// Adopts a job whose process another runner has started, and does what is asked of one that runs.
     fn look_after(&mut self, running: Running) {
-        let Running { job, attempt: number, events_read, wish, deadline, furthest } = running;
+        let Running { job, attempt: number, events_read, wish, deadline, furthest, .. } = running;
         let id = job.id;
         let attempt = self.attempts.entry(id).or_insert_with(|| Attempt {
             process: Process::adopt(&self.place, id),

@@ -4,10 +4,13 @@
 //! its end, with what is to be told. What has been committed has been flushed.
 
 mod change;
+mod copies;
 mod outbox;
 mod read;
+mod rows;
 mod step;
 mod submit;
+mod waiting;
 
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -19,10 +22,13 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 use crate::error::StoreError;
 use crate::place::{Place, private};
 
-pub use change::{Answer, Ending, Released, Started, Told, Verdict};
+pub(crate) use copies::{COPY_ENDED, COPY_LEFT};
+
+pub use change::{Answer, Ending, Started, Told, Verdict};
 pub use outbox::{Delivery, DeliveryState, Try};
 pub use read::{Page, Queued, Running, Selection};
 pub use submit::Submitted;
+pub use waiting::Released;
 
 /// The store.
 #[derive(Debug)]
@@ -153,10 +159,11 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The statements that bring the schema from each version to the next.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("store/schema.sql"),
     include_str!("store/schema-2.sql"),
     include_str!("store/schema-3.sql"),
+    include_str!("store/schema-4.sql"),
 ];
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ fn a_copy_is_held_and_goes_on_from_what_is_at_the_target() {
     between.assert_ended();
     yard.run(&["job", &id, "resume"]).done();
     yard.assert_done(&id, 2);
-    let bytes = yard.job(&id)["bytes"].as_u64().unwrap();
+    let bytes = yard.job(&id)["ends"][1]["bytes"].as_u64().unwrap();
     assert!(bytes < LARGE_BYTES, "all of it was sent again");
     assert_eq!(sender.count_logged("copied for tester"), 1);
     assert_eq!(receiver.count_logged("received from the grant of tester"), 1);

@@ -10,13 +10,22 @@ fn a_job_that_is_held_shows_how_far_it_has_come() {
     yard.wait_until_moving(&id);
     yard.run(&["job", &id, "pause"]).done();
     let held = yard.wait_until(&id, |job| job["state"] == "paused");
-    assert!(held["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{held}");
-    assert!(held["bytes_found"].as_u64().is_some_and(|bytes| bytes > 12 << 20), "{held}");
+    let number = |job: &Value, name: &str| job[name].as_u64().unwrap();
+    let (done, moved) = (number(&held, "bytes_done"), number(&held, "bytes"));
+    assert!(done > 0 && done == moved && number(&held, "bytes_found") > 12 << 20, "{held}");
     yard.run(&["job", &id, "resume"]).done();
+    // What was there counts as done, and moves neither now nor again.
+    let again =
+        yard.wait_until(&id, |job| job["bytes_done"].as_u64() > Some(moved) && number(job, "bytes") > moved);
+    let rate = again["bytes_per_second"].as_f64().unwrap();
+    assert!(rate < 5e6 && number(&again, "bytes_done") <= number(&again, "bytes") + (4 << 20), "{again}");
     yard.assert_done(&id, 2);
     let job = yard.job(&id);
-    assert_eq!(job["ends"].as_array().unwrap().len(), 2, "{job}");
-    assert!(job["bytes_total"].as_u64().unwrap() >= 12 << 20, "{job}");
+    let ends: Vec<_> = job["ends"].as_array().unwrap().iter().map(|end| number(end, "bytes")).collect();
+    assert_eq!((ends.len(), number(&job, "bytes")), (2, ends.iter().sum::<u64>()), "{job}");
+    // what was under way when it was held came twice
+    assert!(((12 << 20)..(16 << 20)).contains(&number(&job, "bytes")), "{job}");
+    assert_eq!(job["bytes_done"], Value::Null, "{job}");
     let shown = yard.run(&["job", &id]).done().stdout.replace("\n         ", " ");
     for part in ["moved by 2 attempts: ", "attempt 1 ended ", "; the job was paused", "log: "] {
         assert!(shown.contains(part), "{part}: {shown}");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use hyper::body::Bytes;
 use serde::Serialize;
-use zmove_jobs::{Follower, JobEvent, JobId, Place, Store, StoreError, Wish};
+use zmove_jobs::{Follower, JobEvent, JobId, Moved, Place, Store, StoreError, Wish};
 
 use super::{Message, words};
 use crate::view::{EventView, JobView, ProgressView};
@@ -31,6 +31,8 @@ pub(super) struct Watch {
 struct Seen {
     attempt: u32,
     wish: Option<Wish>,
+    /// What attempts before have moved.
+    moved: Moved,
     follower: Follower,
 }
 
@@ -78,7 +80,7 @@ impl Watch {
         }
         let moved = self.running.iter_mut().filter_map(|(id, seen)| {
             let progress = seen.follower.look()?;
-            Some(ProgressView::new(*id, &progress))
+            Some(ProgressView::new(*id, &seen.moved, &progress))
         });
         let moved: Vec<_> = moved.collect();
         if !moved.is_empty() {
@@ -110,7 +112,7 @@ impl Watch {
             let is_asked = known.as_ref().is_some_and(|seen| seen.wish != job.wish);
             let follower =
                 known.map_or_else(|| Follower::new(&self.place, id, attempt), |seen| seen.follower);
-            running.insert(id, Seen { attempt, wish: job.wish, follower });
+            running.insert(id, Seen { attempt, wish: job.wish, moved: job.moved, follower });
             if is_asked {
                 let change = change(&self.place, &self.store, id, None)?;
                 tell(Message::Passing(words("job", None, &change)));

@@ -49,14 +49,15 @@ export function facts(job) {
   const list = [
     ["Rate", rate(job.bytes_per_second)],
     ["Left", span(job.eta_seconds)],
-    ["Bytes", of(job.bytes, job.bytes_found, bytes)],
-    ["Files", of(job.files, job.files_found, count)],
-    ["Files/s", perSecond(job.state === "running" ? job.speed : job.files / job.seconds)],
+    ["Bytes", of(job.bytes_done ?? job.bytes, job.bytes_found, bytes)],
+    ["Files", of(job.files_done ?? job.files, job.files_found, count)],
+    ["Moved", job.bytes_done === null || job.bytes_done === job.bytes ? "–" : bytes(job.bytes)],
+    ["Files/s", perSecond(isOver(job) ? job.files / job.seconds : job.speed)],
     ["Lanes", count(job.lanes)],
     ["Attempt", count(job.attempts)],
   ];
-  if (job.state !== "running") list.splice(5, 1);
-  return list;
+  if (job.state !== "running") list.splice(6, 1);
+  return list.filter(([name, value]) => name !== "Moved" || value !== "–");
 }
 
 export function fill(list, pairs) {
@@ -116,7 +117,8 @@ export function actions(node, job, done, fail) {
 function why(job) {
   const words = [];
   if (job.state === "running") words.push(job.limited_by ? `Limited by: ${limit(job.limited_by)}` : "Starting");
-  if (job.state === "waiting" && job.not_before) words.push(`begins ${moment(job.not_before)}`);
+  const begins = job.attempts > 0 ? "tries again" : "begins";
+  if (job.state === "waiting" && job.not_before) words.push(`${begins} ${moment(job.not_before)}`);
   if (job.schedule) words.push(`again at ${shown(job.schedule)}`);
   if (job.message) words.push(shown(job.message));
   return words.join("; ");
@@ -147,7 +149,7 @@ function update(parts, job, done) {
   say(parts.why, why(job));
   if (!runs) return;
   parts.bar.setAttribute("aria-label", `Job ${job.id}`);
-  if (job.bytes_found && job.scan_ended) parts.bar.value = Math.min(1, job.bytes / job.bytes_found);
+  if (job.bytes_found && job.scan_ended) parts.bar.value = Math.min(1, job.bytes_done / job.bytes_found);
   else parts.bar.removeAttribute("value");
   fill(parts.facts, facts(job));
   stages(parts.stages, job.limited_by);

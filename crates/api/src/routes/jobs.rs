@@ -11,7 +11,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
-use zmove_jobs::{JobId, Page, State, samples_of};
+use zmove_jobs::{JobId, Moved, Page, State, samples_of};
 
 use super::extract::{Asked, Id};
 use crate::problem::Problem;
@@ -112,10 +112,11 @@ pub(super) async fn events(
     Asked(since): Asked<Since>,
 ) -> Result<Json<Events>, Problem> {
     let length_max = since.limit.unwrap_or(LENGTH_DEFAULT).clamp(1, LENGTH_MAX);
-    let length_max = usize::try_from(length_max).unwrap_or(usize::MAX);
     let read = move |_: &_, store: &mut zmove_jobs::Store| {
         store.job(id)?;
-        let mut events = store.events(id, since.after)?;
+        // One more shows whether there are more.
+        let mut events = store.events(id, since.after, length_max + 1)?;
+        let length_max = usize::try_from(length_max).unwrap_or(usize::MAX);
         let is_more = events.len() > length_max;
         events.truncate(length_max);
         let next = events.last().filter(|_| is_more).map(|event| event.number);
@@ -147,7 +148,9 @@ pub(super) async fn samples(Shared(api): Shared<Api>, Id(id): Id) -> Result<Json
         let attempts = (1..=last).rev().take(ATTEMPTS_MAX).map(of);
         let found = attempts.into_iter().find(|(_, samples)| samples.len() > 1);
         let (attempt, samples) = found.unwrap_or((last, Vec::new()));
-        let samples = samples.iter().map(|sample| ProgressView::new(id, sample)).collect();
+        // What attempts before have moved is no part of the picture.
+        let nothing = Moved::default();
+        let samples = samples.iter().map(|sample| ProgressView::new(id, &nothing, sample)).collect();
         Ok(Json(Samples { attempt, samples }))
     };
     api.stores.with(read).await

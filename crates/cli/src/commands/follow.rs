@@ -275,10 +275,10 @@ struct Report {
     /// How often it is told again that there is nothing to do: a runner that has just begun does not know, and would
     /// take it for something that gets nowhere.
     repeat: Duration,
-    /// Files and bytes at the target by batches that have ended.
+    /// Files and bytes that batches have moved which have ended.
     done: (u64, u64),
-    /// Files and bytes of the batch under way, found and at the target; none: there is no batch.
-    now: Option<[u64; 4]>,
+    /// Files and bytes of the batch under way: found, at the target, and moved; none: there is no batch.
+    now: Option<[u64; 6]>,
     limited_by: String,
     rate: f64,
     /// How far the events have been told when their beginning was last let go.
@@ -300,13 +300,13 @@ impl Report {
     }
 
     fn begin(&mut self, batch: &Batch) {
-        self.now = Some([batch.paths().len() as u64, 0, 0, 0]);
+        self.now = Some([batch.paths().len() as u64, 0, 0, 0, 0, 0]);
     }
 
     fn under_way(&mut self, progress: &Value) {
         let count = |name: &str| progress[name].as_u64().unwrap_or(0);
-        self.now =
-            Some([count("files_found"), count("bytes_found"), count("files_done"), count("bytes_done")]);
+        let names = ["files_found", "bytes_found", "files_done", "bytes_done", "files_moved", "bytes_moved"];
+        self.now = Some(names.map(count));
         self.rate = progress["bytes_per_second"].as_f64().unwrap_or(0.0);
         self.limited_by = progress["limited_by"].as_str().unwrap_or("starting").to_owned();
     }
@@ -348,7 +348,8 @@ impl Report {
         if recent && (was_idle == idle || when == When::InTime) || same && when == When::Changed {
             return;
         }
-        let [files_found, bytes_found, files_done, bytes_done] = self.now.unwrap_or_default();
+        let [files_found, bytes_found, files_done, bytes_done, files_moved, bytes_moved] =
+            self.now.unwrap_or_default();
         let (files, bytes) = self.done;
         print_json(&json!({
             "event": "progress",
@@ -358,6 +359,8 @@ impl Report {
             "files_done": files + files_done,
             "files_found": files + files_found,
             "scan_ended": true,
+            "bytes_moved": bytes + bytes_moved,
+            "files_moved": files + files_moved,
             "bytes_per_second": self.rate,
             "lanes": 0,
             "limited_by": self.limited_by,

@@ -47,10 +47,10 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
 fn show(place: &Place, store: &Store, args: &JobArgs) -> Result<()> {
     go_on(place, store)?;
     let row = Row::of(place, store.job(args.id)?);
-    let (ends, events) = (store.attempts(args.id)?, store.events(args.id, 0)?);
+    let (ends, events) = (store.attempts(args.id)?, store.events(args.id, 0, u32::MAX)?);
     let details = Details { ends, events, deliveries: store.deliveries(args.id)?, log: place.log(args.id) };
     if args.json {
-        print_json(&details.add_to(row.as_json(), &row));
+        print_json(&details.add_to(row.as_json()));
     } else {
         let lines = details.lines(&row);
         terminal::print(table(&[row], Moment::now()) + &lines);
@@ -60,7 +60,7 @@ fn show(place: &Place, store: &Store, args: &JobArgs) -> Result<()> {
 
 fn log(place: &Place, store: &Store, id: JobId, json: bool) -> Result<()> {
     store.job(id)?;
-    let events = store.events(id, 0)?;
+    let events = store.events(id, 0, u32::MAX)?;
     if json {
         events.iter().for_each(|event| print_json(&event_as_json(event)));
         return Ok(());

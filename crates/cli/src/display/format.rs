@@ -51,6 +51,15 @@ pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     lines
 }
 
+/// Text that begins in this column, up to the end of a terminal's line.
+pub(crate) fn cut(text: &str, column: usize) -> String {
+    let room = COLUMNS - column;
+    if text.chars().count() <= room {
+        return text.to_owned();
+    }
+    text.chars().take(room - 1).chain(['…']).collect()
+}
+
 /// A moment in seconds since 1970, to the minute.
 pub(crate) fn minute(seconds: u64) -> String {
     let (days, within) = (seconds / DAY_SECONDS, seconds % DAY_SECONDS);
@@ -88,6 +97,13 @@ mod tests {
         assert_eq!(wrapped("", 22), "");
         let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(words(&lines.join("\n")), words(&text));
+    }
+
+    #[test]
+    fn what_is_too_long_is_cut() {
+        assert_eq!(cut("ü", 79), "ü");
+        assert_eq!(cut("üü", 79), "…");
+        assert_eq!(cut(&"ü".repeat(81), 0).chars().count(), COLUMNS);
     }
 
     #[test]

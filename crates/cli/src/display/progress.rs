@@ -38,8 +38,9 @@ struct Watcher {
     totals: Totals,
     /// The files and bytes moved, which are not reset when a push goes on after its connections were lost.
     moved: Arc<Moved>,
-    /// The bar, which also estimates the rate where it is not drawn.
     bar: ProgressBar,
+    /// The estimate of the rate, which nobody sees: of what moves, while the bar has also what need not.
+    pace: ProgressBar,
     form: Form,
     trace: Option<Trace>,
     state: Mutex<State>,
@@ -129,6 +130,7 @@ impl Display {
             totals: Totals::default(),
             moved: Arc::default(),
             bar: ProgressBar::hidden().with_message("starting"),
+            pace: ProgressBar::hidden(),
             form,
             trace,
             failures: (!args.json && !args.keeping.verbose).then(Mutex::default),
@@ -220,15 +222,27 @@ impl Listener for Display {
 impl Watcher {
     /// Shows at even intervals how far it is; `say` has the lines of [`Form::Lines`].
     fn tick(&self, interval: Duration, ended: &Receiver<()>, say: &dyn Fn(String)) {
-        while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+        let mut told = 0;
+        loop {
+            let is_over = ended.recv_timeout(interval) != Err(RecvTimeoutError::Timeout);
             let done = self.totals.done_bytes.load(Ordering::Relaxed);
             let found = self.totals.found_bytes.load(Ordering::Relaxed).max(done);
+            let (_, moved) = self.moved.total();
             self.bar.set_length(found.max(1));
             self.bar.set_position(done);
+            self.pace.set_position(moved);
+            // A transfer that breaks off has no other account of what it has moved.
+            let is_news = std::mem::replace(&mut told, moved) != moved;
+            if is_over && !(self.form == Form::Json && is_news) {
+                return;
+            }
             match self.form {
                 Form::Json => self.print(self.as_json(done, found)),
                 Form::Lines => say(self.message(done, found)),
                 _ => self.draw(self.message(done, found)),
+            }
+            if is_over {
+                return;
             }
         }
     }
@@ -251,7 +265,7 @@ impl Watcher {
         let scan_ended = totals.scan_ended.load(Ordering::Relaxed);
         let more = if scan_ended { "" } else { "+" };
         let flushing = totals.flushing.load(Ordering::Relaxed) && done >= found;
-        let rate = self.bar.per_sec();
+        let rate = self.pace.per_sec();
         let left = ByteCount(found.saturating_sub(done)).as_f64() / rate;
         let left = if scan_ended && left > 0.0 && left < LEFT_MAX {
             format!(", {} left", Age(Duration::from_secs_f64(left)))
@@ -269,6 +283,7 @@ impl Watcher {
 
     fn as_json(&self, done: u64, found: u64) -> Value {
         let totals = &self.totals;
+        let (files_moved, bytes_moved) = self.moved.total();
         let state = self.state();
         let waiting = state.waits.as_ref();
         let waiting =
@@ -281,7 +296,9 @@ impl Watcher {
             "files_done": totals.done_files.load(Ordering::Relaxed),
             "files_found": totals.found_files.load(Ordering::Relaxed),
             "scan_ended": totals.scan_ended.load(Ordering::Relaxed),
-            "bytes_per_second": self.bar.per_sec(),
+            "bytes_moved": bytes_moved,
+            "files_moved": files_moved,
+            "bytes_per_second": self.pace.per_sec(),
             "lanes": totals.lanes.load(Ordering::Relaxed),
             "limited_by": limit_key(state.limit),
             "waiting": waiting,
@@ -449,6 +466,7 @@ mod tests {
             totals: Totals::default(),
             moved: Arc::default(),
             bar: ProgressBar::hidden(),
+            pace: ProgressBar::hidden(),
             form,
             trace: None,
             state: Mutex::new(State {

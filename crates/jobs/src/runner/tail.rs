@@ -27,7 +27,13 @@ pub struct Progress {
     pub files_found: u64,
     /// Whether all has been found.
     pub scan_ended: bool,
-    /// The present rate.
+    /// Bytes that the attempt has moved: the rest of `bytes_done` was there.
+    #[serde(default)]
+    pub bytes_moved: u64,
+    /// Files that the attempt has moved.
+    #[serde(default)]
+    pub files_moved: u64,
+    /// The present rate of what moves.
     pub bytes_per_second: f64,
     /// Connections that carry data.
     #[serde(default)]
@@ -91,6 +97,8 @@ pub(super) struct Tail {
 struct Line {
     event: String,
     message: Option<String>,
+    /// Of a copy between two other hosts.
+    id: Option<String>,
     exit: Option<i32>,
     files: Option<u64>,
     bytes: Option<u64>,
@@ -105,6 +113,10 @@ struct Line {
     files_done: u64,
     #[serde(default)]
     files_found: u64,
+    #[serde(default)]
+    bytes_moved: u64,
+    #[serde(default)]
+    files_moved: u64,
     watch: Option<Watching>,
 }
 
@@ -175,8 +187,8 @@ impl Tail {
                     self.moved_at = Instant::now();
                 }
                 self.reported = Some(Moved {
-                    files: line.files_done,
-                    bytes: line.bytes_done,
+                    files: line.files_moved,
+                    bytes: line.bytes_moved,
                     seconds: line.seconds.unwrap_or_default(),
                     limited_by: line.limited_by,
                 });
@@ -186,7 +198,7 @@ impl Tail {
             kind => {
                 self.failures += usize::from(kind == "failed");
                 if kind != "failed" || self.failures <= FAILURES_MAX {
-                    self.told.push(Told { kind: kind.to_owned(), message: line.message });
+                    self.told.push(Told { kind: kind.to_owned(), message: line.message.or(line.id) });
                 }
             }
         }
@@ -275,9 +287,11 @@ mod tests {
         tail.read_on(file.path()).unwrap();
         let told = vec![Told { kind: "warning".into(), message: Some("w".into()) }];
         assert_eq!((&tail.told, tail.furthest), (&told, 0));
-        write("ress\",\"bytes_done\":7,\"files_done\":1,\"limited_by\":\"path\"}\n");
+        write("ress\",\"bytes_done\":7,\"files_done\":1,\"bytes_moved\":3,\"limited_by\":\"path\"}\n");
         tail.read_on(file.path()).unwrap();
         assert_eq!((&tail.told, tail.furthest, &tail.last), (&told, 8, &None));
+        let moved = Some(Moved { files: 0, bytes: 3, seconds: 0.0, limited_by: Some("path".into()) });
+        assert_eq!(tail.moved(), moved, "what was there was not moved");
         write(
             "{\"event\":\"summary\",\"exit\":23,\"files\":2,\"bytes\":3,\"failed\":4,\"seconds\":0.5,\"limited_by\":\"scan\"}\n",
         );

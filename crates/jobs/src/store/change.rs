@@ -1,18 +1,17 @@
 //! Changes of jobs: each is a [`Step`], an event and, at the end, an entry of the outbox, in one transaction.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 use super::Store;
+use super::copies::note_copy;
+use super::rows::{read_moved, read_wish, read_work};
 use super::step::{add_event, send, state_of, take};
-use super::submit::{Again, again};
+use super::waiting::{RETRY_WAIT_MAX_MILLIS, do_again};
 use crate::error::StoreError;
-use crate::job::{JobId, Moved, Wish, Words, Work};
+use crate::job::{JobId, Moved, Wish, Work};
 use crate::moment::Moment;
-use crate::schedule::Schedule;
 use crate::state::{State, Step};
 
 /// What has become of a user's order.
@@ -35,15 +34,6 @@ pub struct Started {
     pub deadline: Duration,
     /// The furthest that any attempt has come.
     pub furthest: u64,
-}
-
-/// What a change of waiting jobs has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Released {
-    /// Jobs that may begin now.
-    pub queued: usize,
-    /// Jobs that have ended, because another one has.
-    pub ended: usize,
 }
 
 /// Something that an attempt has told.
@@ -86,51 +76,6 @@ pub struct Ending {
 }
 
 impl Store {
-    /// Lets those jobs into the queue that have waited for a time or for others, and ends those that wait in vain.
-    ///
-    /// # Errors
-    /// The store cannot be changed.
-    pub fn release(&mut self, now: Moment) -> Result<Released, StoreError> {
-        let (due, vain) = self.read(|connection| {
-            let ids = |sql: &str, with_time: bool| -> rusqlite::Result<Vec<i64>> {
-                let mut found = connection.prepare(sql)?;
-                let read = |row: &Row<'_>| row.get(0);
-                if with_time {
-                    found.query_map([now.0, RETRY_WAIT_MAX_MILLIS], read)?.collect()
-                } else {
-                    found.query_map((), read)?.collect()
-                }
-            };
-            Ok((ids(DUE, true)?, ids(VAIN, false)?))
-        })?;
-        if due.is_empty() && vain.is_empty() {
-            return Ok(Released::default());
-        }
-        self.transact(|transaction| {
-            let mut released = Released::default();
-            for id in vain.into_iter().map(JobId) {
-                if let Some((needed, state)) = failed_need(transaction, id)?
-                    && state_of(transaction, id)? == Some(State::Waiting)
-                {
-                    let why = format!("job {needed}, which has to be done before, is {state}");
-                    if take(transaction, id, Step::Fail, Some(&why), now)?.is_ok() {
-                        released.ended += 1;
-                        do_again(transaction, id, now)?;
-                    }
-                }
-            }
-            for id in due.into_iter().map(JobId) {
-                // a user may have been quicker
-                if state_of(transaction, id)? != Some(State::Waiting) {
-                    continue;
-                }
-                tell_missed(transaction, id, now)?;
-                released.queued += usize::from(take(transaction, id, Step::Release, None, now)?.is_ok());
-            }
-            Ok(Ok(released))
-        })
-    }
-
     /// Begins an attempt. From here on the job counts as running: whoever finds its lock free and no last word goes on
     /// with it.
     ///
@@ -152,13 +97,7 @@ impl Store {
                 "SELECT attempt, arguments, directory, environment, deadline, furthest FROM jobs WHERE id = ?1",
             )?;
             let started = work.query_row([id.0], |row| {
-                let directory = OsString::from_vec(row.get(2)?);
-                let words = |bytes: Vec<u8>| Words::from_bytes(&bytes);
-                let work = Work {
-                    arguments: words(row.get(1)?),
-                    directory: directory.into(),
-                    environment: words(row.get(3)?),
-                };
+                let work = read_work(row, 1)?;
                 let deadline: i64 = row.get(4)?;
                 let deadline = Duration::from_millis(deadline.unsigned_abs());
                 let furthest: i64 = row.get(5)?;
@@ -207,7 +146,7 @@ impl Store {
     ) -> Result<Option<State>, StoreError> {
         self.transact(|transaction| {
             let mut found = transaction.prepare(
-                "SELECT wish, failures, retry_until, deadline, furthest FROM jobs
+                "SELECT wish, failures, retry_until, deadline, furthest, files, bytes, seconds, limited_by FROM jobs
                  WHERE id = ?1 AND attempt = ?2 AND state = 'running'",
             )?;
             let terms = found.query_row(params![id.0, attempt], Terms::read).optional()?;
@@ -216,13 +155,16 @@ impl Store {
             add_told(transaction, id, &ending.told, now)?;
             let After { step, not_before, failures, retry_until } = terms.after(ending, now);
             let furthest = i64::try_from(ending.furthest).unwrap_or(i64::MAX).max(terms.furthest);
-            let Moved { files, bytes, seconds, limited_by } = ending.moved.clone().unwrap_or_default();
-            let moved = ending.moved.is_some();
-            let number = |number: u64| moved.then(|| i64::try_from(number).unwrap_or(i64::MAX));
+            let moved = match (terms.moved, ending.moved.clone()) {
+                (Some(before), Some(now)) => Some(before.and(now)),
+                (before, now) => before.or(now),
+            };
+            let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
             transaction
                 .prepare(
                     "UPDATE jobs SET wish = NULL, not_before = ?2, failures = ?3, retry_until = ?4, exit = ?5,
-                         files = ?6, bytes = ?7, seconds = ?8, limited_by = ?9, furthest = ?10
+                         files = ?6, bytes = ?7, seconds = ?8, limited_by = ?9, furthest = ?10,
+                         copy = iif(?11, NULL, copy)
                      WHERE id = ?1",
                 )?
                 .execute(params![
@@ -231,11 +173,12 @@ impl Store {
                     failures,
                     retry_until.0,
                     ending.exit,
-                    number(files),
-                    number(bytes),
-                    moved.then_some(seconds),
-                    limited_by,
+                    moved.as_ref().map(|moved| number(moved.files)),
+                    moved.as_ref().map(|moved| number(moved.bytes)),
+                    moved.as_ref().map(|moved| moved.seconds),
+                    moved.and_then(|moved| moved.limited_by),
                     furthest,
+                    step == Step::Finish,
                 ])?;
             // What a process says that was told to end is no news, and its advice is not meant for a job.
             let message = ending.message.as_deref().filter(|_| !matches!(step, Step::Hold | Step::Cancel));
@@ -361,6 +304,8 @@ struct Terms {
     retry_until: Moment,
     deadline: Duration,
     furthest: i64,
+    /// What attempts before have moved.
+    moved: Option<Moved>,
 }
 
 /// What follows the end of an attempt.
@@ -380,14 +325,17 @@ impl Terms {
             retry_until: Moment(row.get::<_, Option<i64>>(2)?.unwrap_or(i64::MAX)),
             deadline: Duration::from_millis(u64::try_from(deadline).unwrap_or(0)),
             furthest: row.get(4)?,
+            moved: read_moved(row, 5)?,
         })
     }
 
     fn after(&self, ending: &Ending, now: Moment) -> After {
+        // More is left only where the clock was set back.
+        let left = self.retry_until.min(now.after(self.deadline));
         let (failures, retry_until) = if i64::try_from(ending.furthest).unwrap_or(i64::MAX) > self.furthest {
             (1, now.after(self.deadline))
         } else {
-            (self.failures.saturating_add(1), self.retry_until)
+            (self.failures.saturating_add(1), left)
         };
         let simple = |step| After { step, not_before: None, failures: 0, retry_until };
         match (ending.verdict, self.wish) {
@@ -444,56 +392,11 @@ fn add_attempt(
 }
 
 fn add_told(transaction: &Transaction<'_>, id: JobId, told: &[Told], now: Moment) -> rusqlite::Result<()> {
-    for Told { kind, message } in told {
-        add_event(transaction, id, kind, message.as_deref(), now)?;
+    for told in told {
+        add_event(transaction, id, &told.kind, told.message.as_deref(), now)?;
+        note_copy(transaction, id, &told.kind, told.message.as_deref())?;
     }
     Ok(())
-}
-
-/// Tells of a waiting job whose time has come that it was missed, if it is one of a schedule and late: it is done now,
-/// once.
-fn tell_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
-    let mut found = transaction.prepare("SELECT attempt, schedule, not_before FROM jobs WHERE id = ?1")?;
-    type Found = (u32, Option<String>, Option<i64>);
-    let (attempt, schedule, due): Found =
-        found.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-    if let (0, Some(_), Some(due)) = (attempt, schedule, due.map(Moment))
-        && now.since(due) > MISSED_AFTER
-    {
-        let why = format!("it was due at {}, and begins now", crate::schedule::shown(due));
-        let number = add_event(transaction, id, "missed", Some(&why), now)?;
-        send(transaction, number, id, "missed")?;
-    }
-    Ok(())
-}
-
-/// Makes the next job of the schedule, if the job has one: times that have passed meanwhile are left out, so that no
-/// two overlap.
-fn do_again(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
-    let mut found = transaction.prepare("SELECT schedule FROM jobs WHERE id = ?1")?;
-    let Some(typed): Option<String> = found.query_row([id.0], |row| row.get(0))? else { return Ok(()) };
-    let next = typed.parse::<Schedule>().ok().and_then(|schedule| schedule.next(now));
-    if let Some(next) = next {
-        again(transaction, id, Again { not_before: Some(next), schedule: Some(&typed) }, now)?;
-    }
-    Ok(())
-}
-
-/// A job that has to be done before this one and never will be.
-fn failed_need(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Option<(i64, String)>> {
-    let mut found = transaction.prepare(
-        "SELECT b.id, b.state FROM dependencies d JOIN jobs b ON b.id = d.needs
-         WHERE d.job = ?1 AND b.state IN ('failed', 'cancelled', 'expired') LIMIT 1",
-    )?;
-    found.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?))).optional()
-}
-
-pub(super) fn read_wish(word: Option<String>) -> Option<Wish> {
-    match word.as_deref() {
-        Some("pause") => Some(Wish::Pause),
-        Some("cancel") => Some(Wish::Cancel),
-        _ => None,
-    }
 }
 
 fn wish_word(wish: Wish) -> &'static str {
@@ -503,23 +406,8 @@ fn wish_word(wish: Wish) -> &'static str {
     }
 }
 
-/// Jobs whose time has come. A wait for another attempt that is longer than any was begun before the clock was set
-/// back, and is over.
-const DUE: &str = "SELECT id FROM jobs j WHERE state = 'waiting'
-    AND (not_before IS NULL OR not_before <= ?1 OR failures > 0 AND not_before > ?1 + ?2)
-    AND NOT EXISTS (SELECT 1 FROM dependencies d JOIN jobs b ON b.id = d.needs WHERE d.job = j.id AND b.state <> 'done')
-    ORDER BY id";
-/// Jobs that wait for one that will never be done.
-const VAIN: &str =
-    "SELECT DISTINCT j.id FROM jobs j JOIN dependencies d ON d.job = j.id JOIN jobs b ON b.id = d.needs
-    WHERE j.state = 'waiting' AND b.state IN ('failed', 'cancelled', 'expired')";
-
 /// The first wait for another attempt; each is twice as long as the one before.
 const RETRY_WAIT_MIN: Duration = Duration::from_secs(1);
-/// The longest wait for another attempt.
-const RETRY_WAIT_MAX_MILLIS: i64 = 10 * 60 * 1000;
 /// Processes in a row that died without a word before the job waits as after an error: what kills them may be the job
 /// itself, by the memory that it takes.
 const VANISHED_AT_ONCE: u32 = 3;
-/// How late a scheduled job begins before that is told.
-const MISSED_AFTER: Duration = Duration::from_secs(60);

@@ -8,7 +8,8 @@ use std::time::Duration;
 use rusqlite::{OptionalExtension, Row};
 
 use super::Store;
-use super::change::read_wish;
+use super::copies::IS_LEFT;
+use super::rows::{read_moved, read_wish, unsigned};
 use crate::error::StoreError;
 use crate::job::{AttemptEnd, Job, JobEvent, JobId, Moved, Wish, Words};
 use crate::moment::Moment;
@@ -56,7 +57,7 @@ pub struct Queued {
 }
 
 /// A job that is running, or was when its runner died.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Running {
     /// The job, to be counted.
     pub job: Queued,
@@ -70,6 +71,8 @@ pub struct Running {
     pub deadline: Duration,
     /// The furthest that any attempt has come.
     pub furthest: u64,
+    /// What attempts before this one have moved.
+    pub moved: Moved,
 }
 
 impl Store {
@@ -218,17 +221,28 @@ impl Store {
         self.read(|connection| connection.prepare("PRAGMA data_version")?.query_row((), |row| row.get(0)))
     }
 
-    /// What has happened to a job after the event with this number.
+    /// A pair that is another one once anybody has changed the store, this one too.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn events(&self, id: JobId, after: i64) -> Result<Vec<JobEvent>, StoreError> {
+    pub fn changes(&self) -> Result<(i64, i64), StoreError> {
+        let own = self.read(|connection| {
+            connection.prepare("SELECT total_changes()")?.query_row((), |row| row.get(0))
+        })?;
+        Ok((self.version_of_data()?, own))
+    }
+
+    /// What has happened to a job after the event with this number, so much of it at most.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn events(&self, id: JobId, after: i64, length_max: u32) -> Result<Vec<JobEvent>, StoreError> {
         self.read(|connection| {
             let mut found = connection.prepare(
                 "SELECT number, job, time, kind, attempt, message FROM events WHERE job = ?1 AND number > ?2
-                 ORDER BY number",
+                 ORDER BY number LIMIT ?3",
             )?;
-            found.query_map([id.0, after], read_event)?.collect()
+            found.query_map((id.0, after, length_max), read_event)?.collect()
         })
     }
 
@@ -271,8 +285,8 @@ impl Store {
     pub fn running(&self) -> Result<Vec<Running>, StoreError> {
         self.read(|connection| {
             let mut found = connection.prepare(&format!(
-                "SELECT {QUEUED}, attempt, events_read, wish, deadline, furthest FROM jobs
-                 WHERE state = 'running' ORDER BY id",
+                "SELECT {QUEUED}, attempt, events_read, wish, deadline, furthest, files, bytes, seconds, limited_by
+                 FROM jobs WHERE state = 'running' ORDER BY id",
             ))?;
             let read = |row: &Row<'_>| {
                 Ok(Running {
@@ -282,6 +296,7 @@ impl Store {
                     wish: read_wish(row.get(10)?),
                     deadline: Duration::from_millis(unsigned(row.get(11)?)),
                     furthest: unsigned(row.get(12)?),
+                    moved: read_moved(row, 13)?.unwrap_or_default(),
                 })
             };
             found.query_map((), read)?.collect()
@@ -311,11 +326,12 @@ impl Store {
     pub fn has_work(&self) -> Result<bool, StoreError> {
         self.read(|connection| {
             connection
-                .prepare(
+                .prepare(&format!(
                     "SELECT EXISTS (SELECT 1 FROM jobs WHERE state IN ('waiting', 'queued', 'running'))
+                         OR EXISTS (SELECT 1 FROM jobs WHERE {IS_LEFT})
                          OR EXISTS (SELECT 1 FROM outbox)
                          OR EXISTS (SELECT 1 FROM deliveries WHERE state = 'waiting')",
-                )?
+                ))?
                 .query_row((), |row| row.get(0))
         })
     }
@@ -329,16 +345,6 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<Job> {
     let moment =
         |column| -> rusqlite::Result<Option<Moment>> { Ok(row.get::<_, Option<i64>>(column)?.map(Moment)) };
     let word: String = row.get(3)?;
-    let files: Option<i64> = row.get(18)?;
-    let moved = match files {
-        Some(files) => Some(Moved {
-            files: unsigned(files),
-            bytes: unsigned(row.get(19)?),
-            seconds: row.get(20)?,
-            limited_by: row.get(21)?,
-        }),
-        None => None,
-    };
     Ok(Job {
         id: JobId(row.get(0)?),
         submission: row.get(1)?,
@@ -358,7 +364,7 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<Job> {
         attempt: row.get(15)?,
         exit: row.get(16)?,
         message: row.get(17)?,
-        moved,
+        moved: read_moved(row, 18)?,
         previous: row.get::<_, Option<i64>>(22)?.map(JobId),
     })
 }
@@ -401,9 +407,4 @@ fn read_queued(row: &Row<'_>) -> rusqlite::Result<Queued> {
         home: home.unwrap_or_default(),
         watches: words(7)?.0.iter().any(|word| word == "--watch"),
     })
-}
-
-/// A number that was not negative when it was written.
-fn unsigned(number: i64) -> u64 {
-    number.unsigned_abs()
 }

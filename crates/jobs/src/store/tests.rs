@@ -9,6 +9,8 @@ use crate::job::{JobId, Moved, NewJob, Wish, Words, Work};
 use crate::moment::Moment;
 use crate::state::State;
 
+mod waiting;
+
 struct Site {
     _directory: TempDir,
     place: Place,
@@ -88,7 +90,7 @@ impl Site {
     }
 
     fn kinds(&self, id: JobId) -> Vec<String> {
-        self.store.events(id, 0).unwrap().into_iter().map(|event| event.kind).collect()
+        self.store.events(id, 0, u32::MAX).unwrap().into_iter().map(|event| event.kind).collect()
     }
 }
 
@@ -174,30 +176,6 @@ fn an_attempt_that_comes_further_puts_off_the_deadline() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_does_not_hold_up_an_attempt() {
-    let mut site = site();
-    let id = site.submit(&job("x"));
-    site.run(id, &ended(Verdict::Passing), later(1_000_000));
-    assert_eq!(site.store.release(later(0)).unwrap().queued, 1);
-    assert_eq!(site.state(id), State::Queued);
-}
-
-#[test]
-fn the_time_in_which_nothing_ran_here_ends_no_job() {
-    let mut site = site();
-    let [killed, waiting] = ["x", "y"].map(|label| site.submit(&job(label)));
-    site.store.start(killed, START).unwrap();
-    assert_eq!(site.run(waiting, &ended(Verdict::Passing), START), State::Waiting);
-    let monday = later(3 * 24 * 3600);
-    assert_eq!(
-        site.store.settle((killed, 1), &ended(Verdict::Vanished), monday).unwrap(),
-        Some(State::Queued)
-    );
-    assert_eq!(site.store.release(monday).unwrap(), Released { queued: 1, ended: 0 });
-    assert_eq!(site.run(waiting, &ended(Verdict::Passing), monday), State::Expired, "it was tried since");
-}
-
-#[test]
 fn a_process_that_keeps_dying_is_started_ever_more_seldom() {
     let mut site = site();
     let id = site.submit(&job("x"));
@@ -241,80 +219,6 @@ fn an_order_that_comes_too_late_changes_nothing() {
     assert!(matches!(site.store.resume(id, START), Err(StoreError::Illegal { .. })));
     assert!(matches!(site.store.cancel(JobId(9), START), Err(StoreError::NoJob(JobId(9)))));
     assert_eq!(site.told(id), ["done"]);
-}
-
-#[test]
-fn a_job_waits_for_others_and_fails_with_them() {
-    let mut site = site();
-    let first = site.submit(&job("a"));
-    let second = site.submit(&NewJob { after: vec![first], ..job("b") });
-    let third = site.submit(&NewJob { after: vec![first, second], ..job("c") });
-    let message = |site: &Site, id| site.store.job(id).unwrap().message;
-    assert_eq!(message(&site, third), Some(format!("after job {first}, {second}")));
-    assert_eq!(site.store.release(START).unwrap(), Released::default());
-    let late = site.submit(&NewJob { after: vec![first], not_before: Some(START), ..job("d") });
-    assert_eq!(site.store.next_due(later(1)).unwrap(), None, "nothing but another job is waited for");
-    site.store.cancel(late, START).unwrap();
-    assert_eq!(site.run(first, &ended(Verdict::Done), START), State::Done);
-    assert_eq!(site.store.release(START).unwrap().queued, 1);
-    assert_eq!(site.run(second, &ended(Verdict::Fatal), START), State::Failed);
-    assert_eq!(site.store.release(START).unwrap(), Released { queued: 0, ended: 1 });
-    let third = site.store.job(third).unwrap();
-    assert_eq!(third.state, State::Failed);
-    assert_eq!(third.message.unwrap(), format!("job {second}, which has to be done before, is failed"));
-    let unknown = NewJob { after: vec![JobId(99)], ..job("d") };
-    assert!(matches!(site.store.submit(&unknown, START), Err(StoreError::NoJob(JobId(99)))));
-}
-
-#[test]
-fn a_schedule_goes_on_after_each_run_and_what_was_missed_is_done_once() {
-    let mut site = site();
-    let hourly =
-        NewJob { schedule: Some("0 * * * *".parse().unwrap()), not_before: Some(later(3600)), ..job("x") };
-    let first = site.submit(&hourly);
-    // three hours late
-    let now = later(4 * 3600 + 5);
-    assert_eq!(site.store.release(now).unwrap().queued, 1);
-    assert_eq!(site.told(first), ["missed"]);
-    assert_eq!(site.run(first, &ended(Verdict::Fatal), now), State::Failed);
-    let live: Vec<_> = site.store.jobs(Selection::Recent(now)).unwrap();
-    let [next] = &live[..] else { panic!("{live:?}") };
-    assert_eq!((next.state, next.previous), (State::Waiting, Some(first)));
-    assert!(
-        next.not_before.unwrap() > now && next.not_before.unwrap() <= now.after(Duration::from_secs(3600))
-    );
-    let next = next.id;
-    site.store.cancel(next, now).unwrap();
-    assert_eq!(site.store.jobs(Selection::Recent(now)).unwrap(), [], "a schedule ends with its job");
-    assert_eq!(site.told(next), ["cancelled"]);
-    let running = site.submit(&hourly);
-    site.store.release(now).unwrap();
-    site.store.start(running, now).unwrap();
-    site.store.cancel(running, now).unwrap();
-    let interrupted = site.store.settle((running, 1), &ended(Verdict::Passing), now).unwrap();
-    assert_eq!(interrupted, Some(State::Cancelled));
-    assert_eq!(site.store.jobs(Selection::Recent(now)).unwrap(), [], "also while it runs");
-}
-
-#[test]
-fn a_schedule_goes_on_after_a_run_that_expired_or_waited_in_vain() {
-    let mut site = site();
-    let hourly = NewJob { schedule: Some("0 * * * *".parse().unwrap()), ..job("x") };
-    let expiring = site.submit(&hourly);
-    assert_eq!(site.run(expiring, &ended(Verdict::Passing), START), State::Waiting);
-    let now = later(3600);
-    site.store.release(now).unwrap();
-    let told = Ending { message: Some("refused".into()), ..ended(Verdict::Passing) };
-    assert_eq!(site.run(expiring, &told, now), State::Expired);
-    assert_eq!(site.store.job(expiring).unwrap().message.as_deref(), Some("refused"));
-    let needed = site.submit(&job("needed"));
-    let vain = site.submit(&NewJob { after: vec![needed], ..hourly });
-    site.store.cancel(needed, now).unwrap();
-    assert_eq!(site.store.release(now).unwrap().ended, 1);
-    let live = site.store.jobs(Selection::Recent(now)).unwrap();
-    let mut before: Vec<_> = live.iter().filter_map(|next| next.previous).collect();
-    before.sort_unstable();
-    assert_eq!(before, [expiring, vain]);
 }
 
 #[test]
@@ -373,6 +277,8 @@ fn each_attempt_s_end_is_kept() {
     let expected =
         [(1, State::Waiting, Some(10), Some("lost"), 3, 30), (2, State::Done, Some(0), None, 4, 40)];
     assert_eq!(told, expected);
+    let all = Moved { files: 7, bytes: 70, seconds: 3.0, limited_by: None };
+    assert_eq!(site.store.job(id).unwrap().moved, Some(all), "the job has moved what its attempts have");
     site.deal(&[]);
     site.store.forget(later(1_000_000)).unwrap();
     assert_eq!(site.store.attempts(id).unwrap(), []);
@@ -433,7 +339,7 @@ fn a_store_of_a_newer_release_is_refused() {
     assert!(error.to_string().contains("was written by a newer zmove"), "{error}");
 }
 
-const KNOWN: u32 = 3;
+const KNOWN: u32 = 4;
 
 /// The migrations and one more.
 fn and_then(statements: &'static str) -> Vec<&'static str> {
@@ -462,6 +368,27 @@ fn a_store_of_the_first_schema_is_brought_forward() {
     // nobody could be told when it ended
     assert_eq!(store.outbox().unwrap(), []);
     assert_eq!(store.id().unwrap().len(), 16);
+}
+
+#[test]
+fn what_a_job_has_moved_becomes_the_sum_of_its_attempts() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = Place::open(directory.path()).unwrap();
+    let connection = Connection::open(place.database()).unwrap();
+    MIGRATIONS[..3].iter().for_each(|statements| connection.execute_batch(statements).unwrap());
+    connection
+        .execute_batch(
+            "INSERT INTO jobs (label, state, arguments, directory, environment, source, target, host, priority,
+                 submitted, ended, deadline, files, bytes, seconds)
+             VALUES ('x', 'done', x'', x'', x'', '', '', '', 0, 0, 0, 0, 4, 40, 1.5);
+             INSERT INTO attempts VALUES
+                 (1, 1, 0, 'waiting', 10, NULL, 3, 30, 1.5), (1, 2, 0, 'done', 0, NULL, 4, 40, 1.5);
+             PRAGMA user_version = 3",
+        )
+        .unwrap();
+    drop(connection);
+    let all = Moved { files: 7, bytes: 70, seconds: 3.0, limited_by: None };
+    assert_eq!(Store::open(&place).unwrap().job(JobId(1)).unwrap().moved, Some(all));
 }
 
 #[test]
@@ -709,6 +636,19 @@ fn a_long_history_is_read_in_pieces_the_newest_first() {
     assert_eq!(counts, [(State::Done, 99_900), (State::Failed, 100), (State::Queued, 1)]);
     // That of a look at all rows is seconds in this profile.
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_change_of_the_store_is_seen_whoever_makes_it() {
+    let mut site = site();
+    let mut other = Store::open(&site.place).unwrap();
+    let before = site.store.changes().unwrap();
+    assert_eq!(site.store.changes().unwrap(), before);
+    let id = site.submit(&job("x"));
+    let own = site.store.changes().unwrap();
+    assert_ne!(own, before);
+    other.cancel(id, START).unwrap();
+    assert_ne!(site.store.changes().unwrap(), own);
 }
 
 #[test]

@@ -196,12 +196,12 @@ class Job:
 
     @property
     def files(self) -> Optional[int]:
-        """Of a running attempt files at the target, of an ended one files moved."""
+        """Files that all of its attempts have moved; ``files_done`` of ``files_found`` are at the target."""
         return self._told.get("files")
 
     @property
     def bytes(self) -> Optional[int]:
-        """As ``files``."""
+        """Bytes, counted as ``files`` are."""
         return self._told.get("bytes")
 
     def as_dict(self) -> Dict[str, Any]:

@@ -1,0 +1,191 @@
+//! What `zmove job ID` shows beside the job's row: its attempts, its failures, and what was told of it.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use zmove_jobs::{AttemptEnd, Delivery, DeliveryState, Job, JobEvent, Moment, Watching, shown};
+use zmove_types::ByteCount;
+
+use super::{INDENT, Row};
+use crate::display::format::{counted, wrapped};
+use crate::display::terminal::Printable;
+
+/// What is told of one job beside its row.
+pub(crate) struct Details {
+    /// Ends of attempts, the first first.
+    pub(crate) ends: Vec<AttemptEnd>,
+    /// What has happened.
+    pub(crate) events: Vec<JobEvent>,
+    /// What channels have told, or have to.
+    pub(crate) deliveries: Vec<Delivery>,
+    /// Where what its processes say is.
+    pub(crate) log: PathBuf,
+}
+
+impl Details {
+    /// The first files that failed, of the last attempt in which any did.
+    fn failed(&self) -> impl Iterator<Item = &str> {
+        let failed = || self.events.iter().filter(|event| event.kind == "failed");
+        let last = failed().next_back().map(|event| event.attempt);
+        let of_last = failed().filter(move |event| Some(event.attempt) == last);
+        of_last.filter_map(|event| event.message.as_deref()).take(FAILED_SHOWN)
+    }
+
+    /// The last attempt that has not ended well.
+    fn last_error(&self) -> Option<&AttemptEnd> {
+        self.ends.iter().rev().find(|end| end.message.is_some())
+    }
+
+    /// The lines for people, below the job's row.
+    pub(crate) fn lines(&self, row: &Row) -> String {
+        let Job { submitted, started, ended, attempt, .. } = &row.job;
+        let moment =
+            |what: &str, moment: Option<Moment>| moment.map(|moment| format!("{what} {}", shown(moment)));
+        let moments =
+            [moment("submitted", Some(*submitted)), moment("begun", *started), moment("ended", *ended)];
+        let mut lines = vec![moments.into_iter().flatten().collect::<Vec<_>>().join(", ")];
+        if let Some(watch) = row.progress.as_ref().and_then(|progress| progress.watch.as_ref()) {
+            lines.push(watched(watch));
+        }
+        if *attempt > 0 {
+            let (files, bytes) = row.moved().unwrap_or_default();
+            let attempts = counted(u64::from(*attempt), "attempt");
+            lines.push(format!("moved by {attempts}: {}, {}", counted(files, "file"), ByteCount(bytes)));
+        }
+        let hidden = self.ends.len().saturating_sub(ENDS_SHOWN);
+        if hidden > 0 {
+            lines.push(format!("{hidden} attempts before these: 'zmove job {} log' has them", row.job.id));
+        }
+        lines.extend(self.ends[hidden..].iter().map(end_of_attempt));
+        if let Some(error) = self.last_error() {
+            let message = error.message.as_deref().unwrap_or_default();
+            lines.push(format!("last error, of attempt {}: {message}", error.number));
+        }
+        lines.extend(self.failed().map(|failed| format!("failed: {failed}")));
+        lines.extend(self.deliveries.iter().map(delivery));
+        lines.push(format!("log: {}", self.log.display()));
+        let lines = lines.into_iter().map(|line| Printable(line).to_string());
+        lines.map(|line| format!("{:INDENT$}{}\n", "", wrapped(&line, INDENT + 2))).collect()
+    }
+
+    /// What an object for programs has more than that of a list.
+    pub(crate) fn add_to(&self, mut object: Value) -> Value {
+        let ends = self.ends.iter().map(|end| {
+            let mut object = json!(end);
+            object["ended"] = end.ended.0.div_euclid(1000).into();
+            object
+        });
+        object["ends"] = ends.collect();
+        object["last_error"] = self.last_error().and_then(|end| end.message.clone()).into();
+        object["failed"] = self.failed().collect();
+        object["told"] = self.deliveries.iter().map(delivery_as_json).collect();
+        object["log"] = self.log.to_string_lossy().into();
+        object
+    }
+}
+
+fn end_of_attempt(end: &AttemptEnd) -> String {
+    let AttemptEnd { number, ended, state, exit, files, bytes, .. } = end;
+    let exit = exit.map_or_else(|| "killed".to_owned(), |exit| format!("exit code {exit}"));
+    let moved = format!("{}, {}", counted(*files, "file"), ByteCount(*bytes));
+    let then = if state.is_final() { format!("the job is {state}") } else { format!("the job was {state}") };
+    format!("attempt {number} ended {}: {exit}, {moved}; {then}", shown(*ended))
+}
+
+fn watched(Watching { by, why, directories, ready, changing, .. }: &Watching) -> String {
+    let how = match (why, directories) {
+        (None, 1) if by == "events" => "the kernel tells of changes (1 directory)".to_owned(),
+        (None, _) if by == "events" => format!("the kernel tells of changes ({directories} directories)"),
+        _ => format!("the tree is walked at intervals: {}", why.as_deref().unwrap_or_default()),
+    };
+    format!("watches: {}, {} to be moved, {changing} changing", how, counted(*ready, "file"))
+}
+
+/// Whether an event was told by a channel, as a line for people.
+fn delivery(delivery: &Delivery) -> String {
+    let Delivery { event, channel, state, tries, due, error } = delivery;
+    let state = match state {
+        DeliveryState::Waiting if error.is_none() => "to be told".to_owned(),
+        DeliveryState::Waiting => {
+            format!("not told yet ({}), again at {}", counted(u64::from(*tries), "attempt"), shown(*due))
+        }
+        DeliveryState::Delivered => "told".to_owned(),
+        DeliveryState::GivenUp => format!("not told, given up ({})", counted(u64::from(*tries), "attempt")),
+    };
+    let error = error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+    format!("{channel}: '{}' {state}{error}", event.kind)
+}
+
+/// Whether an event was told by a channel, as an object for programs.
+fn delivery_as_json(delivery: &Delivery) -> Value {
+    let Delivery { event, channel, state, tries, due, error } = delivery;
+    let waits = *state == DeliveryState::Waiting;
+    json!({
+        "channel": channel,
+        "event": event.kind,
+        "number": event.number,
+        "state": state.word(),
+        "tries": tries,
+        "due": waits.then(|| due.0.div_euclid(1000)),
+        "error": error,
+    })
+}
+
+/// Ends of attempts that are shown.
+const ENDS_SHOWN: usize = 10;
+/// Failed files that are shown.
+const FAILED_SHOWN: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use zmove_jobs::{JobId, Moved, State};
+
+    use super::super::tests::job;
+    use super::*;
+
+    #[test]
+    fn of_one_job_more_is_told() {
+        let moved = Some(Moved { files: 4, bytes: 2 << 20, seconds: 2.0, limited_by: None });
+        let row = Row::new(Job { state: State::Failed, ended: Some(Moment(9000)), moved, ..job() }, None);
+        let end = |number, state, message: &str| AttemptEnd {
+            number,
+            ended: Moment(1000),
+            state,
+            exit: Some(12),
+            message: Some(message.to_owned()),
+            files: 2,
+            bytes: 1 << 20,
+            seconds: 1.0,
+        };
+        let event = |number, message: String| JobEvent {
+            number,
+            job: JobId(12),
+            time: Moment(0),
+            kind: "failed".into(),
+            attempt: 2,
+            message: Some(message),
+        };
+        let details = Details {
+            ends: vec![end(1, State::Waiting, "lost"), end(2, State::Failed, "9 failed")],
+            events: (0..9).map(|file| event(file, format!("sender: open 'f{file}': no"))).collect(),
+            deliveries: Vec::new(),
+            log: "/state/12/log".into(),
+        };
+        let text = details.lines(&row);
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        for part in [
+            "moved by 2 attempts: 4 files, 2.00 MiB\n",
+            "attempt 1 ended ",
+            ": exit code 12, 2 files, 1.00 MiB;\n         the job was waiting\n",
+            "last error, of attempt 2: 9 failed\n",
+            "failed: sender: open 'f4': no\n",
+            "log: /state/12/log\n",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("f5"), "{text}");
+        let object = details.add_to(row.as_json());
+        assert_eq!((&object["files"], &object["last_error"]), (&4.into(), &"9 failed".into()));
+        assert_eq!(object["ends"][0]["state"], "waiting");
+    }
+}

@@ -1,0 +1,42 @@
+//! What rows of the database hold.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+use rusqlite::Row;
+
+use crate::job::{Moved, Wish, Words, Work};
+
+/// The work, by the columns `arguments`, `directory` and `environment` from this one on.
+pub(super) fn read_work(row: &Row<'_>, first: usize) -> rusqlite::Result<Work> {
+    let words = |bytes: Vec<u8>| Words::from_bytes(&bytes);
+    Ok(Work {
+        arguments: words(row.get(first)?),
+        directory: OsString::from_vec(row.get(first + 1)?).into(),
+        environment: words(row.get(first + 2)?),
+    })
+}
+
+pub(super) fn read_wish(word: Option<String>) -> Option<Wish> {
+    match word.as_deref() {
+        Some("pause") => Some(Wish::Pause),
+        Some("cancel") => Some(Wish::Cancel),
+        _ => None,
+    }
+}
+
+/// What has been moved, by the columns from this one on; none where nobody has told.
+pub(super) fn read_moved(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Moved>> {
+    let Some(files) = row.get::<_, Option<i64>>(first)? else { return Ok(None) };
+    Ok(Some(Moved {
+        files: unsigned(files),
+        bytes: unsigned(row.get(first + 1)?),
+        seconds: row.get(first + 2)?,
+        limited_by: row.get(first + 3)?,
+    }))
+}
+
+/// A number that was not negative when it was written.
+pub(super) fn unsigned(number: i64) -> u64 {
+    number.unsigned_abs()
+}

@@ -1,0 +1,197 @@
+//! Jobs that wait: for their time, for others, or for another attempt; and the runs of schedules.
+
+use std::time::Duration;
+
+use rusqlite::{OptionalExtension, Row, Transaction};
+
+use super::Store;
+use super::step::{add_event, send, state_of, take};
+use super::submit::{Again, again};
+use crate::error::StoreError;
+use crate::job::JobId;
+use crate::moment::Moment;
+use crate::schedule::{Schedule, shown};
+use crate::state::{State, Step};
+
+/// What a change of waiting jobs has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Released {
+    /// Jobs that may begin now.
+    pub queued: usize,
+    /// Jobs that have ended, because another one has.
+    pub ended: usize,
+}
+
+impl Store {
+    /// Lets those jobs into the queue that have waited for a time or for others, and ends those that wait in vain.
+    ///
+    /// # Errors
+    /// The store cannot be changed.
+    pub fn release(&mut self, now: Moment) -> Result<Released, StoreError> {
+        self.bring_forward(now)?;
+        let (due, vain) = self.read(|connection| {
+            let ids = |sql: &str, with_time: bool| -> rusqlite::Result<Vec<i64>> {
+                let mut found = connection.prepare(sql)?;
+                let read = |row: &Row<'_>| row.get(0);
+                if with_time {
+                    found.query_map([now.0, RETRY_WAIT_MAX_MILLIS], read)?.collect()
+                } else {
+                    found.query_map((), read)?.collect()
+                }
+            };
+            Ok((ids(DUE, true)?, ids(VAIN, false)?))
+        })?;
+        if due.is_empty() && vain.is_empty() {
+            return Ok(Released::default());
+        }
+        self.transact(|transaction| {
+            let mut released = Released::default();
+            for id in vain.into_iter().map(JobId) {
+                if let Some((needed, state)) = failed_need(transaction, id)?
+                    && state_of(transaction, id)? == Some(State::Waiting)
+                {
+                    let why = format!("job {needed}, which has to be done before, is {state}");
+                    if take(transaction, id, Step::Fail, Some(&why), now)?.is_ok() {
+                        released.ended += 1;
+                        do_again(transaction, id, now)?;
+                    }
+                }
+            }
+            for id in due.into_iter().map(JobId) {
+                // a user may have been quicker
+                if state_of(transaction, id)? != Some(State::Waiting) {
+                    continue;
+                }
+                tell_missed(transaction, id, now)?;
+                released.queued += usize::from(take(transaction, id, Step::Release, None, now)?.is_ok());
+            }
+            Ok(Ok(released))
+        })
+    }
+
+    /// Gives runs of schedules that were made before the clock was set back their time by the clock as it is.
+    fn bring_forward(&mut self, now: Moment) -> Result<(), StoreError> {
+        let made_later: Vec<i64> = self.read(|connection| {
+            let mut found = connection.prepare(
+                "SELECT id FROM jobs WHERE state = 'waiting' AND schedule IS NOT NULL AND previous IS NOT NULL
+                     AND submitted > ?1",
+            )?;
+            found.query_map([now.0], |row| row.get(0))?.collect()
+        })?;
+        if made_later.is_empty() {
+            return Ok(());
+        }
+        self.transact(|transaction| {
+            for id in made_later {
+                if let Some((_, next)) = next_run(transaction, JobId(id), now)? {
+                    transaction
+                        .prepare(
+                            "UPDATE jobs SET submitted = ?2, not_before = min(not_before, ?3)
+                             WHERE id = ?1 AND state = 'waiting'",
+                        )?
+                        .execute([id, now.0, next.0])?;
+                }
+            }
+            Ok(Ok(()))
+        })
+    }
+
+    /// Records of jobs that wait for another attempt, once since they last came further, that they have not for so
+    /// long.
+    ///
+    /// # Errors
+    /// The store cannot be changed.
+    pub fn stall_waiting(&mut self, after: Duration, now: Moment) -> Result<(), StoreError> {
+        let since = now.0.saturating_sub(i64::try_from(after.as_millis()).unwrap_or(i64::MAX));
+        let stalled = self.read(|connection| {
+            let mut found = connection.prepare(STALLED)?;
+            let read = |row: &Row<'_>| {
+                let message: Option<String> = row.get(1)?;
+                Ok((JobId(row.get(0)?), message.unwrap_or_default(), Moment(row.get(2)?)))
+            };
+            found.query_map([since], read)?.collect::<Result<Vec<_>, _>>()
+        })?;
+        if stalled.is_empty() {
+            return Ok(());
+        }
+        self.transact(|transaction| {
+            for (id, why, further) in stalled {
+                // a user may have been quicker
+                if state_of(transaction, id)? == Some(State::Waiting) {
+                    let message = format!("nothing moved for {} s: {why}", now.since(further).as_secs());
+                    let number = add_event(transaction, id, "stalled", Some(&message), now)?;
+                    send(transaction, number, id, "stalled")?;
+                }
+            }
+            Ok(Ok(()))
+        })
+    }
+}
+
+/// Tells of a waiting job whose time has come that it was missed, if it is one of a schedule and late: it is done now,
+/// once.
+fn tell_missed(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
+    let mut found = transaction.prepare("SELECT attempt, schedule, not_before FROM jobs WHERE id = ?1")?;
+    type Found = (u32, Option<String>, Option<i64>);
+    let (attempt, schedule, due): Found =
+        found.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    if let (0, Some(_), Some(due)) = (attempt, schedule, due.map(Moment))
+        && now.since(due) > MISSED_AFTER
+    {
+        let why = format!("it was due at {}, and begins now", shown(due));
+        let number = add_event(transaction, id, "missed", Some(&why), now)?;
+        send(transaction, number, id, "missed")?;
+    }
+    Ok(())
+}
+
+/// Makes the next job of the schedule, if the job has one: times that have passed meanwhile are left out, so that no
+/// two overlap.
+pub(super) fn do_again(transaction: &Transaction<'_>, id: JobId, now: Moment) -> rusqlite::Result<()> {
+    if let Some((typed, next)) = next_run(transaction, id, now)? {
+        again(transaction, id, Again { not_before: Some(next), schedule: Some(&typed) }, now)?;
+    }
+    Ok(())
+}
+
+/// A job's schedule, and the time of the next run after this moment; none if there is none.
+fn next_run(
+    transaction: &Transaction<'_>,
+    id: JobId,
+    now: Moment,
+) -> rusqlite::Result<Option<(String, Moment)>> {
+    let mut found = transaction.prepare("SELECT schedule FROM jobs WHERE id = ?1")?;
+    let Some(typed): Option<String> = found.query_row([id.0], |row| row.get(0))? else { return Ok(None) };
+    let next = typed.parse::<Schedule>().ok().and_then(|schedule| schedule.next(now));
+    Ok(next.map(|next| (typed, next)))
+}
+
+/// A job that has to be done before this one and never will be.
+fn failed_need(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Option<(i64, String)>> {
+    let mut found = transaction.prepare(
+        "SELECT b.id, b.state FROM dependencies d JOIN jobs b ON b.id = d.needs
+         WHERE d.job = ?1 AND b.state IN ('failed', 'cancelled', 'expired') LIMIT 1",
+    )?;
+    found.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?))).optional()
+}
+
+/// Jobs whose time has come. A wait for another attempt that is longer than any was begun before the clock was set
+/// back, and is over.
+const DUE: &str = "SELECT id FROM jobs j WHERE state = 'waiting'
+    AND (not_before IS NULL OR not_before <= ?1 OR failures > 0 AND not_before > ?1 + ?2)
+    AND NOT EXISTS (SELECT 1 FROM dependencies d JOIN jobs b ON b.id = d.needs WHERE d.job = j.id AND b.state <> 'done')
+    ORDER BY id";
+/// Jobs that wait for another attempt and last came further before this moment, which was not told yet. Whenever a job
+/// comes further, `retry_until` is set to its deadline after that.
+const STALLED: &str = "SELECT id, message, retry_until - deadline FROM jobs j
+    WHERE state = 'waiting' AND failures > 0 AND retry_until - deadline <= ?1
+    AND NOT EXISTS (SELECT 1 FROM events e WHERE e.job = j.id AND kind = 'stalled' AND time >= retry_until - deadline)";
+/// Jobs that wait for one that will never be done.
+const VAIN: &str =
+    "SELECT DISTINCT j.id FROM jobs j JOIN dependencies d ON d.job = j.id JOIN jobs b ON b.id = d.needs
+    WHERE j.state = 'waiting' AND b.state IN ('failed', 'cancelled', 'expired')";
+
+/// The longest wait for another attempt.
+pub(super) const RETRY_WAIT_MAX_MILLIS: i64 = 10 * 60 * 1000;
+/// How late a scheduled job begins before that is told.
+const MISSED_AFTER: Duration = Duration::from_secs(60);
