@@ -198,6 +198,7 @@ impl Runner {
             trouble = trouble.and(attended);
         }
         self.bury_others();
+        self.store.stall_waiting(self.teller.stalled_after(), now)?;
         self.store.release(now)?;
         self.start_queued(now)?;
         self.teller.look();

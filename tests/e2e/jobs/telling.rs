@@ -115,6 +115,30 @@ fn a_job_that_moves_nothing_is_told_while_it_runs() {
     assert_eq!(kinds.iter().filter(|kind| *kind == "stalled").count(), 1, "{kinds:?}");
 }
 
+/// A host that is down for long has nothing running, and is what somebody wants to hear of.
+#[test]
+fn a_job_that_waits_for_a_host_says_so_and_is_told() {
+    let yard = Yard::local().with_channels("stalled_after_seconds = 2", &[("script", ADDS)]);
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut submit = yard.site.zmove(&["submit", "--accept-new", "--timeout", "0", "source/"]);
+    submit.0.arg(format!("{nobody}:x"));
+    let id = super::number(&submit.outcome().done());
+    wait_for("word", || yard.told().iter().any(|line| line.contains(" stalled ")));
+    yard.wait_until(&id, |job| job["state"] == "waiting" && job["attempts"].as_u64() >= Some(2));
+    for words in [&["jobs"][..], &["job", &id]] {
+        let said = yard.run(words).done().stdout;
+        let is_line = |line: &str| {
+            let why = line.strip_prefix("       tries again in ").and_then(|line| line.split_once(": "));
+            why.is_some_and(|(_, why)| why.starts_with(&format!("connect to {nobody}: refused")))
+                && line.chars().count() <= 80
+        };
+        assert!(said.lines().any(is_line), "{said}");
+    }
+    yard.run(&["job", &id, "cancel"]).done();
+    let kinds = yard.kinds(&id);
+    assert_eq!(kinds.iter().filter(|kind| *kind == "stalled").count(), 1, "{kinds:?}");
+}
+
 #[test]
 fn channels_are_chosen_by_job_and_one_that_is_not_there_is_refused() {
     let yard = Yard::telling("", &[("any", ADDS), ("other", &format!("{ADDS}; echo other >> told"))]);
