@@ -484,6 +484,29 @@ fn many_jobs_are_done_side_by_side() {
     }
 }
 
+/// A runner may have been started where secrets of something else are in the environment.
+#[test]
+fn a_job_has_no_variables_but_those_that_it_needs() {
+    let yard = Yard::daemon();
+    yard.paint_slow();
+    let mut submit = yard.site.zmove(&["submit", "--limit", "20Mbit", "source/"]);
+    submit.0.arg(yard.site.address("")).env("SECRET", "x").env("LC_ALL", "C.UTF-8");
+    let id = number(&submit.outcome().done());
+    yard.wait_until_moving(&id);
+    let [pid] = yard.processes()[..] else { panic!("one process") };
+    let variables = |pid: Pid| {
+        let words = std::fs::read_to_string(format!("/proc/{}/environ", pid.as_raw_nonzero())).unwrap();
+        words.split('\0').map(|word| word.split('=').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let (of_runner, of_job) = (variables(yard.runner().unwrap()), variables(pid));
+    assert!(of_runner.contains(&"SECRET".to_owned()), "{of_runner:?}");
+    assert!(!of_job.contains(&"SECRET".to_owned()), "{of_job:?}");
+    for name in ["PATH", "HOME", "LC_ALL", "ZMOVE_HOME"] {
+        assert!(of_job.contains(&name.to_owned()), "{name}: {of_job:?}");
+    }
+    yard.run(&["job", &id, "cancel"]).done();
+}
+
 #[test]
 fn files_of_jobs_are_for_their_user_alone() {
     let yard = Yard::local();

@@ -125,34 +125,13 @@ impl RemoteCopy<'_> {
 
     /// Leaves a copy that may run to itself, or has it end; returns the error of this side, which was told to stop.
     async fn leave(&self, id: [u8; 16]) -> PullError {
-        let (written, remote) = (Hex(&id).to_string(), self.source.remote.to_string());
         if self.after == After::GoesOn {
-            return PullError::Left { id: written, remote };
+            let (id, remote) = (Hex(&id).to_string(), self.source.remote.to_string());
+            return PullError::Left { id, remote };
         }
-        let why = match tokio::time::timeout(END_TIMEOUT, self.end(id)).await {
-            Ok(Ok(())) => return PullError::Interrupted,
-            Ok(Err(error)) => Causes(&error).to_string(),
-            Err(_elapsed) => format!("it has not ended within {} s", END_TIMEOUT.as_secs()),
-        };
-        PullError::NotEnded { id: written, remote, why }
-    }
-
-    /// Has the host that sends end a copy, and waits until it has: an equal order would else find it under way, and
-    /// hear of its end as of its own.
-    async fn end(&self, id: [u8; 16]) -> Result<(), PushError> {
-        let since = Instant::now();
-        loop {
-            match copy_result(&self.source, id, After::Stops, &NoObserver).await {
-                Ok((_, CopyResult::Runs)) => {}
-                Ok(_) => return Ok(()),
-                Err(PushError::Pull(PullError::Refused(refusal))) if refusal.code == RefusalCode::Target => {
-                    if since.elapsed() >= BEGIN_TIMEOUT {
-                        return Ok(());
-                    }
-                }
-                Err(error) => return Err(error),
-            }
-            tokio::time::sleep(END_INTERVAL).await;
+        match end_copy(&self.source, id).await {
+            Ok(()) => PullError::Interrupted,
+            Err(error) => error,
         }
     }
 
@@ -359,6 +338,37 @@ pub enum After {
     GoesOn,
     /// The copy ends.
     Stops,
+}
+
+/// Has the host that sends end a copy, and waits until it has: an equal order would else find it under way, and hear of
+/// its end as of its own.
+///
+/// # Errors
+/// The copy may go on.
+pub async fn end_copy(source: &Connector<'_>, id: [u8; 16]) -> Result<(), PullError> {
+    let why = match tokio::time::timeout(END_TIMEOUT, end(source, id)).await {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => Causes(&error).to_string(),
+        Err(_elapsed) => format!("it has not ended within {} s", END_TIMEOUT.as_secs()),
+    };
+    Err(PullError::NotEnded { id: Hex(&id).to_string(), remote: source.remote.to_string(), why })
+}
+
+async fn end(source: &Connector<'_>, id: [u8; 16]) -> Result<(), PushError> {
+    let since = Instant::now();
+    loop {
+        match copy_result(source, id, After::Stops, &NoObserver).await {
+            Ok((_, CopyResult::Runs)) => {}
+            Ok(_) => return Ok(()),
+            Err(PushError::Pull(PullError::Refused(refusal))) if refusal.code == RefusalCode::Target => {
+                if since.elapsed() >= BEGIN_TIMEOUT {
+                    return Ok(());
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(END_INTERVAL).await;
+    }
 }
 
 /// The answer to the question what has become of a copy, with the key of the host that has answered.

@@ -62,7 +62,7 @@ mod sources;
 mod ssh;
 
 pub use backoff::{ParseTimeoutError, Timeout};
-pub use copy::{After, Copied, RemoteCopy, copy_result, read_receipt};
+pub use copy::{After, Copied, RemoteCopy, copy_result, end_copy, read_receipt};
 pub use dial::{Connector, LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, Reached, Route, lanes_for_machine};
 pub use error::{
     BoxError, Causes, ConnectError, LocalError, LocationError, OverlapError, PullError, PushError,

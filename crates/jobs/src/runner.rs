@@ -9,6 +9,7 @@
 
 mod child;
 mod choice;
+mod copies;
 mod samples;
 mod tail;
 mod wake;
@@ -33,10 +34,11 @@ use crate::tell::Teller;
 
 use child::{Life, Process, take_lock};
 use choice::Choice;
+use copies::Copies;
 use tail::{Last, Tail};
 use wake::Bell;
 
-pub use child::OF_THE_SUBMITTER;
+pub use child::{COPY_TO_END, OF_THE_SUBMITTER};
 pub use choice::Limits;
 pub use samples::samples_of;
 pub use tail::{Follower, Progress, Watching, progress_of};
@@ -91,6 +93,7 @@ pub struct Runner {
     _lock: File,
     bell: Bell,
     attempts: BTreeMap<JobId, Attempt>,
+    copies: Copies,
     teller: Teller,
     /// What went wrong last, which is told once.
     trouble: Option<String>,
@@ -131,6 +134,7 @@ impl Runner {
             _lock: lock,
             bell,
             attempts: BTreeMap::new(),
+            copies: Copies::default(),
             trouble: None,
             idle_since: None,
         })
@@ -197,6 +201,8 @@ impl Runner {
             let attended = self.attend(id, now);
             trouble = trouble.and(attended);
         }
+        let ended = self.copies.end(&self.place, &mut self.store, &self.config.words, now);
+        trouble = trouble.and(ended);
         self.bury_others();
         self.store.stall_waiting(self.teller.stalled_after(), now)?;
         self.store.release(now)?;
@@ -279,7 +285,11 @@ impl Runner {
         let Ok(children) = std::fs::read_to_string("/proc/thread-self/children") else { return };
         let pids = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
         // A job's is taken note of with the job.
-        for pid in pids.filter(|pid| !self.attempts.values().any(|attempt| attempt.process.is_child(*pid))) {
+        let is_ours = |pid: &Pid| {
+            self.copies.has_child(*pid)
+                || self.attempts.values().any(|attempt| attempt.process.is_child(*pid))
+        };
+        for pid in pids.filter(|pid| !is_ours(pid)) {
             let _lives = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
         }
     }
@@ -359,7 +369,7 @@ impl Runner {
 
     /// How long there is nothing to do, unless something happens.
     fn pause(&self, now: Moment) -> Result<Duration, StoreError> {
-        if !self.attempts.is_empty() {
+        if !self.attempts.is_empty() || !self.copies.is_empty() {
             return Ok(TURN);
         }
         let due = self.store.next_due(now)?.map(|due| due.since(now));
@@ -370,7 +380,7 @@ impl Runner {
     fn rest(&self, pause: Duration) {
         // One that has ended and could not be recorded would wake it at once.
         let alive = self.attempts.values().filter(|attempt| attempt.ended.is_none());
-        let pidfds = alive.filter_map(|attempt| attempt.process.pidfd());
+        let pidfds = alive.filter_map(|attempt| attempt.process.pidfd()).chain(self.copies.pidfds());
         let bell = PollFd::new(self.bell.file(), PollFlags::IN);
         let pidfds = pidfds.map(|pidfd| PollFd::from_borrowed_fd(pidfd, PollFlags::IN));
         let mut sources: Vec<_> = std::iter::once(bell).chain(pidfds).collect();

@@ -116,5 +116,40 @@ fn a_copy_that_cannot_be_told_to_end_is_named_in_the_log() {
         format!("the copy may go on at {address}: zmove result --stop {} {address} ends it", id_in(&log));
     assert!(log.contains(&place) && log.contains("it has not ended within"), "{log}");
     between.sender.signal(Signal::CONT);
-    between.sender.wait_for_log("copied for tester");
+    // it is told again, until it has heard
+    wait_for("the end of the copy", || between.yard.kinds(&id).contains(&"copy_ended".to_owned()));
+    between.assert_ended();
+}
+
+/// What was killed with its runner could not end the copy, and nobody asked it to.
+#[test]
+fn a_copy_of_which_no_process_is_there_is_held_all_the_same() {
+    let between = Between::new();
+    let Between { yard, .. } = &between;
+    let id = between.under_way();
+    yard.kill_runner();
+    yard.kill_process();
+    yard.run(&["job", &id, "pause"]).done();
+    yard.wait_until(&id, |job| job["state"] == "paused");
+    wait_for("the end of the copy", || yard.kinds(&id).contains(&"copy_ended".to_owned()));
+    between.assert_ended();
+    yard.run(&["job", &id, "resume"]).done();
+    yard.assert_done(&id, 2);
+}
+
+#[test]
+fn a_copy_that_waits_for_another_attempt_is_cancelled_all_the_same() {
+    let between = Between::new();
+    let Between { yard, .. } = &between;
+    let id = between.under_way();
+    let waits = || yard.job(&id)["state"] == "waiting";
+    let kill_until_it_waits = || {
+        yard.processes().into_iter().for_each(kill);
+        waits()
+    };
+    wait_for("a wait", kill_until_it_waits);
+    yard.run(&["job", &id, "cancel"]).done();
+    yard.wait(&id).expect(31);
+    wait_for("the end of the copy", || yard.kinds(&id).contains(&"copy_ended".to_owned()));
+    between.assert_ended();
 }

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use zmove_engine::{After, Connector, RemoteCopy, copy_result, read_receipt};
+use zmove_engine::{After, Connector, PullError, PushError, RemoteCopy, copy_result, end_copy, read_receipt};
 use zmove_transport::{Fingerprint, KnownHosts};
-use zmove_types::{ByteCount, Escaped, Hex, NoObserver, printable};
+use zmove_types::{ByteCount, Escaped, Hex, NoObserver, from_hex, printable};
 use zmove_wire::{CopyResult, EndedCopy, Receipt, SignedReceipt};
 
 use crate::args::{CopyArgs, ResultArgs};
@@ -60,6 +60,12 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
     let transfer = display.transfer();
     copied.iter().for_each(|copied| display.close_trace(&summary::bottleneck(&copied.summary)));
     display.end();
+    let has_stopped =
+        |error: &anyhow::Error| matches!(error.downcast_ref(), Some(PushError::Pull(PullError::Interrupted)));
+    if after == After::Stops && copied.as_ref().err().is_some_and(has_stopped) {
+        // So that nobody else sees to it.
+        print_json(&json!({ "event": "copy_ended" }));
+    }
     let copied = copied.map_err(|error| in_transfer(error, transfer.clone()))?;
     let shares = Shares::of(&moved, copied.summary.elapsed, None, None);
     let told = exit_of(&copied.summary, args);
@@ -70,6 +76,19 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
         terminal::say(format_args!("signed by {}: {}", settings.target, received(&receipt)));
     }
     Ok(exit)
+}
+
+/// Ends a copy between two other hosts, which an earlier process has begun by these arguments.
+pub(crate) fn end(args: CopyArgs, id: &str) -> Result<Exit> {
+    let id = from_hex(id.as_bytes()).context("an id of a copy is wanted")?;
+    let Copy::Between(copy) = Copy::new(args, Arc::new(Prompt))? else { return Ok(Exit::Done) };
+    let home = settings::home(Role::Client)?;
+    settings::block_on(2, async {
+        let (remote, settings) = (&copy.source, &copy.source_dial);
+        let source = Connector { home: &home, remote, settings, listener: &terminal::Notices };
+        Ok(end_copy(&source, id).await?)
+    })?;
+    Ok(Exit::Done)
 }
 
 /// The exit code of a copy of which the host that sends tells so many failures, and the other one has signed this.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rustix::fs::Mode;
 use zmove_engine::After;
-use zmove_jobs::{Channels, Limits, Place, Runner, RunnerConfig, RunnerError, Stay, Store};
+use zmove_jobs::{COPY_TO_END, Channels, Limits, Place, Runner, RunnerConfig, RunnerError, Stay, Store};
 
 use crate::args::{RunnerArgs, RunnerCommand, SubmitArgs};
 use crate::commands::submit::{MOUNT, UMASK};
@@ -100,6 +100,9 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
         mount::demand(&args.copy.push, Path::new(&mount))?;
     }
     args.copy.push.json = true;
+    if let Ok(id) = std::env::var(COPY_TO_END) {
+        return copy::end(args.copy, &id);
+    }
     if follow::is_batch() {
         follow::prepare_batch(&mut args.copy.push);
     } else if args.watch {

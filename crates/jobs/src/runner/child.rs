@@ -13,7 +13,8 @@ use std::process::{Child, Command};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-use crate::job::JobId;
+use crate::environment;
+use crate::job::{JobId, Work};
 use crate::place::{Place, lock, make_directory, private};
 use crate::store::Started;
 
@@ -52,32 +53,62 @@ pub(super) fn start(
 ) -> io::Result<Process> {
     let _shown_no_more = std::fs::remove_file(place.events(id, attempt.saturating_sub(1)));
     let events = private().write(true).create(true).truncate(true).open(place.events(id, *attempt))?;
+    let log = open_log(place, id)?;
+    let mut command = command(work, words)?;
+    // It leaves the runner's terminal by itself, which a leader of a group could not.
+    command.stdin(lock).stdout(events).stderr(log);
+    Ok(Process::of(command.spawn()?))
+}
+
+/// Starts a process that ends a copy between two other hosts which a job has begun; it gets the job's lock.
+pub(super) fn start_to_end(
+    place: &Place,
+    id: JobId,
+    lock: File,
+    work: &Work,
+    copy: &str,
+    words: &[OsString],
+) -> io::Result<Process> {
+    let log = open_log(place, id)?;
+    let mut command = command(work, words)?;
+    command.env(COPY_TO_END, copy).stdin(lock).stdout(log.try_clone()?).stderr(log);
+    Ok(Process::of(command.spawn()?))
+}
+
+fn open_log(place: &Place, id: JobId) -> io::Result<File> {
     let log = place.log(id);
     let is_long = log.metadata().is_ok_and(|log| log.len() > LOG_BYTES_MAX);
     let log = private().append(true).create(true).open(log)?;
     if is_long {
         log.set_len(0)?;
     }
-    let environment = work.environment.0.iter().filter_map(|variable| {
+    Ok(log)
+}
+
+/// The program with a job's words, where and with what they mean what they did when they were typed.
+fn command(work: &Work, words: &[OsString]) -> io::Result<Command> {
+    let own = work.environment.0.iter().filter_map(|variable| {
         let at = variable.as_bytes().iter().position(|&byte| byte == b'=')?;
         let (name, value) = variable.as_bytes().split_at(at);
         Some((OsString::from_vec(name.to_vec()), OsString::from_vec(value[1..].to_vec())))
     });
     let (program, first) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
+    command.env_clear().envs(environment::handed_on());
     // What is the submitter's own is not whoever's has started the runner.
     for name in OF_THE_SUBMITTER {
         command.env_remove(name);
     }
-    command.args(first).args(&work.arguments.0).envs(environment).current_dir(&work.directory);
-    // It leaves the runner's terminal by itself, which a leader of a group could not.
-    command.stdin(lock).stdout(events).stderr(log);
-    let child = command.spawn()?;
-    let pid = Pid::from_child(&child);
-    Ok(Process { child: Some(child), pid: Some(pid), pidfd: pidfd_open(pid, PidfdFlags::empty()).ok() })
+    command.args(first).args(&work.arguments.0).envs(own).current_dir(&work.directory);
+    Ok(command)
 }
 
 impl Process {
+    fn of(child: Child) -> Self {
+        let pid = Pid::from_child(&child);
+        Self { child: Some(child), pid: Some(pid), pidfd: pidfd_open(pid, PidfdFlags::empty()).ok() }
+    }
+
     /// The process that holds a job's lock, which an earlier runner has started.
     pub(super) fn adopt(place: &Place, id: JobId) -> Self {
         let lock = place.lock(id);
@@ -139,6 +170,9 @@ fn holds(pid: Pid, lock: &Path) -> bool {
 
 /// Variables by which a process finds a user's keys and programs: a job has those of its submission, or none.
 pub const OF_THE_SUBMITTER: [&str; 5] = ["HOME", "KRB5CCNAME", "PATH", "SSH_AUTH_SOCK", "ZMOVE_HOME"];
+
+/// The variable by which a job's process is told to end the copy of this id between two other hosts, and nothing else.
+pub const COPY_TO_END: &str = "ZMOVE_JOB_COPY_TO_END";
 
 /// The length from which on a job's log is begun anew with an attempt.
 const LOG_BYTES_MAX: u64 = 16 << 20;

@@ -12,6 +12,7 @@ use toml::Table;
 
 use super::keys::{plain, timeout_seconds};
 use super::message::Message;
+use crate::environment;
 use crate::store::Try;
 
 #[derive(Clone, Debug, Deserialize)]
@@ -51,7 +52,8 @@ impl Command {
     /// Runs it; none if it took too long.
     fn run(&self, message: &Message) -> io::Result<Option<ExitStatus>> {
         let mut command = std::process::Command::new(&self.command[0]);
-        command.args(&self.command[1..]).envs(message.variables()).current_dir("/");
+        command.args(&self.command[1..]).current_dir("/");
+        command.env_clear().envs(environment::handed_on()).envs(message.variables());
         command.stdin(Stdio::null()).stdout(Stdio::null());
         // What it starts is in its group too, and ends with it.
         let mut child = command.process_group(0).spawn()?;
@@ -101,6 +103,10 @@ mod tests {
         let text = std::fs::read_to_string(file).unwrap();
         assert!(text.contains("ZMOVE_TELL_ID=abc-7\n"), "{text}");
         assert!(text.contains("ZMOVE_TELL_EVENT=done\n"), "{text}");
+        assert!(
+            text.contains("PATH=") && !text.contains("CARGO_"),
+            "what is not known is not handed on: {text}"
+        );
     }
 
     #[test]

@@ -1,0 +1,55 @@
+//! The variables that a program gets which is run for jobs: those by which it finds the user's things, and no others. A
+//! runner may have been started where secrets of other programs are in the environment.
+
+use std::ffi::{OsStr, OsString};
+
+/// This process's variables that are handed on.
+pub(crate) fn handed_on() -> impl Iterator<Item = (OsString, OsString)> {
+    std::env::vars_os().filter(|(name, _)| is_handed_on(name))
+}
+
+fn is_handed_on(name: &OsStr) -> bool {
+    let Some(name) = name.to_str() else { return false };
+    let begins = |parts: &[&str]| parts.iter().any(|part| name.starts_with(part));
+    NAMES.contains(&name) || begins(&FAMILIES) && !begins(&OF_ONE_PROCESS)
+}
+
+const NAMES: [&str; 11] = [
+    "HOME",
+    "KRB5CCNAME",
+    "LANG",
+    "LANGUAGE",
+    "LOGNAME",
+    "PATH",
+    "SHELL",
+    "SSH_AUTH_SOCK",
+    "TMPDIR",
+    "TZ",
+    "USER",
+];
+const FAMILIES: [&str; 3] = ["LC_", "XDG_", "ZMOVE_"];
+/// What a process was told that has started the runner, as a command that tells.
+const OF_ONE_PROCESS: [&str; 2] = ["ZMOVE_JOB_", "ZMOVE_TELL_"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_is_not_handed_on() {
+        for (name, expected) in [
+            ("PATH", true),
+            ("LC_ALL", true),
+            ("XDG_RUNTIME_DIR", true),
+            ("ZMOVE_JOBS", true),
+            ("ZMOVE_JOB_BATCH", false),
+            ("ZMOVE_TELL_JSON", false),
+            ("AWS_SECRET_ACCESS_KEY", false),
+            ("NOTIFY_SOCKET", false),
+            ("LD_PRELOAD", false),
+            ("PATHS", false),
+        ] {
+            assert_eq!(is_handed_on(OsStr::new(name)), expected, "{name}");
+        }
+    }
+}
