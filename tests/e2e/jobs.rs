@@ -420,6 +420,8 @@ fn what_needs_a_user_is_refused() {
     yard.run(&["submit", "-n", "source", "target"]).expect(1).says(&["--dry-run"]);
     yard.run(&["submit", "--files-from", "-", "source", "target"]).expect(1).says(&["name files"]);
     yard.run(&["submit", "--every", "daily", "source", "target"]).expect(1);
+    yard.run(&["submit", "-e", "sshpass -p x ssh", "source", "h:a"]).expect(1).says(&["sshpass -f FILE"]);
+    yard.run(&["submit", "-e", "ssh", "source", "ssh://a:b@h/c"]).expect(1).says(&["use a key"]);
     yard.run(&["submit", "--delete", "--files-from", "x", "source", "target"]).expect(1);
     assert!(yard.runner().is_none());
 }

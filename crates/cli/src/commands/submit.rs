@@ -90,6 +90,7 @@ pub(crate) fn go_on(place: &Place, store: &Store) -> Result<()> {
 
 fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     refuse_what_needs_a_user(&args.copy.push)?;
+    refuse_secrets(&args.copy.push)?;
     if args.watch {
         follow::refuse_contradictions(&args)?;
     }
@@ -165,6 +166,33 @@ fn refuse_what_needs_a_user(args: &PushArgs) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Refuses passwords: what was typed is kept with the job and shown, and the system shows it to all users of this host
+/// for as long as the job runs.
+fn refuse_secrets(args: &PushArgs) -> Result<()> {
+    if args.paths.iter().any(|path| has_password(&path.to_string_lossy())) {
+        return Err(usage_error("a password in an address would be shown with the job: use a key"));
+    }
+    if args.dial.ssh_command.as_deref().is_some_and(types_password) {
+        return Err(usage_error(
+            "a password in --ssh-command would be kept with the job: use a key, or 'sshpass -f FILE'",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether it is an address as `ssh://USER:PASSWORD@HOST/PATH`.
+fn has_password(path: &str) -> bool {
+    let Some((_, rest)) = path.split_once("://") else { return false };
+    let user = rest.split('/').next().and_then(|host| host.rsplit_once('@'));
+    user.is_some_and(|(user, _)| user.contains(':'))
+}
+
+/// Whether it is a command as `sshpass -p PASSWORD ssh`.
+fn types_password(command: &str) -> bool {
+    let mut words = command.split_whitespace().map(|word| word.trim_matches(['\'', '"']));
+    words.any(|word| word.rsplit('/').next() == Some("sshpass")) && words.any(|word| word.starts_with("-p"))
 }
 
 /// Refuses channels that are not there. Where none is chosen, a file that cannot be read holds up no job.
@@ -259,6 +287,28 @@ mod tests {
         assert_eq!(shown("h:run7"), "h:run7");
         assert_eq!(shown("zmove://h/run7"), "zmove://h/run7");
         assert_eq!(described(OsStr::new("a"), Path::new("/"), 3), "/a and 2 more");
+    }
+
+    #[test]
+    fn passwords_are_seen() {
+        for (path, expected) in [
+            ("ssh://alice:secret@h/a", true),
+            ("zmove://alice:s@cret@h:5870/a", true),
+            ("ssh://alice@h:22/a", false),
+            ("zmove://h:5870/a:b@c", false),
+            ("alice@h:a:b", false),
+        ] {
+            assert_eq!(has_password(path), expected, "{path}");
+        }
+        for (command, expected) in [
+            ("sshpass -p secret ssh", true),
+            ("/usr/bin/sshpass -psecret ssh -i k", true),
+            ("'sshpass' '-p' 'x' ssh", true),
+            ("sshpass -f file ssh", false),
+            ("ssh -p 2222", false),
+        ] {
+            assert_eq!(types_password(command), expected, "{command}");
+        }
     }
 
     #[test]
