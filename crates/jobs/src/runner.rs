@@ -94,6 +94,8 @@ pub struct Runner {
     bell: Bell,
     attempts: BTreeMap<JobId, Attempt>,
     copies: Copies,
+    /// How the store was when nothing in its queue could begin: reading thousands of jobs anew would show no other.
+    nothing_begins: Option<(i64, i64)>,
     teller: Teller,
     /// What went wrong last, which is told once.
     trouble: Option<String>,
@@ -135,6 +137,7 @@ impl Runner {
             bell,
             attempts: BTreeMap::new(),
             copies: Copies::default(),
+            nothing_begins: None,
             trouble: None,
             idle_since: None,
         })
@@ -295,6 +298,10 @@ impl Runner {
     }
 
     fn start_queued(&mut self, now: Moment) -> Result<(), StoreError> {
+        let changes = self.store.changes()?;
+        if self.nothing_begins == Some(changes) {
+            return Ok(());
+        }
         let running = self.attempts.values().map(|attempt| &attempt.job);
         let mut choice = Choice::new(self.config.limits, running);
         if choice.has_room() {
@@ -302,8 +309,10 @@ impl Runner {
         } else {
             self.store.queued_to_watch(|job| choice.offer(job))?;
         }
+        let chosen = choice.chosen();
+        self.nothing_begins = chosen.is_empty().then_some(changes);
         let mut trouble = Ok(());
-        for job in choice.chosen() {
+        for job in chosen {
             // What keeps one from being started may be that job's alone.
             trouble = trouble.and(self.start(job, now));
         }
