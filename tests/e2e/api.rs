@@ -108,6 +108,47 @@ fn what_makes_no_sense_is_refused_with_its_reason() {
 }
 
 #[test]
+fn what_a_user_may_type_may_be_asked_for() {
+    let served = Served::local();
+    let site = &served.yard.site;
+    ["a.h5", "b.tmp", "c.tmp"].iter().for_each(|name| paint(site.source().join(name), 1000));
+    let selected = json!({ "exclude": ["*.tmp"], "include": ["c.tmp"], "max_size": "2000", "archive": true });
+    let id = served.submit(&selected);
+    assert_eq!(served.wait_for_end(id)["state"], "done");
+    let there = |name: &str| site.target().join(name).exists();
+    assert_eq!((there("a.h5"), there("b.tmp"), there("c.tmp")), (true, false, true));
+    let watches =
+        served.submit(&json!({ "watch": true, "rest": "1s", "priority": 3, "after": [id] })).to_string();
+    wait_for("watching", || !served.yard.job(&watches)["watch"].is_null() && there("b.tmp"));
+    served.client.post(&format!("/api/v1/jobs/{watches}/cancel"), &Value::Null).ok();
+    for (field, value) in
+        [("ssh_command", json!("sh")), ("accept_new", json!(true)), ("dry_run", json!(true))]
+    {
+        let answer = served.client.post("/api/v1/jobs", &served.submission(&json!({ field: value })));
+        let unknown = format!("unknown field `{field}`");
+        assert_eq!((answer.status, &answer.body["error"]), (422, &unknown.into()), "{answer:?}");
+    }
+}
+
+/// A job may have told very much.
+#[test]
+fn events_come_in_pieces() {
+    let served = Served::local();
+    let id = served.submit(&json!({}));
+    served.wait_for_end(id);
+    let mut kinds = Vec::new();
+    let mut after = 0;
+    loop {
+        let piece = served.client.get(&format!("/api/v1/jobs/{id}/events?limit=1&after={after}")).ok();
+        let [event] = &piece["events"].as_array().unwrap()[..] else { panic!("one event: {piece}") };
+        kinds.push(event["event"].clone());
+        let Some(next) = piece["next"].as_i64() else { break };
+        after = next;
+    }
+    assert_eq!((kinds.len(), &kinds[..2]), (3, &["submitted".into(), "running".into()][..]), "{kinds:?}");
+}
+
+#[test]
 fn history_comes_in_pieces() {
     let served = Served::local();
     let ids: Vec<_> = (0..5).map(|_| served.submit(&json!({}))).collect();

@@ -8,6 +8,7 @@ mod error;
 mod guard;
 mod hub;
 mod listen;
+mod options;
 mod page;
 mod problem;
 mod program;
@@ -19,6 +20,7 @@ mod view;
 
 pub use error::ApiError;
 pub use listen::{Door, bind_tcp, bind_unix, socket};
+pub use options::{SubmitOption, Takes};
 pub use routes::{description, serve};
 pub use state::{Api, Host};
 pub use token::Token;

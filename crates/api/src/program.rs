@@ -1,6 +1,7 @@
 //! What a request has done by a `zmove` of its own: a job is taken, and previewed, by the words that a user would type,
 //! so that it is checked and refused in the same way.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,12 +13,13 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use utoipa::ToSchema;
 
+use crate::options;
 use crate::problem::Problem;
 use crate::state::Api;
 
-/// A transfer to be: what `zmove submit` takes.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
+/// A transfer to be: what `zmove submit` takes. What `exclude` leaves out, `include` takes in again.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+#[serde(default)]
 pub(crate) struct Submission {
     /// What to send: paths of this host from `/` on, or `HOST:PATH`. `dir` arrives under its name, `dir/` means what is
     /// in it.
@@ -26,70 +28,13 @@ pub(crate) struct Submission {
     /// Where to: `HOST:PATH`, `USER@HOST:PATH` (over ssh), or a directory of this host from `/` on.
     #[schema(required)]
     target: String,
-    /// A name for it; that of the first source by default.
-    label: Option<String>,
-    /// Nothing is done if a job with this id is there already, and that one is the answer.
-    submission_id: Option<String>,
-    /// Jobs with a higher number begin first.
-    priority: i32,
-    /// Begin no earlier: `02:00`, `2026-11-26 02:00` or `2026-11-26T02:00:00Z`.
-    at: Option<String>,
-    /// Again and again, at times as in a crontab: `0 2 * * *`.
-    every: Option<String>,
-    /// Begin when these jobs are done.
-    after: Vec<i64>,
-    /// How long to try again before giving up: `90s`, `12h`, `7d`.
-    deadline: Option<String>,
-    /// Have these channels of `tell.toml` tell what becomes of it, and not those that tell of any job.
-    tell: Vec<String>,
-    /// Remove at the target what the sources do not have.
-    delete: bool,
-    /// Compare files that are there already by contents.
-    checksum: bool,
-    /// Send no faster: `500Mbit`, `100MB`.
-    limit: Option<String>,
-    /// What each file is proven by before it gets its name: `wire` or `media`.
-    verify: Option<String>,
-    /// What `done` promises: `none`, `end` or `file`.
-    durability: Option<String>,
-    /// Leave out what fits one of these, as in a `.gitignore`.
-    exclude: Vec<String>,
+    /// The options of the transfer and of the job, by their names: `submission_id`.
+    #[serde(flatten)]
+    #[schema(ignore)]
+    options: BTreeMap<String, Value>,
 }
 
 impl Submission {
-    /// The words for all but the job's own terms.
-    fn transfer(&self) -> Vec<String> {
-        let valued = |name, value: &Option<String>| value.as_ref().map(|value| format!("--{name}={value}"));
-        let set = |name: &str, set: bool| set.then(|| format!("--{name}"));
-        let given = [
-            // nobody is there who could be asked
-            set("strict", true),
-            set("delete", self.delete),
-            set("checksum", self.checksum),
-            valued("limit", &self.limit),
-            valued("verify", &self.verify),
-            valued("durability", &self.durability),
-        ];
-        let excluded = self.exclude.iter().map(|pattern| format!("--exclude={pattern}"));
-        given.into_iter().flatten().chain(excluded).collect()
-    }
-
-    /// The words for the job's own terms.
-    fn terms(&self) -> Vec<String> {
-        let valued = |name, value: &Option<String>| value.as_ref().map(|value| format!("--{name}={value}"));
-        let given = [
-            valued("label", &self.label),
-            valued("submission-id", &self.submission_id),
-            (self.priority != 0).then(|| format!("--priority={}", self.priority)),
-            valued("at", &self.at),
-            valued("every", &self.every),
-            valued("deadline", &self.deadline),
-        ];
-        let after = self.after.iter().map(|id| format!("--after={id}"));
-        let tell = self.tell.iter().map(|name| format!("--tell={name}"));
-        given.into_iter().flatten().chain(after).chain(tell).collect()
-    }
-
     fn words(&self, command: &[&str], options: Vec<String>) -> Result<Vec<OsString>, Problem> {
         if self.sources.is_empty() {
             return Err(Problem::bad("no source is named"));
@@ -102,7 +47,8 @@ impl Submission {
                 return Err(Problem::bad(text));
             }
         }
-        let words = command.iter().map(|word| (*word).to_owned()).chain(options);
+        // Nobody is there who could be asked for a key.
+        let words = command.iter().copied().chain(["--strict"]).map(str::to_owned).chain(options);
         // What follows is no option, whatever it begins with.
         let words: Vec<_> = words.chain(["--".to_owned()]).chain(paths.cloned()).collect();
         if words.iter().any(|word| word.contains('\0')) {
@@ -113,7 +59,7 @@ impl Submission {
 
     /// Takes it as a job, and returns that one's number. It is taken although the client may be gone.
     pub(crate) async fn submit(&self, api: &Api) -> Result<i64, Problem> {
-        let options = self.terms().into_iter().chain(self.transfer()).collect();
+        let options = options::words(&api.host.options, &self.options, |_| true)?;
         let words = self.words(&["submit", "--json"], options)?;
         let api = api.clone();
         let ran = tokio::spawn(async move { run(&api, words, SUBMIT_TIME_MAX).await });
@@ -125,7 +71,8 @@ impl Submission {
 
     /// What would be done.
     pub(crate) async fn plan(&self, api: &Api) -> Result<Plan, Problem> {
-        let words = self.words(&["copy", "--dry-run", "--json"], self.transfer())?;
+        let options = options::words(&api.host.options, &self.options, |option| !option.of_job)?;
+        let words = self.words(&["copy", "--dry-run", "--json"], options)?;
         let Ran { last, sample } = run(api, words, PLAN_TIME_MAX).await?;
         let summary = last.unwrap_or_default();
         let number = |name: &str| summary[name].as_u64().unwrap_or_default();
@@ -252,7 +199,7 @@ mod tests {
     use super::*;
 
     fn words(submission: &Submission) -> Result<String, String> {
-        let words = submission.words(&["submit"], submission.transfer()).map_err(|problem| problem.error)?;
+        let words = submission.words(&["submit"], Vec::new()).map_err(|problem| problem.error)?;
         Ok(words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" "))
     }
 
@@ -261,12 +208,9 @@ mod tests {
         let submission = Submission {
             sources: vec!["--delete:x".into(), "/a".into()],
             target: "-h:/b".into(),
-            limit: Some("--json".into()),
-            exclude: vec!["-x".into()],
             ..Submission::default()
         };
-        let expected = "submit --strict --limit=--json --exclude=-x -- --delete:x /a -h:/b";
-        assert_eq!(words(&submission), Ok(expected.to_owned()));
+        assert_eq!(words(&submission), Ok("submit --strict -- --delete:x /a -h:/b".to_owned()));
     }
 
     #[test]

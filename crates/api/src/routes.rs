@@ -21,6 +21,7 @@ use utoipa_axum::routes;
 
 use crate::guard::guard;
 use crate::listen::{Door, attend};
+use crate::options::{SubmitOption, describe};
 use crate::page;
 use crate::problem::Problem;
 use crate::state::Api;
@@ -57,8 +58,10 @@ fn api_routes() -> OpenApiRouter<Api> {
 
 /// The description of the API, as in `docs/schema/openapi.json`.
 #[must_use]
-pub fn description() -> String {
-    let described = api_routes().to_openapi().to_pretty_json();
+pub fn description(options: &[SubmitOption]) -> String {
+    let mut described = api_routes().to_openapi();
+    describe(&mut described, "Submission", options);
+    let described = described.to_pretty_json();
     described.expect("what is described has only names for keys") + "\n"
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use zmove_jobs::Place;
 
 use crate::hub::Hub;
+use crate::options::SubmitOption;
 use crate::stores::Stores;
 
 /// What the program tells the API of itself and of the host.
@@ -16,6 +17,8 @@ use crate::stores::Stores;
 pub struct Host {
     /// This program, which is run to submit a job and to preview one.
     pub program: PathBuf,
+    /// The options of `zmove submit` that a client may set.
+    pub options: Arc<[SubmitOption]>,
     /// The release.
     pub version: String,
     /// The status of this host's daemon, or why it is not known. It may block.

@@ -26,6 +26,34 @@ ZMOVE = os.environ.get("ZMOVE") or shutil.which("zmove") or ""
 PATIENCE = 60.0
 
 
+def options_of(description: dict) -> str:
+    """The module with the options, by the description of the API."""
+    fields = description["components"]["schemas"]["Submission"]["properties"]
+    lines = [
+        '"""The options of a transfer and of a job, by the description of the API: a test writes this file."""',
+        "",
+        "from typing import Iterable, Literal, TypedDict",
+        "",
+        "",
+        "class Options(TypedDict, total=False):",
+        '    """What ``zmove submit`` takes, with ``_`` for ``-``."""',
+        "",
+    ]
+    files = []
+    for name, field in sorted(fields.items()):
+        if name in ("sources", "target", "after"):
+            continue
+        one = field.get("items", field)
+        words = ", ".join(f'"{word}"' for word in one.get("enum", []))
+        kind = f"Literal[{words}]" if words else {"boolean": "bool", "integer": "int", "string": "str"}[one["type"]]
+        broken = "\n        {}\n    " if len(kind) > 80 else "{}"
+        lines.append(f"    {name}: {kind if one is field else f'Iterable[{broken.format(kind)}]'}")
+        files += [name] if one.get("format") == "file" else []
+    names = ", ".join(f'"{name}"' for name in files)
+    lines += ["", "", "#: Those that name a file of this host.", f"FILES = frozenset([{names}])", ""]
+    return "\n".join(lines)
+
+
 class Runner:
     """A runner with a place of its own, which serves its API."""
 
@@ -96,6 +124,26 @@ class RealRunner(unittest.TestCase):
         self.assertIsInstance(job.log(), str)
         self.assertEqual(self.client.status().jobs, {"done": 1})
         self.assertEqual(pickle.loads(pickle.dumps(job.as_dict()))["state"], "done")
+
+    def test_options_are_those_of_the_description(self) -> None:
+        written = HERE.parent / "src/zmove/_options.py"
+        text = options_of(self.client._wire.ask("GET", "/api/v1/openapi.json"))
+        if os.environ.get("WRITE_OPTIONS"):
+            written.write_text(text)
+        self.assertEqual(written.read_text(), text, "write it anew: WRITE_OPTIONS=1")
+
+    def test_all_options_are_taken(self) -> None:
+        source, target = self.runner.source(), self.runner.target()
+        (source / "g").write_bytes(b"g")
+        files = self.runner.directory / "list"
+        files.write_text("g\n")
+        job = self.client.submit(f"{source}/", target, archive=True, files_from=os.path.relpath(files), streams=2)
+        job.wait(PATIENCE).raise_for_status()
+        self.assertEqual(os.listdir(target), ["g"])
+        plan = self.client.plan(f"{source}/", target, exclude=iter(["g"]), priority=3)
+        self.assertEqual((plan.files, plan.sample[0].path), (1, "f"))
+        with self.assertRaisesRegex(zmove.ApiError, "unknown field `ssh_command`"):
+            self.submit(ssh_command="sh")
 
     def test_the_same_submission_is_one_job(self) -> None:
         source = self.runner.source()

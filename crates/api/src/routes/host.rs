@@ -73,6 +73,6 @@ pub(super) async fn daemon(Shared(api): Shared<Api>) -> Result<Json<Daemon>, Pro
 
 /// Shows this description.
 #[utoipa::path(get, path = "/api/v1/openapi.json", responses((status = 200, body = Object)))]
-pub(super) async fn openapi() -> impl IntoResponse {
-    ([(CONTENT_TYPE, "application/json")], description())
+pub(super) async fn openapi(Shared(api): Shared<Api>) -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json")], description(&api.host.options))
 }

@@ -28,7 +28,7 @@ pub(super) fn without_meaning() -> impl IntoIterator<Item = Arg> {
     ]
 }
 
-pub(super) const HEADING: &str = "Habits from rsync and scp";
+pub(crate) const HEADING: &str = "Habits from rsync and scp";
 
 /// A rate as rsync's `--bwlimit` has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

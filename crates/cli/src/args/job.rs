@@ -53,7 +53,7 @@ pub(crate) struct SubmitArgs {
     pub(crate) tell: Vec<String>,
 }
 
-const JOB: &str = "The job";
+pub(crate) const JOB: &str = "The job";
 
 impl SubmitArgs {
     /// A copy as a job of which nothing more was said.

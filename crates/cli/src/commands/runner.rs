@@ -1,6 +1,7 @@
 //! `zmove runner`, and the process of each job that it starts.
 
 mod http;
+mod options;
 mod ssh_words;
 
 pub(crate) mod mount;

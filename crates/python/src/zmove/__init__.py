@@ -6,17 +6,8 @@
     job.wait().raise_for_status()
 """
 
-from ._client import Client, Job
-from ._errors import (
-    ApiError,
-    JobCancelled,
-    JobError,
-    JobExpired,
-    JobFailed,
-    NotRunning,
-    WaitTimeout,
-    ZmoveError,
-)
+from ._client import Client, Job, JobCancelled, JobError, JobExpired, JobFailed
+from ._errors import ApiError, NotRunning, WaitTimeout, ZmoveError
 from ._models import Change, Event, Notice, Plan, Status
 
 __all__ = [

@@ -6,12 +6,27 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import Any, AsyncIterator, Dict, Iterable, Iterator, List, Mapping, Optional, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    AsyncIterator,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Union,
+)
 from urllib.parse import urlencode
 
-from ._errors import JobCancelled, JobExpired, JobFailed, NotRunning, WaitTimeout
+from ._errors import NotRunning, WaitTimeout, ZmoveError
 from ._models import Change, Event, Notice, Plan, Status, of
+from ._options import FILES, Options
 from ._wire import Wire
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Path_ = Union[str, "os.PathLike[str]"]
 
@@ -44,45 +59,24 @@ class Client:
         sources: Union[Path_, Iterable[Path_]],
         target: Path_,
         *,
-        label: Optional[str] = None,
-        submission_id: Optional[str] = None,
-        priority: int = 0,
-        at: Optional[str] = None,
-        every: Optional[str] = None,
         after: Iterable[Union[int, "Job"]] = (),
-        deadline: Optional[str] = None,
-        tell: Iterable[str] = (),
-        delete: bool = False,
-        checksum: bool = False,
-        limit: Optional[str] = None,
-        verify: Optional[str] = None,
-        durability: Optional[str] = None,
-        exclude: Iterable[str] = (),
+        **options: Unpack[Options],
     ) -> "Job":
-        """Submits a transfer as a job, as ``zmove submit`` does, and returns at once.
+        """Submits a transfer as a job, as ``zmove submit`` does and with its options, and returns at once.
 
         Paths of this host that are relative begin at the present directory. With a ``submission_id`` a second call
         returns the job of the first, also where that has ended or failed, or the sources have changed since: nothing is
         done again. It names one submission, not a task: repeat it where you do not know whether the first has arrived.
         """
-        order = _transfer(sources, target, delete, checksum, limit, verify, durability, exclude)
-        needs = [job.id if isinstance(job, Job) else job for job in after]
-        order.update(label=label, submission_id=submission_id, priority=priority, at=at, every=every)
-        order.update(after=needs, deadline=deadline, tell=list(tell))
+        order = _transfer(sources, target, options)
+        order["after"] = [job.id if isinstance(job, Job) else job for job in after]
         return Job(self, self._wire.ask("POST", "/api/v1/jobs", order))
 
     def plan(
-        self,
-        sources: Union[Path_, Iterable[Path_]],
-        target: Path_,
-        *,
-        delete: bool = False,
-        checksum: bool = False,
-        exclude: Iterable[str] = (),
+        self, sources: Union[Path_, Iterable[Path_]], target: Path_, **options: Unpack[Options]
     ) -> Plan:
         """What a transfer would do, as ``zmove copy --dry-run`` tells it; nothing is done."""
-        order = _transfer(sources, target, delete, checksum, None, None, None, exclude)
-        told = self._wire.ask("POST", "/api/v1/plans", order)
+        told = self._wire.ask("POST", "/api/v1/plans", _transfer(sources, target, options))
         return of(Plan, dict(told, sample=[of(Change, change) for change in told["sample"]]))
 
     def job(self, id: int) -> "Job":
@@ -274,28 +268,42 @@ class Job:
         return self._client._wire.ask(method, f"/api/v1/jobs/{self.id}{what}")
 
 
+class JobError(ZmoveError):
+    """A job has not ended well."""
+
+    def __init__(self, job: Job) -> None:
+        why = f": {job.message}" if job.message else ""
+        super().__init__(f"job {job.id} ({job.label}) is {job.state}{why}")
+        self.job = job
+
+
+class JobFailed(JobError):
+    """It has failed for good."""
+
+
+class JobCancelled(JobError):
+    """Somebody has ended it."""
+
+
+class JobExpired(JobError):
+    """Its deadline is over."""
+
+
 def _transfer(
-    sources: Union[Path_, Iterable[Path_]],
-    target: Path_,
-    delete: bool,
-    checksum: bool,
-    limit: Optional[str],
-    verify: Optional[str],
-    durability: Optional[str],
-    exclude: Iterable[str],
+    sources: Union[Path_, Iterable[Path_]], target: Path_, options: Mapping[str, Any]
 ) -> Dict[str, Any]:
     one = isinstance(sources, (str, os.PathLike))
     paths: Iterable[Path_] = [sources] if one else sources  # type: ignore[list-item,assignment]
-    return {
-        "sources": [_absolute(path) for path in paths],
-        "target": _absolute(target),
-        "delete": delete,
-        "checksum": checksum,
-        "limit": limit,
-        "verify": verify,
-        "durability": durability,
-        "exclude": list(exclude),
-    }
+    order: Dict[str, Any] = {name: _value(name, value) for name, value in options.items()}
+    order.update(sources=[_absolute(path) for path in paths], target=_absolute(target))
+    return order
+
+
+def _value(name: str, value: Any) -> Any:
+    """A value of an option: what can be iterated is a list, and files begin here."""
+    if value is None or isinstance(value, (bool, int, str, os.PathLike)):
+        return _absolute(value) if name in FILES and value is not None else value
+    return [_value(name, one) for one in value]
 
 
 def _absolute(path: Path_) -> str:
@@ -307,4 +315,4 @@ def _absolute(path: Path_) -> str:
     return os.path.join(os.getcwd(), text).rstrip("/") + end
 
 
-__all__ = ["Client", "Job"]
+__all__ = ["Client", "Job", "JobCancelled", "JobError", "JobExpired", "JobFailed"]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
-
-if TYPE_CHECKING:
-    from ._client import Job
+from typing import Optional
 
 
 class ZmoveError(Exception):
@@ -30,24 +27,3 @@ class ApiError(ZmoveError):
 
 class WaitTimeout(ZmoveError, TimeoutError):
     """The job has not ended in time, and goes on."""
-
-
-class JobError(ZmoveError):
-    """A job has not ended well."""
-
-    def __init__(self, job: "Job") -> None:
-        why = f": {job.message}" if job.message else ""
-        super().__init__(f"job {job.id} ({job.label}) is {job.state}{why}")
-        self.job = job
-
-
-class JobFailed(JobError):
-    """It has failed for good."""
-
-
-class JobCancelled(JobError):
-    """Somebody has ended it."""
-
-
-class JobExpired(JobError):
-    """Its deadline is over."""

@@ -8,6 +8,7 @@ use tokio::runtime::Builder;
 use zmove_api::{Api, Host, Token, bind_tcp, bind_unix, socket};
 use zmove_jobs::Place;
 
+use super::options;
 use crate::args::ControlArgs;
 use crate::commands::operate;
 use crate::display::terminal;
@@ -28,7 +29,7 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>) -> Result<()> {
         ));
     }
     let program = std::env::current_exe().context("find this program")?;
-    let host = Host { program, version: version(), daemon };
+    let host = Host { program, options: options::of_submit().into(), version: version(), daemon };
     let api = Api::new(place, host);
     // One thread does all but what waits for storage.
     let runtime = Builder::new_multi_thread().worker_threads(1).max_blocking_threads(8).enable_all().build();

@@ -1,0 +1,168 @@
+//! The options of a transfer and of a job: what `zmove submit` takes of them is told by the program itself, so that the
+//! API takes the same, but for what is not for others to say.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use utoipa::openapi::schema::{ArrayBuilder, Object, ObjectBuilder, Schema, SchemaFormat, Type};
+use utoipa::openapi::{OpenApi, RefOr};
+
+use crate::problem::Problem;
+
+/// An option of `zmove submit` that a client may set.
+#[derive(Clone, Debug)]
+pub struct SubmitOption {
+    /// The name on the command line, without the dashes before it.
+    pub word: String,
+    /// What it is for.
+    pub help: String,
+    /// What it takes.
+    pub takes: Takes,
+    /// Whether it may be given again and again.
+    pub repeats: bool,
+    /// Whether it is of the job, and has no meaning where nothing is done.
+    pub of_job: bool,
+}
+
+/// What an option takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// Nothing: it is there or not.
+    Nothing,
+    /// A whole number.
+    Number,
+    /// One of these words, or any if there are none here.
+    Text(Vec<String>),
+    /// A file of this host, from `/` on.
+    File,
+}
+
+impl SubmitOption {
+    /// The name as a field.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.word.replace('-', "_")
+    }
+
+    /// The words for a value.
+    fn words(&self, value: &Value) -> Result<Vec<String>, Problem> {
+        let values = match value {
+            Value::Null | Value::Bool(false) => &[],
+            Value::Array(values) if self.repeats => &values[..],
+            value => std::slice::from_ref(value),
+        };
+        values.iter().map(|value| self.word(value)).collect()
+    }
+
+    fn word(&self, value: &Value) -> Result<String, Problem> {
+        let wanted = match (&self.takes, value) {
+            (Takes::Nothing, Value::Bool(true)) => return Ok(format!("--{}", self.word)),
+            (Takes::Nothing, _) => "true or false",
+            (Takes::File, Value::String(path)) if !path.starts_with('/') => "a path of this host from / on",
+            (Takes::Number | Takes::Text(_) | Takes::File, Value::String(text)) => {
+                return Ok(format!("--{}={text}", self.word));
+            }
+            (Takes::Number | Takes::Text(_), Value::Number(number)) => {
+                return Ok(format!("--{}={number}", self.word));
+            }
+            (Takes::Number, _) => "a number",
+            (Takes::Text(_) | Takes::File, _) => "a text",
+        };
+        Err(Problem::bad(format!("`{}`: {wanted} is wanted", self.name())))
+    }
+
+    fn schema(&self) -> Schema {
+        let one = match &self.takes {
+            Takes::Nothing => ObjectBuilder::new().schema_type(Type::Boolean),
+            Takes::Number => ObjectBuilder::new().schema_type(Type::Integer),
+            Takes::Text(words) => {
+                let words = (!words.is_empty()).then(|| words.clone());
+                ObjectBuilder::new().schema_type(Type::String).enum_values(words)
+            }
+            Takes::File => {
+                let file = SchemaFormat::Custom("file".to_owned());
+                ObjectBuilder::new().schema_type(Type::String).format(Some(file))
+            }
+        };
+        let help = Some(self.help.clone());
+        if self.repeats {
+            return ArrayBuilder::new().items(one).description(help).build().into();
+        }
+        one.description(help).build().into()
+    }
+}
+
+/// The words for these fields, of those options that `are_meant`.
+pub(crate) fn words(
+    known: &[SubmitOption],
+    fields: &BTreeMap<String, Value>,
+    are_meant: impl Fn(&SubmitOption) -> bool,
+) -> Result<Vec<String>, Problem> {
+    let mut words = Vec::new();
+    for (name, value) in fields {
+        let option = known.iter().find(|option| option.name() == *name);
+        let option = option.ok_or_else(|| Problem::bad(format!("unknown field `{name}`")))?;
+        let more = option.words(value)?;
+        words.extend(more.into_iter().filter(|_| are_meant(option)));
+    }
+    Ok(words)
+}
+
+/// Adds the options to the description of an object.
+pub(crate) fn describe(api: &mut OpenApi, object: &str, options: &[SubmitOption]) {
+    let described = api.components.as_mut().and_then(|components| components.schemas.get_mut(object));
+    let Some(RefOr::T(Schema::Object(Object { properties, .. }))) = described else {
+        unreachable!("{object} is described as an object")
+    };
+    properties.extend(options.iter().map(|option| (option.name(), RefOr::T(option.schema()))));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn option(word: &str, takes: Takes, repeats: bool) -> SubmitOption {
+        SubmitOption { word: word.to_owned(), help: String::new(), takes, repeats, of_job: word == "after" }
+    }
+
+    fn said(fields: Value, job: bool) -> Result<String, String> {
+        let known = [
+            option("after", Takes::Number, true),
+            option("exclude", Takes::Text(Vec::new()), true),
+            option("files-from", Takes::File, false),
+            option("delete", Takes::Nothing, false),
+            option("limit", Takes::Text(Vec::new()), false),
+        ];
+        let fields = serde_json::from_value(fields).unwrap();
+        let words = words(&known, &fields, |option| job || !option.of_job);
+        words.map(|words| words.join(" ")).map_err(|problem| problem.error)
+    }
+
+    #[test]
+    fn fields_are_words() {
+        let fields = json!({
+            "after": [1, "2"], "delete": true, "exclude": ["-x", "--y"], "files_from": "/l", "limit": "--json",
+        });
+        let transfer = "--delete --exclude=-x --exclude=--y --files-from=/l --limit=--json";
+        assert_eq!(said(fields.clone(), true), Ok(format!("--after=1 --after=2 {transfer}")));
+        assert_eq!(said(fields, false), Ok(transfer.to_owned()));
+        assert_eq!(said(json!({ "after": [], "delete": false, "limit": null }), true), Ok(String::new()));
+    }
+
+    #[test]
+    fn what_is_none_is_refused() {
+        for (fields, error) in [
+            (json!({ "rsh": "sh" }), "unknown field `rsh`"),
+            (json!({ "files-from": "/l" }), "unknown field `files-from`"),
+            (json!({ "files_from": "l" }), "`files_from`: a path of this host from / on is wanted"),
+            (json!({ "files_from": "-" }), "`files_from`: a path of this host from / on is wanted"),
+            (json!({ "delete": 1 }), "`delete`: true or false is wanted"),
+            (json!({ "limit": ["1M"] }), "`limit`: a text is wanted"),
+            (json!({ "after": [true] }), "`after`: a number is wanted"),
+        ] {
+            assert_eq!(said(fields, false), Err(error.to_owned()));
+        }
+    }
+}
