@@ -431,6 +431,13 @@ fn a_database_that_is_damaged_or_newer_is_told() {
     let yard = Yard::local();
     let database = yard.place().join("jobs.db");
     yard.run(&["jobs"]).done();
+    // the version of the schema, as SQLite's format has it
+    let kept = std::fs::read(&database).unwrap();
+    let newer = [&kept[..60], &[0, 0, 0, 99], &kept[64..]].concat();
+    std::fs::write(&database, newer).unwrap();
+    for words in [&["jobs"][..], &["submit", "source", "target"], &["runner"]] {
+        yard.run(words).expect(11).says(&["was written by a newer zmove (schema 99"]).lines(1);
+    }
     std::fs::write(&database, "nonsense ".repeat(1000)).unwrap();
     for words in [&["jobs"][..], &["submit", "source", "target"], &["runner"]] {
         yard.run(words).expect(11).says(&["jobs.db' is damaged: put a backup in its place"]).lines(1);
