@@ -301,8 +301,10 @@ def _transfer(
 
 def _value(name: str, value: Any) -> Any:
     """A value of an option: what can be iterated is a list, and files begin here."""
-    if value is None or isinstance(value, (bool, int, str, os.PathLike)):
-        return _absolute(value) if name in FILES and value is not None else value
+    if name in FILES and isinstance(value, (str, os.PathLike)):
+        return _absolute(value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
     return [_value(name, one) for one in value]
 
 
