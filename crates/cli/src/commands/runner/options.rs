@@ -26,7 +26,7 @@ fn option(arg: &Arg) -> Option<SubmitOption> {
         Takes::Nothing
     } else if arg.get_value_names().is_some_and(|names| names.iter().any(|name| name == "FILE")) {
         Takes::File
-    } else if NUMBERS().iter().any(|number| arg.get_value_parser().type_id() == *number) {
+    } else if is_number(arg) {
         Takes::Number
     } else {
         Takes::Text(arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect())
@@ -40,12 +40,15 @@ fn option(arg: &Arg) -> Option<SubmitOption> {
     })
 }
 
+fn is_number(arg: &Arg) -> bool {
+    let id = arg.get_value_parser().type_id();
+    let numbers = [TypeId::of::<i32>(), TypeId::of::<u16>(), TypeId::of::<u64>(), TypeId::of::<JobId>()];
+    numbers.into_iter().any(|number| id == number)
+}
+
 /// What is not for a client to say: the programs that are run, which keys are trusted, and what belongs to a terminal.
 const REFUSED: [&str; 9] =
     ["accept-new", "detach", "dry-run", "json", "quiet", "remote-zmove", "ssh-command", "strict", "verbose"];
-
-const NUMBERS: fn() -> [TypeId; 4] =
-    || [TypeId::of::<i32>(), TypeId::of::<u16>(), TypeId::of::<u64>(), TypeId::of::<JobId>()];
 
 #[cfg(test)]
 mod tests {
