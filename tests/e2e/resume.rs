@@ -141,6 +141,30 @@ fn a_preview_touches_nothing_of_it() {
     assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
 }
 
+/// A part is of use at its target alone, and would stay elsewhere for good.
+#[test]
+fn a_part_is_copied_nowhere_and_that_is_told() {
+    let site = broken_off();
+    site.let_read("target");
+    std::fs::write(site.target().join("whole"), "x").unwrap();
+    let target = site.target();
+    let there = site.address(target.to_str().unwrap());
+    for (command, source, copy) in [("push", target.as_os_str(), "pushed"), ("pull", &there, "pulled")] {
+        let mut zmove = site.zmove(&[command]);
+        zmove.0.args([source, copy.as_ref()]);
+        zmove.outcome().expect(0).says(&["a part of an unfinished transfer", "is left out"]).lines(1);
+        assert_eq!(names(&site.path(copy).join("target")), ["whole"], "{command}");
+    }
+    let mut verify = site.zmove(&["verify"]);
+    verify.0.args([target.as_os_str(), "pushed".as_ref()]);
+    verify.outcome().expect(0).says(&["is left out"]);
+    let counted = site.zmove(&["scan", "--json", "target"]).outcome().done().stdout;
+    assert!(counted.starts_with(r#"{"files":{"files":1,"#), "{counted}");
+    std::fs::remove_file(site.target().join("whole")).unwrap();
+    let summary = site.push_contents();
+    assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
+}
+
 #[test]
 fn a_mirror_of_something_else_leaves_it() {
     let site = broken_off();

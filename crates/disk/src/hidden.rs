@@ -7,6 +7,10 @@
 //! another machine's in any case. Manifests are gathered under such names too. A scan for a push skips them in the
 //! directory that they were made in. In a directory that only takes new names (`chattr +a`) nothing can be placed.
 //!
+//! A lasting name, `.zmove-TRANSFER-NUMBER`, is that of a part of a large file, which outlives its process: another
+//! transfer goes on with it. A scan skips these wherever they are, since nobody can tell a part from a copy of one, and
+//! neither is a file that anybody has made.
+//!
 //! **Invariant:** [`remove_abandoned`](crate::remove_abandoned) removes an entry with such a name only when its process
 //! has ended, and only where the entry is the one that was made under that name: a copy of it is data like any other.
 //!
@@ -87,6 +91,9 @@ const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 const FIRST_TIME_NAMESPACE: u64 = 0xEFFF_FFFA;
 
 impl LastingNames {
+    /// The letters of the id of a transfer that its names contain, which are hexadecimal digits.
+    pub const TAG_DIGITS: usize = 12;
+
     /// Names that contain `tag`, a few letters that distinguish transfers.
     #[must_use]
     pub fn new(tag: &str) -> Self {
@@ -172,6 +179,19 @@ impl Display for Parent {
 pub fn is_passing(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     // The prefix first: most names are others, and need no look at the directory.
     is_hidden(name) && maker_of(directory, &Parent::of(directory).to_string(), name).is_some()
+}
+
+/// Whether a name is that of a part of a large file that a transfer has begun and not finished.
+#[must_use]
+pub fn is_part(name: &[u8]) -> bool {
+    let behind_prefix = name.strip_prefix(HIDDEN_PREFIX.as_bytes());
+    let Some((tag, number)) = behind_prefix.and_then(|rest| rest.split_at_checked(LastingNames::TAG_DIGITS))
+    else {
+        return false;
+    };
+    let are_digits =
+        |text: &[u8]| !text.is_empty() && text.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    are_digits(tag) && number.strip_prefix(b"-").is_some_and(are_digits)
 }
 
 /// The process that has made an entry, and when.
@@ -423,6 +443,30 @@ pub(crate) mod tests {
         let lasting = LastingNames::new("t").name();
         for name in [lasting.as_bytes(), b".zmove-", b".zmove-mine", b"f", b"\xff"] {
             assert!(!is_passing(tree.fd(), name));
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_part_is_known_by_its_form_alone() {
+        assert!(is_part(LastingNames::new("afb0ba00fd92").name().as_bytes()));
+        let (_home, tree) = place();
+        let names = [
+            ".zmove-",
+            ".zmove-mine",
+            ".zmove-afb0ba00fd92",
+            ".zmove-afb0ba00fd92-",
+            ".zmove-afb0ba00fd92-x",
+        ];
+        let others = [
+            "zmove-afb0ba00fd92-0",
+            ".zmove-AFB0BA00FD92-0",
+            ".zmove-afb0ba00fd-0",
+            ".zmove-afb0ba00fd92-0-1",
+        ];
+        let passing = passing(&Parent::of(tree.fd()));
+        let names = names.iter().chain(&others).map(|name| name.as_bytes());
+        for name in names.chain([passing.as_bytes()]) {
+            assert!(!is_part(name), "{}", String::from_utf8_lossy(name));
         }
     }
 

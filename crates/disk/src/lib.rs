@@ -48,7 +48,7 @@ pub use file_io::stored_file::StoredFile;
 pub use file_io::threads::Threads;
 pub use file_io::uring::Uring;
 pub use file_io::{FileIo, Moved, Slices};
-pub use hidden::{LastingNames, is_hidden, is_passing, make_hidden};
+pub use hidden::{LastingNames, is_hidden, is_part, is_passing, make_hidden};
 pub use holes::{data_begins, find_data, find_data_but_zeros, next_data, write_data};
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
 pub use link::{Linked, NonRegular, place_link, place_link_to_non_regular};

@@ -11,7 +11,7 @@ use std::thread::available_parallelism;
 
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
-use zmove_disk::open_beneath;
+use zmove_disk::{is_part, is_passing, open_beneath};
 use zmove_types::{Kinds, RelPath};
 
 use crate::directory::{Extent, FileSystems, SourceRoot};
@@ -52,12 +52,33 @@ pub struct ScanConfig {
     /// Which kinds of extended attributes are kept. Default: none is looked for. To look costs a system call for each
     /// entry, and two more for each attribute.
     pub xattrs: Option<Kinds>,
-    /// Which names of a directory are passed over in trees and lists. Default: none. For those of what the
-    /// program itself has not finished.
-    pub apart: Option<fn(BorrowedFd<'_>, &[u8]) -> bool>,
+    /// Which names of a directory are passed over in trees and lists. Default: none. [`unfinished`] has those of what
+    /// the program itself has not finished.
+    pub apart: Option<Apart>,
     /// The record by which a later walk of the same roots knows that they are the same. Default: none. A record costs a
     /// system call for each directory, and an open descriptor for each root.
     pub first_walk: Option<Arc<FirstWalk>>,
+}
+
+/// Tells which names of a directory are passed over, and why.
+pub type Apart = fn(BorrowedFd<'_>, &[u8]) -> Option<Unfinished>;
+
+/// An entry that a transfer has not finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfinished {
+    /// An entry that will get its name, or go, with the process that has made it.
+    Passing,
+    /// A part of a large file, which lasts, and is counted.
+    Part,
+}
+
+/// What a transfer has left unfinished in `directory` under this name.
+#[must_use]
+pub fn unfinished(directory: BorrowedFd<'_>, name: &[u8]) -> Option<Unfinished> {
+    if is_part(name) {
+        return Some(Unfinished::Part);
+    }
+    is_passing(directory, name).then_some(Unfinished::Passing)
 }
 
 impl ScanConfig {

@@ -39,7 +39,7 @@ mod selection;
 mod source_names;
 mod walk;
 
-pub use config::{ScanConfig, ScanRoot, means_contents};
+pub use config::{Apart, ScanConfig, ScanRoot, Unfinished, means_contents, unfinished};
 pub use directory::{Directory, FileSystems, SourceRoot};
 pub use entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, SharedFile, XattrMark};
 pub use error::{ListFault, Operation, ScanError};

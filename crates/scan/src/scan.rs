@@ -82,6 +82,12 @@ impl Scan {
         self.tally.left_out()
     }
 
+    /// How many parts of unfinished transfers have been passed over so far.
+    #[must_use]
+    pub fn parts(&self) -> u64 {
+        self.tally.parts()
+    }
+
     /// How the walk's threads have spent their time so far: busy with the file system or blocked by the
     /// consumer. A walk has no upstream, so none of it is starved.
     #[must_use]

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use zmove_disk::Descriptor;
 use zmove_types::{Doing, RelPath, Stopwatch};
 
-use crate::config::{ScanConfig, ScanRoot};
+use crate::config::{ScanConfig, ScanRoot, Unfinished};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, WANTED, metadata_of};
 use crate::error::{Operation, ScanError};
@@ -82,10 +82,15 @@ impl Walk {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
     }
 
+    /// Whether a name is passed over.
     fn is_apart(&self, directory: &Directory, name: &CStr) -> bool {
         // An entry that a root itself names is wanted.
-        let below = directory.root().extent == Extent::Tree;
-        below && self.config.apart.is_some_and(|is_apart| is_apart(directory.fd(), name.to_bytes()))
+        let apart = self.config.apart.filter(|_| directory.root().extent == Extent::Tree);
+        let why = apart.and_then(|apart| apart(directory.fd(), name.to_bytes()));
+        if why == Some(Unfinished::Part) {
+            self.tally.pass_over_part();
+        }
+        why.is_some()
     }
 
     /// Opens a directory below a root, waiting while descriptors are short.

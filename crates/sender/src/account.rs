@@ -120,10 +120,21 @@ impl Account {
         self.observer.on(&Event::Found { files, bytes });
     }
 
-    /// Notes that the scan has ended.
-    pub(crate) fn end_scan(&self) {
+    /// Notes that the scan has ended, which has passed over so many `parts` of unfinished transfers.
+    pub(crate) fn end_scan(&self, parts: u64) {
         self.has_found_all.store(true, Ordering::Relaxed);
         self.observer.on(&Event::ScanEnded);
+        if parts == 0 {
+            return;
+        }
+        let message = if parts == 1 {
+            "a part of an unfinished transfer lies in the source (.zmove-...), and is left out".to_owned()
+        } else {
+            format!("{parts} parts of unfinished transfers lie in the source (.zmove-...), and are left out")
+        };
+        if self.files().tell(&message) {
+            self.observer.on(&Event::Warned { message });
+        }
     }
 
     /// What the scan has found so far.

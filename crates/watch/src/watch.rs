@@ -1,6 +1,7 @@
 //! The watch: a thread that hears what the kernel tells, walks the tree at intervals, and keeps the account.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -26,6 +27,8 @@ pub struct Terms {
     pub rescan: Option<Duration>,
     /// Whether a directory is on a file system that other hosts change too, of which the kernel tells nothing.
     pub is_shared: fn(&Path) -> bool,
+    /// Whether a name is that of a file which will get another one when it is whole.
+    pub is_unfinished: fn(&OsStr) -> bool,
 }
 
 /// How changes are found.
@@ -270,8 +273,12 @@ impl Watcher {
         }
     }
 
+    fn is_unfinished(&self, path: &Path) -> bool {
+        path.file_name().is_some_and(self.terms.is_unfinished)
+    }
+
     fn came(&self, path: PathBuf, note: impl FnOnce(&mut Ledger, PathBuf)) {
-        let is_wanted = stamp_at(&self.root.join(&path)).is_some();
+        let is_wanted = !self.is_unfinished(&path) && stamp_at(&self.root.join(&path)).is_some();
         let mut account = self.shared.account();
         if is_wanted {
             note(&mut account.ledger, path);
@@ -366,7 +373,7 @@ impl Visitor for Watcher {
     }
 
     fn entry(&mut self, below: PathBuf, metadata: &Metadata) {
-        let Some(stamp) = Stamp::of(metadata) else { return };
+        let Some(stamp) = Stamp::of(metadata).filter(|_| !self.is_unfinished(&below)) else { return };
         let mut account = self.shared.account();
         // A server's clock may be another.
         let rest =

@@ -18,6 +18,7 @@ use anyhow::{Context, Result};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use zmove_disk::is_part;
 use zmove_jobs::is_shared;
 use zmove_types::Escaped;
 use zmove_watch::{Batch, How, Terms, Watch};
@@ -77,6 +78,7 @@ pub(crate) fn follow(args: &SubmitArgs) -> Result<Exit> {
         rest: args.rest.map_or(REST, |rest| rest.0),
         rescan: args.rescan.map(|rescan| rescan.0),
         is_shared,
+        is_unfinished: |name| is_part(name.as_bytes()),
     };
     let watch = Watch::begin(&root, terms).context("start a thread")?;
     let stop = Stop::listen()?;

@@ -8,7 +8,9 @@ use std::path::Path;
 
 use anyhow::Result;
 use serde::Serialize;
-use zmove_scan::{Histogram, ScanConfig, ScanRoot, Selection, histogram, means_contents, scan, scan_list};
+use zmove_scan::{
+    Histogram, ScanConfig, ScanRoot, Selection, histogram, means_contents, scan, scan_list, unfinished,
+};
 use zmove_types::{Escaped, RelPath};
 
 use self::advice::Expected;
@@ -21,7 +23,13 @@ use crate::value::exit::Exit;
 pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
     let selection = args.selection.selection()?;
     let file_systems = args.selection.file_systems();
-    let config = ScanConfig { selection: selection.clone(), file_systems, ..ScanConfig::default() };
+    let config = ScanConfig {
+        selection: selection.clone(),
+        file_systems,
+        // as a push does, which is what is counted here
+        apart: Some(unfinished),
+        ..ScanConfig::default()
+    };
     let contents = root(&args.path)?;
     let stream = match args.selection.list(|| contents)? {
         Some(list) => scan_list(list, &config),

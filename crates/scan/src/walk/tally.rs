@@ -11,6 +11,7 @@ use crate::entry::{Entry, EntryKind};
 pub struct Tally {
     pub(crate) clock: StageClock,
     left_out: AtomicU64,
+    parts: AtomicU64,
     entries: AtomicU64,
     bytes: AtomicU64,
     ended: AtomicBool,
@@ -54,6 +55,15 @@ impl Tally {
 
     pub(crate) fn leave_out(&self, entries: u64) {
         self.left_out.fetch_add(entries, Ordering::Relaxed);
+    }
+
+    /// The number of parts of unfinished transfers that were passed over.
+    pub(crate) fn parts(&self) -> u64 {
+        self.parts.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn pass_over_part(&self) {
+        self.parts.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn end(&self) {

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use zmove_disk::is_passing;
-use zmove_scan::{PathList, Scan, ScanRoot, Tally, scan, scan_list};
+use zmove_scan::{PathList, Scan, ScanRoot, Tally, scan, scan_list, unfinished};
 use zmove_types::Kinds;
 use zmove_wire::{Extraneous, Open};
 
@@ -45,7 +44,7 @@ impl Push {
     #[must_use]
     pub fn start(job: PushJob, mut config: SenderConfig, run: &mut Run, started: Instant) -> Self {
         let PushJob { sources, open, mirror, sources_missing, list } = job;
-        config.scan.apart = Some(is_passing);
+        config.scan.apart = Some(unfinished);
         config.scan.xattrs = open.keeping.map(|keeping| keeping.kinds.common(Kinds::ANY_XATTR));
         let selection = config.scan.selection.clone();
         let file_systems = config.scan.file_systems;

@@ -9,7 +9,12 @@ use super::*;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn terms(rest: Duration) -> Terms {
-    Terms { rest, rescan: Some(Duration::from_secs(3600)), is_shared: |_| false }
+    Terms {
+        rest,
+        rescan: Some(Duration::from_secs(3600)),
+        is_shared: |_| false,
+        is_unfinished: |name| name == ".part",
+    }
 }
 
 /// A watch that has walked the tree once, by which nothing has rested.
@@ -45,6 +50,18 @@ fn assert_come(watch: &Watch, paths: &[&str]) {
 
 const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(200);
+
+#[test]
+fn what_is_unfinished_comes_when_it_has_its_name() {
+    let root = tempfile::tempdir().unwrap();
+    fs::write(root.path().join(".part"), "met").unwrap();
+    let watch = watched(root.path(), terms(Duration::ZERO));
+    assert!(watch.take(9, SHORT).is_none());
+    fs::write(root.path().join(".part"), "told of").unwrap();
+    assert!(watch.take(9, SHORT).is_none());
+    fs::rename(root.path().join(".part"), root.path().join("whole")).unwrap();
+    assert_come(&watch, &["whole"]);
+}
 
 #[test]
 fn files_come_when_they_are_closed() {

@@ -66,7 +66,7 @@ impl TargetTree {
         writers: usize,
     ) -> Self {
         let Target { tree, rename, state, is_closed } = target;
-        let tag = &transfer.to_string()[..12];
+        let tag = &transfer.to_string()[..LastingNames::TAG_DIGITS];
         Self {
             rules,
             tree,
