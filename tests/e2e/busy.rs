@@ -260,7 +260,7 @@ fn who_waits_is_told_that_the_daemon_stops() {
     site.the_daemon().wait_for_log("queued: tester");
     let daemon = site.take_daemon();
     assert_eq!(daemon.terminate(), Some(0));
-    finish(waiting).expect(12).says(&["being stopped"]);
+    finish(waiting).expect(13).says(&["being stopped"]);
     drop(long.0.kill());
     long.0.wait().unwrap();
 }

@@ -110,7 +110,9 @@ fn a_daemon_that_drains_ends_with_its_last_transfer() {
     wait_for(&site, has_moved);
     let said = operator(&site, &["drain"]).done().stdout;
     assert!(said.contains("takes no new transfers, and ends after 1 transfer under way"), "{said}");
-    site.push(&["--timeout", "0"], site.contents(), "other").expect(12).says(&["is being stopped"]);
+    site.push(&["--timeout", "0"], site.contents(), "other")
+        .expect(13)
+        .says(&["is being stopped there", "try again later"]);
     assert_eq!(status(&site)["draining"], true);
     finish(push).done();
     assert_same(&site.source(), &site.target());

@@ -324,9 +324,10 @@ impl Cut {
     /// What the peer is told.
     pub(crate) fn refusal(self) -> Refusal {
         let (code, text) = match self {
-            Self::Stopping => {
-                (RefusalCode::Stopping, "the receiver is being stopped, and takes no new transfers")
-            }
+            Self::Stopping => (
+                RefusalCode::Stopping,
+                "zmove is being stopped there, and takes no new transfers: try again later",
+            ),
             Self::ByOperator => (
                 RefusalCode::Denied,
                 "the operator there has stopped this transfer; the same command goes on where it was",

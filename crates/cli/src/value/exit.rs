@@ -36,7 +36,7 @@ pub(crate) enum Exit {
     File = 11,
     /// The connection was lost, or the peer broke the protocol.
     Broken = 12,
-    /// The receiver is busy, and had no room in time.
+    /// The other host is busy and had no room in time, or is being stopped and takes nothing new.
     Busy = 13,
     /// The user stopped the command.
     Interrupted = 20,
@@ -149,8 +149,8 @@ impl Exit {
             RefusalCode::Denied | RefusalCode::Target => Self::Target,
             // Receivers say `Busy` also where they cannot read their own files.
             RefusalCode::Busy => Self::Connection,
-            RefusalCode::Full => Self::Busy,
-            RefusalCode::Protocol | RefusalCode::Stopping | RefusalCode::Broken => Self::Broken,
+            RefusalCode::Full | RefusalCode::Stopping => Self::Busy,
+            RefusalCode::Protocol | RefusalCode::Broken => Self::Broken,
             RefusalCode::Failed => Self::File,
         }
     }
