@@ -10,7 +10,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::command::Outcome;
-use crate::harness::{Site, both_ways, has_program, skip};
+use crate::harness::{Site, both_ways, has_program, is_root, skip};
 use crate::tree::{names, paint, painted, set_mode, set_old, set_own_mtime};
 
 both_ways!(
@@ -30,6 +30,34 @@ both_ways!(
 );
 
 const LARGE: u64 = 2 * zmove_types::GROUP_BYTES + 1;
+
+/// What a push cannot keep is no change that it would make.
+#[test]
+fn owners_that_cannot_be_set_are_counted_and_not_listed() {
+    if !is_root() {
+        return skip("only root gives files away");
+    }
+    let unprivileged = Site::unprivileged().map(|site| (site, "the receiver's user may not"));
+    for (site, why) in unprivileged.into_iter().chain([(Site::daemon(), "the key's grant does not allow it")])
+    {
+        let file = site.source().join("f");
+        paint(&file, 10);
+        site.give_away();
+        std::os::unix::fs::chown(&file, Some(1234), Some(1235)).unwrap();
+        let lack = format!("not kept: owner of 1 ({why}), group of 1 ({why})");
+        let pushed = site.push(&["-a"], site.contents(), "").done().stdout;
+        assert!(pushed.contains(&lack), "{pushed}");
+        let outcome = preview(&site, &["-a"]);
+        assert_eq!(list(&outcome), [""; 0]);
+        assert!(outcome.stdout.contains(&lack), "{}", outcome.stdout);
+        site.push(&["-n", "-a", "--strict-metadata"], site.contents(), "").expect(23);
+        // they differ all the same
+        let mut verify = site.zmove(&["verify", "-a"]);
+        verify.0.arg(site.contents()).arg(site.address(""));
+        let verified = verify.outcome().expect(6).stdout;
+        assert!(verified.contains("~ f (owner)"), "{verified}");
+    }
+}
 
 /// All that a look at a tree can find, by path.
 pub(crate) fn snapshot(root: &Path) -> BTreeMap<Vec<u8>, String> {

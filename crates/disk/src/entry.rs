@@ -147,7 +147,7 @@ pub fn is_kept_by_other_names(there: &FileIdentity, wanted: &Wanted<'_>) -> bool
 }
 
 /// Whether this thread may give files to other users; where that is unknown, it counts as able to.
-fn may_give_away() -> bool {
+pub(crate) fn may_give_away() -> bool {
     capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::CHOWN))
 }
 

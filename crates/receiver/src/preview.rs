@@ -142,6 +142,10 @@ impl Preview {
                 Some(lane) = self.connections.lanes.recv() => drop(lane),
             }
         }
+        let counts = self.previewer.keeper.counts();
+        if !counts.is_empty() {
+            self.connections.send(&ToSender::NotKept { counts }).await?;
+        }
         Ok(self.connections.send_last(&ToSender::Finished(Finished::default())).await?)
     }
 

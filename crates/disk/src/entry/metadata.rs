@@ -17,8 +17,8 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, Timespec, Uid};
 use rustix::io::Errno;
 use zmove_types::{Account, Ids, Kinds, Timestamp, Xattr};
 
-use super::only_mtime;
 use super::xattrs::{Descriptor, HasXattrs, by_descriptor, mode_without_acl};
+use super::{may_give_away, only_mtime};
 
 /// The metadata that an entry is to have.
 #[derive(Clone, Copy, Debug, Default)]
@@ -86,12 +86,35 @@ impl Wanted<'_> {
         user.into_iter().chain(group).map(|kind| Miss { kind, error: Errno::PERM }).collect()
     }
 
+    /// The owners that an entry which has these ones would not get, found without trying: a process that may not give
+    /// entries away gives its own ones to groups that it is in, and does no more.
+    #[must_use]
+    pub fn owners_out_of_reach(&self, has: Ids) -> Vec<Miss> {
+        let mut missing = self.missing_owners(has);
+        if missing.is_empty() || !self.may_own {
+            return missing;
+        }
+        if may_give_away() {
+            return Vec::new();
+        }
+        let is_own = has.user == rustix::process::geteuid().as_raw();
+        let is_in = |group: Option<u32>| group.is_some_and(is_in_group);
+        missing.retain(|miss| miss.kind == Kinds::OWNER || !(is_own && is_in(self.group)));
+        missing
+    }
+
     /// Whether an entry that has these owners, this mode and these attributes has all of it, but for its time.
     #[must_use]
     pub fn is_met(&self, ids: Ids, mode: u32) -> bool {
         let has = |wanted: Option<u32>, has| wanted.is_none_or(|wanted| wanted == has);
         mode == self.mode && has(self.owner, ids.user) && has(self.group, ids.group)
     }
+}
+
+/// Whether this process is in a group.
+fn is_in_group(group: u32) -> bool {
+    let others = rustix::process::getgroups().unwrap_or_default();
+    rustix::process::getegid().as_raw() == group || others.iter().any(|other| other.as_raw() == group)
 }
 
 /// The setting of one entry.

@@ -9,9 +9,9 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn, is_special_at, number_at,
+    Descriptor, FileIdentity, HasXattrs, KeptTimes, Named, Task, Turn, Wanted, is_special_at, number_at,
 };
-use zmove_types::{GROUP_BYTES, Kinds, Name, RelPath};
+use zmove_types::{GROUP_BYTES, Ids, Kinds, Name, RelPath};
 use zmove_wire::{
     Compare, Differences, FaultCode, Finding, Findings, Hashed, InquiredEntry, InquiredKind,
     InquiredMetadata, Inquiry, Operation, Overwrite,
@@ -266,6 +266,17 @@ impl Previewer {
         }
     }
 
+    /// Whether a transfer would leave an entry all owners that it has, since it may set no others; counts those. To a
+    /// verification they differ nevertheless.
+    fn would_stay_owned(&self, there: Ids, wanted: &Wanted<'_>) -> bool {
+        if self.storage.is_some() {
+            return false;
+        }
+        let misses = wanted.owners_out_of_reach(there);
+        self.keeper.foresee(&self.rules, &misses);
+        misses.len() == wanted.missing_owners(there).len()
+    }
+
     /// How an entry of a directory, or the directory itself, differs in what is kept beside its contents.
     fn metadata_differs(
         &self,
@@ -276,7 +287,7 @@ impl Previewer {
     ) -> Differences {
         let has_time = self.times.is_kept(directory, there.mtime, metadata.mtime);
         let wanted = self.keeper.wanted(&self.rules, metadata, None);
-        let owned = wanted.is_met(there.ids, wanted.mode);
+        let owned = wanted.is_met(there.ids, wanted.mode) || self.would_stay_owned(there.ids, &wanted);
         let has_xattrs = Xattrs::Digest(digest.as_deref()).are_those_of(entry, metadata, self.rules.kinds);
         Differences::default()
             .and_if(Differences::TIME, &has_time, &true)

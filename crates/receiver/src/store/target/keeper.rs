@@ -70,16 +70,7 @@ impl Keeper {
     /// Counts what an entry of a directory, or the directory itself, did not get.
     pub(crate) fn note(&self, rules: &Rules, wanted: &Wanted<'_>, misses: &[Miss], at: At<'_>) {
         let denied = rules.owning == Owning::Denied;
-        let rights = Kinds::OWNERSHIP.and(Kinds::PRIVILEGED).and(Kinds::DEVICES);
-        let why = |miss: &Miss| match miss.error {
-            _ if denied && rights.has_any(miss.kind) => Lack::NotGranted,
-            Errno::PERM | Errno::ACCESS => Lack::NotPermitted,
-            Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV => Lack::Unsupported,
-            Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE => Lack::NoRoom,
-            Errno::INVAL => Lack::Invalid,
-            error => Lack::Os(error.raw_os_error()),
-        };
-        let mut lacks: Vec<_> = misses.iter().map(|miss| (miss.kind, why(miss))).collect();
+        let mut lacks: Vec<_> = misses.iter().map(|miss| (miss.kind, lack(rules, miss))).collect();
         let kind = |xattr: &zmove_types::Xattr| Kinds::of_xattr(&xattr.name);
         if denied
             && rules.kinds.has_any(Kinds::PRIVILEGED)
@@ -90,14 +81,23 @@ impl Keeper {
         if lacks.is_empty() {
             return;
         }
-        let mut counts = self.lacks.lock();
-        for lack in &lacks {
-            *counts.entry(*lack).or_default() += 1;
-        }
-        drop(counts);
+        self.count(&lacks);
         if let Some(reports) = &self.named {
             let lacks = lacks.into_iter().map(|(kind, why)| NotKept::new(kind, why, 1)).collect();
             reports.tell(Outcome::Missed(Missed { path: at.path(), lacks }));
+        }
+    }
+
+    /// Counts what an entry would not get.
+    pub(crate) fn foresee(&self, rules: &Rules, misses: &[Miss]) {
+        let lacks: Vec<_> = misses.iter().map(|miss| (miss.kind, lack(rules, miss))).collect();
+        self.count(&lacks);
+    }
+
+    fn count(&self, lacks: &[(Kinds, Lack)]) {
+        let mut counts = self.lacks.lock();
+        for lack in lacks {
+            *counts.entry(*lack).or_default() += 1;
         }
     }
 
@@ -109,6 +109,19 @@ impl Keeper {
             .take(MISSED_MAX)
             .map(|((kind, why), entries)| NotKept::new(*kind, *why, *entries))
             .collect()
+    }
+}
+
+/// Why an entry did not get something.
+fn lack(rules: &Rules, miss: &Miss) -> Lack {
+    let rights = Kinds::OWNERSHIP.and(Kinds::PRIVILEGED).and(Kinds::DEVICES);
+    match miss.error {
+        _ if rules.owning == Owning::Denied && rights.has_any(miss.kind) => Lack::NotGranted,
+        Errno::PERM | Errno::ACCESS => Lack::NotPermitted,
+        Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV => Lack::Unsupported,
+        Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE => Lack::NoRoom,
+        Errno::INVAL => Lack::Invalid,
+        error => Lack::Os(error.raw_os_error()),
     }
 }
 
