@@ -113,7 +113,7 @@ fn a_receiver_that_lets_us_in() {
     assert!(findings.the("lanes")["details"].as_array().unwrap().is_empty(), "the round trip is known");
     assert_eq!(std::fs::read(site.path("client/known_hosts")).unwrap(), before);
     // the conversation ended in order, and left nothing
-    daemon.wait_for_log("received from tester");
+    daemon.wait_for_log("previewed by tester");
     assert!(names(&site.target()).is_empty());
 }
 

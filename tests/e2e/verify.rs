@@ -89,6 +89,19 @@ pub(crate) fn spoil(path: &Path, offset: u64) {
     file.set_modified(modified).unwrap();
 }
 
+#[test]
+fn a_daemon_does_not_log_it_as_received() {
+    let site = Site::daemon();
+    grow(&site);
+    site.push_contents();
+    site.push(&["-n"], site.contents(), "").done();
+    verify(&site, &[]).done();
+    let daemon = site.the_daemon();
+    daemon.wait_for_log("verified by tester");
+    let logged = ["received from", "previewed by", "verified by"].map(|what| daemon.count_logged(what));
+    assert_eq!(logged, [1, 1, 1]);
+}
+
 fn each_difference_is_named_and_of_large_files_its_bytes(site: &Site) {
     grow(site);
     site.push_contents();

@@ -10,7 +10,7 @@ use zmove_wire::{Cipher, Place};
 
 use zmove_receiver::Failures;
 use zmove_receiver::SessionError;
-use zmove_receiver::SessionReport;
+use zmove_receiver::{Looked, SessionReport};
 
 use crate::sending::SendingError;
 use crate::transfers::Who;
@@ -204,6 +204,13 @@ impl fmt::Display for DaemonEvent {
             Self::Received { who, cipher, moved, report } => {
                 let target = Escaped(&moved.target);
                 let (seconds, faults) = (moved.elapsed.as_secs_f64(), report.faults);
+                if let Some(looked) = report.looked {
+                    let (done, at) = match looked {
+                        Looked::Preview => ("previewed", "into"),
+                        Looked::Verification => ("verified", "against"),
+                    };
+                    return write!(f, "{done} by {who} {at} '{target}' in {seconds:.2} s; key {}", who.key);
+                }
                 let clear = if *cipher == Cipher::None { ", in clear" } else { "" };
                 write!(f, "received from {who} into '{target}' in {seconds:.2} s, {faults} faults{clear}")?;
                 write!(f, "; {}, {} bytes; key {}", Files(moved.files), moved.bytes, who.key)?;

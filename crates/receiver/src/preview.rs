@@ -34,7 +34,7 @@ use crate::preview::hash_order::CheckedOrder;
 use crate::preview::inquiry::Previewer;
 use crate::quota::Booking;
 use crate::quota::messages::BookedMessage;
-use crate::session::connections::{Connections, SessionReport, look};
+use crate::session::connections::{Connections, Looked, SessionReport, look};
 use crate::session::threads::Workers;
 use crate::storage_reader::StorageReader;
 use crate::store::rules::Rules;
@@ -70,14 +70,15 @@ pub(crate) async fn run(
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
     let (target, keeping) = (open.target.clone(), open.keeping);
+    let looked = Some(if open.verify { Looked::Verification } else { Looked::Preview });
     let storage = open.verify.then(|| StorageReader::new(&config.file_io, config.buffers_max));
     let rules = Rules::of(&open, config.set_ids, config.owning);
     let listed = config.listed.clone();
-    let looked = match listed {
+    let seen = match listed {
         Some(_) => Ok(Seen::default()),
         None => look(move || Seen::look(&open, &access)).await,
     };
-    let seen = match looked {
+    let seen = match seen {
         Ok(seen) => seen,
         Err(refusal) => return connections.refuse(refusal).await,
     };
@@ -112,7 +113,7 @@ pub(crate) async fn run(
     preview.previewer.stopping.store(true, Ordering::Relaxed);
     preview.workers.end().await;
     preview.connections.part(&ended).await;
-    ended.map(|()| SessionReport { target, ..SessionReport::default() })
+    ended.map(|()| SessionReport { target, looked, ..SessionReport::default() })
 }
 
 impl Preview {

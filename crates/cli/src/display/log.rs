@@ -22,6 +22,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 use zmove_daemon::{DaemonEvent, Moved, Who};
+use zmove_receiver::Looked;
 use zmove_types::Lock;
 use zmove_wire::Cipher;
 
@@ -125,8 +126,13 @@ fn tell(event: &DaemonEvent) {
         DaemonEvent::Received { who: Who { name, address, key }, cipher, moved, report } => {
             let cipher = if *cipher == Cipher::None { "none" } else { "tls" };
             let result = if report.faults == 0 { "complete" } else { "partial" };
+            let event_name = match report.looked {
+                None => "received",
+                Some(Looked::Preview) => "previewed",
+                Some(Looked::Verification) => "verified",
+            };
             info!(
-                event = "received", audit = true, result, name, %key, from = %address, target = target(moved),
+                event = event_name, audit = true, result, name, %key, from = %address, target = target(moved),
                 bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = report.faults,
                 cipher, "{event}"
             );

@@ -20,6 +20,17 @@ pub struct SessionReport {
     pub faults: u64,
     /// Why no journal could be kept: had the transfer broken, no later one could have resumed its large files.
     pub journal_trouble: Option<String>,
+    /// What a session was for that has stored nothing.
+    pub looked: Option<Looked>,
+}
+
+/// The purpose of a session that only looks at the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Looked {
+    /// To tell what a transfer would do.
+    Preview,
+    /// To compare the target with the source.
+    Verification,
 }
 
 /// What connects a session with its peer.
