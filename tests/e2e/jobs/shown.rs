@@ -32,6 +32,32 @@ fn a_job_that_is_held_shows_how_far_it_has_come() {
     }
 }
 
+/// Whatever is done with a job, the answer is the job where a program asks.
+#[test]
+fn every_order_answers_in_json() {
+    let yard = Yard::daemon();
+    let id = yard.submit_slow();
+    let answer = |words: &[&str], exit| -> Value {
+        let said = yard.run(&[&["job", &id], words, &["--json"]].concat()).expect(exit).stdout;
+        serde_json::from_str(said.trim_end()).unwrap_or_else(|error| panic!("{words:?}: {error}: {said}"))
+    };
+    let schema = crate::schema::schema("job.json");
+    for (words, exit) in [
+        (&["wait", "--timeout", "0"][..], 33),
+        (&["pause"], 0),
+        (&["resume"], 0),
+        (&["cancel"], 0),
+        (&["wait"], 31),
+        (&["attach"], 31),
+    ] {
+        let job = answer(words, exit);
+        assert_eq!(crate::schema::fault(&schema, &job), None, "{words:?}");
+        assert_eq!(job["id"].to_string(), id, "{words:?}");
+    }
+    assert_eq!(answer(&["rerun"], 0)["event"], "submitted");
+    yard.run(&["job", &id, "wait", "--timeout", "5"]).expect(31);
+}
+
 #[test]
 fn a_job_that_has_failed_says_by_what() {
     let yard = Yard::local();
@@ -42,6 +68,9 @@ fn a_job_that_has_failed_says_by_what() {
     let shown = yard.run(&["job", &id]).done().stdout;
     assert!(shown.contains("last error, of attempt 1: 1 failed"), "{shown}");
     assert!(shown.contains("failed: receiver: "), "{shown}");
+    let counted = |state| yard.run(&["jobs", "--json", "--state", state]).done().stdout.lines().count();
+    assert_eq!([counted("failed"), counted("done,failed"), counted("done")], [1, 1, 0]);
+    yard.run(&["jobs", "--state", "broken"]).expect(1).says(&["'broken' is no state of a job"]);
     let list = yard.run(&["jobs"]).done().stdout;
     for line in shown.lines().chain(list.lines()) {
         // a path stays whole

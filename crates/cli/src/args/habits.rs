@@ -81,7 +81,11 @@ pub(crate) fn hint(error: &mut clap::Error) {
         _ => String::new(),
     };
     let (word, guess, hints) = match error.kind() {
-        ErrorKind::UnknownArgument => (word(ContextKind::InvalidArg), ContextKind::SuggestedArg, OPTIONS),
+        ErrorKind::UnknownArgument => {
+            let word = word(ContextKind::InvalidArg);
+            let is_of_others = ELSEWHERE.iter().any(|(words, _)| words.contains(&&*word));
+            (word, ContextKind::SuggestedArg, if is_of_others { ELSEWHERE } else { OPTIONS })
+        }
         ErrorKind::InvalidSubcommand => {
             (word(ContextKind::InvalidSubcommand), ContextKind::SuggestedSubcommand, COMMANDS)
         }
@@ -90,17 +94,25 @@ pub(crate) fn hint(error: &mut clap::Error) {
     };
     // To pass an option as a value is hardly ever meant.
     error.remove(ContextKind::Suggested);
-    let known = hints.iter().find(|(words, _)| words.contains(&&*word)).map(|(_, hint)| *hint);
+    let about = match error.get(ContextKind::Usage) {
+        Some(ContextValue::StyledStr(usage)) => usage.to_string(),
+        _ => String::new(),
+    };
     let is_close = match error.get(guess) {
         _ if error.kind() == ErrorKind::InvalidValue => true,
         Some(ContextValue::String(guess)) => is_typo(&word, guess),
         Some(ContextValue::Strings(guesses)) => guesses.iter().any(|guess| is_typo(&word, guess)),
         _ => false,
     };
+    let of_jobs = JOBS.iter().find(|(command, _)| about.contains(command)).map(|(_, hint)| *hint);
+    let of_jobs = of_jobs.filter(|_| !is_close && !word.starts_with('-'));
+    let known = hints.iter().find(|(words, _)| words.contains(&&*word)).map(|(_, hint)| *hint);
+    let known = of_jobs.or(known);
     if known.is_some() || !is_close {
         error.remove(guess);
     }
-    let is_without_command = error.kind() == ErrorKind::InvalidSubcommand && !is_close;
+    let is_at_root = about.contains("zmove <COMMAND>");
+    let is_without_command = error.kind() == ErrorKind::InvalidSubcommand && is_at_root && !is_close;
     if let Some(hint) = known.or(is_without_command.then_some("'zmove copy SRC... DST' copies")) {
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
     }
@@ -133,6 +145,16 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["du", "stat"], "'zmove scan TREE' counts files by size"),
     (&["version"], "'zmove --version'"),
 ];
+
+/// What fits words that are none of the commands for jobs, by the usage that clap tells.
+const JOBS: &[(&str, &str)] = &[
+    ("zmove jobs", "'zmove jobs' lists all; 'zmove job ID' is about one, by its number"),
+    ("zmove job ", "'zmove job ID' shows it; ID log, wait, attach, pause, resume, cancel, rerun"),
+];
+
+/// Options of other commands.
+const ELSEWHERE: &[(&[&str], &str)] =
+    &[(&["--timeout"], "nothing waits here: a host that does not answer is left within seconds")];
 
 const OPTIONS: &[(&[&str], &str)] = &[
     (
@@ -311,6 +333,13 @@ mod tests {
             ("zmove push -W a b", "--delta never"),
             ("zmove push --sparse a b", "holes are kept anyway; --sparse zeros"),
             ("zmove push --transport tcpp a b", "a similar value exists: 'tcp'"),
+            ("zmove jobs nightly", "'zmove jobs' lists all"),
+            ("zmove jobs 17", "'zmove jobs' lists all"),
+            ("zmove job 17 status", "'zmove job ID' shows it"),
+            ("zmove job 17 stop", "'zmove job ID' shows it"),
+            ("zmove job cancel 17", "'zmove job ID' shows it"),
+            ("zmove job 17 cancle", "a similar subcommand exists: 'cancel'"),
+            ("zmove probe --timeout 5 h", "nothing waits here"),
         ] {
             let tip = tip(words).unwrap_or_default();
             assert!(tip.starts_with(expected), "{words}: {tip}");

@@ -1,11 +1,11 @@
 //! The arguments of `zmove submit`, `jobs`, `job` and `runner`.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Subcommand;
-use zmove_jobs::{JobId, Moment, Schedule, parse_moment};
+use zmove_jobs::{JobId, Moment, Schedule, State, parse_moment};
 
 use super::copy::CopyArgs;
 use crate::value::age::Age;
@@ -77,6 +77,19 @@ impl SubmitArgs {
 
 const DEADLINE: Age = Age(Duration::from_secs(24 * 60 * 60));
 
+/// Reads an address of this host, or a port of the loopback alone.
+fn parse_http(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse::<u16>() {
+        return Ok((Ipv4Addr::LOCALHOST, port).into());
+    }
+    text.parse().map_err(|_| "write ADDRESS:PORT, as 127.0.0.1:8470, or a port alone".to_owned())
+}
+
+/// Reads a span of time, and a number alone as seconds, as '--timeout' of a transfer does.
+fn parse_timeout(text: &str) -> Result<Age, String> {
+    text.parse::<u64>().map(|seconds| Age(Duration::from_secs(seconds))).or_else(|_| text.parse())
+}
+
 fn parse_at(text: &str) -> Result<Moment, String> {
     parse_moment(text, Moment::now())
 }
@@ -89,6 +102,11 @@ pub(crate) struct JobsArgs {
     /// Also those that ended earlier
     #[arg(long)]
     pub(crate) all: bool,
+    /// Only those in these states, for example failed,expired
+    ///
+    /// A job is waiting, queued, running or paused, and at the end done, failed, cancelled or expired.
+    #[arg(long, value_name = "STATE,...", value_delimiter = ',')]
+    pub(crate) state: Vec<State>,
     /// Print each job as a JSON object on a line
     #[arg(long)]
     pub(crate) json: bool,
@@ -113,8 +131,8 @@ pub(crate) enum JobsCommand {
 pub(crate) struct JobArgs {
     /// The job's number, as 'zmove submit' has printed it
     pub(crate) id: JobId,
-    /// Print it as a JSON object on a line
-    #[arg(long)]
+    /// Print it as a JSON object on a line, with 'log' each event
+    #[arg(long, global = true)]
     pub(crate) json: bool,
     #[command(subcommand)]
     pub(crate) action: Option<JobAction>,
@@ -123,15 +141,11 @@ pub(crate) struct JobArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum JobAction {
     /// Show what has happened to it, and what its processes have said
-    Log {
-        /// Print each event as a JSON object on a line
-        #[arg(long)]
-        json: bool,
-    },
+    Log,
     /// Wait for its end: exit code 0 done, 30 failed, 31 cancelled, 32 expired, 33 not within --timeout
     Wait {
-        /// How long: 90s, 30min, 12h, 7d
-        #[arg(long, value_name = "TIME")]
+        /// How long: 90 or 90s, 30min, 12h, 7d
+        #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
         timeout: Option<Age>,
     },
     /// Show how far it is until it ends; Ctrl-C leaves it alone. Exit codes are those of 'wait'
@@ -168,9 +182,9 @@ pub(crate) struct RunnerArgs {
     pub(crate) until_idle: Option<Age>,
     /// Serve the page and the API for programs
     ///
-    /// They are at the socket 'api.sock' in the directory of the jobs, and at this address of the loopback for whoever
-    /// has the word in the file 'token' there.
-    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, conflicts_with = "detached")]
+    /// They are at the socket 'api.sock' in the directory of the jobs, and at this address of the loopback, or this
+    /// port of 127.0.0.1, for whoever has the word in the file 'token' there.
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, conflicts_with = "detached", value_parser = parse_http)]
     pub(crate) http: Option<Option<SocketAddr>>,
     /// Leave the terminal, and end without a word where there is a runner
     #[arg(long, hide = true)]
@@ -184,4 +198,24 @@ pub(crate) enum RunnerCommand {
         /// The channel's name
         name: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_alone_is_one_of_the_loopback() {
+        for text in ["8470", ":8470", "127.0.0.1:8470"] {
+            assert_eq!(parse_http(text), Ok((Ipv4Addr::LOCALHOST, 8470).into()), "{text}");
+        }
+        assert!(parse_http("localhost").unwrap_err().contains("ADDRESS:PORT"));
+    }
+
+    #[test]
+    fn a_number_alone_is_seconds_to_wait() {
+        assert_eq!(parse_timeout("5"), Ok(Age(Duration::from_secs(5))));
+        assert_eq!(parse_timeout("2min"), Ok(Age(Duration::from_secs(120))));
+        assert!(parse_timeout("soon").is_err());
+    }
 }

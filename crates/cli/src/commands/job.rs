@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use zmove_jobs::{Answer, JobId, Moment, Place, State, Store, StoreError};
+use zmove_jobs::{Answer, JobId, Moment, Place, State, Store};
 
 use crate::args::{JobAction, JobArgs};
 use crate::commands::submit::{ensure_runner, go_on, tell};
 use crate::display::job::{Details, Row, event, event_as_json, table};
-use crate::display::progress::print_json;
+use crate::display::progress::{BAR, print_json};
 use crate::display::terminal;
 use crate::settings;
 use crate::value::exit::Exit;
@@ -20,25 +20,32 @@ pub(crate) fn run(args: &JobArgs) -> Result<Exit> {
     let (id, now) = (args.id, Moment::now());
     match &args.action {
         None => show(&place, &store, args)?,
-        Some(JobAction::Log { json }) => log(&place, &store, id, *json)?,
+        Some(JobAction::Log) => log(&place, &store, id, args.json)?,
         Some(JobAction::Wait { timeout }) => {
-            return wait(&place, &store, id, timeout.map(|timeout| timeout.0), |_| {});
+            return wait(&place, &store, args, timeout.map(|timeout| timeout.0), |_| {});
         }
-        Some(JobAction::Attach) => return attach(&place, &store, id),
+        Some(JobAction::Attach) => return attach(&place, &store, args),
         Some(JobAction::Rerun) => {
             let new = store.rerun(id, now)?;
             ensure_runner(&place)?;
             tell(new, args.json);
         }
-        Some(JobAction::Pause) => order(&place, id, store.pause(id, now), "paused")?,
-        Some(JobAction::Resume) => order(&place, id, store.resume(id, now), "resumed")?,
+        Some(JobAction::Pause) => {
+            let answer = store.pause(id, now)?;
+            ordered(&place, &store, args, id, (answer, "paused"))?;
+        }
+        Some(JobAction::Resume) => {
+            let answer = store.resume(id, now)?;
+            ordered(&place, &store, args, id, (answer, "resumed"))?;
+        }
         Some(JobAction::Cancel) => {
             // Whoever ends an earlier run of a schedule means the schedule.
             let live = store.live_run(id)?;
-            if live != id {
+            if live != id && !args.json {
                 terminal::say(format_args!("job {id} has ended; the next run of its schedule is job {live}"));
             }
-            order(&place, live, store.cancel(live, now), "cancelled")?;
+            let answer = store.cancel(live, now)?;
+            ordered(&place, &store, args, live, (answer, "cancelled"))?;
         }
     }
     Ok(Exit::Done)
@@ -71,37 +78,45 @@ fn log(place: &Place, store: &Store, id: JobId, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Says what has become of an order, and has the runner see to it.
-fn order(place: &Place, id: JobId, answer: Result<Answer, StoreError>, what: &str) -> Result<()> {
-    match answer? {
+/// Has the runner see to an order, and says what has become of it.
+fn ordered(
+    place: &Place,
+    store: &Store,
+    args: &JobArgs,
+    id: JobId,
+    (answer, what): (Answer, &str),
+) -> Result<()> {
+    ensure_runner(place)?;
+    match answer {
+        _ if args.json => print_json(&Row::of(place, store.job(id)?).as_json()),
         Answer::Now(_) => terminal::say(format_args!("job {id} is {what}")),
         Answer::Asked => terminal::say(format_args!("job {id} is being {what}")),
     }
-    ensure_runner(place)
+    Ok(())
 }
 
 /// Waits for the end of a job, and shows it meanwhile.
 fn wait(
     place: &Place,
     store: &Store,
-    id: JobId,
+    args: &JobArgs,
     timeout: Option<Duration>,
     show: impl Fn(&Row),
 ) -> Result<Exit> {
     let since = Instant::now();
     let mut looked_for_runner: Option<Instant> = None;
     loop {
-        let job = store.job(id)?;
+        let job = store.job(args.id)?;
         let (state, is_final) = (job.state, job.state.is_final());
         let row = Row::of(place, job);
         show(&row);
-        if is_final {
-            terminal::say(row.end());
+        if is_final || timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
+            if args.json {
+                print_json(&row.as_json());
+            } else {
+                terminal::say(row.end());
+            }
             return Ok(exit_of(state));
-        }
-        if timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
-            terminal::say(row.end());
-            return Ok(Exit::StillGoing);
         }
         // It may have been killed: then nobody else would ever end this wait.
         if looked_for_runner.is_none_or(|looked| looked.elapsed() > RUNNER_INTERVAL) {
@@ -113,9 +128,9 @@ fn wait(
 }
 
 /// Shows a bar until the job ends.
-fn attach(place: &Place, store: &Store, id: JobId) -> Result<Exit> {
-    let bar = terminal::running("{bar:24} {percent:>3}% {msg}");
-    let exit = wait(place, store, id, None, |row| {
+fn attach(place: &Place, store: &Store, args: &JobArgs) -> Result<Exit> {
+    let bar = terminal::running(BAR);
+    let exit = wait(place, store, args, None, |row| {
         if row.state().is_final() {
             bar.finish_and_clear();
         }

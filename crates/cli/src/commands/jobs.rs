@@ -1,9 +1,10 @@
 //! `zmove jobs`: lists jobs, copies their list, and forgets old ones.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
-use zmove_jobs::{Moment, Place, Selection, Store};
+use zmove_jobs::{Job, Moment, Place, Selection, State, Store};
 
 use crate::args::{JobsArgs, JobsCommand};
 use crate::commands::submit::go_on;
@@ -29,7 +30,9 @@ pub(crate) fn run(args: &JobsArgs) -> Result<Exit> {
 fn list(args: &JobsArgs, place: &Place, store: &Store, now: Moment) -> Result<()> {
     go_on(place, store)?;
     let selection = if args.all { Selection::All } else { Selection::Recent(before(now, RECENT)) };
-    let rows: Vec<_> = store.jobs(selection)?.into_iter().map(|job| Row::of(place, job)).collect();
+    let is_asked_for = |job: &Job| args.state.is_empty() || args.state.contains(&job.state);
+    let jobs = store.jobs(selection)?.into_iter().filter(is_asked_for);
+    let rows: Vec<_> = jobs.map(|job| Row::of(place, job)).collect();
     if args.json {
         let lines: String = rows.iter().map(|row| format!("{}\n", row.as_json())).collect();
         terminal::print(lines);
@@ -37,8 +40,20 @@ fn list(args: &JobsArgs, place: &Place, store: &Store, now: Moment) -> Result<()
         terminal::say("no jobs");
     } else {
         terminal::print(table(&rows, now));
+        if rows.len() > SCREEN_JOBS {
+            terminal::say(counts(rows.iter().map(Row::state)));
+        }
     }
     Ok(())
+}
+
+/// How many jobs there are, and in which states.
+fn counts(states: impl Iterator<Item = State>) -> String {
+    let mut counts = BTreeMap::new();
+    states.for_each(|state| *counts.entry(state.to_string()).or_insert(0) += 1);
+    let all: u64 = counts.values().sum();
+    let by_state: Vec<_> = counts.iter().map(|(state, jobs)| format!("{jobs} {state}")).collect();
+    format!("{}: {}", counted(all, "job"), by_state.join(", "))
 }
 
 fn clean(place: &Place, store: &mut Store, before: Moment) -> Result<()> {
@@ -55,5 +70,18 @@ fn before(now: Moment, span: Duration) -> Moment {
     Moment(now.0.saturating_sub(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)))
 }
 
+/// Jobs that fit one screen of a terminal; of more it is said how many there are in each state.
+const SCREEN_JOBS: usize = 10;
 /// How long a job is listed after its end.
 const RECENT: Duration = Duration::from_secs(24 * 60 * 60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_jobs_are_counted_by_state() {
+        let states = [State::Done, State::Failed, State::Done];
+        assert_eq!(counts(states.into_iter()), "3 jobs: 2 done, 1 failed");
+    }
+}

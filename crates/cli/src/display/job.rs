@@ -131,14 +131,15 @@ impl Row {
             return Printable(format!("{}{}", self.job.state, message.unwrap_or_default())).to_string();
         };
         let more = if progress.scan_ended { "" } else { "+" };
+        // The end is cut off where it does not fit.
         format!(
-            "{} of {}{more}, {} of {}{more} files, {}, {}",
+            "{} of {}{more}, {}, {}, {} of {}{more} files",
             ByteCount(progress.bytes_done),
             ByteCount(progress.bytes_found),
-            progress.files_done,
-            progress.files_found,
             ByteRate(progress.bytes_per_second),
             progress.limited_by.replace('_', " "),
+            progress.files_done,
+            progress.files_found,
         )
     }
 

@@ -110,7 +110,7 @@ const JSON_INTERVAL: Duration = Duration::from_secs(1);
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
 const IN_LINE: &str = "{wide_msg}";
 /// What is too long for the terminal is cut off at its end.
-const BAR: &str = "{bar:10} {percent:>3}% {wide_msg}";
+pub(crate) const BAR: &str = "{bar:10} {percent:>3}% {wide_msg}";
 /// A time beyond this is no more than a sign that hardly anything moves.
 const LEFT_MAX: f64 = 100.0 * 24.0 * 3600.0;
 
