@@ -174,7 +174,7 @@ fn clean_removes_what_is_old_and_not_in_use() {
     assert_eq!([2, 3].map(|transfer| journals.is_left(transfer)), [GONE, LEFT]);
     journals.leave(4, Duration::ZERO);
     fs::write(journals.file(5), "nonsense").unwrap();
-    assert_eq!(journals.run(&["clean"]).done().stdout, "");
+    assert_eq!(journals.run(&["clean"]).done().stdout, "nothing to remove\n");
     let said = journals.run(&["clean", "--all"]).done().stdout;
     assert!(said.contains("whose part files are not known: it is no journal"), "{said}");
     assert!(journals.is_left(4) == GONE && !journals.file(5).exists());

@@ -34,19 +34,31 @@ pub(crate) const COLUMNS: usize = 80;
 /// Text in lines of no more columns than a terminal has, broken at spaces; further lines begin `indent` columns further
 /// to the right, and the first stands there already. A word that is longer stays whole.
 pub(crate) fn wrapped(text: &str, indent: usize) -> String {
+    broken(text, (indent, indent), COLUMNS)
+}
+
+/// A line in lines of no more than so many columns, of which further ones are indented.
+pub(crate) fn wrapped_within(line: &str, columns: usize) -> String {
+    broken(line, (0, 2), columns)
+}
+
+/// Text whose first line begins at the column `first`, and further ones at `indent`.
+fn broken(text: &str, (first, indent): (usize, usize), columns: usize) -> String {
     let mut lines = String::new();
-    let mut column = indent;
+    let mut column = first;
+    let mut is_begun = false;
     for word in text.split(' ') {
         let wide = word.chars().count();
-        if column > indent && column + 1 + wide > COLUMNS {
+        if is_begun && column + 1 + wide > columns {
             lines += &format!("\n{:indent$}", "");
             column = indent;
-        } else if column > indent {
+        } else if is_begun {
             lines.push(' ');
             column += 1;
         }
         lines += word;
         column += wide;
+        is_begun = true;
     }
     lines
 }
@@ -104,6 +116,13 @@ mod tests {
         assert_eq!(cut("ü", 79), "ü");
         assert_eq!(cut("üü", 79), "…");
         assert_eq!(cut(&"ü".repeat(81), 0).chars().count(), COLUMNS);
+    }
+
+    #[test]
+    fn a_line_that_is_too_wide_goes_on_indented() {
+        assert_eq!(wrapped_within("a line of words", 15), "a line of words");
+        assert_eq!(wrapped_within("a line of words", 10), "a line of\n  words");
+        assert_eq!(wrapped_within("unbreakable and more", 5), "unbreakable\n  and\n  more");
     }
 
     #[test]

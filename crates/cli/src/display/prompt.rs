@@ -28,7 +28,7 @@ pub(crate) fn ask(remote: &Remote, fingerprint: Fingerprint, otherwise: &str) ->
         return Err(failure(Exit::Authentication, text));
     }
     eprint!(
-        "The receiver at {remote} is not known yet. Its key is\n  {fingerprint}\n\
+        "The host {remote} is not known yet. Its key is\n  {fingerprint}\n\
          which should be the line that 'zmove serve' prints there. Go on and remember it (yes/no)? "
     );
     if !is_yes(&mut io::stdin().lock(), &mut io::stderr())? {

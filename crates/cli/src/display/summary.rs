@@ -75,7 +75,7 @@ pub(crate) fn print(
             terminal::warn(format_args!("{}(--strict-metadata)", not_kept(summary).replace('\n', " ")));
         }
     } else {
-        terminal::print(as_text(summary, args, transport) + &shares.line());
+        terminal::print_lines(&(as_text(summary, args, transport) + &shares.line()));
     }
 }
 
@@ -105,10 +105,11 @@ fn as_text(summary: &Summary, args: &PushArgs, transport: Option<Transport>) -> 
     if has_left_all_out(summary) {
         return format!("nothing was sent: the selection leaves out all\n{}", extras(summary, args));
     }
-    if summary.files == 0 && summary.failed == 0 {
+    if summary.files == 0 && (summary.failed == 0 || summary.bytes == 0) {
         let compared = summary.skipped;
         let found = if args.update || args.ignore_existing { "stay" } else { "compared equal" };
-        let text = format!("no files to move: {compared} {found} in {seconds:.2} s{cipher}\n");
+        let none = if summary.failed == 0 { "no files to move" } else { "no file was moved" };
+        let text = format!("{none}: {compared} {found} in {seconds:.2} s{cipher}\n");
         return text + &extras(summary, args);
     }
     let files = counted(summary.files, "file");
@@ -183,13 +184,13 @@ fn verified(summary: &Summary, Preview { added, changed }: Preview, args: &PushA
     text
 }
 
-/// The main limit of the run, and a remedy, if one is known.
 /// What limited a transfer, in a few words.
 pub(crate) fn bottleneck(summary: &Summary) -> String {
     let Bottleneck { limit, percent, .. } = summary.bottleneck;
     format!("{limit}, {percent} % of the time")
 }
 
+/// The main limit of the run, and a remedy, if one is known.
 fn limit(summary: &Summary) -> String {
     let limit = summary.bottleneck.limit;
     let idle = summary.path_idle().filter(|idle| limit != Limit::Path && *idle >= IDLE_WORTH_SAYING);
@@ -210,7 +211,14 @@ fn extras(summary: &Summary, args: &PushArgs) -> String {
     };
     let counts = [
         (if summary.files > 0 && summary.preview.is_none() { summary.skipped } else { 0 }, there),
-        (summary.linked, "of the files are hard links to others"),
+        (
+            summary.linked,
+            if summary.linked == 1 {
+                "of the files is a hard link to another"
+            } else {
+                "of the files are hard links to others"
+            },
+        ),
         (if summary.preview.is_none() { summary.removed } else { 0 }, "removed"),
         (summary.spared, "not removed (--max-delete)"),
         (summary.kept_by_change, "not removed (the source changed)"),
@@ -359,11 +367,25 @@ mod tests {
     use super::*;
     use crate::args::{Args, Command};
 
+    fn args() -> Box<PushArgs> {
+        match Args::try_parse_from(["zmove", "push", "a", "b"]).unwrap().command {
+            Command::Push(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn where_all_failed_or_was_equal_there_is_no_rate_of_nothing() {
+        let summary = Summary { failed: 1, skipped: 41, ..Summary::default() };
+        let text = as_text(&summary, &args(), None);
+        assert_eq!(text, "no file was moved: 41 compared equal in 0.00 s\n1 FAILED\n");
+        let partly = as_text(&Summary { bytes: 9, ..summary }, &args(), None);
+        assert!(partly.starts_with("0 files, 9 B in "), "{partly}");
+    }
+
     #[test]
     fn only_what_was_stored_is_called_verified() {
-        let Command::Push(args) = Args::try_parse_from(["zmove", "push", "a", "b"]).unwrap().command else {
-            panic!("a push");
-        };
+        let args = args();
         let is_called_so = |summary| as_text(&summary, &args, None).contains("verified (wire)");
         assert!(is_called_so(Summary { files: 1, ..Summary::default() }));
         assert!(!is_called_so(Summary { failed: 1, ..Summary::default() }));

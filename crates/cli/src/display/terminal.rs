@@ -12,6 +12,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zmove_engine::{Causes, Listener, Notice};
 use zmove_types::{Escaped, is_unprintable};
 
+use crate::display::format::wrapped_within;
+
 /// Writes one line on standard error.
 pub(crate) fn warn(text: impl Display) {
     // Standard error is not buffered, and a line is one write.
@@ -23,6 +25,23 @@ pub(crate) fn warn(text: impl Display) {
 pub(crate) fn print(text: impl Display) {
     let mut stdout = std::io::stdout();
     let _nobody_reads = write!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+/// Writes lines on standard output, which a terminal does not break within words; elsewhere they stay whole.
+pub(crate) fn print_lines(text: &str) {
+    let width = stdout_columns();
+    text.lines().for_each(|line| match width {
+        Some(columns) => print(format_args!("{}\n", wrapped_within(line, columns))),
+        None => print(format_args!("{line}\n")),
+    });
+}
+
+/// The columns of standard output, where that is a terminal.
+fn stdout_columns() -> Option<usize> {
+    let stdout = std::io::stdout();
+    let size = rustix::termios::tcgetwinsize(&stdout).ok().filter(|_| stdout.is_terminal())?;
+    // A terminal that does not know its size says 0.
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
 /// Writes one line on standard output.

@@ -47,15 +47,19 @@ impl<'a> Table<'a> {
         {
             let (count, size) = (percent(share.files, files.files), percent(share.bytes, files.bytes));
             let bytes = ByteCount(share.bytes);
-            writeln!(f, "{name:<19} {:>11} files {count:>7} {bytes:>11} {size:>7}", share.files)?;
+            let files = if share.files == 1 { "file " } else { "files" };
+            writeln!(f, "{name:<19} {:>11} {files} {count:>7} {bytes:>11} {size:>7}", share.files)?;
         }
         Ok(())
     }
 
     fn write_totals(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Histogram { files, directories, symlinks, specials, errors, vanished, .. } = self.histogram;
-        writeln!(f, "{:<19} {:>11} files         {:>11}", "all", files.files, ByteCount(files.bytes))?;
-        writeln!(f, "{directories} directories, {symlinks} symbolic links, {specials} special files")?;
+        let all = if files.files == 1 { "file " } else { "files" };
+        writeln!(f, "{:<19} {:>11} {all}         {:>11}", "all", files.files, ByteCount(files.bytes))?;
+        let directories = counted(*directories, "directory", "directories");
+        let symlinks = counted(*symlinks, "symbolic link", "symbolic links");
+        writeln!(f, "{directories}, {symlinks}, {}", counted(*specials, "special file", "special files"))?;
         if errors + vanished > 0 {
             writeln!(f, "{errors} could not be read, {vanished} vanished meanwhile")?;
         }
@@ -67,7 +71,7 @@ impl<'a> Table<'a> {
             writeln!(f, "largest file: {}, {path}", ByteCount(*value))?;
         }
         if let Some(Extreme { value, path }) = &self.histogram.largest_directory {
-            writeln!(f, "largest directory: {value} entries, {path}")?;
+            writeln!(f, "largest directory: {}, {path}", counted(*value, "entry", "entries"))?;
         }
         if let Some(Extreme { value, path }) = &self.histogram.deepest_path {
             writeln!(f, "deepest path: {value} below its root, {path}")?;
@@ -86,6 +90,10 @@ impl fmt::Display for Table<'_> {
         self.write_totals(f)?;
         self.write_extremes(f)
     }
+}
+
+fn counted(number: u64, one: &str, several: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
 }
 
 /// A power of two as its exact binary unit: `512 B`, `4 KiB`.
@@ -153,6 +161,15 @@ mod tests {
                 "     4 B            2 ▇▇▇▇▇▇▇             11 B ▇",
             ]
         );
+    }
+
+    #[test]
+    fn one_thing_is_no_plural() {
+        let mut histogram = Histogram { directories: 1, symlinks: 1, ..Histogram::default() };
+        histogram.add_size(5);
+        let text = histogram.table(80).to_string();
+        assert!(text.contains("1 directory, 1 symbolic link, 0 special files"), "{text}");
+        assert!(!text.contains("1 files") && text.contains("1 file "), "{text}");
     }
 
     #[test]

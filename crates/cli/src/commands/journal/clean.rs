@@ -24,14 +24,19 @@ pub(super) fn run(args: &JournalCleanArgs, directories: &[PathBuf]) -> Result<Ex
         mode: if args.dry_run { CleanMode::DryRun } else { CleanMode::Remove },
     };
     let mut exit = Exit::Done;
+    let mut is_empty = true;
     for directory in directories {
         for cleaned in clean(directory, &rule)? {
+            is_empty = false;
             tell(&cleaned, rule.mode);
             let whole = matches!(cleaned.removed, Ok(true));
             if !whole || cleaned.parts.iter().any(|fate| matches!(fate, PartFate::Failed(_))) {
                 exit = Exit::Partial;
             }
         }
+    }
+    if is_empty {
+        terminal::say("nothing to remove");
     }
     Ok(exit)
 }
