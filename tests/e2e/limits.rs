@@ -287,7 +287,7 @@ fn a_daemon_that_drains_lets_transfers_end_and_takes_no_more() {
     site.the_daemon().wait_for_log("begun by tester");
     site.the_daemon().ask_to_end();
     site.the_daemon().wait_for_log("stopping: transfers that run have 300 s");
-    let refused = site.push(&[], site.contents(), "").expect(12);
+    let refused = site.push(&[], site.contents(), "").expect(13);
     refused.says(&["being stopped"]);
     finish(long).done();
     assert_eq!(site.take_daemon().wait(), Some(0));

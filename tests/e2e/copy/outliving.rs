@@ -3,6 +3,8 @@
 use std::process::Child;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use super::{LARGE_BYTES, World, again, id_in};
 use crate::breakage::{interrupt, kill};
 use crate::command::{Runner, finish};
@@ -42,6 +44,9 @@ fn a_copy_ends_without_its_client_and_both_hosts_have_the_result() {
     assert_same(&world.site.source(), &world.site.target());
     let check = |world: &World| {
         let receipt = format!("1 file, {} received into '', 0 faults", zmove_types::ByteCount(LARGE_BYTES));
+        let told: Value =
+            serde_json::from_str(&world.result(&["--json"], &id, &world.sender).expect(0).stdout).unwrap();
+        assert_eq!(told["exit"], 0, "{told}");
         let sent = world.result(&[], &id, &world.sender).expect(0).stdout;
         let signed = format!("signed by {}: {receipt}", world.receiver.address);
         assert!(sent.contains("0 failed") && sent.contains(&signed), "{sent}");
@@ -164,6 +169,9 @@ fn a_copy_goes_on_when_the_receiver_is_killed_and_comes_back() {
         format!("51 files, {bytes} received into '', 0 faults\n"),
         "a killed daemon counts too"
     );
+    let sent = world.result(&[], &id, &world.sender).expect(0).stdout;
+    let lines: Vec<_> = sent.lines().collect();
+    assert!(lines.len() == 2 && lines[1].starts_with("signed by ") && !sent.contains("\\n"), "{sent}");
     assert_counts(&outcome.summary(), &[("reconnects", 1), ("files", 51), ("failed", 0), ("skipped", 0)]);
     assert_same(&world.site.source(), &world.site.target());
 }

@@ -135,9 +135,10 @@ pub(crate) fn result(args: &ResultArgs) -> Result<Exit> {
         let mut said = said;
         said["event"] = "result".into();
         said["id"] = Hex(&args.id).to_string().into();
+        said["exit"] = json!(exit as i32);
         print_json(&said);
     } else {
-        terminal::say(told);
+        told.lines().for_each(terminal::say);
     }
     Ok(exit)
 }

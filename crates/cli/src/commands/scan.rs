@@ -48,7 +48,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<Exit> {
         terminal::print(format_args!("{}\n", serde_json::to_string(&said)?));
     } else {
         terminal::print(walked.table(terminal_columns()));
-        advice.lines().for_each(terminal::say);
+        terminal::print_lines(&advice);
     }
     if let Some(file) = &args.svg {
         terminal::save(file, &picture::draw(&walked, &advice, &terminal::Printable(&name).to_string()))?;

@@ -29,7 +29,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {
     let mut config = SweepConfig { budget: args.budget, time: args.time, ..SweepConfig::at(path) };
     config.threads = args.threads.map_or(config.threads, usize::from);
     let measured = measure(config, args.storage)?;
-    terminal::print(table::of(&measured));
+    terminal::print_lines(&table::of(&measured));
     keep(&measured);
     args.json.as_deref().map_or(Ok(()), |file| terminal::save(file, &measured.to_json()))?;
     args.svg.as_deref().map_or(Ok(()), |file| terminal::save(file, &picture::draw(&measured)))?;

@@ -30,8 +30,8 @@ pub(crate) fn print(text: impl Display) {
 /// Writes lines on standard output, which a terminal does not break within words; elsewhere they stay whole.
 pub(crate) fn print_lines(text: &str) {
     let width = stdout_columns();
-    text.lines().for_each(|line| match width {
-        Some(columns) => print(format_args!("{}\n", wrapped_within(line, columns))),
+    text.lines().map(|line| Printable(line).to_string()).for_each(|line| match width {
+        Some(columns) => print(format_args!("{}\n", wrapped_within(&line, columns))),
         None => print(format_args!("{line}\n")),
     });
 }
