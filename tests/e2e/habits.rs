@@ -32,6 +32,8 @@ fn a_host_that_is_written_wrong_is_not_taken_for_a_name() {
     paint(site.source().join("f"), 10);
     let before = names(&site.path(""));
     for (target, told) in [
+        ("", "a path is empty"),
+        (":x", "':x' names no host: write HOST:PATH"),
         ("10.77.0.2", "write '10.77.0.2:PATH'"),
         ("alice@dtn", "write 'alice@dtn:PATH'"),
         ("::1:x", "[ADDRESS]:PATH"),

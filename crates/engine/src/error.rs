@@ -29,6 +29,12 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocationError {
+    /// There is no text at all.
+    #[error("a path is empty: is a variable not set? ('.' is this directory)")]
+    Empty,
+    /// Nothing stands before the colon.
+    #[error("'{0}' names no host: write HOST:PATH (a local name is written './NAME')")]
+    NoHost(String),
     /// A bracket opens and does not close.
     #[error("'{0}': the bracket of the IPv6 address is not closed")]
     BracketOpen(String),

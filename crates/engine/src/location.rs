@@ -119,6 +119,9 @@ impl Location {
     /// The text is no location.
     pub fn parse(text: &OsStr, start: Start) -> Result<Self, LocationError> {
         let bytes = text.as_bytes();
+        if bytes.is_empty() {
+            return Err(LocationError::Empty);
+        }
         if let Some(rest) = bytes.strip_prefix(b"zmove://") {
             if start == Start::OverSsh {
                 return Err(LocationError::UrlOverSsh);
@@ -132,6 +135,9 @@ impl Location {
             return Err(LocationError::Scheme(show(bytes)));
         }
         refuse_unbracketed(bytes)?;
+        if bytes.starts_with(b":") {
+            return Err(LocationError::NoHost(show(bytes)));
+        }
         let Some(AtHost { host, rest }) = split_host(bytes)? else {
             return Ok(Self::Local(text.to_owned()));
         };
@@ -209,7 +215,7 @@ fn split_host(bytes: &[u8]) -> Result<Option<AtHost<'_>>, LocationError> {
         None => colon,
     };
     let split = |colon| AtHost { host: &bytes[..colon], rest: &bytes[colon + 1..] };
-    Ok(colon.filter(|&colon| colon > 0).map(split))
+    Ok(colon.map(split))
 }
 
 /// Splits off the user before the last `@`, as ssh does, and removes the host's brackets.
@@ -336,7 +342,7 @@ mod tests {
 
     #[test]
     fn local_forms() {
-        for text in ["/a:b", "./a:b", "dir", "dir/", ":x"] {
+        for text in ["/a:b", "./a:b", "dir", "dir/", "./:x"] {
             let location = Location::parse(OsStr::new(text), Start::Daemon).unwrap();
             assert_eq!(location, Location::Local(text.into()), "{text}");
         }
@@ -345,6 +351,8 @@ mod tests {
     #[test]
     fn what_could_be_either_is_refused() {
         let parse = |text: &str, start| Location::parse(OsStr::new(text), start);
+        assert_eq!(parse("", Start::Daemon), Err(LocationError::Empty));
+        assert_eq!(parse(":x", Start::Daemon), Err(LocationError::NoHost(":x".to_owned())));
         for text in ["::1:x", "::1", "2001:db8::7:x/y", "2001:db8::7:5870:x", "fe80::1%eth0:x", "alice@::1:x"]
         {
             assert_eq!(
