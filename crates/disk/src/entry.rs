@@ -175,7 +175,11 @@ pub fn set_new_file_metadata(file: impl AsFd, metadata: &Metadata) -> io::Result
     Ok(has_mode)
 }
 
-pub(crate) fn set_file_mtime(file: BorrowedFd<'_>, mtime: Timestamp) -> io::Result<()> {
+/// Sets the modification time of an open file.
+///
+/// # Errors
+/// The system's error.
+pub fn set_file_mtime(file: impl AsFd, mtime: Timestamp) -> io::Result<()> {
     Ok(rustix::fs::futimens(file, &only_mtime(mtime))?)
 }
 

@@ -18,9 +18,11 @@ mod entry;
 mod file_io;
 mod hidden;
 mod holes;
+mod job_directory;
 mod kept_times;
 mod link;
 mod new_files;
+mod nursery;
 mod proc;
 mod publish;
 mod remembered;
@@ -37,8 +39,8 @@ pub use entry::metadata::{Miss, Wanted};
 pub use entry::open_own::{hold_new, open_own};
 pub use entry::xattrs::{Descriptor, FoundXattrs, HasXattrs, Named, mode_without_acl};
 pub use entry::{
-    FileIdentity, is_kept_by_other_names, is_same_file, number_at, number_of, retouch, set_metadata,
-    set_new_file_metadata,
+    FileIdentity, is_kept_by_other_names, is_same_file, number_at, number_of, retouch, set_file_mtime,
+    set_metadata, set_new_file_metadata,
 };
 pub use file_io::auto::Auto;
 pub use file_io::contents::ContentsWriter;
@@ -48,11 +50,13 @@ pub use file_io::stored_file::StoredFile;
 pub use file_io::threads::Threads;
 pub use file_io::uring::Uring;
 pub use file_io::{FileIo, Moved, Slices};
-pub use hidden::{LastingNames, is_hidden, is_part, is_passing, make_hidden};
+pub use hidden::{LastingNames, is_hidden, is_part, is_passing, make_hidden, own_process};
 pub use holes::{data_begins, find_data, find_data_but_zeros, next_data, write_data};
+pub use job_directory::{Beginning, Epoch, EpochError, JobDirectory, OVERTAKEN, is_job_directory};
 pub use kept_times::{KeptTimes, is_beyond_range, is_held_everywhere};
 pub use link::{Linked, NonRegular, place_link, place_link_to_non_regular};
 pub use new_files::NewFiles;
+pub use nursery::Nursery;
 pub use proc::{Mount, boot_id};
 pub use publish::{Replace, place_symlink, publish_file, publish_from};
 pub use remembered::{Remembered, today};

@@ -11,6 +11,7 @@ use zmove_types::Metadata;
 use crate::entry::xattrs::gives_acl;
 use crate::entry::{set_file_mtime, set_new_file_metadata};
 use crate::hidden::Parent;
+use crate::nursery::Inheritance;
 
 /// The shared properties of a directory's new files; see the module.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub struct NewFiles {
     parent: OnceLock<Parent>,
     /// Whether new files get an access control list from the directory.
     gives_acl: OnceLock<bool>,
+    /// What they get where they are made elsewhere.
+    inheritance: OnceLock<Inheritance>,
     /// A mode that files get exactly as it is asked for when they are created here, if one is known.
     exact_mode: AtomicU32,
 }
@@ -27,7 +30,12 @@ const NO_MODE: u32 = u32::MAX;
 
 impl Default for NewFiles {
     fn default() -> Self {
-        Self { parent: OnceLock::new(), gives_acl: OnceLock::new(), exact_mode: AtomicU32::new(NO_MODE) }
+        Self {
+            parent: OnceLock::new(),
+            gives_acl: OnceLock::new(),
+            inheritance: OnceLock::new(),
+            exact_mode: AtomicU32::new(NO_MODE),
+        }
     }
 }
 
@@ -51,6 +59,22 @@ impl NewFiles {
     #[must_use]
     pub fn gives_acl(&self, directory: BorrowedFd<'_>) -> bool {
         *self.gives_acl.get_or_init(|| gives_acl(directory))
+    }
+
+    /// Gives a file that was made elsewhere what it would have got by being made in the directory; its mode is still to
+    /// be set. Returns whether there was anything to give.
+    ///
+    /// # Errors
+    /// The system's error, `EPERM` where this user is not of the group of a directory with the setgid bit.
+    pub fn give_to(&self, file: &File, directory: BorrowedFd<'_>) -> io::Result<bool> {
+        let inheritance = match self.inheritance.get() {
+            Some(known) => known,
+            None => {
+                let found = Inheritance::of(directory)?;
+                self.inheritance.get_or_init(|| found)
+            }
+        };
+        inheritance.give_to(file)
     }
 
     /// The directory as hidden names tell it.

@@ -26,13 +26,22 @@ pub enum Replace {
 /// The system's error; `EISDIR` when a directory has that name, `EEXIST` when something has it that is not
 /// to be replaced.
 pub fn publish_file(directory: &OwnedFd, hidden: &Name, name: &Name, replace: Replace) -> io::Result<()> {
-    let (from, to) = (hidden.as_os_str(), name.as_os_str());
+    move_to((directory, hidden), (directory, name), replace)
+}
+
+/// The same for an entry of any directory of the file system.
+pub(crate) fn move_to(
+    (from, hidden): (&OwnedFd, &Name),
+    (directory, name): (&OwnedFd, &Name),
+    replace: Replace,
+) -> io::Result<()> {
+    let (old, new) = (hidden.as_os_str(), name.as_os_str());
     if replace == Replace::Existing {
-        return Ok(rustix::fs::renameat(directory, from, directory, to)?);
+        return Ok(rustix::fs::renameat(from, old, directory, new)?);
     }
-    match rustix::fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
+    match rustix::fs::renameat_with(from, old, directory, new, RenameFlags::NOREPLACE) {
         // File systems that do not know the flag refuse to link over a name as well.
-        Err(Errno::INVAL | Errno::NOSYS) => Ok(publish_by_link(directory, hidden, name)?),
+        Err(Errno::INVAL | Errno::NOSYS) => publish_from((from, hidden), directory, name),
         renamed => Ok(renamed?),
     }
 }
@@ -44,15 +53,8 @@ pub fn publish_file(directory: &OwnedFd, hidden: &Name, name: &Name, replace: Re
 /// The system's error; `EEXIST` when something has that name.
 pub fn publish_from((directory, file): (&OwnedFd, &Name), into: &OwnedFd, name: &Name) -> io::Result<()> {
     rustix::fs::linkat(directory, file.as_os_str(), into, name.as_os_str(), AtFlags::empty())?;
-    // The file has its name; another one that stays goes with its directory.
+    // The file has its name; another one that stays goes with its directory, or is swept.
     let _goes_later = rustix::fs::unlinkat(directory, file.as_os_str(), AtFlags::empty());
-    Ok(())
-}
-
-pub(crate) fn publish_by_link(directory: &OwnedFd, hidden: &Name, name: &Name) -> rustix::io::Result<()> {
-    rustix::fs::linkat(directory, hidden.as_os_str(), directory, name.as_os_str(), AtFlags::empty())?;
-    // The file has its name; a hidden name that stays is removed later.
-    let _swept_later = rustix::fs::unlinkat(directory, hidden.as_os_str(), AtFlags::empty());
     Ok(())
 }
 

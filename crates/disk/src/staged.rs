@@ -106,6 +106,34 @@ impl Staged {
         Ok(reopened)
     }
 
+    /// A file of this name and length that others write as well, on other hosts too; made where it is not there. It
+    /// stays when this is dropped.
+    ///
+    /// # Errors
+    /// The system's error, `EINVAL` where something else has the name.
+    pub(crate) fn shared(
+        directory: &Arc<OwnedFd>,
+        name: &Name,
+        bytes: u64,
+        direct: Direct,
+    ) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR)?;
+        let file = File::from(file);
+        let there = FileIdentity::of(&file)?;
+        if !there.regular {
+            return Err(Errno::INVAL.into());
+        }
+        // All set the same length, and none a shorter one: that would take what others have written.
+        if there.bytes < bytes {
+            file.set_len(bytes)?;
+        }
+        let shared =
+            Self::new(DataFile::for_writing(file, direct)?, Arc::clone(directory), Some(name.clone()));
+        shared.lasting.store(true, Ordering::Relaxed);
+        Ok(shared)
+    }
+
     /// An existing file that is changed in its place.
     fn in_place(data: DataFile, directory: Arc<OwnedFd>, in_place: InPlace) -> Self {
         let mut staged = Self::new(data, directory, None);
@@ -310,7 +338,7 @@ mod tests {
     use super::*;
     use crate::LastingNames;
     use crate::entry::set_new_file_metadata;
-    use crate::publish::publish_by_link;
+    use crate::publish::publish_from;
     use rustix::fs::IFlags;
     use std::io::Write;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -366,8 +394,11 @@ mod tests {
         if rustix::fs::ioctl_setflags(&fd, IFlags::APPEND).is_err() {
             return eprintln!("skipped: the directory for temporary files cannot be made append-only here");
         }
-        let published = publish_by_link(&fd, &name("hidden"), &name("x"));
-        let of_that_name = publish_by_link(&fd, &name("hidden"), &name("x"));
+        let publish = || {
+            let published = publish_from((&fd, &name("hidden")), &fd, &name("x"));
+            published.map_err(|error| Errno::from_io_error(&error).unwrap())
+        };
+        let (published, of_that_name) = (publish(), publish());
         rustix::fs::ioctl_setflags(&fd, IFlags::empty()).unwrap();
         assert_eq!((published, of_that_name), (Ok(()), Err(Errno::EXIST)));
         assert_eq!(std::fs::read(home.path().join("x")).unwrap(), b"whole");

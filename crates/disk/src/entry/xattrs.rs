@@ -41,6 +41,9 @@ pub struct FoundXattrs {
 const ACCESS: &[u8] = b"system.posix_acl_access";
 /// The access control list that a directory gives to new entries.
 const DEFAULT: &[u8] = b"system.posix_acl_default";
+/// The two as the kernel takes them.
+pub(crate) const ACCESS_NAME: &CStr = c"system.posix_acl_access";
+pub(crate) const DEFAULT_NAME: &CStr = c"system.posix_acl_default";
 
 /// A thing of which extended attributes can be read.
 pub trait HasXattrs: Copy {
@@ -187,6 +190,16 @@ pub(crate) fn gives_acl(directory: BorrowedFd<'_>) -> bool {
     rustix::fs::fgetxattr_query(directory, DEFAULT).is_ok_and(|bytes| bytes > 0)
 }
 
+/// The access control list that what is made in a directory gets from it, if any.
+pub(crate) fn default_acl(directory: BorrowedFd<'_>) -> io::Result<Option<Vec<u8>>> {
+    let has_none = |error| matches!(error, Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS);
+    match get(Descriptor::Open(directory), DEFAULT_NAME) {
+        Ok(acl) => Ok(Some(acl).filter(|acl| !acl.is_empty())),
+        Err(error) if has_none(error) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// The mode with which an entry that has these attributes, and shows `mode`, gives nobody more than they do where
 /// its access control list is not kept: what is said of its group stands in the place of the mask.
 #[must_use]
@@ -220,7 +233,7 @@ const NAMES_BYTES_MAX: usize = 64 << 10;
 const SHORT_VALUE_BYTES: usize = 512;
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::fs::File;
     use std::os::fd::AsFd;
@@ -229,9 +242,15 @@ mod tests {
         let mut value = 2_u32.to_le_bytes().to_vec();
         for (tag, may) in entries {
             value.extend([tag.to_le_bytes(), may.to_le_bytes()].concat());
-            value.extend(u32::MAX.to_le_bytes());
+            let user = if *tag == 2 { 65_534 } else { u32::MAX };
+            value.extend(user.to_le_bytes());
         }
         Xattr { name: ACCESS.into(), value: value.into() }
+    }
+
+    /// A list that gives a user more than the group.
+    pub(crate) fn acl_of_a_user() -> Vec<u8> {
+        acl(&[(1, 7), (2, 6), (4, 5), (0x10, 7), (0x20, 0)]).value.into()
     }
 
     #[test]

@@ -1,0 +1,658 @@
+//! The directory of a job that receivers on several hosts write to one file system, and its epochs.
+//!
+//! No host can look up the processes of another, a file lock may hold within one host only, and no storage writes only
+//! if nobody else has taken over. What holds everywhere is that a directory which has been removed takes no new
+//! entries, and that what has no name cannot be renamed. So all that has no final name yet lies below a directory of its
+//! epoch, `.zmove-job-ID/.zmove-epoch-N` in the target: in a directory of each session's own, and the parts of large files,
+//! which several receivers write, in that of the epoch. A session begins by removing those of all older epochs with all
+//! that is in them. A receiver that was stopped meanwhile and goes on later can neither create nor rename; what it has
+//! open has no name.
+//!
+//! ```text
+//!  session of epoch N                        session of epoch M > N
+//!  1  mkdir epoch-N, open it                 1  mkdir epoch-M, open it
+//!  2  a newer one there? then it gives up    2  a newer one there? no
+//!  3  removes all older ones                 3  removes epoch-N
+//! ```
+//!
+//! **Invariant:** when a session of epoch M has begun, no session of an older one creates or names anything. Each makes
+//! its directory before it looks (Dekker): either N's look came after M's mkdir, and N gives up; or it came before, then
+//! so did N's mkdir and open, and M's look, which comes after M's mkdir, finds epoch-N and removes the very directory
+//! that N has open. This asks of a shared file system that a directory which this host has just made an entry in is
+//! listed with what others had made before; those that several clients may write at a time do that.
+//!
+//! Directories of the target itself are made under their final names: another receiver that has come first is no
+//! error. One that was overtaken may make an empty one late, and nothing else.
+//!
+//! All directories of a job belong to the receiver's user and are closed to all others (0700). The end of a job is an
+//! epoch after the last one, so it overtakes all, and then its directory goes.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::fs::{AtFlags, Dev, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use thiserror::Error;
+use zmove_types::{JobId, Name, RelPath, from_hex};
+
+use crate::entry::{number_at, number_of};
+use crate::file_io::data_file::Direct;
+use crate::hidden::{make_hidden, own_process};
+use crate::nursery::{Inheritance, give_nothing};
+use crate::publish::{Replace, move_to};
+use crate::remove::{RemovalBudget, remove_entries, remove_entries_within};
+use crate::staged::Staged;
+use crate::tree::{DIRECTORY, Tree};
+
+/// The error of what a newer epoch has made impossible. No file system says this.
+pub const OVERTAKEN: Errno = Errno::OWNERDEAD;
+
+/// The directory of a job.
+#[derive(Debug)]
+pub struct JobDirectory {
+    root: Arc<OwnedFd>,
+    name: Name,
+    directory: Arc<OwnedFd>,
+}
+
+/// Whether a job may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// Its directory is made where there is none.
+    Allowed,
+    /// It is under way.
+    Before,
+}
+
+/// Why a session cannot have a part in an epoch.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EpochError {
+    /// A newer epoch has begun.
+    #[error("epoch {newest} of the job has begun")]
+    Overtaken {
+        /// The newest epoch.
+        newest: u64,
+    },
+    /// The job has ended.
+    #[error("the job has ended")]
+    Ended,
+    /// What an older epoch has made cannot be removed.
+    #[error("remove what epoch {epoch} has left: {source}")]
+    Older {
+        /// The epoch.
+        epoch: u64,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A system call failed.
+    #[error("the directory of the job: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl From<Errno> for EpochError {
+    fn from(error: Errno) -> Self {
+        Self::Io(error.into())
+    }
+}
+
+/// The part that one session has in an epoch.
+#[derive(Debug)]
+pub struct Epoch {
+    job: Arc<OwnedFd>,
+    number: u64,
+    directory: Arc<OwnedFd>,
+    own_name: Name,
+    own: Arc<OwnedFd>,
+    device: Dev,
+    is_overtaken: AtomicBool,
+    began: Instant,
+    /// When this session looked last whether it was overtaken, in milliseconds since it began.
+    looked_ms: AtomicU64,
+}
+
+const PREFIX: &str = ".zmove-job-";
+/// These begin as all hidden names do: what hides in a directory goes only with one that is hidden itself.
+const EPOCH_PREFIX: &str = ".zmove-epoch-";
+const OWN_PREFIX: &str = ".zmove-";
+/// The epoch that stands for the end of a job.
+const END: u64 = u64::MAX;
+/// How long the directory of a job that has just been made on another host may take to be seen here.
+const UNSEEN_MAX: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
+/// How often a session that makes entries looks whether it was overtaken.
+const LOOK_MS: u64 = 100;
+/// The age from which a job in whose directory nothing has been written counts as abandoned.
+const ABANDONED_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// Whether a name is that of a job's directory.
+#[must_use]
+pub fn is_job_directory(name: &[u8]) -> bool {
+    name.strip_prefix(PREFIX.as_bytes()).and_then(from_hex::<16>).is_some()
+}
+
+/// Whether nothing has been written to the directory of a job for so long that nobody works at it any more.
+pub(crate) fn is_abandoned_job(parent: BorrowedFd<'_>, name: &Name) -> bool {
+    is_job_directory(name.as_bytes()) && is_unchanged_for(parent, name, ABANDONED_AGE)
+}
+
+fn is_unchanged_for(parent: BorrowedFd<'_>, name: &Name, least: Duration) -> bool {
+    let look = || -> io::Result<bool> {
+        let directory = rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty())?;
+        let mut newest = rustix::fs::fstat(&directory)?.st_ctime;
+        for entry in Dir::read_from(&directory)? {
+            let stat = rustix::fs::statat(&directory, entry?.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+            newest = newest.max(stat.st_ctime);
+        }
+        let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(newest).unwrap_or(0));
+        Ok(SystemTime::now().duration_since(changed).is_ok_and(|age| age > least))
+    };
+    look().unwrap_or(false)
+}
+
+fn epoch_name(number: u64) -> Name {
+    Name::from_bytes(format!("{EPOCH_PREFIX}{number}").as_bytes()).expect("a number is short")
+}
+
+/// Makes a directory that is closed to others and gives nothing to what is made in it, or takes the one that is there;
+/// opens it.
+fn make(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(parent, name.as_os_str(), Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    open(parent, name)
+}
+
+fn open(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
+    let directory = rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty())?;
+    // what is in it is believed
+    if rustix::fs::fstat(&directory)?.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(Errno::PERM.into());
+    }
+    // what makes it on another host may be just about to do the same
+    give_nothing(directory.as_fd())?;
+    Ok(directory)
+}
+
+impl JobDirectory {
+    /// Opens the directory of a job in a target.
+    ///
+    /// # Errors
+    /// The system's error: `ENOENT` where there is none and none may be made, `EPERM` where it belongs to another user.
+    pub fn open(root: &Arc<OwnedFd>, job: JobId, beginning: Beginning) -> io::Result<Self> {
+        let name = Name::from_bytes(format!("{PREFIX}{job}").as_bytes()).expect("an id is short");
+        let began = Instant::now();
+        let directory = loop {
+            let opened = match beginning {
+                Beginning::Allowed => make(root, &name),
+                Beginning::Before => open(root, &name),
+            };
+            match opened {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && began.elapsed() < UNSEEN_MAX => {
+                    std::thread::sleep(PAUSE);
+                }
+                opened => break opened?,
+            }
+        };
+        Ok(Self { root: Arc::clone(root), name, directory: Arc::new(directory) })
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn fd(&self) -> &Arc<OwnedFd> {
+        &self.directory
+    }
+
+    /// Begins a session's part in an epoch: from now on no older one changes anything. `own` tells the session apart
+    /// from all others that there ever are. Gives up on what an older epoch goes on making after `patience`.
+    ///
+    /// # Errors
+    /// See [`EpochError`].
+    pub fn begin(&self, number: u64, own: &str, patience: Duration) -> Result<Epoch, EpochError> {
+        let directory = make(&self.directory, &epoch_name(number))?;
+        self.overtake(number, patience)?;
+        let own_name = format!("{OWN_PREFIX}{}-{own}", own_process());
+        let own_name = Name::from_bytes(own_name.as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?;
+        let own = match make(&directory, &own_name) {
+            Err(error) if is_dead(&error) => return Err(self.newer_than(number)),
+            own => own?,
+        };
+        Ok(Epoch {
+            job: Arc::clone(&self.directory),
+            number,
+            device: rustix::fs::fstat(&directory)?.st_dev,
+            directory: Arc::new(directory),
+            own_name,
+            own: Arc::new(own),
+            is_overtaken: AtomicBool::new(false),
+            began: Instant::now(),
+            looked_ms: AtomicU64::new(0),
+        })
+    }
+
+    /// Looks for newer epochs, then removes older ones. To be called when the directory of this one has been made.
+    fn overtake(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
+        let epochs = self.epochs()?;
+        if let Some(&newest) = epochs.iter().max().filter(|newest| **newest > number) {
+            let _of_nothing =
+                rustix::fs::unlinkat(&self.directory, epoch_name(number).as_os_str(), AtFlags::REMOVEDIR);
+            return Err(if newest == END { EpochError::Ended } else { EpochError::Overtaken { newest } });
+        }
+        let mut older = epochs.into_iter().filter(|epoch| *epoch < number);
+        older.try_for_each(|epoch| {
+            remove_for_good(&self.directory, &epoch_name(epoch), patience)
+                .map_err(|source| EpochError::Older { epoch, source })
+        })
+    }
+
+    /// Why the directory of an epoch has gone.
+    fn newer_than(&self, number: u64) -> EpochError {
+        match self.epochs().map(|epochs| epochs.into_iter().max().filter(|newest| *newest > number)) {
+            Ok(Some(newest)) if newest < END => EpochError::Overtaken { newest },
+            _ => EpochError::Ended,
+        }
+    }
+
+    /// The epochs that have begun and are not removed.
+    fn epochs(&self) -> io::Result<Vec<u64>> {
+        epochs_in(&self.directory)
+    }
+
+    /// Ends the job with this epoch, which is to be its newest, and removes its directory.
+    ///
+    /// # Errors
+    /// See [`EpochError`].
+    pub fn close(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
+        let newer = |newest: &u64| *newest > number && *newest < END;
+        if let Some(newest) = self.epochs()?.into_iter().filter(newer).max() {
+            return Err(EpochError::Overtaken { newest });
+        }
+        // nobody begins, or goes on, from here
+        make(&self.directory, &epoch_name(END))?;
+        self.overtake(END, patience)?;
+        Ok(remove_for_good(&self.root, &self.name, patience)?)
+    }
+}
+
+fn epochs_in(directory: &OwnedFd) -> io::Result<Vec<u64>> {
+    let mut epochs = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let number = entry.file_name().to_str().ok().and_then(|name| name.strip_prefix(EPOCH_PREFIX));
+        epochs.extend(number.and_then(|number| number.parse::<u64>().ok()));
+    }
+    Ok(epochs)
+}
+
+/// Removes a directory with all that is in it, and what is put into it meanwhile.
+fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io::Result<()> {
+    let began = Instant::now();
+    let tree = Tree::at(Arc::clone(parent));
+    loop {
+        let mut failed = None;
+        let (stops, names) = (|| began.elapsed() > patience, std::iter::once(name));
+        let fails = |_path, error| failed = Some(error);
+        remove_entries_within(&RemovalBudget::new(u64::MAX), stops, &tree, &RelPath::root(), names, fails);
+        match number_at(parent, name.as_os_str()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+            Ok(_) if began.elapsed() < patience => std::thread::sleep(PAUSE),
+            Ok(_) => return Err(failed.unwrap_or_else(|| Errno::NOTEMPTY.into())),
+        }
+    }
+}
+
+/// Whether an error says that a directory has been removed.
+fn is_dead(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::STALE))
+}
+
+impl Epoch {
+    /// The directory in which this session alone makes its entries.
+    #[must_use]
+    pub fn own(&self) -> &Arc<OwnedFd> {
+        &self.own
+    }
+
+    /// Whether this session has met its end, or meets it now: then what it has said of what came before may be wrong.
+    #[must_use]
+    pub fn is_overtaken(&self) -> bool {
+        if !self.is_overtaken.load(Ordering::Relaxed) && !self.is_newest() {
+            self.is_overtaken.store(true, Ordering::Relaxed);
+        }
+        self.is_overtaken.load(Ordering::Relaxed)
+    }
+
+    /// Whether the directory of this epoch has its name, and no newer one is there.
+    fn is_newest(&self) -> bool {
+        let there = number_at(&self.job, epoch_name(self.number).as_os_str());
+        let has_its_name =
+            there.is_ok_and(|there| number_of(&self.directory).is_ok_and(|here| here == there));
+        let is_newest = |epochs: Vec<u64>| epochs.into_iter().all(|epoch| epoch <= self.number);
+        has_its_name && epochs_in(&self.job).is_ok_and(is_newest)
+    }
+
+    fn overtaken(&self) -> io::Error {
+        self.is_overtaken.store(true, Ordering::Relaxed);
+        OVERTAKEN.into()
+    }
+
+    /// Makes something in a directory of the epoch.
+    pub(crate) fn create<T>(&self, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        self.look_now_and_then()?;
+        make().map_err(|error| if is_dead(&error) { self.overtaken() } else { error })
+    }
+
+    /// Has a session that works on give way to a newer epoch, which could not keep up with removing what it makes. One
+    /// that does not work makes nothing, and needs not look.
+    fn look_now_and_then(&self) -> io::Result<()> {
+        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let last = self.looked_ms.load(Ordering::Relaxed);
+        if now < last + LOOK_MS {
+            return Ok(());
+        }
+        self.looked_ms.store(now, Ordering::Relaxed);
+        if self.is_overtaken() { Err(self.overtaken()) } else { Ok(()) }
+    }
+
+    /// Gives what has this name in the session's directory its final one.
+    pub(crate) fn publish(
+        &self,
+        hidden: &Name,
+        (directory, name): (&OwnedFd, &Name),
+        replace: Replace,
+    ) -> io::Result<()> {
+        let Err(error) = move_to((&self.own, hidden), (directory, name), replace) else { return Ok(()) };
+        let there = number_at(&self.own, hidden.as_os_str());
+        if !there.is_err_and(|error| is_dead(&error)) {
+            return Err(error);
+        }
+        // Nobody else takes anything from here but a newer epoch; without one the server has done what it was asked
+        // twice.
+        if self.is_newest() { Ok(()) } else { Err(self.overtaken()) }
+    }
+
+    /// Has `make` make an entry that is no file under another name, and gives it its own in a directory.
+    ///
+    /// # Errors
+    /// Those of `make` and the system's, and [`OVERTAKEN`].
+    pub fn place<T>(
+        &self,
+        (directory, name): (&OwnedFd, &Name),
+        replace: Replace,
+        make: impl FnOnce((&OwnedFd, &Name)) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let free = |name: &Name| match number_at(&self.own, name.as_os_str()) {
+            Ok(_) => Err(Errno::EXIST),
+            Err(_) => Ok(()),
+        };
+        let (fresh, ()) = make_hidden(self.own.as_fd(), free)?;
+        let made = self.create(|| make((&self.own, &fresh))).and_then(|made| {
+            let inherits = Inheritance::of(directory.as_fd())?;
+            inherits.give_group(&self.own, &fresh)?;
+            self.publish(&fresh, (directory, name), replace)?;
+            Ok(made)
+        });
+        // A rename does nothing where both names lead to the same.
+        let _gone_as_a_rule = rustix::fs::unlinkat(&self.own, fresh.as_os_str(), AtFlags::empty());
+        made
+    }
+
+    /// Opens the part of a large file, which receivers on other hosts may write too, and makes it where it is not there.
+    ///
+    /// # Errors
+    /// The system's error, and [`OVERTAKEN`].
+    pub fn open_part(&self, name: &Name, bytes: u64, direct: Direct) -> io::Result<Staged> {
+        self.create(|| Staged::shared(&self.directory, name, bytes, direct))
+    }
+
+    /// The part of that name, if it is there; it is not made.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn find_part(&self, name: &Name) -> io::Result<Option<File>> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        match rustix::fs::openat(&self.directory, name.as_os_str(), flags, Mode::empty()) {
+            Err(Errno::NOENT | Errno::STALE) => Ok(None),
+            Err(error) => Err(error.into()),
+            Ok(part) => {
+                let stat = rustix::fs::fstat(&part)?;
+                let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+                if is_file { Ok(Some(part.into())) } else { Err(Errno::INVAL.into()) }
+            }
+        }
+    }
+
+    /// Gives a part its name. Whether it has it is to be looked at where this fails with `ENOENT`: another receiver may
+    /// have been first.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn publish_part(
+        &self,
+        part: &Name,
+        (directory, name): (&OwnedFd, &Name),
+        replace: Replace,
+    ) -> io::Result<()> {
+        move_to((&self.directory, part), (directory, name), replace)
+    }
+
+    /// Whether a part still has its name: then no receiver has committed it.
+    ///
+    /// # Errors
+    /// [`OVERTAKEN`] where it has none since this epoch is over.
+    pub fn has_part(&self, name: &Name, part: &File) -> io::Result<bool> {
+        let there = number_at(&self.directory, name.as_os_str());
+        if there.is_ok_and(|there| number_of(part).is_ok_and(|here| here == there)) {
+            return Ok(true);
+        }
+        if self.is_overtaken() { Err(self.overtaken()) } else { Ok(false) }
+    }
+
+    /// Checks that a directory lies in the same file system, since nothing can be renamed to another.
+    ///
+    /// # Errors
+    /// `EXDEV` where it does not.
+    pub fn check(&self, directory: impl AsFd) -> io::Result<()> {
+        let device = rustix::fs::fstat(directory)?.st_dev;
+        if device == self.device { Ok(()) } else { Err(Errno::XDEV.into()) }
+    }
+}
+
+impl Drop for Epoch {
+    fn drop(&mut self) {
+        let tree = Tree::at(Arc::clone(&self.directory));
+        // The next epoch removes what stays.
+        let own = std::iter::once(&self.own_name);
+        let _counted = remove_entries(&tree, &RelPath::root(), own, |_path, _error| {});
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hidden::is_passing;
+    use crate::new_files::NewFiles;
+    use crate::nursery::Nursery;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::sync::Barrier;
+
+    const JOB: JobId = JobId([7; 16]);
+    const NOT_LONG: Duration = Duration::from_secs(10);
+
+    fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
+        let home = tempfile::tempdir().unwrap();
+        let fd = rustix::fs::open(home.path(), DIRECTORY, Mode::empty()).unwrap();
+        (home, Arc::new(fd))
+    }
+
+    fn job(root: &Arc<OwnedFd>) -> JobDirectory {
+        JobDirectory::open(root, JOB, Beginning::Allowed).unwrap()
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn create(epoch: &Arc<Epoch>, root: &Arc<OwnedFd>) -> io::Result<Name> {
+        let nursery = Nursery::Epoch(Arc::clone(epoch));
+        let staged = nursery.create(root, &NewFiles::default(), 0o600)?;
+        Ok(staged.into_hidden_name().unwrap())
+    }
+
+    #[track_caller]
+    fn assert_overtaken<T: std::fmt::Debug>(done: io::Result<T>) {
+        assert_eq!(Errno::from_io_error(&done.unwrap_err()), Some(OVERTAKEN));
+    }
+
+    /// Those who were stopped go on when the next epoch has begun.
+    #[test]
+    fn an_older_epoch_neither_creates_nor_names_anything() {
+        let (home, root) = place();
+        let job = job(&root);
+        let old = Arc::new(job.begin(1, "a", NOT_LONG).unwrap());
+        let hidden = create(&old, &root).unwrap();
+        let part = old.open_part(&name("part"), 10, Direct::Off).unwrap();
+        let new = Arc::new(job.begin(2, "b", NOT_LONG).unwrap());
+        assert_overtaken(old.publish(&hidden, (&root, &name("f")), Replace::Existing));
+        assert_overtaken(create(&old, &root));
+        assert_overtaken(old.open_part(&name("other"), 10, Direct::Off));
+        assert_overtaken(old.has_part(&name("part"), part.file()));
+        assert!(old.publish_part(&name("part"), (&root, &name("p")), Replace::Existing).is_err());
+        assert_overtaken(old.place((&root, &name("l")), Replace::Existing, |(directory, name)| {
+            Ok(rustix::fs::symlinkat("x", directory, name.as_os_str())?)
+        }));
+        assert!(old.is_overtaken() && !new.is_overtaken());
+        drop((old, part));
+        let hidden = create(&new, &root).unwrap();
+        new.publish(&hidden, (&root, &name("f")), Replace::Existing).unwrap();
+        let names = std::fs::read_dir(home.path()).unwrap().count();
+        assert_eq!(names, 2, "the job's directory and one file");
+    }
+
+    #[test]
+    fn an_epoch_that_was_overtaken_or_a_job_that_has_ended_does_not_begin() {
+        let (home, root) = place();
+        let directory = job(&root);
+        let _newer = directory.begin(2, "a", NOT_LONG).unwrap();
+        let refused = directory.begin(1, "b", NOT_LONG);
+        assert!(matches!(refused, Err(EpochError::Overtaken { newest: 2 })), "{refused:?}");
+        assert!(matches!(directory.close(1, NOT_LONG), Err(EpochError::Overtaken { newest: 2 })));
+        let other = job(&root);
+        directory.close(2, NOT_LONG).unwrap();
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+        assert!(other.begin(3, "c", NOT_LONG).is_err(), "its directory has gone");
+        let before = JobDirectory::open(&root, JOB, Beginning::Before);
+        assert_eq!(before.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    /// Whoever looks before its own directory is there sees nothing of another that does the same.
+    #[test]
+    fn of_epochs_that_begin_at_once_only_the_newest_goes_on() {
+        let (_home, root) = place();
+        let directory = job(&root);
+        for round in 0..400_u64 {
+            let numbers = [3 * round + 1, 3 * round + 2, 3 * round + 2 + round % 2];
+            let (begin, begun) = (Barrier::new(numbers.len()), Barrier::new(numbers.len()));
+            let went_on: Vec<_> = std::thread::scope(|scope| {
+                let sessions = numbers.iter().enumerate().map(|(session, number)| {
+                    let (root, directory, begin, begun) = (&root, &directory, &begin, &begun);
+                    scope.spawn(move || {
+                        begin.wait();
+                        let epoch = directory.begin(*number, &session.to_string(), NOT_LONG);
+                        begun.wait();
+                        let epoch = Arc::new(epoch.ok()?);
+                        create(&epoch, root).is_ok().then_some(*number)
+                    })
+                });
+                let sessions: Vec<_> = sessions.collect();
+                sessions.into_iter().filter_map(|session| session.join().unwrap()).collect()
+            });
+            let newest = numbers[2];
+            assert!(went_on.contains(&newest), "round {round}: {went_on:?}");
+            assert!(went_on.iter().all(|number| *number == newest), "round {round}: {went_on:?}");
+        }
+    }
+
+    /// A session that is under way makes new entries as fast as they are removed.
+    #[test]
+    fn what_an_older_epoch_goes_on_making_is_removed_until_it_cannot() {
+        let (_home, root) = place();
+        let job = job(&root);
+        let old = Arc::new(job.begin(1, "a", NOT_LONG).unwrap());
+        std::thread::scope(|scope| {
+            let making = scope.spawn(|| {
+                let mut made = 0;
+                while create(&old, &root).is_ok() {
+                    made += 1;
+                }
+                made
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            job.begin(2, "b", NOT_LONG).unwrap();
+            assert!(making.join().unwrap() > 0);
+        });
+    }
+
+    #[test]
+    fn directories_of_a_job_are_closed_and_give_nothing_away() {
+        let (home, root) = place();
+        std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o2777)).unwrap();
+        let acl = crate::entry::xattrs::tests::acl_of_a_user();
+        let has_acl = rustix::fs::fsetxattr(
+            &root,
+            crate::entry::xattrs::DEFAULT_NAME,
+            &acl,
+            rustix::fs::XattrFlags::empty(),
+        );
+        let epoch = job(&root).begin(1, "a", NOT_LONG).unwrap();
+        for directory in [&epoch.job, &epoch.directory, &epoch.own] {
+            let there = File::from(directory.try_clone().unwrap()).metadata().unwrap();
+            assert_eq!(there.mode() & 0o7777, 0o700);
+            if has_acl.is_ok() {
+                assert_eq!(crate::entry::xattrs::default_acl(directory.as_fd()).unwrap(), None);
+            }
+        }
+    }
+
+    #[test]
+    fn a_job_s_directory_is_no_data_and_goes_when_nobody_has_written_to_it_for_long() {
+        let (home, root) = place();
+        let epoch = job(&root).begin(1, "a", NOT_LONG).unwrap();
+        let job_name = name(&format!("{PREFIX}{JOB}"));
+        assert!(is_passing(root.as_fd(), job_name.as_bytes()));
+        for other in [".zmove-job-", ".zmove-job-7", ".zmove-job-0707070707070707070707070707070G", "job"] {
+            assert!(!is_job_directory(other.as_bytes()), "{other}");
+        }
+        crate::abandoned::remove_abandoned(&Tree::at(Arc::clone(&root)), &RelPath::root(), root.as_fd());
+        assert!(home.path().join(job_name.as_os_str()).exists());
+        assert!(!is_abandoned_job(root.as_fd(), &job_name));
+        assert!(!is_unchanged_for(root.as_fd(), &job_name, Duration::from_secs(60)));
+        while !is_unchanged_for(root.as_fd(), &job_name, Duration::ZERO) {
+            std::thread::sleep(PAUSE);
+        }
+        drop(epoch);
+    }
+
+    #[test]
+    fn a_part_is_as_long_as_its_file_whoever_opens_it_and_keeps_what_others_have_written() {
+        use std::os::unix::fs::FileExt;
+        let (_home, root) = place();
+        let epoch = job(&root).begin(1, "a", NOT_LONG).unwrap();
+        let one = epoch.open_part(&name("p"), 10, Direct::Off).unwrap();
+        one.file().write_all_at(b"x", 9).unwrap();
+        let other = epoch.open_part(&name("p"), 10, Direct::Off).unwrap();
+        let mut bytes = [7; 10];
+        other.file().read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, *b"\0\0\0\0\0\0\0\0\0x");
+        drop((one, other));
+        assert!(
+            epoch.find_part(&name("p")).unwrap().is_some() && epoch.find_part(&name("q")).unwrap().is_none()
+        );
+    }
+}
