@@ -10,6 +10,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod grant;
+mod job;
 mod meters;
 mod mirror;
 mod preview;

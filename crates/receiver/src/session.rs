@@ -24,18 +24,20 @@ use tokio::sync::mpsc;
 use zmove_transport::{ControlError, ControlReader, ControlWriter, LaneSource, Pulse, blocking};
 use zmove_types::{FileId, Kinds, StageTimes, TransferId};
 use zmove_wire::limits::{
-    ITEMS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX, OFFERS_OUTSTANDING_MAX, within,
+    ITEMS_OUTSTANDING_MAX, JOB_ORDERS_OUTSTANDING_MAX, LANES_UNASKED_MAX, OFFER_FILES_MAX,
+    OFFERS_OUTSTANDING_MAX, within,
 };
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, EntryFault, FaultCode, Finished, Greeting, Offer, OfferWith, Open, Opened, Operation, Purpose,
-    ReceiverSays, Role, SignedReceipt, StageReport, StoredItem, TargetState, ToReceiver, ToSender, TopName,
-    Version, WireError,
+    Answer, EntryFault, FaultCode, Finished, Greeting, JobAnswer, JobWord, Offer, OfferWith, Open, Opened,
+    Operation, Purpose, ReceiverSays, Role, SignedReceipt, StageReport, StoredItem, TargetState, ToReceiver,
+    ToSender, TopName, Version, WireError,
 };
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::grant::{Coming, Fate, Grants, Stored};
+use crate::job;
 use crate::mirror::Mirror;
 use crate::preview;
 use crate::probe;
@@ -141,6 +143,9 @@ pub async fn run_session(
     if let Some(limit) = config.rate_max.filter(|_| keeps_rate) {
         connections.send(&ToSender::RateMax { bytes_per_second: limit.bytes_per_second() }).await?;
     }
+    if open.job.is_some() && open.purpose != Purpose::Move {
+        return connections.refuse(job::not_in_a_job("a preview or a probe")).await;
+    }
     if open.purpose == Purpose::Probe {
         let stop = first_of(stop, &lease);
         return probe::run(connections, open, access, &config, stop).await;
@@ -208,6 +213,7 @@ async fn receive(
         unsent: config.quota.book_nothing(),
         report: SessionReport::default(),
         offers: 0,
+        orders: 0,
         comparing: Workers::new(&config.quota),
         target_leases: config.target_leases,
         owner,
@@ -343,6 +349,8 @@ struct Running {
     unsent: Booking,
     report: SessionReport,
     offers: usize,
+    /// The orders about a job that are not answered.
+    orders: usize,
     /// The threads that compare offered files with those at the target.
     comparing: Workers,
     target_leases: TargetLeases,
@@ -432,6 +440,7 @@ impl Running {
                 self.comparing.start_for(&self.transfer, move |transfer| transfer.discard_retired(&file))
             }
             ToReceiver::LaneLost { items } => self.take_lost(items),
+            ToReceiver::Job(word) => self.take_order(word, held),
             ToReceiver::Announce { items, mismatches } => Ok(self.ledger.announced(items, mismatches)?),
             ToReceiver::Sample { .. } | ToReceiver::Sweep(_) => {
                 Err(WireError::OutOfOrder { what: "a question of a probe" }.into())
@@ -470,6 +479,26 @@ impl Running {
             while let Some(candidate) = changed.next() {
                 candidate.tell(transfer, changed.peek().is_none());
             }
+        })
+    }
+
+    fn take_order(&mut self, word: JobWord, held: Booking) -> Result<(), SessionError> {
+        if self.transfer.target.job.is_none() {
+            return Err(WireError::OutOfOrder { what: "an order about a job" }.into());
+        }
+        self.orders += 1;
+        if self.orders > JOB_ORDERS_OUTSTANDING_MAX {
+            return Err(
+                WireError::OutOfOrder { what: "an order before the earlier ones are answered" }.into()
+            );
+        }
+        self.comparing.start_for(&self.transfer, move |transfer| {
+            let _until_it_is_answered = held;
+            let Some(job) = &transfer.target.job else { return };
+            transfer.reports.tell(match job.obey(transfer, word.order) {
+                Ok(result) => Outcome::Job(JobAnswer { number: word.number, result }),
+                Err(error) => Outcome::OverLimit(error),
+            });
         })
     }
 
@@ -537,6 +566,10 @@ impl Running {
             Outcome::Mirror(answer) => {
                 self.mirror.answered(&answer);
                 self.ledger.tell(answer);
+            }
+            Outcome::Job(answer) => {
+                self.orders -= 1;
+                self.ledger.tell(ToSender::Job(answer));
             }
             Outcome::LaneEnded { number, has_brought, ended } => {
                 self.threads.lanes.ended(number);

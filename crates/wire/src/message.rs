@@ -18,6 +18,7 @@ mod copy;
 mod counted;
 mod fault;
 mod fetch;
+mod job;
 mod kept;
 mod list;
 mod metadata;
@@ -38,6 +39,7 @@ pub use fetch::{
     AccountOrder, AccountsFrom, Fetch, Fetching, LaneOrder, ListOrder, OwnerOrder, RemovalOrder, RuleText,
     SourcePath, Time, ToSource,
 };
+pub use job::{JobAnswer, JobCount, JobOrder, JobPart, JobResult, JobWord, NodeName, WorkEnd};
 pub use kept::{InquireWith, Keeping, Lack, Missed, NotKept, OfferWith};
 pub use mirror::{
     Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,
@@ -111,6 +113,8 @@ pub enum ToReceiver {
     /// What the scan has found so far, to a receiver that has said that it hears this. The last word counts, and none
     /// comes after [`Announce`](Self::Announce).
     Found(FoundSoFar),
+    /// An order about the job that the session has a part in.
+    Job(JobWord),
 }
 
 /// A message from the receiver to the sender.
@@ -205,6 +209,8 @@ pub enum ToSender {
     /// A lane that the receiver has dialled has not come up, or was lost before it brought anything: the sender may not
     /// know of it, and waits for it no longer.
     LaneFailed,
+    /// The answer to an order about a job.
+    Job(JobAnswer),
 }
 
 /// The place of a transfer in the queue, and the reason for it.
@@ -483,6 +489,7 @@ mod tests {
             grant: None,
             removals_max: None,
             known_state: None,
+            job: None,
         });
         let bytes = encode_message(&open);
         assert_eq!(bytes[..14], [30, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);

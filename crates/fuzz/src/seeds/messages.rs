@@ -2,21 +2,22 @@
 
 use serde::Serialize;
 use std::sync::Arc;
-use zmove_types::{Kinds, Metadata, Root, Timestamp};
+use zmove_types::{JobId, Kinds, Metadata, Root, Timestamp, WorkId};
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences,
     Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch,
     Fetching, FileDone, FileHash, Finding, Findings, Finished, FoundSoFar, GrantOrder, Granted, HashOrder,
-    Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Keep,
-    Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NotKept, Offer, OfferWith,
-    OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Progress,
-    Proof, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role,
-    RuleText, Sampled, SignedReceipt, SourceMark, SourcePath, StageProgress, StageReport, Stored, StoredItem,
-    SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told,
-    ToldChange, ToldForm, ToldKind, TopName, TransferAccount, TransportOrder, Verdict, encode_message,
+    Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
+    JobAnswer, JobCount, JobOrder, JobPart, JobResult, JobWord, Keep, Keeping, KeptRange, Lack, LaneOrder,
+    ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer, OfferWith, OfferedFile, OfferedGroup,
+    Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Progress, Proof, PublishedItem,
+    Purpose, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role, RuleText, Sampled,
+    SignedReceipt, SourceMark, SourcePath, StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept,
+    SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm,
+    ToldKind, TopName, TransferAccount, TransportOrder, Verdict, Version, WorkEnd, encode_message,
 };
 
-use super::{greeting_of, name, path, sample_extensions, whole_metadata};
+use super::{extended_batch, greeting_of, name, path, sample_extensions, sample_file, whole_metadata};
 
 pub(crate) fn to_receiver() -> Vec<Vec<u8>> {
     encoded(&requests(), 4)
@@ -174,7 +175,44 @@ fn requests() -> Vec<ToReceiver> {
         ToReceiver::Sweep(SweepOrder { bytes: 1 << 28, millis: 5_000 }),
     ]);
     requests.extend(relays());
+    requests.extend(job_orders());
+    requests.push(in_a_job().into_message(Version::V4));
     requests
+}
+
+/// All that a sender can order in a job.
+fn job_orders() -> Vec<ToReceiver> {
+    let (work, parent) = (WorkId([1; 16]), WorkId([2; 16]));
+    let orders = [
+        JobOrder::Begin { work },
+        JobOrder::End(WorkEnd { work, parent, children: 300, files: 2, bytes: 1 << 40 }),
+        JobOrder::Commit { head: sample_file().encode(), root: Some([9; 32]) },
+        JobOrder::SetDirectories { head: extended_batch().encode() },
+        JobOrder::Count,
+        JobOrder::Close,
+    ];
+    (1..).zip(orders).map(|(number, order)| ToReceiver::Job(JobWord { number, order })).collect()
+}
+
+/// An opening with a part in a job.
+fn in_a_job() -> Open {
+    let node = NodeName::new("dtn1").expect("it is a name");
+    let job = Some(JobPart { job: JobId([3; 16]), epoch: 7, may_begin: true, node });
+    Open { job, ..Open::new(b"t".to_vec(), [3; 16]) }
+}
+
+/// All that a receiver can answer to that.
+fn job_answers() -> Vec<ToSender> {
+    let fault = EntryFault { entry: 0, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
+    let results = [
+        JobResult::Done,
+        JobResult::Failed(Operation::Rename, FaultCode::Overtaken),
+        JobResult::Committed { inode: 300 },
+        JobResult::Missing(vec![(1, 300)]),
+        JobResult::DirectoriesSet(vec![fault]),
+        JobResult::Counted(JobCount { ended: 300, announced: 299, ..JobCount::default() }),
+    ];
+    (1..).zip(results).map(|(number, result)| ToSender::Job(JobAnswer { number, result })).collect()
 }
 
 fn open(shape: TargetShape) -> Open {
@@ -195,6 +233,7 @@ fn open(shape: TargetShape) -> Open {
         grant: None,
         removals_max: Some(7),
         known_state: None,
+        job: None,
     }
 }
 
@@ -253,7 +292,7 @@ fn replies() -> Vec<ToSender> {
     let single_name = Some(TopName(name("f")));
     let fault = Fault { path: path("d/f"), operation: Operation::Write, code: FaultCode::Os(28) };
     let stage = StageReport { busy_us: 1, starved_us: 300, blocked_us: 70_000 };
-    vec![
+    let mut replies = vec![
         ToSender::Fetching(Fetching { lanes_max: 300 }),
         ToSender::Granted(Granted { token: [1; 32], begin_secs: 600 }),
         ToSender::Copy(CopyState::Ready),
@@ -313,7 +352,9 @@ fn replies() -> Vec<ToSender> {
             complete: true,
             fault: Some((Operation::Write, FaultCode::Os(28))),
         }),
-    ]
+    ];
+    replies.extend(job_answers());
+    replies
 }
 
 fn stored() -> Stored {

@@ -19,6 +19,7 @@
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -30,8 +31,8 @@ use std::time::SystemTime;
 
 use rustix::io::Errno;
 use zmove_chunk::group_cv;
-use zmove_disk::{Direct, FileIdentity, LastingNames, Staged, Tree};
-use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, TransferId};
+use zmove_disk::{Direct, Epoch, FileIdentity, LastingNames, Staged, Tree, set_file_mtime};
+use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, Timestamp, TransferId};
 use zmove_wire::FileHead;
 
 use crate::config::BUFFER_BYTES;
@@ -53,6 +54,8 @@ pub(crate) struct Parts {
     /// flush has failed.
     unflushed: AtomicBool,
     quota: Quota,
+    /// In a job: parts that other receivers write too.
+    pub(crate) shared: Option<SharedParts>,
     state: Lock<State>,
 }
 
@@ -121,7 +124,20 @@ impl Parts {
             }
         }
         let (unflushed, quota) = (AtomicBool::new(false), Quota::default());
-        Self { journals, begin, unflushed, quota, state: Lock::new(state) }
+        Self { journals, begin, unflushed, quota, shared: None, state: Lock::new(state) }
+    }
+
+    /// The parts of a session in a job, with its journal.
+    pub(crate) fn in_job(epoch: Arc<Epoch>, journal: Journal, begin: Begin, quota: &Quota) -> Self {
+        let state = State { journal: Some(Arc::new(journal)), ..State::default() };
+        Self {
+            journals: None,
+            begin,
+            unflushed: AtomicBool::new(false),
+            quota: quota.clone(),
+            shared: Some(SharedParts::new(epoch)),
+            state: Lock::new(state),
+        }
     }
 
     /// Books what is held on `quota`. Where there is no room for what earlier transfers have left, nothing is resumed.
@@ -274,6 +290,61 @@ impl Parts {
         Ok(staged)
     }
 
+    /// The part of a large file of a job, made if no receiver has begun it.
+    pub(crate) fn open_shared(
+        &self,
+        shared: &SharedParts,
+        id: FileId,
+        (path, head): (&RelPath, &FileHead),
+        direct: Direct,
+    ) -> io::Result<Staged> {
+        let descriptors = self.quota.book_file()?;
+        let source = source_of(head);
+        let name = shared_name(path, &source);
+        let mut staged = shared.epoch.open_part(&name, head.bytes, direct)?;
+        staged.attach(descriptors);
+        if Flush::of(staged.file()).ok() != Some(Flush::Whole) {
+            self.unflushed.store(true, Ordering::Relaxed);
+        }
+        let inode = FileIdentity::of(staged.file())?.inode;
+        let part = Part { path: path.clone(), part: name, source, inode, born: birth_of(staged.file()) };
+        let journal = self.running().ok_or(Errno::IO)?;
+        if let Err(error) = journal.part(id.0, &part) {
+            self.note(&error);
+            return Err(Errno::IO.into());
+        }
+        shared.begin(id, part.part, staged.file(), source.mtime)?;
+        Ok(staged)
+    }
+
+    /// Flushes what this session has written of a job's parts, and records that.
+    ///
+    /// # Errors
+    /// The system's error, of this flush or an earlier one.
+    pub(crate) fn flush_shared(&self, shared: &SharedParts) -> io::Result<()> {
+        let journal = self.running().ok_or(Errno::IO)?;
+        let mark = journal.mark();
+        shared.flush()?;
+        journal.flushed(mark).map_err(|error| {
+            self.note(&error);
+            Errno::IO.into()
+        })
+    }
+
+    /// Has the journal of a session in a job record something for good.
+    ///
+    /// # Errors
+    /// It cannot be recorded.
+    pub(crate) fn record_work(
+        &self,
+        record: impl FnOnce(&Journal) -> Result<(), JournalError>,
+    ) -> io::Result<()> {
+        record(&*self.running().ok_or(Errno::IO)?).map_err(|error| {
+            self.note(&error);
+            Errno::IO.into()
+        })
+    }
+
     /// Records that a group has been written.
     pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) {
         self.record(|journal| journal.groups(id.0, group, &[cv]));
@@ -281,11 +352,18 @@ impl Parts {
 
     /// Records that nothing more is written to the part of a file.
     pub(crate) fn left(&self, id: FileId, there: &FileIdentity) {
+        if self.shared.is_some() {
+            return;
+        }
         self.record(|journal| journal.left(id.0, there.ctime));
     }
 
     /// Removes the part of a file that is given up. Where that fails, it stays in the journal, for a later transfer.
     pub(crate) fn remove(&self, id: FileId, part: &Staged) {
+        // What others have written of it counts.
+        if let Some(shared) = &self.shared {
+            return shared.ended(id);
+        }
         if part.remove().is_err() {
             self.stays(id);
         }
@@ -298,6 +376,9 @@ impl Parts {
 
     /// Records that a file has its name, or is given up for good.
     pub(crate) fn ended(&self, id: FileId) {
+        if let Some(shared) = &self.shared {
+            return shared.ended(id);
+        }
         if !self.state.lock().staying.remove(&id) {
             self.record(|journal| journal.ended(id.0));
         }
@@ -318,11 +399,17 @@ impl Parts {
     /// Records that a flush has failed. The kernel reports a write error once and may have thrown away what it could
     /// not write; the next flush, which covers earlier writes as well, may succeed.
     pub(crate) fn flush_failed(&self) {
+        self.shared.iter().for_each(SharedParts::flush_failed);
         self.unflushed.store(true, Ordering::Relaxed);
     }
 
     /// Removes the journals without unfinished files at the end of the transfer.
     pub(crate) fn finish(&self) {
+        if let Some(shared) = &self.shared {
+            // What is not flushed does not count, but others may have named it.
+            let _does_not_count = shared.flush();
+            return;
+        }
         let mut state = self.state.lock();
         let is_empty = |orphan: &mut Orphan| orphan.unfinished().files.is_empty();
         let emptied = state.orphans.iter_mut().filter_map(|orphan| orphan.take_if(is_empty));
@@ -456,8 +543,103 @@ impl State {
     }
 }
 
+/// The parts that a session writes in a job.
+#[derive(Debug)]
+pub(crate) struct SharedParts {
+    pub(crate) epoch: Arc<Epoch>,
+    written: Lock<HashMap<FileId, SharedPart>>,
+    flush_failed: AtomicBool,
+}
+
+/// A part that this session may have written to since it was flushed last.
+#[derive(Clone, Debug)]
+struct SharedPart {
+    name: Name,
+    file: Arc<File>,
+    mtime: Timestamp,
+    /// Whether the session writes no more to it.
+    has_ended: bool,
+}
+
+impl SharedParts {
+    fn new(epoch: Arc<Epoch>) -> Self {
+        Self { epoch, written: Lock::default(), flush_failed: AtomicBool::new(false) }
+    }
+
+    fn begin(&self, id: FileId, name: Name, file: &File, mtime: Timestamp) -> io::Result<()> {
+        let part = SharedPart { name, file: Arc::new(file.try_clone()?), mtime, has_ended: false };
+        self.written.lock().insert(id, part);
+        Ok(())
+    }
+
+    fn ended(&self, id: FileId) {
+        if let Some(part) = self.written.lock().get_mut(&id) {
+            part.has_ended = true;
+        }
+    }
+
+    fn flush_failed(&self) {
+        self.flush_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Flushes each part by itself: another host flushes nothing of it.
+    fn flush(&self) -> io::Result<()> {
+        let written = self.written.lock().clone();
+        for (id, part) in written {
+            part.file.sync_data().inspect_err(|_told_once| self.flush_failed())?;
+            self.keep_time(&part)?;
+            if part.has_ended {
+                self.written.lock().remove(&id);
+            }
+        }
+        if self.flush_failed.load(Ordering::Relaxed) { Err(Errno::IO.into()) } else { Ok(()) }
+    }
+
+    /// Whether another receiver has given a part its name, so that there is nothing to be written to it.
+    ///
+    /// # Errors
+    /// A newer epoch has begun.
+    pub(crate) fn is_committed(&self, staged: &Staged) -> io::Result<bool> {
+        let Some(name) = staged.hidden_name() else { return Ok(false) };
+        Ok(!self.epoch.has_part(name, staged.file())?)
+    }
+
+    /// Looks after a part to which this session has just written: if it has got its name meanwhile, it gets the time of
+    /// its source once more.
+    ///
+    /// # Errors
+    /// A newer epoch has begun, or the system's error.
+    pub(crate) fn has_written(&self, id: FileId) -> io::Result<()> {
+        let part = self.written.lock().get(&id).cloned();
+        part.map_or(Ok(()), |part| self.keep_time(&part))
+    }
+
+    /// Work that is handed out twice is written twice, with the same bytes, but each write sets the time.
+    fn keep_time(&self, part: &SharedPart) -> io::Result<()> {
+        if self.epoch.has_part(&part.name, &part.file)? {
+            Ok(())
+        } else {
+            set_file_mtime(&*part.file, part.mtime)
+        }
+    }
+}
+
+/// The name of a part among those of its epoch, the same for all receivers.
+pub(crate) fn shared_name(path: &RelPath, source: &SourceVersion) -> Name {
+    let SourceVersion { bytes, mtime, ctime, inode } = source;
+    let mut hasher = blake3::Hasher::new();
+    for number in [*bytes, *inode, u64::from(mtime.nanos), u64::from(ctime.nanos)] {
+        hasher.update(&number.to_le_bytes());
+    }
+    for seconds in [mtime.seconds, ctime.seconds] {
+        hasher.update(&seconds.to_le_bytes());
+    }
+    let hash = hasher.update(path.as_bytes()).finalize().to_hex();
+    Name::from_bytes(format!("part-{}", &hash[..32]).as_bytes()).expect("digits are a name")
+}
+
 /// The first record of a transfer's journal. The target's path is for people, and for removing its parts later.
-fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
+pub(crate) fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", target.fd().as_raw_fd())).unwrap_or_default();
     // An open directory always has a status.
     let (device, inode) = rustix::fs::fstat(target.fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));

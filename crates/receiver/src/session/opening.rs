@@ -12,6 +12,7 @@ use zmove_wire::{GrantToken, Open, Refusal, RefusalCode, TargetShape, ToReceiver
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::grant::TakenUp;
+use crate::job::{self, JobSession};
 use crate::quota::Booking;
 use crate::quota::messages::{BookedMessage, Messages};
 use crate::resume::parts::Parts;
@@ -98,8 +99,18 @@ pub(super) async fn resolve(
 ) -> Result<Resolved, Refusal> {
     let (journals, quota, storage) = (config.journals.clone(), config.quota.clone(), config.storage.clone());
     look(move || {
-        let target = Target::resolve(&open, &access)?;
-        let parts = Parts::new(journals, transfer, owner, &target.tree).booked_on(&quota);
+        if let Some(part) = &open.job {
+            job::check(&open, part)?;
+        }
+        let mut target = Target::resolve(&open, &access)?;
+        let parts = match open.job.clone() {
+            None => Parts::new(journals, transfer, owner, &target.tree).booked_on(&quota),
+            Some(part) => {
+                let (session, parts) = JobSession::begin(&target.tree, part, (transfer, owner), &quota)?;
+                target.job = Some(session);
+                parts
+            }
+        };
         let file_system = storage.of(target.tree.fd());
         quota.recall_threads(&file_system);
         if let TargetShape::Directory { tops } = &mut open.shape {

@@ -33,6 +33,7 @@ use zmove_types::Lock;
 pub(crate) struct FileTable {
     quota: Quota,
     values: Values,
+    whole: Whole,
     table: Lock<Table>,
 }
 
@@ -65,6 +66,7 @@ pub(crate) struct LargeFile {
     /// The old version of the file at the target.
     pub(crate) base: Option<Base>,
     given_up: AtomicBool,
+    whole: Whole,
     state: Lock<State>,
     _held: Booking,
 }
@@ -100,14 +102,23 @@ pub(crate) enum Values {
     Dropped,
 }
 
+/// How a file becomes whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whole {
+    /// When all of its groups have come.
+    Here,
+    /// By an order, since other receivers write it too.
+    ByOrder,
+}
+
 /// The proof that every group of a file has been written.
 #[derive(Debug)]
 pub(crate) struct Complete(pub(crate) Staged);
 
 impl FileTable {
-    pub(crate) fn new(quota: &Quota, values: Values) -> Self {
+    pub(crate) fn new(quota: &Quota, values: Values, whole: Whole) -> Self {
         let table = Table { slots: HashMap::new(), living: 0, unheard: 0, held: quota.book_nothing() };
-        Self { quota: quota.clone(), values, table: Lock::new(table) }
+        Self { quota: quota.clone(), values, whole, table: Lock::new(table) }
     }
 
     /// Notes a file that is about to be given up, perhaps before its declaration comes.
@@ -158,7 +169,8 @@ impl FileTable {
                 let held = self.quota.book_memory(FILE_BYTES + 2 * head.path.as_bytes().len() + beside)?;
                 let came = (self.values == Values::Kept).then(|| Came::new(&self.quota));
                 let (base, given_up) = (base(&head), AtomicBool::new(false));
-                let file = LargeFile { id, head, base, given_up, state: Lock::default(), _held: held };
+                let (whole, state) = (self.whole, Lock::default());
+                let file = LargeFile { id, head, base, given_up, whole, state, _held: held };
                 let file = Arc::new(file);
                 let mut state = file.state.lock();
                 table.slots.insert(id, Slot::Live(Arc::clone(&file)));
@@ -361,7 +373,10 @@ impl LargeFile {
         if state.written.insert(span.index) && has_data {
             state.unwritten -= 1;
         }
-        if state.unwritten > 0 || std::mem::replace(&mut state.is_complete, true) {
+        if self.whole == Whole::ByOrder
+            || state.unwritten > 0
+            || std::mem::replace(&mut state.is_complete, true)
+        {
             return None;
         }
         // Holds are dropped under this lock, each after its group was booked: the hold of the last group is the last
@@ -418,7 +433,7 @@ mod tests {
     fn complete_once_after_every_group() {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
-        let table = FileTable::new(&Quota::default(), Values::Dropped);
+        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
         table.declare(FileId(1), head(2 * GROUP_BYTES + 1), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let mut complete = 0;
@@ -442,7 +457,7 @@ mod tests {
         let ranges = [5..6, 3 * GROUP_BYTES..4 * GROUP_BYTES];
         let cases = [(&ranges[..], &[0, 3][..]), (&[][..], &[2][..]), (&ranges[..], &[0, 1, 1, 3][..])];
         for (number, (ranges, groups)) in (0..).zip(cases) {
-            let table = FileTable::new(&Quota::default(), Values::Dropped);
+            let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
             let (id, head) = (FileId(number), with_holes(5 * GROUP_BYTES, ranges));
             table.declare(id, head, no_base, no_prior).unwrap();
             let file = table.find(id).unwrap().unwrap();
@@ -461,7 +476,7 @@ mod tests {
             staged: Staged::create(&directory, 0o600).unwrap(),
             groups: vec![(0, Cv([1; 32])), (3, Cv([2; 32]))],
         };
-        let table = FileTable::new(&Quota::default(), Values::Dropped);
+        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
         table.declare(FileId(1), with_holes(5 * GROUP_BYTES, &ranges), no_base, |_| Some(prior())).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let hold = file.staged(|| Err("made anew")).unwrap();
@@ -476,7 +491,7 @@ mod tests {
     fn a_file_of_four_thousand_million_groups_is_declared_at_once() {
         let groups = u64::from(u32::MAX);
         let bytes = groups * GROUP_BYTES;
-        let table = FileTable::new(&Quota::default(), Values::Dropped);
+        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
         let began = cpu_time();
         let data = 0..bytes - 1;
         for (id, head) in (0..).zip([head(bytes), with_holes(bytes, std::slice::from_ref(&data))]) {
@@ -498,7 +513,7 @@ mod tests {
         let limits =
             crate::Limits { memory_per_identity: zmove_types::ByteCount(64 << 10), ..Default::default() };
         let quota = crate::quota::Quotas::default().of(zmove_transport::Fingerprint([1; 32]), &limits);
-        let table = FileTable::new(&quota, Values::Dropped);
+        let table = FileTable::new(&quota, Values::Dropped, Whole::Here);
         let bytes = 2 * GROUP_BYTES;
         let ranges: Vec<_> = (0..5000).map(|number| 2 * number..2 * number + 1).collect();
         let xattr = zmove_types::Xattr { name: b"user.a"[..].into(), value: [7; 65_000].into() };
@@ -516,7 +531,7 @@ mod tests {
     fn groups_that_are_there_count() {
         let home = tempfile::tempdir().unwrap();
         let directory = Tree::open(home.path()).unwrap().open_directory(&RelPath::root()).unwrap();
-        let table = FileTable::new(&Quota::default(), Values::Dropped);
+        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
         let prior = || Prior {
             staged: Staged::create(&directory, 0o600).unwrap(),
             groups: vec![(0, Cv([1; 32])), (2, Cv([2; 32]))],
@@ -532,7 +547,7 @@ mod tests {
 
     #[test]
     fn of_two_copies_one_is_written() {
-        let table = FileTable::new(&Quota::default(), Values::Dropped);
+        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
         table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         let file = table.find(FileId(1)).unwrap().unwrap();
         let home = tempfile::tempdir().unwrap();
@@ -551,7 +566,7 @@ mod tests {
 
     #[test]
     fn contradictions_kill_the_file() {
-        let table = FileTable::new(&Quota::default(), Values::Dropped);
+        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
         assert!(table.declare(FileId(1), head(GROUP_BYTES), no_base, no_prior).is_err());
         table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         table.declare(FileId(2), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
@@ -563,7 +578,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_closing_is_found_until_it_is_closed() {
-        let table = FileTable::new(&Quota::default(), Values::Dropped);
+        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
         table.declare(FileId(1), head(2 * GROUP_BYTES), no_base, no_prior).unwrap();
         assert!(table.close(FileId(1)));
         assert!(table.retire(FileId(1)).is_none() && !table.close(FileId(1)));
@@ -575,7 +590,7 @@ mod tests {
 
     #[test]
     fn files_that_are_given_up_and_never_declared_are_not_without_number() {
-        let table = FileTable::new(&Quota::default(), Values::Dropped);
+        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
         for id in 0..FILES_UNFINISHED_MAX {
             table.hear_of(FileId(id as u64)).unwrap();
         }
@@ -589,7 +604,7 @@ mod tests {
 
     #[test]
     fn files_that_are_under_way_are_not_without_number() {
-        let table = FileTable::new(&Quota::default(), Values::Dropped);
+        let table = FileTable::new(&Quota::default(), Values::Dropped, Whole::Here);
         let declare = |id: usize| table.declare(FileId(id as u64), head(2 * GROUP_BYTES), no_base, no_prior);
         for id in 0..FILES_UNFINISHED_MAX {
             declare(id).unwrap();

@@ -6,6 +6,9 @@
 //! will stay. Both get their final names from the [publisher](crate::store::publishing::publisher). Where storage
 //! answers late, some are made beside that and named at once ([`side`]).
 //!
+//! In a job that several receivers write, all are made in a directory of the session's epoch, and directories under
+//! their final names.
+//!
 //! A file that would replace a directory is refused. A directory that replaces a file or a link takes its place when it
 //! is published, as with rsync; with `--ignore-existing` it does not, and what should go below it fails.
 
@@ -226,6 +229,10 @@ impl<'a> Placer<'a> {
 
     /// Begins a staging directory for a path where a file or link is. That stays until the directory is published.
     fn stage_in_the_place_of_a_file(&mut self, path: &RelPath) -> io::Result<()> {
+        // In a job nothing waits under a name in the target.
+        if self.transfer.target.nursery.epoch().is_some() {
+            return Err(Errno::NOTDIR.into());
+        }
         let mut above = RelPath::root();
         for name in path.components() {
             let name = Name::from_bytes(name).expect("a part of a path");
@@ -265,7 +272,7 @@ impl<'a> Placer<'a> {
     /// A guard for filling the staging directory of `path`, where there is one or one can be begun for so many files.
     fn staging(&mut self, path: &RelPath, files: Files) -> Option<FillingGuard<'a>> {
         let publisher = &self.transfer.publisher;
-        if files.count == 0 {
+        if files.count == 0 || self.transfer.target.nursery.epoch().is_some() {
             return None;
         }
         if let Some(open) = publisher.join(path) {
@@ -338,6 +345,9 @@ impl<'a> Placer<'a> {
         let may_be_named = self.flushes_each(opened.flush) || !rules.flushes();
         // What is read back is so by the publisher, before it gives the name.
         if run.files.count < SIDE_FILES_MIN || !may_be_named || rules.in_place || transfer.reads_back() {
+            return None;
+        }
+        if transfer.target.nursery.epoch().is_some() {
             return None;
         }
         // What is below a staging directory may move with it.
@@ -491,6 +501,10 @@ impl<'a> Placer<'a> {
         {
             self.directory(&path).map_err(cannot)?;
         }
+        if self.transfer.target.job.is_some() {
+            // nothing else flushes it there
+            self.transfer.publisher.has_named_in(parent_path);
+        }
         self.transfer.remember_directory(parent_path, Some(name), metadata);
         Ok(())
     }
@@ -572,8 +586,8 @@ impl<'a> Placer<'a> {
             return Ok(None);
         }
         let mode = transfer.target.first_mode(&metadata, (&opened.new_files, directory));
-        let staged =
-            Staged::create_in(directory, &opened.new_files, mode).map_err(failed_to(Operation::Create))?;
+        let staged = transfer.target.nursery.create(directory, &opened.new_files, mode);
+        let staged = staged.map_err(failed_to(Operation::Create))?;
         self.write_new(staged.file(), file, bytes).map_err(failed_to(Operation::Write))?;
         let made = (staged.file(), &*opened.new_files, &**directory);
         transfer.target.set_new_metadata(made, &metadata, At(path, Some(name)))?;

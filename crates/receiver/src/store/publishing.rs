@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
-use zmove_disk::{Answers, FileIdentity, Staged, StagingDirectory, StoredFile, Turn, open_own, publish_file};
+use zmove_disk::{Answers, FileIdentity, Staged, StagingDirectory, StoredFile, Turn, open_own};
 use zmove_types::{FileId, Name, RelPath, Root, Timestamp};
 use zmove_wire::{Durability, Fault, FaultCode, FileDone, FileEntry, Operation};
 
@@ -200,7 +200,10 @@ impl Generation {
         let mut suspects = Vec::new();
         for file in self.files.drain(..) {
             match directories.as_it_is(&file.directory) {
-                Ok(directory) => suspects.push((directory, Suspect::Hidden(file))),
+                Ok(directory) => {
+                    let made_in = Arc::clone(transfer.target.nursery.of(&directory));
+                    suspects.push((made_in, Suspect::Hidden(file)));
+                }
                 Err(error) => file.small.fail(failure(operation, &error)),
             }
         }
@@ -217,7 +220,7 @@ impl Generation {
                 (Suspect::Hidden(file), None) => self.files.push(file),
                 (Suspect::Hidden(file), Some(fault)) => {
                     file.small.fail(fault);
-                    remove_hidden(directories, &file);
+                    remove_hidden(&transfer.target, directories, &file);
                 }
                 (Suspect::Staged(path, file), fault) => {
                     let Some(filling) = self.staging.get_mut(&*path) else { continue };
@@ -416,7 +419,7 @@ fn name_hidden(transfer: &Transfer, waiting: &Lock<std::vec::IntoIter<Vec<Hidden
                 match publish_hidden(&transfer.target, &mut directories, &file) {
                     Ok(()) => named.push(file),
                     Err(fault) => {
-                        remove_hidden(&mut directories, &file);
+                        remove_hidden(&transfer.target, &mut directories, &file);
                         file.small.fail(fault);
                         failed.push(file.small.batch);
                     }
@@ -437,10 +440,10 @@ fn publish_hidden(
 ) -> Result<(), (Operation, FaultCode)> {
     let directory = naming(directories.as_it_is(path))?;
     let name = target.name(path, &small.file.name);
-    if stays_there(target, (&directory, hidden), (&directory, name), small) {
+    if stays_there(target, (target.nursery.of(&directory), hidden), (&directory, name), small) {
         return Err(ALREADY_THERE);
     }
-    naming(publish_file(&directory, hidden, name, target.rules.replaces()))
+    naming(target.nursery.publish(hidden, (&directory, name), target.rules.replaces()))
 }
 
 /// Whether an entry that has a small file's name already stays, where that file is whole under another name.
@@ -462,10 +465,11 @@ fn naming<T>(done: io::Result<T>) -> Result<T, (Operation, FaultCode)> {
     })
 }
 
-fn remove_hidden(directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
+fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
     if let Ok(directory) = directories.as_it_is(&file.directory) {
+        let made_in = target.nursery.of(&directory);
         // The next transfer to this directory removes a file that stays.
-        let _best_effort = rustix::fs::unlinkat(&directory, file.hidden.as_os_str(), AtFlags::empty());
+        let _best_effort = rustix::fs::unlinkat(made_in, file.hidden.as_os_str(), AtFlags::empty());
     }
 }
 

@@ -3,7 +3,9 @@
 use tokio::sync::mpsc::Sender;
 use zmove_transport::LaneError;
 use zmove_types::ItemId;
-use zmove_wire::{Answer, EntryFault, Fault, FileDone, Held, Missed, StoredItem, ToSender, WireError};
+use zmove_wire::{
+    Answer, EntryFault, Fault, FileDone, Held, JobAnswer, Missed, StoredItem, ToSender, WireError,
+};
 
 use crate::quota::{Booking, Quota};
 
@@ -35,6 +37,8 @@ pub(crate) enum Outcome {
     Held(Held, bool),
     /// An answer of a mirror: extra names, or the number of entries removed.
     Mirror(ToSender),
+    /// The answer to an order about a job.
+    Job(JobAnswer),
     /// The end of the lane with that number, and whether it has brought anything.
     LaneEnded {
         number: u32,

@@ -26,6 +26,8 @@ use zmove_disk::Tree;
 use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
+use crate::job::JobSession;
+
 /// Where a client may write.
 #[derive(Clone, Debug)]
 pub enum WriteAccess {
@@ -48,6 +50,8 @@ pub(crate) struct Target {
     pub(crate) state: TargetState,
     /// Whether the directory was made here for its owner only: its mode is still to come.
     pub(crate) is_closed: bool,
+    /// The job of several receivers that it is written in.
+    pub(crate) job: Option<JobSession>,
 }
 
 /// The place of a target, whose directory need not exist.
@@ -122,7 +126,7 @@ impl Target {
                 rustix::fs::accessat(&fd, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
             may_write.map_err(|errno| cannot("write into directory", shown, &errno.into()))?;
         }
-        Ok(Self { tree: Tree::at(fd), rename, state, is_closed })
+        Ok(Self { tree: Tree::at(fd), rename, state, is_closed, job: None })
     }
 }
 

@@ -19,7 +19,7 @@ use crate::quota::{Booking, Quota};
 use crate::resume::parts::{Parts, is_overtaken};
 use crate::storage_reader::StorageReader;
 use crate::store::large_files::delta::Bases;
-use crate::store::large_files::{FileTable, LargeFile, Values};
+use crate::store::large_files::{FileTable, LargeFile, Values, Whole};
 use crate::store::publishing::publisher::Publisher;
 use crate::store::reports::{Outcome, Reports, Told};
 use crate::store::rules::Rules;
@@ -77,6 +77,7 @@ impl Transfer {
         let values = if is_kept { Values::Kept } else { Values::Dropped };
         let named = open.keeping.is_some_and(|keeping| keeping.named);
         let keeper = Keeper::new(&config.accounts, named.then(|| reports.clone()));
+        let whole = if target.job.is_some() { Whole::ByOrder } else { Whole::Here };
         Self {
             target: TargetTree::new(target, (rules, keeper), id, &quota, config.writers),
             file_io: Arc::clone(&config.file_io),
@@ -84,7 +85,7 @@ impl Transfer {
             direct: config.direct,
             pool: BufferPool::new(BUFFER_BYTES, config.buffers_max),
             arrivals: Lock::default(),
-            files: FileTable::new(&quota, values),
+            files: FileTable::new(&quota, values, whole),
             parts,
             bases: Bases::new(config.writers, (Arc::clone(&config.file_io), config.direct)),
             publisher: Publisher::new(version < Version::V4 || open.durability == Durability::File),
@@ -117,6 +118,10 @@ impl Transfer {
     /// Remembers the directory at `path`, or the one of that name in it: it gets its mode and time at the end, when
     /// nothing is put into it any more.
     pub(crate) fn remember_directory(&self, path: &Arc<RelPath>, name: Option<&Name>, metadata: Metadata) {
+        // In a job others go on writing there when this session ends: it is told when that is over.
+        if self.target.job.is_some() {
+            return;
+        }
         if let Err(error) = self.target.directories.remember(path, name, metadata) {
             self.reports.tell(Outcome::OverLimit(error));
         }
@@ -178,6 +183,10 @@ impl Transfer {
     /// Discards unfinished files in whose place somebody else has put one since, without a change to their directory's
     /// times. For the others, journals the state in which they are left. To be called when nothing is written any more.
     pub(crate) fn drop_overtaken(&self) {
+        // other receivers go on with the parts of a job
+        if self.target.job.is_some() {
+            return self.parts.finish();
+        }
         for file in self.files.living() {
             let Some(directory) = self.where_overtaken(&file) else {
                 if let Some(there) = file.identity() {

@@ -101,9 +101,17 @@ fn store_chunk(
         return;
     }
     turn.writes(data.len());
+    let shared = transfer.parts.shared.as_ref();
+    let cannot = failed_to(Operation::Write);
     let written = open_staged(transfer, placer, file).and_then(|staged| {
+        if let Some(shared) = shared
+            && shared.is_committed(&staged).map_err(cannot)?
+        {
+            return Ok(staged);
+        }
         write_group(transfer, &staged, &file.head, span, data)?;
         is_written(transfer, file, span, cv);
+        shared.map_or(Ok(()), |shared| shared.has_written(file.id)).map_err(cannot)?;
         Ok(staged)
     });
     book_group(transfer, turn, file, (item, span), written);
@@ -214,6 +222,11 @@ fn open_staged(
         // The sender may have given the file up since this group was taken on.
         if file.is_given_up() {
             return Err((Operation::Create, Errno::CANCELED.into()));
+        }
+        if let Some(shared) = &transfer.parts.shared {
+            let path = transfer.target.final_path(&file.head);
+            let part = transfer.parts.open_shared(shared, file.id, (&path, &file.head), transfer.direct);
+            return part.map_err(failed_to(Operation::Create));
         }
         let parent = file.head.path.parent().unwrap_or_else(RelPath::root);
         let directory = placer.directory_now(&parent).map_err(failed_to(Operation::MakeDirectory))?;

@@ -100,6 +100,13 @@ pub enum FaultCode {
     /// own: in a pull, and by extension of an opening.
     #[error("as many entries have been removed as may be (--max-delete)")]
     RemovedEnough,
+    /// A newer epoch of the job has begun, or the job has ended: this receiver may change nothing more of it. Only told
+    /// in a job.
+    #[error("a newer epoch of its job has begun, or the job has ended")]
+    Overtaken,
+    /// The large file's groups do not have the root that its sender has named. Only told in a job.
+    #[error("its groups do not add up to the file (its BLAKE3 differs from the sender's)")]
+    OtherRoot,
 }
 
 /// The receiver will not take the transfer.

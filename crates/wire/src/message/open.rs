@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 use zmove_types::{Kinds, Name};
 
-use super::{Extraneous, GrantToken, Keeping, Proof, ToReceiver, ToSender, bytes, copy, kept, list, verify};
+use super::{
+    Extraneous, GrantToken, JobPart, Keeping, Proof, ToReceiver, ToSender, bytes, copy, job, kept, list,
+    verify,
+};
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
 use crate::fields::Reader;
@@ -58,14 +61,25 @@ pub struct Open {
     /// it has answered to the opening. It travels among the extensions of an order alone.
     #[serde(skip)]
     pub known_state: Option<TargetState>,
+    /// The part that the session has in a job of several receivers. It travels among the extensions of the opening.
+    #[serde(skip)]
+    pub job: Option<JobPart>,
 }
 
 impl Open {
     /// The extension by which a sender says that it understands [`ToSender::RateMax`], in no bytes.
     pub const KEEPS_RATE: u16 = 2;
     /// The extensions of an opening that are known here.
-    const EXTENSIONS: &'static [u16] =
-        &[kept::KEPT, Self::KEEPS_RATE, verify::VERIFY, copy::GRANT, verify::MEDIA, REMOVALS, NOTHING_THERE];
+    const EXTENSIONS: &'static [u16] = &[
+        kept::KEPT,
+        Self::KEEPS_RATE,
+        verify::VERIFY,
+        copy::GRANT,
+        verify::MEDIA,
+        REMOVALS,
+        NOTHING_THERE,
+        job::JOB,
+    ];
 
     /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
     #[must_use]
@@ -87,6 +101,7 @@ impl Open {
             grant: None,
             removals_max: None,
             known_state: None,
+            job: None,
         }
     }
 
@@ -116,6 +131,9 @@ impl Open {
             let bytes = entries.to_le_bytes().into();
             extensions = extensions.with(Extension { number: REMOVALS, critical: true, bytes });
         }
+        if let Some(job) = &self.job {
+            extensions = extensions.with(job.extension());
+        }
         ToReceiver::OpenWith(self, extensions)
     }
 
@@ -138,6 +156,7 @@ impl Open {
             grant,
             removals_max,
             known_state,
+            job: JobPart::of_opening(&extensions)?,
             ..self
         })
     }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
 
-use zmove_types::{Cv, GroupSpan, Timestamp};
+use zmove_types::{Cv, GroupSpan, RelPath, Timestamp};
+use zmove_wire::WorkEnd;
 
 use super::record::{self, BODY_BYTES_MAX, BootId, CRC_BYTES, HEAD_BYTES, Record};
-use super::{Begin, FILES_MAX, JournalError, Part, Unfinished, UnfinishedFile};
+use super::{Begin, Committed, FILES_MAX, JournalError, Part, SourceVersion, Unfinished, UnfinishedFile};
 
 /// The state that the records of a journal add up to.
 #[derive(Debug)]
@@ -55,6 +56,51 @@ pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalErro
     Ok(Ok(replay))
 }
 
+/// What the journal of one session of a job tells.
+#[derive(Debug)]
+pub(crate) struct JobJournal {
+    pub(crate) files: Vec<UnfinishedFile>,
+    pub(crate) committed: Vec<Committed>,
+}
+
+/// Reads such a journal as [`replay`] does: of its large files those that are `wanted`, and the ends of work one by
+/// one. A journal that has no whole beginning tells nothing.
+///
+/// # Errors
+/// The system's error.
+pub(crate) fn read_job(
+    source: impl Read,
+    wanted: impl Fn(&RelPath, &SourceVersion) -> bool,
+    mut ended: impl FnMut(WorkEnd),
+) -> io::Result<JobJournal> {
+    let mut records = Records { source: BufReader::new(source), position: 0 };
+    let mut journal = JobJournal { files: Vec::new(), committed: Vec::new() };
+    let Ok((begin, boot)) = records.begin()? else { return Ok(journal) };
+    let mut replay = Replay { begin, boot, files: BTreeMap::new(), flushed: 0, end: records.position };
+    loop {
+        let start = records.position;
+        let Some(record) = records.next()? else { break };
+        match record {
+            Record::WorkBegan(_) => {}
+            Record::WorkEnded(end) => ended(end),
+            Record::Committed(committed) => {
+                if wanted(&committed.path, &committed.source) {
+                    journal.committed.push(committed);
+                }
+            }
+            // its groups are passed over
+            Record::Part(_, part) if !wanted(&part.path, &part.source) => {}
+            record => {
+                if !replay.apply(record, start, records.position) || replay.files.len() > FILES_MAX {
+                    break;
+                }
+            }
+        }
+    }
+    journal.files = replay.unfinished(boot).files;
+    Ok(journal)
+}
+
 /// Reads no more than the first record of a journal.
 ///
 /// # Errors
@@ -80,7 +126,10 @@ impl Replay {
     /// Applies the record from `start` to `end`; `false` for one that no writer puts there.
     fn apply(&mut self, record: Record, start: u64, end: u64) -> bool {
         match record {
-            Record::Begin(..) => return false,
+            // Those of jobs stand in journals of their own.
+            Record::Begin(..) | Record::WorkBegan(_) | Record::WorkEnded(_) | Record::Committed(_) => {
+                return false;
+            }
             Record::Part(file, part) => {
                 self.files.insert(file, ReplayedFile { part, groups: BTreeMap::new(), left: None });
             }

@@ -4,9 +4,10 @@
 //! little-endian. **Invariant:** the first record's frame, magic and version have the same place in every version.
 
 use zmove_disk::boot_id;
-use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId};
+use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId, WorkId};
+use zmove_wire::WorkEnd;
 
-use super::{Begin, JournalError, OWNER_BYTES_MAX, Part, SourceVersion, TARGET_BYTES_MAX};
+use super::{Begin, Committed, JournalError, OWNER_BYTES_MAX, Part, SourceVersion, TARGET_BYTES_MAX};
 
 /// The format that is written and read here.
 pub(super) const VERSION: u32 = 1;
@@ -58,6 +59,12 @@ pub(super) enum Record {
     Kept { file: u64, first: u32, cvs: Vec<Cv> },
     /// The transfer writes no more to the part of a file, which it has left with this change time.
     Left { file: u64, ctime: Timestamp },
+    /// A piece of a job begins.
+    WorkBegan(WorkId),
+    /// A piece of a job has ended: all that belongs to it is flushed and has its names.
+    WorkEnded(WorkEnd),
+    /// A large file of a job has its name.
+    Committed(Committed),
 }
 
 const BEGIN: u8 = 1;
@@ -67,6 +74,9 @@ const FLUSHED: u8 = 4;
 const ENDED: u8 = 5;
 const KEPT: u8 = 6;
 const LEFT: u8 = 7;
+const WORK_BEGAN: u8 = 8;
+const WORK_ENDED: u8 = 9;
+const COMMITTED: u8 = 10;
 
 impl Record {
     /// The record's bytes.
@@ -82,6 +92,9 @@ impl Record {
             Self::Flushed { upto } => frame(FLUSHED, &upto.to_le_bytes()),
             Self::Ended { file } => frame(ENDED, &file.to_le_bytes()),
             Self::Left { file, ctime } => encode_left(*file, *ctime),
+            Self::WorkBegan(work) => frame(WORK_BEGAN, &work.0),
+            Self::WorkEnded(end) => encode_work_end(end),
+            Self::Committed(committed) => encode_committed(committed),
         }
     }
 
@@ -98,6 +111,9 @@ impl Record {
             FLUSHED => Self::Flushed { upto: fields.u64()? },
             ENDED => Self::Ended { file: fields.u64()? },
             LEFT => Self::Left { file: fields.u64()?, ctime: fields.time()? },
+            WORK_BEGAN => Self::WorkBegan(WorkId(fields.array()?)),
+            WORK_ENDED => Self::WorkEnded(fields.work_end()?),
+            COMMITTED => Self::Committed(fields.committed()?),
             _ => return None,
         };
         fields.0.is_empty().then_some(record)
@@ -147,10 +163,7 @@ fn encode_part(file: u64, part: &Part) -> Result<Vec<u8>, JournalError> {
     body.extend_from_slice(&file.to_le_bytes());
     body.extend_from_slice(&part.inode.to_le_bytes());
     put_time(&mut body, part.born);
-    body.extend_from_slice(&part.source.bytes.to_le_bytes());
-    put_time(&mut body, part.source.mtime);
-    put_time(&mut body, part.source.ctime);
-    body.extend_from_slice(&part.source.inode.to_le_bytes());
+    put_source(&mut body, &part.source);
     put_text(&mut body, "the path", part.path.as_bytes(), RelPath::BYTES_MAX)?;
     put_text(&mut body, "the part's name", part.part.as_bytes(), Name::BYTES_MAX)?;
     frame(PART, &body)
@@ -168,6 +181,28 @@ fn encode_left(file: u64, ctime: Timestamp) -> Result<Vec<u8>, JournalError> {
     let mut body = file.to_le_bytes().to_vec();
     put_time(&mut body, ctime);
     frame(LEFT, &body)
+}
+
+fn encode_work_end(end: &WorkEnd) -> Result<Vec<u8>, JournalError> {
+    let mut body = [end.work.0, end.parent.0].concat();
+    for number in [end.children, end.files, end.bytes] {
+        body.extend_from_slice(&number.to_le_bytes());
+    }
+    frame(WORK_ENDED, &body)
+}
+
+fn encode_committed(committed: &Committed) -> Result<Vec<u8>, JournalError> {
+    let mut body = committed.inode.to_le_bytes().to_vec();
+    put_source(&mut body, &committed.source);
+    put_text(&mut body, "the path", committed.path.as_bytes(), RelPath::BYTES_MAX)?;
+    frame(COMMITTED, &body)
+}
+
+fn put_source(body: &mut Vec<u8>, source: &SourceVersion) {
+    body.extend_from_slice(&source.bytes.to_le_bytes());
+    put_time(body, source.mtime);
+    put_time(body, source.ctime);
+    body.extend_from_slice(&source.inode.to_le_bytes());
 }
 
 fn put_time(body: &mut Vec<u8>, time: Timestamp) {
@@ -230,11 +265,27 @@ impl<'a> Fields<'a> {
 
     fn part(&mut self) -> Option<Part> {
         let (inode, born) = (self.u64()?, self.time()?);
-        let (bytes, mtime, ctime) = (self.u64()?, self.time()?, self.time()?);
-        let source = SourceVersion { bytes, mtime, ctime, inode: self.u64()? };
+        let source = self.source()?;
         let path = RelPath::from_bytes(self.text(RelPath::BYTES_MAX)?).ok()?;
         let part = Name::from_bytes(self.text(Name::BYTES_MAX)?).ok()?;
         Some(Part { path, part, source, inode, born })
+    }
+
+    fn source(&mut self) -> Option<SourceVersion> {
+        let (bytes, mtime, ctime) = (self.u64()?, self.time()?, self.time()?);
+        Some(SourceVersion { bytes, mtime, ctime, inode: self.u64()? })
+    }
+
+    fn work_end(&mut self) -> Option<WorkEnd> {
+        let (work, parent) = (WorkId(self.array()?), WorkId(self.array()?));
+        let (children, files, bytes) = (self.u64()?, self.u64()?, self.u64()?);
+        Some(WorkEnd { work, parent, children, files, bytes })
+    }
+
+    fn committed(&mut self) -> Option<Committed> {
+        let (inode, source) = (self.u64()?, self.source()?);
+        let path = RelPath::from_bytes(self.text(RelPath::BYTES_MAX)?).ok()?;
+        Some(Committed { path, source, inode })
     }
 
     fn cvs(&mut self) -> Option<Vec<Cv>> {

@@ -3,28 +3,41 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Seek};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard};
 
-use zmove_types::{Cv, Timestamp};
+use rustix::fs::{Mode, OFlags};
+use zmove_types::{Cv, Name, Timestamp, WorkId};
+use zmove_wire::WorkEnd;
 
 use super::locked_file::{self, LockedFile};
 use super::naming::{Named, SUFFIX, SUFFIX_NEW, Tags, journals, path_with};
 use super::reader::replay;
 use super::record::{BootId, GROUPS_MAX, Record};
-use super::{Begin, FILES_MAX, JournalError, Part, UnfinishedFile};
+use super::{Begin, Committed, FILES_MAX, JournalError, Part, UnfinishedFile};
 
 use zmove_types::Lock;
 
 /// The journal of a running transfer. Dropped, it stays for another run; see [`remove`](Self::remove).
 #[derive(Debug)]
 pub struct Journal {
-    directory: PathBuf,
+    place: Place,
     path: PathBuf,
     state: Lock<State>,
     /// The most bytes that the journal may have when a record is added.
     bytes_max: u64,
+}
+
+/// Where a journal lies.
+#[derive(Debug)]
+enum Place {
+    /// In this directory, locked.
+    Own(PathBuf),
+    /// In the directory of a job, whose other receivers read it: no lock would hold between hosts, and it is only ever
+    /// added to.
+    Job(Arc<OwnedFd>),
 }
 
 /// The limits on the journals of one owner, checked when another begins.
@@ -98,7 +111,60 @@ impl Journal {
         let removed = fs::remove_file(&new).map_err(JournalError::io("remove", &new));
         begun.and(removed)?;
         let bytes_max = room.bytes / SHARES;
-        Ok(Self { directory: directory.to_owned(), path, state: Lock::new(state), bytes_max })
+        Ok(Self { place: Place::Own(directory.to_owned()), path, state: Lock::new(state), bytes_max })
+    }
+
+    /// Begins the journal of a session in the directory of a job, under a name that no other session has.
+    ///
+    /// # Errors
+    /// Like [`create`](Self::create).
+    pub(crate) fn create_in_job(
+        directory: &Arc<OwnedFd>,
+        name: &Name,
+        begin: &Begin,
+        bytes_max: u64,
+    ) -> Result<Self, JournalError> {
+        let path = PathBuf::from(name.as_os_str());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR);
+        let file = made.map_err(|error| JournalError::io("create", &path)(error.into()))?;
+        let mut state = State::new(file.into());
+        state.append(&Record::Begin(begin.clone(), BootId::current()).encode()?, &path)?;
+        state.compact_at = u64::MAX;
+        Ok(Self { place: Place::Job(Arc::clone(directory)), path, state: Lock::new(state), bytes_max })
+    }
+
+    /// Records that a piece of a job begins.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn work_began(&self, work: WorkId) -> Result<(), JournalError> {
+        self.state.lock().append(&Record::WorkBegan(work).encode()?, &self.path)
+    }
+
+    /// Records that a piece of a job has ended, and flushes the journal.
+    ///
+    /// # Errors
+    /// The system's error; [`JournalError::NoRoom`].
+    pub(crate) fn work_ended(&self, end: WorkEnd) -> Result<(), JournalError> {
+        self.record_and_sync(&Record::WorkEnded(end))
+    }
+
+    /// Records that a large file of a job has its name, and flushes the journal.
+    ///
+    /// # Errors
+    /// As [`work_ended`](Self::work_ended).
+    pub(crate) fn committed(&self, committed: Committed) -> Result<(), JournalError> {
+        self.record_and_sync(&Record::Committed(committed))
+    }
+
+    fn record_and_sync(&self, record: &Record) -> Result<(), JournalError> {
+        let mut state = self.state.lock();
+        if state.end >= self.bytes_max {
+            return Err(JournalError::NoRoom { what: "bytes", limit: self.bytes_max });
+        }
+        state.append(&record.encode()?, &self.path)?;
+        self.sync(state)
     }
 
     /// Records that a large file begins, or begins anew.
@@ -222,7 +288,14 @@ impl Journal {
         drop(state);
         file.sync_data().map_err(JournalError::io("flush", &self.path))?;
         if !named {
-            locked_file::sync_directory(&self.directory)?;
+            match &self.place {
+                Place::Own(directory) => locked_file::sync_directory(directory)?,
+                Place::Job(directory) => {
+                    let synced = rustix::fs::fsync(directory);
+                    synced
+                        .map_err(|error| JournalError::io("flush directory of", &self.path)(error.into()))?;
+                }
+            }
             let mut state = self.state.lock();
             state.named |= state.generation == generation;
         }
@@ -252,7 +325,8 @@ impl Journal {
         if !unfinished.files.iter().map(|file| &file.file).eq(state.files.keys()) {
             return Ok(None);
         }
-        let path = path_with(&self.directory, &unfinished.begin, SUFFIX_NEW);
+        let Place::Own(directory) = &self.place else { return Ok(None) };
+        let path = path_with(directory, &unfinished.begin, SUFFIX_NEW);
         let held = LockedFile::create(&path)?;
         let written = write_anew(held, unfinished.begin, &unfinished.files, state.generation + 1);
         let renamed = written.and_then(|anew| {

@@ -78,7 +78,7 @@ impl World {
     fn damage(&self, index: u32) {
         let entries = std::fs::read_dir(&self.place).unwrap();
         for entry in entries.map(|entry| entry.unwrap().path()) {
-            let file = std::fs::File::options().write(true).open(entry).unwrap();
+            let file = File::options().write(true).open(entry).unwrap();
             file.write_all_at(b"?", group(index).0.offset()).unwrap();
         }
     }
@@ -280,7 +280,7 @@ fn of_two_journals_with_the_same_part_the_later_one_tells() {
     drop((prior, parts));
     std::fs::write(&journal, left).unwrap();
     let newest = world.journal_of(0);
-    std::fs::File::options().write(true).open(newest).unwrap().set_modified(later).unwrap();
+    File::options().write(true).open(newest).unwrap().set_modified(later).unwrap();
     let parts = world.parts(3);
     assert_eq!(world.claim(&parts, &world.source()), [0, 1]);
     drop(parts.take_up(FileId(9), &world.head.path, &world.head).unwrap());

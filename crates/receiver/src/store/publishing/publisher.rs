@@ -35,7 +35,7 @@
 //!
 //! No lock but `cycle` is held across a call to the storage.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -84,8 +84,11 @@ struct State {
     hasher: RandomState,
     /// Staging directories take no more files: their generation is about to be flushed.
     closing: bool,
-    /// The number of batches that writers are placing; some may have been reported as stored already.
-    placing: usize,
+    /// The batches that writers are placing, by numbers that ascend; some may have been reported as stored already.
+    placing: BTreeSet<u64>,
+    placings: u64,
+    /// How many threads wait for batches to be placed.
+    waiting: usize,
     requested: bool,
     stopped: bool,
     failed_flushes: u64,
@@ -389,16 +392,22 @@ impl Publisher {
 
     /// Notes that a writer begins to place a batch; it ends when the result is dropped.
     pub(crate) fn begin_batch(&self) -> Placing<'_> {
-        self.state.lock().placing += 1;
-        Placing(self)
+        let mut state = self.state.lock();
+        state.placings += 1;
+        let number = state.placings;
+        state.placing.insert(number);
+        Placing(self, number)
     }
 
-    /// Waits until all batches that have come have been handed in.
+    /// Waits until all batches that have come by now have been handed in.
     pub(crate) fn wait_until_placed(&self) {
         let mut state = self.state.lock();
-        while state.placing > 0 {
+        let last = state.placings;
+        state.waiting += 1;
+        while state.placing.first().is_some_and(|first| *first <= last) {
             state = self.wait(state);
         }
+        state.waiting -= 1;
     }
 
     /// Hands in a batch of so many entries that has been placed; it is reported with all that came before. Waits while
@@ -499,13 +508,13 @@ impl Publisher {
 
 /// A batch that a writer is placing.
 #[derive(Debug)]
-pub(crate) struct Placing<'a>(&'a Publisher);
+pub(crate) struct Placing<'a>(&'a Publisher, u64);
 
 impl Drop for Placing<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
-        state.placing -= 1;
-        if state.placing == 0 {
+        state.placing.remove(&self.1);
+        if state.waiting > 0 {
             self.0.changed.notify_all();
         }
     }

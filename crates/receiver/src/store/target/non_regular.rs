@@ -10,15 +10,15 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, Miss, Named, NonRegular, Wanted, hold_new, place_link_to_non_regular,
-    place_special, place_symlink,
+    Descriptor, FileIdentity, Linked, Miss, Named, NonRegular, Replace, Wanted, hold_new,
+    place_link_to_non_regular, place_special, place_symlink,
 };
 use zmove_types::{Kinds, Metadata, Name, Special};
 use zmove_wire::Operation;
 
 use crate::store::failure::{Failure, failed_to};
 use crate::store::target::keeper::At;
-use crate::store::target::tree::{TargetTree, Xattrs};
+use crate::store::target::tree::{TargetTree, Xattrs, is_one};
 
 impl TargetTree {
     /// Has a name be that of a symbolic link or special file; what cannot be kept of it is counted. If it is not the
@@ -33,18 +33,25 @@ impl TargetTree {
         let may_make = !matches!(entry, NonRegular::Special(special) if !self.rules.may_make(special));
         let Some(first) = first.filter(|_| may_make && self.rules.kinds.has_any(Kinds::LINKS)) else {
             if !self.stays(place, (entry, metadata), at) {
-                self.make_non_regular(place, (entry, metadata), at)?;
+                self.have_non_regular(place, (entry, metadata), at)?;
             }
             return Ok(());
         };
         let linked = first.and_then(|(from, first)| {
-            place_link_to_non_regular((&from, &first), place, entry, self.rules.replaces())
+            let (first, replace) = ((&*from, &first), self.rules.replaces());
+            match self.nursery.epoch() {
+                None => place_link_to_non_regular(first, place, entry, replace),
+                Some(_) if is_one(first, place) => Ok(Linked::There),
+                Some(epoch) => epoch.place(place, replace, |fresh| {
+                    place_link_to_non_regular(first, fresh, entry, Replace::Nothing)
+                }),
+            }
         });
         let error = match linked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)) {
             Ok(_) | Err(Errno::EXIST) => return Ok(()),
             Err(error) => error,
         };
-        if self.make_non_regular(place, (entry, metadata), at)? {
+        if self.have_non_regular(place, (entry, metadata), at)? {
             let misses = [Miss { kind: Kinds::LINKS, error }];
             self.keeper.note(&self.rules, &Wanted::default(), &misses, at);
         }
@@ -82,6 +89,29 @@ impl TargetTree {
             self.keeper.note(&self.rules, &wanted, &wanted.missing_owners(there.ids), at);
         }
         stays
+    }
+
+    /// Makes a symbolic link or special file under its name, in a job under another one first.
+    fn have_non_regular(
+        &self,
+        place: (&OwnedFd, &Name),
+        entry: (NonRegular<'_>, &Metadata),
+        at: At<'_>,
+    ) -> Result<bool, Failure> {
+        let Some(epoch) = self.nursery.epoch() else { return self.make_non_regular(place, entry, at) };
+        let mut failed = Operation::Rename;
+        let placed = epoch.place(place, self.rules.replaces(), |fresh| {
+            let made = self.make_non_regular(fresh, entry, at);
+            made.map_err(|(operation, error)| {
+                failed = operation;
+                error
+            })
+        });
+        match placed {
+            // nothing is to be replaced
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::EXIST) => Ok(true),
+            placed => placed.map_err(|error| (failed, error)),
+        }
     }
 
     /// Makes a symbolic link or special file, or leaves one that is there and has no other name; returns whether there

@@ -77,6 +77,9 @@ impl<'a> OpenDirectories<'a> {
 
     /// Keeps a directory open, as far as the key may have the memory that its path takes.
     pub(crate) fn remember(&mut self, path: &RelPath, directory: Arc<OwnedFd>) -> io::Result<Opened> {
+        if let Some(epoch) = self.transfer.target.nursery.epoch() {
+            epoch.check(&directory)?;
+        }
         let flush = self.transfer.target.file_systems.note(&directory)?;
         let opened = Opened { directory, flush, new_files: Arc::default() };
         self.keep(path, opened.clone());
@@ -103,6 +106,8 @@ impl<'a> OpenDirectories<'a> {
     pub(crate) fn open(&self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         match self.transfer.publisher.staged_above(path) {
             Some((above, rest)) => Tree::at(above).open_directory(&rest),
+            // Another host may have just made it: who makes it finds it.
+            None if self.transfer.target.nursery.epoch().is_some() => self.open_or_make(path),
             None => self.transfer.target.tree.open_directory(path),
         }
     }

@@ -13,13 +13,14 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
-    Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Linked, Named, NewFiles, Tree,
-    Wanted, data_begins, is_beyond_range, is_held_everywhere, is_kept_by_other_names, open_beneath,
-    place_link, retouch,
+    Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Linked, Named, NewFiles,
+    Nursery, Replace, Tree, Wanted, data_begins, is_beyond_range, is_held_everywhere, is_kept_by_other_names,
+    number_at, open_beneath, place_link, retouch,
 };
 use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId};
 use zmove_wire::{FileHead, LinkEntry, Operation, Overwrite, TargetState, XattrDigest};
 
+use crate::job::JobSession;
 use crate::quota::Quota;
 use crate::store::failure::{Failure, failed_to};
 use crate::store::rules::Rules;
@@ -55,6 +56,10 @@ pub(crate) struct TargetTree {
     pub(crate) directories: Directories,
     /// The most directories that each writer may keep open.
     pub(crate) directories_each: usize,
+    /// Where entries are made before they get their names.
+    pub(crate) nursery: Nursery,
+    /// The job of several receivers that the session has a part in.
+    pub(crate) job: Option<JobSession>,
 }
 
 impl TargetTree {
@@ -65,7 +70,7 @@ impl TargetTree {
         quota: &Quota,
         writers: usize,
     ) -> Self {
-        let Target { tree, rename, state, is_closed } = target;
+        let Target { tree, rename, state, is_closed, job } = target;
         let tag = &transfer.to_string()[..LastingNames::TAG_DIGITS];
         Self {
             rules,
@@ -82,6 +87,8 @@ impl TargetTree {
             file_systems: FileSystems::default(),
             directories: Directories::new(quota),
             directories_each: quota.directories_each(writers),
+            nursery: job.as_ref().map(JobSession::nursery).unwrap_or_default(),
+            job,
         }
     }
 
@@ -122,10 +129,13 @@ impl TargetTree {
         metadata: &Metadata,
         at: At<'_>,
     ) -> Result<(), Failure> {
-        if metadata.extra.is_some() || self.gives_acl(new_files, directory) {
+        let cannot = failed_to(Operation::SetMetadata);
+        let is_elsewhere = self.nursery.epoch().is_some();
+        let was_given = is_elsewhere && new_files.give_to(file, directory.as_fd()).map_err(cannot)?;
+        if metadata.extra.is_some() || was_given || self.gives_acl(new_files, directory) {
             return self.set_metadata(file, metadata, at);
         }
-        new_files.set_metadata(file, metadata).map_err(failed_to(Operation::SetMetadata))?;
+        new_files.set_metadata(file, metadata).map_err(cannot)?;
         self.count_beyond_range(metadata.mtime, || FileIdentity::of(file));
         Ok(())
     }
@@ -186,6 +196,10 @@ impl TargetTree {
         wanted: &Wanted<'_>,
         at: At<'_>,
     ) -> io::Result<()> {
+        // Nothing would keep one that was overtaken in a job from doing this: there the file is made anew.
+        if self.nursery.epoch().is_some() {
+            return Err(Errno::BUSY.into());
+        }
         self.file_systems.note(directory)?;
         let misses = retouch(directory.as_fd(), name, compared, wanted)?;
         self.keeper.note(&self.rules, wanted, &misses, at);
@@ -265,7 +279,7 @@ impl TargetTree {
         let stay = same_xattrs && !wanted.gives_away(there.ids);
         if stay {
             wanted.kinds = Kinds::NONE;
-        } else if matches!(xattrs, Xattrs::Digest(Some(_))) {
+        } else if matches!(xattrs, Xattrs::Digest(Some(_))) && self.nursery.epoch().is_none() {
             // only the sender knows what they are
             return Found::DiffersBeside;
         }
@@ -321,11 +335,24 @@ impl TargetTree {
         let is_it = |there: &FileIdentity| {
             there.bytes == *bytes && self.times.is_kept(from, there.mtime, metadata.mtime)
         };
-        let linked = place_link((from, first), place, is_it, self.rules.replaces());
+        let replace = self.rules.replaces();
+        let linked = match self.nursery.epoch() {
+            None => place_link((from, first), place, is_it, replace),
+            Some(_) if is_one((from, first), place) => Ok(Linked::There),
+            Some(epoch) => {
+                epoch.place(place, replace, |fresh| place_link((from, first), fresh, is_it, Replace::Nothing))
+            }
+        };
         let linked = linked.map_err(failed_to(Operation::Link))?;
         self.flush_if_each(place.0).map_err(failed_to(Operation::Flush))?;
         Ok(linked)
     }
+}
+
+/// Whether two names lead to one entry.
+pub(crate) fn is_one(one: (&OwnedFd, &Name), other: (&OwnedFd, &Name)) -> bool {
+    let number = |(directory, name): (&OwnedFd, &Name)| number_at(directory, name.as_os_str());
+    matches!((number(one), number(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 /// What is known of a source's extended attributes.

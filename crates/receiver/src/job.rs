@@ -1,0 +1,252 @@
+//! The part that a session has in a job which several receivers, on different hosts, write into one directory of a
+//! shared file system.
+//!
+//! | what may go wrong between hosts | what holds it |
+//! |---|---|
+//! | a receiver that was stopped goes on when others have done its work | the directory of its epoch has gone, with all that has no final name (`disk/job_directory.rs`) |
+//! | a flush covers one client alone | each receiver flushes what it wrote before it says that it is done |
+//! | nobody knows who has done what | a journal for each session in the job's directory, with one writer, read by all |
+//! | two give a large file its name | whoever finds its part gone holds the inode of that name against the journals |
+//!
+//! **Invariant:** what a journal says is true whatever becomes of its writer later: work has ended when all of it has
+//! its names and is flushed, a group counts when it has been flushed by who wrote it, and a file is committed when all
+//! of its groups count. A journal that ends anywhere tells less, and nothing that is wrong.
+//!
+//! What could not be held so is refused: to change or remove what is there (`--inplace`, `--delete`, metadata alone), to
+//! go on with old versions or to read files back.
+
+mod commit;
+mod count;
+mod journals;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use zmove_disk::{Beginning, Epoch, EpochError, JobDirectory, Nursery, OVERTAKEN, Tree};
+use zmove_types::{Lock, Root, TransferId};
+use zmove_wire::{
+    Batch, BatchEntry, Compare, Durability, EntryFault, Extraneous, FileHead, JobOrder, JobPart, JobResult,
+    Open, Operation, Proof, Refusal, RefusalCode, WireError, WorkEnd,
+};
+
+use crate::quota::Quota;
+use crate::resume::journal::{Begin, Journal};
+use crate::resume::parts::{Parts, begin};
+use crate::store::failure::{Failure, failed_to, failure};
+use crate::store::publishing::publish_all;
+use crate::store::target::keeper::At;
+use crate::store::transfer::Transfer;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct JobSession {
+    directory: JobDirectory,
+    epoch: Arc<Epoch>,
+    number: u64,
+    flushes: Flushes,
+}
+
+/// Flushes that cover all who have asked before they began.
+#[derive(Debug, Default)]
+struct Flushes {
+    asked: AtomicU64,
+    /// The last of those who have asked that a flush has covered.
+    covered: Lock<u64>,
+}
+
+/// How long what an older epoch goes on making is removed again. A sender waits longer for its answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Refuses what cannot be done in a job.
+pub(crate) fn check(open: &Open, _part: &JobPart) -> Result<(), Refusal> {
+    let refused = [
+        (open.grant.is_some(), "a copy by a grant"),
+        (open.inplace, "a change in place"),
+        (open.extraneous != Extraneous::Stays, "the removal of what is at the target alone"),
+        (open.delta, "the comparison with old versions"),
+        (open.compare != Compare::Quick, "the comparison by contents"),
+        (open.proof != Proof::Wire, "reading files back"),
+        (open.durability == Durability::None, "a transfer that flushes nothing"),
+    ];
+    match refused.into_iter().find(|(asked, _)| *asked) {
+        Some((_, what)) => Err(not_in_a_job(what)),
+        None => Ok(()),
+    }
+}
+
+/// The refusal of what cannot be done in a job.
+pub(crate) fn not_in_a_job(what: &str) -> Refusal {
+    let text = format!("{what} is not possible in a job of several receivers");
+    Refusal { code: RefusalCode::Protocol, text }
+}
+
+fn refuse(error: &EpochError) -> Refusal {
+    let code = match error {
+        EpochError::Overtaken { .. } | EpochError::Ended => RefusalCode::Denied,
+        EpochError::Older { .. } => RefusalCode::Busy,
+        _ => RefusalCode::Target,
+    };
+    Refusal { code, text: error.to_string() }
+}
+
+impl JobSession {
+    /// Begins the part of a session in a job: older epochs end here.
+    pub(crate) fn begin(
+        target: &Tree,
+        JobPart { job, epoch: number, may_begin, node }: JobPart,
+        (transfer, owner): (TransferId, String),
+        quota: &Quota,
+    ) -> Result<(Self, Parts), Refusal> {
+        let beginning = if may_begin { Beginning::Allowed } else { Beginning::Before };
+        let root = target.open_directory(&zmove_types::RelPath::root()).map_err(EpochError::from);
+        let opened = root.and_then(|root| Ok(JobDirectory::open(&root, job, beginning)?));
+        let directory = opened.map_err(|error| match error {
+            EpochError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
+                let text = format!("job {job} is not under way at this target: it has ended, or never begun");
+                Refusal { code: RefusalCode::Denied, text }
+            }
+            error => refuse(&error),
+        })?;
+        let epoch =
+            directory.begin(number, &transfer.to_string(), PATIENCE).map_err(|error| refuse(&error))?;
+        let epoch = Arc::new(epoch);
+        // the owner tells people the node as well; devices have other numbers on other hosts
+        let owner = if owner.is_empty() { node.to_string() } else { format!("{owner} {node}") };
+        let begin = Begin { device: 0, ..begin(transfer, owner, target) };
+        let name = journals::name_of(number, transfer);
+        let journal = Journal::create_in_job(directory.fd(), &name, &begin, quota.room().bytes);
+        let journal = journal.map_err(|error| Refusal {
+            code: RefusalCode::Target,
+            text: format!("the journal of the job: {error}"),
+        })?;
+        let parts = Parts::in_job(Arc::clone(&epoch), journal, begin, quota);
+        Ok((Self { directory, epoch, number, flushes: Flushes::default() }, parts))
+    }
+
+    /// Where the session makes its entries.
+    pub(crate) fn nursery(&self) -> Nursery {
+        Nursery::Epoch(Arc::clone(&self.epoch))
+    }
+
+    /// Does what the sender orders.
+    ///
+    /// # Errors
+    /// The order makes no sense.
+    pub(crate) fn obey(&self, transfer: &Transfer, order: JobOrder) -> Result<JobResult, WireError> {
+        let done = match order {
+            JobOrder::Begin { work } => {
+                let began = transfer.parts.record_work(|journal| journal.work_began(work));
+                began.map(|()| JobResult::Done).map_err(failed_to(Operation::Flush))
+            }
+            JobOrder::End(end) => self.end(transfer, end).map(|()| JobResult::Done),
+            JobOrder::Commit { head, root } => {
+                let head = FileHead::decode(&head)?;
+                if head.path.is_root() {
+                    return Err(WireError::OutOfOrder { what: "a file without a name" });
+                }
+                transfer.top_names.check(&head.path)?;
+                self.commit(transfer, &head, root.map(Root))
+            }
+            JobOrder::SetDirectories { head } => {
+                let batch = Batch::decode(&head, 0)?;
+                transfer.top_names.check_batch(&batch)?;
+                self.set_directories(transfer, batch)?
+            }
+            JobOrder::Count => {
+                self.count(&transfer.quota).map(JobResult::Counted).map_err(failed_to(Operation::Read))
+            }
+            JobOrder::Close => self.close().map(|()| JobResult::Done),
+        };
+        Ok(done.unwrap_or_else(|(operation, error)| {
+            let (operation, code) = failure(operation, &error);
+            JobResult::Failed(operation, code)
+        }))
+    }
+
+    /// Ends a piece of work, all of which has been reported as stored.
+    fn end(&self, transfer: &Transfer, end: WorkEnd) -> Result<(), Failure> {
+        self.flush(transfer).or_else(|failed| self.check(Operation::Rename).and(Err(failed)))?;
+        // Something of this work may have failed for that reason alone, and will be done by others.
+        self.check(Operation::Rename)?;
+        transfer.parts.record_work(|journal| journal.work_ended(end)).map_err(failed_to(Operation::Flush))
+    }
+
+    fn check(&self, operation: Operation) -> Result<(), Failure> {
+        if self.epoch.is_overtaken() { Err((operation, OVERTAKEN.into())) } else { Ok(()) }
+    }
+
+    /// Names and flushes what has come. One flush does for all who wait for it.
+    fn flush(&self, transfer: &Transfer) -> Result<(), Failure> {
+        let ticket = self.flushes.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut covered = self.flushes.covered.lock();
+        if *covered >= ticket {
+            return Ok(());
+        }
+        let asked = self.flushes.asked.load(Ordering::Relaxed);
+        transfer.publisher.wait_until_placed();
+        publish_all(transfer);
+        let flushed = || -> io::Result<()> {
+            if let Some(shared) = &transfer.parts.shared {
+                transfer.parts.flush_shared(shared)?;
+            }
+            Ok(transfer.target.file_systems.flush_to_the_end()?)
+        };
+        flushed()
+            .map_err(failed_to(Operation::Flush))
+            .inspect_err(|_told_once| transfer.parts.flush_failed())?;
+        *covered = asked;
+        Ok(())
+    }
+
+    /// Sets mode and time of directories, the deepest first.
+    fn set_directories(
+        &self,
+        transfer: &Transfer,
+        batch: Batch,
+    ) -> Result<Result<JobResult, Failure>, WireError> {
+        let mut entries = Vec::new();
+        for group in batch.groups {
+            for entry in group.entries {
+                let BatchEntry::Itself(metadata) = entry else {
+                    return Err(WireError::OutOfOrder { what: "an entry beside directories" });
+                };
+                entries.push((entries.len(), group.directory.clone(), metadata));
+            }
+        }
+        if let Err(overtaken) = self.check(Operation::SetMetadata) {
+            return Ok(Err(overtaken));
+        }
+        entries.sort_by_key(|(_, path, _)| std::cmp::Reverse(path.depth()));
+        let target = &transfer.target;
+        let set = |(number, path, metadata): &(usize, zmove_types::RelPath, zmove_types::Metadata)| {
+            let directory = target.tree.open_own_directory(path);
+            let set = directory.and_then(|directory| {
+                target.set_whole(&*directory, metadata, At(path, None))?;
+                target.flush_if_each(&directory)
+            });
+            let (operation, code) = failure(Operation::SetMetadata, &set.err()?);
+            Some(EntryFault { entry: u32::try_from(*number).unwrap_or(u32::MAX), operation, code })
+        };
+        let faults = entries.iter().filter_map(set).collect();
+        let flushed = target.file_systems.flush_to_the_end();
+        Ok(flushed
+            .map(|()| JobResult::DirectoriesSet(faults))
+            .map_err(|error| (Operation::Flush, error.into())))
+    }
+
+    fn close(&self) -> Result<(), Failure> {
+        let cannot = failed_to(Operation::Delete);
+        self.directory.close(self.number, PATIENCE).map_err(|error| match error {
+            EpochError::Overtaken { .. } => cannot(OVERTAKEN.into()),
+            // somebody else has closed it
+            EpochError::Ended => cannot(OVERTAKEN.into()),
+            EpochError::Older { source, .. } | EpochError::Io(source) => cannot(source),
+            _ => cannot(rustix::io::Errno::IO.into()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! How far a job is: what the journals of all its receivers say has ended, of all epochs. What has ended stays so, also
+//! where its writer was overtaken later.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::io;
+
+use rustix::io::Errno;
+use zmove_types::WorkId;
+use zmove_wire::{JobCount, WorkEnd};
+
+use super::{JobSession, journals};
+use crate::quota::Quota;
+
+/// What has ended, each piece of work once.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    work: HashMap<WorkId, WorkEnd>,
+    doubles: u64,
+    contradictions: u64,
+}
+
+/// The memory of a piece of work in a table that has just grown.
+const WORK_BYTES: usize = 2 * size_of::<(WorkId, WorkEnd)>();
+
+impl Ended {
+    /// Takes an end; returns whether the work had not ended before. Where two ends differ in what they have announced,
+    /// the one with more of it counts: then the job does not end before all of that has.
+    pub(super) fn take(&mut self, end: WorkEnd) -> bool {
+        match self.work.entry(end.work) {
+            Entry::Vacant(place) => {
+                place.insert(end);
+                true
+            }
+            Entry::Occupied(mut before) => {
+                self.doubles += 1;
+                self.contradictions += u64::from(*before.get() != end);
+                if end.children > before.get().children {
+                    before.insert(end);
+                }
+                false
+            }
+        }
+    }
+
+    pub(super) fn count(&self) -> JobCount {
+        let mut count =
+            JobCount { doubles: self.doubles, contradictions: self.contradictions, ..JobCount::default() };
+        for end in self.work.values() {
+            count.ended += 1;
+            count.announced = count.announced.saturating_add(end.children);
+            count.unannounced += u64::from(!self.work.contains_key(&end.parent));
+            count.files = count.files.saturating_add(end.files);
+            count.bytes = count.bytes.saturating_add(end.bytes);
+        }
+        count
+    }
+}
+
+impl JobSession {
+    pub(super) fn count(&self, quota: &Quota) -> io::Result<JobCount> {
+        let mut held = quota.book_nothing();
+        let mut ended = Ended::default();
+        let take = |end| {
+            if ended.take(end) {
+                held.grow(WORK_BYTES).map_err(|_over_limit| Errno::NOMEM)?;
+            }
+            Ok(())
+        };
+        journals::read(self.directory.fd(), |_epoch| true, |_, _| false, take, |_journal| Ok(()))?;
+        Ok(ended.count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::{any, proptest};
+
+    fn end(work: u8, parent: u8, children: u64) -> WorkEnd {
+        let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
+        WorkEnd { work, parent, children, files: 1, bytes: 10 }
+    }
+
+    fn count(ends: &[WorkEnd]) -> JobCount {
+        let mut ended = Ended::default();
+        ends.iter().for_each(|end| {
+            ended.take(*end);
+        });
+        ended.count()
+    }
+
+    #[test]
+    fn work_that_has_ended_twice_counts_once() {
+        let ends = [end(1, 1, 2), end(2, 1, 0), end(3, 1, 0), end(2, 1, 0), end(1, 1, 2)];
+        let counted = count(&ends);
+        let expected =
+            JobCount { ended: 3, announced: 2, files: 3, bytes: 30, doubles: 2, ..JobCount::default() };
+        assert!(counted == expected && counted.is_finished(), "{counted:?}");
+    }
+
+    #[test]
+    fn of_two_ends_that_differ_the_one_that_announces_more_counts() {
+        for ends in [[end(1, 1, 1), end(1, 1, 2)], [end(1, 1, 2), end(1, 1, 1)]] {
+            let counted = count(&ends);
+            assert_eq!((counted.announced, counted.doubles, counted.contradictions), (2, 1, 1));
+            assert!(!counted.is_finished());
+        }
+    }
+
+    /// The child is told first: its number alone would do.
+    #[test]
+    fn work_whose_announcer_has_not_ended_finishes_nothing() {
+        let counted = count(&[end(2, 1, 0)]);
+        assert!(counted.unannounced == 1 && !counted.is_finished(), "{counted:?}");
+    }
+
+    proptest! {
+        /// Of a tree of work any part is lost, doubled and put in any order: it is finished when no end is missing, and
+        /// not before.
+        #[test]
+        fn a_job_is_finished_when_each_piece_has_ended(
+            parents in proptest::collection::vec(any::<u8>(), 0..20),
+            told in proptest::collection::vec(any::<u8>(), 0..80),
+        ) {
+            let pieces = u8::try_from(parents.len()).unwrap() + 1;
+            let parent = |piece: u8| if piece == 0 { 0 } else { parents[usize::from(piece) - 1] % piece };
+            let children = |piece: u8| (1..pieces).filter(|child| parent(*child) == piece).count() as u64;
+            let ends: Vec<_> = told.into_iter().map(|piece| piece % pieces).collect();
+            let all = (0..pieces).all(|piece| ends.contains(&piece));
+            let ends: Vec<_> =
+                ends.into_iter().map(|piece| end(piece, parent(piece), children(piece))).collect();
+            assert_eq!(count(&ends).is_finished(), all);
+        }
+    }
+}

@@ -1,0 +1,663 @@
+//! Sessions of several receivers in one directory, over the memory transport.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rand_order::shuffled;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use zmove_chunk::{file_root, group_cv, seal};
+use zmove_transport::{ControlWriter, Frame, Inbox, LaneSink, memory_control, memory_lane};
+use zmove_types::{
+    Buffer, BufferPool, Cv, FileId, GROUP_BYTES, ItemId, JobId, Kinds, Metadata, Name, RelPath, StageClock,
+    Timestamp, WorkId,
+};
+use zmove_wire::{
+    DirectoryGroup, FaultCode, FileEntry, FrameHeader, FrameKind, JobAnswer, JobCount, JobWord, Keeping,
+    NodeName, ToReceiver, ToSender, Version, decode_message, encode_message,
+};
+
+use super::*;
+use crate::resume::journal::Part;
+use crate::resume::parts::{shared_name, source_of};
+use crate::session::connections::SessionReport;
+use crate::store::target::WriteAccess;
+use crate::{Session, SessionError, run_session};
+
+mod rand_order {
+    /// The numbers below `count` in an order that `seed` chooses.
+    pub(super) fn shuffled(count: u32, mut seed: u64) -> Vec<u32> {
+        let mut order: Vec<_> = (0..count).collect();
+        for last in (1..order.len()).rev() {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            order.swap(last, usize::try_from(seed >> 33).unwrap() % (last + 1));
+        }
+        order
+    }
+}
+
+const JOB: JobId = JobId([3; 16]);
+
+/// A sender with a receiver of its own.
+struct Mover {
+    writer: ControlWriter,
+    inbox: Inbox<ToSender>,
+    lane: Box<dyn LaneSink>,
+    clock: StageClock,
+    items: u64,
+    session: JoinHandle<Result<SessionReport, SessionError>>,
+    faults: Vec<FaultCode>,
+    answers: BTreeMap<u64, JobResult>,
+    published: usize,
+    orders: u64,
+}
+
+fn name(text: &str) -> Name {
+    Name::from_bytes(text.as_bytes()).unwrap()
+}
+
+fn path(text: &str) -> RelPath {
+    RelPath::from_bytes(text.as_bytes()).unwrap()
+}
+
+fn part(epoch: u64) -> JobPart {
+    JobPart { job: JOB, epoch, may_begin: true, node: NodeName::new("n").unwrap() }
+}
+
+fn open(job: Option<JobPart>) -> Open {
+    Open { durability: Durability::End, job, ..Open::new(Vec::new(), rand_run()) }
+}
+
+/// Each session is of a run of its own.
+fn rand_run() -> [u8; 16] {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let mut run = [0; 16];
+    run[..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+    run
+}
+
+fn buffer(bytes: &[u8]) -> Buffer {
+    let mut buffer = BufferPool::new(bytes.len().max(1), 1).take().unwrap();
+    buffer.room()[..bytes.len()].copy_from_slice(bytes);
+    buffer.set_len(bytes.len());
+    buffer
+}
+
+fn frame(header: FrameHeader, head: Vec<u8>, content: &[u8; 32], data: &[u8]) -> Frame {
+    let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap();
+    let header = FrameHeader { head_bytes: length(&head), data_bytes: length(data), ..header };
+    let digest = seal(&header.prefix(), content);
+    Frame { header: FrameHeader { digest, ..header }, head, data: buffer(data) }
+}
+
+fn file(text: &str, mode: u32, contents: &[u8]) -> BatchEntry {
+    BatchEntry::File(FileEntry {
+        name: name(text),
+        metadata: Metadata::new(mode, Timestamp { seconds: 9, nanos: 0 }),
+        bytes: u32::try_from(contents.len()).unwrap(),
+        root: file_root(contents),
+        data: None,
+    })
+}
+
+/// A large file whose every group and byte differs.
+fn contents(groups: u32, rest: usize) -> Vec<u8> {
+    let bytes = usize::try_from(GROUP_BYTES).unwrap() * groups as usize + rest;
+    (0..bytes).map(|at| (at / 7 + (at >> 16)) as u8).collect()
+}
+
+fn head(to: &str, contents: &[u8]) -> FileHead {
+    FileHead {
+        path: path(to),
+        metadata: Metadata::new(0o640, Timestamp { seconds: 77, nanos: 0 }),
+        bytes: contents.len() as u64,
+        ctime: Timestamp { seconds: 5, nanos: 6 },
+        inode: 8,
+        data: None,
+    }
+}
+
+impl Mover {
+    async fn open(root: &Path, epoch: u64) -> Self {
+        Self::try_open(root, open(Some(part(epoch)))).await.unwrap()
+    }
+
+    async fn try_open(root: &Path, open: Open) -> Result<Self, Refusal> {
+        let ((mut reader, mut writer), control) = memory_control();
+        let (lanes_in, lanes) = mpsc::channel(1);
+        let (lane, source) = memory_lane();
+        lanes_in.try_send(source).unwrap();
+        let access = WriteAccess::Beneath(vec![root.to_owned()]);
+        let session =
+            Session { access, ..Session::new(TransferId(open.run), Version::NEWEST, control, lanes) };
+        let session = tokio::spawn(run_session(session, std::future::pending()));
+        writer.send(&encode_message(&open.into_message(Version::NEWEST))).await.unwrap();
+        reader.greeting().await.unwrap();
+        let mut inbox = reader.into_inbox(decode_message::<ToSender>, 64);
+        loop {
+            match inbox.recv().await.unwrap().unwrap() {
+                ToSender::Refused(refusal) => return Err(refusal),
+                ToSender::Opened(_) | ToSender::OpenedWith(..) => break,
+                _ => {}
+            }
+        }
+        Ok(Self {
+            writer,
+            inbox,
+            lane,
+            clock: StageClock::default(),
+            items: 0,
+            session,
+            faults: Vec::new(),
+            answers: BTreeMap::new(),
+            published: 0,
+            orders: 0,
+        })
+    }
+
+    fn send(&mut self, frame: Frame) {
+        tokio::task::block_in_place(|| self.lane.send(frame, &mut self.clock.start()).unwrap());
+    }
+
+    fn item(&mut self) -> ItemId {
+        self.items += 1;
+        ItemId(self.items - 1)
+    }
+
+    fn batch(&mut self, directory: &str, entries: Vec<BatchEntry>, data: &[u8]) {
+        let groups = vec![DirectoryGroup { directory: path(directory), entries }];
+        let head = Batch { groups }.encode();
+        let content = *blake3::hash(&head).as_bytes();
+        let header = FrameHeader { kind: FrameKind::Batch, item: self.item(), ..FrameHeader::default() };
+        self.send(frame(header, head, &content, data));
+    }
+
+    fn declare(&mut self, file: u64, head: &FileHead) {
+        let head = head.encode();
+        let content = *blake3::hash(&head).as_bytes();
+        let header = FrameHeader { kind: FrameKind::Declare, file: FileId(file), ..FrameHeader::default() };
+        self.send(frame(header, head, &content, &[]));
+    }
+
+    fn chunk(&mut self, file: u64, group: u32, contents: &[u8]) {
+        let at = usize::try_from(GROUP_BYTES).unwrap() * group as usize;
+        let data = &contents[at..contents.len().min(at + usize::try_from(GROUP_BYTES).unwrap())];
+        let item = self.item();
+        let header =
+            FrameHeader { kind: FrameKind::Chunk, file: FileId(file), group, item, ..FrameHeader::default() };
+        self.send(frame(header, Vec::new(), &group_cv(group, data).0, data));
+    }
+
+    /// Takes what the receiver says next; false when it says nothing more.
+    async fn hear(&mut self, stored: &mut usize) -> bool {
+        let Some(Ok(message)) = self.inbox.recv().await else { return false };
+        match message {
+            ToSender::Stored(told) => {
+                *stored += told.items.len();
+                let files = told.files.iter().filter_map(|file| file.fault);
+                self.faults.extend(files.map(|(_, code)| code));
+                self.faults.extend(told.items.iter().flat_map(|item| &item.faults).map(|fault| fault.code));
+            }
+            ToSender::Published { items } => {
+                self.published += items.len();
+                self.faults.extend(items.iter().flat_map(|item| &item.faults).map(|fault| fault.code));
+            }
+            ToSender::Fault(fault) => self.faults.push(fault.code),
+            ToSender::Job(JobAnswer { number, result }) => drop(self.answers.insert(number, result)),
+            _ => {}
+        }
+        true
+    }
+
+    /// Waits until so many more items are stored.
+    async fn stored(&mut self, items: usize) {
+        let mut stored = 0;
+        while stored < items {
+            assert!(self.hear(&mut stored).await, "broken off");
+        }
+    }
+
+    async fn say(&mut self, order: JobOrder) -> u64 {
+        self.orders += 1;
+        let word = JobWord { number: self.orders, order };
+        self.writer.send(&encode_message(&ToReceiver::Job(word))).await.unwrap();
+        self.orders
+    }
+
+    async fn answer(&mut self, number: u64) -> JobResult {
+        loop {
+            if let Some(result) = self.answers.remove(&number) {
+                return result;
+            }
+            assert!(self.hear(&mut 0).await, "broken off");
+        }
+    }
+
+    async fn order(&mut self, order: JobOrder) -> JobResult {
+        let number = self.say(order).await;
+        self.answer(number).await
+    }
+
+    async fn end(&mut self, work: u8, parent: u8, children: u64) -> JobResult {
+        let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
+        self.order(JobOrder::End(WorkEnd { work, parent, children, files: 1, bytes: 10 })).await
+    }
+
+    async fn commit(&mut self, head: &FileHead, contents: &[u8]) -> JobResult {
+        let root = Some(file_root(contents).0);
+        self.order(JobOrder::Commit { head: head.encode(), root }).await
+    }
+
+    async fn count(&mut self) -> JobCount {
+        match self.order(JobOrder::Count).await {
+            JobResult::Counted(count) => count,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Ends the session well.
+    async fn finish(mut self) {
+        let announce = ToReceiver::Announce { items: self.items, mismatches: 0 };
+        self.writer.send(&encode_message(&announce)).await.unwrap();
+        while self.hear(&mut 0).await {}
+        drop((self.writer, self.inbox, self.lane));
+        self.session.await.unwrap().unwrap();
+    }
+
+    /// Ends it as if the sender had died.
+    async fn die(self) {
+        drop((self.writer, self.inbox, self.lane));
+        self.session.await.unwrap().unwrap_err();
+    }
+}
+
+/// Everything below a directory, with what a comparison is to see; the job's own directory is left out.
+fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, u32, Option<i64>, Vec<u8>, Vec<u8>)> {
+    let mut found = BTreeMap::new();
+    let mut directories = vec![root.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.file_name().unwrap().as_encoded_bytes().starts_with(b".zmove-") {
+                continue;
+            }
+            let there = path.symlink_metadata().unwrap();
+            let contents = if there.is_file() { std::fs::read(&path).unwrap() } else { Vec::new() };
+            let mut acl = vec![0; 256];
+            let length = rustix::fs::lgetxattr(&path, "system.posix_acl_access", &mut acl[..]);
+            acl.truncate(length.unwrap_or(0));
+            if there.is_dir() {
+                directories.push(path.clone());
+            }
+            let mtime = (!there.is_dir()).then(|| there.mtime());
+            let mode = if there.is_dir() { 0 } else { there.mode() };
+            let below = path.strip_prefix(root).unwrap().to_owned();
+            found.insert(below, (mode, there.gid(), mtime, contents, acl));
+        }
+    }
+    found
+}
+
+fn job_directory(root: &Path) -> PathBuf {
+    root.join(format!(".zmove-job-{JOB}"))
+}
+
+/// One receiver dies with half of its groups; with the next epoch all comes anew, and both commit at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
+    for seed in 0..4_u64 {
+        let home = tempfile::tempdir().unwrap();
+        let contents = contents(6, 12_345);
+        let head = head("d/e/large", &contents);
+        let order = shuffled(7, seed);
+        let mut lost = Mover::open(home.path(), 1).await;
+        lost.declare(5, &head);
+        order[..4].iter().for_each(|group| lost.chunk(5, *group, &contents));
+        lost.stored(4).await;
+        assert_eq!(lost.end(1, 1, 0).await, JobResult::Done);
+        lost.die().await;
+        let (mut one, mut other) = (Mover::open(home.path(), 2).await, Mover::open(home.path(), 2).await);
+        assert_eq!(one.commit(&head, &contents).await, JobResult::Missing(vec![(0, 7)]), "of an older epoch");
+        one.declare(1, &head);
+        other.declare(9, &head);
+        // one group comes twice
+        order[..4].iter().for_each(|group| one.chunk(1, *group, &contents));
+        one.stored(4).await;
+        assert_eq!(one.end(1, 1, 1).await, JobResult::Done);
+        let JobResult::Missing(missing) = one.commit(&head, &contents).await else { panic!("committed") };
+        let missing = missing.into_iter().flat_map(|(first, count)| first..first + count);
+        assert_eq!(missing.collect::<BTreeSet<_>>(), order[4..].iter().copied().collect());
+        assert!(!home.path().join("d/e/large").exists());
+        order[3..].iter().for_each(|group| other.chunk(9, *group, &contents));
+        other.stored(4).await;
+        assert_eq!(other.end(2, 1, 0).await, JobResult::Done);
+        let wrong = JobOrder::Commit { head: head.encode(), root: Some([1; 32]) };
+        assert_eq!(one.order(wrong).await, JobResult::Failed(Operation::Verify, FaultCode::OtherRoot));
+        let committed = tokio::join!(one.commit(&head, &contents), other.commit(&head, &contents));
+        let there = std::fs::metadata(home.path().join("d/e/large")).unwrap();
+        let expected = JobResult::Committed { inode: there.ino() };
+        assert_eq!(committed, (expected.clone(), expected.clone()));
+        assert_eq!(other.commit(&head, &contents).await, expected, "again");
+        assert_eq!((there.mode() & 0o7777, there.mtime()), (0o640, 77));
+        assert!(std::fs::read(home.path().join("d/e/large")).unwrap() == contents);
+        let counted = other.count().await;
+        assert!(counted.is_finished() && counted.doubles == 1 && counted.contradictions == 1, "{counted:?}");
+        one.finish().await;
+        assert_eq!(other.order(JobOrder::Close).await, JobResult::Done);
+        other.finish().await;
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "nothing is left of the job");
+    }
+}
+
+/// A node that loses its power may have told of groups that it has not flushed.
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_count_when_they_are_flushed() {
+    let home = tempfile::tempdir().unwrap();
+    let contents = contents(1, 1);
+    let head = head("large", &contents);
+    let mut mover = Mover::open(home.path(), 1).await;
+    mover.declare(1, &head);
+    mover.chunk(1, 0, &contents);
+    mover.stored(1).await;
+    assert_eq!(mover.end(1, 1, 0).await, JobResult::Done);
+    let name = shared_name(&head.path, &source_of(&head));
+    let part = job_directory(home.path()).join(".zmove-epoch-1").join(name.as_os_str());
+    let written = std::fs::File::options().write(true).open(&part).unwrap();
+    written.write_all_at(&contents[contents.len() - 1..], contents.len() as u64 - 1).unwrap();
+    let directory = Arc::new(OwnedFd::from(std::fs::File::open(job_directory(home.path())).unwrap()));
+    let other = TransferId([0xEE; 16]);
+    let begin = begin(other, String::new(), &Tree::open(home.path()).unwrap());
+    let told = Journal::create_in_job(&directory, &journals::name_of(1, other), &begin, u64::MAX).unwrap();
+    let inode = written.metadata().unwrap().ino();
+    let (path, source) = (head.path.clone(), source_of(&head));
+    told.part(4, &Part { path, part: name, source, inode, born: Timestamp::default() }).unwrap();
+    told.groups(4, 1, &[group_cv(1, &contents[contents.len() - 1..])]).unwrap();
+    assert_eq!(mover.commit(&head, &contents).await, JobResult::Missing(vec![(1, 1)]));
+    told.flushed(told.mark()).unwrap();
+    assert_eq!(mover.commit(&head, &contents).await, JobResult::Committed { inode });
+    assert!(std::fs::read(home.path().join("large")).unwrap() == contents);
+    mover.finish().await;
+}
+
+/// Another receiver has done the same work, and committed the file: nothing may touch it any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time() {
+    let home = tempfile::tempdir().unwrap();
+    let contents = contents(1, 1);
+    let head = head("large", &contents);
+    let (mut one, mut late) = (Mover::open(home.path(), 1).await, Mover::open(home.path(), 1).await);
+    late.declare(1, &head);
+    late.chunk(1, 0, &contents);
+    late.stored(1).await;
+    one.declare(1, &head);
+    (0..2).for_each(|group| one.chunk(1, group, &contents));
+    one.stored(2).await;
+    assert_eq!(one.end(1, 1, 0).await, JobResult::Done);
+    let JobResult::Committed { inode } = one.commit(&head, &contents).await else { panic!("not committed") };
+    let there = home.path().join("large");
+    // as if its write had come between the two looks of the late one
+    std::fs::File::options().write(true).open(&there).unwrap().write_all_at(&contents[..9], 0).unwrap();
+    late.chunk(1, 1, &contents);
+    late.stored(1).await;
+    assert_eq!(late.end(1, 1, 0).await, JobResult::Done);
+    let found = there.metadata().unwrap();
+    assert_eq!((found.ino(), found.mtime()), (inode, 77));
+    assert!(std::fs::read(&there).unwrap() == contents);
+    assert!(late.faults.is_empty(), "{:?}", late.faults);
+    one.finish().await;
+    late.finish().await;
+}
+
+/// It has stored a batch, which has no names yet, when the next epoch begins.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_was_overtaken_names_nothing_and_ends_no_work() {
+    let home = tempfile::tempdir().unwrap();
+    let mut old = Mover::open(home.path(), 1).await;
+    let contents = contents(2, 5);
+    let head = head("large", &contents);
+    old.declare(1, &head);
+    old.chunk(1, 0, &contents);
+    old.batch("", vec![BatchEntry::Directory(name("d"), Metadata::default())], &[]);
+    old.stored(2).await;
+    assert_eq!(old.end(1, 1, 1).await, JobResult::Done);
+    let (_, begun) = tokio::join!(
+        async {
+            let files: Vec<_> = (0..500).map(|number| file(&format!("f{number}"), 0o600, b"x")).collect();
+            old.batch("d", files, &[b'x'; 500]);
+            old.stored(1).await;
+        },
+        Mover::open(home.path(), 2)
+    );
+    let before = tree(home.path());
+    let mut new = begun;
+    old.chunk(1, 1, &contents);
+    old.batch("d", vec![file("late", 0o600, b"x")], b"x");
+    old.stored(2).await;
+    let overtaken = JobResult::Failed(Operation::Rename, FaultCode::Overtaken);
+    assert_eq!(old.end(2, 1, 0).await, overtaken);
+    assert_eq!(old.commit(&head, &contents).await, overtaken);
+    let refused = old.order(JobOrder::Close).await;
+    assert_eq!(refused, JobResult::Failed(Operation::Delete, FaultCode::Overtaken));
+    assert!(old.faults.contains(&FaultCode::Overtaken), "{:?}", old.faults);
+    assert!(old.faults.iter().all(|code| *code == FaultCode::Overtaken), "{:?}", old.faults);
+    assert!(!home.path().join("d/late").exists());
+    assert_eq!(tree(home.path()), before);
+    // what had ended before has, and nothing else
+    assert_eq!((new.count().await.ended, new.count().await.announced), (1, 1));
+    old.finish().await;
+    assert_eq!(tree(home.path()), before);
+    new.batch("d", vec![file("late", 0o600, b"new")], b"new");
+    new.stored(1).await;
+    assert_eq!(new.end(2, 1, 0).await, JobResult::Done);
+    assert_eq!(std::fs::read(home.path().join("d/late")).unwrap(), b"new");
+    assert!(new.count().await.is_finished());
+    new.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let stray = JobPart { may_begin: false, ..part(1) };
+    let refused = async |open: Open| Mover::try_open(home.path(), open).await.err().unwrap();
+    let told = refused(open(Some(stray))).await;
+    assert!(told.code == RefusalCode::Denied && told.text.contains("is not under way"), "{told:?}");
+    let newer = Mover::open(home.path(), 2).await;
+    let told = refused(open(Some(part(1)))).await;
+    assert!(told.code == RefusalCode::Denied && told.text.contains("epoch 2"), "{told:?}");
+    let base = || open(Some(part(2)));
+    for asked in [
+        Open { inplace: true, ..base() },
+        Open { extraneous: Extraneous::Goes, ..base() },
+        Open { delta: true, ..base() },
+        Open { compare: Compare::Checksum, ..base() },
+        Open { proof: Proof::Media, ..base() },
+        Open { durability: Durability::None, ..base() },
+        Open { purpose: zmove_wire::Purpose::Preview, ..base() },
+    ] {
+        let told = refused(asked).await;
+        assert!(told.code == RefusalCode::Protocol && told.text.contains("in a job"), "{told:?}");
+    }
+    newer.finish().await;
+}
+
+/// Two receivers make the same new directories, and one that has a directory open loses it.
+#[tokio::test(flavor = "multi_thread")]
+async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
+    let home = tempfile::tempdir().unwrap();
+    let (mut one, mut other) = (Mover::open(home.path(), 1).await, Mover::open(home.path(), 1).await);
+    for round in 0..30 {
+        let directory = format!("a/b{round}/c/d");
+        one.batch(&directory, vec![file("one", 0o600, b"1")], b"1");
+        other.batch(&directory, vec![file("other", 0o600, b"2")], b"2");
+    }
+    one.stored(30).await;
+    other.stored(30).await;
+    assert_eq!((one.end(1, 1, 1).await, other.end(2, 1, 0).await), (JobResult::Done, JobResult::Done));
+    assert_eq!(tree(home.path()).len(), 1 + 30 * 5);
+    std::fs::remove_dir_all(home.path().join("a")).unwrap();
+    one.batch("a/b29/c/d", vec![file("again", 0o600, b"3")], b"3");
+    one.stored(1).await;
+    assert_eq!(one.end(3, 1, 0).await, JobResult::Done);
+    assert_eq!(std::fs::read(home.path().join("a/b29/c/d/again")).unwrap(), b"3");
+    assert!(one.faults.is_empty() && other.faults.is_empty(), "{:?} {:?}", one.faults, other.faults);
+    one.finish().await;
+    other.finish().await;
+}
+
+/// The directory of a job gives nothing to what is made in it; the target's own give a group and a list.
+#[tokio::test(flavor = "multi_thread")]
+async fn entries_have_what_an_ordinary_push_would_give_them() {
+    let keeping = |kinds| Some(Keeping { kinds, ..Keeping::default() });
+    for keeping in [None, keeping(Kinds::USUAL), keeping(Kinds::ALL)] {
+        let [plain, jobs] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        for home in [&plain, &jobs] {
+            let directory = home.path().join("d");
+            std::fs::create_dir(&directory).unwrap();
+            if rustix::process::geteuid().is_root() {
+                std::os::unix::fs::chown(&directory, None, Some(4711)).unwrap();
+            }
+            std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o2775)).unwrap();
+            let entries = [(1, 7), (2, 6), (4, 5), (0x10, 7), (0x20, 0)];
+            let entry = |(tag, may): (u16, u16)| {
+                let user: u32 = if tag == 2 { 65_534 } else { u32::MAX };
+                [&tag.to_le_bytes()[..], &may.to_le_bytes(), &user.to_le_bytes()].concat()
+            };
+            let acl = [2_u32.to_le_bytes().to_vec(), entries.map(entry).concat()].concat();
+            let set = rustix::fs::setxattr(
+                &directory,
+                "system.posix_acl_default",
+                &acl,
+                rustix::fs::XattrFlags::empty(),
+            );
+            if set.is_err() {
+                return eprintln!("skipped: no access control lists at {}", home.path().display());
+            }
+        }
+        let contents = contents(1, 9);
+        let head = FileHead {
+            metadata: Metadata::new(0o664, Timestamp { seconds: 3, nanos: 0 }),
+            ..head("d/large", &contents)
+        };
+        for (home, job) in [(&plain, None), (&jobs, Some(part(1)))] {
+            let in_a_job = job.is_some();
+            let mut mover = Mover::try_open(home.path(), Open { keeping, ..open(job) }).await.unwrap();
+            let link = BatchEntry::Symlink(name("link"), Metadata::default(), b"to".as_slice().into());
+            let entries = vec![file("a", 0o640, b"1"), file("b", 0o777, b"2"), file("c", 0o2604, b"3"), link];
+            mover.batch("d", entries, b"123");
+            mover.declare(1, &head);
+            (0..2).for_each(|group| mover.chunk(1, group, &contents));
+            mover.stored(3).await;
+            if in_a_job {
+                assert_eq!(mover.end(1, 1, 0).await, JobResult::Done);
+                let committed = mover.commit(&head, &contents).await;
+                assert!(matches!(committed, JobResult::Committed { .. }), "{committed:?}");
+            }
+            assert!(mover.faults.is_empty(), "{:?}", mover.faults);
+            mover.finish().await;
+        }
+        let (plain, jobs) = (tree(plain.path()), tree(jobs.path()));
+        assert_eq!(plain.keys().collect::<Vec<_>>(), jobs.keys().collect::<Vec<_>>());
+        for (path, expected) in plain {
+            let shown = |(mode, gid, mtime, _, acl): &(u32, u32, Option<i64>, Vec<u8>, Vec<u8>)| {
+                format!("{mode:o} {gid} {mtime:?} {acl:?}")
+            };
+            let (found, expected) = (shown(&jobs[&path]), shown(&expected));
+            assert_eq!(found, expected, "{} {keeping:?}", path.display());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn directories_get_mode_and_time_when_that_is_ordered_and_not_before() {
+    let home = tempfile::tempdir().unwrap();
+    let mut mover = Mover::open(home.path(), 1).await;
+    let old = Metadata::new(0o555, Timestamp { seconds: 3, nanos: 0 });
+    mover.batch("", vec![BatchEntry::Directory(name("d"), old.clone())], &[]);
+    mover.batch("d", vec![BatchEntry::Itself(old.clone())], &[]);
+    mover.stored(2).await;
+    assert_eq!(mover.end(1, 1, 0).await, JobResult::Done);
+    mover.finish().await;
+    let look = || {
+        let there = home.path().join("d").metadata().unwrap();
+        (there.mode() & 0o7777, there.mtime() == 3)
+    };
+    assert_eq!(look(), (0o700, false), "others may still write there");
+    let mut mover = Mover::open(home.path(), 1).await;
+    let group = |directory| DirectoryGroup {
+        directory: path(directory),
+        entries: vec![BatchEntry::Itself(old.clone())],
+    };
+    let head = Batch { groups: vec![group("d"), group("gone")] }.encode();
+    let JobResult::DirectoriesSet(faults) = mover.order(JobOrder::SetDirectories { head }).await else {
+        panic!("not set")
+    };
+    assert_eq!(faults.iter().map(|fault| fault.entry).collect::<Vec<_>>(), [1]);
+    assert_eq!(look(), (0o555, true));
+    std::fs::set_permissions(home.path().join("d"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    mover.finish().await;
+}
+
+/// A node may die, and its storage client with it, at each byte of its journal.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_torn_journal_a_beginning_counts() {
+    let home = tempfile::tempdir().unwrap();
+    let contents = contents(3, 7);
+    let head = head("large", &contents);
+    let mut mover = Mover::open(home.path(), 1).await;
+    mover.order(JobOrder::Begin { work: WorkId([1; 16]) }).await;
+    mover.declare(1, &head);
+    for group in 0..4 {
+        mover.chunk(1, group, &contents);
+        mover.stored(1).await;
+        let work = u8::try_from(group).unwrap();
+        assert_eq!(mover.end(work, 0, if work == 0 { 3 } else { 0 }).await, JobResult::Done);
+    }
+    let journals = || {
+        let names = std::fs::read_dir(job_directory(home.path())).unwrap();
+        let names = names.map(|entry| entry.unwrap().path());
+        names
+            .filter(|path| path.file_name().unwrap().as_encoded_bytes().starts_with(b"journal-"))
+            .collect::<Vec<_>>()
+    };
+    let [journal] = &journals()[..] else { panic!("one session, one journal") };
+    let whole = std::fs::read(journal).unwrap();
+    let torn = tempfile::tempdir().unwrap();
+    let copy = torn.path().join(journal.file_name().unwrap());
+    let mut last = (0, 0);
+    for length in 0..=whole.len() {
+        std::fs::write(&copy, &whole[..length]).unwrap();
+        let (mut ended, mut groups) = (Vec::new(), BTreeMap::new());
+        let directory = OwnedFd::from(std::fs::File::open(torn.path()).unwrap());
+        let take = |end: WorkEnd| {
+            ended.push(end.work.0[0]);
+            Ok(())
+        };
+        journals::read(
+            &directory,
+            |epoch| epoch == 1,
+            |_, _| true,
+            take,
+            |journal| {
+                for file in journal.files {
+                    groups.extend(file.groups);
+                }
+                Ok(())
+            },
+        )
+        .unwrap();
+        let counted: Vec<_> = groups.iter().filter(|(_, (_, is_flushed))| *is_flushed).collect();
+        assert!(ended.iter().copied().eq(0..u8::try_from(ended.len()).unwrap()), "{length}: {ended:?}");
+        assert!(counted.len() >= ended.len(), "{length}: work ends after its groups count");
+        for (index, (cv, _)) in counted.iter().map(|(index, found)| (**index, **found)) {
+            let at = index as usize * usize::try_from(GROUP_BYTES).unwrap();
+            let end = contents.len().min(at + usize::try_from(GROUP_BYTES).unwrap());
+            assert_eq!(cv, Cv(group_cv(index, &contents[at..end]).0), "{length}");
+        }
+        assert!((ended.len(), counted.len()) >= last, "{length}");
+        last = (ended.len(), counted.len());
+    }
+    assert_eq!(last, (4, 4));
+    mover.finish().await;
+}

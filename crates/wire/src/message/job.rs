@@ -1,0 +1,318 @@
+//! A job that several receivers, on different hosts, write into one directory of a shared file system: the opening says
+//! which, and orders on control say what becomes of its work.
+//!
+//! A piece of work ends when all that belongs to it is flushed and has its names; who has ended what stands in journals
+//! beside the data. Large files come in groups over several sessions, and get their names by an order of their own.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use zmove_types::{JobId, WorkId};
+
+use super::{EntryFault, FaultCode, Operation, bytes, list};
+use crate::error::WireError;
+use crate::extensions::{Extension, Extensions};
+use crate::fields::Reader;
+use crate::limits::{BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSING_RANGES_MAX, NODE_BYTES_MAX, within};
+
+/// The number of the job among the extensions of an opening.
+pub(super) const JOB: u16 = 9;
+
+/// The part that a session has in a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobPart {
+    /// The job.
+    pub job: JobId,
+    /// Its epoch: no receiver of an older one changes anything once a session of this one has begun.
+    pub epoch: u64,
+    /// Whether the job may begin with this session; otherwise it has to be under way at the target.
+    pub may_begin: bool,
+    /// The sender's node.
+    pub node: NodeName,
+}
+
+/// The name of a node: letters, digits, `.`, `-` and `_`, at most [`NODE_BYTES_MAX`] of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeName(String);
+
+impl NodeName {
+    /// The name, if it is one.
+    #[must_use]
+    pub fn new(name: &str) -> Option<Self> {
+        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+        let is_name = (1..=NODE_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_part);
+        is_name.then(|| Self(name.to_owned()))
+    }
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl JobPart {
+    /// The extension of the opening that says it. It is critical: who does not know it would take a part of a job for
+    /// all there is to do.
+    pub(super) fn extension(&self) -> Extension {
+        let mut bytes = self.job.0.to_vec();
+        bytes.extend(self.epoch.to_le_bytes());
+        bytes.push(u8::from(self.may_begin));
+        bytes.extend(self.node.0.as_bytes());
+        Extension { number: JOB, critical: true, bytes: bytes.into() }
+    }
+
+    /// The part that an opening has in a job.
+    pub(super) fn of_opening(extensions: &Extensions) -> Result<Option<Self>, WireError> {
+        let read = |bytes: &[u8]| {
+            let (fixed, node) = bytes.split_at_checked(FIXED_BYTES).ok_or(WireError::Message)?;
+            let mut reader = Reader::new(fixed);
+            let (job, epoch) = (JobId(reader.array()?), reader.u64()?);
+            let may_begin = match reader.u8()? {
+                0 => false,
+                1 => true,
+                tag => return Err(WireError::UnknownTag { what: "part in a job", tag }),
+            };
+            // the last number stands for a job that has ended
+            within("epoch", epoch, u64::MAX - 1)?;
+            let node = std::str::from_utf8(node).ok().and_then(NodeName::new).ok_or(WireError::Message)?;
+            Ok(Self { job, epoch, may_begin, node })
+        };
+        extensions.get(JOB).map(read).transpose()
+    }
+}
+
+/// The bytes before the name of the node.
+const FIXED_BYTES: usize = 16 + 8 + 1;
+
+/// An order about the job of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobWord {
+    /// The number of the order, for its answer.
+    pub number: u64,
+    /// The order.
+    pub order: JobOrder,
+}
+
+/// What a sender wants of a receiver in a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobOrder {
+    /// To note that work begins.
+    Begin {
+        /// The work.
+        #[serde(with = "work")]
+        work: WorkId,
+    },
+    /// To flush, name and record all that belongs to this work, of which each item has been reported as stored.
+    End(WorkEnd),
+    /// To give a large file its name, all groups of which have been recorded by receivers of this epoch.
+    Commit {
+        /// The file's declaration, as on a lane.
+        #[serde(
+            serialize_with = "bytes::serialize",
+            deserialize_with = "bytes::at_most::<FRAME_HEAD_BYTES_MAX, _>"
+        )]
+        head: Vec<u8>,
+        /// The file's root, where that is known.
+        root: Option<[u8; 32]>,
+    },
+    /// To set mode and time of directories into which nothing more is put.
+    SetDirectories {
+        /// The head of a batch that holds nothing but directories themselves.
+        #[serde(
+            serialize_with = "bytes::serialize",
+            deserialize_with = "bytes::at_most::<FRAME_HEAD_BYTES_MAX, _>"
+        )]
+        head: Vec<u8>,
+    },
+    /// To tell how far the job is, by the journals of all receivers.
+    Count,
+    /// To end the job: nothing is left of it but what has its name.
+    Close,
+}
+
+/// The end of a piece of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkEnd {
+    /// The work.
+    #[serde(with = "work")]
+    pub work: WorkId,
+    /// The work that has announced it; that with which the job begins has announced itself.
+    #[serde(with = "work")]
+    pub parent: WorkId,
+    /// How many pieces of work it has announced.
+    pub children: u64,
+    /// The files that are at the target by it.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// The answer to an order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobAnswer {
+    /// The number of the order.
+    pub number: u64,
+    /// What has become of it.
+    pub result: JobResult,
+}
+
+/// What has become of an order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobResult {
+    /// It is done, and on stable storage.
+    Done,
+    /// It is not done.
+    Failed(Operation, FaultCode),
+    /// The file has its name, and this inode.
+    Committed {
+        /// The inode.
+        inode: u64,
+    },
+    /// Groups of the file have not been recorded: ranges of them, each by its first and their number. There may be more
+    /// where there are as many ranges as an answer has.
+    Missing(#[serde(deserialize_with = "list::at_most::<MISSING_RANGES_MAX, _, _>")] Vec<(u32, u32)>),
+    /// The directories that did not get mode or time.
+    DirectoriesSet(#[serde(deserialize_with = "list::at_most::<BATCH_ENTRIES_MAX, _, _>")] Vec<EntryFault>),
+    /// How far the job is.
+    Counted(JobCount),
+}
+
+/// How far a job is, by the journals of its receivers. Work that has ended twice counts once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobCount {
+    /// The pieces of work that have ended.
+    pub ended: u64,
+    /// The pieces of work that these have announced.
+    pub announced: u64,
+    /// Those among the ended ones whose announcer has not ended.
+    pub unannounced: u64,
+    /// The files of those that have ended.
+    pub files: u64,
+    /// The bytes of these files.
+    pub bytes: u64,
+    /// How often work has ended that had ended before.
+    pub doubles: u64,
+    /// How much of that has ended otherwise than before.
+    pub contradictions: u64,
+}
+
+impl JobCount {
+    /// Whether all work has ended: the first piece, and each that another has announced. That the number is right is
+    /// not enough: work may end before that which has announced it.
+    #[must_use]
+    pub const fn is_finished(&self) -> bool {
+        self.ended > 0 && self.unannounced == 0 && self.ended - 1 == self.announced
+    }
+}
+
+mod work {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use zmove_types::WorkId;
+
+    pub(super) fn serialize<S: Serializer>(work: &WorkId, serializer: S) -> Result<S::Ok, S::Error> {
+        work.0.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<WorkId, D::Error> {
+        Deserialize::deserialize(deserializer).map(WorkId)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Open, ToReceiver, ToSender, decode_message, encode_message};
+    use crate::version::Version;
+
+    fn part() -> JobPart {
+        let node = NodeName::new("dtn-1.example").unwrap();
+        JobPart { job: JobId([7; 16]), epoch: 258, may_begin: true, node }
+    }
+
+    #[test]
+    fn the_part_of_an_opening_in_a_job_is_pinned_and_critical() {
+        let open = Open { job: Some(part()), ..Open::new(b"t".to_vec(), [3; 16]) };
+        let bytes = encode_message(&open.clone().into_message(Version::V4));
+        let Ok(ToReceiver::OpenWith(plain, extensions)) = decode_message(&bytes[4..]) else {
+            panic!("another message")
+        };
+        let said = [&[7; 16][..], &[2, 1, 0, 0, 0, 0, 0, 0, 1], b"dtn-1.example"].concat();
+        assert_eq!(extensions.get(9), Some(&said[..]));
+        let unknown = extensions.clone().only(&[2], "the opening");
+        assert_eq!(unknown, Err(WireError::UnknownExtension { what: "the opening", number: 9 }));
+        assert_eq!(plain.with(extensions), Ok(open));
+    }
+
+    #[test]
+    fn a_part_that_makes_no_sense_is_refused() {
+        let refused = |at: usize, with: &[u8]| {
+            let mut bytes = part().extension().bytes.to_vec();
+            bytes.splice(at.., with.iter().copied());
+            let extension = Extension { number: JOB, critical: true, bytes: bytes.into() };
+            JobPart::of_opening(&Extensions::default().with(extension)).is_err()
+        };
+        assert!(!refused(25, b"n"));
+        assert!(refused(25, b"") && refused(25, b"a/b") && refused(25, b"\xff") && refused(25, &[b'n'; 65]));
+        assert!(refused(24, b"\x02n") && refused(7, b"") && refused(16, &[&[255; 8][..], b"\0n"].concat()));
+    }
+
+    #[test]
+    fn orders_and_answers_are_pinned() {
+        let order = |number, order| encode_message(&ToReceiver::Job(JobWord { number, order }))[4..].to_vec();
+        let work = WorkId([5; 16]);
+        assert_eq!(order(300, JobOrder::Begin { work }), [&[16, 0xAC, 2, 0][..], &[5; 16]].concat());
+        let end = WorkEnd { work, parent: WorkId([6; 16]), children: 300, files: 2, bytes: 1 };
+        let ended = order(1, JobOrder::End(end));
+        assert_eq!(ended, [&[16, 1, 1][..], &[5; 16], &[6; 16], &[0xAC, 2, 2, 1]].concat());
+        let commit = JobOrder::Commit { head: b"h".to_vec(), root: Some([9; 32]) };
+        assert_eq!(order(1, commit), [&[16, 1, 2, 1, b'h', 1][..], &[9; 32]].concat());
+        assert_eq!(order(1, JobOrder::SetDirectories { head: b"h".to_vec() }), [16, 1, 3, 1, b'h']);
+        assert_eq!(order(1, JobOrder::Count), [16, 1, 4]);
+        assert_eq!(order(1, JobOrder::Close), [16, 1, 5]);
+        let answer = |result| encode_message(&ToSender::Job(JobAnswer { number: 300, result }))[4..].to_vec();
+        assert_eq!(answer(JobResult::Done), [27, 0xAC, 2, 0]);
+        let failed = JobResult::Failed(Operation::Rename, FaultCode::Overtaken);
+        assert_eq!(answer(failed), [27, 0xAC, 2, 1, 5, 13]);
+        assert_eq!(answer(JobResult::Committed { inode: 300 }), [27, 0xAC, 2, 2, 0xAC, 2]);
+        assert_eq!(answer(JobResult::Missing(vec![(300, 2)])), [27, 0xAC, 2, 3, 1, 0xAC, 2, 2]);
+        let fault = EntryFault { entry: 3, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
+        assert_eq!(answer(JobResult::DirectoriesSet(vec![fault])), [27, 0xAC, 2, 4, 1, 3, 7, 0, 2]);
+        let count = JobCount {
+            ended: 1,
+            announced: 2,
+            unannounced: 3,
+            files: 4,
+            bytes: 5,
+            doubles: 6,
+            contradictions: 7,
+        };
+        assert_eq!(answer(JobResult::Counted(count)), [27, 0xAC, 2, 5, 1, 2, 3, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn what_an_order_or_an_answer_holds_is_bounded() {
+        let decoded = |bytes: usize| {
+            let order = JobOrder::SetDirectories { head: vec![0; bytes] };
+            let message = encode_message(&ToReceiver::Job(JobWord { number: 0, order }));
+            decode_message::<ToReceiver>(&message[4..]).is_ok()
+        };
+        assert!(decoded(FRAME_HEAD_BYTES_MAX) && !decoded(FRAME_HEAD_BYTES_MAX + 1));
+        let told = |ranges: usize| {
+            let result = JobResult::Missing(vec![(0, 1); ranges]);
+            let message = encode_message(&ToSender::Job(JobAnswer { number: 0, result }));
+            decode_message::<ToSender>(&message[4..]).is_ok()
+        };
+        assert!(told(MISSING_RANGES_MAX) && !told(MISSING_RANGES_MAX + 1));
+    }
+
+    /// A child may end before its parent: one has ended, and none is announced.
+    #[test]
+    fn a_job_is_finished_when_all_that_was_announced_has_ended_and_not_by_a_number() {
+        let count = |ended, announced, unannounced| {
+            JobCount { ended, announced, unannounced, ..JobCount::default() }.is_finished()
+        };
+        assert!(count(1, 0, 0) && count(4, 3, 0));
+        assert!(!count(0, 0, 0) && !count(1, 0, 1) && !count(3, 3, 0) && !count(1, u64::MAX, 0));
+    }
+}
