@@ -6,7 +6,8 @@
 //! one image have one machine id: what differs is the host name, and what another boot has made since this one began is
 //! another machine's in any case. Manifests are gathered under such names too. A scan for a push skips them in the
 //! directory that they were made in. The directories of [jobs](crate::JobDirectory) that several hosts write are
-//! skipped too, and removed when nothing has been written to them for as many days. In a directory that only takes new names (`chattr +a`) nothing can be placed.
+//! skipped too, and removed when nothing has been written to them for as many days. In a directory that only takes new
+//! names (`chattr +a`) nothing can be placed.
 //!
 //! A lasting name, `.zmove-TRANSFER-NUMBER`, is that of a part of a large file, which outlives its process: another
 //! transfer goes on with it. A scan skips these wherever they are, since nobody can tell a part from a copy of one, and
@@ -36,7 +37,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use zmove_types::Name;
 
-use crate::job_directory::{is_abandoned_job, is_job_directory};
+use crate::job_names::{is_abandoned_job, is_job_directory};
 use crate::proc::boot_id;
 
 /// The beginning of the names of running transfers; an entry with such a name stays.

@@ -2,11 +2,11 @@
 //!
 //! No host can look up the processes of another, a file lock may hold within one host only, and no storage writes only
 //! if nobody else has taken over. What holds everywhere is that a directory which has been removed takes no new
-//! entries, and that what has no name cannot be renamed. So all that has no final name yet lies below a directory of its
-//! epoch, `.zmove-job-ID/.zmove-epoch-N` in the target: in a directory of each session's own, and the parts of large files,
-//! which several receivers write, in that of the epoch. A session begins by removing those of all older epochs with all
-//! that is in them. A receiver that was stopped meanwhile and goes on later can neither create nor rename; what it has
-//! open has no name.
+//! entries, and that what has no name cannot be renamed. So all that has no final name yet lies below a directory of
+//! its epoch, `.zmove-job-ID/.zmove-epoch-N` in the target: in a directory of each session's own, and the parts of
+//! large files, which several receivers write, in that of the epoch. A session begins by removing those of all older
+//! epochs with all that is in them. A receiver that was stopped meanwhile and goes on later can neither create nor
+//! rename; what it has open has no name.
 //!
 //! ```text
 //!  session of epoch N                        session of epoch M > N
@@ -16,10 +16,10 @@
 //! ```
 //!
 //! **Invariant:** when a session of epoch M has begun, no session of an older one creates or names anything. Each makes
-//! its directory before it looks (Dekker): either N's look came after M's mkdir, and N gives up; or it came before, then
-//! so did N's mkdir and open, and M's look, which comes after M's mkdir, finds epoch-N and removes the very directory
-//! that N has open. This asks of a shared file system that a directory which this host has just made an entry in is
-//! listed with what others had made before; those that several clients may write at a time do that.
+//! its directory before it looks (Dekker): either N's look came after M's mkdir, and N gives up; or it came before,
+//! then so did N's mkdir and open, and M's look, which comes after M's mkdir, finds epoch-N and removes the very
+//! directory that N has open. This asks of a shared file system that a directory which this host has just made an entry
+//! in is listed with what others had made before; those that several clients may write at a time do that.
 //!
 //! Directories of the target itself are made under their final names: another receiver that has come first is no
 //! error. One that was overtaken may make an empty one late, and nothing else.
@@ -29,20 +29,21 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Dev, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
-use zmove_types::{JobId, Name, RelPath, from_hex};
+use zmove_types::{JobId, Name, RelPath};
 
 use crate::entry::{number_at, number_of};
 use crate::file_io::data_file::Direct;
 use crate::hidden::{make_hidden, own_process};
-use crate::nursery::{Inheritance, give_nothing};
+use crate::inheritance::{Inheritance, give_nothing};
+use crate::job_names::JOB_PREFIX;
 use crate::publish::{Replace, move_to};
 use crate::remove::{RemovalBudget, remove_entries, remove_entries_within};
 use crate::staged::Staged;
@@ -62,9 +63,9 @@ pub struct JobDirectory {
 /// Whether a job may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beginning {
-    /// Its directory is made where there is none.
+    /// The directory is made where there is none.
     Allowed,
-    /// It is under way.
+    /// The job is under way.
     Before,
 }
 
@@ -115,7 +116,6 @@ pub struct Epoch {
     looked_ms: AtomicU64,
 }
 
-const PREFIX: &str = ".zmove-job-";
 /// These begin as all hidden names do: what hides in a directory goes only with one that is hidden itself.
 const EPOCH_PREFIX: &str = ".zmove-epoch-";
 const OWN_PREFIX: &str = ".zmove-";
@@ -126,33 +126,6 @@ const UNSEEN_MAX: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 /// How often a session that makes entries looks whether it was overtaken.
 const LOOK_MS: u64 = 100;
-/// The age from which a job in whose directory nothing has been written counts as abandoned.
-const ABANDONED_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-
-/// Whether a name is that of a job's directory.
-#[must_use]
-pub fn is_job_directory(name: &[u8]) -> bool {
-    name.strip_prefix(PREFIX.as_bytes()).and_then(from_hex::<16>).is_some()
-}
-
-/// Whether nothing has been written to the directory of a job for so long that nobody works at it any more.
-pub(crate) fn is_abandoned_job(parent: BorrowedFd<'_>, name: &Name) -> bool {
-    is_job_directory(name.as_bytes()) && is_unchanged_for(parent, name, ABANDONED_AGE)
-}
-
-fn is_unchanged_for(parent: BorrowedFd<'_>, name: &Name, least: Duration) -> bool {
-    let look = || -> io::Result<bool> {
-        let directory = rustix::fs::openat(parent, name.as_os_str(), DIRECTORY, Mode::empty())?;
-        let mut newest = rustix::fs::fstat(&directory)?.st_ctime;
-        for entry in Dir::read_from(&directory)? {
-            let stat = rustix::fs::statat(&directory, entry?.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
-            newest = newest.max(stat.st_ctime);
-        }
-        let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(newest).unwrap_or(0));
-        Ok(SystemTime::now().duration_since(changed).is_ok_and(|age| age > least))
-    };
-    look().unwrap_or(false)
-}
 
 fn epoch_name(number: u64) -> Name {
     Name::from_bytes(format!("{EPOCH_PREFIX}{number}").as_bytes()).expect("a number is short")
@@ -185,7 +158,7 @@ impl JobDirectory {
     /// # Errors
     /// The system's error: `ENOENT` where there is none and none may be made, `EPERM` where it belongs to another user.
     pub fn open(root: &Arc<OwnedFd>, job: JobId, beginning: Beginning) -> io::Result<Self> {
-        let name = Name::from_bytes(format!("{PREFIX}{job}").as_bytes()).expect("an id is short");
+        let name = Name::from_bytes(format!("{JOB_PREFIX}{job}").as_bytes()).expect("an id is short");
         let began = Instant::now();
         let directory = loop {
             let opened = match beginning {
@@ -403,7 +376,8 @@ impl Epoch {
         made
     }
 
-    /// Opens the part of a large file, which receivers on other hosts may write too, and makes it where it is not there.
+    /// Opens the part of a large file, which receivers on other hosts may write too, and makes it where it is not
+    /// there.
     ///
     /// # Errors
     /// The system's error, and [`OVERTAKEN`].
@@ -477,6 +451,7 @@ impl Drop for Epoch {
 mod tests {
     use super::*;
     use crate::hidden::is_passing;
+    use crate::job_names::{is_abandoned_job, is_job_directory, is_unchanged_for};
     use crate::new_files::NewFiles;
     use crate::nursery::Nursery;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -510,7 +485,7 @@ mod tests {
         assert_eq!(Errno::from_io_error(&done.unwrap_err()), Some(OVERTAKEN));
     }
 
-    /// Those who were stopped go on when the next epoch has begun.
+    /// Sessions that were stopped go on when the next epoch has begun.
     #[test]
     fn an_older_epoch_neither_creates_nor_names_anything() {
         let (home, root) = place();
@@ -624,7 +599,7 @@ mod tests {
     fn a_job_s_directory_is_no_data_and_goes_when_nobody_has_written_to_it_for_long() {
         let (home, root) = place();
         let epoch = job(&root).begin(1, "a", NOT_LONG).unwrap();
-        let job_name = name(&format!("{PREFIX}{JOB}"));
+        let job_name = name(&format!("{JOB_PREFIX}{JOB}"));
         assert!(is_passing(root.as_fd(), job_name.as_bytes()));
         for other in [".zmove-job-", ".zmove-job-7", ".zmove-job-0707070707070707070707070707070G", "job"] {
             assert!(!is_job_directory(other.as_bytes()), "{other}");

@@ -11,7 +11,7 @@ use zmove_types::Metadata;
 use crate::entry::xattrs::gives_acl;
 use crate::entry::{set_file_mtime, set_new_file_metadata};
 use crate::hidden::Parent;
-use crate::nursery::Inheritance;
+use crate::inheritance::Inheritance;
 
 /// The shared properties of a directory's new files; see the module.
 #[derive(Debug)]

@@ -55,6 +55,7 @@ pub const TARGETS: &[Target] = &[
         zmove_receiver::fuzzing::journal_files,
         seeds::journal_records,
     ),
+    Target::new("job_journal", 4 << 10, 2 << 20, zmove_receiver::fuzzing::job_journal, seeds::job_journal),
     Target::new("paths", 2 << 10, 256 << 10, zmove_engine::fuzzing::paths, seeds::paths),
     Target::new("trace", 4 << 10, 4 << 20, zmove_cli::fuzzing::trace, seeds::trace),
     // what people write

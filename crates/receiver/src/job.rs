@@ -3,7 +3,7 @@
 //!
 //! | what may go wrong between hosts | what holds it |
 //! |---|---|
-//! | a receiver that was stopped goes on when others have done its work | the directory of its epoch has gone, with all that has no final name (`disk/job_directory.rs`) |
+//! | a receiver that was stopped goes on later | its epoch's directory has gone, with all that has no final name |
 //! | a flush covers one client alone | each receiver flushes what it wrote before it says that it is done |
 //! | nobody knows who has done what | a journal for each session in the job's directory, with one writer, read by all |
 //! | two give a large file its name | whoever finds its part gone holds the inode of that name against the journals |
@@ -12,124 +12,31 @@
 //! its names and is flushed, a group counts when it has been flushed by who wrote it, and a file is committed when all
 //! of its groups count. A journal that ends anywhere tells less, and nothing that is wrong.
 //!
-//! What could not be held so is refused: to change or remove what is there (`--inplace`, `--delete`, metadata alone), to
-//! go on with old versions or to read files back.
+//! What could not be held so is refused: to change or remove what is there (`--inplace`, `--delete`, metadata alone),
+//! to go on with old versions or to read files back.
 
 mod commit;
 mod count;
 mod journals;
+pub(crate) mod session;
 
+use std::cmp::Reverse;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use zmove_disk::{Beginning, Epoch, EpochError, JobDirectory, Nursery, OVERTAKEN, Tree};
-use zmove_types::{Lock, Root, TransferId};
+use zmove_disk::{EpochError, OVERTAKEN};
+use zmove_types::{Metadata, RelPath, Root};
 use zmove_wire::{
-    Batch, BatchEntry, Compare, Durability, EntryFault, Extraneous, FileHead, JobOrder, JobPart, JobResult,
-    Open, Operation, Proof, Refusal, RefusalCode, WireError, WorkEnd,
+    Batch, BatchEntry, EntryFault, FileHead, JobOrder, JobResult, Operation, WireError, WorkEnd,
 };
 
-use crate::quota::Quota;
-use crate::resume::journal::{Begin, Journal};
-use crate::resume::parts::{Parts, begin};
+use crate::job::session::{JobSession, PATIENCE};
 use crate::store::failure::{Failure, failed_to, failure};
 use crate::store::publishing::publish_all;
 use crate::store::target::keeper::At;
 use crate::store::transfer::Transfer;
 
-/// See the module.
-#[derive(Debug)]
-pub(crate) struct JobSession {
-    directory: JobDirectory,
-    epoch: Arc<Epoch>,
-    number: u64,
-    flushes: Flushes,
-}
-
-/// Flushes that cover all who have asked before they began.
-#[derive(Debug, Default)]
-struct Flushes {
-    asked: AtomicU64,
-    /// The last of those who have asked that a flush has covered.
-    covered: Lock<u64>,
-}
-
-/// How long what an older epoch goes on making is removed again. A sender waits longer for its answer.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Refuses what cannot be done in a job.
-pub(crate) fn check(open: &Open, _part: &JobPart) -> Result<(), Refusal> {
-    let refused = [
-        (open.grant.is_some(), "a copy by a grant"),
-        (open.inplace, "a change in place"),
-        (open.extraneous != Extraneous::Stays, "the removal of what is at the target alone"),
-        (open.delta, "the comparison with old versions"),
-        (open.compare != Compare::Quick, "the comparison by contents"),
-        (open.proof != Proof::Wire, "reading files back"),
-        (open.durability == Durability::None, "a transfer that flushes nothing"),
-    ];
-    match refused.into_iter().find(|(asked, _)| *asked) {
-        Some((_, what)) => Err(not_in_a_job(what)),
-        None => Ok(()),
-    }
-}
-
-/// The refusal of what cannot be done in a job.
-pub(crate) fn not_in_a_job(what: &str) -> Refusal {
-    let text = format!("{what} is not possible in a job of several receivers");
-    Refusal { code: RefusalCode::Protocol, text }
-}
-
-fn refuse(error: &EpochError) -> Refusal {
-    let code = match error {
-        EpochError::Overtaken { .. } | EpochError::Ended => RefusalCode::Denied,
-        EpochError::Older { .. } => RefusalCode::Busy,
-        _ => RefusalCode::Target,
-    };
-    Refusal { code, text: error.to_string() }
-}
-
 impl JobSession {
-    /// Begins the part of a session in a job: older epochs end here.
-    pub(crate) fn begin(
-        target: &Tree,
-        JobPart { job, epoch: number, may_begin, node }: JobPart,
-        (transfer, owner): (TransferId, String),
-        quota: &Quota,
-    ) -> Result<(Self, Parts), Refusal> {
-        let beginning = if may_begin { Beginning::Allowed } else { Beginning::Before };
-        let root = target.open_directory(&zmove_types::RelPath::root()).map_err(EpochError::from);
-        let opened = root.and_then(|root| Ok(JobDirectory::open(&root, job, beginning)?));
-        let directory = opened.map_err(|error| match error {
-            EpochError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
-                let text = format!("job {job} is not under way at this target: it has ended, or never begun");
-                Refusal { code: RefusalCode::Denied, text }
-            }
-            error => refuse(&error),
-        })?;
-        let epoch =
-            directory.begin(number, &transfer.to_string(), PATIENCE).map_err(|error| refuse(&error))?;
-        let epoch = Arc::new(epoch);
-        // the owner tells people the node as well; devices have other numbers on other hosts
-        let owner = if owner.is_empty() { node.to_string() } else { format!("{owner} {node}") };
-        let begin = Begin { device: 0, ..begin(transfer, owner, target) };
-        let name = journals::name_of(number, transfer);
-        let journal = Journal::create_in_job(directory.fd(), &name, &begin, quota.room().bytes);
-        let journal = journal.map_err(|error| Refusal {
-            code: RefusalCode::Target,
-            text: format!("the journal of the job: {error}"),
-        })?;
-        let parts = Parts::in_job(Arc::clone(&epoch), journal, begin, quota);
-        Ok((Self { directory, epoch, number, flushes: Flushes::default() }, parts))
-    }
-
-    /// Where the session makes its entries.
-    pub(crate) fn nursery(&self) -> Nursery {
-        Nursery::Epoch(Arc::clone(&self.epoch))
-    }
-
     /// Does what the sender orders.
     ///
     /// # Errors
@@ -218,9 +125,9 @@ impl JobSession {
         if let Err(overtaken) = self.check(Operation::SetMetadata) {
             return Ok(Err(overtaken));
         }
-        entries.sort_by_key(|(_, path, _)| std::cmp::Reverse(path.depth()));
+        entries.sort_by_key(|(_, path, _)| Reverse(path.depth()));
         let target = &transfer.target;
-        let set = |(number, path, metadata): &(usize, zmove_types::RelPath, zmove_types::Metadata)| {
+        let set = |(number, path, metadata): &(usize, RelPath, Metadata)| {
             let directory = target.tree.open_own_directory(path);
             let set = directory.and_then(|directory| {
                 target.set_whole(&*directory, metadata, At(path, None))?;

@@ -37,7 +37,7 @@ use zmove_wire::{
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::grant::{Coming, Fate, Grants, Stored};
-use crate::job;
+use crate::job::session::not_in_a_job;
 use crate::mirror::Mirror;
 use crate::preview;
 use crate::probe;
@@ -144,7 +144,7 @@ pub async fn run_session(
         connections.send(&ToSender::RateMax { bytes_per_second: limit.bytes_per_second() }).await?;
     }
     if open.job.is_some() && open.purpose != Purpose::Move {
-        return connections.refuse(job::not_in_a_job("a preview or a probe")).await;
+        return connections.refuse(not_in_a_job("a preview or a probe")).await;
     }
     if open.purpose == Purpose::Probe {
         let stop = first_of(stop, &lease);

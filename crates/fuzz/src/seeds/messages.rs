@@ -197,7 +197,7 @@ fn job_orders() -> Vec<ToReceiver> {
 /// An opening with a part in a job.
 fn in_a_job() -> Open {
     let node = NodeName::new("dtn1").expect("it is a name");
-    let job = Some(JobPart { job: JobId([3; 16]), epoch: 7, may_begin: true, node });
+    let job = Some(Box::new(JobPart { job: JobId([3; 16]), epoch: 7, may_begin: true, node }));
     Open { job, ..Open::new(b"t".to_vec(), [3; 16]) }
 }
 

@@ -7,9 +7,9 @@
 //!          all groups of which count: it is committed
 //! ```
 //!
-//! **Invariant:** a file gets its name only when each of its groups has been flushed by who wrote it into the very inode
-//! that gets the name, as journals of this epoch say. Whoever comes second, or repeats an order whose answer was lost,
-//! finds that inode under the name.
+//! **Invariant:** a file gets its name only when each of its groups has been flushed by who wrote it into the very
+//! inode that gets the name, as journals of this epoch say. Whoever comes second, or repeats an order whose answer was
+//! lost, finds that inode under the name.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,7 +23,8 @@ use zmove_types::{GROUP_BYTES, GroupSpan, Name, RelPath, Root};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, JobResult, Operation};
 
-use super::{JobSession, journals};
+use crate::job::journals;
+use crate::job::session::JobSession;
 use crate::quota::Quota;
 use crate::resume::journal::{Committed, JobJournal, SourceVersion};
 use crate::resume::parts::{shared_name, source_of};
@@ -192,7 +193,7 @@ fn missing(head: &FileHead, came: &Came) -> Vec<(u32, u32)> {
 /// The groups with data, in ascending ranges that do not overlap.
 fn wanted(head: &FileHead) -> Vec<Range<u32>> {
     let groups = GroupSpan::count(head.bytes).unwrap_or(0);
-    let Some(data) = &head.data else { return vec![0..groups] };
+    let Some(data) = &head.data else { return std::iter::once(0..groups).collect() };
     let group = |offset: u64| u32::try_from(offset / GROUP_BYTES).unwrap_or(groups);
     let mut wanted: Vec<Range<u32>> = Vec::new();
     for range in data.ranges().iter().filter(|range| !range.is_empty()) {

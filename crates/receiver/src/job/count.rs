@@ -9,7 +9,8 @@ use rustix::io::Errno;
 use zmove_types::WorkId;
 use zmove_wire::{JobCount, WorkEnd};
 
-use super::{JobSession, journals};
+use crate::job::journals;
+use crate::job::session::JobSession;
 use crate::quota::Quota;
 
 /// What has ended, each piece of work once.

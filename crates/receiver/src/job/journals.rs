@@ -2,8 +2,8 @@
 //! writer.
 //!
 //! They are read by whoever needs them, while others write. One that ends in the middle of a record is read up to
-//! there. **Invariant:** no more is read than [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, and what is kept of them is
-//! booked on the key.
+//! there. **Invariant:** no more is read than [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, and what is kept of them
+//! is booked on the key.
 
 use std::fs::File;
 use std::io;

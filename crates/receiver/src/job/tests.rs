@@ -4,24 +4,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use rand_order::shuffled;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zmove_chunk::{file_root, group_cv, seal};
+use zmove_disk::Tree;
 use zmove_transport::{ControlWriter, Frame, Inbox, LaneSink, memory_control, memory_lane};
 use zmove_types::{
-    Buffer, BufferPool, Cv, FileId, GROUP_BYTES, ItemId, JobId, Kinds, Metadata, Name, RelPath, StageClock,
-    Timestamp, WorkId,
+    Buffer, BufferPool, Cv, FileId, GROUP_BYTES, ItemId, JobId, Kinds, Name, StageClock, Timestamp,
+    TransferId, WorkId,
 };
 use zmove_wire::{
-    DirectoryGroup, FaultCode, FileEntry, FrameHeader, FrameKind, JobAnswer, JobCount, JobWord, Keeping,
-    NodeName, ToReceiver, ToSender, Version, decode_message, encode_message,
+    Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind, JobAnswer,
+    JobCount, JobPart, JobWord, Keeping, NodeName, Open, Proof, Purpose, Refusal, RefusalCode, ToReceiver,
+    ToSender, Version, decode_message, encode_message,
 };
 
 use super::*;
-use crate::resume::journal::Part;
-use crate::resume::parts::{shared_name, source_of};
+use crate::resume::journal::{Journal, Part};
+use crate::resume::parts::{begin, shared_name, source_of};
 use crate::session::connections::SessionReport;
 use crate::store::target::WriteAccess;
 use crate::{Session, SessionError, run_session};
@@ -67,7 +71,7 @@ fn part(epoch: u64) -> JobPart {
 }
 
 fn open(job: Option<JobPart>) -> Open {
-    Open { durability: Durability::End, job, ..Open::new(Vec::new(), rand_run()) }
+    Open { durability: Durability::End, job: job.map(Box::new), ..Open::new(Vec::new(), rand_run()) }
 }
 
 /// Each session is of a run of its own.
@@ -105,7 +109,7 @@ fn file(text: &str, mode: u32, contents: &[u8]) -> BatchEntry {
 /// A large file whose every group and byte differs.
 fn contents(groups: u32, rest: usize) -> Vec<u8> {
     let bytes = usize::try_from(GROUP_BYTES).unwrap() * groups as usize + rest;
-    (0..bytes).map(|at| (at / 7 + (at >> 16)) as u8).collect()
+    (0..bytes).map(|at| (at / 7 + (at >> 16)).to_le_bytes()[0]).collect()
 }
 
 fn head(to: &str, contents: &[u8]) -> FileHead {
@@ -273,8 +277,11 @@ impl Mover {
     }
 }
 
-/// Everything below a directory, with what a comparison is to see; the job's own directory is left out.
-fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, u32, Option<i64>, Vec<u8>, Vec<u8>)> {
+/// Mode, group, time, contents and access control list of an entry; of directories neither mode nor time.
+type Shown = (u32, u32, Option<i64>, Vec<u8>, Vec<u8>);
+
+/// Everything below a directory but the job's own.
+fn tree(root: &Path) -> BTreeMap<PathBuf, Shown> {
     let mut found = BTreeMap::new();
     let mut directories = vec![root.to_owned()];
     while let Some(directory) = directories.pop() {
@@ -410,7 +417,7 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     late.finish().await;
 }
 
-/// It has stored a batch, which has no names yet, when the next epoch begins.
+/// The receiver has stored a batch, which has no names yet, when the next epoch begins.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_that_was_overtaken_names_nothing_and_ends_no_work() {
     let home = tempfile::tempdir().unwrap();
@@ -474,7 +481,7 @@ async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
         Open { compare: Compare::Checksum, ..base() },
         Open { proof: Proof::Media, ..base() },
         Open { durability: Durability::None, ..base() },
-        Open { purpose: zmove_wire::Purpose::Preview, ..base() },
+        Open { purpose: Purpose::Preview, ..base() },
     ] {
         let told = refused(asked).await;
         assert!(told.code == RefusalCode::Protocol && told.text.contains("in a job"), "{told:?}");
@@ -560,9 +567,7 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
         let (plain, jobs) = (tree(plain.path()), tree(jobs.path()));
         assert_eq!(plain.keys().collect::<Vec<_>>(), jobs.keys().collect::<Vec<_>>());
         for (path, expected) in plain {
-            let shown = |(mode, gid, mtime, _, acl): &(u32, u32, Option<i64>, Vec<u8>, Vec<u8>)| {
-                format!("{mode:o} {gid} {mtime:?} {acl:?}")
-            };
+            let shown = |(mode, gid, mtime, _, acl): &Shown| format!("{mode:o} {gid} {mtime:?} {acl:?}");
             let (found, expected) = (shown(&jobs[&path]), shown(&expected));
             assert_eq!(found, expected, "{} {keeping:?}", path.display());
         }

@@ -12,10 +12,11 @@ use zmove_wire::{GrantToken, Open, Refusal, RefusalCode, TargetShape, ToReceiver
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::grant::TakenUp;
-use crate::job::{self, JobSession};
+use crate::job::session::{JobSession, check};
 use crate::quota::Booking;
 use crate::quota::messages::{BookedMessage, Messages};
-use crate::resume::parts::Parts;
+use crate::resume::journal::Begin;
+use crate::resume::parts::{Parts, begin};
 use crate::session::connections::{Connections, look, refusal_of};
 use crate::store::target::{Target, WriteAccess};
 
@@ -99,14 +100,19 @@ pub(super) async fn resolve(
 ) -> Result<Resolved, Refusal> {
     let (journals, quota, storage) = (config.journals.clone(), config.quota.clone(), config.storage.clone());
     look(move || {
-        if let Some(part) = &open.job {
-            job::check(&open, part)?;
+        if open.job.is_some() {
+            check(&open)?;
         }
         let mut target = Target::resolve(&open, &access)?;
         let parts = match open.job.clone() {
             None => Parts::new(journals, transfer, owner, &target.tree).booked_on(&quota),
             Some(part) => {
-                let (session, parts) = JobSession::begin(&target.tree, part, (transfer, owner), &quota)?;
+                // people are told the node as well; devices have other numbers on other hosts
+                let owner = format!("{owner} {}", part.node);
+                let begin = Begin { device: 0, ..begin(transfer, owner, &target.tree) };
+                let room = quota.room().bytes;
+                let (session, journal) = JobSession::begin(&target.tree, &part, &begin, room)?;
+                let parts = Parts::in_job(Arc::clone(session.epoch()), journal, begin, &quota);
                 target.job = Some(session);
                 parts
             }

@@ -26,7 +26,7 @@ use zmove_disk::Tree;
 use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
-use crate::job::JobSession;
+use crate::job::session::JobSession;
 
 /// Where a client may write.
 #[derive(Clone, Debug)]

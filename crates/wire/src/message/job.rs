@@ -23,7 +23,7 @@ pub(super) const JOB: u16 = 9;
 pub struct JobPart {
     /// The job.
     pub job: JobId,
-    /// Its epoch: no receiver of an older one changes anything once a session of this one has begun.
+    /// The epoch of the job: no receiver of an older one changes anything once a session of this one has begun.
     pub epoch: u64,
     /// Whether the job may begin with this session; otherwise it has to be under way at the target.
     pub may_begin: bool,
@@ -144,7 +144,7 @@ pub struct WorkEnd {
     pub children: u64,
     /// The files that are at the target by it.
     pub files: u64,
-    /// Their bytes.
+    /// The bytes of these files.
     pub bytes: u64,
 }
 
@@ -160,9 +160,9 @@ pub struct JobAnswer {
 /// What has become of an order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JobResult {
-    /// It is done, and on stable storage.
+    /// The order is done, and on stable storage.
     Done,
-    /// It is not done.
+    /// The order is not done.
     Failed(Operation, FaultCode),
     /// The file has its name, and this inode.
     Committed {
@@ -185,7 +185,7 @@ pub struct JobCount {
     pub ended: u64,
     /// The pieces of work that these have announced.
     pub announced: u64,
-    /// Those among the ended ones whose announcer has not ended.
+    /// The pieces among the ended ones whose announcer has not ended.
     pub unannounced: u64,
     /// The files of those that have ended.
     pub files: u64,
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn the_part_of_an_opening_in_a_job_is_pinned_and_critical() {
-        let open = Open { job: Some(part()), ..Open::new(b"t".to_vec(), [3; 16]) };
+        let open = Open { job: Some(Box::new(part())), ..Open::new(b"t".to_vec(), [3; 16]) };
         let bytes = encode_message(&open.clone().into_message(Version::V4));
         let Ok(ToReceiver::OpenWith(plain, extensions)) = decode_message(&bytes[4..]) else {
             panic!("another message")

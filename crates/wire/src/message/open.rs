@@ -63,7 +63,7 @@ pub struct Open {
     pub known_state: Option<TargetState>,
     /// The part that the session has in a job of several receivers. It travels among the extensions of the opening.
     #[serde(skip)]
-    pub job: Option<JobPart>,
+    pub job: Option<Box<JobPart>>,
 }
 
 impl Open {
@@ -156,7 +156,7 @@ impl Open {
             grant,
             removals_max,
             known_state,
-            job: JobPart::of_opening(&extensions)?,
+            job: JobPart::of_opening(&extensions)?.map(Box::new),
             ..self
         })
     }

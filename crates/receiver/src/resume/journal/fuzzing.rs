@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::naming::SUFFIX;
-use super::reader::{begin, replay};
+use super::reader::{JobJournal, begin, read_job, replay};
 use super::record::{BootId, HEAD_BYTES, Record, checksum};
 use super::writer::runs;
-use super::{JournalError, Unfinished, list, orphans};
+use super::{JournalError, Unfinished, UnfinishedFile, list, orphans};
 
 const BOOT: BootId = BootId([1; 16]);
 
@@ -40,6 +40,34 @@ pub fn journal(bytes: &[u8]) {
 /// As [`journal`].
 pub fn journal_records(bytes: &[u8]) {
     journal(&framed(bytes));
+}
+
+/// Reads the journal of a session in a job of any records, and checks that one with the same contents is read alike.
+///
+/// # Panics When it is not.
+pub fn job_journal(bytes: &[u8]) {
+    let read = |bytes: &[u8]| {
+        let mut ended = Vec::new();
+        let journal = read_job(bytes, |_path, _source| true, |end| ended.push(end));
+        (journal.expect("memory can be read"), ended)
+    };
+    let journal_bytes = framed(bytes);
+    let (JobJournal { files, committed }, ended) = read(&journal_bytes);
+    let Ok(begin) = begin(&journal_bytes[..]).expect("memory can be read") else {
+        return assert!(files.is_empty() && committed.is_empty() && ended.is_empty());
+    };
+    let ends = ended.iter().copied().map(Record::WorkEnded);
+    let commits = committed.iter().cloned().map(Record::Committed);
+    let records =
+        ends.chain(commits).map(|record| record.encode().expect("it was decoded within the limits"));
+    let unfinished = Unfinished { begin, same_boot: false, files };
+    let again = [written(&unfinished), records.flatten().collect()].concat();
+    let (journal, ended_again) = read(&again);
+    let without_left = |files: &[UnfinishedFile]| -> Vec<_> {
+        files.iter().map(|file| UnfinishedFile { left: None, ..file.clone() }).collect()
+    };
+    assert_eq!(without_left(&journal.files), without_left(&unfinished.files));
+    assert_eq!((journal.committed, ended_again), (committed, ended));
 }
 
 /// Reads such a journal from a file, as the daemon and `zmove journal` do: what is listed is what is taken over.

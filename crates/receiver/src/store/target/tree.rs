@@ -20,7 +20,7 @@ use zmove_disk::{
 use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId};
 use zmove_wire::{FileHead, LinkEntry, Operation, Overwrite, TargetState, XattrDigest};
 
-use crate::job::JobSession;
+use crate::job::session::JobSession;
 use crate::quota::Quota;
 use crate::store::failure::{Failure, failed_to};
 use crate::store::rules::Rules;

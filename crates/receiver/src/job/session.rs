@@ -1,0 +1,106 @@
+//! The part of a session in a job, and how it begins.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use zmove_disk::{Beginning, Epoch, EpochError, JobDirectory, Nursery, Tree};
+use zmove_types::{Lock, RelPath};
+use zmove_wire::{Compare, Durability, Extraneous, JobPart, Open, Proof, Refusal, RefusalCode};
+
+use crate::job::journals;
+use crate::resume::journal::{Begin, Journal};
+
+/// The part that a session has in a job.
+#[derive(Debug)]
+pub(crate) struct JobSession {
+    pub(super) directory: JobDirectory,
+    pub(super) epoch: Arc<Epoch>,
+    pub(super) number: u64,
+    pub(super) flushes: Flushes,
+}
+
+/// Flushes that cover all who have asked before they began.
+#[derive(Debug, Default)]
+pub(super) struct Flushes {
+    pub(super) asked: AtomicU64,
+    /// The last of those who have asked that a flush has covered.
+    pub(super) covered: Lock<u64>,
+}
+
+/// How long what an older epoch goes on making is removed again. A sender waits longer for its answer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Refuses what cannot be done in a job.
+pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
+    let refused = [
+        (open.grant.is_some(), "a copy by a grant"),
+        (open.inplace, "a change in place"),
+        (open.extraneous != Extraneous::Stays, "the removal of what is at the target alone"),
+        (open.delta, "the comparison with old versions"),
+        (open.compare != Compare::Quick, "the comparison by contents"),
+        (open.proof != Proof::Wire, "reading files back"),
+        (open.durability == Durability::None, "a transfer that flushes nothing"),
+    ];
+    match refused.into_iter().find(|(asked, _)| *asked) {
+        Some((_, what)) => Err(not_in_a_job(what)),
+        None => Ok(()),
+    }
+}
+
+/// The refusal of what cannot be done in a job.
+pub(crate) fn not_in_a_job(what: &str) -> Refusal {
+    let text = format!("{what} is not possible in a job of several receivers");
+    Refusal { code: RefusalCode::Protocol, text }
+}
+
+fn refuse(error: &EpochError) -> Refusal {
+    let code = match error {
+        EpochError::Overtaken { .. } | EpochError::Ended => RefusalCode::Denied,
+        EpochError::Older { .. } => RefusalCode::Busy,
+        _ => RefusalCode::Target,
+    };
+    Refusal { code, text: error.to_string() }
+}
+
+impl JobSession {
+    /// Begins the part of a session in a job, with its journal: older epochs end here.
+    pub(crate) fn begin(
+        target: &Tree,
+        &JobPart { job, epoch: number, may_begin, .. }: &JobPart,
+        begin: &Begin,
+        journal_bytes_max: u64,
+    ) -> Result<(Self, Journal), Refusal> {
+        let beginning = if may_begin { Beginning::Allowed } else { Beginning::Before };
+        let root = target.open_directory(&RelPath::root()).map_err(EpochError::from);
+        let opened = root.and_then(|root| Ok(JobDirectory::open(&root, job, beginning)?));
+        let directory = opened.map_err(|error| match error {
+            EpochError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
+                let text = format!("job {job} is not under way at this target: it has ended, or never begun");
+                Refusal { code: RefusalCode::Denied, text }
+            }
+            error => refuse(&error),
+        })?;
+        let own = begin.transfer.to_string();
+        let epoch = directory.begin(number, &own, PATIENCE).map_err(|error| refuse(&error))?;
+        let epoch = Arc::new(epoch);
+        let name = journals::name_of(number, begin.transfer);
+        let journal = Journal::create_in_job(directory.fd(), &name, begin, journal_bytes_max);
+        let journal = journal.map_err(|error| Refusal {
+            code: RefusalCode::Target,
+            text: format!("the journal of the job: {error}"),
+        })?;
+        Ok((Self { directory, epoch, number, flushes: Flushes::default() }, journal))
+    }
+
+    /// Where the session makes its entries.
+    pub(crate) fn nursery(&self) -> Nursery {
+        Nursery::Epoch(Arc::clone(&self.epoch))
+    }
+
+    /// The epoch.
+    pub(crate) fn epoch(&self) -> &Arc<Epoch> {
+        &self.epoch
+    }
+}
