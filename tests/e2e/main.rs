@@ -72,6 +72,7 @@ mod scan;
 mod schema;
 mod selection;
 mod service;
+mod shared;
 mod slashes;
 mod ssh;
 mod storage;

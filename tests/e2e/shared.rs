@@ -1,0 +1,422 @@
+//! Several daemons, processes of their own, that write one job into one directory, as receivers on different hosts do.
+//!
+//! The senders are spoken by hand: they pair each with a daemon, and order what a queue would.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Instant;
+
+use rustix::process::Signal;
+use tokio::io::AsyncWriteExt;
+use tokio::runtime::Runtime;
+use zmove_transport::{
+    Access, AuthorizedKeys, Channel, ChannelDialler, ControlWriter, Grant, HostPolicy, Identity, LaneSink,
+    Reach, TransportChoice, control_pair,
+};
+use zmove_types::{FileId, GROUP_BYTES, ItemId, JobId, LaneId, StageClock, Timestamp, TransferId, WorkId};
+use zmove_wire::{
+    Batch, BatchEntry, Cipher, DirectoryGroup, Durability, FaultCode, FileEntry, FileHead, FrameHeader,
+    FrameKind, Greeting, JobAnswer, JobOrder, JobPart, JobResult, JobWord, NodeName, Open, Operation, Role,
+    ToReceiver, ToSender, Version, WorkEnd, decode_message, encode_message,
+};
+
+use crate::command::Runner;
+use crate::daemon::Daemon;
+use crate::harness::{PATIENCE, Site};
+use crate::intruder::{frame, metadata, name, path};
+
+const JOB: JobId = JobId([9; 16]);
+
+/// Hosts that share a directory, and a key that may write there.
+struct Cluster {
+    site: Site,
+    runtime: Runtime,
+    identity: Identity,
+    sessions: std::cell::Cell<u8>,
+    nodes: usize,
+}
+
+/// A daemon of the cluster.
+struct Node(Daemon);
+
+/// A session of a sender with a node.
+struct Mover<'a> {
+    cluster: &'a Cluster,
+    control: ControlWriter,
+    answers: mpsc::Receiver<ToSender>,
+    reading: tokio::task::JoinHandle<()>,
+    lane: Box<dyn LaneSink>,
+    clock: StageClock,
+    items: u64,
+    orders: u64,
+    faults: Vec<FaultCode>,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let site = Site::local();
+        let identity = Identity::load_or_create(&site.path("mover")).unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        std::fs::create_dir_all(site.path("shared")).unwrap();
+        Self { site, runtime, identity, sessions: std::cell::Cell::new(0), nodes: 0 }
+    }
+
+    fn root(&self) -> PathBuf {
+        self.site.path("shared")
+    }
+
+    /// Starts another node.
+    fn start(&mut self) -> Node {
+        self.nodes += 1;
+        let home = self.site.path(&format!("node{}", self.nodes));
+        std::fs::create_dir_all(&home).unwrap();
+        let roots = vec![self.root().canonicalize().unwrap()];
+        let grant = Grant::new(self.identity.fingerprint(), "mover", roots, Access::ReadWrite);
+        AuthorizedKeys::allow(&home, grant).unwrap();
+        Node(Daemon::start(&home, "127.0.0.1:0", &Runner::default()))
+    }
+
+    async fn greet(&self, node: &Node, transfer: TransferId, role: Role) -> Channel {
+        let reach = Reach { transport: TransportChoice::Tcp, ..Reach::default() };
+        let (policy, port) = (HostPolicy::Pinned(node.0.fingerprint), node.0.address.port());
+        let dialler = ChannelDialler::new(&self.identity, "127.0.0.1", port, policy, reach).await.unwrap();
+        let mut channel = dialler.dial(PATIENCE).await.unwrap();
+        channel.write_all(&Greeting::new(role, transfer).encode()).await.unwrap();
+        channel.flush().await.unwrap();
+        channel
+    }
+
+    /// Begins a session with a node, or returns what it says instead.
+    fn try_begin(&self, node: &Node, epoch: u64) -> Result<Mover<'_>, ToSender> {
+        self.sessions.set(self.sessions.get() + 1);
+        let run = [self.sessions.get(); 16];
+        let transfer = TransferId(run);
+        let job = JobPart { job: JOB, epoch, may_begin: true, node: NodeName::new("mover").unwrap() };
+        let open =
+            Open { durability: Durability::End, job: Some(Box::new(job)), ..Open::new(Vec::new(), run) };
+        let (control, answers, reading, lane) = self.runtime.block_on(async {
+            let (mut reader, mut writer) = control_pair(self.greet(node, transfer, Role::Control).await);
+            reader.greeting().await.unwrap();
+            writer.send(&encode_message(&open.into_message(Version::NEWEST))).await.unwrap();
+            let mut inbox = reader.into_inbox(decode_message::<ToSender>, 16);
+            loop {
+                match tokio::time::timeout(PATIENCE, inbox.recv()).await.unwrap().unwrap().unwrap() {
+                    ToSender::RateMax { .. } | ToSender::Waiting(_) => {}
+                    ToSender::Opened(_) | ToSender::OpenedWith(..) => break,
+                    other => return Err(other),
+                }
+            }
+            let (told, answers) = mpsc::channel();
+            let reading = tokio::spawn(async move {
+                while let Some(Ok(answer)) = inbox.recv().await
+                    && told.send(answer).is_ok()
+                {}
+            });
+            let lane = self.greet(node, transfer, Role::Lane(LaneId(0))).await;
+            Ok((writer, answers, reading, lane.into_sink(Cipher::Tls, 1).unwrap()))
+        })?;
+        let (clock, faults) = (StageClock::default(), Vec::new());
+        Ok(Mover { cluster: self, control, answers, reading, lane, clock, items: 0, orders: 0, faults })
+    }
+
+    fn begin(&self, node: &Node, epoch: u64) -> Mover<'_> {
+        self.try_begin(node, epoch).unwrap_or_else(|said| panic!("{said:?}"))
+    }
+
+    /// How many files wait for their names.
+    fn waiting(&self, epoch: u64) -> usize {
+        let epoch = self.root().join(format!(".zmove-job-{JOB}/.zmove-epoch-{epoch}"));
+        let Ok(sessions) = std::fs::read_dir(epoch) else { return 0 };
+        let files = |session: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_dir(session.unwrap().path()).map_or(0, Iterator::count)
+        };
+        sessions.map(files).sum()
+    }
+}
+
+impl Mover<'_> {
+    fn send(&mut self, header: FrameHeader, head: Vec<u8>, content: &[u8; 32], data: &[u8]) {
+        let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap();
+        let header = FrameHeader { head_bytes: length(&head), data_bytes: length(data), ..header };
+        // a node that was killed is no longer there
+        drop(self.lane.send(frame(header, head, content, data), &mut self.clock.start()));
+    }
+
+    fn item(&mut self) -> ItemId {
+        self.items += 1;
+        ItemId(self.items - 1)
+    }
+
+    /// Sends files of these names, each with one byte.
+    fn files(&mut self, directory: &str, names: impl Iterator<Item = String>, byte: u8) {
+        let entry = |text: String| {
+            let root = zmove_chunk::file_root(&[byte]);
+            BatchEntry::File(FileEntry {
+                name: name(&text),
+                metadata: metadata(0o644),
+                bytes: 1,
+                root,
+                data: None,
+            })
+        };
+        let entries: Vec<_> = names.map(entry).collect();
+        let data = vec![byte; entries.len()];
+        let head = Batch { groups: vec![DirectoryGroup { directory: path(directory), entries }] }.encode();
+        let content = *blake3::hash(&head).as_bytes();
+        let header = FrameHeader { kind: FrameKind::Batch, item: self.item(), ..FrameHeader::default() };
+        self.send(header, head, &content, &data);
+    }
+
+    fn declare(&mut self, head: &FileHead) {
+        let head = head.encode();
+        let content = *blake3::hash(&head).as_bytes();
+        let header = FrameHeader { kind: FrameKind::Declare, file: FileId(1), ..FrameHeader::default() };
+        self.send(header, head, &content, &[]);
+    }
+
+    fn chunk(&mut self, group: u32, contents: &[u8]) {
+        let at = usize::try_from(GROUP_BYTES).unwrap() * group as usize;
+        let data = &contents[at..contents.len().min(at + usize::try_from(GROUP_BYTES).unwrap())];
+        let item = self.item();
+        let header =
+            FrameHeader { kind: FrameKind::Chunk, file: FileId(1), group, item, ..FrameHeader::default() };
+        self.send(header, Vec::new(), &zmove_chunk::group_cv(group, data).0, data);
+    }
+
+    fn next(&mut self) -> Option<ToSender> {
+        let said = match self.answers.recv_timeout(PATIENCE) {
+            Ok(answer) => answer,
+            Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("the node says nothing"),
+        };
+        match &said {
+            ToSender::Stored(told) => {
+                self.faults.extend(told.items.iter().flat_map(|item| &item.faults).map(|fault| fault.code));
+            }
+            ToSender::Published { items } => {
+                self.faults.extend(items.iter().flat_map(|item| &item.faults).map(|fault| fault.code));
+            }
+            _ => {}
+        }
+        Some(said)
+    }
+
+    fn stored(&mut self, wanted: usize) {
+        let mut stored = 0;
+        while stored < wanted {
+            match self.next() {
+                Some(ToSender::Stored(told)) => stored += told.items.len(),
+                Some(_) => {}
+                None => panic!("broken off after {stored} items"),
+            }
+        }
+    }
+
+    fn order(&mut self, order: JobOrder) -> JobResult {
+        let number = self.say(order);
+        loop {
+            match self.next().expect("an answer") {
+                ToSender::Job(JobAnswer { number: answered, result }) if answered == number => return result,
+                _ => {}
+            }
+        }
+    }
+
+    fn say(&mut self, order: JobOrder) -> u64 {
+        self.orders += 1;
+        let word = encode_message(&ToReceiver::Job(JobWord { number: self.orders, order }));
+        self.cluster.runtime.block_on(self.control.send(&word)).unwrap();
+        self.orders
+    }
+
+    fn end(&mut self, work: u8, parent: u8, children: u64) -> JobResult {
+        let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
+        self.order(JobOrder::End(WorkEnd { work, parent, children, files: 1, bytes: 1 }))
+    }
+
+    fn finish(mut self) {
+        let announce = encode_message(&ToReceiver::Announce { items: self.items, mismatches: 0 });
+        self.cluster.runtime.block_on(self.control.send(&announce)).unwrap();
+        let mut last = None;
+        while let Some(said) = self.next() {
+            last = Some(said);
+        }
+        assert!(matches!(last, Some(ToSender::Finished(_))), "{last:?}");
+    }
+}
+
+impl Drop for Mover<'_> {
+    fn drop(&mut self) {
+        self.reading.abort();
+    }
+}
+
+/// All files and directories below the root but those of the job, with contents and change times.
+fn tree(root: &Path) -> BTreeMap<PathBuf, (u64, i64, i64, Vec<u8>)> {
+    let mut found = BTreeMap::new();
+    let mut directories = vec![root.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.file_name().unwrap().as_encoded_bytes().starts_with(b".zmove-job-") {
+                continue;
+            }
+            let there = path.symlink_metadata().unwrap();
+            let contents = if there.is_file() { std::fs::read(&path).unwrap() } else { Vec::new() };
+            if there.is_dir() {
+                directories.push(path.clone());
+            }
+            found.insert(path, (there.ino(), there.ctime(), there.ctime_nsec(), contents));
+        }
+    }
+    found
+}
+
+fn contents(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at / 11 + (at >> 15)).to_le_bytes()[0]).collect()
+}
+
+fn large(to: &str, contents: &[u8]) -> FileHead {
+    let (bytes, ctime) = (contents.len() as u64, Timestamp { seconds: 1, nanos: 2 });
+    FileHead { path: path(to), metadata: metadata(0o640), bytes, ctime, inode: 3, data: None }
+}
+
+/// A node is stopped in the middle of a batch, as a client of a shared file system that hangs. Others take over, and it
+/// wakes up.
+#[test]
+fn a_node_that_was_stopped_and_wakes_up_in_the_next_epoch_changes_nothing() {
+    let mut cluster = Cluster::new();
+    let (old, new) = (cluster.start(), cluster.start());
+    let names = |range: std::ops::Range<u32>| range.map(|number| format!("f{number}"));
+    let file = contents(3 << 22);
+    let head = large("large", &file);
+    let mut sleeper = cluster.begin(&old, 1);
+    sleeper.declare(&head);
+    sleeper.chunk(0, &file);
+    sleeper.stored(1);
+    // Stop it while files wait for their names: it gives them after a fifth of a second of rest, or a second.
+    let began = Instant::now();
+    let mut batches = 0;
+    loop {
+        sleeper.files("d", names(1000 * batches..1000 * (batches + 1)), b'o');
+        batches += 1;
+        while cluster.waiting(1) == 0 && began.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        old.0.signal(Signal::STOP);
+        if cluster.waiting(1) > 0 {
+            break;
+        }
+        old.0.signal(Signal::CONT);
+    }
+    let waiting = cluster.waiting(1);
+    let mut mover = cluster.begin(&new, 2);
+    assert_eq!((cluster.waiting(1), cluster.waiting(2)), (0, 0), "of {waiting} files");
+    mover.files("d", names(0..20), b'n');
+    mover.stored(1);
+    assert_eq!(mover.end(1, 1, 0), JobResult::Done);
+    let before = tree(&cluster.root());
+    old.0.signal(Signal::CONT);
+    sleeper.chunk(1, &file);
+    sleeper.files("d", names(0..20), b'o');
+    sleeper.stored(usize::try_from(batches).unwrap() + 2);
+    let overtaken = JobResult::Failed(Operation::Rename, FaultCode::Overtaken);
+    assert_eq!(sleeper.end(2, 1, 0), overtaken);
+    let commit = JobOrder::Commit { head: head.encode(), root: None };
+    assert_eq!(sleeper.order(commit), overtaken);
+    let failed = sleeper.faults.iter().filter(|code| **code == FaultCode::Overtaken).count();
+    assert!(failed >= 20 && failed == sleeper.faults.len(), "{failed} of {}", sleeper.faults.len());
+    sleeper.finish();
+    assert!(tree(&cluster.root()) == before, "something has changed");
+    let refused = cluster.try_begin(&old, 1).err();
+    assert!(matches!(refused, Some(ToSender::Refused(_))), "{refused:?}");
+    let JobResult::Counted(counted) = mover.order(JobOrder::Count) else { panic!("not counted") };
+    assert!(counted.ended == 1 && counted.is_finished(), "{counted:?}");
+    assert_eq!(mover.order(JobOrder::Close), JobResult::Done);
+    mover.finish();
+    assert!(tree(&cluster.root()) == before);
+}
+
+/// Half of a file by each of two nodes in any order; one is killed, and the next epoch does it again.
+#[test]
+fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
+    for seed in 0..3_u32 {
+        let mut cluster = Cluster::new();
+        let file = contents((9 << 22) + 77);
+        let head = large("d/large", &file);
+        let groups: Vec<u32> = (0..10).map(|at| (at * 7 + seed) % 10).collect();
+        let (one, other) = (cluster.start(), cluster.start());
+        let mut movers = [cluster.begin(&one, 1), cluster.begin(&other, 1)];
+        for (mover, groups) in movers.iter_mut().zip(groups.chunks(5)) {
+            mover.declare(&head);
+            groups[..3].iter().for_each(|group| mover.chunk(*group, &file));
+        }
+        movers.iter_mut().for_each(|mover| mover.stored(3));
+        assert_eq!(movers[0].end(1, 1, 1), JobResult::Done);
+        // the rest of its work is under way
+        movers[1].say(JobOrder::End(WorkEnd {
+            work: WorkId([2; 16]),
+            parent: WorkId([1; 16]),
+            children: 0,
+            files: 0,
+            bytes: 0,
+        }));
+        other.0.signal(Signal::KILL);
+        drop(movers);
+        assert!(!cluster.root().join("d/large").exists());
+        let again = cluster.start();
+        let mut movers = [cluster.begin(&one, 2), cluster.begin(&again, 2)];
+        for (mover, groups) in movers.iter_mut().zip(groups.chunks(5)) {
+            mover.declare(&head);
+            groups.iter().for_each(|group| mover.chunk(*group, &file));
+        }
+        movers.iter_mut().for_each(|mover| mover.stored(5));
+        let root = Some(zmove_chunk::file_root(&file).0);
+        let commit = || JobOrder::Commit { head: head.encode(), root };
+        assert_eq!(movers[0].end(1, 1, 1), JobResult::Done);
+        assert_eq!(movers[1].end(2, 1, 0), JobResult::Done);
+        // both are asked before either has answered
+        let numbers = movers.each_mut().map(|mover| mover.say(commit()));
+        let inode = |mover: &mut Mover<'_>, number: u64| loop {
+            match mover.next().expect("an answer") {
+                ToSender::Job(JobAnswer { number: answered, result: JobResult::Committed { inode } })
+                    if answered == number =>
+                {
+                    return inode;
+                }
+                ToSender::Job(other) => panic!("{other:?}"),
+                _ => {}
+            }
+        };
+        let [first, second] = &mut movers;
+        let inodes = [inode(first, numbers[0]), inode(second, numbers[1])];
+        let there = cluster.root().join("d/large");
+        assert_eq!(inodes, [there.metadata().unwrap().ino(); 2]);
+        assert!(std::fs::read(&there).unwrap() == file);
+        let JobResult::Counted(counted) = first.order(JobOrder::Count) else { panic!("not counted") };
+        assert!(counted.is_finished() && counted.ended == 2 && counted.doubles >= 1, "{counted:?}");
+        movers.into_iter().for_each(Mover::finish);
+    }
+}
+
+/// Neither a push nor one with `--delete` takes the directory of a job for data.
+#[test]
+fn the_directory_of_a_job_is_neither_sent_nor_removed() {
+    let mut cluster = Cluster::new();
+    let node = cluster.start();
+    let mover = cluster.begin(&node, 1);
+    let job = cluster.root().join(format!(".zmove-job-{JOB}"));
+    std::fs::write(cluster.root().join("f"), "x").unwrap();
+    let copied = cluster.site.path("copied");
+    let site = &cluster.site;
+    site.zmove(&["push", "shared/", copied.to_str().unwrap()]).outcome().expect(0);
+    assert!(copied.join("f").exists() && !copied.join(job.file_name().unwrap()).exists());
+    std::fs::create_dir(site.path("empty")).unwrap();
+    site.zmove(&["push", "--delete", "empty/", "shared"]).outcome().expect(0);
+    assert!(job.exists() && !cluster.root().join("f").exists());
+    mover.finish();
+    assert!(job.exists(), "its end is ordered");
+}
