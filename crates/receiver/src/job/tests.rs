@@ -24,10 +24,15 @@ use zmove_wire::{
 };
 
 use super::*;
-use crate::resume::journal::{Journal, Part};
-use crate::resume::parts::{begin, shared_name, source_of};
+use crate::config::ReceiverConfig;
+use crate::quota::Quota;
+use crate::resume::journal::{JobJournal, Journal, Part};
+use crate::resume::parts::{Parts, begin, shared_name, source_of};
 use crate::session::connections::SessionReport;
-use crate::store::target::WriteAccess;
+use crate::store::placer::Placer;
+use crate::store::placer::tests::{begin as place, files};
+use crate::store::target::{Target, WriteAccess};
+use crate::store::writer::open_staged;
 use crate::{Session, SessionError, run_session};
 
 mod rand_order {
@@ -511,6 +516,64 @@ async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
     assert!(one.faults.is_empty() && other.faults.is_empty(), "{:?} {:?}", one.faults, other.faults);
     one.finish().await;
     other.finish().await;
+}
+
+fn transfer(home: &Path) -> Transfer {
+    let id = TransferId([7; 16]);
+    let open = Open { target: home.as_os_str().as_encoded_bytes().to_vec(), ..open(Some(part(1))) };
+    let mut target = Target::resolve(&open, &WriteAccess::Anywhere).unwrap();
+    let begin = begin(id, String::new(), &target.tree);
+    let (session, journal) = JobSession::begin(&target.tree, &part(1), &begin, u64::MAX).unwrap();
+    let parts = Parts::in_job(Arc::clone(session.epoch()), journal, begin, &Quota::default());
+    target.job = Some(session);
+    let (outcomes, _nobody) = mpsc::channel(1);
+    Transfer::new((id, Version::NEWEST), &open, (target, parts), &ReceiverConfig::default(), outcomes)
+}
+
+/// Nobody may take a flush of nothing for one of what was written.
+#[test]
+fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    let contents = contents(1, 1);
+    transfer.files.declare(FileId(1), head("large", &contents), |_| None, |_| None).unwrap();
+    let file = transfer.files.find(FileId(1)).unwrap().unwrap();
+    let part = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap();
+    assert!(transfer.target.file_systems.knows_any());
+    let shared = transfer.parts.shared.as_ref().unwrap();
+    assert!(shared.holds(FileId(1)));
+    transfer.parts.written(FileId(1), 0, Cv([1; 32]));
+    drop(part);
+    transfer.abandon_file(FileId(1));
+    assert!(!shared.holds(FileId(1)), "a sender that abandons files without end keeps none open");
+    let parts = std::fs::read_dir(job_directory(home.path()).join(".zmove-epoch-1")).unwrap();
+    assert_eq!(parts.count(), 2, "the session's directory, and the part, which others may write");
+    // a writer may have been at it still
+    transfer.parts.written(FileId(1), 1, Cv([2; 32]));
+    transfer.parts.flush_shared(shared).unwrap();
+    let directory = OwnedFd::from(std::fs::File::open(job_directory(home.path())).unwrap());
+    let mut groups = Vec::new();
+    let take = |journal: JobJournal| {
+        groups.extend(journal.files.into_iter().flat_map(|file| file.groups));
+        Ok(())
+    };
+    journals::read(&directory, |_| true, |_, _| true, |_| Ok(()), take).unwrap();
+    assert_eq!(groups, [(0, (Cv([1; 32]), true))]);
+}
+
+/// The files wait for their names elsewhere, and go into whatever has the name of their directory by then.
+#[test]
+fn a_directory_that_goes_before_its_files_are_named_is_made_again() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
+    for prefix in ["f", "g"] {
+        let batch = place(&mut placer, files("a/b", prefix, 5));
+        std::fs::remove_dir_all(home.path().join("a")).unwrap();
+        publish_all(&transfer);
+        assert_eq!(batch.faults(), [], "{prefix}");
+        assert_eq!(std::fs::read_dir(home.path().join("a/b")).unwrap().count(), 5, "{prefix}");
+    }
 }
 
 /// The directory of a job gives nothing to what is made in it; the target's own give a group and a list.

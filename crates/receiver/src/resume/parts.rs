@@ -347,6 +347,11 @@ impl Parts {
 
     /// Records that a group has been written.
     pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) {
+        let shared = self.shared.as_ref().map(|shared| shared.written.lock());
+        // A flush covers the parts that are held here.
+        if shared.as_ref().is_some_and(|written| written.get(&id).is_none_or(|part| part.is_closing)) {
+            return;
+        }
         self.record(|journal| journal.groups(id.0, group, &[cv]));
     }
 
@@ -557,8 +562,16 @@ struct SharedPart {
     name: Name,
     file: Arc<File>,
     mtime: Timestamp,
-    /// Whether the session writes no more to it.
-    has_ended: bool,
+    /// Whether it is about to be let go: what is still written to it does not count.
+    is_closing: bool,
+}
+
+#[cfg(test)]
+impl SharedParts {
+    /// Whether a part is kept open.
+    pub(crate) fn holds(&self, id: FileId) -> bool {
+        self.written.lock().contains_key(&id)
+    }
 }
 
 impl SharedParts {
@@ -567,15 +580,26 @@ impl SharedParts {
     }
 
     fn begin(&self, id: FileId, name: Name, file: &File, mtime: Timestamp) -> io::Result<()> {
-        let part = SharedPart { name, file: Arc::new(file.try_clone()?), mtime, has_ended: false };
+        let part = SharedPart { name, file: Arc::new(file.try_clone()?), mtime, is_closing: false };
         self.written.lock().insert(id, part);
         Ok(())
     }
 
+    /// Lets go of a part to which this session writes no more: it would stay open until the next flush.
     fn ended(&self, id: FileId) {
-        if let Some(part) = self.written.lock().get_mut(&id) {
-            part.has_ended = true;
+        let part = self.written.lock().get_mut(&id).map(|part| {
+            part.is_closing = true;
+            part.clone()
+        });
+        // one that fails stays, and with it nothing more counts
+        if part.is_some_and(|part| self.flush_part(&part).is_ok()) {
+            self.written.lock().remove(&id);
         }
+    }
+
+    fn flush_part(&self, part: &SharedPart) -> io::Result<()> {
+        part.file.sync_data().inspect_err(|_told_once| self.flush_failed())?;
+        self.keep_time(part)
     }
 
     fn flush_failed(&self) {
@@ -584,14 +608,8 @@ impl SharedParts {
 
     /// Flushes each part by itself: another host flushes nothing of it.
     fn flush(&self) -> io::Result<()> {
-        let written = self.written.lock().clone();
-        for (id, part) in written {
-            part.file.sync_data().inspect_err(|_told_once| self.flush_failed())?;
-            self.keep_time(&part)?;
-            if part.has_ended {
-                self.written.lock().remove(&id);
-            }
-        }
+        let written: Vec<_> = self.written.lock().values().cloned().collect();
+        written.iter().try_for_each(|part| self.flush_part(part))?;
         if self.flush_failed.load(Ordering::Relaxed) { Err(Errno::IO.into()) } else { Ok(()) }
     }
 

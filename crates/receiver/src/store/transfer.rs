@@ -214,7 +214,7 @@ impl Transfer {
     /// Ends a large file with a fault, unless it has ended before. Groups that were written stay for a later transfer.
     pub(crate) fn fail_file(&self, id: FileId, fault: (Operation, FaultCode)) {
         if let Some(file) = self.files.retire(id) {
-            if file.is_blank() {
+            if file.is_blank() || self.target.job.is_some() {
                 self.discard_retired(&file);
             }
             self.meter.failed_at(fault, || Some(file.head.path.clone()));

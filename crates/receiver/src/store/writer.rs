@@ -213,7 +213,7 @@ fn book_group(
     }
 }
 
-fn open_staged(
+pub(crate) fn open_staged(
     transfer: &Transfer,
     placer: &mut Placer<'_>,
     file: &LargeFile,
@@ -225,6 +225,9 @@ fn open_staged(
         }
         if let Some(shared) = &transfer.parts.shared {
             let path = transfer.target.final_path(&file.head);
+            // What flushes all that is written flushes the file systems that are known.
+            let known = transfer.target.file_systems.note(&**shared.epoch.own());
+            known.map_err(failed_to(Operation::Create))?;
             let part = transfer.parts.open_shared(shared, file.id, (&path, &file.head), transfer.direct);
             return part.map_err(failed_to(Operation::Create));
         }

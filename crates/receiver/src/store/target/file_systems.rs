@@ -269,6 +269,11 @@ impl FileSystems {
 
 #[cfg(test)]
 impl FileSystems {
+    /// Whether a flush would flush anything.
+    pub(crate) fn knows_any(&self) -> bool {
+        !self.known.lock().is_empty()
+    }
+
     /// File systems with a flush that never ends, and no patience.
     pub(crate) fn that_are_late() -> Self {
         Self { patience: Duration::ZERO, late: Lock::new(Some(Flushing::default())), ..Self::default() }
