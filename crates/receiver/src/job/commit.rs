@@ -11,30 +11,69 @@
 //! inode that gets the name, as journals of this epoch say. Whoever comes second, or repeats an order whose answer was
 //! lost, finds that inode under the name.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_disk::{FileIdentity, NewFiles, OVERTAKEN};
-use zmove_types::{GROUP_BYTES, GroupSpan, Name, RelPath, Root};
+use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Name, RelPath, Root, Timestamp};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, JobResult, Operation};
 
 use crate::job::journals;
 use crate::job::session::JobSession;
-use crate::quota::Quota;
-use crate::resume::journal::{Committed, JobJournal, SourceVersion};
+use crate::quota::{Booking, Quota};
+use crate::resume::journal::{Committed, JobJournal, SourceVersion, birth_of};
 use crate::resume::parts::{shared_name, source_of};
 use crate::store::failure::{ALREADY_THERE, Failure, failed_to};
 use crate::store::large_files::came::Came;
 use crate::store::target::keeper::At;
 use crate::store::transfer::Transfer;
 
-/// The groups that count, by the inodes that they were written to.
-type Groups = HashMap<u64, Came>;
+/// The groups that count, by the files that they were written to. An inode alone may be another file's by now.
+struct Groups<'a> {
+    of: Vec<(Written, Vec<(u32, Cv)>)>,
+    quota: &'a Quota,
+    held: Booking,
+}
+
+/// A file by its inode and when it was made, zero where the file system does not tell.
+#[derive(Clone, Copy)]
+struct Written {
+    inode: u64,
+    born: Timestamp,
+}
+
+impl Written {
+    fn of(file: impl AsFd) -> io::Result<Self> {
+        let file = file.as_fd();
+        Ok(Self { inode: FileIdentity::of(file)?.inode, born: birth_of(file) })
+    }
+
+    fn may_be(self, other: Self) -> bool {
+        let unknown = Timestamp::default();
+        self.inode == other.inode
+            && (self.born == other.born || self.born == unknown || other.born == unknown)
+    }
+}
+
+impl Groups<'_> {
+    /// The groups of a file; nothing where no journal tells that it was a part.
+    fn of(&self, file: Written) -> io::Result<Option<Came>> {
+        let mut found = self.of.iter().filter(|(written, _)| written.may_be(file)).peekable();
+        if found.peek().is_none() {
+            return Ok(None);
+        }
+        let mut came = Came::new(self.quota);
+        for (index, cv) in found.flat_map(|(_, groups)| groups) {
+            came.note(*index, *cv).map_err(|_over_limit| Errno::NOMEM)?;
+        }
+        Ok(Some(came))
+    }
+}
 
 impl JobSession {
     /// Gives a file its name.
@@ -55,10 +94,12 @@ impl JobSession {
         self.epoch.check(&directory).map_err(failed_to(Operation::MakeDirectory))?;
         let committed = |inode| Committed { path: path.clone(), source, inode };
         let is_there = || {
-            let there = FileIdentity::at(&directory, &name).ok()?;
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let named = rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::empty()).ok()?;
+            let there = FileIdentity::of(&named).ok()?;
             let is_it = there.regular && there.bytes == head.bytes;
-            let came = groups.get(&there.inode).filter(|_| is_it)?;
-            missing(head, came).is_empty().then_some(there.inode)
+            let came = groups.of(Written::of(&named).ok().filter(|_| is_it)?).ok()??;
+            missing(head, &came).is_empty().then_some(there.inode)
         };
         if let Some(inode) = is_there() {
             return self.record(transfer, &directory, committed(inode));
@@ -80,10 +121,10 @@ impl JobSession {
                 }
             };
         };
-        let inode = FileIdentity::of(&part).map_err(failed_to(Operation::Read))?.inode;
-        let nothing = Came::new(&transfer.quota);
-        let came = groups.get(&inode).unwrap_or(&nothing);
-        let missing = missing(head, came);
+        let written = Written::of(&part).map_err(failed_to(Operation::Read))?;
+        let (inode, came) = (written.inode, groups.of(written).map_err(failed_to(Operation::Read))?);
+        let came = came.unwrap_or_else(|| Came::new(&transfer.quota));
+        let missing = missing(head, &came);
         if !missing.is_empty() {
             return Ok(JobResult::Missing(missing));
         }
@@ -117,17 +158,16 @@ impl JobSession {
     }
 
     /// The groups of a file that count in this epoch.
-    fn groups(&self, path: &RelPath, source: &SourceVersion, quota: &Quota) -> io::Result<Groups> {
-        let mut groups = Groups::new();
+    fn groups<'a>(&self, path: &RelPath, source: &SourceVersion, quota: &'a Quota) -> io::Result<Groups<'a>> {
+        let mut groups = Groups { of: Vec::new(), quota, held: quota.book_nothing() };
         let is_wanted = |other: &RelPath, version: &SourceVersion| other == path && version == source;
         let take = |journal: JobJournal| {
             for file in journal.files {
-                let came = groups.entry(file.part.inode).or_insert_with(|| Came::new(quota));
-                for (index, (cv, is_flushed)) in file.groups {
-                    if is_flushed {
-                        came.note(index, cv).map_err(|_over_limit| Errno::NOMEM)?;
-                    }
-                }
+                let flushed = file.groups.into_iter().filter(|(_, (_, is_flushed))| *is_flushed);
+                let flushed: Vec<_> = flushed.map(|(index, (cv, _))| (index, cv)).collect();
+                let bytes = size_of_val(&flushed[..]);
+                groups.held.grow(bytes).map_err(|_over_limit| Errno::NOMEM)?;
+                groups.of.push((Written { inode: file.part.inode, born: file.part.born }, flushed));
             }
             Ok(())
         };
@@ -210,7 +250,7 @@ fn wanted(head: &FileHead) -> Vec<Range<u32>> {
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use zmove_types::{Cv, DataRanges, Metadata, Timestamp};
+    use zmove_types::{DataRanges, Metadata};
 
     fn missing_of(groups: u64, data: Option<&[Range<u64>]>, counted: &[u32]) -> Vec<(u32, u32)> {
         let bytes = groups * GROUP_BYTES;
@@ -221,6 +261,21 @@ mod tests {
         let mut came = Came::new(&Quota::default());
         counted.iter().for_each(|index| came.note(*index, Cv([0; 32])).unwrap());
         missing(&head, &came)
+    }
+
+    /// What has been removed leaves its inode to the next that is made.
+    #[test]
+    fn groups_of_a_file_that_has_gone_are_none_of_another_with_its_inode() {
+        let born = |seconds| Timestamp { seconds, nanos: 1 };
+        let written = |inode, born| Written { inode, born };
+        let quota = Quota::default();
+        let of = vec![(written(7, born(1)), vec![(0, Cv([1; 32]))]), (written(7, born(2)), vec![])];
+        let groups = Groups { of, quota: &quota, held: quota.book_nothing() };
+        let count = |file| groups.of(file).unwrap().map(|came| came.values.len());
+        assert_eq!(count(written(7, born(1))), Some(1));
+        assert_eq!(count(written(7, born(2))), Some(0));
+        assert_eq!(count(written(7, Timestamp::default())), Some(1), "nobody knows");
+        assert_eq!((count(written(7, born(3))), count(written(8, born(1)))), (None, None));
     }
 
     #[test]
