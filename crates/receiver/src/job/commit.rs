@@ -1,11 +1,13 @@
 //! The commit of a large file that several receivers have written, exactly once, by whichever is asked.
 //!
 //! ```text
-//!  journals ──► a group missing? told          part there ──► metadata, flush ──► rename ──► parent flushed, recorded
-//!     │                                        │                                  │ gone
-//!     └──► the name has the inode of a part ◄──┴──────── looked at again ◄────────┘
-//!          all groups of which count: it is committed
+//!  journals ──► look ─┬─ named ────────────────────────────────────────────────────────────┐
+//!                     ├─ part ──► a group missing? told ──► metadata, flush ──► rename ──► parent flushed, recorded
+//!                     └─ neither ──► all groups are told as missing
 //! ```
+//!
+//! *Named* is a file the inode of which was a part, all groups of which count. It is looked for before the part and
+//! after it: the part may get its name between the two.
 //!
 //! **Invariant:** a file gets its name only when each of its groups has been flushed by who wrote it into the very
 //! inode that gets the name, as journals of this epoch say. Whoever comes second, or repeats an order whose answer was
@@ -15,6 +17,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -32,6 +35,24 @@ use crate::store::failure::{ALREADY_THERE, Failure, failed_to};
 use crate::store::large_files::came::Came;
 use crate::store::target::keeper::At;
 use crate::store::transfer::Transfer;
+
+/// What there is of a file.
+#[derive(Debug)]
+enum Found {
+    /// It has its name, and this inode.
+    Named(u64),
+    /// Its part.
+    Part(File),
+    Neither,
+}
+
+/// Where a file gets its name, and the name of its part.
+struct Place {
+    path: RelPath,
+    directory: Arc<OwnedFd>,
+    name: Name,
+    part: Name,
+}
 
 /// The groups that count, by the files that they were written to. An inode alone may be another file's by now.
 struct Groups<'a> {
@@ -92,36 +113,42 @@ impl JobSession {
         let directory =
             transfer.target.tree.ensure_directory(&parent).map_err(failed_to(Operation::MakeDirectory))?;
         self.epoch.check(&directory).map_err(failed_to(Operation::MakeDirectory))?;
-        let committed = |inode| Committed { path: path.clone(), source, inode };
-        let is_there = || {
-            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let named = rustix::fs::openat(&directory, name.as_os_str(), flags, Mode::empty()).ok()?;
-            let there = FileIdentity::of(&named).ok()?;
-            let is_it = there.regular && there.bytes == head.bytes;
-            let came = groups.of(Written::of(&named).ok().filter(|_| is_it)?).ok()??;
-            missing(head, &came).is_empty().then_some(there.inode)
-        };
-        if let Some(inode) = is_there() {
-            return self.record(transfer, &directory, committed(inode));
+        let place = Place { part: shared_name(&path, &source), path, directory, name };
+        match self.look(&place, head, &groups).map_err(failed_to(Operation::Read))? {
+            Found::Named(inode) => self.record(transfer, &place, source, inode),
+            Found::Part(part) => self.publish(transfer, (head, named), &place, (&part, &groups)),
+            Found::Neither => {
+                self.check(Operation::Rename)?;
+                let missing = missing(head, &Came::new(&transfer.quota));
+                // one that is all holes has to be begun as well
+                Ok(if missing.is_empty() {
+                    JobResult::Failed(Operation::Verify, FaultCode::Incomplete)
+                } else {
+                    JobResult::Missing(missing)
+                })
+            }
         }
-        let part_name = shared_name(&path, &source);
-        let found = self.epoch.find_part(&part_name).map_err(failed_to(Operation::Create))?;
-        let Some(part) = found else {
-            return match is_there() {
-                Some(inode) => self.record(transfer, &directory, committed(inode)),
-                None => {
-                    self.check(Operation::Rename)?;
-                    // one that is all holes has to be begun as well
-                    Ok(match missing(head, &Came::new(&transfer.quota)) {
-                        none if none.is_empty() => {
-                            JobResult::Failed(Operation::Verify, FaultCode::Incomplete)
-                        }
-                        missing => JobResult::Missing(missing),
-                    })
-                }
-            };
-        };
-        let written = Written::of(&part).map_err(failed_to(Operation::Read))?;
+    }
+
+    fn look(&self, place: &Place, head: &FileHead, groups: &Groups<'_>) -> io::Result<Found> {
+        if let Some(inode) = named(place, head, groups)? {
+            return Ok(Found::Named(inode));
+        }
+        if let Some(part) = self.epoch.find_part(&place.part)? {
+            return Ok(Found::Part(part));
+        }
+        Ok(named(place, head, groups)?.map_or(Found::Neither, Found::Named))
+    }
+
+    /// Gives a part the name of its file, if all its groups count.
+    fn publish(
+        &self,
+        transfer: &Transfer,
+        (head, named): (&FileHead, Option<Root>),
+        place: &Place,
+        (part, groups): (&File, &Groups<'_>),
+    ) -> Result<JobResult, Failure> {
+        let written = Written::of(part).map_err(failed_to(Operation::Read))?;
         let (inode, came) = (written.inode, groups.of(written).map_err(failed_to(Operation::Read))?);
         let came = came.unwrap_or_else(|| Came::new(&transfer.quota));
         let missing = missing(head, &came);
@@ -133,20 +160,21 @@ impl JobSession {
         {
             return Ok(JobResult::Failed(Operation::Verify, FaultCode::OtherRoot));
         }
-        finish(transfer, (&part, head), &directory, (&path, &name))?;
-        if transfer.target.may_not_be_replaced(&directory, &name, head.metadata.mtime) {
+        finish(transfer, (part, head), place)?;
+        let Place { directory, name, .. } = place;
+        if transfer.target.may_not_be_replaced(directory, name, head.metadata.mtime) {
             let (operation, code) = ALREADY_THERE;
             return Ok(JobResult::Failed(operation, code));
         }
         let replace = transfer.target.rules.replaces();
-        match self.epoch.publish_part(&part_name, (&directory, &name), replace) {
+        match self.epoch.publish_part(&place.part, (directory, name), replace) {
             Ok(()) => {
                 let path = || Some(head.path.clone());
                 transfer.stored(head.bytes, path, named.or_else(|| came.root(head.bytes)));
             }
             Err(error) => {
                 // Another was first, perhaps this one itself, whose request was repeated by a server.
-                let has_it = FileIdentity::at(&directory, &name).is_ok_and(|there| there.inode == inode);
+                let has_it = FileIdentity::at(directory, name).is_ok_and(|there| there.inode == inode);
                 if !has_it {
                     let is_gone = matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::STALE));
                     let error = if is_gone && self.epoch.is_overtaken() { OVERTAKEN.into() } else { error };
@@ -154,7 +182,7 @@ impl JobSession {
                 }
             }
         }
-        self.record(transfer, &directory, committed(inode))
+        self.record(transfer, place, source_of(head), inode)
     }
 
     /// The groups of a file that count in this epoch.
@@ -180,12 +208,13 @@ impl JobSession {
     fn record(
         &self,
         transfer: &Transfer,
-        directory: &OwnedFd,
-        committed: Committed,
+        place: &Place,
+        source: SourceVersion,
+        inode: u64,
     ) -> Result<JobResult, Failure> {
-        let inode = committed.inode;
+        let committed = Committed { path: place.path.clone(), source, inode };
         let recorded = || -> io::Result<()> {
-            rustix::fs::fsync(directory)?;
+            rustix::fs::fsync(&place.directory)?;
             transfer.target.file_systems.flush_to_the_end()?;
             transfer.parts.record_work(|journal| journal.committed(committed))
         };
@@ -194,18 +223,35 @@ impl JobSession {
     }
 }
 
+/// The inode of the file that has the name, where that is this file. Only a name that nothing has is no error: that of a
+/// file which cannot be looked at may be the one that all was written for.
+fn named(place: &Place, head: &FileHead, groups: &Groups<'_>) -> io::Result<Option<u64>> {
+    let look = || -> io::Result<Option<u64>> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let named = rustix::fs::openat(&place.directory, place.name.as_os_str(), flags, Mode::empty())?;
+        let there = FileIdentity::of(&named)?;
+        if !there.regular || there.bytes != head.bytes {
+            return Ok(None);
+        }
+        let came = groups.of(Written::of(&named)?)?;
+        Ok(came.filter(|came| missing(head, came).is_empty()).map(|_whole| there.inode))
+    };
+    match look() {
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => Ok(None),
+            _ => Err(error),
+        },
+        found => found,
+    }
+}
+
 /// Gives a part all its metadata, before it has its name.
-fn finish(
-    transfer: &Transfer,
-    (part, head): (&File, &FileHead),
-    directory: &OwnedFd,
-    (path, name): (&RelPath, &Name),
-) -> Result<(), Failure> {
+fn finish(transfer: &Transfer, (part, head): (&File, &FileHead), place: &Place) -> Result<(), Failure> {
     let metadata = transfer.target.rules.of_file(&head.metadata);
-    let parent = path.parent().unwrap_or_else(RelPath::root);
-    let made = (part, &NewFiles::default(), directory);
-    transfer.target.set_new_metadata(made, &metadata, At(&parent, Some(name)))?;
-    transfer.target.file_systems.note(directory.as_fd()).map_err(failed_to(Operation::Flush))?;
+    let parent = place.path.parent().unwrap_or_else(RelPath::root);
+    let made = (part, &NewFiles::default(), &*place.directory);
+    transfer.target.set_new_metadata(made, &metadata, At(&parent, Some(&place.name)))?;
+    transfer.target.file_systems.note(place.directory.as_fd()).map_err(failed_to(Operation::Flush))?;
     part.sync_all().map_err(failed_to(Operation::Flush))
 }
 
@@ -249,18 +295,46 @@ fn wanted(head: &FileHead) -> Vec<Range<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
-    use zmove_types::{DataRanges, Metadata};
+    use crate::quota::Quotas;
+    use crate::quota::limits::Limits;
+    use zmove_transport::Fingerprint;
+    use zmove_types::{ByteCount, DataRanges, Metadata};
 
-    fn missing_of(groups: u64, data: Option<&[Range<u64>]>, counted: &[u32]) -> Vec<(u32, u32)> {
+    fn head_of(groups: u64, data: Option<&[Range<u64>]>) -> FileHead {
         let bytes = groups * GROUP_BYTES;
         let data = data.map(|ranges| Arc::new(DataRanges::new(bytes, ranges.to_vec()).unwrap()));
         let path = RelPath::from_bytes(b"f").unwrap();
         let (metadata, ctime) = (Metadata::default(), Timestamp::default());
-        let head = FileHead { path, metadata, bytes, ctime, inode: 0, data };
+        FileHead { path, metadata, bytes, ctime, inode: 0, data }
+    }
+
+    fn missing_of(groups: u64, data: Option<&[Range<u64>]>, counted: &[u32]) -> Vec<(u32, u32)> {
+        let head = head_of(groups, data);
         let mut came = Came::new(&Quota::default());
         counted.iter().for_each(|index| came.note(*index, Cv([0; 32])).unwrap());
         missing(&head, &came)
+    }
+
+    /// A name that cannot be looked at is not one that nothing has: all of a committed file would be asked for again.
+    #[test]
+    fn a_name_that_cannot_be_looked_at_is_an_error_and_only_one_that_nothing_has_is_none() {
+        let home = tempfile::tempdir().unwrap();
+        let head = head_of(2, None);
+        let there = File::create(home.path().join("f")).unwrap();
+        there.set_len(head.bytes).unwrap();
+        let find = |name: &str, limit: u64| {
+            let key = Limits { memory_per_identity: ByteCount(limit), ..Limits::default() };
+            let quota = Quotas::default().of(Fingerprint([1; 32]), &key);
+            let of = vec![(Written::of(&there).unwrap(), vec![(0, Cv([1; 32])), (1, Cv([2; 32]))])];
+            let groups = Groups { of, quota: &quota, held: quota.book_nothing() };
+            let directory = Arc::new(OwnedFd::from(File::open(home.path()).unwrap()));
+            let [name, part] = [name, "part"].map(|name| Name::from_bytes(name.as_bytes()).unwrap());
+            named(&Place { path: head.path.clone(), directory, name, part }, &head, &groups)
+        };
+        let inode = FileIdentity::of(&there).unwrap().inode;
+        assert_eq!(find("f", 1 << 30).unwrap(), Some(inode));
+        assert_eq!(find("g", 1 << 30).unwrap(), None);
+        assert!(find("f", 0).is_err(), "no memory to find out");
     }
 
     /// What has been removed leaves its inode to the next that is made.
