@@ -530,6 +530,23 @@ fn transfer(home: &Path) -> Transfer {
     Transfer::new((id, Version::NEWEST), &open, (target, parts), &ReceiverConfig::default(), outcomes)
 }
 
+#[test]
+fn a_part_is_flushed_again_only_when_it_has_been_written_to() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    transfer.files.declare(FileId(1), head("large", &contents(1, 1)), |_| None, |_| None).unwrap();
+    let file = transfer.files.find(FileId(1)).unwrap().unwrap();
+    let _part = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap();
+    let shared = transfer.parts.shared.as_ref().unwrap();
+    transfer.parts.written(FileId(1), 0, Cv([1; 32]));
+    transfer.parts.flush_shared(shared).unwrap();
+    shared.spoil(FileId(1));
+    transfer.parts.flush_shared(shared).unwrap();
+    transfer.parts.written(FileId(1), 1, Cv([2; 32]));
+    transfer.parts.flush_shared(shared).unwrap_err();
+    transfer.parts.flush_shared(shared).unwrap_err();
+}
+
 /// Nobody may take a flush of nothing for one of what was written.
 #[test]
 fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in() {

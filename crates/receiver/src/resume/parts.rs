@@ -347,10 +347,11 @@ impl Parts {
 
     /// Records that a group has been written.
     pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) {
-        let shared = self.shared.as_ref().map(|shared| shared.written.lock());
-        // A flush covers the parts that are held here.
-        if shared.as_ref().is_some_and(|written| written.get(&id).is_none_or(|part| part.is_closing)) {
-            return;
+        let mut shared = self.shared.as_ref().map(|shared| shared.written.lock());
+        if let Some(written) = &mut shared {
+            // A flush covers the parts that are held here.
+            let Some(part) = written.get_mut(&id).filter(|part| !part.is_closing) else { return };
+            part.is_dirty = true;
         }
         self.record(|journal| journal.groups(id.0, group, &[cv]));
     }
@@ -553,15 +554,19 @@ impl State {
 pub(crate) struct SharedParts {
     pub(crate) epoch: Arc<Epoch>,
     written: Lock<HashMap<FileId, SharedPart>>,
+    /// Held while parts are flushed: they count as clean before they are.
+    flushing: Lock<()>,
     flush_failed: AtomicBool,
 }
 
-/// A part that this session may have written to since it was flushed last.
+/// A part that this session writes to.
 #[derive(Clone, Debug)]
 struct SharedPart {
     name: Name,
     file: Arc<File>,
     mtime: Timestamp,
+    /// Whether groups have been written to it since it was flushed last.
+    is_dirty: bool,
     /// Whether it is about to be let go: what is still written to it does not count.
     is_closing: bool,
 }
@@ -572,15 +577,28 @@ impl SharedParts {
     pub(crate) fn holds(&self, id: FileId) -> bool {
         self.written.lock().contains_key(&id)
     }
+
+    /// Has each flush of a part fail from now on.
+    pub(crate) fn spoil(&self, id: FileId) {
+        let (pipe, _other_end) = io::pipe().unwrap();
+        let pipe = File::from(OwnedFd::from(pipe));
+        self.written.lock().get_mut(&id).unwrap().file = Arc::new(pipe);
+    }
 }
 
 impl SharedParts {
     fn new(epoch: Arc<Epoch>) -> Self {
-        Self { epoch, written: Lock::default(), flush_failed: AtomicBool::new(false) }
+        Self {
+            epoch,
+            written: Lock::default(),
+            flushing: Lock::default(),
+            flush_failed: AtomicBool::new(false),
+        }
     }
 
     fn begin(&self, id: FileId, name: Name, file: &File, mtime: Timestamp) -> io::Result<()> {
-        let part = SharedPart { name, file: Arc::new(file.try_clone()?), mtime, is_closing: false };
+        let file = Arc::new(file.try_clone()?);
+        let part = SharedPart { name, file, mtime, is_dirty: false, is_closing: false };
         self.written.lock().insert(id, part);
         Ok(())
     }
@@ -606,10 +624,15 @@ impl SharedParts {
         self.flush_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Flushes each part by itself: another host flushes nothing of it.
+    /// Flushes each part that has been written to by itself: another host flushes nothing of it. After one that fails
+    /// all later ones do, so it does not matter that the part counts as clean.
     fn flush(&self) -> io::Result<()> {
-        let written: Vec<_> = self.written.lock().values().cloned().collect();
-        written.iter().try_for_each(|part| self.flush_part(part))?;
+        let _alone = self.flushing.lock();
+        let mut parts = self.written.lock();
+        let take = |part: &mut SharedPart| std::mem::take(&mut part.is_dirty).then(|| part.clone());
+        let dirty: Vec<_> = parts.values_mut().filter_map(take).collect();
+        drop(parts);
+        dirty.iter().try_for_each(|part| self.flush_part(part))?;
         if self.flush_failed.load(Ordering::Relaxed) { Err(Errno::IO.into()) } else { Ok(()) }
     }
 
