@@ -187,14 +187,15 @@ impl JobDirectory {
     /// # Errors
     /// See [`EpochError`].
     pub fn begin(&self, number: u64, own: &str, patience: Duration) -> Result<Epoch, EpochError> {
+        self.try_to_begin(number, own, patience).map_err(|failed| self.why(failed, number))
+    }
+
+    fn try_to_begin(&self, number: u64, own: &str, patience: Duration) -> Result<Epoch, EpochError> {
         let directory = make(&self.directory, &epoch_name(number))?;
         self.overtake(number, patience)?;
         let own_name = format!("{OWN_PREFIX}{}-{own}", own_process());
         let own_name = Name::from_bytes(own_name.as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?;
-        let own = match make(&directory, &own_name) {
-            Err(error) if is_dead(&error) => return Err(self.newer_than(number)),
-            own => own?,
-        };
+        let own = make(&directory, &own_name)?;
         Ok(Epoch {
             job: Arc::clone(&self.directory),
             number,
@@ -223,11 +224,18 @@ impl JobDirectory {
         })
     }
 
-    /// Why the directory of an epoch has gone.
-    fn newer_than(&self, number: u64) -> EpochError {
-        match self.epochs().map(|epochs| epochs.into_iter().max().filter(|newest| *newest > number)) {
-            Ok(Some(newest)) if newest < END => EpochError::Overtaken { newest },
-            _ => EpochError::Ended,
+    /// Why something in the directory failed: where that is gone, or that of the epoch, by what is there now.
+    fn why(&self, failed: EpochError, number: u64) -> EpochError {
+        match failed {
+            EpochError::Io(error) if is_dead(&error) => match self.epochs() {
+                Ok(epochs) => match epochs.into_iter().max() {
+                    Some(newest) if newest > number && newest < END => EpochError::Overtaken { newest },
+                    _ => EpochError::Ended,
+                },
+                Err(error) if is_dead(&error) => EpochError::Ended,
+                Err(error) => EpochError::Io(error),
+            },
+            failed => failed,
         }
     }
 
@@ -241,6 +249,10 @@ impl JobDirectory {
     /// # Errors
     /// See [`EpochError`].
     pub fn close(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
+        self.try_to_close(number, patience).map_err(|failed| self.why(failed, number))
+    }
+
+    fn try_to_close(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
         let newer = |newest: &u64| *newest > number && *newest < END;
         if let Some(newest) = self.epochs()?.into_iter().filter(newer).max() {
             return Err(EpochError::Overtaken { newest });
@@ -521,7 +533,8 @@ mod tests {
         let other = job(&root);
         directory.close(2, NOT_LONG).unwrap();
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
-        assert!(other.begin(3, "c", NOT_LONG).is_err(), "its directory has gone");
+        assert!(matches!(other.begin(3, "c", NOT_LONG), Err(EpochError::Ended)), "its directory has gone");
+        assert!(matches!(other.close(2, NOT_LONG), Err(EpochError::Ended)), "closed before");
         let before = JobDirectory::open(&root, JOB, Beginning::Before);
         assert_eq!(before.unwrap_err().kind(), io::ErrorKind::NotFound);
     }

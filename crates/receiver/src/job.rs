@@ -61,9 +61,7 @@ impl JobSession {
                 transfer.top_names.check_batch(&batch)?;
                 self.set_directories(transfer, batch)?
             }
-            JobOrder::Count => {
-                self.count(&transfer.quota).map(JobResult::Counted).map_err(failed_to(Operation::Read))
-            }
+            JobOrder::Count => self.count(&transfer.quota).map(JobResult::Counted),
             JobOrder::Close => self.close().map(|()| JobResult::Done),
         };
         Ok(done.unwrap_or_else(|(operation, error)| {
@@ -80,6 +78,7 @@ impl JobSession {
         transfer.parts.record_work(|journal| journal.work_ended(end)).map_err(failed_to(Operation::Flush))
     }
 
+    /// Fails where a newer epoch has begun, or the job has ended.
     fn check(&self, operation: Operation) -> Result<(), Failure> {
         if self.epoch.is_overtaken() { Err((operation, OVERTAKEN.into())) } else { Ok(()) }
     }

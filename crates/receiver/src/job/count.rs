@@ -3,15 +3,15 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::io;
 
 use rustix::io::Errno;
 use zmove_types::WorkId;
-use zmove_wire::{JobCount, WorkEnd};
+use zmove_wire::{JobCount, Operation, WorkEnd};
 
 use crate::job::journals;
 use crate::job::session::JobSession;
 use crate::quota::Quota;
+use crate::store::failure::{Failure, failed_to};
 
 /// What has ended, each piece of work once.
 #[derive(Debug, Default)]
@@ -59,7 +59,9 @@ impl Ended {
 }
 
 impl JobSession {
-    pub(super) fn count(&self, quota: &Quota) -> io::Result<JobCount> {
+    /// Reads all journals. They go at the end of the job, after the directories of all epochs: while that of this
+    /// session is there, none has gone.
+    pub(super) fn count(&self, quota: &Quota) -> Result<JobCount, Failure> {
         let mut held = quota.book_nothing();
         let mut ended = Ended::default();
         let take = |end| {
@@ -68,7 +70,9 @@ impl JobSession {
             }
             Ok(())
         };
-        journals::read(self.directory.fd(), |_epoch| true, |_, _| false, take, |_journal| Ok(()))?;
+        journals::read(self.directory.fd(), |_epoch| true, |_, _| false, take, |_journal| Ok(()))
+            .map_err(failed_to(Operation::Read))?;
+        self.check(Operation::Read)?;
         Ok(ended.count())
     }
 }

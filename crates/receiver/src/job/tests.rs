@@ -358,6 +358,9 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         assert!(counted.is_finished() && counted.doubles == 1 && counted.contradictions == 1, "{counted:?}");
         one.finish().await;
         assert_eq!(other.order(JobOrder::Close).await, JobResult::Done);
+        let overtaken = |operation| JobResult::Failed(operation, FaultCode::Overtaken);
+        assert_eq!(other.order(JobOrder::Close).await, overtaken(Operation::Delete));
+        assert_eq!(other.order(JobOrder::Count).await, overtaken(Operation::Read), "of no journals");
         other.finish().await;
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "nothing is left of the job");
     }
