@@ -43,10 +43,6 @@ impl JobSession {
     /// The order makes no sense.
     pub(crate) fn obey(&self, transfer: &Transfer, order: JobOrder) -> Result<JobResult, WireError> {
         let done = match order {
-            JobOrder::Begin { work } => {
-                let began = transfer.parts.record_work(|journal| journal.work_began(work));
-                began.map(|()| JobResult::Done).map_err(failed_to(Operation::Flush))
-            }
             JobOrder::End(end) => self.end(transfer, end).map(|()| JobResult::Done),
             JobOrder::Commit { head, root } => {
                 let head = FileHead::decode(&head)?;

@@ -184,7 +184,6 @@ fn requests() -> Vec<ToReceiver> {
 fn job_orders() -> Vec<ToReceiver> {
     let (work, parent) = (WorkId([1; 16]), WorkId([2; 16]));
     let orders = [
-        JobOrder::Begin { work },
         JobOrder::End(WorkEnd { work, parent, children: 300, files: 2, bytes: 1 << 40 }),
         JobOrder::Commit { head: sample_file().encode(), root: Some([9; 32]) },
         JobOrder::SetDirectories { head: extended_batch().encode() },

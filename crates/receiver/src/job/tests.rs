@@ -694,7 +694,6 @@ async fn of_a_torn_journal_a_beginning_counts() {
     let contents = contents(3, 7);
     let head = head("large", &contents);
     let mut mover = Mover::open(home.path(), 1).await;
-    mover.order(JobOrder::Begin { work: WorkId([1; 16]) }).await;
     mover.declare(1, &head);
     for group in 0..4 {
         mover.chunk(1, group, &contents);

@@ -97,12 +97,6 @@ pub struct JobWord {
 /// What a sender wants of a receiver in a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JobOrder {
-    /// To note that work begins.
-    Begin {
-        /// The work.
-        #[serde(with = "work")]
-        work: WorkId,
-    },
     /// To flush, name and record all that belongs to this work, of which each item has been reported as stored.
     End(WorkEnd),
     /// To give a large file its name, all groups of which have been recorded by receivers of this epoch.
@@ -160,7 +154,7 @@ pub struct JobAnswer {
 /// What has become of an order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JobResult {
-    /// The order is done, and on stable storage.
+    /// The order is done. What *end*, *commit* and *set directories* do is on stable storage when they are answered.
     Done,
     /// The order is not done.
     Failed(Operation, FaultCode),
@@ -261,15 +255,14 @@ mod tests {
     fn orders_and_answers_are_pinned() {
         let order = |number, order| encode_message(&ToReceiver::Job(JobWord { number, order }))[4..].to_vec();
         let work = WorkId([5; 16]);
-        assert_eq!(order(300, JobOrder::Begin { work }), [&[16, 0xAC, 2, 0][..], &[5; 16]].concat());
         let end = WorkEnd { work, parent: WorkId([6; 16]), children: 300, files: 2, bytes: 1 };
-        let ended = order(1, JobOrder::End(end));
-        assert_eq!(ended, [&[16, 1, 1][..], &[5; 16], &[6; 16], &[0xAC, 2, 2, 1]].concat());
+        let ended = order(300, JobOrder::End(end));
+        assert_eq!(ended, [&[16, 0xAC, 2, 0][..], &[5; 16], &[6; 16], &[0xAC, 2, 2, 1]].concat());
         let commit = JobOrder::Commit { head: b"h".to_vec(), root: Some([9; 32]) };
-        assert_eq!(order(1, commit), [&[16, 1, 2, 1, b'h', 1][..], &[9; 32]].concat());
-        assert_eq!(order(1, JobOrder::SetDirectories { head: b"h".to_vec() }), [16, 1, 3, 1, b'h']);
-        assert_eq!(order(1, JobOrder::Count), [16, 1, 4]);
-        assert_eq!(order(1, JobOrder::Close), [16, 1, 5]);
+        assert_eq!(order(1, commit), [&[16, 1, 1, 1, b'h', 1][..], &[9; 32]].concat());
+        assert_eq!(order(1, JobOrder::SetDirectories { head: b"h".to_vec() }), [16, 1, 2, 1, b'h']);
+        assert_eq!(order(1, JobOrder::Count), [16, 1, 3]);
+        assert_eq!(order(1, JobOrder::Close), [16, 1, 4]);
         let answer = |result| encode_message(&ToSender::Job(JobAnswer { number: 300, result }))[4..].to_vec();
         assert_eq!(answer(JobResult::Done), [27, 0xAC, 2, 0]);
         let failed = JobResult::Failed(Operation::Rename, FaultCode::Overtaken);

@@ -81,7 +81,6 @@ pub(crate) fn read_job(
         let start = records.position;
         let Some(record) = records.next()? else { break };
         match record {
-            Record::WorkBegan(_) => {}
             Record::WorkEnded(end) => ended(end),
             Record::Committed(committed) => {
                 if wanted(&committed.path, &committed.source) {
@@ -127,9 +126,7 @@ impl Replay {
     fn apply(&mut self, record: Record, start: u64, end: u64) -> bool {
         match record {
             // Those of jobs stand in journals of their own.
-            Record::Begin(..) | Record::WorkBegan(_) | Record::WorkEnded(_) | Record::Committed(_) => {
-                return false;
-            }
+            Record::Begin(..) | Record::WorkEnded(_) | Record::Committed(_) => return false,
             Record::Part(file, part) => {
                 self.files.insert(file, ReplayedFile { part, groups: BTreeMap::new(), left: None });
             }

@@ -59,8 +59,6 @@ pub(super) enum Record {
     Kept { file: u64, first: u32, cvs: Vec<Cv> },
     /// The transfer writes no more to the part of a file, which it has left with this change time.
     Left { file: u64, ctime: Timestamp },
-    /// A piece of a job begins.
-    WorkBegan(WorkId),
     /// A piece of a job has ended: all that belongs to it is flushed and has its names.
     WorkEnded(WorkEnd),
     /// A large file of a job has its name.
@@ -74,9 +72,8 @@ const FLUSHED: u8 = 4;
 const ENDED: u8 = 5;
 const KEPT: u8 = 6;
 const LEFT: u8 = 7;
-const WORK_BEGAN: u8 = 8;
-const WORK_ENDED: u8 = 9;
-const COMMITTED: u8 = 10;
+const WORK_ENDED: u8 = 8;
+const COMMITTED: u8 = 9;
 
 impl Record {
     /// The record's bytes.
@@ -92,7 +89,6 @@ impl Record {
             Self::Flushed { upto } => frame(FLUSHED, &upto.to_le_bytes()),
             Self::Ended { file } => frame(ENDED, &file.to_le_bytes()),
             Self::Left { file, ctime } => encode_left(*file, *ctime),
-            Self::WorkBegan(work) => frame(WORK_BEGAN, &work.0),
             Self::WorkEnded(end) => encode_work_end(end),
             Self::Committed(committed) => encode_committed(committed),
         }
@@ -111,7 +107,6 @@ impl Record {
             FLUSHED => Self::Flushed { upto: fields.u64()? },
             ENDED => Self::Ended { file: fields.u64()? },
             LEFT => Self::Left { file: fields.u64()?, ctime: fields.time()? },
-            WORK_BEGAN => Self::WorkBegan(WorkId(fields.array()?)),
             WORK_ENDED => Self::WorkEnded(fields.work_end()?),
             COMMITTED => Self::Committed(fields.committed()?),
             _ => return None,

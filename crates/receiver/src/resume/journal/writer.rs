@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard};
 
 use rustix::fs::{Mode, OFlags};
-use zmove_types::{Cv, Name, Timestamp, WorkId};
+use zmove_types::{Cv, Name, Timestamp};
 use zmove_wire::WorkEnd;
 
 use super::locked_file::{self, LockedFile};
@@ -132,14 +132,6 @@ impl Journal {
         state.append(&Record::Begin(begin.clone(), BootId::current()).encode()?, &path)?;
         state.compact_at = u64::MAX;
         Ok(Self { place: Place::Job(Arc::clone(directory)), path, state: Lock::new(state), bytes_max })
-    }
-
-    /// Records that a piece of a job begins.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub(crate) fn work_began(&self, work: WorkId) -> Result<(), JournalError> {
-        self.state.lock().append(&Record::WorkBegan(work).encode()?, &self.path)
     }
 
     /// Records that a piece of a job has ended, and flushes the journal.
