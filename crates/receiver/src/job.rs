@@ -55,7 +55,7 @@ impl JobSession {
             JobOrder::SetDirectories { head } => {
                 let batch = Batch::decode(&head, 0)?;
                 transfer.top_names.check_batch(&batch)?;
-                self.set_directories(transfer, batch)?
+                self.set_directories(transfer, directories(batch)?)
             }
             JobOrder::Count => self.count(&transfer.quota).map(JobResult::Counted),
             JobOrder::Close => self.close().map(|()| JobResult::Done),
@@ -68,7 +68,10 @@ impl JobSession {
 
     /// Ends a piece of work, all of which has been reported as stored.
     fn end(&self, transfer: &Transfer, end: WorkEnd) -> Result<(), Failure> {
-        self.flush(transfer).or_else(|failed| self.check(Operation::Rename).and(Err(failed)))?;
+        if let Err(failed) = self.flush(transfer) {
+            self.check(Operation::Rename)?;
+            return Err(failed);
+        }
         // Something of this work may have failed for that reason alone, and will be done by others.
         self.check(Operation::Rename)?;
         transfer.parts.record_work(|journal| journal.work_ended(end)).map_err(failed_to(Operation::Flush))
@@ -106,36 +109,24 @@ impl JobSession {
     fn set_directories(
         &self,
         transfer: &Transfer,
-        batch: Batch,
-    ) -> Result<Result<JobResult, Failure>, WireError> {
-        let mut entries = Vec::new();
-        for group in batch.groups {
-            for entry in group.entries {
-                let BatchEntry::Itself(metadata) = entry else {
-                    return Err(WireError::OutOfOrder { what: "an entry beside directories" });
-                };
-                entries.push((entries.len(), group.directory.clone(), metadata));
-            }
-        }
-        if let Err(overtaken) = self.check(Operation::SetMetadata) {
-            return Ok(Err(overtaken));
-        }
-        entries.sort_by_key(|(_, path, _)| Reverse(path.depth()));
+        mut directories: Vec<Directory>,
+    ) -> Result<JobResult, Failure> {
+        self.check(Operation::SetMetadata)?;
+        directories.sort_by_key(|directory| Reverse(directory.path.depth()));
         let target = &transfer.target;
-        let set = |(number, path, metadata): &(usize, RelPath, Metadata)| {
+        let set = |Directory { entry, path, metadata }: &Directory| {
             let directory = target.tree.open_own_directory(path);
             let set = directory.and_then(|directory| {
                 target.set_whole(&*directory, metadata, At(path, None))?;
                 target.flush_if_each(&directory)
             });
             let (operation, code) = failure(Operation::SetMetadata, &set.err()?);
-            Some(EntryFault { entry: u32::try_from(*number).unwrap_or(u32::MAX), operation, code })
+            Some(EntryFault { entry: *entry, operation, code })
         };
-        let faults = entries.iter().filter_map(set).collect();
+        let faults = directories.iter().filter_map(set).collect();
         let flushed = target.file_systems.flush_to_the_end();
-        Ok(flushed
-            .map(|()| JobResult::DirectoriesSet(faults))
-            .map_err(|error| (Operation::Flush, error.into())))
+        flushed.map_err(|error| (Operation::Flush, error.into()))?;
+        Ok(JobResult::DirectoriesSet(faults))
     }
 
     fn close(&self) -> Result<(), Failure> {
@@ -148,6 +139,29 @@ impl JobSession {
             _ => cannot(rustix::io::Errno::IO.into()),
         })
     }
+}
+
+/// A directory that gets mode and time.
+struct Directory {
+    /// The number of its entry.
+    entry: u32,
+    path: RelPath,
+    metadata: Metadata,
+}
+
+/// The directories of a batch that holds nothing else.
+fn directories(batch: Batch) -> Result<Vec<Directory>, WireError> {
+    let mut directories = Vec::new();
+    for group in batch.groups {
+        for entry in group.entries {
+            let BatchEntry::Itself(metadata) = entry else {
+                return Err(WireError::OutOfOrder { what: "an entry beside directories" });
+            };
+            let entry = u32::try_from(directories.len()).unwrap_or(u32::MAX);
+            directories.push(Directory { entry, path: group.directory.clone(), metadata });
+        }
+    }
+    Ok(directories)
 }
 
 #[cfg(test)]
