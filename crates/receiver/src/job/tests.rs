@@ -11,7 +11,7 @@ use rand_order::shuffled;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zmove_chunk::{file_root, group_cv, seal};
-use zmove_disk::Tree;
+use zmove_disk::{Beginning, JobDirectory, Replace, Tree};
 use zmove_transport::{ControlWriter, Frame, Inbox, LaneSink, memory_control, memory_lane};
 use zmove_types::{
     Buffer, BufferPool, Cv, FileId, GROUP_BYTES, ItemId, JobId, Kinds, Name, StageClock, Timestamp,
@@ -396,7 +396,8 @@ async fn groups_count_when_they_are_flushed() {
     mover.finish().await;
 }
 
-/// Another receiver has done the same work, and committed the file: nothing may touch it any more.
+/// Another receiver has done the same work, and committed the file: what comes late is passed over, and the flush of
+/// what had come before gives the file its time once more.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time() {
     let home = tempfile::tempdir().unwrap();
@@ -412,7 +413,7 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     assert_eq!(one.end(1, 1, 0).await, JobResult::Done);
     let JobResult::Committed { inode } = one.commit(&head, &contents).await else { panic!("not committed") };
     let there = home.path().join("large");
-    // as if its write had come between the two looks of the late one
+    // as if the write of a group before had been late
     std::fs::File::options().write(true).open(&there).unwrap().write_all_at(&contents[..9], 0).unwrap();
     late.chunk(1, 1, &contents);
     late.stored(1).await;
@@ -425,7 +426,7 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     late.finish().await;
 }
 
-/// The receiver has stored a batch, which has no names yet, when the next epoch begins.
+/// The receiver has stored a batch when the next epoch begins.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_that_was_overtaken_names_nothing_and_ends_no_work() {
     let home = tempfile::tempdir().unwrap();
@@ -531,6 +532,58 @@ fn transfer(home: &Path) -> Transfer {
     target.job = Some(session);
     let (outcomes, _nobody) = mpsc::channel(1);
     Transfer::new((id, Version::NEWEST), &open, (target, parts), &ReceiverConfig::default(), outcomes)
+}
+
+#[test]
+fn what_has_no_name_when_the_next_epoch_begins_gets_none() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
+    let batch = place(&mut placer, files("d", "f", 20));
+    let own = transfer.target.job.as_ref().unwrap().epoch().own();
+    let hidden = rustix::fs::Dir::read_from(&**own).unwrap().count() - 2;
+    assert_eq!(hidden, 20, "all wait for their names");
+    let before = tree(home.path());
+    assert!(before.values().all(|(.., contents, _)| contents.is_empty()), "{before:?}");
+    let root = Arc::new(OwnedFd::from(std::fs::File::open(home.path()).unwrap()));
+    let job = JobDirectory::open(&root, JOB, Beginning::Before).unwrap();
+    let _newer = job.begin(2, "n", PATIENCE).unwrap();
+    publish_all(&transfer);
+    let faults = batch.faults();
+    assert!(
+        faults.len() == 20 && faults.iter().all(|fault| fault.code == FaultCode::Overtaken),
+        "{faults:?}"
+    );
+    assert_eq!(tree(home.path()), before);
+}
+
+/// Its look has found the part, and then another receiver has committed the file.
+#[test]
+fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    transfer.files.declare(FileId(1), head("large", &contents(1, 1)), |_| None, |_| None).unwrap();
+    let file = transfer.files.find(FileId(1)).unwrap().unwrap();
+    let part = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap();
+    let shared = transfer.parts.shared.as_ref().unwrap();
+    assert!(!shared.is_committed(&part).unwrap());
+    let root = OwnedFd::from(std::fs::File::open(home.path()).unwrap());
+    let place = (&root, &name("large"));
+    shared.epoch.publish_part(part.hidden_name().unwrap(), place, Replace::Existing).unwrap();
+    let there = || home.path().join("large").metadata().unwrap().mtime();
+    let write = || {
+        part.file().write_all_at(b"x", 0).unwrap();
+        assert_ne!(there(), 77);
+    };
+    write();
+    shared.has_written(FileId(1)).unwrap();
+    assert_eq!(there(), 77);
+    // a client of a network file system may send it when it flushes
+    write();
+    transfer.parts.written(FileId(1), 0, Cv([1; 32]));
+    transfer.parts.flush_shared(shared).unwrap();
+    assert_eq!(there(), 77);
+    assert!(shared.is_committed(&part).unwrap());
 }
 
 #[test]
