@@ -1,8 +1,8 @@
 //! The journals of all sessions of a job, in its directory: one file each, `journal-EPOCH-PROCESS-TRANSFER`, by one
 //! writer.
 //!
-//! They are read by whoever needs them, while others write. One that ends in the middle of a record is read up to
-//! there. **Invariant:** no more is read than [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, and what is kept of them
+//! They are read by whoever needs them, while others write: a count reads those of all epochs, and the commit of a
+//! large file all those of its own, from the beginning. One that ends in the middle of a record is read up to there. **Invariant:** no more is read than [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, and what is kept of them
 //! is booked on the key.
 
 use std::fs::File;
