@@ -28,7 +28,7 @@ const NAMES: [&str; 11] = [
     "USER",
 ];
 const FAMILIES: [&str; 3] = ["LC_", "XDG_", "ZMOVE_"];
-/// What a process was told that has started the runner, as a command that tells.
+/// Variables that were meant for the process that has started the runner, such as a command that tells.
 const OF_ONE_PROCESS: [&str; 2] = ["ZMOVE_JOB_", "ZMOVE_TELL_"];
 
 #[cfg(test)]

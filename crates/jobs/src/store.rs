@@ -167,4 +167,4 @@ const MIGRATIONS: [&str; 4] = [
 ];
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

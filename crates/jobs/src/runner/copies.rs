@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -20,11 +21,55 @@ use crate::store::{COPY_ENDED, COPY_LEFT, Store};
 #[derive(Debug, Default)]
 pub(super) struct Copies(BTreeMap<JobId, Ender>);
 
+/// What sees to the end of one copy.
+///
+/// ```text
+///  waits ──its time, the job's lock is free──► process ──exit 0────────► let go
+///    ▲                                            │
+///    ├──────────── any other end ─────────────────┘
+///    └── no process starts: a try all the same;  after TRIES_MAX ───────► let go
+/// ```
 #[derive(Debug)]
 struct Ender {
     process: Option<Process>,
     tries: u32,
     next: Instant,
+}
+
+impl Ender {
+    fn step(
+        &mut self,
+        place: &Place,
+        store: &mut Store,
+        (id, copy): (JobId, Option<&str>),
+        words: &[OsString],
+        now: Moment,
+    ) -> Result<(), StoreError> {
+        let path = place.lock(id);
+        let cannot_lock = |error: io::Error| StoreError::io("lock", &path)(error);
+        if let Some(process) = &mut self.process {
+            let Life::Ended(exit) = process.life(place, id).map_err(cannot_lock)? else { return Ok(()) };
+            self.process = None;
+            if let (Some(0), Some(copy)) = (exit, copy) {
+                return store.let_copy_go(id, copy, COPY_ENDED, now);
+            }
+        }
+        let Some(copy) = copy.filter(|_| self.next <= Instant::now()) else { return Ok(()) };
+        if self.tries >= TRIES_MAX {
+            return store.let_copy_go(id, copy, COPY_LEFT, now);
+        }
+        let locked = take_lock(place, id).map_err(cannot_lock);
+        if matches!(locked, Ok(None)) {
+            return Ok(());
+        }
+        self.next = Instant::now() + WAIT_MAX.min(WAIT_MIN * (1 << self.tries.min(16)));
+        self.tries += 1;
+        if let Some(lock) = locked? {
+            // One that does not start is tried again as one that fails.
+            self.process = start_to_end(place, id, lock, &store.work(id)?, copy, words).ok();
+        }
+        Ok(())
+    }
 }
 
 impl Copies {
@@ -43,34 +88,12 @@ impl Copies {
         }
         // A job that goes on takes its copy up again.
         self.0.retain(|id, ender| left.contains_key(id) || ender.process.is_some());
-        for (id, ender) in &mut self.0 {
-            let path = place.lock(*id);
-            let lock = StoreError::io("lock", &path);
-            match ender.process.as_mut().map(|process| process.life(place, *id)) {
-                Some(Ok(Life::Lives)) => continue,
-                Some(Ok(Life::Ended(exit))) => {
-                    ender.process = None;
-                    let is_over = exit == Some(0) || ender.tries >= TRIES_MAX;
-                    if let (true, Some(copy)) = (is_over, left.get(id)) {
-                        let kind = if exit == Some(0) { COPY_ENDED } else { COPY_LEFT };
-                        store.let_copy_go(*id, copy, kind, now)?;
-                        continue;
-                    }
-                }
-                Some(Err(error)) => return Err(lock(error)),
-                None => {}
-            }
-            if ender.next <= Instant::now()
-                && let Some(copy) = left.get(id)
-                && let Some(file) = take_lock(place, *id).map_err(lock)?
-            {
-                ender.next = Instant::now() + WAIT_MAX.min(WAIT_MIN * (1 << ender.tries.min(16)));
-                ender.tries += 1;
-                // One that does not start is tried again as one that fails.
-                ender.process = start_to_end(place, *id, file, &store.work(*id)?, copy, words).ok();
-            }
-        }
-        Ok(())
+        let ends = self.0.iter_mut().map(|(id, ender)| {
+            let copy = left.get(id).map(String::as_str);
+            ender.step(place, store, (*id, copy), words, now)
+        });
+        // The trouble of one is no reason to leave the others.
+        ends.fold(Ok(()), Result::and)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -97,3 +120,29 @@ const WAIT_MIN: Duration = Duration::from_secs(1);
 const WAIT_MAX: Duration = Duration::from_secs(600);
 /// The tries before a copy is left to itself: those of a day.
 const TRIES_MAX: u32 = 150;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::tests::{START, left_copy};
+
+    /// The directory of the job may be gone, or the program.
+    #[test]
+    fn a_copy_for_which_no_process_starts_is_left_to_itself_in_the_end() {
+        let (mut site, id) = left_copy();
+        let mut copies = Copies::default();
+        let mut end = |copies: &mut Copies| {
+            copies.end(&site.place, &mut site.store, &["/no/such/program".into()], START).unwrap();
+            site.store.copies_left().unwrap().len()
+        };
+        assert_eq!((end(&mut copies), copies.0[&id].tries), (1, 1));
+        for _ in 1..TRIES_MAX {
+            copies.0.get_mut(&id).unwrap().next = Instant::now();
+            assert_eq!(end(&mut copies), 1);
+        }
+        copies.0.get_mut(&id).unwrap().next = Instant::now();
+        assert_eq!(end(&mut copies), 0);
+        end(&mut copies);
+        assert!(copies.is_empty());
+    }
+}

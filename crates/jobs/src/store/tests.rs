@@ -11,10 +11,10 @@ use crate::state::State;
 
 mod waiting;
 
-struct Site {
+pub(crate) struct Site {
     _directory: TempDir,
-    place: Place,
-    store: Store,
+    pub(crate) place: Place,
+    pub(crate) store: Store,
 }
 
 fn site() -> Site {
@@ -24,7 +24,7 @@ fn site() -> Site {
     Site { _directory: directory, place, store }
 }
 
-const START: Moment = Moment(1_800_000_000_000);
+pub(crate) const START: Moment = Moment(1_800_000_000_000);
 
 fn later(seconds: u64) -> Moment {
     START.after(Duration::from_secs(seconds))
@@ -49,6 +49,15 @@ fn job(label: &str) -> NewJob {
         deadline: Duration::from_secs(3600),
         tell: Vec::new(),
     }
+}
+
+/// A job that has been cancelled and whose copy may go on.
+pub(crate) fn left_copy() -> (Site, JobId) {
+    let mut site = site();
+    let id = site.submit(&job("a"));
+    let change = "UPDATE jobs SET copy = 'ab', state = 'cancelled'";
+    assert_eq!(site.store.connection.execute(change, ()).unwrap(), 1);
+    (site, id)
 }
 
 fn ended(verdict: Verdict) -> Ending {
