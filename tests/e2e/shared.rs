@@ -76,7 +76,8 @@ impl Cluster {
         let roots = vec![self.root().canonicalize().unwrap()];
         let grant = Grant::new(self.identity.fingerprint(), "mover", roots, Access::ReadWrite);
         AuthorizedKeys::allow(&home, grant).unwrap();
-        Node(Daemon::start(&home, "127.0.0.1:0", &Runner::default()))
+        let options = ["--listen", "127.0.0.1:0", "--shared-jobs"];
+        Node(Daemon::start_with(&home, &options, &Runner::default()))
     }
 
     async fn greet(&self, node: &Node, transfer: TransferId, role: Role) -> Channel {

@@ -5,9 +5,9 @@
 //! ended, and, after some days, those of other machines, whose processes cannot be looked up here. Machines made from
 //! one image have one machine id: what differs is the host name, and what another boot has made since this one began is
 //! another machine's in any case. Manifests are gathered under such names too. A scan for a push skips them in the
-//! directory that they were made in. The directories of [jobs](crate::JobDirectory) that several hosts write are
-//! skipped too, and removed when nothing has been written to them for as many days. In a directory that only takes new
-//! names (`chattr +a`) nothing can be placed.
+//! directory that they were made in. In a directory that only takes new names (`chattr +a`) nothing can be placed. The
+//! directories of [jobs](crate::JobDirectory) that several hosts write are none of this: nobody but their jobs removes
+//! them.
 //!
 //! A lasting name, `.zmove-TRANSFER-NUMBER`, is that of a part of a large file, which outlives its process: another
 //! transfer goes on with it. A scan skips these wherever they are, since nobody can tell a part from a copy of one, and
@@ -37,7 +37,6 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use zmove_types::Name;
 
-use crate::job_names::{is_abandoned_job, is_job_directory};
 use crate::proc::boot_id;
 
 /// The beginning of the names of running transfers; an entry with such a name stays.
@@ -183,12 +182,11 @@ impl Display for Parent {
 }
 
 /// Whether the entry with this name in `directory` is not finished, or was not when its process ended, and is no copy
-/// of such an entry. The directory of a job that several hosts write is none that is finished, wherever it is.
+/// of such an entry.
 #[must_use]
 pub fn is_passing(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     // The prefix first: most names are others, and need no look at the directory.
-    is_hidden(name)
-        && (is_job_directory(name) || maker_of(directory, &Parent::of(directory).to_string(), name).is_some())
+    is_hidden(name) && maker_of(directory, &Parent::of(directory).to_string(), name).is_some()
 }
 
 /// Whether a name is that of a part of a large file that a transfer has begun and not finished.
@@ -225,11 +223,6 @@ fn maker_of(directory: BorrowedFd<'_>, here: &str, name: &[u8]) -> Option<(Name,
 pub(crate) fn is_left_over(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     let maker = maker_of(directory, &Parent::of(directory).to_string(), name);
     maker.is_some_and(|(name, maker)| maker.has_ended(|| age_of(directory, &name)))
-        || is_left_job(directory, name)
-}
-
-fn is_left_job(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
-    Name::from_bytes(name).is_ok_and(|name| is_abandoned_job(directory, &name))
 }
 
 /// The entries that ended processes have left in `directory`, as far as it can be listed.
@@ -237,11 +230,7 @@ pub(crate) fn left_in(directory: BorrowedFd<'_>) -> Vec<Name> {
     let Ok(entries) = Dir::read_from(directory) else { return Vec::new() };
     let here = Parent::of(directory).to_string();
     let left = entries.flatten().filter_map(|entry| {
-        let bytes = entry.file_name().to_bytes();
-        if is_left_job(directory, bytes) {
-            return Name::from_bytes(bytes).ok();
-        }
-        let (name, maker) = maker_of(directory, &here, bytes)?;
+        let (name, maker) = maker_of(directory, &here, entry.file_name().to_bytes())?;
         maker.has_ended(|| age_of(directory, &name)).then_some(name)
     });
     left.collect()

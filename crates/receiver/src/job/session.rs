@@ -32,8 +32,12 @@ pub(super) struct Flushes {
 /// How long what an older epoch goes on making is removed again. A sender waits longer for its answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Refuses what cannot be done in a job.
-pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
+/// Refuses what cannot be done in a job, or any job where none is to be.
+pub(crate) fn check(open: &Open, are_allowed: bool) -> Result<(), Refusal> {
+    if !are_allowed {
+        let text = "jobs of several receivers need 'zmove serve --shared-jobs' there".to_owned();
+        return Err(Refusal { code: RefusalCode::Denied, text });
+    }
     let refused = [
         (open.grant.is_some(), "a copy by a grant"),
         (open.inplace, "a change in place"),

@@ -99,9 +99,10 @@ pub(super) async fn resolve(
     config: &ReceiverConfig,
 ) -> Result<Resolved, Refusal> {
     let (journals, quota, storage) = (config.journals.clone(), config.quota.clone(), config.storage.clone());
+    let shared_jobs = config.shared_jobs;
     look(move || {
         if open.job.is_some() {
-            check(&open)?;
+            check(&open, shared_jobs)?;
         }
         let mut target = Target::resolve(&open, &access)?;
         let parts = match open.job.clone() {
