@@ -39,9 +39,9 @@ use crate::store::transfer::Transfer;
 /// What there is of a file.
 #[derive(Debug)]
 enum Found {
-    /// It has its name, and this inode.
+    /// The file has its name, and this inode.
     Named(u64),
-    /// Its part.
+    /// The part of the file.
     Part(File),
     Neither,
 }
@@ -223,8 +223,8 @@ impl JobSession {
     }
 }
 
-/// The inode of the file that has the name, where that is this file. Only a name that nothing has is no error: that of a
-/// file which cannot be looked at may be the one that all was written for.
+/// The inode of the file that has the name, where that is this file. A name that nothing has is no error; what cannot
+/// be looked at may be the file itself.
 fn named(place: &Place, head: &FileHead, groups: &Groups<'_>) -> io::Result<Option<u64>> {
     let look = || -> io::Result<Option<u64>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

