@@ -53,6 +53,10 @@ fn every_order_answers_in_json() {
         let job = answer(words, exit);
         assert_eq!(crate::schema::fault(&schema, &job), None, "{words:?}");
         assert_eq!(job["id"].to_string(), id, "{words:?}");
+        if words == ["pause"] {
+            // its process is told first
+            yard.wait_until(&id, |job| job["state"] == "paused");
+        }
     }
     assert_eq!(answer(&["rerun"], 0)["event"], "submitted");
     yard.run(&["job", &id, "wait", "--timeout", "5"]).expect(31);
