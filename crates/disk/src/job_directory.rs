@@ -607,7 +607,7 @@ mod tests {
         }
     }
 
-    /// It may be another host's, at work for weeks, or restored from a backup.
+    /// The job may be another host's, at work for weeks, or its directory restored from a backup.
     #[test]
     fn a_job_s_directory_is_known_by_name_and_kind_and_stays() {
         let (home, root) = place();
