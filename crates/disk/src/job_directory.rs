@@ -29,12 +29,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, Dev, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dev, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 use zmove_types::{JobId, Name, RelPath};
@@ -414,18 +414,41 @@ impl Epoch {
         }
     }
 
-    /// Gives a part its name. Whether it has it is to be looked at where this fails with `ENOENT`: another receiver may
-    /// have been first.
+    /// Gives a part its name: the very file that is open here, whatever has the part's name by now. Another receiver
+    /// may have committed it, and a third one made a part anew, which is empty, for work that was handed out twice.
+    /// Whether the file has its name is to be looked at where this fails with `ENOENT`: another may have been first.
     ///
     /// # Errors
     /// The system's error.
     pub fn publish_part(
         &self,
-        part: &Name,
+        (part, file): (&Name, &File),
         (directory, name): (&OwnedFd, &Name),
         replace: Replace,
     ) -> io::Result<()> {
-        move_to((&self.directory, part), (directory, name), replace)
+        let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let link = |fresh: &Name| {
+            rustix::fs::linkat(CWD, &open, &self.own, fresh.as_os_str(), AtFlags::SYMLINK_FOLLOW)
+        };
+        let (fresh, ()) = make_hidden(self.own.as_fd(), link)?;
+        let moved = move_to((&self.own, &fresh), (directory, name), replace);
+        // A rename does nothing where both names lead to the same.
+        let _gone_as_a_rule = rustix::fs::unlinkat(&self.own, fresh.as_os_str(), AtFlags::empty());
+        moved?;
+        if self.has_name(part, file)? {
+            // One that stays goes with the epoch.
+            let _best_effort = rustix::fs::unlinkat(&self.directory, part.as_os_str(), AtFlags::empty());
+        }
+        Ok(())
+    }
+
+    /// Whether this is the part of that name.
+    fn has_name(&self, part: &Name, file: &File) -> io::Result<bool> {
+        match number_at(&self.directory, part.as_os_str()) {
+            Ok(there) => Ok(there == number_of(file)?),
+            Err(error) if is_dead(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether a part still has its name: then no receiver has committed it.
@@ -433,8 +456,7 @@ impl Epoch {
     /// # Errors
     /// [`OVERTAKEN`] where it has none since this epoch is over.
     pub fn has_part(&self, name: &Name, part: &File) -> io::Result<bool> {
-        let there = number_at(&self.directory, name.as_os_str());
-        if there.is_ok_and(|there| number_of(part).is_ok_and(|here| here == there)) {
+        if self.has_name(name, part).unwrap_or(false) {
             return Ok(true);
         }
         if self.is_overtaken() { Err(self.overtaken()) } else { Ok(false) }
@@ -509,7 +531,9 @@ mod tests {
         assert_overtaken(create(&old, &root));
         assert_overtaken(old.open_part(&name("other"), 10, Direct::Off));
         assert_overtaken(old.has_part(&name("part"), part.file()));
-        assert!(old.publish_part(&name("part"), (&root, &name("p")), Replace::Existing).is_err());
+        assert!(
+            old.publish_part((&name("part"), part.file()), (&root, &name("p")), Replace::Existing).is_err()
+        );
         assert_overtaken(old.place((&root, &name("l")), Replace::Existing, |(directory, name)| {
             Ok(rustix::fs::symlinkat("x", directory, name.as_os_str())?)
         }));
@@ -621,6 +645,26 @@ mod tests {
         }
         crate::abandoned::remove_abandoned(&Tree::at(Arc::clone(&root)), &RelPath::root(), root.as_fd());
         assert!(home.path().join(job_name.as_os_str()).exists());
+    }
+
+    /// One committer is stopped before its rename; meanwhile another commits, and work that was handed out twice begins
+    /// the part anew.
+    #[test]
+    fn a_part_that_is_made_anew_takes_no_name_from_the_one_that_was_committed() {
+        let (home, root) = place();
+        let [slow, fast, late] = ["a", "b", "c"].map(|own| job(&root).begin(1, own, NOT_LONG).unwrap());
+        let part = name("p");
+        let open = |epoch: &Epoch| epoch.open_part(&part, 4, Direct::Off).unwrap();
+        let [of_slow, of_fast] = [&slow, &fast].map(open);
+        std::os::unix::fs::FileExt::write_all_at(of_fast.file(), b"data", 0).unwrap();
+        let file_name = name("f");
+        let target = (&*root, &file_name);
+        fast.publish_part((&part, of_fast.file()), target, Replace::Existing).unwrap();
+        let anew = open(&late);
+        slow.publish_part((&part, of_slow.file()), target, Replace::Existing).unwrap();
+        assert_eq!(std::fs::read(home.path().join("f")).unwrap(), b"data");
+        assert_eq!(home.path().join("f").metadata().unwrap().nlink(), 1);
+        assert!(late.has_part(&part, anew.file()).unwrap() && !slow.has_part(&part, of_slow.file()).unwrap());
     }
 
     #[test]

@@ -17,6 +17,7 @@
 
 mod commit;
 mod count;
+mod flushing;
 mod journals;
 pub(crate) mod session;
 
@@ -30,6 +31,7 @@ use zmove_wire::{
     Batch, BatchEntry, EntryFault, FileHead, JobOrder, JobResult, Operation, WireError, WorkEnd,
 };
 
+use crate::job::flushing::flush_file_systems;
 use crate::job::session::{JobSession, PATIENCE};
 use crate::store::failure::{Failure, failed_to, failure};
 use crate::store::publishing::publish_all;
@@ -96,7 +98,7 @@ impl JobSession {
             if let Some(shared) = &transfer.parts.shared {
                 transfer.parts.flush_shared(shared)?;
             }
-            Ok(transfer.target.file_systems.flush_to_the_end()?)
+            flush_file_systems(transfer)
         };
         flushed()
             .map_err(failed_to(Operation::Flush))
@@ -124,8 +126,7 @@ impl JobSession {
             Some(EntryFault { entry: *entry, operation, code })
         };
         let faults = directories.iter().filter_map(set).collect();
-        let flushed = target.file_systems.flush_to_the_end();
-        flushed.map_err(|error| (Operation::Flush, error.into()))?;
+        flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
         Ok(JobResult::DirectoriesSet(faults))
     }
 

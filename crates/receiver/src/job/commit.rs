@@ -21,11 +21,12 @@ use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use zmove_disk::{FileIdentity, NewFiles, OVERTAKEN};
+use zmove_disk::{FileIdentity, NewFiles, OVERTAKEN, set_file_mtime};
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Name, RelPath, Root, Timestamp};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, JobResult, Operation};
 
+use crate::job::flushing::flush_file_systems;
 use crate::job::journals;
 use crate::job::session::JobSession;
 use crate::quota::{Booking, Quota};
@@ -167,8 +168,10 @@ impl JobSession {
             return Ok(JobResult::Failed(operation, code));
         }
         let replace = transfer.target.rules.replaces();
-        match self.epoch.publish_part(&place.part, (directory, name), replace) {
+        match self.epoch.publish_part((&place.part, part), (directory, name), replace) {
             Ok(()) => {
+                // who has written while the part had both names believes that it was not committed
+                set_file_mtime(part, source_of(head).mtime).map_err(failed_to(Operation::SetMetadata))?;
                 let path = || Some(head.path.clone());
                 transfer.stored(head.bytes, path, named.or_else(|| came.root(head.bytes)));
             }
@@ -215,7 +218,7 @@ impl JobSession {
         let committed = Committed { path: place.path.clone(), source, inode };
         let recorded = || -> io::Result<()> {
             rustix::fs::fsync(&place.directory)?;
-            transfer.target.file_systems.flush_to_the_end()?;
+            flush_file_systems(transfer)?;
             transfer.parts.record_work(|journal| journal.committed(committed))
         };
         recorded().map_err(failed_to(Operation::Flush))?;

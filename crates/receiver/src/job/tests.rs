@@ -566,7 +566,8 @@ fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     assert!(!shared.is_committed(&part).unwrap());
     let root = OwnedFd::from(std::fs::File::open(home.path()).unwrap());
     let place = (&root, &name("large"));
-    shared.epoch.publish_part(part.hidden_name().unwrap(), place, Replace::Existing).unwrap();
+    let staged = (part.hidden_name().unwrap(), part.file());
+    shared.epoch.publish_part(staged, place, Replace::Existing).unwrap();
     let there = || home.path().join("large").metadata().unwrap().mtime();
     let write = || {
         part.file().write_all_at(b"x", 0).unwrap();
