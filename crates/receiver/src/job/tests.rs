@@ -139,8 +139,9 @@ impl Mover {
         let (lane, source) = memory_lane();
         lanes_in.try_send(source).unwrap();
         let access = WriteAccess::Beneath(vec![root.to_owned()]);
-        let session =
-            Session { access, ..Session::new(TransferId(open.run), Version::NEWEST, control, lanes) };
+        let config = ReceiverConfig { shared_jobs: true, ..ReceiverConfig::default() };
+        let session = Session::new(TransferId(open.run), Version::NEWEST, control, lanes);
+        let session = Session { access, config, ..session };
         let session = tokio::spawn(run_session(session, std::future::pending()));
         writer.send(&encode_message(&open.into_message(Version::NEWEST))).await.unwrap();
         reader.greeting().await.unwrap();
@@ -470,6 +471,12 @@ async fn a_receiver_that_was_overtaken_names_nothing_and_ends_no_work() {
     assert_eq!(std::fs::read(home.path().join("d/late")).unwrap(), b"new");
     assert!(new.count().await.is_finished());
     new.finish().await;
+}
+
+#[test]
+fn no_part_is_taken_in_a_job_where_that_is_not_allowed() {
+    let told = crate::job::session::check(&open(Some(part(1))), false).unwrap_err();
+    assert!(told.code == RefusalCode::Denied && told.text.contains("--shared-jobs"), "{told:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
