@@ -51,11 +51,11 @@ fn job(label: &str) -> NewJob {
     }
 }
 
-/// A job that has been cancelled and whose copy may go on.
+/// A job that is held and whose copy may go on.
 pub(crate) fn left_copy() -> (Site, JobId) {
     let mut site = site();
     let id = site.submit(&job("a"));
-    let change = "UPDATE jobs SET copy = 'ab', state = 'cancelled'";
+    let change = "UPDATE jobs SET copy = 'ab', state = 'paused'";
     assert_eq!(site.store.connection.execute(change, ()).unwrap(), 1);
     (site, id)
 }
