@@ -475,7 +475,7 @@ async fn a_receiver_that_was_overtaken_names_nothing_and_ends_no_work() {
 
 #[test]
 fn no_part_is_taken_in_a_job_where_that_is_not_allowed() {
-    let told = crate::job::session::check(&open(Some(part(1))), false).unwrap_err();
+    let told = session::check(&open(Some(part(1))), false).unwrap_err();
     assert!(told.code == RefusalCode::Denied && told.text.contains("--shared-jobs"), "{told:?}");
 }
 
