@@ -295,6 +295,7 @@ fn is_sane(status: ExitStatus, happened: &[EventKind]) -> bool {
     let after = |kind: EventKind| happened.contains(&kind);
     match (status.code(), status.signal()) {
         (Some(10 | 12 | 23), _) => true,
+        (Some(13), _) => after(EventKind::StopDaemon),
         (Some(20), _) => after(EventKind::StopClient),
         (Some(5), _) => happened.iter().any(|kind| kind.harms()),
         (_, Some(9)) => after(EventKind::KillClient),
