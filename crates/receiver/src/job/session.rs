@@ -108,3 +108,14 @@ impl JobSession {
         &self.epoch
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_is_taken_in_a_job_where_that_is_not_allowed() {
+        let told = check(&Open::new(Vec::new(), [1; 16]), false).unwrap_err();
+        assert!(told.code == RefusalCode::Denied && told.text.contains("--shared-jobs"), "{told:?}");
+    }
+}

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use rand_order::shuffled;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zmove_chunk::{file_root, group_cv, seal};
@@ -35,16 +34,14 @@ use crate::store::target::{Target, WriteAccess};
 use crate::store::writer::open_staged;
 use crate::{Session, SessionError, run_session};
 
-mod rand_order {
-    /// The numbers below `count` in an order that `seed` chooses.
-    pub(super) fn shuffled(count: u32, mut seed: u64) -> Vec<u32> {
-        let mut order: Vec<_> = (0..count).collect();
-        for last in (1..order.len()).rev() {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            order.swap(last, usize::try_from(seed >> 33).unwrap() % (last + 1));
-        }
-        order
+/// The numbers below `count` in an order that `seed` chooses.
+fn shuffled(count: u32, mut seed: u64) -> Vec<u32> {
+    let mut order: Vec<_> = (0..count).collect();
+    for last in (1..order.len()).rev() {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        order.swap(last, usize::try_from(seed >> 33).unwrap() % (last + 1));
     }
+    order
 }
 
 const JOB: JobId = JobId([3; 16]);
@@ -471,12 +468,6 @@ async fn a_receiver_that_was_overtaken_names_nothing_and_ends_no_work() {
     assert_eq!(std::fs::read(home.path().join("d/late")).unwrap(), b"new");
     assert!(new.count().await.is_finished());
     new.finish().await;
-}
-
-#[test]
-fn no_part_is_taken_in_a_job_where_that_is_not_allowed() {
-    let told = session::check(&open(Some(part(1))), false).unwrap_err();
-    assert!(told.code == RefusalCode::Denied && told.text.contains("--shared-jobs"), "{told:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
