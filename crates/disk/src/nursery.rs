@@ -1,6 +1,6 @@
 //! Where an entry is made before it gets its final name: in the directory where it will stay, or, in a job that several
 //! hosts write, in the directory of the job's [epoch](crate::Epoch).
-//! What that directory would have given it, it is given ([`NewFiles::give_to`]).
+//! What the directory where it will stay would have given it, it is given ([`NewFiles::give_to`]).
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -22,7 +22,6 @@ mod journals;
 pub(crate) mod session;
 
 use std::cmp::Reverse;
-use std::io;
 use std::sync::atomic::Ordering;
 
 use zmove_disk::{EpochError, OVERTAKEN};
@@ -94,15 +93,12 @@ impl JobSession {
         let asked = self.flushes.asked.load(Ordering::Relaxed);
         transfer.publisher.wait_until_placed();
         publish_all(transfer);
-        let flushed = || -> io::Result<()> {
-            if let Some(shared) = &transfer.parts.shared {
-                transfer.parts.flush_shared(shared)?;
-            }
-            flush_file_systems(transfer)
-        };
-        flushed()
-            .map_err(failed_to(Operation::Flush))
-            .inspect_err(|_told_once| transfer.parts.flush_failed())?;
+        if let Some(shared) = &transfer.parts.shared {
+            let flushed = transfer.parts.flush_shared(shared);
+            let flushed = flushed.inspect_err(|_told_once| transfer.parts.flush_failed());
+            flushed.map_err(failed_to(Operation::Flush))?;
+        }
+        flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
         *covered = asked;
         Ok(())
     }
@@ -133,9 +129,8 @@ impl JobSession {
     fn close(&self) -> Result<(), Failure> {
         let cannot = failed_to(Operation::Delete);
         self.directory.close(self.number, PATIENCE).map_err(|error| match error {
-            EpochError::Overtaken { .. } => cannot(OVERTAKEN.into()),
-            // somebody else has closed it
-            EpochError::Ended => cannot(OVERTAKEN.into()),
+            // of the latter somebody else has closed it
+            EpochError::Overtaken { .. } | EpochError::Ended => cannot(OVERTAKEN.into()),
             EpochError::Older { source, .. } | EpochError::Io(source) => cannot(source),
             _ => cannot(rustix::io::Errno::IO.into()),
         })

@@ -46,10 +46,8 @@ async fn receive(request: &ReceiveRequest, key: Fingerprint, mut input: BufReade
     let listener = bind(request, &identity, reached).await?;
     let port = listener.local_addr().context("read the listening address")?.port();
     let home = settings::home(Role::Client).ok();
-    let copies = match home.as_deref().filter(|_| request.copies) {
-        Some(home) => Some(Copies::open(home, None, identity.clone())?),
-        None => None,
-    };
+    let copies = home.as_deref().filter(|_| request.copies);
+    let copies = copies.map(|home| Copies::open(home, None, identity.clone())).transpose()?;
     let config = ReceiverConfig {
         journals: home.as_deref().map(settings::journals),
         storage: home.as_deref().map(StorageMemory::in_home).unwrap_or_default(),

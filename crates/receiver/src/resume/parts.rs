@@ -308,11 +308,7 @@ impl Parts {
         }
         let inode = FileIdentity::of(staged.file())?.inode;
         let part = Part { path: path.clone(), part: name, source, inode, born: birth_of(staged.file()) };
-        let journal = self.running().ok_or(Errno::IO)?;
-        if let Err(error) = journal.part(id.0, &part) {
-            self.note(&error);
-            return Err(Errno::IO.into());
-        }
+        self.record_work(|journal| journal.part(id.0, &part))?;
         shared.begin(id, part.part, staged.file(), source.mtime)?;
         Ok(staged)
     }
@@ -322,16 +318,12 @@ impl Parts {
     /// # Errors
     /// The system's error, of this flush or an earlier one.
     pub(crate) fn flush_shared(&self, shared: &SharedParts) -> io::Result<()> {
-        let journal = self.running().ok_or(Errno::IO)?;
-        let mark = journal.mark();
+        let mark = self.mark().ok_or(Errno::IO)?;
         shared.flush()?;
-        journal.flushed(mark).map_err(|error| {
-            self.note(&error);
-            Errno::IO.into()
-        })
+        self.record_work(|journal| journal.flushed(mark))
     }
 
-    /// Has the journal of a session in a job record something for good.
+    /// Has the journal of a session in a job record something, without which its work does not go on.
     ///
     /// # Errors
     /// It cannot be recorded.

@@ -150,11 +150,16 @@ impl Journal {
         self.record_and_sync(&Record::Committed(committed))
     }
 
-    fn record_and_sync(&self, record: &Record) -> Result<(), JournalError> {
-        let mut state = self.state.lock();
+    fn check_room(&self, state: &State) -> Result<(), JournalError> {
         if state.end >= self.bytes_max {
             return Err(JournalError::NoRoom { what: "bytes", limit: self.bytes_max });
         }
+        Ok(())
+    }
+
+    fn record_and_sync(&self, record: &Record) -> Result<(), JournalError> {
+        let mut state = self.state.lock();
+        self.check_room(&state)?;
         state.append(&record.encode()?, &self.path)?;
         self.sync(state)
     }
@@ -169,9 +174,7 @@ impl Journal {
         if state.files.len() >= FILES_MAX && !state.files.contains_key(&file) {
             return Err(JournalError::TooManyFiles { limit: FILES_MAX });
         }
-        if state.end >= self.bytes_max {
-            return Err(JournalError::NoRoom { what: "bytes", limit: self.bytes_max });
-        }
+        self.check_room(&state)?;
         state.tell(file, &Record::Part(file, part.clone()).encode()?, &self.path)
     }
 
@@ -185,9 +188,7 @@ impl Journal {
         if !state.files.contains_key(&file) {
             return Ok(());
         }
-        if state.end >= self.bytes_max {
-            return Err(JournalError::NoRoom { what: "bytes", limit: self.bytes_max });
-        }
+        self.check_room(&state)?;
         for (first, cvs) in (first..=u32::MAX).step_by(GROUPS_MAX).zip(cvs.chunks(GROUPS_MAX)) {
             state.tell(file, &Record::Groups { file, first, cvs: cvs.to_vec() }.encode()?, &self.path)?;
         }
