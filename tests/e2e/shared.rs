@@ -15,11 +15,14 @@ use zmove_transport::{
     Access, AuthorizedKeys, Channel, ChannelDialler, ControlWriter, Grant, HostPolicy, Identity, LaneSink,
     Reach, TransportChoice, control_pair,
 };
-use zmove_types::{FileId, GROUP_BYTES, ItemId, JobId, LaneId, StageClock, Timestamp, TransferId, WorkId};
+use zmove_types::{
+    FileId, GROUP_BYTES, ItemId, LaneId, SharedJobId, StageClock, Timestamp, TransferId, WorkId,
+};
 use zmove_wire::{
     Batch, BatchEntry, Cipher, DirectoryGroup, Durability, FaultCode, FileEntry, FileHead, FrameHeader,
-    FrameKind, Greeting, JobAnswer, JobOrder, JobPart, JobResult, JobWord, NodeName, Open, Operation, Role,
-    ToReceiver, ToSender, Version, WorkEnd, decode_message, encode_message,
+    FrameKind, Greeting, NodeName, Open, Operation, Role, SharedJobAnswer, SharedJobOpening, SharedJobOrder,
+    SharedJobRequest, SharedJobResult, ToReceiver, ToSender, Version, WorkEnd, decode_message,
+    encode_message,
 };
 
 use crate::command::Runner;
@@ -27,7 +30,7 @@ use crate::daemon::Daemon;
 use crate::harness::{PATIENCE, Site};
 use crate::intruder::{frame, metadata, name, path};
 
-const JOB: JobId = JobId([9; 16]);
+const JOB: SharedJobId = SharedJobId([9; 16]);
 
 /// Hosts that share a directory, and a key that may write there.
 struct Cluster {
@@ -95,9 +98,13 @@ impl Cluster {
         self.sessions.set(self.sessions.get() + 1);
         let run = [self.sessions.get(); 16];
         let transfer = TransferId(run);
-        let job = JobPart { job: JOB, epoch, may_begin: true, node: NodeName::new("mover").unwrap() };
-        let open =
-            Open { durability: Durability::End, job: Some(Box::new(job)), ..Open::new(Vec::new(), run) };
+        let job =
+            SharedJobOpening { job: JOB, epoch, may_begin: true, node: NodeName::new("mover").unwrap() };
+        let open = Open {
+            durability: Durability::End,
+            shared_job: Some(Box::new(job)),
+            ..Open::new(Vec::new(), run)
+        };
         let (control, answers, reading, lane) = self.runtime.block_on(async {
             let (mut reader, mut writer) = control_pair(self.greet(node, transfer, Role::Control).await);
             reader.greeting().await.unwrap();
@@ -216,26 +223,28 @@ impl Mover<'_> {
         }
     }
 
-    fn order(&mut self, order: JobOrder) -> JobResult {
+    fn order(&mut self, order: SharedJobOrder) -> SharedJobResult {
         let number = self.say(order);
         loop {
             match self.next().expect("an answer") {
-                ToSender::Job(JobAnswer { number: answered, result }) if answered == number => return result,
+                ToSender::SharedJob(SharedJobAnswer { number: answered, result }) if answered == number => {
+                    return result;
+                }
                 _ => {}
             }
         }
     }
 
-    fn say(&mut self, order: JobOrder) -> u64 {
+    fn say(&mut self, order: SharedJobOrder) -> u64 {
         self.orders += 1;
-        let word = encode_message(&ToReceiver::Job(JobWord { number: self.orders, order }));
-        self.cluster.runtime.block_on(self.control.send(&word)).unwrap();
+        let request = encode_message(&ToReceiver::SharedJob(SharedJobRequest { number: self.orders, order }));
+        self.cluster.runtime.block_on(self.control.send(&request)).unwrap();
         self.orders
     }
 
-    fn end(&mut self, work: u8, parent: u8, children: u64) -> JobResult {
+    fn end(&mut self, work: u8, parent: u8, children: u64) -> SharedJobResult {
         let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
-        self.order(JobOrder::End(WorkEnd { work, parent, children, files: 1, bytes: 1 }))
+        self.order(SharedJobOrder::End(WorkEnd { work, parent, children, files: 1, bytes: 1 }))
     }
 
     fn finish(mut self) {
@@ -318,25 +327,25 @@ fn a_node_that_was_stopped_and_wakes_up_in_the_next_epoch_changes_nothing() {
     assert_eq!((cluster.waiting(1), cluster.waiting(2)), (0, 0), "of {waiting} files");
     mover.files("d", names(0..20), b'n');
     mover.stored(1);
-    assert_eq!(mover.end(1, 1, 0), JobResult::Done);
+    assert_eq!(mover.end(1, 1, 0), SharedJobResult::Done);
     let before = tree(&cluster.root());
     old.0.signal(Signal::CONT);
     sleeper.chunk(1, &file);
     sleeper.files("d", names(0..20), b'o');
     sleeper.stored(usize::try_from(batches).unwrap() + 2);
-    let overtaken = JobResult::Failed(Operation::Rename, FaultCode::Overtaken);
-    assert_eq!(sleeper.end(2, 1, 0), overtaken);
-    let commit = JobOrder::Commit { head: head.encode(), root: None };
-    assert_eq!(sleeper.order(commit), overtaken);
-    let failed = sleeper.faults.iter().filter(|code| **code == FaultCode::Overtaken).count();
+    let fenced = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
+    assert_eq!(sleeper.end(2, 1, 0), fenced);
+    let commit = SharedJobOrder::Commit { head: head.encode(), root: None };
+    assert_eq!(sleeper.order(commit), fenced);
+    let failed = sleeper.faults.iter().filter(|code| **code == FaultCode::Fenced).count();
     assert!(failed >= 20 && failed == sleeper.faults.len(), "{failed} of {}", sleeper.faults.len());
     sleeper.finish();
     assert!(tree(&cluster.root()) == before, "something has changed");
     let refused = cluster.try_begin(&old, 1).err();
     assert!(matches!(refused, Some(ToSender::Refused(_))), "{refused:?}");
-    let JobResult::Counted(counted) = mover.order(JobOrder::Count) else { panic!("not counted") };
-    assert!(counted.ended == 1 && counted.is_finished(), "{counted:?}");
-    assert_eq!(mover.order(JobOrder::Close), JobResult::Done);
+    let SharedJobResult::Counted(counted) = mover.order(SharedJobOrder::Count) else { panic!("not counted") };
+    assert!(counted.work_ended == 1 && counted.is_finished(), "{counted:?}");
+    assert_eq!(mover.order(SharedJobOrder::Close), SharedJobResult::Done);
     mover.finish();
     assert!(tree(&cluster.root()) == before);
 }
@@ -356,9 +365,9 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
             groups[..3].iter().for_each(|group| mover.chunk(*group, &file));
         }
         movers.iter_mut().for_each(|mover| mover.stored(3));
-        assert_eq!(movers[0].end(1, 1, 1), JobResult::Done);
+        assert_eq!(movers[0].end(1, 1, 1), SharedJobResult::Done);
         // the rest of its work is under way
-        movers[1].say(JobOrder::End(WorkEnd {
+        movers[1].say(SharedJobOrder::End(WorkEnd {
             work: WorkId([2; 16]),
             parent: WorkId([1; 16]),
             children: 0,
@@ -376,19 +385,20 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         }
         movers.iter_mut().for_each(|mover| mover.stored(5));
         let root = Some(zmove_chunk::file_root(&file).0);
-        let commit = || JobOrder::Commit { head: head.encode(), root };
-        assert_eq!(movers[0].end(1, 1, 1), JobResult::Done);
-        assert_eq!(movers[1].end(2, 1, 0), JobResult::Done);
+        let commit = || SharedJobOrder::Commit { head: head.encode(), root };
+        assert_eq!(movers[0].end(1, 1, 1), SharedJobResult::Done);
+        assert_eq!(movers[1].end(2, 1, 0), SharedJobResult::Done);
         // both are asked before either has answered
         let numbers = movers.each_mut().map(|mover| mover.say(commit()));
         let inode = |mover: &mut Mover<'_>, number: u64| loop {
             match mover.next().expect("an answer") {
-                ToSender::Job(JobAnswer { number: answered, result: JobResult::Committed { inode } })
-                    if answered == number =>
-                {
+                ToSender::SharedJob(SharedJobAnswer {
+                    number: answered,
+                    result: SharedJobResult::Committed { inode },
+                }) if answered == number => {
                     return inode;
                 }
-                ToSender::Job(other) => panic!("{other:?}"),
+                ToSender::SharedJob(other) => panic!("{other:?}"),
                 _ => {}
             }
         };
@@ -397,8 +407,10 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
         let there = cluster.root().join("d/large");
         assert_eq!(inodes, [there.metadata().unwrap().ino(); 2]);
         assert!(std::fs::read(&there).unwrap() == file);
-        let JobResult::Counted(counted) = first.order(JobOrder::Count) else { panic!("not counted") };
-        assert!(counted.is_finished() && counted.ended == 2 && counted.doubles >= 1, "{counted:?}");
+        let SharedJobResult::Counted(counted) = first.order(SharedJobOrder::Count) else {
+            panic!("not counted")
+        };
+        assert!(counted.is_finished() && counted.work_ended == 2 && counted.repeats >= 1, "{counted:?}");
         movers.into_iter().for_each(Mover::finish);
     }
 }

@@ -6,7 +6,7 @@
 //! one image have one machine id: what differs is the host name, and what another boot has made since this one began is
 //! another machine's in any case. Manifests are gathered under such names too. A scan for a push skips them in the
 //! directory that they were made in. In a directory that only takes new names (`chattr +a`) nothing can be placed. The
-//! directories of [jobs](crate::JobDirectory) that several hosts write are none of this: nobody but their jobs removes
+//! directories of [shared jobs](crate::SharedJobDirectory) are none of this: nobody but their jobs removes
 //! them.
 //!
 //! A lasting name, `.zmove-TRANSFER-NUMBER`, is that of a part of a large file, which outlives its process: another

@@ -10,7 +10,6 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod grant;
-mod job;
 mod meters;
 mod mirror;
 mod preview;
@@ -18,6 +17,7 @@ mod probe;
 mod quota;
 mod resume;
 mod session;
+mod shared_job;
 mod storage_reader;
 mod store;
 mod sync;

@@ -29,15 +29,14 @@ use zmove_wire::limits::{
 };
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
-    Answer, EntryFault, FaultCode, Finished, Greeting, JobAnswer, JobWord, Offer, OfferWith, Open, Opened,
-    Operation, Purpose, ReceiverSays, Role, SignedReceipt, StageReport, StoredItem, TargetState, ToReceiver,
-    ToSender, TopName, Version, WireError,
+    Answer, EntryFault, FaultCode, Finished, Greeting, Offer, OfferWith, Open, Opened, Operation, Purpose,
+    ReceiverSays, Role, SharedJobAnswer, SharedJobRequest, SignedReceipt, StageReport, StoredItem,
+    TargetState, ToReceiver, ToSender, TopName, Version, WireError,
 };
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::grant::{Coming, Fate, Grants, Stored};
-use crate::job::session::not_in_a_job;
 use crate::mirror::Mirror;
 use crate::preview;
 use crate::probe;
@@ -51,6 +50,7 @@ use crate::session::opening::{Opening, Resolved, by_grant, opening, refuse_openi
 use crate::session::run_leases::{RunLease, RunLeases};
 use crate::session::target_leases::{TargetLease, TargetLeases};
 use crate::session::threads::{LaneThreads, PanicGuard, Workers, guarded, join, spawn};
+use crate::shared_job::session::not_in_a_job;
 use crate::store::compare::{Comparison, compare_all};
 use crate::store::publishing::{self, publish_all};
 use crate::store::reports::{Outcome, Told};
@@ -143,7 +143,7 @@ pub async fn run_session(
     if let Some(limit) = config.rate_max.filter(|_| keeps_rate) {
         connections.send(&ToSender::RateMax { bytes_per_second: limit.bytes_per_second() }).await?;
     }
-    if open.job.is_some() && open.purpose != Purpose::Move {
+    if open.shared_job.is_some() && open.purpose != Purpose::Move {
         return connections.refuse(not_in_a_job("a preview or a probe")).await;
     }
     if open.purpose == Purpose::Probe {
@@ -440,7 +440,7 @@ impl Running {
                 self.comparing.start_for(&self.transfer, move |transfer| transfer.discard_retired(&file))
             }
             ToReceiver::LaneLost { items } => self.take_lost(items),
-            ToReceiver::Job(word) => self.take_order(word, held),
+            ToReceiver::SharedJob(request) => self.take_order(request, held),
             ToReceiver::Announce { items, mismatches } => Ok(self.ledger.announced(items, mismatches)?),
             ToReceiver::Sample { .. } | ToReceiver::Sweep(_) => {
                 Err(WireError::OutOfOrder { what: "a question of a probe" }.into())
@@ -482,8 +482,8 @@ impl Running {
         })
     }
 
-    fn take_order(&mut self, word: JobWord, held: Booking) -> Result<(), SessionError> {
-        if self.transfer.target.job.is_none() {
+    fn take_order(&mut self, request: SharedJobRequest, held: Booking) -> Result<(), SessionError> {
+        if self.transfer.target.shared_job.is_none() {
             return Err(WireError::OutOfOrder { what: "an order about a job" }.into());
         }
         self.orders += 1;
@@ -494,9 +494,9 @@ impl Running {
         }
         self.comparing.start_for(&self.transfer, move |transfer| {
             let _until_it_is_answered = held;
-            let Some(job) = &transfer.target.job else { return };
-            transfer.reports.tell(match job.obey(transfer, word.order) {
-                Ok(result) => Outcome::Job(JobAnswer { number: word.number, result }),
+            let Some(job) = &transfer.target.shared_job else { return };
+            transfer.reports.tell(match job.obey(transfer, request.order) {
+                Ok(result) => Outcome::SharedJob(SharedJobAnswer { number: request.number, result }),
                 Err(error) => Outcome::OverLimit(error),
             });
         })
@@ -567,9 +567,9 @@ impl Running {
                 self.mirror.answered(&answer);
                 self.ledger.tell(answer);
             }
-            Outcome::Job(answer) => {
+            Outcome::SharedJob(answer) => {
                 self.orders -= 1;
-                self.ledger.tell(ToSender::Job(answer));
+                self.ledger.tell(ToSender::SharedJob(answer));
             }
             Outcome::LaneEnded { number, has_brought, ended } => {
                 self.threads.lanes.ended(number);

@@ -11,7 +11,7 @@ use std::thread::available_parallelism;
 
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
-use zmove_disk::{is_job_directory, is_part, is_passing, open_beneath};
+use zmove_disk::{is_part, is_passing, is_shared_job_directory, open_beneath};
 use zmove_types::{Kinds, RelPath};
 
 use crate::directory::{Extent, FileSystems, SourceRoot};
@@ -75,7 +75,7 @@ pub enum Unfinished {
 /// What a transfer has left unfinished in `directory` under this name.
 #[must_use]
 pub fn unfinished(directory: BorrowedFd<'_>, name: &[u8]) -> Option<Unfinished> {
-    if is_part(name) || is_job_directory(directory, name) {
+    if is_part(name) || is_shared_job_directory(directory, name) {
         return Some(Unfinished::Part);
     }
     is_passing(directory, name).then_some(Unfinished::Passing)

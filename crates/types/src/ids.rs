@@ -24,15 +24,15 @@ impl fmt::Debug for TransferId {
 
 /// A job that several senders and receivers work at, named by 128 random bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct JobId(pub [u8; 16]);
+pub struct SharedJobId(pub [u8; 16]);
 
-impl fmt::Display for JobId {
+impl fmt::Display for SharedJobId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Hex(&self.0).fmt(f)
     }
 }
 
-/// A piece of such a job. Work that is handed out again has the same id, so that it counts once.
+/// A work item of such a job. Work that is handed out again has the same id, so that it counts once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkId(pub [u8; 16]);
 

@@ -31,7 +31,7 @@ pub use digest::{Cv, Root};
 pub use escaped::{Escaped, is_unprintable, printable};
 pub use event::{Change, ChangeKind, EntryForm, Event, NoObserver, Observer, Sample, Side};
 pub use hex::{Hex, from_hex};
-pub use ids::{FileId, ItemId, JobId, LaneId, TransferId, WorkId};
+pub use ids::{FileId, ItemId, LaneId, SharedJobId, TransferId, WorkId};
 pub use kinds::Kinds;
 pub use lock::Lock;
 pub use metadata::{

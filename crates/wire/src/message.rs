@@ -18,7 +18,6 @@ mod copy;
 mod counted;
 mod fault;
 mod fetch;
-mod job;
 mod kept;
 mod list;
 mod metadata;
@@ -27,6 +26,7 @@ mod open;
 mod preview;
 mod probe;
 mod relay;
+mod shared_job;
 mod verify;
 
 pub use copy::{
@@ -39,7 +39,6 @@ pub use fetch::{
     AccountOrder, AccountsFrom, Fetch, Fetching, LaneOrder, ListOrder, OwnerOrder, RemovalOrder, RuleText,
     SourcePath, Time, ToSource,
 };
-pub use job::{JobAnswer, JobCount, JobOrder, JobPart, JobResult, JobWord, NodeName, WorkEnd};
 pub use kept::{InquireWith, Keeping, Lack, Missed, NotKept, OfferWith};
 pub use mirror::{
     Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,
@@ -55,6 +54,10 @@ pub use probe::{Moment, Sampled, SweepOrder, Swept, SweptSize};
 pub use relay::{
     FileHash, PathAccount, Progress, Relay, StageProgress, Told, ToldChange, ToldForm, ToldKind,
     TransferAccount,
+};
+pub use shared_job::{
+    NodeName, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder, SharedJobRequest,
+    SharedJobResult, WorkEnd,
 };
 pub use verify::{HashOrder, Hashed, Proof};
 
@@ -114,7 +117,7 @@ pub enum ToReceiver {
     /// comes after [`Announce`](Self::Announce).
     Found(FoundSoFar),
     /// An order about the job that the session has a part in.
-    Job(JobWord),
+    SharedJob(SharedJobRequest),
 }
 
 /// A message from the receiver to the sender.
@@ -210,7 +213,7 @@ pub enum ToSender {
     /// know of it, and waits for it no longer.
     LaneFailed,
     /// The answer to an order about a job.
-    Job(JobAnswer),
+    SharedJob(SharedJobAnswer),
 }
 
 /// The place of a transfer in the queue, and the reason for it.
@@ -489,7 +492,7 @@ mod tests {
             grant: None,
             removals_max: None,
             known_state: None,
-            job: None,
+            shared_job: None,
         });
         let bytes = encode_message(&open);
         assert_eq!(bytes[..14], [30, 0, 0, 0, 0, 2, b'/', b'd', 1, 1, b'f', 1, 1, 1]);

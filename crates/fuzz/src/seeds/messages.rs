@@ -2,19 +2,20 @@
 
 use serde::Serialize;
 use std::sync::Arc;
-use zmove_types::{JobId, Kinds, Metadata, Root, Timestamp, WorkId};
+use zmove_types::{Kinds, Metadata, Root, SharedJobId, Timestamp, WorkId};
 use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences,
     Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch,
     Fetching, FileDone, FileHash, Finding, Findings, Finished, FoundSoFar, GrantOrder, Granted, HashOrder,
-    Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
-    JobAnswer, JobCount, JobOrder, JobPart, JobResult, JobWord, Keep, Keeping, KeptRange, Lack, LaneOrder,
-    ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer, OfferWith, OfferedFile, OfferedGroup,
-    Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place, Progress, Proof, PublishedItem,
-    Purpose, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup, Role, RuleText, Sampled,
-    SignedReceipt, SourceMark, SourcePath, StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept,
-    SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm,
-    ToldKind, TopName, TransferAccount, TransportOrder, Verdict, Version, WorkEnd, encode_message,
+    Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Keep,
+    Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer,
+    OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place,
+    Progress, Proof, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup,
+    Role, RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,
+    SharedJobRequest, SharedJobResult, SignedReceipt, SourceMark, SourcePath, StageProgress, StageReport,
+    Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender,
+    ToSource, Told, ToldChange, ToldForm, ToldKind, TopName, TransferAccount, TransportOrder, Verdict,
+    Version, WorkEnd, encode_message,
 };
 
 use super::{extended_batch, greeting_of, name, path, sample_extensions, sample_file, whole_metadata};
@@ -184,34 +185,45 @@ fn requests() -> Vec<ToReceiver> {
 fn job_orders() -> Vec<ToReceiver> {
     let (work, parent) = (WorkId([1; 16]), WorkId([2; 16]));
     let orders = [
-        JobOrder::End(WorkEnd { work, parent, children: 300, files: 2, bytes: 1 << 40 }),
-        JobOrder::Commit { head: sample_file().encode(), root: Some([9; 32]) },
-        JobOrder::SetDirectories { head: extended_batch().encode() },
-        JobOrder::Count,
-        JobOrder::Close,
+        SharedJobOrder::End(WorkEnd { work, parent, children: 300, files: 2, bytes: 1 << 40 }),
+        SharedJobOrder::Commit { head: sample_file().encode(), root: Some([9; 32]) },
+        SharedJobOrder::SetDirectories { head: extended_batch().encode() },
+        SharedJobOrder::Count,
+        SharedJobOrder::Close,
     ];
-    (1..).zip(orders).map(|(number, order)| ToReceiver::Job(JobWord { number, order })).collect()
+    (1..)
+        .zip(orders)
+        .map(|(number, order)| ToReceiver::SharedJob(SharedJobRequest { number, order }))
+        .collect()
 }
 
 /// An opening with a part in a job.
 fn in_a_job() -> Open {
     let node = NodeName::new("dtn1").expect("it is a name");
-    let job = Some(Box::new(JobPart { job: JobId([3; 16]), epoch: 7, may_begin: true, node }));
-    Open { job, ..Open::new(b"t".to_vec(), [3; 16]) }
+    let shared_job =
+        Some(Box::new(SharedJobOpening { job: SharedJobId([3; 16]), epoch: 7, may_begin: true, node }));
+    Open { shared_job, ..Open::new(b"t".to_vec(), [3; 16]) }
 }
 
 /// All that a receiver can answer to that.
 fn job_answers() -> Vec<ToSender> {
     let fault = EntryFault { entry: 0, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
     let results = [
-        JobResult::Done,
-        JobResult::Failed(Operation::Rename, FaultCode::Overtaken),
-        JobResult::Committed { inode: 300 },
-        JobResult::Missing(vec![(1, 300)]),
-        JobResult::DirectoriesSet(vec![fault]),
-        JobResult::Counted(JobCount { ended: 300, announced: 299, ..JobCount::default() }),
+        SharedJobResult::Done,
+        SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced),
+        SharedJobResult::Committed { inode: 300 },
+        SharedJobResult::Missing(vec![(1, 300)]),
+        SharedJobResult::DirectoriesSet(vec![fault]),
+        SharedJobResult::Counted(SharedJobCount {
+            work_ended: 300,
+            work_announced: 299,
+            ..SharedJobCount::default()
+        }),
     ];
-    (1..).zip(results).map(|(number, result)| ToSender::Job(JobAnswer { number, result })).collect()
+    (1..)
+        .zip(results)
+        .map(|(number, result)| ToSender::SharedJob(SharedJobAnswer { number, result }))
+        .collect()
 }
 
 fn open(shape: TargetShape) -> Open {
@@ -232,7 +244,7 @@ fn open(shape: TargetShape) -> Open {
         grant: None,
         removals_max: Some(7),
         known_state: None,
-        job: None,
+        shared_job: None,
     }
 }
 

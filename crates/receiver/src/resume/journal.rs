@@ -66,7 +66,7 @@ pub use error::JournalError;
 pub(crate) use locked_file::{LockedFile, ensure_directory};
 pub use naming::path_of;
 pub use orphans::{FoundJournal, Orphan, Taken, discard, list, orphans, orphans_like};
-pub(crate) use reader::{JobJournal, read_job};
+pub(crate) use reader::read_shared_job;
 pub use writer::{Journal, Mark, Room};
 
 /// The first record of a journal: the transfer, its owner and its target.
@@ -120,17 +120,6 @@ impl Part {
     pub(crate) fn is_in(&self, inode: u64, born: Timestamp) -> bool {
         self.inode == inode && (self.born == Timestamp::default() || self.born == born)
     }
-}
-
-/// A large file of a job that has got its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Committed {
-    /// The path of the file.
-    pub path: RelPath,
-    /// The version of the source file that it is a copy of.
-    pub source: SourceVersion,
-    /// The inode of the file.
-    pub inode: u64,
 }
 
 /// The contents of a journal.

@@ -31,7 +31,7 @@ use std::time::SystemTime;
 
 use rustix::io::Errno;
 use zmove_chunk::group_cv;
-use zmove_disk::{Direct, Epoch, FileIdentity, LastingNames, Staged, Tree, set_file_mtime};
+use zmove_disk::{Direct, EpochSession, FileIdentity, LastingNames, Staged, Tree, set_file_mtime};
 use zmove_types::{Cv, FileId, GroupSpan, Name, RelPath, Timestamp, TransferId};
 use zmove_wire::FileHead;
 
@@ -128,7 +128,7 @@ impl Parts {
     }
 
     /// The parts of a session in a job, with its journal.
-    pub(crate) fn in_job(epoch: Arc<Epoch>, journal: Journal, begin: Begin, quota: &Quota) -> Self {
+    pub(crate) fn in_job(epoch: Arc<EpochSession>, journal: Journal, begin: Begin, quota: &Quota) -> Self {
         let state = State { journal: Some(Arc::new(journal)), ..State::default() };
         Self {
             journals: None,
@@ -544,7 +544,7 @@ impl State {
 /// The parts that a session writes in a job.
 #[derive(Debug)]
 pub(crate) struct SharedParts {
-    pub(crate) epoch: Arc<Epoch>,
+    pub(crate) epoch: Arc<EpochSession>,
     written: Lock<HashMap<FileId, SharedPart>>,
     /// Held while parts are flushed: they count as clean before they are.
     flushing: Lock<()>,
@@ -579,7 +579,7 @@ impl SharedParts {
 }
 
 impl SharedParts {
-    fn new(epoch: Arc<Epoch>) -> Self {
+    fn new(epoch: Arc<EpochSession>) -> Self {
         Self {
             epoch,
             written: Lock::default(),

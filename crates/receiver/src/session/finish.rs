@@ -33,7 +33,7 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
     };
     let unfinished = transfer.files.retire_all().into_iter();
     // Files of a job become whole by an order, perhaps to another receiver.
-    let mut outcomes: Vec<_> = unfinished.filter(|_| target.job.is_none()).map(incomplete).collect();
+    let mut outcomes: Vec<_> = unfinished.filter(|_| target.shared_job.is_none()).map(incomplete).collect();
     // A batch is reported as stored just before the publisher has it, so wait until it has.
     transfer.publisher.wait_until_placed();
     // The kernel reports a write error to one flush only: from now on there are no others than these.
@@ -45,7 +45,8 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
     for level in directories.chunk_by(|one, next| one.depth == next.depth) {
         outcomes.extend(finish_level(transfer, level)?.into_iter().map(Outcome::Fault));
     }
-    if target.is_closed && target.job.is_none() && directories.last().is_none_or(|last| last.depth > 0) {
+    if target.is_closed && target.shared_job.is_none() && directories.last().is_none_or(|last| last.depth > 0)
+    {
         outcomes.extend(open_target(target)?.map(Outcome::Fault));
     }
     let started = Instant::now();

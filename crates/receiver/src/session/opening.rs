@@ -12,12 +12,12 @@ use zmove_wire::{GrantToken, Open, Refusal, RefusalCode, TargetShape, ToReceiver
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
 use crate::grant::TakenUp;
-use crate::job::session::{JobSession, check};
 use crate::quota::Booking;
 use crate::quota::messages::{BookedMessage, Messages};
 use crate::resume::journal::Begin;
 use crate::resume::parts::{Parts, begin};
 use crate::session::connections::{Connections, look, refusal_of};
+use crate::shared_job::session::{SharedJobSession, check};
 use crate::store::target::{Target, WriteAccess};
 
 /// What the peer wants, and whether it keeps a rate that it is told.
@@ -101,20 +101,20 @@ pub(super) async fn resolve(
     let (journals, quota, storage) = (config.journals.clone(), config.quota.clone(), config.storage.clone());
     let shared_jobs = config.shared_jobs;
     look(move || {
-        if open.job.is_some() {
+        if open.shared_job.is_some() {
             check(&open, shared_jobs)?;
         }
         let mut target = Target::resolve(&open, &access)?;
-        let parts = match open.job.clone() {
+        let parts = match open.shared_job.clone() {
             None => Parts::new(journals, transfer, owner, &target.tree).booked_on(&quota),
             Some(part) => {
                 // people are told the node as well; devices have other numbers on other hosts
                 let owner = format!("{owner} {}", part.node);
                 let begin = Begin { device: 0, ..begin(transfer, owner, &target.tree) };
                 let room = quota.room().bytes;
-                let (session, journal) = JobSession::begin(&target.tree, &part, &begin, room)?;
+                let (session, journal) = SharedJobSession::begin(&target.tree, &part, &begin, room)?;
                 let parts = Parts::in_job(Arc::clone(session.epoch()), journal, begin, &quota);
-                target.job = Some(session);
+                target.shared_job = Some(session);
                 parts
             }
         };

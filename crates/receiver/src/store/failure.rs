@@ -3,7 +3,7 @@
 use std::io;
 
 use rustix::io::Errno;
-use zmove_disk::OVERTAKEN;
+use zmove_disk::FENCED;
 use zmove_wire::{FaultCode, Operation};
 
 /// A failed operation and its error.
@@ -25,7 +25,7 @@ pub(crate) fn is_no_room((_, error): &Failure) -> bool {
 /// A failure as it is reported to the sender, with a code where that is clearer than an error number.
 pub(crate) fn failure(operation: Operation, error: &io::Error) -> (Operation, FaultCode) {
     match (operation, Errno::from_io_error(error)) {
-        (_, Some(OVERTAKEN)) => (operation, FaultCode::Overtaken),
+        (_, Some(FENCED)) => (operation, FaultCode::Fenced),
         (Operation::MakeDirectory, Some(Errno::XDEV)) => (operation, FaultCode::Mounted),
         (Operation::Rename | Operation::Symlink, Some(Errno::ISDIR)) => {
             (operation, FaultCode::DirectoryInTheWay)

@@ -230,7 +230,7 @@ impl<'a> Placer<'a> {
     /// Begins a staging directory for a path where a file or link is. That stays until the directory is published.
     fn stage_in_the_place_of_a_file(&mut self, path: &RelPath) -> io::Result<()> {
         // In a job nothing waits under a name in the target.
-        if self.transfer.target.nursery.epoch().is_some() {
+        if self.transfer.target.staging_place.epoch().is_some() {
             return Err(Errno::NOTDIR.into());
         }
         let mut above = RelPath::root();
@@ -272,7 +272,7 @@ impl<'a> Placer<'a> {
     /// A guard for filling the staging directory of `path`, where there is one or one can be begun for so many files.
     fn staging(&mut self, path: &RelPath, files: Files) -> Option<FillingGuard<'a>> {
         let publisher = &self.transfer.publisher;
-        if files.count == 0 || self.transfer.target.nursery.epoch().is_some() {
+        if files.count == 0 || self.transfer.target.staging_place.epoch().is_some() {
             return None;
         }
         if let Some(open) = publisher.join(path) {
@@ -347,7 +347,7 @@ impl<'a> Placer<'a> {
         if run.files.count < SIDE_FILES_MIN || !may_be_named || rules.in_place || transfer.reads_back() {
             return None;
         }
-        if transfer.target.nursery.epoch().is_some() {
+        if transfer.target.staging_place.epoch().is_some() {
             return None;
         }
         // What is below a staging directory may move with it.
@@ -501,7 +501,7 @@ impl<'a> Placer<'a> {
         {
             self.directory(&path).map_err(cannot)?;
         }
-        if self.transfer.target.job.is_some() {
+        if self.transfer.target.shared_job.is_some() {
             // nothing else flushes it there
             self.transfer.publisher.has_named_in(parent_path);
         }
@@ -586,7 +586,7 @@ impl<'a> Placer<'a> {
             return Ok(None);
         }
         let mode = transfer.target.first_mode(&metadata, (&opened.new_files, directory));
-        let staged = transfer.target.nursery.create(directory, &opened.new_files, mode);
+        let staged = transfer.target.staging_place.create(directory, &opened.new_files, mode);
         let staged = staged.map_err(failed_to(Operation::Create))?;
         self.write_new(staged.file(), file, bytes).map_err(failed_to(Operation::Write))?;
         let made = (staged.file(), &*opened.new_files, &**directory);

@@ -201,7 +201,7 @@ impl Generation {
         for file in self.files.drain(..) {
             match directories.as_it_is(&file.directory) {
                 Ok(directory) => {
-                    let made_in = Arc::clone(transfer.target.nursery.of(&directory));
+                    let made_in = Arc::clone(transfer.target.staging_place.of(&directory));
                     suspects.push((made_in, Suspect::Hidden(file)));
                 }
                 Err(error) => file.small.fail(failure(operation, &error)),
@@ -440,10 +440,10 @@ fn publish_hidden(
 ) -> Result<(), (Operation, FaultCode)> {
     let directory = naming(directories.as_it_is(path))?;
     let name = target.name(path, &small.file.name);
-    if stays_there(target, (target.nursery.of(&directory), hidden), (&directory, name), small) {
+    if stays_there(target, (target.staging_place.of(&directory), hidden), (&directory, name), small) {
         return Err(ALREADY_THERE);
     }
-    naming(target.nursery.publish(hidden, (&directory, name), target.rules.replaces()))
+    naming(target.staging_place.publish(hidden, (&directory, name), target.rules.replaces()))
 }
 
 /// Whether an entry that has a small file's name already stays, where that file is whole under another name.
@@ -467,7 +467,7 @@ fn naming<T>(done: io::Result<T>) -> Result<T, (Operation, FaultCode)> {
 
 fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
     if let Ok(directory) = directories.as_it_is(&file.directory) {
-        let made_in = target.nursery.of(&directory);
+        let made_in = target.staging_place.of(&directory);
         // The next transfer to this directory removes a file that stays.
         let _best_effort = rustix::fs::unlinkat(made_in, file.hidden.as_os_str(), AtFlags::empty());
     }

@@ -4,7 +4,7 @@ use tokio::sync::mpsc::Sender;
 use zmove_transport::LaneError;
 use zmove_types::ItemId;
 use zmove_wire::{
-    Answer, EntryFault, Fault, FileDone, Held, JobAnswer, Missed, StoredItem, ToSender, WireError,
+    Answer, EntryFault, Fault, FileDone, Held, Missed, SharedJobAnswer, StoredItem, ToSender, WireError,
 };
 
 use crate::quota::{Booking, Quota};
@@ -38,7 +38,7 @@ pub(crate) enum Outcome {
     /// An answer of a mirror: extra names, or the number of entries removed.
     Mirror(ToSender),
     /// The answer to an order about a job.
-    Job(JobAnswer),
+    SharedJob(SharedJobAnswer),
     /// The end of the lane with that number, and whether it has brought anything.
     LaneEnded {
         number: u32,

@@ -26,7 +26,7 @@ use zmove_disk::Tree;
 use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
-use crate::job::session::JobSession;
+use crate::shared_job::session::SharedJobSession;
 
 /// Where a client may write.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub(crate) struct Target {
     /// Whether the directory was made here for its owner only: its mode is still to come.
     pub(crate) is_closed: bool,
     /// The job of several receivers that it is written in.
-    pub(crate) job: Option<JobSession>,
+    pub(crate) shared_job: Option<SharedJobSession>,
 }
 
 /// The place of a target, whose directory need not exist.
@@ -126,7 +126,7 @@ impl Target {
                 rustix::fs::accessat(&fd, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
             may_write.map_err(|errno| cannot("write into directory", shown, &errno.into()))?;
         }
-        Ok(Self { tree: Tree::at(fd), rename, state, is_closed, job: None })
+        Ok(Self { tree: Tree::at(fd), rename, state, is_closed, shared_job: None })
     }
 }
 

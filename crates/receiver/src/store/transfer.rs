@@ -77,7 +77,7 @@ impl Transfer {
         let values = if is_kept { Values::Kept } else { Values::Dropped };
         let named = open.keeping.is_some_and(|keeping| keeping.named);
         let keeper = Keeper::new(&config.accounts, named.then(|| reports.clone()));
-        let whole = if target.job.is_some() { Whole::ByOrder } else { Whole::Here };
+        let whole = if target.shared_job.is_some() { Whole::ByOrder } else { Whole::Here };
         Self {
             target: TargetTree::new(target, (rules, keeper), id, &quota, config.writers),
             file_io: Arc::clone(&config.file_io),
@@ -119,7 +119,7 @@ impl Transfer {
     /// nothing is put into it any more.
     pub(crate) fn remember_directory(&self, path: &Arc<RelPath>, name: Option<&Name>, metadata: Metadata) {
         // In a job others go on writing there when this session ends: it is told when that is over.
-        if self.target.job.is_some() {
+        if self.target.shared_job.is_some() {
             return;
         }
         if let Err(error) = self.target.directories.remember(path, name, metadata) {
@@ -184,7 +184,7 @@ impl Transfer {
     /// times. For the others, journals the state in which they are left. To be called when nothing is written any more.
     pub(crate) fn drop_overtaken(&self) {
         // other receivers go on with the parts of a job
-        if self.target.job.is_some() {
+        if self.target.shared_job.is_some() {
             return self.parts.finish();
         }
         for file in self.files.living() {
@@ -214,7 +214,7 @@ impl Transfer {
     /// Ends a large file with a fault, unless it has ended before. Groups that were written stay for a later transfer.
     pub(crate) fn fail_file(&self, id: FileId, fault: (Operation, FaultCode)) {
         if let Some(file) = self.files.retire(id) {
-            if file.is_blank() || self.target.job.is_some() {
+            if file.is_blank() || self.target.shared_job.is_some() {
                 self.discard_retired(&file);
             }
             self.meter.failed_at(fault, || Some(file.head.path.clone()));

@@ -101,7 +101,9 @@ impl Receipts {
             | ToSender::Result(_) => {
                 return Err(WireError::OutOfOrder { what: "a second answer" }.into());
             }
-            ToSender::Job(_) => return Err(WireError::OutOfOrder { what: "an answer about a job" }.into()),
+            ToSender::SharedJob(_) => {
+                return Err(WireError::OutOfOrder { what: "an answer about a job" }.into());
+            }
             ToSender::Sampled(_) | ToSender::Swept(_) => {
                 return Err(WireError::OutOfOrder { what: "an answer of a probe" }.into());
             }

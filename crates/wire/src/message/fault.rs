@@ -103,7 +103,7 @@ pub enum FaultCode {
     /// A newer epoch of the job has begun, or the job has ended: this receiver may change nothing more of it. Only told
     /// in a job.
     #[error("a newer epoch of its job has begun, or the job has ended")]
-    Overtaken,
+    Fenced,
     /// The large file's groups do not have the root that its sender has named. Only told in a job.
     #[error("its groups do not add up to the file (its BLAKE3 differs from the sender's)")]
     OtherRoot,

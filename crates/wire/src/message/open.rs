@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use zmove_types::{Kinds, Name};
 
 use super::{
-    Extraneous, GrantToken, JobPart, Keeping, Proof, ToReceiver, ToSender, bytes, copy, job, kept, list,
-    verify,
+    Extraneous, GrantToken, Keeping, Proof, SharedJobOpening, ToReceiver, ToSender, bytes, copy, kept, list,
+    shared_job, verify,
 };
 use crate::error::WireError;
 use crate::extensions::{Extension, Extensions};
@@ -63,7 +63,7 @@ pub struct Open {
     pub known_state: Option<TargetState>,
     /// The part that the session has in a job of several receivers. It travels among the extensions of the opening.
     #[serde(skip)]
-    pub job: Option<Box<JobPart>>,
+    pub shared_job: Option<Box<SharedJobOpening>>,
 }
 
 impl Open {
@@ -78,7 +78,7 @@ impl Open {
         verify::MEDIA,
         REMOVALS,
         NOTHING_THERE,
-        job::JOB,
+        shared_job::SHARED_JOB,
     ];
 
     /// A push into a directory with no option set: files of another size or time are replaced, and nothing is flushed.
@@ -101,7 +101,7 @@ impl Open {
             grant: None,
             removals_max: None,
             known_state: None,
-            job: None,
+            shared_job: None,
         }
     }
 
@@ -131,7 +131,7 @@ impl Open {
             let bytes = entries.to_le_bytes().into();
             extensions = extensions.with(Extension { number: REMOVALS, critical: true, bytes });
         }
-        if let Some(job) = &self.job {
+        if let Some(job) = &self.shared_job {
             extensions = extensions.with(job.extension());
         }
         ToReceiver::OpenWith(self, extensions)
@@ -156,7 +156,7 @@ impl Open {
             grant,
             removals_max,
             known_state,
-            job: JobPart::of_opening(&extensions)?.map(Box::new),
+            shared_job: SharedJobOpening::of_opening(&extensions)?.map(Box::new),
             ..self
         })
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::naming::SUFFIX;
-use super::reader::{JobJournal, begin, read_job, replay};
+use super::reader::{begin, read_shared_job, replay};
 use super::record::{BootId, HEAD_BYTES, Record, checksum};
 use super::writer::runs;
 use super::{JournalError, Unfinished, UnfinishedFile, list, orphans};
@@ -48,26 +48,24 @@ pub fn journal_records(bytes: &[u8]) {
 pub fn job_journal(bytes: &[u8]) {
     let read = |bytes: &[u8]| {
         let mut ended = Vec::new();
-        let journal = read_job(bytes, |_path, _source| true, |end| ended.push(end));
-        (journal.expect("memory can be read"), ended)
+        let files = read_shared_job(bytes, |_path, _source| true, |end| ended.push(end));
+        (files.expect("memory can be read"), ended)
     };
     let journal_bytes = framed(bytes);
-    let (JobJournal { files, committed }, ended) = read(&journal_bytes);
+    let (files, ended) = read(&journal_bytes);
     let Ok(begin) = begin(&journal_bytes[..]).expect("memory can be read") else {
-        return assert!(files.is_empty() && committed.is_empty() && ended.is_empty());
+        return assert!(files.is_empty() && ended.is_empty());
     };
     let ends = ended.iter().copied().map(Record::WorkEnded);
-    let commits = committed.iter().cloned().map(Record::Committed);
-    let records =
-        ends.chain(commits).map(|record| record.encode().expect("it was decoded within the limits"));
+    let records = ends.map(|record| record.encode().expect("it was decoded within the limits"));
     let unfinished = Unfinished { begin, same_boot: false, files };
     let again = [written(&unfinished), records.flatten().collect()].concat();
-    let (journal, ended_again) = read(&again);
+    let (files_again, ended_again) = read(&again);
     let without_left = |files: &[UnfinishedFile]| -> Vec<_> {
         files.iter().map(|file| UnfinishedFile { left: None, ..file.clone() }).collect()
     };
-    assert_eq!(without_left(&journal.files), without_left(&unfinished.files));
-    assert_eq!((journal.committed, ended_again), (committed, ended));
+    assert_eq!(without_left(&files_again), without_left(&unfinished.files));
+    assert_eq!(ended_again, ended);
 }
 
 /// Reads such a journal from a file, as the daemon and `zmove journal` do: what is listed is what is taken over.

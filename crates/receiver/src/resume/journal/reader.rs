@@ -7,7 +7,7 @@ use zmove_types::{Cv, GroupSpan, RelPath, Timestamp};
 use zmove_wire::WorkEnd;
 
 use super::record::{self, BODY_BYTES_MAX, BootId, CRC_BYTES, HEAD_BYTES, Record};
-use super::{Begin, Committed, FILES_MAX, JournalError, Part, SourceVersion, Unfinished, UnfinishedFile};
+use super::{Begin, FILES_MAX, JournalError, Part, SourceVersion, Unfinished, UnfinishedFile};
 
 /// The state that the records of a journal add up to.
 #[derive(Debug)]
@@ -56,37 +56,24 @@ pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalErro
     Ok(Ok(replay))
 }
 
-/// What the journal of one session of a job tells.
-#[derive(Debug)]
-pub(crate) struct JobJournal {
-    pub(crate) files: Vec<UnfinishedFile>,
-    pub(crate) committed: Vec<Committed>,
-}
-
-/// Reads such a journal as [`replay`] does: of its large files those that are `wanted`, and the ends of work one by
-/// one. A journal that has no whole beginning tells nothing.
+/// Reads the journal of a session in a shared job as [`replay`] does: the large files that are `wanted`, and the ends
+/// of work items one by one. A journal that has no whole beginning tells nothing.
 ///
 /// # Errors
 /// The system's error.
-pub(crate) fn read_job(
+pub(crate) fn read_shared_job(
     source: impl Read,
     wanted: impl Fn(&RelPath, &SourceVersion) -> bool,
     mut ended: impl FnMut(WorkEnd),
-) -> io::Result<JobJournal> {
+) -> io::Result<Vec<UnfinishedFile>> {
     let mut records = Records { source: BufReader::new(source), position: 0 };
-    let mut journal = JobJournal { files: Vec::new(), committed: Vec::new() };
-    let Ok((begin, boot)) = records.begin()? else { return Ok(journal) };
+    let Ok((begin, boot)) = records.begin()? else { return Ok(Vec::new()) };
     let mut replay = Replay { begin, boot, files: BTreeMap::new(), flushed: 0, end: records.position };
     loop {
         let start = records.position;
         let Some(record) = records.next()? else { break };
         match record {
             Record::WorkEnded(end) => ended(end),
-            Record::Committed(committed) => {
-                if wanted(&committed.path, &committed.source) {
-                    journal.committed.push(committed);
-                }
-            }
             // its groups are passed over
             Record::Part(_, part) if !wanted(&part.path, &part.source) => {}
             record => {
@@ -96,8 +83,7 @@ pub(crate) fn read_job(
             }
         }
     }
-    journal.files = replay.unfinished(boot).files;
-    Ok(journal)
+    Ok(replay.unfinished(boot).files)
 }
 
 /// Reads no more than the first record of a journal.
@@ -125,8 +111,8 @@ impl Replay {
     /// Applies the record from `start` to `end`; `false` for one that no writer puts there.
     fn apply(&mut self, record: Record, start: u64, end: u64) -> bool {
         match record {
-            // Those of jobs stand in journals of their own.
-            Record::Begin(..) | Record::WorkEnded(_) | Record::Committed(_) => return false,
+            // Ends of work items stand in the journals of shared jobs alone.
+            Record::Begin(..) | Record::WorkEnded(_) => return false,
             Record::Part(file, part) => {
                 self.files.insert(file, ReplayedFile { part, groups: BTreeMap::new(), left: None });
             }

@@ -7,7 +7,7 @@ use zmove_disk::boot_id;
 use zmove_types::{Cv, Name, RelPath, Timestamp, TransferId, WorkId};
 use zmove_wire::WorkEnd;
 
-use super::{Begin, Committed, JournalError, OWNER_BYTES_MAX, Part, SourceVersion, TARGET_BYTES_MAX};
+use super::{Begin, JournalError, OWNER_BYTES_MAX, Part, SourceVersion, TARGET_BYTES_MAX};
 
 /// The format that is written and read here.
 pub(super) const VERSION: u32 = 1;
@@ -59,10 +59,8 @@ pub(super) enum Record {
     Kept { file: u64, first: u32, cvs: Vec<Cv> },
     /// The transfer writes no more to the part of a file, which it has left with this change time.
     Left { file: u64, ctime: Timestamp },
-    /// A piece of a job has ended: all that belongs to it is flushed and has its names.
+    /// A work item of a job has ended: all that belongs to it is flushed and has its names.
     WorkEnded(WorkEnd),
-    /// A large file of a job has its name.
-    Committed(Committed),
 }
 
 const BEGIN: u8 = 1;
@@ -73,7 +71,6 @@ const ENDED: u8 = 5;
 const KEPT: u8 = 6;
 const LEFT: u8 = 7;
 const WORK_ENDED: u8 = 8;
-const COMMITTED: u8 = 9;
 
 impl Record {
     /// The record's bytes.
@@ -90,7 +87,6 @@ impl Record {
             Self::Ended { file } => frame(ENDED, &file.to_le_bytes()),
             Self::Left { file, ctime } => encode_left(*file, *ctime),
             Self::WorkEnded(end) => encode_work_end(end),
-            Self::Committed(committed) => encode_committed(committed),
         }
     }
 
@@ -108,7 +104,6 @@ impl Record {
             ENDED => Self::Ended { file: fields.u64()? },
             LEFT => Self::Left { file: fields.u64()?, ctime: fields.time()? },
             WORK_ENDED => Self::WorkEnded(fields.work_end()?),
-            COMMITTED => Self::Committed(fields.committed()?),
             _ => return None,
         };
         fields.0.is_empty().then_some(record)
@@ -184,13 +179,6 @@ fn encode_work_end(end: &WorkEnd) -> Result<Vec<u8>, JournalError> {
         body.extend_from_slice(&number.to_le_bytes());
     }
     frame(WORK_ENDED, &body)
-}
-
-fn encode_committed(committed: &Committed) -> Result<Vec<u8>, JournalError> {
-    let mut body = committed.inode.to_le_bytes().to_vec();
-    put_source(&mut body, &committed.source);
-    put_text(&mut body, "the path", committed.path.as_bytes(), RelPath::BYTES_MAX)?;
-    frame(COMMITTED, &body)
 }
 
 fn put_source(body: &mut Vec<u8>, source: &SourceVersion) {
@@ -275,12 +263,6 @@ impl<'a> Fields<'a> {
         let (work, parent) = (WorkId(self.array()?), WorkId(self.array()?));
         let (children, files, bytes) = (self.u64()?, self.u64()?, self.u64()?);
         Some(WorkEnd { work, parent, children, files, bytes })
-    }
-
-    fn committed(&mut self) -> Option<Committed> {
-        let (inode, source) = (self.u64()?, self.source()?);
-        let path = RelPath::from_bytes(self.text(RelPath::BYTES_MAX)?).ok()?;
-        Some(Committed { path, source, inode })
     }
 
     fn cvs(&mut self) -> Option<Vec<Cv>> {

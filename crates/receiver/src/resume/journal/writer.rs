@@ -16,7 +16,7 @@ use super::locked_file::{self, LockedFile};
 use super::naming::{Named, SUFFIX, SUFFIX_NEW, Tags, journals, path_with};
 use super::reader::replay;
 use super::record::{BootId, GROUPS_MAX, Record};
-use super::{Begin, Committed, FILES_MAX, JournalError, Part, UnfinishedFile};
+use super::{Begin, FILES_MAX, JournalError, Part, UnfinishedFile};
 
 use zmove_types::Lock;
 
@@ -134,20 +134,15 @@ impl Journal {
         Ok(Self { place: Place::Job(Arc::clone(directory)), path, state: Lock::new(state), bytes_max })
     }
 
-    /// Records that a piece of a job has ended, and flushes the journal.
+    /// Records that a work item of a job has ended, and flushes the journal.
     ///
     /// # Errors
     /// The system's error; [`JournalError::NoRoom`].
     pub(crate) fn work_ended(&self, end: WorkEnd) -> Result<(), JournalError> {
-        self.record_and_sync(&Record::WorkEnded(end))
-    }
-
-    /// Records that a large file of a job has its name, and flushes the journal.
-    ///
-    /// # Errors
-    /// As [`work_ended`](Self::work_ended).
-    pub(crate) fn committed(&self, committed: Committed) -> Result<(), JournalError> {
-        self.record_and_sync(&Record::Committed(committed))
+        let mut state = self.state.lock();
+        self.check_room(&state)?;
+        state.append(&Record::WorkEnded(end).encode()?, &self.path)?;
+        self.sync(state)
     }
 
     fn check_room(&self, state: &State) -> Result<(), JournalError> {
@@ -155,13 +150,6 @@ impl Journal {
             return Err(JournalError::NoRoom { what: "bytes", limit: self.bytes_max });
         }
         Ok(())
-    }
-
-    fn record_and_sync(&self, record: &Record) -> Result<(), JournalError> {
-        let mut state = self.state.lock();
-        self.check_room(&state)?;
-        state.append(&record.encode()?, &self.path)?;
-        self.sync(state)
     }
 
     /// Records that a large file begins, or begins anew.

@@ -39,7 +39,7 @@ impl TargetTree {
         };
         let linked = first.and_then(|(from, first)| {
             let (first, replace) = ((&*from, &first), self.rules.replaces());
-            match self.nursery.epoch() {
+            match self.staging_place.epoch() {
                 None => place_link_to_non_regular(first, place, entry, replace),
                 Some(_) if is_one(first, place) => Ok(Linked::There),
                 Some(epoch) => epoch.place(place, replace, |fresh| {
@@ -98,7 +98,7 @@ impl TargetTree {
         entry: (NonRegular<'_>, &Metadata),
         at: At<'_>,
     ) -> Result<bool, Failure> {
-        let Some(epoch) = self.nursery.epoch() else { return self.make_non_regular(place, entry, at) };
+        let Some(epoch) = self.staging_place.epoch() else { return self.make_non_regular(place, entry, at) };
         let mut failed = Operation::Rename;
         let placed = epoch.place(place, self.rules.replaces(), |fresh| {
             let made = self.make_non_regular(fresh, entry, at);

@@ -77,7 +77,7 @@ impl<'a> OpenDirectories<'a> {
 
     /// Keeps a directory open, as far as the key may have the memory that its path takes.
     pub(crate) fn remember(&mut self, path: &RelPath, directory: Arc<OwnedFd>) -> io::Result<Opened> {
-        if let Some(epoch) = self.transfer.target.nursery.epoch() {
+        if let Some(epoch) = self.transfer.target.staging_place.epoch() {
             epoch.check(&directory)?;
         }
         let flush = self.transfer.target.file_systems.note(&directory)?;
@@ -107,7 +107,7 @@ impl<'a> OpenDirectories<'a> {
         match self.transfer.publisher.staged_above(path) {
             Some((above, rest)) => Tree::at(above).open_directory(&rest),
             // Another host may have just made it: who makes it finds it.
-            None if self.transfer.target.nursery.epoch().is_some() => self.open_or_make(path),
+            None if self.transfer.target.staging_place.epoch().is_some() => self.open_or_make(path),
             None => self.transfer.target.tree.open_directory(path),
         }
     }

@@ -14,14 +14,14 @@ use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
     Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Linked, Named, NewFiles,
-    Nursery, Replace, Tree, Wanted, data_begins, is_beyond_range, is_held_everywhere, is_kept_by_other_names,
-    number_at, open_beneath, place_link, retouch,
+    Replace, StagingPlace, Tree, Wanted, data_begins, is_beyond_range, is_held_everywhere,
+    is_kept_by_other_names, number_at, open_beneath, place_link, retouch,
 };
 use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId};
 use zmove_wire::{FileHead, LinkEntry, Operation, Overwrite, TargetState, XattrDigest};
 
-use crate::job::session::JobSession;
 use crate::quota::Quota;
+use crate::shared_job::session::SharedJobSession;
 use crate::store::failure::{Failure, failed_to};
 use crate::store::rules::Rules;
 use crate::store::target::compared::ComparedFiles;
@@ -57,9 +57,9 @@ pub(crate) struct TargetTree {
     /// The most directories that each writer may keep open.
     pub(crate) directories_each: usize,
     /// Where entries are made before they get their names.
-    pub(crate) nursery: Nursery,
+    pub(crate) staging_place: StagingPlace,
     /// The job of several receivers that the session has a part in.
-    pub(crate) job: Option<JobSession>,
+    pub(crate) shared_job: Option<SharedJobSession>,
 }
 
 impl TargetTree {
@@ -70,7 +70,7 @@ impl TargetTree {
         quota: &Quota,
         writers: usize,
     ) -> Self {
-        let Target { tree, rename, state, is_closed, job } = target;
+        let Target { tree, rename, state, is_closed, shared_job } = target;
         let tag = &transfer.to_string()[..LastingNames::TAG_DIGITS];
         Self {
             rules,
@@ -87,8 +87,8 @@ impl TargetTree {
             file_systems: FileSystems::default(),
             directories: Directories::new(quota),
             directories_each: quota.directories_each(writers),
-            nursery: job.as_ref().map(JobSession::nursery).unwrap_or_default(),
-            job,
+            staging_place: shared_job.as_ref().map(SharedJobSession::staging_place).unwrap_or_default(),
+            shared_job,
         }
     }
 
@@ -130,7 +130,7 @@ impl TargetTree {
         at: At<'_>,
     ) -> Result<(), Failure> {
         let cannot = failed_to(Operation::SetMetadata);
-        let is_elsewhere = self.nursery.epoch().is_some();
+        let is_elsewhere = self.staging_place.epoch().is_some();
         let was_given = is_elsewhere && new_files.give_to(file, directory.as_fd()).map_err(cannot)?;
         if metadata.extra.is_some() || was_given || self.gives_acl(new_files, directory) {
             return self.set_metadata(file, metadata, at);
@@ -196,8 +196,8 @@ impl TargetTree {
         wanted: &Wanted<'_>,
         at: At<'_>,
     ) -> io::Result<()> {
-        // Nothing would keep one that was overtaken in a job from doing this: there the file is made anew.
-        if self.nursery.epoch().is_some() {
+        // Nothing would keep one that was fenced off in a job from doing this: there the file is made anew.
+        if self.staging_place.epoch().is_some() {
             return Err(Errno::BUSY.into());
         }
         self.file_systems.note(directory)?;
@@ -279,7 +279,7 @@ impl TargetTree {
         let stay = same_xattrs && !wanted.gives_away(there.ids);
         if stay {
             wanted.kinds = Kinds::NONE;
-        } else if matches!(xattrs, Xattrs::Digest(Some(_))) && self.nursery.epoch().is_none() {
+        } else if matches!(xattrs, Xattrs::Digest(Some(_))) && self.staging_place.epoch().is_none() {
             // only the sender knows what they are
             return Found::DiffersBeside;
         }
@@ -336,7 +336,7 @@ impl TargetTree {
             there.bytes == *bytes && self.times.is_kept(from, there.mtime, metadata.mtime)
         };
         let replace = self.rules.replaces();
-        let linked = match self.nursery.epoch() {
+        let linked = match self.staging_place.epoch() {
             None => place_link((from, first), place, is_it, replace),
             Some(_) if is_one((from, first), place) => Ok(Linked::There),
             Some(epoch) => {

@@ -70,7 +70,7 @@ fn the_bytes_of_a_part_are_pinned() {
 }
 
 #[test]
-fn the_bytes_of_what_a_job_records_are_pinned() {
+fn the_bytes_of_the_end_of_a_work_item_are_pinned() {
     let work = WorkId([0x33; 16]);
     let end = WorkEnd { work, parent: WorkId([0x44; 16]), children: 1, files: 2, bytes: 3 };
     let ended = [
@@ -84,19 +84,6 @@ fn the_bytes_of_what_a_job_records_are_pinned() {
         "fdce00c9",
     ];
     assert_bytes(&Record::WorkEnded(end), &ended);
-    let Part { path, source, .. } = part();
-    let committed = [
-        "35000000",
-        "09",
-        "0400000000000000",         // inode
-        "0000900000000000",         // size of the source
-        "ffffffffffffffff01000000", // its mtime
-        "050000000000000006000000", // its ctime
-        "0700000000000000",         // its inode
-        "0300612f62",               // path
-        "70c73a87",
-    ];
-    assert_bytes(&Record::Committed(Committed { path, source, inode: 4 }), &committed);
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! A job that several receivers, on different hosts, write into one directory of a shared file system: the opening says
 //! which, and orders on control say what becomes of its work.
 //!
-//! A piece of work ends when all that belongs to it is flushed and has its names; who has ended what stands in journals
+//! A work item ends when all that belongs to it is flushed and has its names; who has ended what stands in journals
 //! beside the data. Large files come in groups over several sessions, and get their names by an order of their own.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use zmove_types::{JobId, WorkId};
+use zmove_types::{SharedJobId, WorkId};
 
 use super::{EntryFault, FaultCode, Operation, bytes, list};
 use crate::error::WireError;
@@ -16,13 +16,13 @@ use crate::fields::Reader;
 use crate::limits::{BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSING_RANGES_MAX, NODE_BYTES_MAX, within};
 
 /// The number of the job among the extensions of an opening.
-pub(super) const JOB: u16 = 9;
+pub(super) const SHARED_JOB: u16 = 9;
 
 /// The part that a session has in a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JobPart {
+pub struct SharedJobOpening {
     /// The job.
-    pub job: JobId,
+    pub job: SharedJobId,
     /// The epoch of the job: no receiver of an older one changes anything once a session of this one has begun.
     pub epoch: u64,
     /// Whether the job may begin with this session; otherwise it has to be under way at the target.
@@ -51,7 +51,7 @@ impl fmt::Display for NodeName {
     }
 }
 
-impl JobPart {
+impl SharedJobOpening {
     /// The extension of the opening that says it. It is critical: who does not know it would take a part of a job for
     /// all there is to do.
     pub(super) fn extension(&self) -> Extension {
@@ -59,7 +59,7 @@ impl JobPart {
         bytes.extend(self.epoch.to_le_bytes());
         bytes.push(u8::from(self.may_begin));
         bytes.extend(self.node.0.as_bytes());
-        Extension { number: JOB, critical: true, bytes: bytes.into() }
+        Extension { number: SHARED_JOB, critical: true, bytes: bytes.into() }
     }
 
     /// The part that an opening has in a job.
@@ -67,7 +67,7 @@ impl JobPart {
         let read = |bytes: &[u8]| {
             let (fixed, node) = bytes.split_at_checked(FIXED_BYTES).ok_or(WireError::Message)?;
             let mut reader = Reader::new(fixed);
-            let (job, epoch) = (JobId(reader.array()?), reader.u64()?);
+            let (job, epoch) = (SharedJobId(reader.array()?), reader.u64()?);
             let may_begin = match reader.u8()? {
                 0 => false,
                 1 => true,
@@ -78,7 +78,7 @@ impl JobPart {
             let node = std::str::from_utf8(node).ok().and_then(NodeName::new).ok_or(WireError::Message)?;
             Ok(Self { job, epoch, may_begin, node })
         };
-        extensions.get(JOB).map(read).transpose()
+        extensions.get(SHARED_JOB).map(read).transpose()
     }
 }
 
@@ -87,16 +87,16 @@ const FIXED_BYTES: usize = 16 + 8 + 1;
 
 /// An order about the job of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobWord {
+pub struct SharedJobRequest {
     /// The number of the order, for its answer.
     pub number: u64,
     /// The order.
-    pub order: JobOrder,
+    pub order: SharedJobOrder,
 }
 
 /// What a sender wants of a receiver in a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum JobOrder {
+pub enum SharedJobOrder {
     /// To flush, name and record all that belongs to this work, of which each item has been reported as stored.
     End(WorkEnd),
     /// To give a large file its name, all groups of which have been recorded by receivers of this epoch.
@@ -125,7 +125,7 @@ pub enum JobOrder {
     Close,
 }
 
-/// The end of a piece of work.
+/// The end of a work item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkEnd {
     /// The work.
@@ -134,7 +134,7 @@ pub struct WorkEnd {
     /// The work that has announced it; that with which the job begins has announced itself.
     #[serde(with = "work")]
     pub parent: WorkId,
-    /// How many pieces of work it has announced.
+    /// How many work items it has announced.
     pub children: u64,
     /// The files that are at the target by it.
     pub files: u64,
@@ -144,16 +144,16 @@ pub struct WorkEnd {
 
 /// The answer to an order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobAnswer {
+pub struct SharedJobAnswer {
     /// The number of the order.
     pub number: u64,
     /// What has become of it.
-    pub result: JobResult,
+    pub result: SharedJobResult,
 }
 
 /// What has become of an order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum JobResult {
+pub enum SharedJobResult {
     /// The order is done. What *end*, *commit* and *set directories* do is on stable storage when they are answered.
     Done,
     /// The order is not done.
@@ -169,34 +169,34 @@ pub enum JobResult {
     /// The directories that did not get mode or time.
     DirectoriesSet(#[serde(deserialize_with = "list::at_most::<BATCH_ENTRIES_MAX, _, _>")] Vec<EntryFault>),
     /// How far the job is.
-    Counted(JobCount),
+    Counted(SharedJobCount),
 }
 
-/// How far a job is, by the journals of its receivers. Work that has ended twice counts once.
+/// How far a job is, by the journals of its receivers. A work item that has ended twice counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobCount {
-    /// The pieces of work that have ended.
-    pub ended: u64,
-    /// The pieces of work that these have announced.
-    pub announced: u64,
-    /// The pieces among the ended ones whose announcer has not ended.
-    pub unannounced: u64,
+pub struct SharedJobCount {
+    /// The work items that have ended.
+    pub work_ended: u64,
+    /// The work items that these have announced.
+    pub work_announced: u64,
+    /// The ended work items whose parent has not ended.
+    pub work_without_parent: u64,
     /// The files of those that have ended.
     pub files: u64,
     /// The bytes of these files.
     pub bytes: u64,
-    /// How often work has ended that had ended before.
-    pub doubles: u64,
-    /// How much of that has ended otherwise than before.
+    /// How often a work item has ended that had ended before.
+    pub repeats: u64,
+    /// How many of the repeats differ from the first end.
     pub contradictions: u64,
 }
 
-impl JobCount {
-    /// Whether all work has ended: the first piece, and each that another has announced. That the number is right is
-    /// not enough: work may end before that which has announced it.
+impl SharedJobCount {
+    /// Whether all work has ended: the first work item, and each that another has announced. The right number alone is
+    /// not enough: a work item may end before its parent.
     #[must_use]
     pub const fn is_finished(&self) -> bool {
-        self.ended > 0 && self.unannounced == 0 && self.ended - 1 == self.announced
+        self.work_ended > 0 && self.work_without_parent == 0 && self.work_ended - 1 == self.work_announced
     }
 }
 
@@ -219,14 +219,14 @@ mod tests {
     use crate::message::{Open, ToReceiver, ToSender, decode_message, encode_message};
     use crate::version::Version;
 
-    fn part() -> JobPart {
+    fn part() -> SharedJobOpening {
         let node = NodeName::new("dtn-1.example").unwrap();
-        JobPart { job: JobId([7; 16]), epoch: 258, may_begin: true, node }
+        SharedJobOpening { job: SharedJobId([7; 16]), epoch: 258, may_begin: true, node }
     }
 
     #[test]
     fn the_part_of_an_opening_in_a_job_is_pinned_and_critical() {
-        let open = Open { job: Some(Box::new(part())), ..Open::new(b"t".to_vec(), [3; 16]) };
+        let open = Open { shared_job: Some(Box::new(part())), ..Open::new(b"t".to_vec(), [3; 16]) };
         let bytes = encode_message(&open.clone().into_message(Version::V4));
         let Ok(ToReceiver::OpenWith(plain, extensions)) = decode_message(&bytes[4..]) else {
             panic!("another message")
@@ -243,8 +243,8 @@ mod tests {
         let refused = |at: usize, with: &[u8]| {
             let mut bytes = part().extension().bytes.to_vec();
             bytes.splice(at.., with.iter().copied());
-            let extension = Extension { number: JOB, critical: true, bytes: bytes.into() };
-            JobPart::of_opening(&Extensions::default().with(extension)).is_err()
+            let extension = Extension { number: SHARED_JOB, critical: true, bytes: bytes.into() };
+            SharedJobOpening::of_opening(&Extensions::default().with(extension)).is_err()
         };
         assert!(!refused(25, b"n"));
         assert!(refused(25, b"") && refused(25, b"a/b") && refused(25, b"\xff") && refused(25, &[b'n'; 65]));
@@ -253,47 +253,51 @@ mod tests {
 
     #[test]
     fn orders_and_answers_are_pinned() {
-        let order = |number, order| encode_message(&ToReceiver::Job(JobWord { number, order }))[4..].to_vec();
+        let order = |number, order| {
+            encode_message(&ToReceiver::SharedJob(SharedJobRequest { number, order }))[4..].to_vec()
+        };
         let work = WorkId([5; 16]);
         let end = WorkEnd { work, parent: WorkId([6; 16]), children: 300, files: 2, bytes: 1 };
-        let ended = order(300, JobOrder::End(end));
+        let ended = order(300, SharedJobOrder::End(end));
         assert_eq!(ended, [&[16, 0xAC, 2, 0][..], &[5; 16], &[6; 16], &[0xAC, 2, 2, 1]].concat());
-        let commit = JobOrder::Commit { head: b"h".to_vec(), root: Some([9; 32]) };
+        let commit = SharedJobOrder::Commit { head: b"h".to_vec(), root: Some([9; 32]) };
         assert_eq!(order(1, commit), [&[16, 1, 1, 1, b'h', 1][..], &[9; 32]].concat());
-        assert_eq!(order(1, JobOrder::SetDirectories { head: b"h".to_vec() }), [16, 1, 2, 1, b'h']);
-        assert_eq!(order(1, JobOrder::Count), [16, 1, 3]);
-        assert_eq!(order(1, JobOrder::Close), [16, 1, 4]);
-        let answer = |result| encode_message(&ToSender::Job(JobAnswer { number: 300, result }))[4..].to_vec();
-        assert_eq!(answer(JobResult::Done), [27, 0xAC, 2, 0]);
-        let failed = JobResult::Failed(Operation::Rename, FaultCode::Overtaken);
+        assert_eq!(order(1, SharedJobOrder::SetDirectories { head: b"h".to_vec() }), [16, 1, 2, 1, b'h']);
+        assert_eq!(order(1, SharedJobOrder::Count), [16, 1, 3]);
+        assert_eq!(order(1, SharedJobOrder::Close), [16, 1, 4]);
+        let answer = |result| {
+            encode_message(&ToSender::SharedJob(SharedJobAnswer { number: 300, result }))[4..].to_vec()
+        };
+        assert_eq!(answer(SharedJobResult::Done), [27, 0xAC, 2, 0]);
+        let failed = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
         assert_eq!(answer(failed), [27, 0xAC, 2, 1, 5, 13]);
-        assert_eq!(answer(JobResult::Committed { inode: 300 }), [27, 0xAC, 2, 2, 0xAC, 2]);
-        assert_eq!(answer(JobResult::Missing(vec![(300, 2)])), [27, 0xAC, 2, 3, 1, 0xAC, 2, 2]);
+        assert_eq!(answer(SharedJobResult::Committed { inode: 300 }), [27, 0xAC, 2, 2, 0xAC, 2]);
+        assert_eq!(answer(SharedJobResult::Missing(vec![(300, 2)])), [27, 0xAC, 2, 3, 1, 0xAC, 2, 2]);
         let fault = EntryFault { entry: 3, operation: Operation::SetMetadata, code: FaultCode::Os(1) };
-        assert_eq!(answer(JobResult::DirectoriesSet(vec![fault])), [27, 0xAC, 2, 4, 1, 3, 7, 0, 2]);
-        let count = JobCount {
-            ended: 1,
-            announced: 2,
-            unannounced: 3,
+        assert_eq!(answer(SharedJobResult::DirectoriesSet(vec![fault])), [27, 0xAC, 2, 4, 1, 3, 7, 0, 2]);
+        let count = SharedJobCount {
+            work_ended: 1,
+            work_announced: 2,
+            work_without_parent: 3,
             files: 4,
             bytes: 5,
-            doubles: 6,
+            repeats: 6,
             contradictions: 7,
         };
-        assert_eq!(answer(JobResult::Counted(count)), [27, 0xAC, 2, 5, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(answer(SharedJobResult::Counted(count)), [27, 0xAC, 2, 5, 1, 2, 3, 4, 5, 6, 7]);
     }
 
     #[test]
     fn what_an_order_or_an_answer_holds_is_bounded() {
         let decoded = |bytes: usize| {
-            let order = JobOrder::SetDirectories { head: vec![0; bytes] };
-            let message = encode_message(&ToReceiver::Job(JobWord { number: 0, order }));
+            let order = SharedJobOrder::SetDirectories { head: vec![0; bytes] };
+            let message = encode_message(&ToReceiver::SharedJob(SharedJobRequest { number: 0, order }));
             decode_message::<ToReceiver>(&message[4..]).is_ok()
         };
         assert!(decoded(FRAME_HEAD_BYTES_MAX) && !decoded(FRAME_HEAD_BYTES_MAX + 1));
         let told = |ranges: usize| {
-            let result = JobResult::Missing(vec![(0, 1); ranges]);
-            let message = encode_message(&ToSender::Job(JobAnswer { number: 0, result }));
+            let result = SharedJobResult::Missing(vec![(0, 1); ranges]);
+            let message = encode_message(&ToSender::SharedJob(SharedJobAnswer { number: 0, result }));
             decode_message::<ToSender>(&message[4..]).is_ok()
         };
         assert!(told(MISSING_RANGES_MAX) && !told(MISSING_RANGES_MAX + 1));
@@ -302,8 +306,14 @@ mod tests {
     /// A child may end before its parent: one has ended, and none is announced.
     #[test]
     fn a_job_is_finished_when_all_that_was_announced_has_ended_and_not_by_a_number() {
-        let count = |ended, announced, unannounced| {
-            JobCount { ended, announced, unannounced, ..JobCount::default() }.is_finished()
+        let count = |work_ended, work_announced, work_without_parent| {
+            let count = SharedJobCount {
+                work_ended,
+                work_announced,
+                work_without_parent,
+                ..SharedJobCount::default()
+            };
+            count.is_finished()
         };
         assert!(count(1, 0, 0) && count(4, 3, 0));
         assert!(!count(0, 0, 0) && !count(1, 0, 1) && !count(3, 3, 0) && !count(1, u64::MAX, 0));

@@ -16,7 +16,7 @@ use zmove_disk::own_process;
 use zmove_types::{Name, RelPath, TransferId};
 use zmove_wire::WorkEnd;
 
-use crate::resume::journal::{JobJournal, SourceVersion, read_job};
+use crate::resume::journal::{SourceVersion, UnfinishedFile, read_shared_job};
 
 const PREFIX: &str = "journal-";
 /// The most journals of one job.
@@ -46,7 +46,7 @@ pub(super) fn read(
     epochs: impl Fn(u64) -> bool,
     wanted: impl Fn(&RelPath, &SourceVersion) -> bool,
     mut ended: impl FnMut(WorkEnd) -> io::Result<()>,
-    mut take: impl FnMut(JobJournal) -> io::Result<()>,
+    mut take: impl FnMut(Vec<UnfinishedFile>) -> io::Result<()>,
 ) -> io::Result<()> {
     let (mut files, mut bytes) = (0, 0);
     for entry in Dir::read_from(directory)? {
@@ -72,7 +72,7 @@ pub(super) fn read(
         }
         let mut failed = Ok(());
         let source = io::Read::take(File::from(file), length);
-        let journal = read_job(source, &wanted, |end| {
+        let journal = read_shared_job(source, &wanted, |end| {
             if failed.is_ok() {
                 failed = ended(end);
             }

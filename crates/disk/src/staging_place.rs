@@ -1,5 +1,5 @@
 //! Where an entry is made before it gets its final name: in the directory where it will stay, or, in a job that several
-//! hosts write, in the directory of the job's [epoch](crate::Epoch).
+//! hosts write, in the directory of the job's [epoch](crate::EpochSession).
 //! What the directory where it will stay would have given it, it is given ([`NewFiles::give_to`]).
 
 use std::io;
@@ -8,22 +8,22 @@ use std::sync::Arc;
 
 use zmove_types::Name;
 
-use crate::job_directory::Epoch;
 use crate::new_files::NewFiles;
 use crate::publish::{Replace, publish_file};
+use crate::shared_job_directory::EpochSession;
 use crate::staged::Staged;
 
 /// Where entries are made; see the module.
 #[derive(Clone, Debug, Default)]
-pub enum Nursery {
+pub enum StagingPlace {
     /// In the directory where they will stay.
     #[default]
     Beside,
     /// In the directory of an epoch.
-    Epoch(Arc<Epoch>),
+    Epoch(Arc<EpochSession>),
 }
 
-impl Nursery {
+impl StagingPlace {
     /// The directory in which entries for this one are made.
     #[must_use]
     pub fn of<'a>(&'a self, directory: &'a Arc<OwnedFd>) -> &'a Arc<OwnedFd> {
@@ -35,7 +35,7 @@ impl Nursery {
 
     /// The epoch, in a job.
     #[must_use]
-    pub fn epoch(&self) -> Option<&Arc<Epoch>> {
+    pub fn epoch(&self) -> Option<&Arc<EpochSession>> {
         match self {
             Self::Beside => None,
             Self::Epoch(epoch) => Some(epoch),
@@ -45,7 +45,7 @@ impl Nursery {
     /// A new empty file for a directory, with at most the permissions in `mode`.
     ///
     /// # Errors
-    /// The system's error, `EPERM` where the file could not get another name, and [`OVERTAKEN`](crate::OVERTAKEN).
+    /// The system's error, `EPERM` where the file could not get another name, and [`FENCED`](crate::FENCED).
     pub fn create(&self, directory: &Arc<OwnedFd>, new_files: &NewFiles, mode: u32) -> io::Result<Staged> {
         match self {
             Self::Beside => Staged::create_in(directory, new_files, mode),
@@ -56,7 +56,7 @@ impl Nursery {
     /// Gives a file that has a hidden name its final one in a directory.
     ///
     /// # Errors
-    /// As [`publish_file`], and [`OVERTAKEN`](crate::OVERTAKEN).
+    /// As [`publish_file`], and [`FENCED`](crate::FENCED).
     pub fn publish(
         &self,
         hidden: &Name,

@@ -22,10 +22,10 @@
 //! in is listed with what others had made before; those that several clients may write at a time do that.
 //!
 //! Directories of the target itself are made under their final names: another receiver that has come first is no
-//! error. One that was overtaken may make an empty one late, and nothing else.
+//! error. One that was fenced off may make an empty one late, and nothing else.
 //!
 //! All directories of a job belong to the receiver's user and are closed to all others (0700). The end of a job is an
-//! epoch after the last one, so it overtakes all, and then its directory goes.
+//! epoch after the last one, so it fences off all, and then its directory goes.
 
 use std::fs::File;
 use std::io;
@@ -37,24 +37,24 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, Dev, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
-use zmove_types::{JobId, Name, RelPath};
+use zmove_types::{Name, RelPath, SharedJobId};
 
 use crate::entry::{number_at, number_of};
 use crate::file_io::data_file::Direct;
 use crate::hidden::{make_hidden, own_process};
 use crate::inheritance::{Inheritance, give_nothing};
-use crate::job_names::JOB_PREFIX;
 use crate::publish::{Replace, move_to};
 use crate::remove::{RemovalBudget, remove_entries, remove_entries_within};
+use crate::shared_job_names::JOB_PREFIX;
 use crate::staged::Staged;
 use crate::tree::{DIRECTORY, Tree};
 
 /// The error of what a newer epoch has made impossible. No file system says this.
-pub const OVERTAKEN: Errno = Errno::OWNERDEAD;
+pub const FENCED: Errno = Errno::OWNERDEAD;
 
 /// The directory of a job.
 #[derive(Debug)]
-pub struct JobDirectory {
+pub struct SharedJobDirectory {
     root: Arc<OwnedFd>,
     name: Name,
     directory: Arc<OwnedFd>,
@@ -75,7 +75,7 @@ pub enum Beginning {
 pub enum EpochError {
     /// A newer epoch has begun.
     #[error("epoch {newest} of the job has begun")]
-    Overtaken {
+    Fenced {
         /// The newest epoch.
         newest: u64,
     },
@@ -103,16 +103,16 @@ impl From<Errno> for EpochError {
 
 /// The part that one session has in an epoch.
 #[derive(Debug)]
-pub struct Epoch {
+pub struct EpochSession {
     job: Arc<OwnedFd>,
     number: u64,
     directory: Arc<OwnedFd>,
     own_name: Name,
     own: Arc<OwnedFd>,
     device: Dev,
-    is_overtaken: AtomicBool,
+    is_fenced: AtomicBool,
     began: Instant,
-    /// When this session looked last whether it was overtaken, in milliseconds since it began.
+    /// When this session looked last whether it was fenced off, in milliseconds since it began.
     looked_ms: AtomicU64,
 }
 
@@ -124,7 +124,7 @@ const END: u64 = u64::MAX;
 /// How long the directory of a job that has just been made on another host may take to be seen here.
 const UNSEEN_MAX: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
-/// How often a session that makes entries looks whether it was overtaken.
+/// How often a session that makes entries looks whether it was fenced off.
 const LOOK_MS: u64 = 100;
 
 fn epoch_name(number: u64) -> Name {
@@ -152,12 +152,12 @@ fn open(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
     Ok(directory)
 }
 
-impl JobDirectory {
+impl SharedJobDirectory {
     /// Opens the directory of a job in a target.
     ///
     /// # Errors
     /// The system's error: `ENOENT` where there is none and none may be made, `EPERM` where it belongs to another user.
-    pub fn open(root: &Arc<OwnedFd>, job: JobId, beginning: Beginning) -> io::Result<Self> {
+    pub fn open(root: &Arc<OwnedFd>, job: SharedJobId, beginning: Beginning) -> io::Result<Self> {
         let name = Name::from_bytes(format!("{JOB_PREFIX}{job}").as_bytes()).expect("an id is short");
         let began = Instant::now();
         let directory = loop {
@@ -186,36 +186,36 @@ impl JobDirectory {
     ///
     /// # Errors
     /// See [`EpochError`].
-    pub fn begin(&self, number: u64, own: &str, patience: Duration) -> Result<Epoch, EpochError> {
+    pub fn begin(&self, number: u64, own: &str, patience: Duration) -> Result<EpochSession, EpochError> {
         self.try_to_begin(number, own, patience).map_err(|failed| self.why(failed, number))
     }
 
-    fn try_to_begin(&self, number: u64, own: &str, patience: Duration) -> Result<Epoch, EpochError> {
+    fn try_to_begin(&self, number: u64, own: &str, patience: Duration) -> Result<EpochSession, EpochError> {
         let directory = make(&self.directory, &epoch_name(number))?;
-        self.overtake(number, patience)?;
+        self.fence(number, patience)?;
         let own_name = format!("{OWN_PREFIX}{}-{own}", own_process());
         let own_name = Name::from_bytes(own_name.as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?;
         let own = make(&directory, &own_name)?;
-        Ok(Epoch {
+        Ok(EpochSession {
             job: Arc::clone(&self.directory),
             number,
             device: rustix::fs::fstat(&directory)?.st_dev,
             directory: Arc::new(directory),
             own_name,
             own: Arc::new(own),
-            is_overtaken: AtomicBool::new(false),
+            is_fenced: AtomicBool::new(false),
             began: Instant::now(),
             looked_ms: AtomicU64::new(0),
         })
     }
 
     /// Looks for newer epochs, then removes older ones. To be called when the directory of this one has been made.
-    fn overtake(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
+    fn fence(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
         let epochs = self.epochs()?;
         if let Some(&newest) = epochs.iter().max().filter(|newest| **newest > number) {
             let _of_nothing =
                 rustix::fs::unlinkat(&self.directory, epoch_name(number).as_os_str(), AtFlags::REMOVEDIR);
-            return Err(if newest == END { EpochError::Ended } else { EpochError::Overtaken { newest } });
+            return Err(if newest == END { EpochError::Ended } else { EpochError::Fenced { newest } });
         }
         let mut older = epochs.into_iter().filter(|epoch| *epoch < number);
         older.try_for_each(|epoch| {
@@ -229,7 +229,7 @@ impl JobDirectory {
         match failed {
             EpochError::Io(error) if is_dead(&error) => match self.epochs() {
                 Ok(epochs) => match epochs.into_iter().max() {
-                    Some(newest) if newest > number && newest < END => EpochError::Overtaken { newest },
+                    Some(newest) if newest > number && newest < END => EpochError::Fenced { newest },
                     _ => EpochError::Ended,
                 },
                 Err(error) if is_dead(&error) => EpochError::Ended,
@@ -255,11 +255,11 @@ impl JobDirectory {
     fn try_to_close(&self, number: u64, patience: Duration) -> Result<(), EpochError> {
         let newer = |newest: &u64| *newest > number && *newest < END;
         if let Some(newest) = self.epochs()?.into_iter().filter(newer).max() {
-            return Err(EpochError::Overtaken { newest });
+            return Err(EpochError::Fenced { newest });
         }
         // nobody begins, or goes on, from here
         make(&self.directory, &epoch_name(END))?;
-        self.overtake(END, patience)?;
+        self.fence(END, patience)?;
         Ok(remove_for_good(&self.root, &self.name, patience)?)
     }
 }
@@ -297,7 +297,7 @@ fn is_dead(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::STALE))
 }
 
-impl Epoch {
+impl EpochSession {
     /// The directory in which this session alone makes its entries.
     #[must_use]
     pub fn own(&self) -> &Arc<OwnedFd> {
@@ -306,11 +306,11 @@ impl Epoch {
 
     /// Whether this session has met its end, or meets it now: then what it has said of what came before may be wrong.
     #[must_use]
-    pub fn is_overtaken(&self) -> bool {
-        if !self.is_overtaken.load(Ordering::Relaxed) && !self.is_newest() {
-            self.is_overtaken.store(true, Ordering::Relaxed);
+    pub fn is_fenced(&self) -> bool {
+        if !self.is_fenced.load(Ordering::Relaxed) && !self.is_newest() {
+            self.is_fenced.store(true, Ordering::Relaxed);
         }
-        self.is_overtaken.load(Ordering::Relaxed)
+        self.is_fenced.load(Ordering::Relaxed)
     }
 
     /// Whether the directory of this epoch has its name, and no newer one is there.
@@ -322,15 +322,15 @@ impl Epoch {
         has_its_name && epochs_in(&self.job).is_ok_and(is_newest)
     }
 
-    fn overtaken(&self) -> io::Error {
-        self.is_overtaken.store(true, Ordering::Relaxed);
-        OVERTAKEN.into()
+    fn fenced(&self) -> io::Error {
+        self.is_fenced.store(true, Ordering::Relaxed);
+        FENCED.into()
     }
 
     /// Makes something in a directory of the epoch.
     pub(crate) fn create<T>(&self, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.look_now_and_then()?;
-        make().map_err(|error| if is_dead(&error) { self.overtaken() } else { error })
+        make().map_err(|error| if is_dead(&error) { self.fenced() } else { error })
     }
 
     /// Has a session that works on give way to a newer epoch, which could not keep up with removing what it makes. One
@@ -342,7 +342,7 @@ impl Epoch {
             return Ok(());
         }
         self.looked_ms.store(now, Ordering::Relaxed);
-        if self.is_overtaken() { Err(self.overtaken()) } else { Ok(()) }
+        if self.is_fenced() { Err(self.fenced()) } else { Ok(()) }
     }
 
     /// Gives what has this name in the session's directory its final one.
@@ -359,13 +359,13 @@ impl Epoch {
         }
         // Nobody else takes anything from here but a newer epoch; without one the server has done what it was asked
         // twice.
-        if self.is_newest() { Ok(()) } else { Err(self.overtaken()) }
+        if self.is_newest() { Ok(()) } else { Err(self.fenced()) }
     }
 
     /// Has `make` make an entry that is no file under another name, and gives it its own in a directory.
     ///
     /// # Errors
-    /// Those of `make` and the system's, and [`OVERTAKEN`].
+    /// Those of `make` and the system's, and [`FENCED`].
     pub fn place<T>(
         &self,
         (directory, name): (&OwnedFd, &Name),
@@ -392,7 +392,7 @@ impl Epoch {
     /// there.
     ///
     /// # Errors
-    /// The system's error, and [`OVERTAKEN`].
+    /// The system's error, and [`FENCED`].
     pub fn open_part(&self, name: &Name, bytes: u64, direct: Direct) -> io::Result<Staged> {
         self.create(|| Staged::shared(&self.directory, name, bytes, direct))
     }
@@ -454,12 +454,12 @@ impl Epoch {
     /// Whether a part still has its name: then no receiver has committed it.
     ///
     /// # Errors
-    /// [`OVERTAKEN`] where it has none since this epoch is over.
+    /// [`FENCED`] where it has none since this epoch is over.
     pub fn has_part(&self, name: &Name, part: &File) -> io::Result<bool> {
         if self.has_name(name, part).unwrap_or(false) {
             return Ok(true);
         }
-        if self.is_overtaken() { Err(self.overtaken()) } else { Ok(false) }
+        if self.is_fenced() { Err(self.fenced()) } else { Ok(false) }
     }
 
     /// Checks that a directory lies in the same file system, since nothing can be renamed to another.
@@ -472,7 +472,7 @@ impl Epoch {
     }
 }
 
-impl Drop for Epoch {
+impl Drop for EpochSession {
     fn drop(&mut self) {
         let tree = Tree::at(Arc::clone(&self.directory));
         // The next epoch removes what stays.
@@ -484,13 +484,13 @@ impl Drop for Epoch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job_names::is_job_directory;
     use crate::new_files::NewFiles;
-    use crate::nursery::Nursery;
+    use crate::shared_job_names::is_shared_job_directory;
+    use crate::staging_place::StagingPlace;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::Barrier;
 
-    const JOB: JobId = JobId([7; 16]);
+    const JOB: SharedJobId = SharedJobId([7; 16]);
     const NOT_LONG: Duration = Duration::from_secs(10);
 
     fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
@@ -499,23 +499,23 @@ mod tests {
         (home, Arc::new(fd))
     }
 
-    fn job(root: &Arc<OwnedFd>) -> JobDirectory {
-        JobDirectory::open(root, JOB, Beginning::Allowed).unwrap()
+    fn job(root: &Arc<OwnedFd>) -> SharedJobDirectory {
+        SharedJobDirectory::open(root, JOB, Beginning::Allowed).unwrap()
     }
 
     fn name(text: &str) -> Name {
         Name::from_bytes(text.as_bytes()).unwrap()
     }
 
-    fn create(epoch: &Arc<Epoch>, root: &Arc<OwnedFd>) -> io::Result<Name> {
-        let nursery = Nursery::Epoch(Arc::clone(epoch));
-        let staged = nursery.create(root, &NewFiles::default(), 0o600)?;
+    fn create(epoch: &Arc<EpochSession>, root: &Arc<OwnedFd>) -> io::Result<Name> {
+        let staging_place = StagingPlace::Epoch(Arc::clone(epoch));
+        let staged = staging_place.create(root, &NewFiles::default(), 0o600)?;
         Ok(staged.into_hidden_name().unwrap())
     }
 
     #[track_caller]
-    fn assert_overtaken<T: std::fmt::Debug>(done: io::Result<T>) {
-        assert_eq!(Errno::from_io_error(&done.unwrap_err()), Some(OVERTAKEN));
+    fn assert_fenced<T: std::fmt::Debug>(done: io::Result<T>) {
+        assert_eq!(Errno::from_io_error(&done.unwrap_err()), Some(FENCED));
     }
 
     /// Sessions that were stopped go on when the next epoch has begun.
@@ -527,17 +527,17 @@ mod tests {
         let hidden = create(&old, &root).unwrap();
         let part = old.open_part(&name("part"), 10, Direct::Off).unwrap();
         let new = Arc::new(job.begin(2, "b", NOT_LONG).unwrap());
-        assert_overtaken(old.publish(&hidden, (&root, &name("f")), Replace::Existing));
-        assert_overtaken(create(&old, &root));
-        assert_overtaken(old.open_part(&name("other"), 10, Direct::Off));
-        assert_overtaken(old.has_part(&name("part"), part.file()));
+        assert_fenced(old.publish(&hidden, (&root, &name("f")), Replace::Existing));
+        assert_fenced(create(&old, &root));
+        assert_fenced(old.open_part(&name("other"), 10, Direct::Off));
+        assert_fenced(old.has_part(&name("part"), part.file()));
         assert!(
             old.publish_part((&name("part"), part.file()), (&root, &name("p")), Replace::Existing).is_err()
         );
-        assert_overtaken(old.place((&root, &name("l")), Replace::Existing, |(directory, name)| {
+        assert_fenced(old.place((&root, &name("l")), Replace::Existing, |(directory, name)| {
             Ok(rustix::fs::symlinkat("x", directory, name.as_os_str())?)
         }));
-        assert!(old.is_overtaken() && !new.is_overtaken());
+        assert!(old.is_fenced() && !new.is_fenced());
         drop((old, part));
         let hidden = create(&new, &root).unwrap();
         new.publish(&hidden, (&root, &name("f")), Replace::Existing).unwrap();
@@ -546,19 +546,19 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_that_was_overtaken_or_a_job_that_has_ended_does_not_begin() {
+    fn an_epoch_that_was_fenced_off_or_a_job_that_has_ended_does_not_begin() {
         let (home, root) = place();
         let directory = job(&root);
         let _newer = directory.begin(2, "a", NOT_LONG).unwrap();
         let refused = directory.begin(1, "b", NOT_LONG);
-        assert!(matches!(refused, Err(EpochError::Overtaken { newest: 2 })), "{refused:?}");
-        assert!(matches!(directory.close(1, NOT_LONG), Err(EpochError::Overtaken { newest: 2 })));
+        assert!(matches!(refused, Err(EpochError::Fenced { newest: 2 })), "{refused:?}");
+        assert!(matches!(directory.close(1, NOT_LONG), Err(EpochError::Fenced { newest: 2 })));
         let other = job(&root);
         directory.close(2, NOT_LONG).unwrap();
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
         assert!(matches!(other.begin(3, "c", NOT_LONG), Err(EpochError::Ended)), "its directory has gone");
         assert!(matches!(other.close(2, NOT_LONG), Err(EpochError::Ended)), "closed before");
-        let before = JobDirectory::open(&root, JOB, Beginning::Before);
+        let before = SharedJobDirectory::open(&root, JOB, Beginning::Before);
         assert_eq!(before.unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
@@ -637,11 +637,11 @@ mod tests {
         let (home, root) = place();
         let _epoch = job(&root).begin(1, "a", NOT_LONG).unwrap();
         let job_name = name(&format!("{JOB_PREFIX}{JOB}"));
-        assert!(is_job_directory(root.as_fd(), job_name.as_bytes()));
+        assert!(is_shared_job_directory(root.as_fd(), job_name.as_bytes()));
         let file = ".zmove-job-0808080808080808080808080808080808";
         std::fs::write(home.path().join(&file[..43]), "x").unwrap();
         for other in [".zmove-job-", ".zmove-job-7", &file[..43], "job"] {
-            assert!(!is_job_directory(root.as_fd(), other.as_bytes()), "{other}");
+            assert!(!is_shared_job_directory(root.as_fd(), other.as_bytes()), "{other}");
         }
         crate::abandoned::remove_abandoned(&Tree::at(Arc::clone(&root)), &RelPath::root(), root.as_fd());
         assert!(home.path().join(job_name.as_os_str()).exists());
@@ -654,7 +654,7 @@ mod tests {
         let (home, root) = place();
         let [slow, fast, late] = ["a", "b", "c"].map(|own| job(&root).begin(1, own, NOT_LONG).unwrap());
         let part = name("p");
-        let open = |epoch: &Epoch| epoch.open_part(&part, 4, Direct::Off).unwrap();
+        let open = |epoch: &EpochSession| epoch.open_part(&part, 4, Direct::Off).unwrap();
         let [of_slow, of_fast] = [&slow, &fast].map(open);
         std::os::unix::fs::FileExt::write_all_at(of_fast.file(), b"data", 0).unwrap();
         let file_name = name("f");

@@ -24,28 +24,32 @@ pub(crate) mod session;
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
 
-use zmove_disk::{EpochError, OVERTAKEN};
+use zmove_disk::{EpochError, FENCED};
 use zmove_types::{Metadata, RelPath, Root};
 use zmove_wire::{
-    Batch, BatchEntry, EntryFault, FileHead, JobOrder, JobResult, Operation, WireError, WorkEnd,
+    Batch, BatchEntry, EntryFault, FileHead, Operation, SharedJobOrder, SharedJobResult, WireError, WorkEnd,
 };
 
-use crate::job::flushing::flush_file_systems;
-use crate::job::session::{JobSession, PATIENCE};
+use crate::shared_job::flushing::flush_file_systems;
+use crate::shared_job::session::{PATIENCE, SharedJobSession};
 use crate::store::failure::{Failure, failed_to, failure};
 use crate::store::publishing::publish_all;
 use crate::store::target::keeper::At;
 use crate::store::transfer::Transfer;
 
-impl JobSession {
+impl SharedJobSession {
     /// Does what the sender orders.
     ///
     /// # Errors
     /// The order makes no sense.
-    pub(crate) fn obey(&self, transfer: &Transfer, order: JobOrder) -> Result<JobResult, WireError> {
+    pub(crate) fn obey(
+        &self,
+        transfer: &Transfer,
+        order: SharedJobOrder,
+    ) -> Result<SharedJobResult, WireError> {
         let done = match order {
-            JobOrder::End(end) => self.end(transfer, end).map(|()| JobResult::Done),
-            JobOrder::Commit { head, root } => {
+            SharedJobOrder::End(end) => self.end(transfer, end).map(|()| SharedJobResult::Done),
+            SharedJobOrder::Commit { head, root } => {
                 let head = FileHead::decode(&head)?;
                 if head.path.is_root() {
                     return Err(WireError::OutOfOrder { what: "a file without a name" });
@@ -53,21 +57,21 @@ impl JobSession {
                 transfer.top_names.check(&head.path)?;
                 self.commit(transfer, &head, root.map(Root))
             }
-            JobOrder::SetDirectories { head } => {
+            SharedJobOrder::SetDirectories { head } => {
                 let batch = Batch::decode(&head, 0)?;
                 transfer.top_names.check_batch(&batch)?;
                 self.set_directories(transfer, directories(batch)?)
             }
-            JobOrder::Count => self.count(&transfer.quota).map(JobResult::Counted),
-            JobOrder::Close => self.close().map(|()| JobResult::Done),
+            SharedJobOrder::Count => self.count(&transfer.quota).map(SharedJobResult::Counted),
+            SharedJobOrder::Close => self.close().map(|()| SharedJobResult::Done),
         };
         Ok(done.unwrap_or_else(|(operation, error)| {
             let (operation, code) = failure(operation, &error);
-            JobResult::Failed(operation, code)
+            SharedJobResult::Failed(operation, code)
         }))
     }
 
-    /// Ends a piece of work, all of which has been reported as stored.
+    /// Ends a work item, all of which has been reported as stored.
     fn end(&self, transfer: &Transfer, end: WorkEnd) -> Result<(), Failure> {
         if let Err(failed) = self.flush(transfer) {
             self.check(Operation::Rename)?;
@@ -80,7 +84,7 @@ impl JobSession {
 
     /// Fails where a newer epoch has begun, or the job has ended.
     fn check(&self, operation: Operation) -> Result<(), Failure> {
-        if self.epoch.is_overtaken() { Err((operation, OVERTAKEN.into())) } else { Ok(()) }
+        if self.epoch.is_fenced() { Err((operation, FENCED.into())) } else { Ok(()) }
     }
 
     /// Names and flushes what has come. One flush does for all who wait for it.
@@ -108,7 +112,7 @@ impl JobSession {
         &self,
         transfer: &Transfer,
         mut directories: Vec<Directory>,
-    ) -> Result<JobResult, Failure> {
+    ) -> Result<SharedJobResult, Failure> {
         self.check(Operation::SetMetadata)?;
         directories.sort_by_key(|directory| Reverse(directory.path.depth()));
         let target = &transfer.target;
@@ -123,14 +127,14 @@ impl JobSession {
         };
         let faults = directories.iter().filter_map(set).collect();
         flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
-        Ok(JobResult::DirectoriesSet(faults))
+        Ok(SharedJobResult::DirectoriesSet(faults))
     }
 
     fn close(&self) -> Result<(), Failure> {
         let cannot = failed_to(Operation::Delete);
         self.directory.close(self.number, PATIENCE).map_err(|error| match error {
             // of the latter somebody else has closed it
-            EpochError::Overtaken { .. } | EpochError::Ended => cannot(OVERTAKEN.into()),
+            EpochError::Fenced { .. } | EpochError::Ended => cannot(FENCED.into()),
             EpochError::Older { source, .. } | EpochError::Io(source) => cannot(source),
             _ => cannot(rustix::io::Errno::IO.into()),
         })

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  journals ──► look ─┬─ named ────────────────────────────────────────────────────────────┐
-//!                     ├─ part ──► a group missing? told ──► metadata, flush ──► rename ──► parent flushed, recorded
+//!                     ├─ part ──► a group missing? told ──► metadata, flush ──► rename ──► parent flushed
 //!                     └─ neither ──► all groups are told as missing
 //! ```
 //!
@@ -21,17 +21,17 @@ use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use zmove_disk::{FileIdentity, NewFiles, OVERTAKEN, set_file_mtime};
+use zmove_disk::{FENCED, FileIdentity, NewFiles, set_file_mtime};
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Name, RelPath, Root, Timestamp};
 use zmove_wire::limits::MISSING_RANGES_MAX;
-use zmove_wire::{FaultCode, FileHead, JobResult, Operation};
+use zmove_wire::{FaultCode, FileHead, Operation, SharedJobResult};
 
-use crate::job::flushing::flush_file_systems;
-use crate::job::journals;
-use crate::job::session::JobSession;
 use crate::quota::{Booking, Quota};
-use crate::resume::journal::{Committed, JobJournal, SourceVersion, birth_of};
+use crate::resume::journal::{SourceVersion, UnfinishedFile, birth_of};
 use crate::resume::parts::{shared_name, source_of};
+use crate::shared_job::flushing::flush_file_systems;
+use crate::shared_job::journals;
+use crate::shared_job::session::SharedJobSession;
 use crate::store::failure::{ALREADY_THERE, Failure, failed_to};
 use crate::store::large_files::came::Came;
 use crate::store::target::keeper::At;
@@ -97,14 +97,14 @@ impl Groups<'_> {
     }
 }
 
-impl JobSession {
+impl SharedJobSession {
     /// Gives a file its name.
     pub(super) fn commit(
         &self,
         transfer: &Transfer,
         head: &FileHead,
         named: Option<Root>,
-    ) -> Result<JobResult, Failure> {
+    ) -> Result<SharedJobResult, Failure> {
         let path = transfer.target.final_path(head);
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err((Operation::Rename, Errno::ISDIR.into()));
@@ -116,16 +116,16 @@ impl JobSession {
         self.epoch.check(&directory).map_err(failed_to(Operation::MakeDirectory))?;
         let place = Place { part: shared_name(&path, &source), path, directory, name };
         match self.look(&place, head, &groups).map_err(failed_to(Operation::Read))? {
-            Found::Named(inode) => self.record(transfer, &place, source, inode),
+            Found::Named(inode) => flush_name(transfer, &place, inode),
             Found::Part(part) => self.publish(transfer, (head, named), &place, (&part, &groups)),
             Found::Neither => {
                 self.check(Operation::Rename)?;
                 let missing = missing(head, &Came::new(&transfer.quota));
                 // one that is all holes has to be begun as well
                 Ok(if missing.is_empty() {
-                    JobResult::Failed(Operation::Verify, FaultCode::Incomplete)
+                    SharedJobResult::Failed(Operation::Verify, FaultCode::Incomplete)
                 } else {
-                    JobResult::Missing(missing)
+                    SharedJobResult::Missing(missing)
                 })
             }
         }
@@ -148,24 +148,24 @@ impl JobSession {
         (head, named): (&FileHead, Option<Root>),
         place: &Place,
         (part, groups): (&File, &Groups<'_>),
-    ) -> Result<JobResult, Failure> {
+    ) -> Result<SharedJobResult, Failure> {
         let written = Written::of(part).map_err(failed_to(Operation::Read))?;
         let (inode, came) = (written.inode, groups.of(written).map_err(failed_to(Operation::Read))?);
         let came = came.unwrap_or_else(|| Came::new(&transfer.quota));
         let missing = missing(head, &came);
         if !missing.is_empty() {
-            return Ok(JobResult::Missing(missing));
+            return Ok(SharedJobResult::Missing(missing));
         }
         if let (Some(named), Some(found)) = (named, came.root(head.bytes))
             && named != found
         {
-            return Ok(JobResult::Failed(Operation::Verify, FaultCode::OtherRoot));
+            return Ok(SharedJobResult::Failed(Operation::Verify, FaultCode::OtherRoot));
         }
         finish(transfer, (part, head), place)?;
         let Place { directory, name, .. } = place;
         if transfer.target.may_not_be_replaced(directory, name, head.metadata.mtime) {
             let (operation, code) = ALREADY_THERE;
-            return Ok(JobResult::Failed(operation, code));
+            return Ok(SharedJobResult::Failed(operation, code));
         }
         let replace = transfer.target.rules.replaces();
         match self.epoch.publish_part((&place.part, part), (directory, name), replace) {
@@ -180,20 +180,20 @@ impl JobSession {
                 let has_it = FileIdentity::at(directory, name).is_ok_and(|there| there.inode == inode);
                 if !has_it {
                     let is_gone = matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::STALE));
-                    let error = if is_gone && self.epoch.is_overtaken() { OVERTAKEN.into() } else { error };
+                    let error = if is_gone && self.epoch.is_fenced() { FENCED.into() } else { error };
                     return Err((Operation::Rename, error));
                 }
             }
         }
-        self.record(transfer, place, source_of(head), inode)
+        flush_name(transfer, place, inode)
     }
 
     /// The groups of a file that count in this epoch.
     fn groups<'a>(&self, path: &RelPath, source: &SourceVersion, quota: &'a Quota) -> io::Result<Groups<'a>> {
         let mut groups = Groups { of: Vec::new(), quota, held: quota.book_nothing() };
         let is_wanted = |other: &RelPath, version: &SourceVersion| other == path && version == source;
-        let take = |journal: JobJournal| {
-            for file in journal.files {
+        let take = |files: Vec<UnfinishedFile>| {
+            for file in files {
                 let flushed = file.groups.into_iter().filter(|(_, (_, is_flushed))| *is_flushed);
                 let flushed: Vec<_> = flushed.map(|(index, (cv, _))| (index, cv)).collect();
                 let bytes = size_of_val(&flushed[..]);
@@ -206,24 +206,13 @@ impl JobSession {
         journals::read(self.directory.fd(), epoch, is_wanted, |_end| Ok(()), take)?;
         Ok(groups)
     }
+}
 
-    /// Flushes the directory in which a file has its name, and records that it has.
-    fn record(
-        &self,
-        transfer: &Transfer,
-        place: &Place,
-        source: SourceVersion,
-        inode: u64,
-    ) -> Result<JobResult, Failure> {
-        let committed = Committed { path: place.path.clone(), source, inode };
-        let recorded = || -> io::Result<()> {
-            rustix::fs::fsync(&place.directory)?;
-            flush_file_systems(transfer)?;
-            transfer.parts.record_work(|journal| journal.committed(committed))
-        };
-        recorded().map_err(failed_to(Operation::Flush))?;
-        Ok(JobResult::Committed { inode })
-    }
+/// Flushes the directory in which a file has its name.
+fn flush_name(transfer: &Transfer, place: &Place, inode: u64) -> Result<SharedJobResult, Failure> {
+    let flushed = rustix::fs::fsync(&place.directory).map_err(io::Error::from);
+    flushed.and_then(|()| flush_file_systems(transfer)).map_err(failed_to(Operation::Flush))?;
+    Ok(SharedJobResult::Committed { inode })
 }
 
 /// The inode of the file that has the name, where that is this file. A name that nothing has is no error; what cannot

@@ -1,4 +1,4 @@
-//! The names of the directories of [jobs](crate::JobDirectory) that several hosts write.
+//! The names of the directories of [jobs](crate::SharedJobDirectory) that several hosts write.
 
 use std::os::fd::BorrowedFd;
 
@@ -10,7 +10,7 @@ pub(crate) const JOB_PREFIX: &str = ".zmove-job-";
 
 /// Whether an entry is a job's directory, as far as its name and kind tell.
 #[must_use]
-pub fn is_job_directory(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
+pub fn is_shared_job_directory(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
     // The name first: most are others, and need no look.
     let is_named = name.strip_prefix(JOB_PREFIX.as_bytes()).and_then(from_hex::<16>).is_some();
     let stat = |name: Name| rustix::fs::statat(parent, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW).ok();

@@ -1,27 +1,27 @@
 //! How far a job is: what the journals of all its receivers say has ended, of all epochs. What has ended stays so, also
-//! where its writer was overtaken later.
+//! where its writer was fenced off later.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use rustix::io::Errno;
 use zmove_types::WorkId;
-use zmove_wire::{JobCount, Operation, WorkEnd};
+use zmove_wire::{Operation, SharedJobCount, WorkEnd};
 
-use crate::job::journals;
-use crate::job::session::JobSession;
 use crate::quota::Quota;
+use crate::shared_job::journals;
+use crate::shared_job::session::SharedJobSession;
 use crate::store::failure::{Failure, failed_to};
 
-/// What has ended, each piece of work once.
+/// What has ended, each work item once.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     work: HashMap<WorkId, WorkEnd>,
-    doubles: u64,
+    repeats: u64,
     contradictions: u64,
 }
 
-/// The memory of a piece of work in a table that has just grown.
+/// The memory of a work item in a table that has just grown.
 const WORK_BYTES: usize = 2 * size_of::<(WorkId, WorkEnd)>();
 
 impl Ended {
@@ -34,7 +34,7 @@ impl Ended {
                 true
             }
             Entry::Occupied(mut before) => {
-                self.doubles += 1;
+                self.repeats += 1;
                 self.contradictions += u64::from(*before.get() != end);
                 if end.children > before.get().children {
                     before.insert(end);
@@ -44,13 +44,16 @@ impl Ended {
         }
     }
 
-    pub(super) fn count(&self) -> JobCount {
-        let mut count =
-            JobCount { doubles: self.doubles, contradictions: self.contradictions, ..JobCount::default() };
+    pub(super) fn count(&self) -> SharedJobCount {
+        let mut count = SharedJobCount {
+            repeats: self.repeats,
+            contradictions: self.contradictions,
+            ..SharedJobCount::default()
+        };
         for end in self.work.values() {
-            count.ended += 1;
-            count.announced = count.announced.saturating_add(end.children);
-            count.unannounced += u64::from(!self.work.contains_key(&end.parent));
+            count.work_ended += 1;
+            count.work_announced = count.work_announced.saturating_add(end.children);
+            count.work_without_parent += u64::from(!self.work.contains_key(&end.parent));
             count.files = count.files.saturating_add(end.files);
             count.bytes = count.bytes.saturating_add(end.bytes);
         }
@@ -58,10 +61,10 @@ impl Ended {
     }
 }
 
-impl JobSession {
+impl SharedJobSession {
     /// Reads all journals. They go at the end of the job, after the directories of all epochs: while that of this
     /// session is there, none has gone.
-    pub(super) fn count(&self, quota: &Quota) -> Result<JobCount, Failure> {
+    pub(super) fn count(&self, quota: &Quota) -> Result<SharedJobCount, Failure> {
         let mut held = quota.book_nothing();
         let mut ended = Ended::default();
         let take = |end| {
@@ -87,7 +90,7 @@ mod tests {
         WorkEnd { work, parent, children, files: 1, bytes: 10 }
     }
 
-    fn count(ends: &[WorkEnd]) -> JobCount {
+    fn count(ends: &[WorkEnd]) -> SharedJobCount {
         let mut ended = Ended::default();
         ends.iter().for_each(|end| {
             ended.take(*end);
@@ -99,8 +102,14 @@ mod tests {
     fn work_that_has_ended_twice_counts_once() {
         let ends = [end(1, 1, 2), end(2, 1, 0), end(3, 1, 0), end(2, 1, 0), end(1, 1, 2)];
         let counted = count(&ends);
-        let expected =
-            JobCount { ended: 3, announced: 2, files: 3, bytes: 30, doubles: 2, ..JobCount::default() };
+        let expected = SharedJobCount {
+            work_ended: 3,
+            work_announced: 2,
+            files: 3,
+            bytes: 30,
+            repeats: 2,
+            ..SharedJobCount::default()
+        };
         assert!(counted == expected && counted.is_finished(), "{counted:?}");
     }
 
@@ -108,7 +117,7 @@ mod tests {
     fn of_two_ends_that_differ_the_one_that_announces_more_counts() {
         for ends in [[end(1, 1, 1), end(1, 1, 2)], [end(1, 1, 2), end(1, 1, 1)]] {
             let counted = count(&ends);
-            assert_eq!((counted.announced, counted.doubles, counted.contradictions), (2, 1, 1));
+            assert_eq!((counted.work_announced, counted.repeats, counted.contradictions), (2, 1, 1));
             assert!(!counted.is_finished());
         }
     }
@@ -117,24 +126,24 @@ mod tests {
     #[test]
     fn work_whose_announcer_has_not_ended_finishes_nothing() {
         let counted = count(&[end(2, 1, 0)]);
-        assert!(counted.unannounced == 1 && !counted.is_finished(), "{counted:?}");
+        assert!(counted.work_without_parent == 1 && !counted.is_finished(), "{counted:?}");
     }
 
     proptest! {
         /// Of a tree of work any part is lost, doubled and put in any order: it is finished when no end is missing, and
         /// not before.
         #[test]
-        fn a_job_is_finished_when_each_piece_has_ended(
+        fn a_job_is_finished_when_each_work_item_has_ended(
             parents in proptest::collection::vec(any::<u8>(), 0..20),
             told in proptest::collection::vec(any::<u8>(), 0..80),
         ) {
-            let pieces = u8::try_from(parents.len()).unwrap() + 1;
-            let parent = |piece: u8| if piece == 0 { 0 } else { parents[usize::from(piece) - 1] % piece };
-            let children = |piece: u8| (1..pieces).filter(|child| parent(*child) == piece).count() as u64;
-            let ends: Vec<_> = told.into_iter().map(|piece| piece % pieces).collect();
-            let all = (0..pieces).all(|piece| ends.contains(&piece));
+            let items = u8::try_from(parents.len()).unwrap() + 1;
+            let parent = |item: u8| if item == 0 { 0 } else { parents[usize::from(item) - 1] % item };
+            let children = |item: u8| (1..items).filter(|child| parent(*child) == item).count() as u64;
+            let ends: Vec<_> = told.into_iter().map(|item| item % items).collect();
+            let all = (0..items).all(|item| ends.contains(&item));
             let ends: Vec<_> =
-                ends.into_iter().map(|piece| end(piece, parent(piece), children(piece))).collect();
+                ends.into_iter().map(|item| end(item, parent(item), children(item))).collect();
             assert_eq!(count(&ends).is_finished(), all);
         }
     }

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use zmove_disk::{Beginning, Epoch, EpochError, JobDirectory, Nursery, Tree};
+use zmove_disk::{Beginning, EpochError, EpochSession, SharedJobDirectory, StagingPlace, Tree};
 use zmove_types::{Lock, RelPath};
-use zmove_wire::{Compare, Durability, Extraneous, JobPart, Open, Proof, Refusal, RefusalCode};
+use zmove_wire::{Compare, Durability, Extraneous, Open, Proof, Refusal, RefusalCode, SharedJobOpening};
 
-use crate::job::journals;
 use crate::resume::journal::{Begin, Journal};
+use crate::shared_job::journals;
 
 /// The part that a session has in a job.
 #[derive(Debug)]
-pub(crate) struct JobSession {
-    pub(super) directory: JobDirectory,
-    pub(super) epoch: Arc<Epoch>,
+pub(crate) struct SharedJobSession {
+    pub(super) directory: SharedJobDirectory,
+    pub(super) epoch: Arc<EpochSession>,
     pub(super) number: u64,
     pub(super) flushes: Flushes,
 }
@@ -61,24 +61,24 @@ pub(crate) fn not_in_a_job(what: &str) -> Refusal {
 
 fn refuse(error: &EpochError) -> Refusal {
     let code = match error {
-        EpochError::Overtaken { .. } | EpochError::Ended => RefusalCode::Denied,
+        EpochError::Fenced { .. } | EpochError::Ended => RefusalCode::Denied,
         EpochError::Older { .. } => RefusalCode::Busy,
         _ => RefusalCode::Target,
     };
     Refusal { code, text: error.to_string() }
 }
 
-impl JobSession {
+impl SharedJobSession {
     /// Begins the part of a session in a job, with its journal: older epochs end here.
     pub(crate) fn begin(
         target: &Tree,
-        &JobPart { job, epoch: number, may_begin, .. }: &JobPart,
+        &SharedJobOpening { job, epoch: number, may_begin, .. }: &SharedJobOpening,
         begin: &Begin,
         journal_bytes_max: u64,
     ) -> Result<(Self, Journal), Refusal> {
         let beginning = if may_begin { Beginning::Allowed } else { Beginning::Before };
         let root = target.open_directory(&RelPath::root()).map_err(EpochError::from);
-        let opened = root.and_then(|root| Ok(JobDirectory::open(&root, job, beginning)?));
+        let opened = root.and_then(|root| Ok(SharedJobDirectory::open(&root, job, beginning)?));
         let directory = opened.map_err(|error| match error {
             EpochError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
                 let text = format!("job {job} is not under way at this target: it has ended, or never begun");
@@ -99,12 +99,12 @@ impl JobSession {
     }
 
     /// Where the session makes its entries.
-    pub(crate) fn nursery(&self) -> Nursery {
-        Nursery::Epoch(Arc::clone(&self.epoch))
+    pub(crate) fn staging_place(&self) -> StagingPlace {
+        StagingPlace::Epoch(Arc::clone(&self.epoch))
     }
 
     /// The epoch.
-    pub(crate) fn epoch(&self) -> &Arc<Epoch> {
+    pub(crate) fn epoch(&self) -> &Arc<EpochSession> {
         &self.epoch
     }
 }

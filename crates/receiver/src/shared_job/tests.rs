@@ -1,5 +1,7 @@
 //! Sessions of several receivers in one directory, over the memory transport.
 
+mod mover;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -10,22 +12,23 @@ use std::sync::atomic::AtomicU64;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zmove_chunk::{file_root, group_cv, seal};
-use zmove_disk::{Beginning, JobDirectory, Replace, Tree};
+use zmove_disk::{Beginning, Replace, SharedJobDirectory, Tree};
 use zmove_transport::{ControlWriter, Frame, Inbox, LaneSink, memory_control, memory_lane};
 use zmove_types::{
-    Buffer, BufferPool, Cv, FileId, GROUP_BYTES, ItemId, JobId, Kinds, Name, StageClock, Timestamp,
+    Buffer, BufferPool, Cv, FileId, GROUP_BYTES, ItemId, Kinds, Name, SharedJobId, StageClock, Timestamp,
     TransferId, WorkId,
 };
 use zmove_wire::{
-    Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind, JobAnswer,
-    JobCount, JobPart, JobWord, Keeping, NodeName, Open, Proof, Purpose, Refusal, RefusalCode, ToReceiver,
-    ToSender, Version, decode_message, encode_message,
+    Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind, Keeping,
+    NodeName, Open, Proof, Purpose, Refusal, RefusalCode, SharedJobAnswer, SharedJobCount, SharedJobOpening,
+    SharedJobRequest, ToReceiver, ToSender, Version, decode_message, encode_message,
 };
 
+use self::mover::Mover;
 use super::*;
 use crate::config::ReceiverConfig;
 use crate::quota::Quota;
-use crate::resume::journal::{JobJournal, Journal, Part};
+use crate::resume::journal::{Journal, Part, UnfinishedFile};
 use crate::resume::parts::{Parts, begin, shared_name, source_of};
 use crate::session::connections::SessionReport;
 use crate::store::placer::Placer;
@@ -44,21 +47,7 @@ fn shuffled(count: u32, mut seed: u64) -> Vec<u32> {
     order
 }
 
-const JOB: JobId = JobId([3; 16]);
-
-/// A sender with a receiver of its own.
-struct Mover {
-    writer: ControlWriter,
-    inbox: Inbox<ToSender>,
-    lane: Box<dyn LaneSink>,
-    clock: StageClock,
-    items: u64,
-    session: JoinHandle<Result<SessionReport, SessionError>>,
-    faults: Vec<FaultCode>,
-    answers: BTreeMap<u64, JobResult>,
-    published: usize,
-    orders: u64,
-}
+const JOB: SharedJobId = SharedJobId([3; 16]);
 
 fn name(text: &str) -> Name {
     Name::from_bytes(text.as_bytes()).unwrap()
@@ -68,12 +57,12 @@ fn path(text: &str) -> RelPath {
     RelPath::from_bytes(text.as_bytes()).unwrap()
 }
 
-fn part(epoch: u64) -> JobPart {
-    JobPart { job: JOB, epoch, may_begin: true, node: NodeName::new("n").unwrap() }
+fn part(epoch: u64) -> SharedJobOpening {
+    SharedJobOpening { job: JOB, epoch, may_begin: true, node: NodeName::new("n").unwrap() }
 }
 
-fn open(job: Option<JobPart>) -> Open {
-    Open { durability: Durability::End, job: job.map(Box::new), ..Open::new(Vec::new(), rand_run()) }
+fn open(job: Option<SharedJobOpening>) -> Open {
+    Open { durability: Durability::End, shared_job: job.map(Box::new), ..Open::new(Vec::new(), rand_run()) }
 }
 
 /// Each session is of a run of its own.
@@ -125,161 +114,6 @@ fn head(to: &str, contents: &[u8]) -> FileHead {
     }
 }
 
-impl Mover {
-    async fn open(root: &Path, epoch: u64) -> Self {
-        Self::try_open(root, open(Some(part(epoch)))).await.unwrap()
-    }
-
-    async fn try_open(root: &Path, open: Open) -> Result<Self, Refusal> {
-        let ((mut reader, mut writer), control) = memory_control();
-        let (lanes_in, lanes) = mpsc::channel(1);
-        let (lane, source) = memory_lane();
-        lanes_in.try_send(source).unwrap();
-        let access = WriteAccess::Beneath(vec![root.to_owned()]);
-        let config = ReceiverConfig { shared_jobs: true, ..ReceiverConfig::default() };
-        let session = Session::new(TransferId(open.run), Version::NEWEST, control, lanes);
-        let session = Session { access, config, ..session };
-        let session = tokio::spawn(run_session(session, std::future::pending()));
-        writer.send(&encode_message(&open.into_message(Version::NEWEST))).await.unwrap();
-        reader.greeting().await.unwrap();
-        let mut inbox = reader.into_inbox(decode_message::<ToSender>, 64);
-        loop {
-            match inbox.recv().await.unwrap().unwrap() {
-                ToSender::Refused(refusal) => return Err(refusal),
-                ToSender::Opened(_) | ToSender::OpenedWith(..) => break,
-                _ => {}
-            }
-        }
-        Ok(Self {
-            writer,
-            inbox,
-            lane,
-            clock: StageClock::default(),
-            items: 0,
-            session,
-            faults: Vec::new(),
-            answers: BTreeMap::new(),
-            published: 0,
-            orders: 0,
-        })
-    }
-
-    fn send(&mut self, frame: Frame) {
-        tokio::task::block_in_place(|| self.lane.send(frame, &mut self.clock.start()).unwrap());
-    }
-
-    fn item(&mut self) -> ItemId {
-        self.items += 1;
-        ItemId(self.items - 1)
-    }
-
-    fn batch(&mut self, directory: &str, entries: Vec<BatchEntry>, data: &[u8]) {
-        let groups = vec![DirectoryGroup { directory: path(directory), entries }];
-        let head = Batch { groups }.encode();
-        let content = *blake3::hash(&head).as_bytes();
-        let header = FrameHeader { kind: FrameKind::Batch, item: self.item(), ..FrameHeader::default() };
-        self.send(frame(header, head, &content, data));
-    }
-
-    fn declare(&mut self, file: u64, head: &FileHead) {
-        let head = head.encode();
-        let content = *blake3::hash(&head).as_bytes();
-        let header = FrameHeader { kind: FrameKind::Declare, file: FileId(file), ..FrameHeader::default() };
-        self.send(frame(header, head, &content, &[]));
-    }
-
-    fn chunk(&mut self, file: u64, group: u32, contents: &[u8]) {
-        let at = usize::try_from(GROUP_BYTES).unwrap() * group as usize;
-        let data = &contents[at..contents.len().min(at + usize::try_from(GROUP_BYTES).unwrap())];
-        let item = self.item();
-        let header =
-            FrameHeader { kind: FrameKind::Chunk, file: FileId(file), group, item, ..FrameHeader::default() };
-        self.send(frame(header, Vec::new(), &group_cv(group, data).0, data));
-    }
-
-    /// Takes what the receiver says next; false when it says nothing more.
-    async fn hear(&mut self, stored: &mut usize) -> bool {
-        let Some(Ok(message)) = self.inbox.recv().await else { return false };
-        match message {
-            ToSender::Stored(told) => {
-                *stored += told.items.len();
-                let files = told.files.iter().filter_map(|file| file.fault);
-                self.faults.extend(files.map(|(_, code)| code));
-                self.faults.extend(told.items.iter().flat_map(|item| &item.faults).map(|fault| fault.code));
-            }
-            ToSender::Published { items } => {
-                self.published += items.len();
-                self.faults.extend(items.iter().flat_map(|item| &item.faults).map(|fault| fault.code));
-            }
-            ToSender::Fault(fault) => self.faults.push(fault.code),
-            ToSender::Job(JobAnswer { number, result }) => drop(self.answers.insert(number, result)),
-            _ => {}
-        }
-        true
-    }
-
-    /// Waits until so many more items are stored.
-    async fn stored(&mut self, items: usize) {
-        let mut stored = 0;
-        while stored < items {
-            assert!(self.hear(&mut stored).await, "broken off");
-        }
-    }
-
-    async fn say(&mut self, order: JobOrder) -> u64 {
-        self.orders += 1;
-        let word = JobWord { number: self.orders, order };
-        self.writer.send(&encode_message(&ToReceiver::Job(word))).await.unwrap();
-        self.orders
-    }
-
-    async fn answer(&mut self, number: u64) -> JobResult {
-        loop {
-            if let Some(result) = self.answers.remove(&number) {
-                return result;
-            }
-            assert!(self.hear(&mut 0).await, "broken off");
-        }
-    }
-
-    async fn order(&mut self, order: JobOrder) -> JobResult {
-        let number = self.say(order).await;
-        self.answer(number).await
-    }
-
-    async fn end(&mut self, work: u8, parent: u8, children: u64) -> JobResult {
-        let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
-        self.order(JobOrder::End(WorkEnd { work, parent, children, files: 1, bytes: 10 })).await
-    }
-
-    async fn commit(&mut self, head: &FileHead, contents: &[u8]) -> JobResult {
-        let root = Some(file_root(contents).0);
-        self.order(JobOrder::Commit { head: head.encode(), root }).await
-    }
-
-    async fn count(&mut self) -> JobCount {
-        match self.order(JobOrder::Count).await {
-            JobResult::Counted(count) => count,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// Ends the session well.
-    async fn finish(mut self) {
-        let announce = ToReceiver::Announce { items: self.items, mismatches: 0 };
-        self.writer.send(&encode_message(&announce)).await.unwrap();
-        while self.hear(&mut 0).await {}
-        drop((self.writer, self.inbox, self.lane));
-        self.session.await.unwrap().unwrap();
-    }
-
-    /// Ends it as if the sender had died.
-    async fn die(self) {
-        drop((self.writer, self.inbox, self.lane));
-        self.session.await.unwrap().unwrap_err();
-    }
-}
-
 /// Mode, group, time, contents and access control list of an entry; of directories neither mode nor time.
 type Shown = (u32, u32, Option<i64>, Vec<u8>, Vec<u8>);
 
@@ -326,39 +160,45 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         lost.declare(5, &head);
         order[..4].iter().for_each(|group| lost.chunk(5, *group, &contents));
         lost.stored(4).await;
-        assert_eq!(lost.end(1, 1, 0).await, JobResult::Done);
+        assert_eq!(lost.end(1, 1, 0).await, SharedJobResult::Done);
         lost.die().await;
         let (mut one, mut other) = (Mover::open(home.path(), 2).await, Mover::open(home.path(), 2).await);
-        assert_eq!(one.commit(&head, &contents).await, JobResult::Missing(vec![(0, 7)]), "of an older epoch");
+        assert_eq!(
+            one.commit(&head, &contents).await,
+            SharedJobResult::Missing(vec![(0, 7)]),
+            "of an older epoch"
+        );
         one.declare(1, &head);
         other.declare(9, &head);
         // one group comes twice
         order[..4].iter().for_each(|group| one.chunk(1, *group, &contents));
         one.stored(4).await;
-        assert_eq!(one.end(1, 1, 1).await, JobResult::Done);
-        let JobResult::Missing(missing) = one.commit(&head, &contents).await else { panic!("committed") };
+        assert_eq!(one.end(1, 1, 1).await, SharedJobResult::Done);
+        let SharedJobResult::Missing(missing) = one.commit(&head, &contents).await else {
+            panic!("committed")
+        };
         let missing = missing.into_iter().flat_map(|(first, count)| first..first + count);
         assert_eq!(missing.collect::<BTreeSet<_>>(), order[4..].iter().copied().collect());
         assert!(!home.path().join("d/e/large").exists());
         order[3..].iter().for_each(|group| other.chunk(9, *group, &contents));
         other.stored(4).await;
-        assert_eq!(other.end(2, 1, 0).await, JobResult::Done);
-        let wrong = JobOrder::Commit { head: head.encode(), root: Some([1; 32]) };
-        assert_eq!(one.order(wrong).await, JobResult::Failed(Operation::Verify, FaultCode::OtherRoot));
+        assert_eq!(other.end(2, 1, 0).await, SharedJobResult::Done);
+        let wrong = SharedJobOrder::Commit { head: head.encode(), root: Some([1; 32]) };
+        assert_eq!(one.order(wrong).await, SharedJobResult::Failed(Operation::Verify, FaultCode::OtherRoot));
         let committed = tokio::join!(one.commit(&head, &contents), other.commit(&head, &contents));
         let there = std::fs::metadata(home.path().join("d/e/large")).unwrap();
-        let expected = JobResult::Committed { inode: there.ino() };
+        let expected = SharedJobResult::Committed { inode: there.ino() };
         assert_eq!(committed, (expected.clone(), expected.clone()));
         assert_eq!(other.commit(&head, &contents).await, expected, "again");
         assert_eq!((there.mode() & 0o7777, there.mtime()), (0o640, 77));
         assert!(std::fs::read(home.path().join("d/e/large")).unwrap() == contents);
         let counted = other.count().await;
-        assert!(counted.is_finished() && counted.doubles == 1 && counted.contradictions == 1, "{counted:?}");
+        assert!(counted.is_finished() && counted.repeats == 1 && counted.contradictions == 1, "{counted:?}");
         one.finish().await;
-        assert_eq!(other.order(JobOrder::Close).await, JobResult::Done);
-        let overtaken = |operation| JobResult::Failed(operation, FaultCode::Overtaken);
-        assert_eq!(other.order(JobOrder::Close).await, overtaken(Operation::Delete));
-        assert_eq!(other.order(JobOrder::Count).await, overtaken(Operation::Read), "of no journals");
+        assert_eq!(other.order(SharedJobOrder::Close).await, SharedJobResult::Done);
+        let fenced = |operation| SharedJobResult::Failed(operation, FaultCode::Fenced);
+        assert_eq!(other.order(SharedJobOrder::Close).await, fenced(Operation::Delete));
+        assert_eq!(other.order(SharedJobOrder::Count).await, fenced(Operation::Read), "of no journals");
         other.finish().await;
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "nothing is left of the job");
     }
@@ -374,7 +214,7 @@ async fn groups_count_when_they_are_flushed() {
     mover.declare(1, &head);
     mover.chunk(1, 0, &contents);
     mover.stored(1).await;
-    assert_eq!(mover.end(1, 1, 0).await, JobResult::Done);
+    assert_eq!(mover.end(1, 1, 0).await, SharedJobResult::Done);
     let name = shared_name(&head.path, &source_of(&head));
     let part = job_directory(home.path()).join(".zmove-epoch-1").join(name.as_os_str());
     let written = std::fs::File::options().write(true).open(&part).unwrap();
@@ -387,9 +227,9 @@ async fn groups_count_when_they_are_flushed() {
     let (path, source) = (head.path.clone(), source_of(&head));
     told.part(4, &Part { path, part: name, source, inode, born: Timestamp::default() }).unwrap();
     told.groups(4, 1, &[group_cv(1, &contents[contents.len() - 1..])]).unwrap();
-    assert_eq!(mover.commit(&head, &contents).await, JobResult::Missing(vec![(1, 1)]));
+    assert_eq!(mover.commit(&head, &contents).await, SharedJobResult::Missing(vec![(1, 1)]));
     told.flushed(told.mark()).unwrap();
-    assert_eq!(mover.commit(&head, &contents).await, JobResult::Committed { inode });
+    assert_eq!(mover.commit(&head, &contents).await, SharedJobResult::Committed { inode });
     assert!(std::fs::read(home.path().join("large")).unwrap() == contents);
     mover.finish().await;
 }
@@ -408,14 +248,16 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     one.declare(1, &head);
     (0..2).for_each(|group| one.chunk(1, group, &contents));
     one.stored(2).await;
-    assert_eq!(one.end(1, 1, 0).await, JobResult::Done);
-    let JobResult::Committed { inode } = one.commit(&head, &contents).await else { panic!("not committed") };
+    assert_eq!(one.end(1, 1, 0).await, SharedJobResult::Done);
+    let SharedJobResult::Committed { inode } = one.commit(&head, &contents).await else {
+        panic!("not committed")
+    };
     let there = home.path().join("large");
     // as if the write of a group before had been late
     std::fs::File::options().write(true).open(&there).unwrap().write_all_at(&contents[..9], 0).unwrap();
     late.chunk(1, 1, &contents);
     late.stored(1).await;
-    assert_eq!(late.end(1, 1, 0).await, JobResult::Done);
+    assert_eq!(late.end(1, 1, 0).await, SharedJobResult::Done);
     let found = there.metadata().unwrap();
     assert_eq!((found.ino(), found.mtime()), (inode, 77));
     assert!(std::fs::read(&there).unwrap() == contents);
@@ -426,7 +268,7 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
 
 /// The receiver has stored a batch when the next epoch begins.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_receiver_that_was_overtaken_names_nothing_and_ends_no_work() {
+async fn a_receiver_that_was_fenced_off_names_nothing_and_ends_no_work() {
     let home = tempfile::tempdir().unwrap();
     let mut old = Mover::open(home.path(), 1).await;
     let contents = contents(2, 5);
@@ -435,7 +277,7 @@ async fn a_receiver_that_was_overtaken_names_nothing_and_ends_no_work() {
     old.chunk(1, 0, &contents);
     old.batch("", vec![BatchEntry::Directory(name("d"), Metadata::default())], &[]);
     old.stored(2).await;
-    assert_eq!(old.end(1, 1, 1).await, JobResult::Done);
+    assert_eq!(old.end(1, 1, 1).await, SharedJobResult::Done);
     let (_, begun) = tokio::join!(
         async {
             let files: Vec<_> = (0..500).map(|number| file(&format!("f{number}"), 0o600, b"x")).collect();
@@ -449,22 +291,22 @@ async fn a_receiver_that_was_overtaken_names_nothing_and_ends_no_work() {
     old.chunk(1, 1, &contents);
     old.batch("d", vec![file("late", 0o600, b"x")], b"x");
     old.stored(2).await;
-    let overtaken = JobResult::Failed(Operation::Rename, FaultCode::Overtaken);
-    assert_eq!(old.end(2, 1, 0).await, overtaken);
-    assert_eq!(old.commit(&head, &contents).await, overtaken);
-    let refused = old.order(JobOrder::Close).await;
-    assert_eq!(refused, JobResult::Failed(Operation::Delete, FaultCode::Overtaken));
-    assert!(old.faults.contains(&FaultCode::Overtaken), "{:?}", old.faults);
-    assert!(old.faults.iter().all(|code| *code == FaultCode::Overtaken), "{:?}", old.faults);
+    let fenced = SharedJobResult::Failed(Operation::Rename, FaultCode::Fenced);
+    assert_eq!(old.end(2, 1, 0).await, fenced);
+    assert_eq!(old.commit(&head, &contents).await, fenced);
+    let refused = old.order(SharedJobOrder::Close).await;
+    assert_eq!(refused, SharedJobResult::Failed(Operation::Delete, FaultCode::Fenced));
+    assert!(old.faults.contains(&FaultCode::Fenced), "{:?}", old.faults);
+    assert!(old.faults.iter().all(|code| *code == FaultCode::Fenced), "{:?}", old.faults);
     assert!(!home.path().join("d/late").exists());
     assert_eq!(tree(home.path()), before);
     // what had ended before has, and nothing else
-    assert_eq!((new.count().await.ended, new.count().await.announced), (1, 1));
+    assert_eq!((new.count().await.work_ended, new.count().await.work_announced), (1, 1));
     old.finish().await;
     assert_eq!(tree(home.path()), before);
     new.batch("d", vec![file("late", 0o600, b"new")], b"new");
     new.stored(1).await;
-    assert_eq!(new.end(2, 1, 0).await, JobResult::Done);
+    assert_eq!(new.end(2, 1, 0).await, SharedJobResult::Done);
     assert_eq!(std::fs::read(home.path().join("d/late")).unwrap(), b"new");
     assert!(new.count().await.is_finished());
     new.finish().await;
@@ -473,7 +315,7 @@ async fn a_receiver_that_was_overtaken_names_nothing_and_ends_no_work() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
     let home = tempfile::tempdir().unwrap();
-    let stray = JobPart { may_begin: false, ..part(1) };
+    let stray = SharedJobOpening { may_begin: false, ..part(1) };
     let refused = async |open: Open| Mover::try_open(home.path(), open).await.err().unwrap();
     let told = refused(open(Some(stray))).await;
     assert!(told.code == RefusalCode::Denied && told.text.contains("is not under way"), "{told:?}");
@@ -508,12 +350,15 @@ async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
     }
     one.stored(30).await;
     other.stored(30).await;
-    assert_eq!((one.end(1, 1, 1).await, other.end(2, 1, 0).await), (JobResult::Done, JobResult::Done));
+    assert_eq!(
+        (one.end(1, 1, 1).await, other.end(2, 1, 0).await),
+        (SharedJobResult::Done, SharedJobResult::Done)
+    );
     assert_eq!(tree(home.path()).len(), 1 + 30 * 5);
     std::fs::remove_dir_all(home.path().join("a")).unwrap();
     one.batch("a/b29/c/d", vec![file("again", 0o600, b"3")], b"3");
     one.stored(1).await;
-    assert_eq!(one.end(3, 1, 0).await, JobResult::Done);
+    assert_eq!(one.end(3, 1, 0).await, SharedJobResult::Done);
     assert_eq!(std::fs::read(home.path().join("a/b29/c/d/again")).unwrap(), b"3");
     assert!(one.faults.is_empty() && other.faults.is_empty(), "{:?} {:?}", one.faults, other.faults);
     one.finish().await;
@@ -525,9 +370,9 @@ fn transfer(home: &Path) -> Transfer {
     let open = Open { target: home.as_os_str().as_encoded_bytes().to_vec(), ..open(Some(part(1))) };
     let mut target = Target::resolve(&open, &WriteAccess::Anywhere).unwrap();
     let begin = begin(id, String::new(), &target.tree);
-    let (session, journal) = JobSession::begin(&target.tree, &part(1), &begin, u64::MAX).unwrap();
+    let (session, journal) = SharedJobSession::begin(&target.tree, &part(1), &begin, u64::MAX).unwrap();
     let parts = Parts::in_job(Arc::clone(session.epoch()), journal, begin, &Quota::default());
-    target.job = Some(session);
+    target.shared_job = Some(session);
     let (outcomes, _nobody) = mpsc::channel(1);
     Transfer::new((id, Version::NEWEST), &open, (target, parts), &ReceiverConfig::default(), outcomes)
 }
@@ -538,17 +383,17 @@ fn what_has_no_name_when_the_next_epoch_begins_gets_none() {
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let batch = place(&mut placer, files("d", "f", 20));
-    let own = transfer.target.job.as_ref().unwrap().epoch().own();
+    let own = transfer.target.shared_job.as_ref().unwrap().epoch().own();
     let hidden = rustix::fs::Dir::read_from(&**own).unwrap().count() - 2;
     assert_eq!(hidden, 20, "all wait for their names");
     let before = tree(home.path());
     assert!(before.values().all(|(.., contents, _)| contents.is_empty()), "{before:?}");
     let root = Arc::new(OwnedFd::from(std::fs::File::open(home.path()).unwrap()));
-    let job = JobDirectory::open(&root, JOB, Beginning::Before).unwrap();
+    let job = SharedJobDirectory::open(&root, JOB, Beginning::Before).unwrap();
     let _newer = job.begin(2, "n", PATIENCE).unwrap();
     publish_all(&transfer);
-    let overtaken = batch.faults().into_iter().filter(|fault| fault.code == FaultCode::Overtaken);
-    assert_eq!(overtaken.count(), 20);
+    let fenced = batch.faults().into_iter().filter(|fault| fault.code == FaultCode::Fenced);
+    assert_eq!(fenced.count(), 20);
     assert_eq!(tree(home.path()), before);
 }
 
@@ -621,8 +466,8 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
     transfer.parts.flush_shared(shared).unwrap();
     let directory = OwnedFd::from(std::fs::File::open(job_directory(home.path())).unwrap());
     let mut groups = Vec::new();
-    let take = |journal: JobJournal| {
-        groups.extend(journal.files.into_iter().flat_map(|file| file.groups));
+    let take = |files: Vec<UnfinishedFile>| {
+        groups.extend(files.into_iter().flat_map(|file| file.groups));
         Ok(())
     };
     journals::read(&directory, |_| true, |_, _| true, |_| Ok(()), take).unwrap();
@@ -688,9 +533,9 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
             (0..2).for_each(|group| mover.chunk(1, group, &contents));
             mover.stored(3).await;
             if in_a_job {
-                assert_eq!(mover.end(1, 1, 0).await, JobResult::Done);
+                assert_eq!(mover.end(1, 1, 0).await, SharedJobResult::Done);
                 let committed = mover.commit(&head, &contents).await;
-                assert!(matches!(committed, JobResult::Committed { .. }), "{committed:?}");
+                assert!(matches!(committed, SharedJobResult::Committed { .. }), "{committed:?}");
             }
             assert!(mover.faults.is_empty(), "{:?}", mover.faults);
             mover.finish().await;
@@ -713,7 +558,7 @@ async fn directories_get_mode_and_time_when_that_is_ordered_and_not_before() {
     mover.batch("", vec![BatchEntry::Directory(name("d"), old.clone())], &[]);
     mover.batch("d", vec![BatchEntry::Itself(old.clone())], &[]);
     mover.stored(2).await;
-    assert_eq!(mover.end(1, 1, 0).await, JobResult::Done);
+    assert_eq!(mover.end(1, 1, 0).await, SharedJobResult::Done);
     mover.finish().await;
     let look = || {
         let there = home.path().join("d").metadata().unwrap();
@@ -726,7 +571,8 @@ async fn directories_get_mode_and_time_when_that_is_ordered_and_not_before() {
         entries: vec![BatchEntry::Itself(old.clone())],
     };
     let head = Batch { groups: vec![group("d"), group("gone")] }.encode();
-    let JobResult::DirectoriesSet(faults) = mover.order(JobOrder::SetDirectories { head }).await else {
+    let SharedJobResult::DirectoriesSet(faults) = mover.order(SharedJobOrder::SetDirectories { head }).await
+    else {
         panic!("not set")
     };
     assert_eq!(faults.iter().map(|fault| fault.entry).collect::<Vec<_>>(), [1]);
@@ -747,7 +593,7 @@ async fn of_a_torn_journal_a_beginning_counts() {
         mover.chunk(1, group, &contents);
         mover.stored(1).await;
         let work = u8::try_from(group).unwrap();
-        assert_eq!(mover.end(work, 0, if work == 0 { 3 } else { 0 }).await, JobResult::Done);
+        assert_eq!(mover.end(work, 0, if work == 0 { 3 } else { 0 }).await, SharedJobResult::Done);
     }
     let journals = || {
         let names = std::fs::read_dir(job_directory(home.path())).unwrap();
@@ -774,8 +620,8 @@ async fn of_a_torn_journal_a_beginning_counts() {
             |epoch| epoch == 1,
             |_, _| true,
             take,
-            |journal| {
-                for file in journal.files {
+            |files| {
+                for file in files {
                     groups.extend(file.groups);
                 }
                 Ok(())

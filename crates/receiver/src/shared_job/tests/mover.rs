@@ -1,0 +1,174 @@
+//! A sender that is paired with a receiver of its own by the memory transport.
+
+use super::*;
+
+/// A sender with a receiver of its own.
+pub(super) struct Mover {
+    writer: ControlWriter,
+    inbox: Inbox<ToSender>,
+    lane: Box<dyn LaneSink>,
+    clock: StageClock,
+    items: u64,
+    session: JoinHandle<Result<SessionReport, SessionError>>,
+    pub(super) faults: Vec<FaultCode>,
+    answers: BTreeMap<u64, SharedJobResult>,
+    published: usize,
+    orders: u64,
+}
+
+impl Mover {
+    pub(super) async fn open(root: &Path, epoch: u64) -> Self {
+        Self::try_open(root, open(Some(part(epoch)))).await.unwrap()
+    }
+
+    pub(super) async fn try_open(root: &Path, open: Open) -> Result<Self, Refusal> {
+        let ((mut reader, mut writer), control) = memory_control();
+        let (lanes_in, lanes) = mpsc::channel(1);
+        let (lane, source) = memory_lane();
+        lanes_in.try_send(source).unwrap();
+        let access = WriteAccess::Beneath(vec![root.to_owned()]);
+        let config = ReceiverConfig { shared_jobs: true, ..ReceiverConfig::default() };
+        let session = Session::new(TransferId(open.run), Version::NEWEST, control, lanes);
+        let session = Session { access, config, ..session };
+        let session = tokio::spawn(run_session(session, std::future::pending()));
+        writer.send(&encode_message(&open.into_message(Version::NEWEST))).await.unwrap();
+        reader.greeting().await.unwrap();
+        let mut inbox = reader.into_inbox(decode_message::<ToSender>, 64);
+        loop {
+            match inbox.recv().await.unwrap().unwrap() {
+                ToSender::Refused(refusal) => return Err(refusal),
+                ToSender::Opened(_) | ToSender::OpenedWith(..) => break,
+                _ => {}
+            }
+        }
+        Ok(Self {
+            writer,
+            inbox,
+            lane,
+            clock: StageClock::default(),
+            items: 0,
+            session,
+            faults: Vec::new(),
+            answers: BTreeMap::new(),
+            published: 0,
+            orders: 0,
+        })
+    }
+
+    fn send(&mut self, frame: Frame) {
+        tokio::task::block_in_place(|| self.lane.send(frame, &mut self.clock.start()).unwrap());
+    }
+
+    fn item(&mut self) -> ItemId {
+        self.items += 1;
+        ItemId(self.items - 1)
+    }
+
+    pub(super) fn batch(&mut self, directory: &str, entries: Vec<BatchEntry>, data: &[u8]) {
+        let groups = vec![DirectoryGroup { directory: path(directory), entries }];
+        let head = Batch { groups }.encode();
+        let content = *blake3::hash(&head).as_bytes();
+        let header = FrameHeader { kind: FrameKind::Batch, item: self.item(), ..FrameHeader::default() };
+        self.send(frame(header, head, &content, data));
+    }
+
+    pub(super) fn declare(&mut self, file: u64, head: &FileHead) {
+        let head = head.encode();
+        let content = *blake3::hash(&head).as_bytes();
+        let header = FrameHeader { kind: FrameKind::Declare, file: FileId(file), ..FrameHeader::default() };
+        self.send(frame(header, head, &content, &[]));
+    }
+
+    pub(super) fn chunk(&mut self, file: u64, group: u32, contents: &[u8]) {
+        let at = usize::try_from(GROUP_BYTES).unwrap() * group as usize;
+        let data = &contents[at..contents.len().min(at + usize::try_from(GROUP_BYTES).unwrap())];
+        let item = self.item();
+        let header =
+            FrameHeader { kind: FrameKind::Chunk, file: FileId(file), group, item, ..FrameHeader::default() };
+        self.send(frame(header, Vec::new(), &group_cv(group, data).0, data));
+    }
+
+    /// Takes what the receiver says next; false when it says nothing more.
+    async fn hear(&mut self, stored: &mut usize) -> bool {
+        let Some(Ok(message)) = self.inbox.recv().await else { return false };
+        match message {
+            ToSender::Stored(told) => {
+                *stored += told.items.len();
+                let files = told.files.iter().filter_map(|file| file.fault);
+                self.faults.extend(files.map(|(_, code)| code));
+                self.faults.extend(told.items.iter().flat_map(|item| &item.faults).map(|fault| fault.code));
+            }
+            ToSender::Published { items } => {
+                self.published += items.len();
+                self.faults.extend(items.iter().flat_map(|item| &item.faults).map(|fault| fault.code));
+            }
+            ToSender::Fault(fault) => self.faults.push(fault.code),
+            ToSender::SharedJob(SharedJobAnswer { number, result }) => {
+                drop(self.answers.insert(number, result))
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// Waits until so many more items are stored.
+    pub(super) async fn stored(&mut self, items: usize) {
+        let mut stored = 0;
+        while stored < items {
+            assert!(self.hear(&mut stored).await, "broken off");
+        }
+    }
+
+    async fn say(&mut self, order: SharedJobOrder) -> u64 {
+        self.orders += 1;
+        let request = SharedJobRequest { number: self.orders, order };
+        self.writer.send(&encode_message(&ToReceiver::SharedJob(request))).await.unwrap();
+        self.orders
+    }
+
+    async fn answer(&mut self, number: u64) -> SharedJobResult {
+        loop {
+            if let Some(result) = self.answers.remove(&number) {
+                return result;
+            }
+            assert!(self.hear(&mut 0).await, "broken off");
+        }
+    }
+
+    pub(super) async fn order(&mut self, order: SharedJobOrder) -> SharedJobResult {
+        let number = self.say(order).await;
+        self.answer(number).await
+    }
+
+    pub(super) async fn end(&mut self, work: u8, parent: u8, children: u64) -> SharedJobResult {
+        let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
+        self.order(SharedJobOrder::End(WorkEnd { work, parent, children, files: 1, bytes: 10 })).await
+    }
+
+    pub(super) async fn commit(&mut self, head: &FileHead, contents: &[u8]) -> SharedJobResult {
+        let root = Some(file_root(contents).0);
+        self.order(SharedJobOrder::Commit { head: head.encode(), root }).await
+    }
+
+    pub(super) async fn count(&mut self) -> SharedJobCount {
+        match self.order(SharedJobOrder::Count).await {
+            SharedJobResult::Counted(count) => count,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Ends the session well.
+    pub(super) async fn finish(mut self) {
+        let announce = ToReceiver::Announce { items: self.items, mismatches: 0 };
+        self.writer.send(&encode_message(&announce)).await.unwrap();
+        while self.hear(&mut 0).await {}
+        drop((self.writer, self.inbox, self.lane));
+        self.session.await.unwrap().unwrap();
+    }
+
+    /// Ends it as if the sender had died.
+    pub(super) async fn die(self) {
+        drop((self.writer, self.inbox, self.lane));
+        self.session.await.unwrap().unwrap_err();
+    }
+}
