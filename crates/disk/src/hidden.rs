@@ -6,8 +6,7 @@
 //! one image have one machine id: what differs is the host name, and what another boot has made since this one began is
 //! another machine's in any case. Manifests are gathered under such names too. A scan for a push skips them in the
 //! directory that they were made in. In a directory that only takes new names (`chattr +a`) nothing can be placed. The
-//! directories of [shared jobs](crate::SharedJobDirectory) are none of this: nobody but their jobs removes
-//! them.
+//! directories of [shared jobs](crate::SharedJobDirectory) are none of this: they go a long time after their jobs.
 //!
 //! A lasting name, `.zmove-TRANSFER-NUMBER`, is that of a part of a large file, which outlives its process: another
 //! transfer goes on with it. A scan skips these wherever they are, since nobody can tell a part from a copy of one, and
@@ -225,12 +224,17 @@ pub(crate) fn is_left_over(directory: BorrowedFd<'_>, name: &[u8]) -> bool {
     maker.is_some_and(|(name, maker)| maker.has_ended(|| age_of(directory, &name)))
 }
 
-/// The entries that ended processes have left in `directory`, as far as it can be listed.
-pub(crate) fn left_in(directory: BorrowedFd<'_>) -> Vec<Name> {
+/// The entries that ended processes have left in `directory`, as far as it can be listed, and the hidden ones that
+/// `also` tells of.
+pub(crate) fn left_in(directory: BorrowedFd<'_>, also: impl Fn(&[u8]) -> bool) -> Vec<Name> {
     let Ok(entries) = Dir::read_from(directory) else { return Vec::new() };
     let here = Parent::of(directory).to_string();
     let left = entries.flatten().filter_map(|entry| {
-        let (name, maker) = maker_of(directory, &here, entry.file_name().to_bytes())?;
+        let name = entry.file_name().to_bytes();
+        if is_hidden(name) && also(name) {
+            return Name::from_bytes(name).ok();
+        }
+        let (name, maker) = maker_of(directory, &here, name)?;
         maker.has_ended(|| age_of(directory, &name)).then_some(name)
     });
     left.collect()

@@ -25,14 +25,18 @@
 //! error. One that was fenced off may make an empty one late, and nothing else.
 //!
 //! All directories of a job belong to the receiver's user and are closed to all others (0700). The end of a job is an
-//! epoch after the last one, so it fences off all, and then its directory goes.
+//! epoch after the last one, so it fences off all. Its directory, which is empty, stays, and that of the job with it: a
+//! session that comes late, which may begin the job, finds that it has ended. Both go when they are so old that nobody
+//! comes any more ([`remove_abandoned`](crate::remove_abandoned)).
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, CWD, Dev, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -45,7 +49,7 @@ use crate::hidden::{make_hidden, own_process};
 use crate::inheritance::{Inheritance, give_nothing};
 use crate::publish::{Replace, move_to};
 use crate::remove::{RemovalBudget, remove_entries, remove_entries_within};
-use crate::shared_job_names::JOB_PREFIX;
+use crate::shared_job_names::{JOB_PREFIX, is_shared_job_directory};
 use crate::staged::Staged;
 use crate::tree::{DIRECTORY, Tree};
 
@@ -55,8 +59,6 @@ pub const FENCED: Errno = Errno::OWNERDEAD;
 /// The directory of a job.
 #[derive(Debug)]
 pub struct SharedJobDirectory {
-    root: Arc<OwnedFd>,
-    name: Name,
     directory: Arc<OwnedFd>,
 }
 
@@ -124,6 +126,8 @@ const END: u64 = u64::MAX;
 /// How long the directory of a job that has just been made on another host may take to be seen here.
 const UNSEEN_MAX: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
+/// How long the mark of a job's end stays at least: longer than a host hangs and then goes on.
+const ENDED_AGE_MIN: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 /// How often a session that makes entries looks whether it was fenced off.
 const LOOK_MS: u64 = 100;
 
@@ -172,7 +176,7 @@ impl SharedJobDirectory {
                 opened => break opened?,
             }
         };
-        Ok(Self { root: Arc::clone(root), name, directory: Arc::new(directory) })
+        Ok(Self { directory: Arc::new(directory) })
     }
 
     /// The directory.
@@ -215,7 +219,12 @@ impl SharedJobDirectory {
         if let Some(&newest) = epochs.iter().max().filter(|newest| **newest > number) {
             let _of_nothing =
                 rustix::fs::unlinkat(&self.directory, epoch_name(number).as_os_str(), AtFlags::REMOVEDIR);
-            return Err(if newest == END { EpochError::Ended } else { EpochError::Fenced { newest } });
+            if newest < END {
+                return Err(EpochError::Fenced { newest });
+            }
+            // whoever has ended it may have been killed before it had removed all
+            let _best_effort = self.clear(patience);
+            return Err(EpochError::Ended);
         }
         let mut older = epochs.into_iter().filter(|epoch| *epoch < number);
         older.try_for_each(|epoch| {
@@ -244,7 +253,8 @@ impl SharedJobDirectory {
         epochs_in(&self.directory)
     }
 
-    /// Ends the job with this epoch, which is to be its newest, and removes its directory.
+    /// Ends the job with this epoch, which is to be its newest, and removes what is left of it. To be done again by
+    /// whoever has no answer.
     ///
     /// # Errors
     /// See [`EpochError`].
@@ -259,8 +269,22 @@ impl SharedJobDirectory {
         }
         // nobody begins, or goes on, from here
         make(&self.directory, &epoch_name(END))?;
+        // it is to be there after a crash if anything of the job is missing
+        rustix::fs::fsync(&self.directory)?;
+        self.clear(patience)
+    }
+
+    /// Removes what there is of a job that has ended, but for the mark of its end.
+    fn clear(&self, patience: Duration) -> Result<(), EpochError> {
         self.fence(END, patience)?;
-        Ok(remove_for_good(&self.root, &self.name, patience)?)
+        for entry in Dir::read_from(&self.directory)? {
+            let entry = entry?;
+            let Ok(name) = Name::from_bytes(entry.file_name().to_bytes()) else { continue };
+            if name != epoch_name(END) {
+                remove_for_good(&self.directory, &name, patience)?;
+            }
+        }
+        Ok(rustix::fs::fsync(&self.directory)?)
     }
 }
 
@@ -272,6 +296,21 @@ fn epochs_in(directory: &OwnedFd) -> io::Result<Vec<u64>> {
         epochs.extend(number.and_then(|number| number.parse::<u64>().ok()));
     }
     Ok(epochs)
+}
+
+/// Whether this is the directory of a job that has ended so long ago that nobody comes to it any more.
+pub(crate) fn ended_long_ago(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
+    ended_before(parent, name, ENDED_AGE_MIN)
+}
+
+fn ended_before(parent: BorrowedFd<'_>, name: &[u8], age_min: Duration) -> bool {
+    let look = || -> io::Result<bool> {
+        let directory = rustix::fs::openat(parent, OsStr::from_bytes(name), DIRECTORY, Mode::empty())?;
+        let stat = rustix::fs::statat(&directory, epoch_name(END).as_os_str(), AtFlags::SYMLINK_NOFOLLOW)?;
+        let changed = UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_ctime).unwrap_or(0));
+        Ok(changed.elapsed().is_ok_and(|age| age >= age_min))
+    };
+    is_shared_job_directory(parent, name) && look().unwrap_or(false)
 }
 
 /// Removes a directory with all that is in it, and what is put into it meanwhile.
@@ -485,7 +524,6 @@ impl Drop for EpochSession {
 mod tests {
     use super::*;
     use crate::new_files::NewFiles;
-    use crate::shared_job_names::is_shared_job_directory;
     use crate::staging_place::StagingPlace;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::Barrier;
@@ -546,20 +584,45 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_that_was_fenced_off_or_a_job_that_has_ended_does_not_begin() {
-        let (home, root) = place();
+    fn an_epoch_that_was_fenced_off_neither_begins_nor_ends_the_job() {
+        let (_home, root) = place();
         let directory = job(&root);
         let _newer = directory.begin(2, "a", NOT_LONG).unwrap();
         let refused = directory.begin(1, "b", NOT_LONG);
         assert!(matches!(refused, Err(EpochError::Fenced { newest: 2 })), "{refused:?}");
         assert!(matches!(directory.close(1, NOT_LONG), Err(EpochError::Fenced { newest: 2 })));
-        let other = job(&root);
+        let unknown = SharedJobDirectory::open(&root, SharedJobId([8; 16]), Beginning::Before);
+        assert_eq!(unknown.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    /// A session that may begin the job comes when it has ended, perhaps from a queue of connections.
+    #[test]
+    fn a_job_that_has_ended_is_not_begun_again() {
+        let (home, root) = place();
+        let directory = job(&root);
+        let session = directory.begin(2, "a", NOT_LONG).unwrap();
+        let path = home.path().join(format!("{JOB_PREFIX}{JOB}"));
+        std::fs::write(path.join("journal-2-1"), "x").unwrap();
         directory.close(2, NOT_LONG).unwrap();
-        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
-        assert!(matches!(other.begin(3, "c", NOT_LONG), Err(EpochError::Ended)), "its directory has gone");
-        assert!(matches!(other.close(2, NOT_LONG), Err(EpochError::Ended)), "closed before");
-        let before = SharedJobDirectory::open(&root, JOB, Beginning::Before);
-        assert_eq!(before.unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(session.is_fenced());
+        let is_old = |age_min| {
+            let found = std::fs::read_dir(home.path()).unwrap().next().unwrap().unwrap();
+            ended_before(root.as_fd(), found.file_name().as_encoded_bytes(), age_min)
+        };
+        assert!(is_old(Duration::ZERO) && !is_old(Duration::from_secs(60)));
+        let left =
+            || std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+        assert_eq!(left(), [epoch_name(END).as_os_str()]);
+        for epoch in [1, 2, 3] {
+            let late = job(&root).begin(epoch, "late", NOT_LONG);
+            assert!(matches!(late, Err(EpochError::Ended)), "{late:?}");
+        }
+        directory.close(2, NOT_LONG).unwrap();
+        // whoever has ended it was killed before it had removed all
+        std::fs::create_dir_all(path.join(".zmove-epoch-2/.zmove-a")).unwrap();
+        std::fs::write(path.join("journal-2-1"), "x").unwrap();
+        assert!(matches!(job(&root).begin(3, "late", NOT_LONG), Err(EpochError::Ended)));
+        assert_eq!(left(), [epoch_name(END).as_os_str()]);
     }
 
     /// Whoever looks before its own directory is there sees nothing of another that does the same.
@@ -643,6 +706,7 @@ mod tests {
         for other in [".zmove-job-", ".zmove-job-7", &file[..43], "job"] {
             assert!(!is_shared_job_directory(root.as_fd(), other.as_bytes()), "{other}");
         }
+        assert!(!ended_before(root.as_fd(), job_name.as_bytes(), Duration::ZERO));
         crate::abandoned::remove_abandoned(&Tree::at(Arc::clone(&root)), &RelPath::root(), root.as_fd());
         assert!(home.path().join(job_name.as_os_str()).exists());
     }

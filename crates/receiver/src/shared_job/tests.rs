@@ -197,10 +197,17 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         one.finish().await;
         assert_eq!(other.order(SharedJobOrder::Close).await, SharedJobResult::Done);
         let fenced = |operation| SharedJobResult::Failed(operation, FaultCode::Fenced);
-        assert_eq!(other.order(SharedJobOrder::Close).await, fenced(Operation::Delete));
+        assert_eq!(other.order(SharedJobOrder::Close).await, SharedJobResult::Done, "again");
         assert_eq!(other.order(SharedJobOrder::Count).await, fenced(Operation::Read), "of no journals");
         other.finish().await;
-        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "nothing is left of the job");
+        let left = std::fs::read_dir(job_directory(home.path())).unwrap().count();
+        assert_eq!(
+            (left, tree(home.path()).len()),
+            (1, 3),
+            "the mark of its end, and the file with its directories"
+        );
+        let late = Mover::try_open(home.path(), open(Some(part(3)))).await.err().unwrap();
+        assert!(late.code == RefusalCode::Denied && late.text.contains("has ended"), "{late:?}");
     }
 }
 
