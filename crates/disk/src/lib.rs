@@ -71,5 +71,5 @@ pub use staging_directory::{Answers, StagingDirectory, set_usual_mode};
 pub use staging_place::StagingPlace;
 pub use storage_threads::memory::{FileSystemMemory, StorageMemory, StorageWork};
 pub use storage_threads::{StorageThreads, Task, Turn};
-pub use tree::{Tree, open_beneath};
+pub use tree::{Fence, Tree, open_beneath};
 pub use zmove_uring::{RingConfig, Span, Unavailable, cached_bytes};

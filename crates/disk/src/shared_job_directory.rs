@@ -51,7 +51,7 @@ use crate::publish::{Replace, move_to};
 use crate::remove::{RemovalBudget, remove_entries, remove_entries_within};
 use crate::shared_job_names::{JOB_PREFIX, is_shared_job_directory};
 use crate::staged::Staged;
-use crate::tree::{DIRECTORY, Tree};
+use crate::tree::{DIRECTORY, Fence, Tree};
 
 /// The error of what a newer epoch has made impossible. No file system says this.
 pub const FENCED: Errno = Errno::OWNERDEAD;
@@ -508,6 +508,12 @@ impl EpochSession {
     pub fn check(&self, directory: impl AsFd) -> io::Result<()> {
         let device = rustix::fs::fstat(directory)?.st_dev;
         if device == self.device { Ok(()) } else { Err(Errno::XDEV.into()) }
+    }
+}
+
+impl Fence for EpochSession {
+    fn check(&self) -> rustix::io::Result<()> {
+        if self.is_fenced() { Err(FENCED) } else { Ok(()) }
     }
 }
 

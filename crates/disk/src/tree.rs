@@ -4,6 +4,7 @@
 //! [`open_beneath`], or component by component with `O_NOFOLLOW` where directories are made on the way.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -26,6 +27,16 @@ pub use beneath::open_beneath;
 #[derive(Clone, Debug)]
 pub struct Tree {
     root: Arc<OwnedFd>,
+    fence: Option<Arc<dyn Fence>>,
+}
+
+/// What may end at any time that directories of a tree are opened up to their owner.
+pub trait Fence: fmt::Debug + Send + Sync {
+    /// Looks whether it has ended.
+    ///
+    /// # Errors
+    /// It has.
+    fn check(&self) -> rustix::io::Result<()>;
 }
 
 /// How often an operation is tried again when another process changes the entry concerned meanwhile.
@@ -44,7 +55,7 @@ impl Tree {
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
-        Ok(Self { root: Arc::new(root) })
+        Ok(Self::at(Arc::new(root)))
     }
 
     /// The tree at `path`, on whose way no link of other users is followed: they could lead anywhere.
@@ -52,13 +63,19 @@ impl Tree {
     /// # Errors
     /// The system's error, and an error with a text for such a link.
     pub fn open_guarded(path: &Path) -> io::Result<Self> {
-        Ok(Self { root: Arc::new(trusted_path::open_directory(path)?) })
+        Ok(Self::at(Arc::new(trusted_path::open_directory(path)?)))
     }
 
     /// The tree at an open directory.
     #[must_use]
     pub fn at(root: Arc<OwnedFd>) -> Self {
-        Self { root }
+        Self { root, fence: None }
+    }
+
+    /// The same tree, in which no directory is opened up any more when that is fenced off.
+    #[must_use]
+    pub fn fenced_by(self, fence: Arc<dyn Fence>) -> Self {
+        Self { fence: Some(fence), ..self }
     }
 
     /// The root's descriptor.
@@ -95,14 +112,14 @@ impl Tree {
         let mut directory = Arc::clone(&self.root);
         let mut names = path.components().map(OsStr::from_bytes).peekable();
         while let Some(name) = names.next() {
-            let entered = match enter_own(directory.as_fd(), name) {
+            let entered = match self.enter_own(directory.as_fd(), name) {
                 // The directory is another user's, which lets us through.
                 Err(Errno::ACCESS) if names.peek().is_some() => {
                     rustix::fs::openat(&directory, name, HELD, Mode::empty())?
                 }
                 entered => entered?,
             };
-            make_writable(&entered);
+            self.prepare(&entered)?;
             directory = Arc::new(entered);
         }
         Ok(directory)
@@ -141,7 +158,7 @@ impl Tree {
             Ok(directory) => {
                 // The root itself is the user's: nobody would restore its mode.
                 if !path.is_root() {
-                    make_writable(&directory);
+                    self.prepare(&directory)?;
                 }
                 Ok(directory)
             }
@@ -185,14 +202,40 @@ impl Tree {
         for (depth, name) in path.components().map(OsStr::from_bytes).enumerate() {
             let make = || {
                 if depth > 0 {
-                    makes.prepare(&directory);
+                    makes.prepare(self, &directory)?;
                 }
                 rustix::fs::mkdirat(&directory, name, makes.mode())
             };
-            let entered = enter_or_make(|| makes.enter(&directory, name), make)?;
+            let entered = enter_or_make(|| makes.enter(self, &directory, name), make)?;
             directory = Arc::new(entered);
         }
         Ok(directory)
+    }
+
+    /// Makes a directory writable for its owner ([`make_writable`]), unless that is fenced off. Most are, and need no
+    /// look.
+    fn prepare(&self, directory: &OwnedFd) -> rustix::io::Result<()> {
+        if let Some(fence) = &self.fence
+            && !Mode::from_raw_mode(rustix::fs::fstat(directory)?.st_mode).contains(Mode::RWXU)
+        {
+            fence.check()?;
+        }
+        make_writable(directory);
+        Ok(())
+    }
+
+    /// Opens a directory in another; one of this user that is closed to its owner gets a mode that lets it be opened.
+    fn enter_own(&self, parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+        match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
+            Err(Errno::ACCESS) => {
+                let held = rustix::fs::openat(parent, name, HELD, Mode::empty())?;
+                let held = EntryHandle::of(held, FileType::Directory)?;
+                self.fence.as_ref().map_or(Ok(()), |fence| fence.check())?;
+                // A directory that cannot be opened up is as closed as it was.
+                held.open_up(OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_error| Errno::ACCESS)
+            }
+            opened => opened,
+        }
     }
 }
 
@@ -213,31 +256,18 @@ impl Makes {
         }
     }
 
-    fn prepare(self, parent: &OwnedFd) {
+    fn prepare(self, tree: &Tree, parent: &OwnedFd) -> rustix::io::Result<()> {
         match self {
-            Self::ForItsOwner => make_writable(parent),
-            Self::AsUsual => {}
+            Self::ForItsOwner => tree.prepare(parent),
+            Self::AsUsual => Ok(()),
         }
     }
 
-    fn enter(self, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    fn enter(self, tree: &Tree, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
         match self {
-            Self::ForItsOwner => enter_own(parent.as_fd(), name),
+            Self::ForItsOwner => tree.enter_own(parent.as_fd(), name),
             Self::AsUsual => rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()),
         }
-    }
-}
-
-/// Opens a directory in another; one of this user that is closed to its owner gets a mode that lets it be opened.
-fn enter_own(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
-    match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
-        Err(Errno::ACCESS) => {
-            let held = rustix::fs::openat(parent, name, HELD, Mode::empty())?;
-            let held = EntryHandle::of(held, FileType::Directory)?;
-            // A directory that cannot be opened up is as closed as it was.
-            held.open_up(OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_error| Errno::ACCESS)
-        }
-        opened => opened,
     }
 }
 

@@ -404,6 +404,36 @@ fn what_has_no_name_when_the_next_epoch_begins_gets_none() {
     assert_eq!(tree(home.path()), before);
 }
 
+/// The next epoch has given the directory its mode when a receiver of this one goes on.
+#[test]
+fn a_receiver_that_was_fenced_off_opens_no_directory_up() {
+    let home = tempfile::tempdir().unwrap();
+    let transfer = transfer(home.path());
+    std::fs::create_dir_all(home.path().join("d/e")).unwrap();
+    let set = |mode| {
+        let path = home.path().join("d");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let mode = || home.path().join("d").metadata().unwrap().mode() & 0o777;
+    let put = |directory, prefix| place(&mut Placer::new(&transfer), files(directory, prefix, 1)).faults();
+    set(0o555);
+    assert_eq!(put("d", "f"), []);
+    assert_eq!(mode(), 0o755, "it takes files in this epoch");
+    set(0o555);
+    let root = Arc::new(OwnedFd::from(std::fs::File::open(home.path()).unwrap()));
+    let job = SharedJobDirectory::open(&root, JOB, Beginning::Before).unwrap();
+    let _newer = job.begin(2, "n", PATIENCE).unwrap();
+    for directory in ["d", "d/e", "d/new"] {
+        let faults = put(directory, "g");
+        assert!(
+            faults.iter().all(|fault| fault.code == FaultCode::Fenced) && !faults.is_empty(),
+            "{faults:?}"
+        );
+        assert_eq!(mode(), 0o555, "{directory}");
+    }
+    set(0o755);
+}
+
 /// A writer has found the part, and then another receiver has committed the file.
 #[test]
 fn a_write_after_the_commit_gives_the_file_its_time_once_more() {

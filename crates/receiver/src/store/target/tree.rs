@@ -7,14 +7,15 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
-    Descriptor, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Linked, Named, NewFiles,
-    Replace, StagingPlace, Tree, Wanted, data_begins, is_beyond_range, is_held_everywhere,
+    Descriptor, Fence, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Linked, Named,
+    NewFiles, Replace, StagingPlace, Tree, Wanted, data_begins, is_beyond_range, is_held_everywhere,
     is_kept_by_other_names, number_at, open_beneath, place_link, retouch,
 };
 use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId};
@@ -72,6 +73,10 @@ impl TargetTree {
     ) -> Self {
         let Target { tree, rename, state, is_closed, shared_job } = target;
         let tag = &transfer.to_string()[..LastingNames::TAG_DIGITS];
+        let tree = match &shared_job {
+            Some(job) => tree.fenced_by(Arc::clone(job.epoch()) as Arc<dyn Fence>),
+            None => tree,
+        };
         Self {
             rules,
             tree,
