@@ -41,7 +41,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use rustix::fs::{AtFlags, CWD, Dev, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
-use zmove_types::{Name, RelPath, SharedJobId};
+use zmove_types::{FileNumber, Name, RelPath, SharedJobId};
 
 use crate::entry::{number_at, number_of};
 use crate::file_io::data_file::Direct;
@@ -388,17 +388,35 @@ impl EpochSession {
     pub(crate) fn publish(
         &self,
         hidden: &Name,
-        (directory, name): (&OwnedFd, &Name),
+        place: (&OwnedFd, &Name),
         replace: Replace,
     ) -> io::Result<()> {
-        let Err(error) = move_to((&self.own, hidden), (directory, name), replace) else { return Ok(()) };
-        let there = number_at(&self.own, hidden.as_os_str());
-        if !there.is_err_and(|error| is_dead(&error)) {
-            return Err(error);
+        let staged = number_at(&self.own, hidden.as_os_str()).map_err(|error| self.fenced_if_dead(error))?;
+        let moved = move_to((&self.own, hidden), place, replace);
+        moved.or_else(|error| self.look_after_failure((staged, hidden), place, error))
+    }
+
+    /// Whether an entry has its final name although the call has failed that was to give it: where an answer is lost, the
+    /// client of a network file system asks once more, and hears that there is nothing to be renamed, or that something
+    /// has the name.
+    fn look_after_failure(
+        &self,
+        (staged, hidden): (FileNumber, &Name),
+        (directory, name): (&OwnedFd, &Name),
+        error: io::Error,
+    ) -> io::Result<()> {
+        if number_at(directory, name.as_os_str()).is_ok_and(|there| there == staged) {
+            // it may be a link that was made twice
+            let _goes_with_the_epoch = rustix::fs::unlinkat(&self.own, hidden.as_os_str(), AtFlags::empty());
+            return Ok(());
         }
-        // Nobody else takes anything from here but a newer epoch; without one the server has done what it was asked
-        // twice.
-        if self.is_newest() { Ok(()) } else { Err(self.fenced()) }
+        let is_gone = number_at(&self.own, hidden.as_os_str()).is_err_and(|error| is_dead(&error));
+        Err(if is_gone { self.fenced_if_dead(error) } else { error })
+    }
+
+    /// The error of what was not found: a newer epoch has removed it, or somebody who does not belong to the job.
+    fn fenced_if_dead(&self, error: io::Error) -> io::Error {
+        if is_dead(&error) && !self.is_newest() { self.fenced() } else { error }
     }
 
     /// Has `make` make an entry that is no file under another name, and gives it its own in a directory.
@@ -407,7 +425,7 @@ impl EpochSession {
     /// Those of `make` and the system's, and [`FENCED`].
     pub fn place<T>(
         &self,
-        (directory, name): (&OwnedFd, &Name),
+        place @ (directory, _): (&OwnedFd, &Name),
         replace: Replace,
         make: impl FnOnce((&OwnedFd, &Name)) -> io::Result<T>,
     ) -> io::Result<T> {
@@ -417,14 +435,24 @@ impl EpochSession {
         };
         let (fresh, ()) = make_hidden(self.own.as_fd(), free)?;
         let made = self.create(|| make((&self.own, &fresh))).and_then(|made| {
-            let inherits = Inheritance::of(directory.as_fd())?;
-            inherits.give_group(&self.own, &fresh)?;
-            self.publish(&fresh, (directory, name), replace)?;
+            Inheritance::of(directory.as_fd())?.give_group(&self.own, &fresh)?;
             Ok(made)
         });
+        self.publish_made(made, &fresh, place, replace)
+    }
+
+    /// Gives what was made under a `fresh` name its final one. It has no other name then, whatever has failed.
+    fn publish_made<T>(
+        &self,
+        made: io::Result<T>,
+        fresh: &Name,
+        place: (&OwnedFd, &Name),
+        replace: Replace,
+    ) -> io::Result<T> {
+        let published = made.and_then(|made| self.publish(fresh, place, replace).map(|()| made));
         // A rename does nothing where both names lead to the same.
         let _gone_as_a_rule = rustix::fs::unlinkat(&self.own, fresh.as_os_str(), AtFlags::empty());
-        made
+        published
     }
 
     /// Opens the part of a large file, which receivers on other hosts may write too, and makes it where it is not
@@ -458,22 +486,20 @@ impl EpochSession {
     /// Whether the file has its name is to be looked at where this fails with `ENOENT`: another may have been first.
     ///
     /// # Errors
-    /// The system's error.
+    /// The system's error, and [`FENCED`].
     pub fn publish_part(
         &self,
         (part, file): (&Name, &File),
-        (directory, name): (&OwnedFd, &Name),
+        place: (&OwnedFd, &Name),
         replace: Replace,
     ) -> io::Result<()> {
         let open = format!("/proc/self/fd/{}", file.as_raw_fd());
         let link = |fresh: &Name| {
             rustix::fs::linkat(CWD, &open, &self.own, fresh.as_os_str(), AtFlags::SYMLINK_FOLLOW)
         };
-        let (fresh, ()) = make_hidden(self.own.as_fd(), link)?;
-        let moved = move_to((&self.own, &fresh), (directory, name), replace);
-        // A rename does nothing where both names lead to the same.
-        let _gone_as_a_rule = rustix::fs::unlinkat(&self.own, fresh.as_os_str(), AtFlags::empty());
-        moved?;
+        let linked = make_hidden(self.own.as_fd(), link);
+        let (fresh, ()) = linked.map_err(|error| self.fenced_if_dead(error.into()))?;
+        self.publish_made(Ok(()), &fresh, place, replace)?;
         if self.has_name(part, file)? {
             // One that stays goes with the epoch.
             let _best_effort = rustix::fs::unlinkat(&self.directory, part.as_os_str(), AtFlags::empty());
@@ -629,6 +655,41 @@ mod tests {
         std::fs::write(path.join("journal-2-1"), "x").unwrap();
         assert!(matches!(job(&root).begin(3, "late", NOT_LONG), Err(EpochError::Ended)));
         assert_eq!(left(), [epoch_name(END).as_os_str()]);
+    }
+
+    /// The client of a network file system asks again where the answer was lost.
+    #[test]
+    fn a_name_that_was_given_although_the_call_failed_is_told_as_given() {
+        let (home, root) = place();
+        let epoch = Arc::new(job(&root).begin(1, "a", NOT_LONG).unwrap());
+        let at = |text: &str| home.path().join(text);
+        let own = |hidden: &Name| format!("/proc/self/fd/{}/{hidden}", epoch.own().as_raw_fd());
+        let look = |hidden: &Name, staged, error: Errno| {
+            epoch.look_after_failure((staged, hidden), (&root, &name("f")), error.into())
+        };
+        let hidden = create(&epoch, &root).unwrap();
+        let staged = number_at(epoch.own(), hidden.as_os_str()).unwrap();
+        assert!(look(&hidden, staged, Errno::NOENT).is_err(), "not yet");
+        std::fs::rename(own(&hidden), at("f")).unwrap();
+        look(&hidden, staged, Errno::NOENT).unwrap();
+        // without the flag that replaces nothing it is a link
+        std::fs::hard_link(at("f"), own(&hidden)).unwrap();
+        look(&hidden, staged, Errno::EXIST).unwrap();
+        assert_eq!(at("f").metadata().unwrap().nlink(), 1);
+    }
+
+    /// Somebody who cleans by hand takes a file that waits for its name for rubbish.
+    #[test]
+    fn a_file_that_somebody_else_has_removed_is_not_told_as_named() {
+        let (home, root) = place();
+        let epoch = Arc::new(job(&root).begin(1, "a", NOT_LONG).unwrap());
+        for replace in [Replace::Existing, Replace::Nothing] {
+            let hidden = create(&epoch, &root).unwrap();
+            rustix::fs::unlinkat(epoch.own(), hidden.as_os_str(), AtFlags::empty()).unwrap();
+            let told = epoch.publish(&hidden, (&root, &name("f")), replace).unwrap_err();
+            assert_eq!(told.kind(), io::ErrorKind::NotFound);
+            assert!(!home.path().join("f").exists() && !epoch.is_fenced());
+        }
     }
 
     /// Whoever looks before its own directory is there sees nothing of another that does the same.

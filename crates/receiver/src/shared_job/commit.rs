@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use zmove_disk::{FENCED, FileIdentity, NewFiles, set_file_mtime};
+use zmove_disk::{FileIdentity, NewFiles, set_file_mtime};
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Name, RelPath, Root, Timestamp};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, Operation, SharedJobResult};
@@ -179,8 +179,6 @@ impl SharedJobSession {
                 // Another was first, perhaps this one itself, whose request was repeated by a server.
                 let has_it = FileIdentity::at(directory, name).is_ok_and(|there| there.inode == inode);
                 if !has_it {
-                    let is_gone = matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::STALE));
-                    let error = if is_gone && self.epoch.is_fenced() { FENCED.into() } else { error };
                     return Err((Operation::Rename, error));
                 }
             }
