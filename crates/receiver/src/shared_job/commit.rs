@@ -28,7 +28,8 @@ use zmove_wire::{FaultCode, FileHead, Operation, SharedJobResult};
 
 use crate::quota::{Booking, Quota};
 use crate::resume::journal::{SourceVersion, UnfinishedFile, birth_of};
-use crate::resume::parts::{shared_name, source_of};
+use crate::resume::parts::shared::shared_name;
+use crate::resume::parts::source_of;
 use crate::shared_job::flushing::flush_file_systems;
 use crate::shared_job::journals;
 use crate::shared_job::session::SharedJobSession;

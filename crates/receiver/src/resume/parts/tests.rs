@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use std::fs::File;
 use zmove_types::{GROUP_BYTES, Metadata, Timestamp};
 
 use crate::resume::journal::pretend_reboot;
