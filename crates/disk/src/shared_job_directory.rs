@@ -21,6 +21,10 @@
 //! directory that N has open. This asks of a shared file system that a directory which this host has just made an entry
 //! in is listed with what others had made before; those that several clients may write at a time do that.
 //!
+//! A part of a large file is made once in an epoch. When it gets its final name a mark takes the place of its name here,
+//! so nobody begins it again, and what receivers record of it is never of two files: the inode of the first could be
+//! another's by then.
+//!
 //! Directories of the target itself are made under their final names: another receiver that has come first is no
 //! error. One that was fenced off may make an empty one late, and nothing else.
 //!
@@ -69,6 +73,23 @@ pub enum Beginning {
     Allowed,
     /// The job is under way.
     Before,
+}
+
+/// The error of opening a part that has got its final name. No file system says this.
+pub const COMMITTED: Errno = Errno::ALREADY;
+
+/// What there is of a large file in an epoch.
+#[derive(Debug)]
+pub enum PartFound {
+    /// No receiver has begun it.
+    Nothing,
+    /// The part. It may have its final name as well, where its receiver was stopped before it had put the mark.
+    Part(File),
+    /// It has got its final name.
+    Committed {
+        /// The inode of the file.
+        inode: u64,
+    },
 }
 
 /// Why a session cannot have a part in an epoch.
@@ -459,34 +480,58 @@ impl EpochSession {
     /// there.
     ///
     /// # Errors
-    /// The system's error, and [`FENCED`].
+    /// The system's error, [`FENCED`], and [`COMMITTED`].
     pub fn open_part(&self, name: &Name, bytes: u64, direct: Direct) -> io::Result<Staged> {
-        self.create(|| Staged::shared(&self.directory, name, bytes, direct))
+        let opened = self.create(|| Staged::shared(&self.directory, name, bytes, direct));
+        opened.map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::LOOP) => COMMITTED.into(),
+            _ => error,
+        })
     }
 
     /// The part of that name, if it is there; it is not made.
     ///
     /// # Errors
     /// The system's error.
-    pub fn find_part(&self, name: &Name) -> io::Result<Option<File>> {
+    pub fn find_part(&self, name: &Name) -> io::Result<PartFound> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match rustix::fs::openat(&self.directory, name.as_os_str(), flags, Mode::empty()) {
-            Err(Errno::NOENT | Errno::STALE) => Ok(None),
+            Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Nothing),
+            Err(Errno::LOOP) => self.read_mark(name),
             Err(error) => Err(error.into()),
             Ok(part) => {
                 let stat = rustix::fs::fstat(&part)?;
                 let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-                if is_file { Ok(Some(part.into())) } else { Err(Errno::INVAL.into()) }
+                if is_file { Ok(PartFound::Part(part.into())) } else { Err(Errno::INVAL.into()) }
             }
         }
     }
 
-    /// Gives a part its name: the very file that is open here, whatever has the part's name by now. Another receiver
-    /// may have committed it, and a third one made a part anew, which is empty, for work that was handed out twice.
-    /// Whether the file has its name is to be looked at where this fails with `ENOENT`: another may have been first.
+    fn read_mark(&self, name: &Name) -> io::Result<PartFound> {
+        match rustix::fs::readlinkat(&self.directory, name.as_os_str(), Vec::new()) {
+            Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Nothing),
+            Err(error) => Err(error.into()),
+            Ok(mark) => {
+                let inode = mark.to_str().ok().and_then(|inode| inode.parse().ok());
+                Ok(PartFound::Committed { inode: inode.ok_or(Errno::INVAL)? })
+            }
+        }
+    }
+
+    /// Flushes the names of parts.
     ///
     /// # Errors
     /// The system's error, and [`FENCED`].
+    pub fn flush_part_names(&self) -> io::Result<()> {
+        rustix::fs::fsync(&self.directory).map_err(|error| self.fenced_if_dead(error.into()))
+    }
+
+    /// Gives a part, the very file that is open here, its final name, and puts a mark in its place. To be done again by
+    /// whoever does not know whether it has been done.
+    ///
+    /// # Errors
+    /// The system's error, and [`FENCED`]; `ENOENT` also where another receiver was first, and somebody has removed the
+    /// file since.
     pub fn publish_part(
         &self,
         (part, file): (&Name, &File),
@@ -500,11 +545,20 @@ impl EpochSession {
         let linked = make_hidden(self.own.as_fd(), link);
         let (fresh, ()) = linked.map_err(|error| self.fenced_if_dead(error.into()))?;
         self.publish_made(Ok(()), &fresh, place, replace)?;
-        if self.has_name(part, file)? {
-            // One that stays goes with the epoch.
-            let _best_effort = rustix::fs::unlinkat(&self.directory, part.as_os_str(), AtFlags::empty());
-        }
+        // Without a mark the part stays, and keeps its inode; the next commit of it comes here again.
+        let _best_effort = self.put_mark(part, file);
         Ok(())
+    }
+
+    /// Puts a link that leads nowhere, and tells the inode, in the place of a part.
+    fn put_mark(&self, part: &Name, file: &File) -> io::Result<()> {
+        if !self.has_name(part, file)? {
+            return Ok(());
+        }
+        let inode = number_of(file)?.inode.to_string();
+        let link = |fresh: &Name| rustix::fs::symlinkat(&inode, &self.own, fresh.as_os_str());
+        let (fresh, ()) = make_hidden(self.own.as_fd(), link)?;
+        Ok(rustix::fs::renameat(&self.own, fresh.as_os_str(), &self.directory, part.as_os_str())?)
     }
 
     /// Whether this is the part of that name.
@@ -778,24 +832,31 @@ mod tests {
         assert!(home.path().join(job_name.as_os_str()).exists());
     }
 
-    /// One committer is stopped before its rename; meanwhile another commits, and work that was handed out twice begins
-    /// the part anew.
+    /// One committer is stopped before its rename; meanwhile another commits, and work is handed out twice.
     #[test]
-    fn a_part_that_is_made_anew_takes_no_name_from_the_one_that_was_committed() {
+    fn a_part_that_has_been_committed_is_not_begun_again() {
         let (home, root) = place();
         let [slow, fast, late] = ["a", "b", "c"].map(|own| job(&root).begin(1, own, NOT_LONG).unwrap());
         let part = name("p");
-        let open = |epoch: &EpochSession| epoch.open_part(&part, 4, Direct::Off).unwrap();
-        let [of_slow, of_fast] = [&slow, &fast].map(open);
+        let open = |epoch: &EpochSession| epoch.open_part(&part, 4, Direct::Off);
+        let [of_slow, of_fast] = [&slow, &fast].map(|epoch| open(epoch).unwrap());
+        assert!(matches!(late.find_part(&part), Ok(PartFound::Part(_))));
         std::os::unix::fs::FileExt::write_all_at(of_fast.file(), b"data", 0).unwrap();
         let file_name = name("f");
         let target = (&*root, &file_name);
         fast.publish_part((&part, of_fast.file()), target, Replace::Existing).unwrap();
-        let anew = open(&late);
+        assert_eq!(Errno::from_io_error(&open(&late).unwrap_err()), Some(COMMITTED));
+        let there = home.path().join("f");
+        let expected = there.metadata().unwrap().ino();
+        let is_told = |epoch: &EpochSession| matches!(epoch.find_part(&part), Ok(PartFound::Committed { inode }) if inode == expected);
+        assert!(is_told(&late));
         slow.publish_part((&part, of_slow.file()), target, Replace::Existing).unwrap();
-        assert_eq!(std::fs::read(home.path().join("f")).unwrap(), b"data");
-        assert_eq!(home.path().join("f").metadata().unwrap().nlink(), 1);
-        assert!(late.has_part(&part, anew.file()).unwrap() && !slow.has_part(&part, of_slow.file()).unwrap());
+        assert_eq!(std::fs::read(&there).unwrap(), b"data");
+        assert_eq!(there.metadata().unwrap().nlink(), 1);
+        assert!(!slow.has_part(&part, of_slow.file()).unwrap() && is_told(&slow));
+        std::fs::remove_file(&there).unwrap();
+        let gone = slow.publish_part((&part, of_slow.file()), target, Replace::Existing).unwrap_err();
+        assert!(gone.kind() == io::ErrorKind::NotFound && is_told(&slow) && !there.exists());
     }
 
     #[test]
@@ -810,8 +871,7 @@ mod tests {
         other.file().read_exact_at(&mut bytes, 0).unwrap();
         assert_eq!(bytes, *b"\0\0\0\0\0\0\0\0\0x");
         drop((one, other));
-        assert!(
-            epoch.find_part(&name("p")).unwrap().is_some() && epoch.find_part(&name("q")).unwrap().is_none()
-        );
+        assert!(matches!(epoch.find_part(&name("p")), Ok(PartFound::Part(_))));
+        assert!(matches!(epoch.find_part(&name("q")), Ok(PartFound::Nothing)));
     }
 }

@@ -1,17 +1,14 @@
 //! The commit of a large file that several receivers have written, exactly once, by whichever is asked.
 //!
 //! ```text
-//!  journals ──► look ─┬─ named ────────────────────────────────────────────────────────────┐
-//!                     ├─ part ──► a group missing? told ──► metadata, flush ──► rename ──► parent flushed
-//!                     └─ neither ──► all groups are told as missing
+//!  part ─┬─ committed ──────────────────────────────────────────────────────────────────────────────┐
+//!        ├─ there ──► a group missing? told ──► metadata, flush ──► rename ──► mark in its place ──► parent flushed
+//!        └─ not begun ──► all groups are told as missing
 //! ```
 //!
-//! *Named* is a file the inode of which was a part, all groups of which count. It is looked for before the part and
-//! after it: the part may get its name between the two.
-//!
-//! **Invariant:** a file gets its name only when each of its groups has been flushed by who wrote it into the very
-//! inode that gets the name, as journals of this epoch say. Whoever comes second, or repeats an order whose answer was
-//! lost, finds that inode under the name.
+//! **Invariant:** a file gets its name only when each of its groups has been flushed by who wrote it into the very part
+//! that gets the name, as journals of this epoch say. A part is made once in an epoch. Whoever comes second, or repeats
+//! an order whose answer was lost, finds the mark in its place ([`EpochSession::find_part`](zmove_disk::EpochSession)).
 
 use std::fs::File;
 use std::io;
@@ -19,15 +16,14 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use zmove_disk::{FileIdentity, NewFiles, set_file_mtime};
-use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Name, RelPath, Root, Timestamp};
+use zmove_disk::{FileIdentity, NewFiles, PartFound, set_file_mtime};
+use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Name, RelPath, Root};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, Operation, SharedJobResult};
 
 use crate::quota::{Booking, Quota};
-use crate::resume::journal::{SourceVersion, UnfinishedFile, birth_of};
+use crate::resume::journal::{SourceVersion, UnfinishedFile};
 use crate::resume::parts::shared::shared_name;
 use crate::resume::parts::source_of;
 use crate::shared_job::flushing::flush_file_systems;
@@ -38,16 +34,6 @@ use crate::store::large_files::came::Came;
 use crate::store::target::keeper::At;
 use crate::store::transfer::Transfer;
 
-/// What there is of a file.
-#[derive(Debug)]
-enum Found {
-    /// The file has its name, and this inode.
-    Named(u64),
-    /// The part of the file.
-    Part(File),
-    Neither,
-}
-
 /// Where a file gets its name, and the name of its part.
 struct Place {
     path: RelPath,
@@ -56,45 +42,21 @@ struct Place {
     part: Name,
 }
 
-/// The groups that count, by the files that they were written to. An inode alone may be another file's by now.
+/// The groups that count, by the inodes that they were written to.
 struct Groups<'a> {
-    of: Vec<(Written, Vec<(u32, Cv)>)>,
+    of: Vec<(u64, Vec<(u32, Cv)>)>,
     quota: &'a Quota,
     held: Booking,
 }
 
-/// A file by its inode and when it was made, zero where the file system does not tell.
-#[derive(Clone, Copy)]
-struct Written {
-    inode: u64,
-    born: Timestamp,
-}
-
-impl Written {
-    fn of(file: impl AsFd) -> io::Result<Self> {
-        let file = file.as_fd();
-        Ok(Self { inode: FileIdentity::of(file)?.inode, born: birth_of(file) })
-    }
-
-    fn may_be(self, other: Self) -> bool {
-        let unknown = Timestamp::default();
-        self.inode == other.inode
-            && (self.born == other.born || self.born == unknown || other.born == unknown)
-    }
-}
-
 impl Groups<'_> {
-    /// The groups of a file; nothing where no journal tells that it was a part.
-    fn of(&self, file: Written) -> io::Result<Option<Came>> {
-        let mut found = self.of.iter().filter(|(written, _)| written.may_be(file)).peekable();
-        if found.peek().is_none() {
-            return Ok(None);
-        }
+    fn of(&self, inode: u64) -> io::Result<Came> {
+        let found = self.of.iter().filter(|(written, _)| *written == inode);
         let mut came = Came::new(self.quota);
         for (index, cv) in found.flat_map(|(_, groups)| groups) {
             came.note(*index, *cv).map_err(|_over_limit| Errno::NOMEM)?;
         }
-        Ok(Some(came))
+        Ok(came)
     }
 }
 
@@ -111,15 +73,14 @@ impl SharedJobSession {
             return Err((Operation::Rename, Errno::ISDIR.into()));
         };
         let source = source_of(head);
-        let groups = self.groups(&path, &source, &transfer.quota).map_err(failed_to(Operation::Read))?;
         let directory =
             transfer.target.tree.ensure_directory(&parent).map_err(failed_to(Operation::MakeDirectory))?;
         self.epoch.check(&directory).map_err(failed_to(Operation::MakeDirectory))?;
         let place = Place { part: shared_name(&path, &source), path, directory, name };
-        match self.look(&place, head, &groups).map_err(failed_to(Operation::Read))? {
-            Found::Named(inode) => flush_name(transfer, &place, inode),
-            Found::Part(part) => self.publish(transfer, (head, named), &place, (&part, &groups)),
-            Found::Neither => {
+        match self.epoch.find_part(&place.part).map_err(failed_to(Operation::Read))? {
+            PartFound::Committed { inode } => flush_name(transfer, &place, inode),
+            PartFound::Part(part) => self.publish(transfer, (head, named), &place, &part),
+            PartFound::Nothing => {
                 self.check(Operation::Rename)?;
                 let missing = missing(head, &Came::new(&transfer.quota));
                 // one that is all holes has to be begun as well
@@ -132,56 +93,55 @@ impl SharedJobSession {
         }
     }
 
-    fn look(&self, place: &Place, head: &FileHead, groups: &Groups<'_>) -> io::Result<Found> {
-        if let Some(inode) = named(place, head, groups)? {
-            return Ok(Found::Named(inode));
-        }
-        if let Some(part) = self.epoch.find_part(&place.part)? {
-            return Ok(Found::Part(part));
-        }
-        Ok(named(place, head, groups)?.map_or(Found::Neither, Found::Named))
-    }
-
     /// Gives a part the name of its file, if all its groups count.
     fn publish(
         &self,
         transfer: &Transfer,
         (head, named): (&FileHead, Option<Root>),
         place: &Place,
-        (part, groups): (&File, &Groups<'_>),
+        part: &File,
     ) -> Result<SharedJobResult, Failure> {
-        let written = Written::of(part).map_err(failed_to(Operation::Read))?;
-        let (inode, came) = (written.inode, groups.of(written).map_err(failed_to(Operation::Read))?);
-        let came = came.unwrap_or_else(|| Came::new(&transfer.quota));
+        let source = source_of(head);
+        let inode = FileIdentity::of(part).map_err(failed_to(Operation::Read))?.inode;
+        let groups =
+            self.groups(&place.path, &source, &transfer.quota).map_err(failed_to(Operation::Read))?;
+        let came = groups.of(inode).map_err(failed_to(Operation::Read))?;
         let missing = missing(head, &came);
         if !missing.is_empty() {
             return Ok(SharedJobResult::Missing(missing));
         }
-        if let (Some(named), Some(found)) = (named, came.root(head.bytes))
+        let found = came.root(head.bytes);
+        if let (Some(named), Some(found)) = (named, found)
             && named != found
         {
             return Ok(SharedJobResult::Failed(Operation::Verify, FaultCode::OtherRoot));
         }
-        finish(transfer, (part, head), place)?;
         let Place { directory, name, .. } = place;
-        if transfer.target.may_not_be_replaced(directory, name, head.metadata.mtime) {
-            let (operation, code) = ALREADY_THERE;
-            return Ok(SharedJobResult::Failed(operation, code));
+        // Where its receiver was stopped before it had put the mark, nothing but that is to be done.
+        let has_name = FileIdentity::at(directory, name).is_ok_and(|there| there.inode == inode);
+        if !has_name {
+            finish(transfer, (part, head), place)?;
+            if transfer.target.may_not_be_replaced(directory, name, head.metadata.mtime) {
+                let (operation, code) = ALREADY_THERE;
+                return Ok(SharedJobResult::Failed(operation, code));
+            }
         }
         let replace = transfer.target.rules.replaces();
         match self.epoch.publish_part((&place.part, part), (directory, name), replace) {
+            Err(error) => {
+                let PartFound::Committed { inode } =
+                    self.epoch.find_part(&place.part).map_err(failed_to(Operation::Read))?
+                else {
+                    return Err((Operation::Rename, error));
+                };
+                return flush_name(transfer, place, inode);
+            }
+            Ok(()) if has_name => {}
             Ok(()) => {
                 // who has written while the part had both names believes that it was not committed
-                set_file_mtime(part, source_of(head).mtime).map_err(failed_to(Operation::SetMetadata))?;
+                set_file_mtime(part, source.mtime).map_err(failed_to(Operation::SetMetadata))?;
                 let path = || Some(head.path.clone());
-                transfer.stored(head.bytes, path, named.or_else(|| came.root(head.bytes)));
-            }
-            Err(error) => {
-                // Another was first, perhaps this one itself, whose request was repeated by a server.
-                let has_it = FileIdentity::at(directory, name).is_ok_and(|there| there.inode == inode);
-                if !has_it {
-                    return Err((Operation::Rename, error));
-                }
+                transfer.stored(head.bytes, path, named.or(found));
             }
         }
         flush_name(transfer, place, inode)
@@ -197,7 +157,7 @@ impl SharedJobSession {
                 let flushed: Vec<_> = flushed.map(|(index, (cv, _))| (index, cv)).collect();
                 let bytes = size_of_val(&flushed[..]);
                 groups.held.grow(bytes).map_err(|_over_limit| Errno::NOMEM)?;
-                groups.of.push((Written { inode: file.part.inode, born: file.part.born }, flushed));
+                groups.of.push((file.part.inode, flushed));
             }
             Ok(())
         };
@@ -212,28 +172,6 @@ fn flush_name(transfer: &Transfer, place: &Place, inode: u64) -> Result<SharedJo
     let flushed = rustix::fs::fsync(&place.directory).map_err(io::Error::from);
     flushed.and_then(|()| flush_file_systems(transfer)).map_err(failed_to(Operation::Flush))?;
     Ok(SharedJobResult::Committed { inode })
-}
-
-/// The inode of the file that has the name, where that is this file. A name that nothing has is no error; what cannot
-/// be looked at may be the file itself.
-fn named(place: &Place, head: &FileHead, groups: &Groups<'_>) -> io::Result<Option<u64>> {
-    let look = || -> io::Result<Option<u64>> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let named = rustix::fs::openat(&place.directory, place.name.as_os_str(), flags, Mode::empty())?;
-        let there = FileIdentity::of(&named)?;
-        if !there.regular || there.bytes != head.bytes {
-            return Ok(None);
-        }
-        let came = groups.of(Written::of(&named)?)?;
-        Ok(came.filter(|came| missing(head, came).is_empty()).map(|_whole| there.inode))
-    };
-    match look() {
-        Err(error) => match Errno::from_io_error(&error) {
-            Some(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => Ok(None),
-            _ => Err(error),
-        },
-        found => found,
-    }
 }
 
 /// Gives a part all its metadata, before it has its name.
@@ -286,10 +224,7 @@ fn wanted(head: &FileHead) -> Vec<Range<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quota::Quotas;
-    use crate::quota::limits::Limits;
-    use zmove_transport::Fingerprint;
-    use zmove_types::{ByteCount, DataRanges, Metadata};
+    use zmove_types::{DataRanges, Metadata, Timestamp};
 
     fn head_of(groups: u64, data: Option<&[Range<u64>]>) -> FileHead {
         let bytes = groups * GROUP_BYTES;
@@ -304,43 +239,6 @@ mod tests {
         let mut came = Came::new(&Quota::default());
         counted.iter().for_each(|index| came.note(*index, Cv([0; 32])).unwrap());
         missing(&head, &came)
-    }
-
-    /// A name that cannot be looked at is not one that nothing has: all of a committed file would be asked for again.
-    #[test]
-    fn a_name_that_cannot_be_looked_at_is_an_error_and_only_one_that_nothing_has_is_none() {
-        let home = tempfile::tempdir().unwrap();
-        let head = head_of(2, None);
-        let there = File::create(home.path().join("f")).unwrap();
-        there.set_len(head.bytes).unwrap();
-        let find = |name: &str, limit: u64| {
-            let key = Limits { memory_per_identity: ByteCount(limit), ..Limits::default() };
-            let quota = Quotas::default().of(Fingerprint([1; 32]), &key);
-            let of = vec![(Written::of(&there).unwrap(), vec![(0, Cv([1; 32])), (1, Cv([2; 32]))])];
-            let groups = Groups { of, quota: &quota, held: quota.book_nothing() };
-            let directory = Arc::new(OwnedFd::from(File::open(home.path()).unwrap()));
-            let [name, part] = [name, "part"].map(|name| Name::from_bytes(name.as_bytes()).unwrap());
-            named(&Place { path: head.path.clone(), directory, name, part }, &head, &groups)
-        };
-        let inode = FileIdentity::of(&there).unwrap().inode;
-        assert_eq!(find("f", 1 << 30).unwrap(), Some(inode));
-        assert_eq!(find("g", 1 << 30).unwrap(), None);
-        assert!(find("f", 0).is_err(), "no memory to find out");
-    }
-
-    /// What has been removed leaves its inode to the next that is made.
-    #[test]
-    fn groups_of_a_file_that_has_gone_are_none_of_another_with_its_inode() {
-        let born = |seconds| Timestamp { seconds, nanos: 1 };
-        let written = |inode, born| Written { inode, born };
-        let quota = Quota::default();
-        let of = vec![(written(7, born(1)), vec![(0, Cv([1; 32]))]), (written(7, born(2)), vec![])];
-        let groups = Groups { of, quota: &quota, held: quota.book_nothing() };
-        let count = |file| groups.of(file).unwrap().map(|came| came.values.len());
-        assert_eq!(count(written(7, born(1))), Some(1));
-        assert_eq!(count(written(7, born(2))), Some(0));
-        assert_eq!(count(written(7, Timestamp::default())), Some(1), "nobody knows");
-        assert_eq!((count(written(7, born(3))), count(written(8, born(1)))), (None, None));
     }
 
     #[test]

@@ -149,6 +149,12 @@ fn job_directory(root: &Path) -> PathBuf {
     root.join(format!(".zmove-job-{JOB}"))
 }
 
+fn journals_of(root: &Path) -> Vec<PathBuf> {
+    let paths = std::fs::read_dir(job_directory(root)).unwrap().map(|entry| entry.unwrap().path());
+    let is_journal = |path: &PathBuf| path.file_name().unwrap().as_encoded_bytes().starts_with(b"journal-");
+    paths.filter(is_journal).collect()
+}
+
 /// One receiver dies with half of its groups; with the next epoch all comes anew, and both commit at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
@@ -240,6 +246,35 @@ async fn groups_count_when_they_are_flushed() {
     assert_eq!(mover.commit(&head, &contents).await, SharedJobResult::Committed { inode });
     assert!(std::fs::read(home.path().join("large")).unwrap() == contents);
     mover.finish().await;
+}
+
+/// Work is handed out again when the file has been committed, and then somebody has removed it: a part that is made anew
+/// could have the inode of the first one, whose groups count.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_file_that_has_been_committed_is_not_begun_again() {
+    let home = tempfile::tempdir().unwrap();
+    let contents = contents(1, 1);
+    let head = head("large", &contents);
+    let mut one = Mover::open(home.path(), 1).await;
+    one.declare(1, &head);
+    (0..2).for_each(|group| one.chunk(1, group, &contents));
+    one.stored(2).await;
+    assert_eq!(one.end(1, 1, 0).await, SharedJobResult::Done);
+    let committed = one.commit(&head, &contents).await;
+    assert!(matches!(committed, SharedJobResult::Committed { .. }), "{committed:?}");
+    std::fs::remove_file(home.path().join("large")).unwrap();
+    let mut late = Mover::open(home.path(), 1).await;
+    late.declare(1, &head);
+    late.chunk(1, 0, &contents);
+    late.stored(1).await;
+    assert_eq!(late.end(1, 1, 0).await, SharedJobResult::Done);
+    assert_eq!(late.commit(&head, &contents).await, committed);
+    let parts = std::fs::read_dir(job_directory(home.path()).join(".zmove-epoch-1")).unwrap();
+    let parts = parts.filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_file());
+    assert_eq!((parts.count(), late.faults.len()), (0, 0));
+    assert!(!home.path().join("large").exists(), "once is enough");
+    one.finish().await;
+    late.finish().await;
 }
 
 /// Another receiver has done the same work, and committed the file: what comes late is passed over, and the flush of
@@ -633,14 +668,7 @@ async fn of_a_torn_journal_a_beginning_counts() {
         let work = u8::try_from(group).unwrap();
         assert_eq!(mover.end(work, 0, if work == 0 { 3 } else { 0 }).await, SharedJobResult::Done);
     }
-    let journals = || {
-        let names = std::fs::read_dir(job_directory(home.path())).unwrap();
-        let names = names.map(|entry| entry.unwrap().path());
-        names
-            .filter(|path| path.file_name().unwrap().as_encoded_bytes().starts_with(b"journal-"))
-            .collect::<Vec<_>>()
-    };
-    let [journal] = &journals()[..] else { panic!("one session, one journal") };
+    let [journal] = &journals_of(home.path())[..] else { panic!("one session, one journal") };
     let whole = std::fs::read(journal).unwrap();
     let torn = tempfile::tempdir().unwrap();
     let copy = torn.path().join(journal.file_name().unwrap());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use rustix::io::Errno;
-use zmove_disk::{Span, Staged, Task, Turn};
+use zmove_disk::{COMMITTED, Span, Staged, Task, Turn};
 use zmove_types::{Buffer, Cv, Doing, GroupSpan, ItemId, Name, RelPath};
 use zmove_wire::{FileHead, Operation, TargetState};
 
@@ -206,6 +206,8 @@ fn book_group(
     match written.map(|staged| file.written(span, staged)) {
         Ok(None) => {}
         Ok(Some(complete)) => finish_file(transfer, turn, file, complete),
+        // Another receiver has given the file its name: there is nothing to be written.
+        Err((_, error)) if Errno::from_io_error(&error) == Some(COMMITTED) => {}
         Err((operation, error)) => transfer.fail_file(file.id, failure(operation, &error)),
     }
     for item in std::iter::once(item).chain(file.end(span)) {

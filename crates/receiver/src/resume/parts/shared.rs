@@ -27,6 +27,8 @@ pub(crate) struct SharedParts {
     /// Held while parts are flushed: they count as clean before they are.
     flushing: Lock<()>,
     flush_failed: AtomicBool,
+    /// Whether parts have been opened since their names were flushed last.
+    are_new: AtomicBool,
 }
 
 /// A part that this session writes to.
@@ -96,6 +98,7 @@ impl SharedParts {
             written: Lock::default(),
             flushing: Lock::default(),
             flush_failed: AtomicBool::new(false),
+            are_new: AtomicBool::new(false),
         }
     }
 
@@ -103,6 +106,7 @@ impl SharedParts {
         let file = Arc::new(file.try_clone()?);
         let part = SharedPart { name, file, mtime, is_dirty: false, is_closing: false };
         self.written.lock().insert(id, part);
+        self.are_new.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -136,6 +140,10 @@ impl SharedParts {
         let dirty: Vec<_> = parts.values_mut().filter_map(take).collect();
         drop(parts);
         dirty.iter().try_for_each(|part| self.flush_part(part))?;
+        // A part whose name is lost in a crash would be made once more, and have what is recorded of the first.
+        if self.are_new.swap(false, Ordering::Relaxed) {
+            self.epoch.flush_part_names().inspect_err(|_told_once| self.flush_failed())?;
+        }
         if self.flush_failed.load(Ordering::Relaxed) { Err(Errno::IO.into()) } else { Ok(()) }
     }
 
