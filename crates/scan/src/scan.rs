@@ -64,6 +64,12 @@ fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan 
 }
 
 impl Scan {
+    /// No walk: nothing is ever found, and no end of it.
+    #[must_use]
+    pub fn none() -> Self {
+        Self { receiver: crossbeam_channel::never(), tally: Arc::default() }
+    }
+
     /// The queue itself, for `select!` and time-outs.
     #[must_use]
     pub fn receiver(&self) -> &Receiver<ScanItem> {

@@ -24,10 +24,12 @@ use crate::selection::{DirectoryFilter, PathKind};
 mod descriptor_wait;
 mod files_from;
 mod names;
+mod portion;
 mod tally;
 
 use descriptor_wait::DescriptorWait;
 use names::NameList;
+pub use portion::{Portion, PortionSize, look_up_portion, walk_portion};
 pub use tally::{Found, Tally};
 
 /// The state that all jobs of one walk share. The stream ends when the last job lets go of it.
@@ -157,12 +159,18 @@ impl<'walk> Worker<'walk> {
 
     /// Emits a root itself.
     fn send_root(&mut self, directory: &Arc<Directory>) -> Result<(), Errno> {
+        let item = self.root_item(directory)?;
+        self.send(item);
+        Ok(())
+    }
+
+    /// A root itself.
+    fn root_item(&self, directory: &Arc<Directory>) -> Result<ScanItem, Errno> {
         let stat = statx(directory.fd(), c"", AtFlags::EMPTY_PATH, WANTED)?;
         let mut metadata = metadata_of(&stat);
         let kinds = self.walk.config.xattrs;
         let beside = Beside::look(Descriptor::Open(directory.fd()), &stat, kinds, &mut metadata);
-        self.send(ScanItem::Root { directory: Arc::clone(directory), metadata, beside });
-        Ok(())
+        Ok(ScanItem::Root { directory: Arc::clone(directory), metadata, beside })
     }
 
     fn visit_single(&mut self, root: &ScanRoot) -> Result<(), (Operation, Errno)> {

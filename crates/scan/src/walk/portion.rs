@@ -1,0 +1,376 @@
+//! Portions of a walk: as much of some trees as one of many nodes does at a time, and what is left of them for others.
+//!
+//! **Invariant:** of sources that do not change a portion is the same whoever walks it, and however often: names are
+//! taken in the order of their bytes, and what ends it is counted in entries and bytes and never in time.
+
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use rustix::fs::{OFlags, RawDir};
+use rustix::io::Errno;
+use zmove_types::{Name, RelPath};
+
+use crate::config::{ScanConfig, ScanRoot};
+use crate::directory::{Directory, Extent, SourceRoot};
+use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem};
+use crate::error::{Operation, ScanError};
+
+use super::names::NameList;
+use super::{Tally, Walk, Worker};
+
+/// How much one portion has.
+#[derive(Clone, Copy, Debug)]
+pub struct PortionSize {
+    /// The most entries that are looked up.
+    pub entries: usize,
+    /// The most bytes of files, but for the last one.
+    pub bytes: u64,
+    /// The size from which on a file belongs to no portion, and is told apart.
+    pub large_bytes: u64,
+}
+
+/// What has been found of some trees, and what is left of them.
+#[derive(Debug, Default)]
+pub struct Portion {
+    /// What has been found, in the order in which the receiver is to have it.
+    pub items: Vec<ScanItem>,
+    /// Large files, each with its directory.
+    pub large: Vec<(Arc<Directory>, Entry)>,
+    /// Directories, by their paths below the root, with which the walk goes on.
+    pub directories: Vec<RelPath>,
+    /// Entries with which it goes on: names of a directory.
+    pub names: Vec<(RelPath, Vec<Name>)>,
+    /// How many entries the selection has left out.
+    pub left_out: u64,
+    /// How many parts of unfinished transfers have been passed over.
+    pub parts: u64,
+}
+
+/// Walks the trees of these directories below a root, as far as a portion goes.
+#[must_use]
+pub fn walk_portion(
+    root: &ScanRoot,
+    directories: &[RelPath],
+    size: PortionSize,
+    config: &ScanConfig,
+) -> Portion {
+    portion(config, size, |walker| walker.walk(root, directories))
+}
+
+/// Looks up entries of a directory below a root, as far as a portion goes.
+#[must_use]
+pub fn look_up_portion(
+    root: &ScanRoot,
+    (directory, names): (&RelPath, &[Name]),
+    size: PortionSize,
+    config: &ScanConfig,
+) -> Portion {
+    portion(config, size, |walker| match walker.open_root(root) {
+        Ok((root, _)) => walker.look_up_in(&root, directory, names),
+        Err((operation, errno)) => walker.report_root(root, operation, errno),
+    })
+}
+
+fn portion(config: &ScanConfig, size: PortionSize, work: impl FnOnce(&mut Walker<'_, '_>)) -> Portion {
+    let (output, nobody) = crossbeam_channel::bounded(1);
+    let tally = Arc::new(Tally::default());
+    let walk = Arc::new(Walk::new(output, config, Arc::clone(&tally)));
+    let mut portion = Portion::default();
+    Worker::run(&walk, |worker| {
+        work(&mut Walker { worker, portion: &mut portion, size, entries: 0, bytes: 0 });
+    });
+    drop(nobody);
+    Portion { left_out: tally.left_out(), parts: tally.parts(), ..portion }
+}
+
+/// The walk of one portion.
+struct Walker<'a, 'walk> {
+    worker: &'a mut Worker<'walk>,
+    portion: &'a mut Portion,
+    size: PortionSize,
+    entries: usize,
+    bytes: u64,
+}
+
+impl Walker<'_, '_> {
+    fn is_full(&self) -> bool {
+        self.entries >= self.size.entries || self.bytes >= self.size.bytes
+    }
+
+    fn walk(&mut self, root: &ScanRoot, directories: &[RelPath]) {
+        let (opened, extent) = match self.open_root(root) {
+            Ok(opened) => opened,
+            Err((operation, errno)) => return self.report_root(root, operation, errno),
+        };
+        if extent == Extent::SingleEntry {
+            let name = root.parent_and_name().and_then(|(_, name)| Name::from_bytes(name.as_bytes()).ok());
+            return self.look_up_in(&opened, &RelPath::root(), name.as_slice());
+        }
+        let mut ahead: Vec<_> = directories.iter().rev().cloned().collect();
+        while !self.is_full()
+            && let Some(path) = ahead.pop()
+        {
+            let below = self.visit(&opened, &path);
+            ahead.extend(below.into_iter().rev());
+        }
+        ahead.reverse();
+        self.portion.directories = ahead;
+    }
+
+    /// Opens a root: a directory, or the one that holds a single entry.
+    fn open_root(&mut self, root: &ScanRoot) -> Result<(Arc<SourceRoot>, Extent), (Operation, Errno)> {
+        let flags = root.directory_flags().map_err(|errno| (Operation::Stat, errno))?;
+        let (extent, flags) =
+            flags.map_or((Extent::SingleEntry, OFlags::empty()), |flags| (Extent::Tree, flags));
+        let directory = self.worker.open_root(root, extent, flags)?;
+        Ok((Arc::clone(directory.root()), extent))
+    }
+
+    fn report_root(&mut self, root: &ScanRoot, operation: Operation, errno: Errno) {
+        let (path, source) = (root.source.clone(), errno.into());
+        self.report(ScanError::Io { path, operation, source });
+    }
+
+    fn report(&mut self, error: ScanError) {
+        self.portion.items.push(ScanItem::Error(error));
+    }
+
+    /// Lists a directory and looks up what is in it, as far as the portion goes; returns the directories in it.
+    fn visit(&mut self, root: &Arc<SourceRoot>, path: &RelPath) -> Vec<RelPath> {
+        let opened = self.open(root, path).and_then(|directory| {
+            let within = directory.is_within(self.worker.walk.config.file_systems)?;
+            Ok((directory, within))
+        });
+        let (directory, within) = match opened {
+            Ok(opened) => opened,
+            Err(errno) => {
+                self.report(ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno));
+                return Vec::new();
+            }
+        };
+        if path.is_root() {
+            match self.worker.root_item(&directory) {
+                Ok(item) => self.portion.items.push(item),
+                Err(errno) => {
+                    let (path, source) = (directory.full_path(), errno.into());
+                    self.report(ScanError::Io { path, operation: Operation::Stat, source });
+                }
+            }
+        }
+        if !within {
+            return Vec::new();
+        }
+        let mut names = self.list(&directory);
+        names.sort_unstable();
+        let rest = names.split_off(names.len().min(self.size.entries));
+        self.leave_names(path, &rest);
+        self.take(&directory, &names)
+    }
+
+    fn open(&self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Arc<Directory>, Errno> {
+        self.worker.walk.open(root, path)
+    }
+
+    /// All names of a directory; those that cannot be told are reported.
+    fn list(&mut self, directory: &Directory) -> Vec<CString> {
+        let mut names = Vec::new();
+        let mut buffer = Vec::with_capacity(ScanConfig::LIST_BUFFER_BYTES);
+        let mut listing = RawDir::new(directory.fd(), buffer.spare_capacity_mut());
+        while let Some(next) = listing.next() {
+            match next {
+                Ok(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
+                Ok(entry) => names.push(entry.file_name().to_owned()),
+                Err(errno) => {
+                    self.report(ScanError::listed(directory.full_path(), Operation::List, errno));
+                    break;
+                }
+            }
+        }
+        names
+    }
+
+    /// Leaves names to others, in stretches of one portion each.
+    fn leave_names(&mut self, path: &RelPath, names: &[CString]) {
+        for stretch in names.chunks(self.size.entries) {
+            let mut known = Vec::with_capacity(stretch.len());
+            for name in stretch {
+                match Name::from_bytes(name.as_bytes()) {
+                    Ok(name) => known.push(name),
+                    Err(source) => {
+                        let path = path.as_path().join(OsStr::from_bytes(name.as_bytes()));
+                        self.report(ScanError::Path { path, source });
+                    }
+                }
+            }
+            self.portion.names.push((path.clone(), known));
+        }
+    }
+
+    fn look_up_in(&mut self, root: &Arc<SourceRoot>, path: &RelPath, names: &[Name]) {
+        let directory = match self.open(root, path) {
+            Ok(directory) => directory,
+            Err(errno) => {
+                let path = root.path().join(path.as_path());
+                return self.report(ScanError::listed(path, Operation::Open, errno));
+            }
+        };
+        let names: Vec<_> = names.iter().filter_map(|name| CString::new(name.as_bytes()).ok()).collect();
+        let below = self.take(&directory, &names);
+        self.portion.directories.extend(below);
+    }
+
+    /// Takes entries of a directory, as far as the portion goes, and leaves the others; returns the directories among
+    /// them.
+    fn take(&mut self, directory: &Arc<Directory>, names: &[CString]) -> Vec<RelPath> {
+        let mut list = NameList::default();
+        names.iter().for_each(|name| list.push(name));
+        let mut errors = Vec::new();
+        let entries = self.worker.gather(directory, &list, |_, error| errors.push(error));
+        errors.into_iter().for_each(|error| self.report(error));
+        let below = super::children(directory, &entries);
+        self.entries += entries.len();
+        let mut taken = Vec::with_capacity(entries.len());
+        let (mut left, mut left_bytes) = (Vec::new(), 0);
+        for entry in entries {
+            let is_file = entry.kind == EntryKind::File;
+            if is_file && entry.size >= self.size.large_bytes {
+                self.portion.large.push((Arc::clone(directory), entry));
+            } else if !is_file || self.bytes < self.size.bytes {
+                self.bytes += if is_file { entry.size } else { 0 };
+                taken.push(entry);
+            } else {
+                left_bytes += entry.size;
+                left.push(entry.name);
+                if left_bytes >= self.size.bytes {
+                    left_bytes = 0;
+                    self.portion.names.push((directory.source_path().clone(), std::mem::take(&mut left)));
+                }
+            }
+        }
+        if !left.is_empty() {
+            self.portion.names.push((directory.source_path().clone(), left));
+        }
+        if !taken.is_empty() {
+            let directory = Arc::clone(directory);
+            self.portion.items.push(ScanItem::Batch(EntryBatch { directory, entries: taken }));
+        }
+        below
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs::{File, create_dir_all};
+    use std::path::Path;
+
+    use super::*;
+
+    const SIZE: PortionSize = PortionSize { entries: 4, bytes: 100, large_bytes: 1000 };
+
+    fn path(text: &str) -> RelPath {
+        RelPath::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn make(home: &Path, files: &[(&str, u64)]) -> ScanRoot {
+        for (file, bytes) in files {
+            let file = home.join(file);
+            create_dir_all(file.parent().unwrap()).unwrap();
+            File::create(file).unwrap().set_len(*bytes).unwrap();
+        }
+        ScanRoot::new(home, RelPath::root())
+    }
+
+    fn found(portion: &Portion) -> Vec<String> {
+        let batches = portion.items.iter().filter_map(|item| match item {
+            ScanItem::Batch(batch) => Some(batch),
+            _ => None,
+        });
+        let full = |batch: &EntryBatch, entry: &Entry| {
+            batch.directory.source_path().join(&entry.name).unwrap().as_path().display().to_string()
+        };
+        batches.flat_map(|batch| batch.entries.iter().map(move |entry| full(batch, entry))).collect()
+    }
+
+    /// Walks all by portions; returns how many there were, and what was found, large files marked.
+    fn walk_all(root: &ScanRoot, config: &ScanConfig) -> (usize, Vec<String>) {
+        let mut all = Vec::new();
+        let mut portions = 0;
+        let mut ahead = vec![walk_portion(root, &[RelPath::root()], SIZE, config)];
+        while let Some(portion) = ahead.pop() {
+            portions += 1;
+            all.extend(found(&portion));
+            for (directory, entry) in &portion.large {
+                let large = directory.source_path().join(&entry.name).unwrap();
+                all.push(format!("{}!", large.as_path().display()));
+            }
+            if !portion.directories.is_empty() {
+                ahead.push(walk_portion(root, &portion.directories, SIZE, config));
+            }
+            for (directory, names) in &portion.names {
+                ahead.push(look_up_portion(root, (directory, names), SIZE, config));
+            }
+        }
+        (portions, all)
+    }
+
+    #[test]
+    fn portions_have_each_entry_once_however_the_tree_is_shaped() {
+        let home = tempfile::tempdir().unwrap();
+        let many: Vec<_> = (0..23).map(|number| format!("wide/f{number}")).collect();
+        let mut files: Vec<_> = many.iter().map(|name| (name.as_str(), 1)).collect();
+        files.extend([
+            ("deep/a/b/c/d", 1),
+            ("heavy/1", 60),
+            ("heavy/2", 60),
+            ("heavy/3", 60),
+            ("heavy/4", 9000),
+        ]);
+        let root = make(home.path(), &files);
+        let (portions, all) = walk_all(&root, &ScanConfig::default());
+        let distinct: BTreeSet<_> = all.iter().cloned().collect();
+        assert_eq!(all.len(), distinct.len(), "{all:?}");
+        let directories = ["wide", "deep", "deep/a", "deep/a/b", "deep/a/b/c", "heavy"].map(str::to_owned);
+        let expected = files.iter().map(|(file, bytes)| match bytes {
+            9000 => format!("{file}!"),
+            _ => (*file).to_owned(),
+        });
+        assert_eq!(distinct, expected.chain(directories).collect());
+        assert!(portions > 8, "{portions}");
+    }
+
+    #[test]
+    fn a_portion_ends_by_entries_and_by_bytes_and_is_the_same_each_time() {
+        let home = tempfile::tempdir().unwrap();
+        let files = [("a/1", 60), ("a/2", 60), ("a/3", 60), ("b/1", 1), ("c/1", 1)];
+        let root = make(home.path(), &files);
+        for _ in 0..2 {
+            let portion = walk_portion(&root, &[RelPath::root()], SIZE, &ScanConfig::default());
+            assert_eq!(found(&portion), ["a", "b", "c", "a/1", "a/2"]);
+            assert_eq!(portion.directories, [path("b"), path("c")]);
+            let name = Name::from_bytes(b"3").unwrap();
+            assert_eq!(portion.names, [(path("a"), vec![name])]);
+        }
+    }
+
+    #[test]
+    fn a_source_that_is_no_directory_is_a_portion() {
+        let home = tempfile::tempdir().unwrap();
+        make(home.path(), &[("f", 7)]);
+        let root = ScanRoot::new(home.path().join("f"), path("g"));
+        let portion = walk_portion(&root, &[RelPath::root()], SIZE, &ScanConfig::default());
+        assert_eq!(found(&portion), ["f"]);
+    }
+
+    #[test]
+    fn what_cannot_be_walked_is_told() {
+        let root = ScanRoot::new("/does/not/exist", RelPath::root());
+        let portion = walk_portion(&root, &[RelPath::root()], SIZE, &ScanConfig::default());
+        assert!(matches!(portion.items[..], [ScanItem::Error(_)]), "{portion:?}");
+        let home = tempfile::tempdir().unwrap();
+        let root = make(home.path(), &[("a/1", 60)]);
+        let gone = walk_portion(&root, &[path("gone")], SIZE, &ScanConfig::default());
+        assert!(matches!(gone.items[..], [ScanItem::Error(ScanError::Vanished { .. })]), "{gone:?}");
+    }
+}
