@@ -65,7 +65,7 @@ pub(crate) async fn run(
         session.account.not_kept(&session.extras.learn(said.kinds));
         session.account.files().single_name = opened.single_name.map(|name| name.0);
         session.account.totals.scan_errors.set(push.sources_missing);
-        let task = Task::of(&push.open, push.mirror);
+        let task = Task::of(&push.open, push.mirror, None);
         let surveyed = Arc::clone(&session);
         let hashing = push.open.verify.then(|| Hashing::start(&session, &push.config, &mut threads));
         let hashing = hashing.transpose().map_err(SessionError::Thread)?;

@@ -3,6 +3,7 @@
 //! **Invariant:** when [`Push::run`] returns, all its threads have ended, whichever way the push went.
 
 pub(crate) mod config;
+pub(crate) mod feed;
 pub(crate) mod job;
 pub(crate) mod pipeline;
 mod reading;
@@ -24,6 +25,7 @@ use zmove_wire::{
     Version, Waiting, WireError,
 };
 
+use self::feed::{Asked, Feed};
 use self::job::Push;
 use self::pipeline::Pipeline;
 use self::reading::{LIMIT_INTERVAL, Reading};
@@ -62,7 +64,8 @@ impl Push {
         if self.open.purpose == Purpose::Preview {
             return preview::run(self, run, link, observer, stop).await;
         }
-        let task = Task::of(&self.open, self.mirror);
+        let (fed, asked) = self.feed.map(|Feed { fed, asked }| (fed, asked)).unzip();
+        let task = Task::of(&self.open, self.mirror, fed);
         let keeping = self.open.keeping;
         let overwrite = self.open.overwrite;
         // A file that is there nevertheless is replaced, as any that is needed; but what is there alone has to be seen.
@@ -105,6 +108,7 @@ impl Push {
             last,
             dialled_by,
             quota,
+            asked,
         };
         let ended = tokio::select! {
             ended = running.drive(reader) => ended,
@@ -140,6 +144,8 @@ struct Running<'a> {
     last: Option<Last>,
     dialled_by: DialledBy,
     quota: Option<Arc<dyn PeerQuota>>,
+    /// What is asked for beside, where the push is fed by pieces.
+    asked: Option<mpsc::UnboundedReceiver<Asked>>,
 }
 
 impl Running<'_> {
@@ -189,6 +195,7 @@ impl Running<'_> {
                 _ = steps.tick() => self.steering.step(&mut self.pipeline)?,
                 _ = tellings.tick(), if hears_found => self.tell_found(&mut found),
                 () = next(&mut samples) => self.tell_sample(),
+                Some(asked) = next_asked(&mut self.asked) => self.take_asked(asked),
                 lane = self.lanes.recv(), if self.lanes_open => {
                     self.take_lane(lane, self.lanes_max);
                     self.need_lanes()?;
@@ -213,6 +220,20 @@ impl Running<'_> {
                         return Ok(finished);
                     }
                 }
+            }
+        }
+    }
+
+    fn take_asked(&mut self, asked: Asked) {
+        match asked {
+            Asked::Order(order, names, answer) => self.receipts.order(order, names, answer),
+            Asked::Declaration(directory, entry, answer) => {
+                let session = Arc::clone(&self.pipeline.session);
+                let direct = self.pipeline.config.direct;
+                // to look for holes may take long
+                tokio::task::spawn_blocking(move || {
+                    let _nobody_waits = answer.send(session.declare(&directory, *entry, direct));
+                });
             }
         }
     }
@@ -466,6 +487,20 @@ fn leave(session: &Session, lanes: usize, run: &mut Run) {
 async fn next(samples: &mut Option<tokio::time::Interval>) {
     match samples {
         Some(samples) => drop(samples.tick().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// What is asked for next; waits for ever where nothing more is.
+async fn next_asked(asked: &mut Option<mpsc::UnboundedReceiver<Asked>>) -> Option<Asked> {
+    match asked {
+        Some(receiver) => {
+            let next = receiver.recv().await;
+            if next.is_none() {
+                *asked = None;
+            }
+            next
+        }
         None => std::future::pending().await,
     }
 }

@@ -6,12 +6,14 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::sync::oneshot;
 use zmove_transport::Inbox;
 use zmove_types::{FileId, ItemId, Observer};
 use zmove_wire::session::Resend;
 use zmove_wire::{
-    EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SignedReceipt, Stored,
-    StoredItem, ToReceiver, ToSender, Version, WireError,
+    EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SharedJobAnswer,
+    SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt, Stored, StoredItem, ToReceiver, ToSender,
+    Version, WireError,
 };
 
 use crate::account::Moved;
@@ -26,6 +28,7 @@ use crate::plan::links::{FirstName, Word};
 use crate::plan::pack::PackEntry;
 use crate::plan::resend;
 use crate::push::session::Session;
+use crate::read::source::Stored as GroupsStored;
 use crate::read::extras::Extras;
 use crate::send::sent::{NamePart, Sent, SentBatch};
 
@@ -40,6 +43,23 @@ pub(crate) struct Receipts {
     reported: ReportCounts,
     /// What a receiver has signed that has opened the transfer by a grant.
     pub(crate) signed: Option<Box<SignedReceipt>>,
+    /// Orders about a shared job that have not been answered.
+    orders: Orders,
+}
+
+/// Orders about a shared job that have not been answered, by their numbers.
+#[derive(Debug, Default)]
+struct Orders {
+    last: u64,
+    open: HashMap<u64, OpenOrder>,
+}
+
+/// An order that has not been answered.
+#[derive(Debug)]
+struct OpenOrder {
+    /// The bytes of the file that gets its name by it.
+    names: Option<u64>,
+    answer: oneshot::Sender<SharedJobResult>,
 }
 
 impl Receipts {
@@ -57,7 +77,8 @@ impl Receipts {
         let session = Arc::new(Session::new(observer, (version, extras), started, outgoing_in, quota));
         let paced = Duration::ZERO;
         let reported = ReportCounts::default();
-        let receipts = Self { session, reply_sender, paced, times_beyond_range: 0, reported, signed: None };
+        let (signed, orders) = (None, Orders::default());
+        let receipts = Self { session, reply_sender, paced, times_beyond_range: 0, reported, signed, orders };
         (receipts, replies, outgoing)
     }
 
@@ -101,9 +122,7 @@ impl Receipts {
             | ToSender::Result(_) => {
                 return Err(WireError::OutOfOrder { what: "a second answer" }.into());
             }
-            ToSender::SharedJob(_) => {
-                return Err(WireError::OutOfOrder { what: "an answer about a job" }.into());
-            }
+            ToSender::SharedJob(answer) => self.take_job_answer(answer)?,
             ToSender::Sampled(_) | ToSender::Swept(_) => {
                 return Err(WireError::OutOfOrder { what: "an answer of a probe" }.into());
             }
@@ -123,6 +142,29 @@ impl Receipts {
             ToSender::Finished(finished) => return self.finish(finished).map(Some),
         }
         Ok(None)
+    }
+
+    /// Sends an order about a shared job.
+    pub(crate) fn order(
+        &mut self,
+        order: SharedJobOrder,
+        names: Option<u64>,
+        answer: oneshot::Sender<SharedJobResult>,
+    ) {
+        self.orders.last += 1;
+        let number = self.orders.last;
+        self.orders.open.insert(number, OpenOrder { names, answer });
+        self.session.in_flight.tell(ToReceiver::SharedJob(SharedJobRequest { number, order }));
+    }
+
+    fn take_job_answer(&mut self, SharedJobAnswer { number, result }: SharedJobAnswer) -> Result<(), WireError> {
+        let unasked = WireError::OutOfOrder { what: "an answer about a job that nobody has asked for" };
+        let OpenOrder { names, answer } = self.orders.open.remove(&number).ok_or(unasked)?;
+        if let (Some(bytes), SharedJobResult::Committed { .. }) = (names, &result) {
+            self.session.account.moved(&Moved { files: 1, whole_bytes: bytes, ..Moved::default() });
+        }
+        let _nobody_waits = answer.send(result);
+        Ok(())
     }
 
     /// Takes all messages that are still to come.
@@ -148,11 +190,16 @@ impl Receipts {
         match settled.work {
             Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0)?,
             Some(Sent::Group(file, span, kind)) => {
-                file.group_stored();
+                let stored = file.group_stored();
                 let bytes = file.data_bytes_within(span);
                 match kind {
                     FrameKind::Same => self.session.account.matched(bytes),
                     _ => self.session.account.moved(&Moved { bytes, ..Moved::default() }),
+                }
+                if let Some(piece) = file.directory.piece().filter(|_| stored == GroupsStored::All) {
+                    // It gets its name by an order, perhaps of another.
+                    piece.confirm_large(&file);
+                    self.session.in_flight.abandon_large(file.id);
                 }
             }
             None => {}
@@ -214,6 +261,7 @@ impl Receipts {
         let mut bytes = 0;
         let mut holes = 0;
         let faults: Vec<_> = batch.faults.iter().map(|fault| located(batch, *fault)).collect();
+        batch.confirm_pieces();
         let kept: HashMap<_, _> = faults.iter().map(|fault| (&fault.path, fault.code)).collect();
         for (what, path, number) in batch.pack.shared_beside_files() {
             let is_there = kept.get(&path).is_none_or(|code| *code == FaultCode::AlreadyThere);

@@ -20,6 +20,7 @@ use crate::plan::links::{FirstName, Links, Made, NoLink, Part, Word};
 use crate::plan::offers::{Answered, Offering};
 use crate::plan::pack::{Pack, PackEntry, PackGroup, Packer, Unread};
 use crate::plan::queue::{Parcel, When};
+use crate::push::feed::{Fed, Piece};
 use crate::push::session::Session;
 use crate::read::group_values::GroupValues;
 use crate::read::source::{LargeSource, Look, SourceDirectory};
@@ -32,14 +33,16 @@ pub(crate) struct Task {
     pub(crate) compares_what_stays: bool,
     /// The mirror, where the target is to become one.
     pub(crate) mirror: Option<Mirror>,
+    /// What is sent in place of what a walk finds, where the push is fed by pieces.
+    pub(crate) fed: Option<Receiver<Fed>>,
 }
 
 impl Task {
     /// What this opening asks for.
-    pub(crate) fn of(open: &Open, mirror: Option<Mirror>) -> Self {
+    pub(crate) fn of(open: &Open, mirror: Option<Mirror>, fed: Option<Receiver<Fed>>) -> Self {
         // By size and time a link is compared itself, when it is made.
         let compares_what_stays = open.compare == Compare::Quick || open.overwrite == Overwrite::Differing;
-        Self { compare: open.compare, compares_what_stays, mirror }
+        Self { compare: open.compare, compares_what_stays, mirror, fed }
     }
 }
 
@@ -123,13 +126,20 @@ struct Planner<'a> {
 impl Planner<'_> {
     fn take_scan(&mut self, scan: &Scan, replies: &Replies) {
         let (items, nothing, known) = (scan.receiver(), never(), never());
+        let not_fed = never();
         let mut ended = false;
         while !self.session.in_flight.is_stopping() && (!ended || self.guess.is_some()) {
-            let items = if ended || self.is_full() { &nothing } else { items };
+            let pauses = ended || self.is_full();
+            let items = if pauses { &nothing } else { items };
+            let fed = self.task.fed.as_ref().filter(|_| !pauses).unwrap_or(&not_fed);
             let state = if self.guess.is_some() { &replies.state } else { &known };
             select! {
                 recv(items) -> item => match item {
-                    Ok(item) => self.take_item(item),
+                    Ok(item) => self.take_item(item, None),
+                    Err(_) => ended = true,
+                },
+                recv(fed) -> fed => match fed {
+                    Ok(fed) => self.take_fed(fed),
                     Err(_) => ended = true,
                 },
                 recv(state) -> state => match state {
@@ -252,18 +262,33 @@ impl Planner<'_> {
         }
     }
 
-    fn take_item(&mut self, item: ScanItem) {
+    fn take_fed(&mut self, fed: Fed) {
+        match fed {
+            Fed::Items(piece, items) => items.into_iter().for_each(|item| self.take_item(item, Some(&piece))),
+            Fed::Range(piece, directory, entry, groups) => {
+                let directory = SourceDirectory::held_open(&directory).of_piece(Some(&piece));
+                let id = self.session.queue.fresh_file_id();
+                let source = LargeSource::new(id, &directory, *entry).only(groups);
+                self.session.account.find(0, source.bytes_of_range());
+                self.session.queue.add_file(Arc::new(source), When::Room);
+            }
+            Fed::Found => self.session.account.find(1, 0),
+        }
+    }
+
+    fn take_item(&mut self, item: ScanItem, piece: Option<&Arc<Piece>>) {
         match item {
             ScanItem::Root { directory, metadata, beside } => {
-                self.pack(&SourceDirectory::held_open(&directory), PackEntry::Itself(metadata, beside));
+                let directory = SourceDirectory::held_open(&directory).of_piece(piece);
+                self.pack(&directory, PackEntry::Itself(metadata, beside));
             }
-            ScanItem::Batch(batch) => self.take_batch(batch),
+            ScanItem::Batch(batch) => self.take_batch(batch, piece),
             ScanItem::Error(error) => self.session.account.fail_scan(error),
         }
     }
 
-    fn take_batch(&mut self, batch: EntryBatch) {
-        let directory = SourceDirectory::held_open(&batch.directory);
+    fn take_batch(&mut self, batch: EntryBatch, piece: Option<&Arc<Piece>>) {
+        let directory = SourceDirectory::held_open(&batch.directory).of_piece(piece);
         let regular = batch.entries.iter().filter(|entry| matches!(entry.kind, EntryKind::File));
         let (files, bytes) = regular.fold((0, 0), |(files, bytes), entry| (files + 1, bytes + entry.size));
         self.session.account.find(files, bytes);
@@ -276,7 +301,9 @@ impl Planner<'_> {
         if !self.session.account.can_carry(&self.session.extras, directory, &entry) {
             return;
         }
-        let shared = entry.shared.filter(|_| self.session.extras.wants_links());
+        // Other names of a file may be another's to send.
+        let is_alone = directory.piece().is_some();
+        let shared = entry.shared.filter(|_| self.session.extras.wants_links() && !is_alone);
         let is_special = matches!(entry.kind, EntryKind::Special(_));
         if let Some(guess) = self.guess.as_mut().filter(|_| is_special || shared.is_some()) {
             // a receiver of an older release would break off
@@ -459,6 +486,7 @@ impl Planner<'_> {
                     if let Some(shared) = entry.shared {
                         self.skipped_name(shared.number, path);
                     }
+                    directory.piece().into_iter().for_each(|piece| piece.confirm(&entry));
                 }
             }
         }

@@ -10,6 +10,7 @@ use zmove_wire::{Extraneous, Open};
 use crate::mirror::{Mirror, Removals};
 use crate::plan::pack::packs_of;
 use crate::push::config::SenderConfig;
+use crate::push::feed::{Feed, Feeder};
 use crate::push::run::Run;
 
 /// One push.
@@ -36,6 +37,8 @@ pub struct Push {
     pub(crate) sources_missing: u64,
     pub(crate) config: SenderConfig,
     pub(crate) started: Instant,
+    /// What it is fed with in place of the walk.
+    pub(crate) feed: Option<Feed>,
 }
 
 impl Push {
@@ -63,7 +66,15 @@ impl Push {
             None => scan(sources, &config.scan),
         };
         let open = Open { extraneous, ..open };
-        Self { scan, open, mirror, sources_missing, config, started }
+        Self { scan, open, mirror, sources_missing, config, started, feed: None }
+    }
+
+    /// A push that walks nothing, and is fed by pieces.
+    #[must_use]
+    pub fn fed(open: Open, config: SenderConfig, started: Instant) -> (Self, Feeder) {
+        let (feeder, feed) = Feeder::new();
+        let (scan, feed) = (Scan::none(), Some(feed));
+        (Self { scan, open, mirror: None, sources_missing: 0, config, started, feed }, feeder)
     }
 
     /// The number of lanes that the push can use.

@@ -1,9 +1,12 @@
 //! The state that all stages of one session share.
 
+use std::fs::File;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
+use zmove_disk::{Direct, FileIdentity};
+use zmove_scan::{Directory, Entry};
 use zmove_types::{FileId, Observer};
 use zmove_wire::{ToReceiver, Version, WireError};
 
@@ -12,8 +15,10 @@ use crate::account::failure::FileError;
 use crate::account::timeline::Timeline;
 use crate::control::relay::{Held, PeerQuota};
 use crate::plan::queue::Queue;
+use crate::push::feed::Unnamed;
 use crate::read::extras::Extras;
 use crate::read::read_ahead::ReadAhead;
+use crate::read::source::{LargeSource, SourceDirectory};
 use crate::send::in_flight::InFlight;
 use crate::send::push_rate::PushRate;
 
@@ -62,6 +67,26 @@ impl Session {
     /// The limit would be exceeded.
     pub(crate) fn book_memory(&self, bytes: usize) -> Result<Option<Held>, WireError> {
         self.quota.as_ref().map(|quota| quota.book_memory(bytes)).transpose()
+    }
+
+    /// The declaration of a large file, as it is now.
+    ///
+    /// # Errors
+    /// Why it cannot be read, or is not what it was.
+    pub(crate) fn declare(
+        &self,
+        directory: &Arc<Directory>,
+        entry: Entry,
+        direct: Direct,
+    ) -> Result<Unnamed, String> {
+        let source = LargeSource::new(FileId(0), &SourceDirectory::held_open(directory), entry);
+        let carry = |opened: &File, identity: &FileIdentity| {
+            self.extras.of_file(opened, identity, &source.entry).0
+        };
+        let opened = source.open(direct, self.extras.holes(), || self.in_flight.is_stopping(), carry);
+        opened.map_err(|error| error.to_string())?;
+        let head = source.head().expect("it has been opened");
+        Ok(Unnamed { head: head.encode(), bytes: head.bytes })
     }
 
     /// Fails a large file on this side: nothing of it may appear at the target. A file that has come to its end stays

@@ -18,10 +18,11 @@ use zmove_chunk::{Groups, merge_root, sparse_group_cv};
 use zmove_disk::{DataFile, Direct, FileIdentity};
 use zmove_scan::{Directory, Entry, SourceRoot};
 use zmove_types::{Cv, DataRanges, FileId, GroupSpan, Metadata, Name, RelPath, Root, Timestamp};
-use zmove_wire::WireError;
+use zmove_wire::{FileHead, WireError};
 
 use crate::account::failure::FileError;
 use crate::control::relay::Held;
+use crate::push::feed::Piece;
 use crate::read::group_values::GroupValues;
 use crate::read::holes::{FoundHoles, Holes};
 
@@ -45,6 +46,8 @@ pub(crate) struct SourceDirectory {
     source_path: RelPath,
     target_path: RelPath,
     open: Option<Arc<Directory>>,
+    /// The piece that its entries belong to, where the push is fed by pieces.
+    piece: Option<Arc<Piece>>,
 }
 
 impl SourceDirectory {
@@ -55,7 +58,18 @@ impl SourceDirectory {
             source_path: directory.source_path().clone(),
             target_path: directory.target_path().clone(),
             open: Some(Arc::clone(directory)),
+            piece: None,
         }
+    }
+
+    /// The directory for entries of a piece.
+    pub(crate) fn of_piece(self, piece: Option<&Arc<Piece>>) -> Self {
+        Self { piece: piece.map(Arc::clone), ..self }
+    }
+
+    /// The piece that its entries belong to.
+    pub(crate) fn piece(&self) -> Option<&Piece> {
+        self.piece.as_deref()
     }
 
     /// Closes the directory; its files are opened from their root from now on.
@@ -85,9 +99,12 @@ impl SourceDirectory {
         &self.target_path
     }
 
-    /// Whether both name the same directory.
+    /// Whether both name the same directory, for entries of one piece.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.root, &other.root) && self.source_path == other.source_path
+        let piece = |directory: &Self| directory.piece.as_ref().map(Arc::as_ptr);
+        Arc::ptr_eq(&self.root, &other.root)
+            && self.source_path == other.source_path
+            && piece(self) == piece(other)
     }
 
     /// The full path of an entry, for messages.
@@ -126,6 +143,8 @@ pub(crate) struct LargeSource {
     pub(crate) target: RelPath,
     /// Whether groups of this very file are at the target: then it must still be what it was when that was asked.
     resumed: bool,
+    /// The groups that are sent from here, where others send the rest.
+    range: Option<Range<u32>>,
     state: Mutex<LargeState>,
 }
 
@@ -135,7 +154,8 @@ struct LargeState {
     /// The number of groups that are to be sent and that the receiver has not stored.
     groups_unstored: u32,
     dead: bool,
-    was_opened: bool,
+    /// What it was when it was opened first.
+    identity: Option<FileIdentity>,
     opened: Option<(Arc<DataFile>, FileIdentity)>,
     /// The metadata that travel, as they were when the file was opened first.
     metadata: Option<Metadata>,
@@ -157,6 +177,13 @@ pub(crate) struct OpenedSource {
     pub(crate) holes: FoundHoles,
 }
 
+/// What the receiver has stored of what is sent of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stored {
+    InPart,
+    All,
+}
+
 /// The state of a file after a group was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
@@ -175,7 +202,14 @@ impl LargeSource {
         let directory = directory.closed();
         let groups = groups_of(&entry).unwrap_or(u32::MAX);
         let state = LargeState { groups_unread: groups, groups_unstored: groups, ..LargeState::default() };
-        Self { id, directory, entry, target, resumed: false, state: Mutex::new(state) }
+        Self { id, directory, entry, target, resumed: false, range: None, state: Mutex::new(state) }
+    }
+
+    /// This file as one of which only these groups are sent from here.
+    pub(crate) fn only(self, range: Range<u32>) -> Self {
+        let groups = range.len().try_into().unwrap_or(u32::MAX);
+        let state = LargeState { groups_unread: groups, groups_unstored: groups, ..LargeState::default() };
+        Self { range: Some(range), state: Mutex::new(state), ..self }
     }
 
     /// This file as a resumed one: the target holds the groups that have a value in `held`.
@@ -204,10 +238,20 @@ impl LargeSource {
 
     /// The groups that are to be read.
     pub(crate) fn groups(&self) -> Groups {
+        if let Some(range) = &self.range {
+            return Groups::Only(std::iter::once(range.clone()).collect());
+        }
         if !self.resumed {
             return Groups::From(0);
         }
         Groups::Only(self.lock().cvs.unknown(self.groups_in_all()).collect())
+    }
+
+    /// How many bytes the groups have that are sent from here.
+    pub(crate) fn bytes_of_range(&self) -> u64 {
+        let range = self.range.clone().unwrap_or(0..self.groups_in_all());
+        let spans = range.filter_map(|group| GroupSpan::of(self.entry.size, group));
+        spans.map(|span| u64::from(span.len)).sum()
     }
 
     /// The open file; opened and held against what the scan saw at the first call, and asked for its holes.
@@ -233,7 +277,7 @@ impl LargeSource {
         if state.metadata.is_none() {
             state.metadata = Some(carry(&file, &identity));
         }
-        let is_first = !std::mem::replace(&mut state.was_opened, true);
+        let is_first = state.identity.replace(identity).is_none();
         let mut found = FoundHoles::default();
         if is_first {
             // How much storage it takes does not tell: attributes and what is reserved behind its end count, too.
@@ -242,7 +286,8 @@ impl LargeSource {
             if let Some(data) = data {
                 found.bytes = identity.bytes - data.data_bytes();
                 found.held_bytes = state.hole_bytes_of_held(&data, identity.bytes);
-                state.leave_out_holes(data, identity.bytes);
+                let groups = self.range.clone().unwrap_or(0..self.groups_in_all());
+                state.leave_out_holes(data, groups);
             }
         }
         let file = Arc::new(DataFile::for_reading(file, identity.bytes, direct));
@@ -253,6 +298,13 @@ impl LargeSource {
     /// Where it has data, if it has holes that are kept.
     pub(crate) fn data(&self) -> Option<Arc<DataRanges>> {
         self.lock().data.clone()
+    }
+
+    /// What is declared of it before its groups, once it has been opened.
+    pub(crate) fn head(&self) -> Option<FileHead> {
+        let FileIdentity { bytes, ctime, inode, .. } = self.lock().identity?;
+        let (path, metadata, data) = (self.target.clone(), self.metadata(), self.data());
+        Some(FileHead { path, metadata, bytes, ctime, inode, data })
     }
 
     /// The data of a group, counted from its beginning.
@@ -352,17 +404,19 @@ impl LargeSource {
     /// Whether all that is to be sent has been read.
     pub(crate) fn is_all_read(&self) -> bool {
         let state = self.lock();
-        (state.was_opened || self.resumed) && state.groups_unread == 0
+        (state.identity.is_some() || self.resumed) && state.groups_unread == 0
     }
 
     /// Notes that the receiver has stored a group. After the last one the file need not stay open until it has its
     /// name.
-    pub(crate) fn group_stored(&self) {
+    pub(crate) fn group_stored(&self) -> Stored {
         let mut state = self.lock();
         state.groups_unstored = state.groups_unstored.saturating_sub(1);
-        if state.groups_unstored == 0 {
-            state.opened = None;
+        if state.groups_unstored > 0 {
+            return Stored::InPart;
         }
+        state.opened = None;
+        Stored::All
     }
 
     /// Whether the file is still what it was when it was opened.
@@ -430,14 +484,13 @@ impl LargeState {
             .sum()
     }
 
-    /// Takes out of the file what is not `data`.
-    fn leave_out_holes(&mut self, data: DataRanges, bytes: u64) {
-        let groups = GroupSpan::count(bytes).unwrap_or(0);
-        let is_unread = |index: &u32| *index < groups && self.cvs.get(*index).is_none();
+    /// Takes out of these groups of the file what is not `data`.
+    fn leave_out_holes(&mut self, data: DataRanges, groups: Range<u32>) {
+        let is_unread = |index: &u32| groups.contains(index) && self.cvs.get(*index).is_none();
         let unread = data.groups().filter(is_unread).count();
         self.groups_unread = u32::try_from(unread).unwrap_or(u32::MAX);
         if unread == 0 {
-            self.last_word = (0..groups).find(is_unread);
+            self.last_word = groups.clone().find(is_unread);
             self.groups_unread = 1;
         }
         self.groups_unstored = self.groups_unread;

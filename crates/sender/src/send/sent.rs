@@ -9,7 +9,7 @@ use zmove_wire::{EntryFault, FaultCode, FrameKind, Operation, Version};
 
 use crate::account::manifest::Known;
 use crate::plan::links::Word;
-use crate::plan::pack::{Pack, PackEntry};
+use crate::plan::pack::{Pack, PackEntry, PackGroup};
 use crate::read::source::{LargeSource, Look};
 
 /// Work in flight, described well enough to do it again.
@@ -121,6 +121,20 @@ impl SentBatch {
                 Some(Word::Changed(directory.clone(), entry.clone()))
             }
             _ => None,
+        }
+    }
+
+    /// Confirms the entries to the pieces that they belong to, but for those that have failed or come back.
+    pub(crate) fn confirm_pieces(&self) {
+        let is_there = |fault: &EntryFault| fault.code == FaultCode::AlreadyThere;
+        let failed: HashSet<_> =
+            self.faults.iter().filter(|fault| !is_there(fault)).map(|fault| fault.entry).collect();
+        let entries = self.pack.groups.iter().flat_map(|PackGroup { directory, entries }| {
+            entries.iter().map(move |entry| (directory.piece(), entry))
+        });
+        for (number, (piece, entry)) in (0..).zip(entries) {
+            let Some(piece) = piece.filter(|_| !failed.contains(&number)) else { continue };
+            entry.entry().map_or_else(|| piece.confirm_without_data(), |entry| piece.confirm(entry));
         }
     }
 
