@@ -244,7 +244,7 @@ impl Mover<'_> {
 
     fn end(&mut self, work: u8, parent: u8, children: u64) -> SharedJobResult {
         let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
-        self.order(SharedJobOrder::End(WorkEnd { work, parent, children, files: 1, bytes: 1 }))
+        self.order(SharedJobOrder::End(WorkEnd { work, parent, children, files: 1, bytes: 1, failed: 0 }))
     }
 
     fn finish(mut self) {
@@ -373,6 +373,7 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
             children: 0,
             files: 0,
             bytes: 0,
+            failed: 0,
         }));
         other.0.signal(Signal::KILL);
         drop(movers);

@@ -97,14 +97,18 @@ impl SharedJobSession {
         let asked = self.flushes.asked.load(Ordering::Relaxed);
         transfer.publisher.wait_until_placed();
         publish_all(transfer);
-        if let Some(shared) = &transfer.parts.shared {
-            let flushed = transfer.parts.flush_shared(shared);
-            let flushed = flushed.inspect_err(|_told_once| transfer.parts.flush_failed());
-            flushed.map_err(failed_to(Operation::Flush))?;
-        }
+        self.flush_parts(transfer)?;
         flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
         *covered = asked;
         Ok(())
+    }
+
+    /// Flushes what has been written to parts of large files, which counts from then on.
+    fn flush_parts(&self, transfer: &Transfer) -> Result<(), Failure> {
+        let Some(shared) = &transfer.parts.shared else { return Ok(()) };
+        let flushed = transfer.parts.flush_shared(shared);
+        let flushed = flushed.inspect_err(|_told_once| transfer.parts.flush_failed());
+        flushed.map_err(failed_to(Operation::Flush))
     }
 
     /// Sets mode and time of directories, the deepest first.

@@ -72,6 +72,7 @@ impl SharedJobSession {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err((Operation::Rename, Errno::ISDIR.into()));
         };
+        self.flush_parts(transfer)?;
         let source = source_of(head);
         let directory =
             transfer.target.tree.ensure_directory(&parent).map_err(failed_to(Operation::MakeDirectory))?;

@@ -1,6 +1,7 @@
 //! How far a job is: what the journals of all its receivers say has ended, of all epochs. What has ended stays so, also
 //! where its writer was fenced off later.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -26,7 +27,8 @@ const WORK_BYTES: usize = 2 * size_of::<(WorkId, WorkEnd)>();
 
 impl Ended {
     /// Takes an end; returns whether the work had not ended before. Where two ends differ in what they have announced,
-    /// the one with more of it counts: then the job does not end before all of that has.
+    /// the one with more of it counts: then the job does not end before all of that has. Otherwise the one of which
+    /// less has failed: what has come once is there.
     pub(super) fn take(&mut self, end: WorkEnd) -> bool {
         match self.work.entry(end.work) {
             Entry::Vacant(place) => {
@@ -35,8 +37,9 @@ impl Ended {
             }
             Entry::Occupied(mut before) => {
                 self.repeats += 1;
-                self.contradictions += u64::from(*before.get() != end);
-                if end.children > before.get().children {
+                self.contradictions += u64::from(before.get().children != end.children);
+                let better = |end: &WorkEnd| (end.children, Reverse(end.failed));
+                if better(&end) > better(before.get()) {
                     before.insert(end);
                 }
                 false
@@ -56,6 +59,7 @@ impl Ended {
             count.work_without_parent += u64::from(!self.work.contains_key(&end.parent));
             count.files = count.files.saturating_add(end.files);
             count.bytes = count.bytes.saturating_add(end.bytes);
+            count.failed = count.failed.saturating_add(end.failed);
         }
         count
     }
@@ -87,7 +91,7 @@ mod tests {
 
     fn end(work: u8, parent: u8, children: u64) -> WorkEnd {
         let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
-        WorkEnd { work, parent, children, files: 1, bytes: 10 }
+        WorkEnd { work, parent, children, files: 1, bytes: 10, failed: 0 }
     }
 
     fn count(ends: &[WorkEnd]) -> SharedJobCount {
@@ -120,6 +124,16 @@ mod tests {
             assert_eq!((counted.work_announced, counted.repeats, counted.contradictions), (2, 1, 1));
             assert!(!counted.is_finished());
         }
+    }
+
+    #[test]
+    fn what_has_come_once_has_not_failed() {
+        let (good, bad) = (end(1, 1, 0), WorkEnd { failed: 2, files: 0, ..end(1, 1, 0) });
+        for ends in [[good, bad], [bad, good]] {
+            let counted = count(&ends);
+            assert_eq!((counted.failed, counted.files, counted.contradictions), (0, 1, 0));
+        }
+        assert_eq!(count(&[bad]).failed, 2);
     }
 
     /// The child is told first: its number alone would do.

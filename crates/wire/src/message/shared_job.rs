@@ -140,6 +140,9 @@ pub struct WorkEnd {
     pub files: u64,
     /// The bytes of these files.
     pub bytes: u64,
+    /// How many entries of it are not at the target, or not completely, and how many parts of the source could not be
+    /// read.
+    pub failed: u64,
 }
 
 /// The answer to an order.
@@ -185,6 +188,8 @@ pub struct SharedJobCount {
     pub files: u64,
     /// The bytes of these files.
     pub bytes: u64,
+    /// What has failed of them.
+    pub failed: u64,
     /// How often a work item has ended that had ended before.
     pub repeats: u64,
     /// How many of the repeats differ from the first end.
@@ -193,10 +198,21 @@ pub struct SharedJobCount {
 
 impl SharedJobCount {
     /// Whether all work has ended: the first work item, and each that another has announced. The right number alone is
-    /// not enough: a work item may end before its parent.
+    /// not enough: a work item may end before its parent. Of sources that change, what has been done twice may have
+    /// announced other work each time, of which only one counts.
     #[must_use]
-    pub const fn is_finished(&self) -> bool {
-        self.work_ended > 0 && self.work_without_parent == 0 && self.work_ended - 1 == self.work_announced
+    pub fn is_finished(&self) -> bool {
+        self.work_ended > 0 && self.work_without_parent == 0 && self.missing_work() == Some(0)
+    }
+
+    /// How many work items have been announced and have not ended, as far as that is known.
+    #[must_use]
+    pub const fn missing_work(&self) -> Option<u64> {
+        match self.work_announced.checked_sub(self.work_ended.saturating_sub(1)) {
+            Some(missing) => Some(missing),
+            None if self.contradictions > 0 => Some(0),
+            None => None,
+        }
     }
 }
 
@@ -257,9 +273,10 @@ mod tests {
             encode_message(&ToReceiver::SharedJob(SharedJobRequest { number, order }))[4..].to_vec()
         };
         let work = WorkId([5; 16]);
-        let end = WorkEnd { work, parent: WorkId([6; 16]), children: 300, files: 2, bytes: 1 };
+        let parent = WorkId([6; 16]);
+        let end = WorkEnd { work, parent, children: 300, files: 2, bytes: 1, failed: 4 };
         let ended = order(300, SharedJobOrder::End(end));
-        assert_eq!(ended, [&[16, 0xAC, 2, 0][..], &[5; 16], &[6; 16], &[0xAC, 2, 2, 1]].concat());
+        assert_eq!(ended, [&[16, 0xAC, 2, 0][..], &[5; 16], &[6; 16], &[0xAC, 2, 2, 1, 4]].concat());
         let commit = SharedJobOrder::Commit { head: b"h".to_vec(), root: Some([9; 32]) };
         assert_eq!(order(1, commit), [&[16, 1, 1, 1, b'h', 1][..], &[9; 32]].concat());
         assert_eq!(order(1, SharedJobOrder::SetDirectories { head: b"h".to_vec() }), [16, 1, 2, 1, b'h']);
@@ -281,10 +298,11 @@ mod tests {
             work_without_parent: 3,
             files: 4,
             bytes: 5,
-            repeats: 6,
-            contradictions: 7,
+            failed: 6,
+            repeats: 7,
+            contradictions: 8,
         };
-        assert_eq!(answer(SharedJobResult::Counted(count)), [27, 0xAC, 2, 5, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(answer(SharedJobResult::Counted(count)), [27, 0xAC, 2, 5, 1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     #[test]

@@ -175,7 +175,7 @@ fn encode_left(file: u64, ctime: Timestamp) -> Result<Vec<u8>, JournalError> {
 
 fn encode_work_end(end: &WorkEnd) -> Result<Vec<u8>, JournalError> {
     let mut body = [end.work.0, end.parent.0].concat();
-    for number in [end.children, end.files, end.bytes] {
+    for number in [end.children, end.files, end.bytes, end.failed] {
         body.extend_from_slice(&number.to_le_bytes());
     }
     frame(WORK_ENDED, &body)
@@ -261,8 +261,8 @@ impl<'a> Fields<'a> {
 
     fn work_end(&mut self) -> Option<WorkEnd> {
         let (work, parent) = (WorkId(self.array()?), WorkId(self.array()?));
-        let (children, files, bytes) = (self.u64()?, self.u64()?, self.u64()?);
-        Some(WorkEnd { work, parent, children, files, bytes })
+        let (children, files, bytes, failed) = (self.u64()?, self.u64()?, self.u64()?, self.u64()?);
+        Some(WorkEnd { work, parent, children, files, bytes, failed })
     }
 
     fn cvs(&mut self) -> Option<Vec<Cv>> {

@@ -72,16 +72,17 @@ fn the_bytes_of_a_part_are_pinned() {
 #[test]
 fn the_bytes_of_the_end_of_a_work_item_are_pinned() {
     let work = WorkId([0x33; 16]);
-    let end = WorkEnd { work, parent: WorkId([0x44; 16]), children: 1, files: 2, bytes: 3 };
+    let end = WorkEnd { work, parent: WorkId([0x44; 16]), children: 1, files: 2, bytes: 3, failed: 4 };
     let ended = [
-        "38000000",
+        "40000000",
         "08",
         "33333333333333333333333333333333", // work
         "44444444444444444444444444444444", // parent
         "0100000000000000",                 // children
         "0200000000000000",                 // files
         "0300000000000000",                 // bytes
-        "fdce00c9",
+        "0400000000000000",                 // failed
+        "bf013f7c",
     ];
     assert_bytes(&Record::WorkEnded(end), &ended);
 }
