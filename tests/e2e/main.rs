@@ -74,6 +74,7 @@ mod selection;
 mod service;
 mod shared;
 mod slashes;
+mod spread;
 mod ssh;
 mod storage;
 mod straggler;

@@ -90,7 +90,7 @@ impl Moved {
 }
 
 /// The shares of its storage's speed that a push has reached.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Shares {
     reads: Option<Share>,
     writes: Option<Share>,

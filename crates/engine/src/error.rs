@@ -35,6 +35,9 @@ pub enum LocationError {
     /// Nothing stands before the colon.
     #[error("'{0}' names no host: write HOST:PATH (a local name is written './NAME')")]
     NoHost(String),
+    /// Several receivers, of which one is to be started by ssh.
+    #[error("'{0}': several receivers share a target only where each is a daemon ('zmove serve')")]
+    SeveralOverSsh(String),
     /// A bracket opens and does not close.
     #[error("'{0}': the bracket of the IPv6 address is not closed")]
     BracketOpen(String),

@@ -158,6 +158,34 @@ impl Location {
     }
 }
 
+impl Location {
+    /// Reads a target that several receivers have on storage which they share: `HOST,HOST:PATH`, each host with a port
+    /// where it has another. Returns the first one, and the others with the same path.
+    ///
+    /// # Errors
+    /// The text is no location.
+    pub fn parse_several(text: &OsStr, start: Start) -> Result<(Self, Vec<Remote>), LocationError> {
+        let bytes = text.as_bytes();
+        let head = bytes.split(|&byte| byte == b'/').next().unwrap_or_default();
+        let comma = head.iter().rposition(|&byte| byte == b',');
+        let Some(comma) = comma.filter(|&comma| head[comma..].contains(&b':')) else {
+            return Ok((Self::parse(text, start)?, Vec::new()));
+        };
+        let (first, last) = (&bytes[..comma], &bytes[comma + 1..]);
+        let Self::Remote(last) = Self::parse(OsStr::from_bytes(last), start)? else {
+            return Err(LocationError::NoHost(show(bytes)));
+        };
+        if last.login.is_some() || first.contains(&b'@') {
+            return Err(LocationError::SeveralOverSsh(show(bytes)));
+        }
+        let at_daemon = |endpoint| Remote::at_daemon(endpoint, &last.path);
+        let mut remotes = first.split(|&byte| byte == b',').map(at_daemon).collect::<Result<Vec<_>, _>>()?;
+        remotes.push(last);
+        let others = remotes.split_off(1);
+        Ok((Self::Remote(remotes.swap_remove(0)), others))
+    }
+}
+
 /// The path relative to the login's home directory: a leading `~` or `~/` is removed, as a shell would expand it.
 fn from_home(path: &[u8]) -> Result<&[u8], LocationError> {
     match path.strip_prefix(b"~/") {

@@ -29,7 +29,7 @@ mod tally;
 
 use descriptor_wait::DescriptorWait;
 use names::NameList;
-pub use portion::{Portion, PortionSize, look_up_portion, walk_portion};
+pub use portion::{Portion, PortionSize, Wanted, look_up_portion, walk_portion};
 pub use tally::{Found, Tally};
 
 /// The state that all jobs of one walk share. The stream ends when the last job lets go of it.

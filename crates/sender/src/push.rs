@@ -227,6 +227,13 @@ impl Running<'_> {
     fn take_asked(&mut self, asked: Asked) {
         match asked {
             Asked::Order(order, names, answer) => self.receipts.order(order, names, answer),
+            Asked::Directories(found, answer) => {
+                let session = Arc::clone(&self.pipeline.session);
+                // attributes are read
+                tokio::task::spawn_blocking(move || {
+                    let _nobody_waits = answer.send(session.directory_heads(&found));
+                });
+            }
             Asked::Declaration(directory, entry, answer) => {
                 let session = Arc::clone(&self.pipeline.session);
                 let direct = self.pipeline.config.direct;

@@ -18,6 +18,7 @@ use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
 use crate::commands::scan::tell_unmatched;
+use crate::commands::spread;
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::{self, Carriage, Ending, differences, proofs};
@@ -36,6 +37,9 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
 /// Pushes by these settings.
 pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
+    if let (Location::Remote(first), false) = (&settings.location, settings.also.is_empty()) {
+        return spread::push(settings, first, started);
+    }
     let host = match &settings.location {
         Location::Local(_) => own_name(),
         Location::Remote(remote) => remote.host.clone(),

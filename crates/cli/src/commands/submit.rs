@@ -117,7 +117,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
             }
             match settings.location {
                 Location::Local(_) => Vec::new(),
-                Location::Remote(remote) => vec![remote],
+                Location::Remote(remote) => std::iter::once(remote).chain(settings.also).collect(),
             }
         }
         Copy::Pull(settings) => vec![settings.remote],
@@ -210,7 +210,7 @@ fn refuse_unknown_channels(names: &[String]) -> Result<()> {
 }
 
 /// Sees to it that a host's key is known, and asks now whether it is the right one.
-fn get_to_know(host: &Remote, strict: bool) -> Result<()> {
+pub(crate) fn get_to_know(host: &Remote, strict: bool) -> Result<()> {
     // ssh knows its hosts by itself
     if host.login.is_some() {
         return Ok(());

@@ -203,7 +203,7 @@ fn limit(summary: &Summary) -> String {
 const IDLE_WORTH_SAYING: f64 = 0.1;
 
 /// Further facts, if there are any: counts on one line, times that could not be kept on another.
-fn extras(summary: &Summary, args: &PushArgs) -> String {
+pub(crate) fn extras(summary: &Summary, args: &PushArgs) -> String {
     let there = if args.update || args.ignore_existing {
         "stay at the target"
     } else {

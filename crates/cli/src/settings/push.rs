@@ -22,12 +22,15 @@ use zmove_wire::{Cipher, Compare, Durability, Keeping, Open, Overwrite, Proof, P
 
 use super::{Role, dial, home, journals, keeping};
 use crate::args::{CipherArg, DeltaArg, DurabilityArg, ProofArg, PushArgs, SparseArg, TransportArg};
+use crate::display::prompt::Prompt;
 use crate::value::exit::usage_error;
 
 /// The settings of a push.
 #[derive(Debug)]
 pub(crate) struct PushSettings {
     pub(crate) location: Location,
+    /// Other receivers that have the same target, on storage which they share with the first.
+    pub(crate) also: Vec<Remote>,
     /// The settings for reaching the receiver; `None`: the target is on this host.
     pub(crate) dial: Option<DialSettings>,
     /// The selection of entries of the sources; `None`: all of them.
@@ -43,15 +46,26 @@ impl PushSettings {
     /// Options contradict each other, or one has an impossible value.
     pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
         let (target, sources) = args.paths.split_last().expect("two are demanded");
-        let location = Location::parse(target, dial::start(&args.dial))?;
+        let (location, also) = Location::parse_several(target, dial::start(&args.dial))?;
         refuse_host_without_path(target)?;
         refuse_contradictions(&args, &location, sources)?;
+        if !also.is_empty() {
+            refuse_for_several(&args)?;
+        }
         let selection = args.selection.selection()?;
         let dial = match &location {
             Location::Local(_) => None,
             Location::Remote(remote) => Some(dial_settings(&args, remote, ask)?),
         };
-        Ok(Self { location, dial, selection, args })
+        Ok(Self { location, also, dial, selection, args })
+    }
+
+    /// The settings for reaching another receiver of the same target.
+    ///
+    /// # Errors
+    /// What is known of it cannot be read.
+    pub(crate) fn dial_to(&self, remote: &Remote) -> Result<DialSettings> {
+        dial_settings(&self.args, remote, Arc::new(Prompt))
     }
 
     /// Examines the sources, and compares them with the target where that is on this host.
@@ -221,6 +235,30 @@ pub(super) fn refuse_contradictions(
     ];
     match rules.into_iter().find(|(broken, _)| *broken) {
         Some((_, text)) => Err(usage_error(text)),
+        None => Ok(()),
+    }
+}
+
+/// Refuses what cannot be done by several receivers together.
+fn refuse_for_several(args: &PushArgs) -> Result<()> {
+    let refused = [
+        (args.delete, "--delete"),
+        (args.dry_run, "--dry-run"),
+        (args.verify, "verify"),
+        (args.checksum, "--checksum"),
+        (args.inplace, "--inplace"),
+        (args.selection.files_from.is_some(), "--files-from"),
+        (args.manifest.is_some(), "--manifest"),
+        (args.proofs.is_some(), "--proofs"),
+        (args.trace.is_some(), "--trace"),
+        (args.proof == ProofArg::Media, "--verify media"),
+        (args.durability != DurabilityArg::End, "--durability other than 'end'"),
+        (args.delta == DeltaArg::Always, "--delta always"),
+    ];
+    match refused.into_iter().find(|(asked, _)| *asked) {
+        Some((_, what)) => Err(usage_error(format!(
+            "{what} is not possible with several receivers (HOST,HOST:PATH): name one of them"
+        ))),
         None => Ok(()),
     }
 }

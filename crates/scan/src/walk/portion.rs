@@ -7,7 +7,7 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use rustix::fs::{OFlags, RawDir};
+use rustix::fs::{FileType, OFlags, RawDir};
 use rustix::io::Errno;
 use zmove_types::{Name, RelPath};
 
@@ -26,8 +26,19 @@ pub struct PortionSize {
     pub entries: usize,
     /// The most bytes of files, but for the last one.
     pub bytes: u64,
-    /// The size from which on a file belongs to no portion, and is told apart.
+    /// The size from which on the bytes of a file do not count.
     pub large_bytes: u64,
+    /// What is looked up.
+    pub wanted: Wanted,
+}
+
+/// What a portion has of a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// All of it.
+    All,
+    /// Directories alone.
+    Directories,
 }
 
 /// What has been found of some trees, and what is left of them.
@@ -35,8 +46,6 @@ pub struct PortionSize {
 pub struct Portion {
     /// What has been found, in the order in which the receiver is to have it.
     pub items: Vec<ScanItem>,
-    /// Large files, each with its directory.
-    pub large: Vec<(Arc<Directory>, Entry)>,
     /// Directories, by their paths below the root, with which the walk goes on.
     pub directories: Vec<RelPath>,
     /// Entries with which it goes on: names of a directory.
@@ -163,8 +172,10 @@ impl Walker<'_, '_> {
         }
         let mut names = self.list(&directory);
         names.sort_unstable();
-        let rest = names.split_off(names.len().min(self.size.entries));
-        self.leave_names(path, &rest);
+        if self.size.wanted == Wanted::All {
+            let rest = names.split_off(names.len().min(self.size.entries));
+            self.leave_names(path, &rest);
+        }
         self.take(&directory, &names)
     }
 
@@ -180,6 +191,7 @@ impl Walker<'_, '_> {
         while let Some(next) = listing.next() {
             match next {
                 Ok(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
+                Ok(entry) if !self.may_be_wanted(entry.file_type()) => {}
                 Ok(entry) => names.push(entry.file_name().to_owned()),
                 Err(errno) => {
                     self.report(ScanError::listed(directory.full_path(), Operation::List, errno));
@@ -188,6 +200,12 @@ impl Walker<'_, '_> {
             }
         }
         names
+    }
+
+    /// Whether an entry is looked up; not all file systems tell in a listing what it is.
+    fn may_be_wanted(&self, kind: FileType) -> bool {
+        let may_be_directory = matches!(kind, FileType::Directory | FileType::Unknown);
+        self.size.wanted == Wanted::All || may_be_directory
     }
 
     /// Leaves names to others, in stretches of one portion each.
@@ -232,12 +250,11 @@ impl Walker<'_, '_> {
         self.entries += entries.len();
         let mut taken = Vec::with_capacity(entries.len());
         let (mut left, mut left_bytes) = (Vec::new(), 0);
-        for entry in entries {
-            let is_file = entry.kind == EntryKind::File;
-            if is_file && entry.size >= self.size.large_bytes {
-                self.portion.large.push((Arc::clone(directory), entry));
-            } else if !is_file || self.bytes < self.size.bytes {
-                self.bytes += if is_file { entry.size } else { 0 };
+        let is_wanted = |entry: &Entry| self.size.wanted == Wanted::All || entry.kind == EntryKind::Directory;
+        for entry in entries.into_iter().filter(is_wanted) {
+            let counts = entry.kind == EntryKind::File && entry.size < self.size.large_bytes;
+            if !counts || self.bytes < self.size.bytes {
+                self.bytes += if counts { entry.size } else { 0 };
                 taken.push(entry);
             } else {
                 left_bytes += entry.size;
@@ -267,7 +284,7 @@ mod tests {
 
     use super::*;
 
-    const SIZE: PortionSize = PortionSize { entries: 4, bytes: 100, large_bytes: 1000 };
+    const SIZE: PortionSize = PortionSize { entries: 4, bytes: 100, large_bytes: 1000, wanted: Wanted::All };
 
     fn path(text: &str) -> RelPath {
         RelPath::from_bytes(text.as_bytes()).unwrap()
@@ -293,7 +310,7 @@ mod tests {
         batches.flat_map(|batch| batch.entries.iter().map(move |entry| full(batch, entry))).collect()
     }
 
-    /// Walks all by portions; returns how many there were, and what was found, large files marked.
+    /// Walks all by portions; returns how many there were, and what was found.
     fn walk_all(root: &ScanRoot, config: &ScanConfig) -> (usize, Vec<String>) {
         let mut all = Vec::new();
         let mut portions = 0;
@@ -301,10 +318,6 @@ mod tests {
         while let Some(portion) = ahead.pop() {
             portions += 1;
             all.extend(found(&portion));
-            for (directory, entry) in &portion.large {
-                let large = directory.source_path().join(&entry.name).unwrap();
-                all.push(format!("{}!", large.as_path().display()));
-            }
             if !portion.directories.is_empty() {
                 ahead.push(walk_portion(root, &portion.directories, SIZE, config));
             }
@@ -332,10 +345,7 @@ mod tests {
         let distinct: BTreeSet<_> = all.iter().cloned().collect();
         assert_eq!(all.len(), distinct.len(), "{all:?}");
         let directories = ["wide", "deep", "deep/a", "deep/a/b", "deep/a/b/c", "heavy"].map(str::to_owned);
-        let expected = files.iter().map(|(file, bytes)| match bytes {
-            9000 => format!("{file}!"),
-            _ => (*file).to_owned(),
-        });
+        let expected = files.iter().map(|(file, _)| (*file).to_owned());
         assert_eq!(distinct, expected.chain(directories).collect());
         assert!(portions > 8, "{portions}");
     }
@@ -352,6 +362,16 @@ mod tests {
             let name = Name::from_bytes(b"3").unwrap();
             assert_eq!(portion.names, [(path("a"), vec![name])]);
         }
+    }
+
+    #[test]
+    fn a_portion_of_directories_has_nothing_else() {
+        let home = tempfile::tempdir().unwrap();
+        let root = make(home.path(), &[("a/1", 60), ("a/b/1", 60), ("2", 6000)]);
+        let size = PortionSize { wanted: Wanted::Directories, ..SIZE };
+        let portion = walk_portion(&root, &[RelPath::root()], size, &ScanConfig::default());
+        assert_eq!(found(&portion), ["a", "a/b"]);
+        assert!(portion.names.is_empty(), "{portion:?}");
     }
 
     #[test]

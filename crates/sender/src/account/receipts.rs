@@ -12,8 +12,8 @@ use zmove_types::{FileId, ItemId, Observer};
 use zmove_wire::session::Resend;
 use zmove_wire::{
     EntryFault, Fault, FaultCode, FileDone, Finished, FrameKind, PublishedItem, SharedJobAnswer,
-    SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt, Stored, StoredItem, ToReceiver, ToSender,
-    Version, WireError,
+    SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt, Stored, StoredItem, ToReceiver,
+    ToSender, Version, WireError,
 };
 
 use crate::account::Moved;
@@ -27,9 +27,10 @@ use crate::error::SessionError;
 use crate::plan::links::{FirstName, Word};
 use crate::plan::pack::PackEntry;
 use crate::plan::resend;
+use crate::push::feed::Piece;
 use crate::push::session::Session;
-use crate::read::source::Stored as GroupsStored;
 use crate::read::extras::Extras;
+use crate::read::source::Stored as GroupsStored;
 use crate::send::sent::{NamePart, Sent, SentBatch};
 
 /// Takes the receiver's messages about work in flight, and its replies to questions.
@@ -157,7 +158,10 @@ impl Receipts {
         self.session.in_flight.tell(ToReceiver::SharedJob(SharedJobRequest { number, order }));
     }
 
-    fn take_job_answer(&mut self, SharedJobAnswer { number, result }: SharedJobAnswer) -> Result<(), WireError> {
+    fn take_job_answer(
+        &mut self,
+        SharedJobAnswer { number, result }: SharedJobAnswer,
+    ) -> Result<(), WireError> {
         let unasked = WireError::OutOfOrder { what: "an answer about a job that nobody has asked for" };
         let OpenOrder { names, answer } = self.orders.open.remove(&number).ok_or(unasked)?;
         if let (Some(bytes), SharedJobResult::Committed { .. }) = (names, &result) {
@@ -196,6 +200,7 @@ impl Receipts {
                     FrameKind::Same => self.session.account.matched(bytes),
                     _ => self.session.account.moved(&Moved { bytes, ..Moved::default() }),
                 }
+                file.directory.piece().into_iter().for_each(Piece::has_moved);
                 if let Some(piece) = file.directory.piece().filter(|_| stored == GroupsStored::All) {
                     // It gets its name by an order, perhaps of another.
                     piece.confirm_large(&file);

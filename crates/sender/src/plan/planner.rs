@@ -269,10 +269,9 @@ impl Planner<'_> {
                 let directory = SourceDirectory::held_open(&directory).of_piece(Some(&piece));
                 let id = self.session.queue.fresh_file_id();
                 let source = LargeSource::new(id, &directory, *entry).only(groups);
-                self.session.account.find(0, source.bytes_of_range());
                 self.session.queue.add_file(Arc::new(source), When::Room);
             }
-            Fed::Found => self.session.account.find(1, 0),
+            Fed::Found => self.session.account.totals.found.add(1),
         }
     }
 
@@ -299,6 +298,9 @@ impl Planner<'_> {
 
     fn take_entry(&mut self, directory: &SourceDirectory, entry: Entry) {
         if !self.session.account.can_carry(&self.session.extras, directory, &entry) {
+            // what is never sent has not failed
+            let left_out = matches!(entry.kind, EntryKind::Special(_));
+            directory.piece().filter(|_| left_out).into_iter().for_each(|piece| piece.confirm(&entry));
             return;
         }
         // Other names of a file may be another's to send.
@@ -411,6 +413,10 @@ impl Planner<'_> {
 
     /// Puts an entry that is needed into the plan.
     fn need(&mut self, directory: &SourceDirectory, entry: Entry) {
+        if directory.piece().is_some_and(|piece| piece.leaves(directory.source_path(), &entry)) {
+            // it counts for the session in which it gets its name
+            return self.session.account.totals.found.take_back(1);
+        }
         if entry.kind == EntryKind::File && !entry.may_have_holes {
             self.need_room(entry.size);
         }
@@ -516,6 +522,10 @@ impl Planner<'_> {
 
     /// Plans the groups of a large file that have not come before; those that another version has `there` are named.
     fn go_on(&mut self, directory: &SourceDirectory, entry: Entry, held: GroupValues, there: GroupValues) {
+        if directory.piece().is_some() {
+            // what several send none of them goes on with
+            return self.need(directory, entry);
+        }
         let mut source = LargeSource::new(self.session.queue.fresh_file_id(), directory, entry);
         if !source.entry.may_have_holes {
             let groups = u64::from(held.count()) + u64::from(there.count());

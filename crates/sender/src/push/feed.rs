@@ -12,15 +12,16 @@
 //! its piece, and is missed among what was confirmed.
 
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
-use zmove_types::Lock;
+use zmove_types::{Lock, RelPath};
 use zmove_wire::limits::JOB_ORDERS_OUTSTANDING_MAX;
-use zmove_wire::{SharedJobOrder, SharedJobResult};
+use zmove_wire::{FileHead, SharedJobOrder, SharedJobResult};
 
 use crate::read::source::LargeSource;
 
@@ -44,7 +45,7 @@ pub(crate) enum Fed {
     Items(Arc<Piece>, Vec<ScanItem>),
     /// Groups of a large file: from the first, so many.
     Range(Arc<Piece>, Arc<Directory>, Box<Entry>, Range<u32>),
-    /// A file of which others send the groups, too.
+    /// A file that is to get its name here, and of which others have sent groups.
     Found,
 }
 
@@ -53,6 +54,8 @@ pub(crate) enum Fed {
 pub(crate) enum Asked {
     /// To send an order; with the bytes of the file that gets its name by it.
     Order(SharedJobOrder, Option<u64>, oneshot::Sender<SharedJobResult>),
+    /// The heads of orders for modes and times of directories.
+    Directories(Vec<ScanItem>, oneshot::Sender<Vec<Vec<u8>>>),
     /// The declaration of a large file.
     Declaration(Arc<Directory>, Box<Entry>, oneshot::Sender<Result<Unnamed, String>>),
 }
@@ -68,7 +71,10 @@ pub(crate) struct Feed {
 #[derive(Debug)]
 pub(crate) struct Piece {
     found: u64,
+    large_bytes: u64,
+    large: mpsc::UnboundedSender<LargeFound>,
     confirmed: AtomicU64,
+    progress: AtomicU64,
     files: AtomicU64,
     bytes: AtomicU64,
     unnamed: Lock<Vec<Unnamed>>,
@@ -93,30 +99,61 @@ pub struct Settled {
 pub struct Unnamed {
     /// Its declaration, for the order.
     pub head: Vec<u8>,
+    /// Its path at the target.
+    pub path: PathBuf,
     /// Its length.
     pub bytes: u64,
+}
+
+impl Unnamed {
+    pub(crate) fn of(head: &FileHead) -> Self {
+        Self { head: head.encode(), path: head.path.as_path().to_owned(), bytes: head.bytes }
+    }
 }
 
 /// A piece that is under way.
 #[derive(Debug)]
 pub struct Sending {
     settled: oneshot::Receiver<Settled>,
+    large: mpsc::UnboundedReceiver<LargeFound>,
     piece: Weak<Piece>,
 }
 
+/// A large file that the receiver needs, and which several are to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LargeFound {
+    /// The directory that it is in, below its source.
+    pub directory: RelPath,
+    /// The file.
+    pub entry: Entry,
+}
+
+/// What becomes of a piece that is under way.
+#[derive(Debug)]
+pub enum Progress {
+    /// A large file is not sent with the piece, but left to several.
+    Large(LargeFound),
+    /// All else of the piece has settled.
+    Settled(Settled),
+}
+
 impl Sending {
-    /// Waits until all of the piece has settled.
+    /// What comes next of the piece; that it has settled comes last.
     ///
     /// # Errors
     /// The session is over.
-    pub async fn settled(&mut self) -> Result<Settled, SessionOver> {
-        (&mut self.settled).await.map_err(|_dropped| SessionOver)
+    pub async fn next(&mut self) -> Result<Progress, SessionOver> {
+        if let Some(large) = self.large.recv().await {
+            return Ok(Progress::Large(large));
+        }
+        // the other end of that went with the piece
+        (&mut self.settled).await.map(Progress::Settled).map_err(|_dropped| SessionOver)
     }
 
-    /// How many entries have been confirmed so far; `None` once the piece has settled.
+    /// A number that grows as long as the receiver stores and confirms something of the piece.
     #[must_use]
-    pub fn confirmed(&self) -> Option<u64> {
-        self.piece.upgrade().map(|piece| piece.confirmed.load(Ordering::Relaxed))
+    pub fn progress(&self) -> u64 {
+        self.piece.upgrade().map_or(u64::MAX, |piece| piece.progress.load(Ordering::Relaxed))
     }
 }
 
@@ -128,17 +165,17 @@ impl Feeder {
         (Self { fed: fed_in, asked: asked_in, orders }, Feed { fed, asked })
     }
 
-    /// Sends what a walk has found.
+    /// Sends what a walk has found; files of so many bytes that the receiver needs are only told.
     ///
     /// # Errors
     /// The session is over.
-    pub fn send(&self, items: Vec<ScanItem>) -> Result<Sending, SessionOver> {
+    pub fn send(&self, items: Vec<ScanItem>, large_bytes: u64) -> Result<Sending, SessionOver> {
         let count = |item: &ScanItem| match item {
             ScanItem::Batch(batch) => batch.entries.len() as u64,
             ScanItem::Root { .. } | ScanItem::Error(_) => 1,
         };
         let found = items.iter().map(count).sum();
-        self.begin(found, |piece| Fed::Items(piece, items))
+        self.begin((found, large_bytes), |piece| Fed::Items(piece, items))
     }
 
     /// Sends groups of a large file, which stays without a name.
@@ -151,10 +188,10 @@ impl Feeder {
         entry: Entry,
         groups: Range<u32>,
     ) -> Result<Sending, SessionOver> {
-        self.begin(1, |piece| Fed::Range(piece, directory, Box::new(entry), groups))
+        self.begin((1, u64::MAX), |piece| Fed::Range(piece, directory, Box::new(entry), groups))
     }
 
-    /// Counts a large file as found, of which others send the groups, too.
+    /// Counts a large file as one of this session, which has been left to several and gets its name here.
     ///
     /// # Errors
     /// The session is over.
@@ -178,6 +215,16 @@ impl Feeder {
         answer.await.map_err(|_over| SessionOver)
     }
 
+    /// The heads of orders by which directories get mode and time: those that a walk has found.
+    ///
+    /// # Errors
+    /// The session is over.
+    pub async fn directory_heads(&self, found: Vec<ScanItem>) -> Result<Vec<Vec<u8>>, SessionOver> {
+        let (answer_in, answer) = oneshot::channel();
+        self.asked.send(Asked::Directories(found, answer_in)).map_err(|_over| SessionOver)?;
+        answer.await.map_err(|_over| SessionOver)
+    }
+
     /// Has the receiver do something; `names` has the bytes of the file that gets its name by it.
     ///
     /// # Errors
@@ -193,17 +240,25 @@ impl Feeder {
         answer.await.map_err(|_over| SessionOver)
     }
 
-    fn begin(&self, found: u64, fed: impl FnOnce(Arc<Piece>) -> Fed) -> Result<Sending, SessionOver> {
+    fn begin(
+        &self,
+        (found, large_bytes): (u64, u64),
+        fed: impl FnOnce(Arc<Piece>) -> Fed,
+    ) -> Result<Sending, SessionOver> {
         let (settled_in, settled) = oneshot::channel();
+        let (large_in, large) = mpsc::unbounded_channel();
         let piece = Arc::new(Piece {
             found,
+            large_bytes,
+            large: large_in,
             confirmed: AtomicU64::new(0),
+            progress: AtomicU64::new(0),
             files: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             unnamed: Lock::default(),
             settled: Some(settled_in),
         });
-        let sending = Sending { settled, piece: Arc::downgrade(&piece) };
+        let sending = Sending { settled, large, piece: Arc::downgrade(&piece) };
         self.fed.send(fed(piece)).map_err(|_over| SessionOver)?;
         Ok(sending)
     }
@@ -219,16 +274,33 @@ impl Piece {
         }
     }
 
+    /// Leaves a file that the receiver needs to several, if it is so large; returns whether it has.
+    pub(crate) fn leaves(&self, directory: &RelPath, entry: &Entry) -> bool {
+        let is_left = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
+        if is_left {
+            self.confirm_without_data();
+            let _nobody_waits =
+                self.large.send(LargeFound { directory: directory.clone(), entry: entry.clone() });
+        }
+        is_left
+    }
+
     /// The receiver has a directory itself.
     pub(crate) fn confirm_without_data(&self) {
         self.confirmed.fetch_add(1, Ordering::Relaxed);
+        self.has_moved();
+    }
+
+    /// The receiver has stored something of it.
+    pub(crate) fn has_moved(&self) {
+        self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The receiver has all groups of a large file that were to be sent; it gets its name by an order.
     pub(crate) fn confirm_large(&self, file: &LargeSource) {
         self.confirm_without_data();
         if let Some(head) = file.head() {
-            self.unnamed.lock().push(Unnamed { head: head.encode(), bytes: head.bytes });
+            self.unnamed.lock().push(Unnamed::of(&head));
         }
     }
 }

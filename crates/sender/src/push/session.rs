@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_disk::{Direct, FileIdentity};
-use zmove_scan::{Directory, Entry};
+use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
 use zmove_types::{FileId, Observer};
-use zmove_wire::{ToReceiver, Version, WireError};
+use zmove_wire::limits::FRAME_HEAD_BYTES_MAX;
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, ToReceiver, Version, WireError};
 
 use crate::account::Account;
 use crate::account::failure::FileError;
@@ -16,7 +17,7 @@ use crate::account::timeline::Timeline;
 use crate::control::relay::{Held, PeerQuota};
 use crate::plan::queue::Queue;
 use crate::push::feed::Unnamed;
-use crate::read::extras::Extras;
+use crate::read::extras::{Extras, leave_out_xattrs};
 use crate::read::read_ahead::ReadAhead;
 use crate::read::source::{LargeSource, SourceDirectory};
 use crate::send::in_flight::InFlight;
@@ -80,13 +81,51 @@ impl Session {
         direct: Direct,
     ) -> Result<Unnamed, String> {
         let source = LargeSource::new(FileId(0), &SourceDirectory::held_open(directory), entry);
-        let carry = |opened: &File, identity: &FileIdentity| {
-            self.extras.of_file(opened, identity, &source.entry).0
-        };
+        let carry =
+            |opened: &File, identity: &FileIdentity| self.extras.of_file(opened, identity, &source.entry).0;
         let opened = source.open(direct, self.extras.holes(), || self.in_flight.is_stopping(), carry);
         opened.map_err(|error| error.to_string())?;
         let head = source.head().expect("it has been opened");
-        Ok(Unnamed { head: head.encode(), bytes: head.bytes })
+        Ok(Unnamed::of(&head))
+    }
+
+    /// The heads of orders by which these directories get mode and time.
+    pub(crate) fn directory_heads(&self, found: &[ScanItem]) -> Vec<Vec<u8>> {
+        let groups: Vec<_> = found.iter().flat_map(|item| self.directories_of(item)).collect();
+        let head = |groups: &[DirectoryGroup]| {
+            let mut batch = Batch { groups: groups.to_vec() };
+            let head = batch.encode();
+            match head.len().checked_sub(FRAME_HEAD_BYTES_MAX) {
+                None | Some(0) => head,
+                Some(excess) => {
+                    let _told_when_they_were_made = leave_out_xattrs(&mut batch, excess);
+                    batch.encode()
+                }
+            }
+        };
+        groups.chunks(DIRECTORIES_AT_ONCE).map(head).collect()
+    }
+
+    fn directories_of(&self, item: &ScanItem) -> Vec<DirectoryGroup> {
+        let itself =
+            |directory, metadata| DirectoryGroup { directory, entries: vec![BatchEntry::Itself(metadata)] };
+        match item {
+            ScanItem::Root { directory, metadata, beside } => {
+                let source = SourceDirectory::held_open(directory);
+                let (metadata, _told_before) = self.extras.of_itself(&source, metadata, beside);
+                vec![itself(source.target_path().clone(), metadata)]
+            }
+            ScanItem::Batch(batch) => {
+                let source = SourceDirectory::held_open(&batch.directory);
+                let directories = batch.entries.iter().filter(|entry| entry.kind == EntryKind::Directory);
+                let group = |entry: &Entry| {
+                    let path = source.target_path().join(&entry.name).ok()?;
+                    Some(itself(path, self.extras.of_entry(&source, entry).0))
+                };
+                directories.filter_map(group).collect()
+            }
+            ScanItem::Error(_) => Vec::new(),
+        }
     }
 
     /// Fails a large file on this side: nothing of it may appear at the target. A file that has come to its end stays
@@ -97,3 +136,6 @@ impl Session {
         }
     }
 }
+
+/// So few directories that their attributes, too, fit into one head as a rule.
+const DIRECTORIES_AT_ONCE: usize = 256;

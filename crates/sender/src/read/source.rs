@@ -94,6 +94,11 @@ impl SourceDirectory {
         self.open.as_ref().map(|directory| directory.fd())
     }
 
+    /// The directory's path below its source.
+    pub(crate) fn source_path(&self) -> &RelPath {
+        &self.source_path
+    }
+
     /// Where the directory goes below the target.
     pub(crate) fn target_path(&self) -> &RelPath {
         &self.target_path
@@ -245,13 +250,6 @@ impl LargeSource {
             return Groups::From(0);
         }
         Groups::Only(self.lock().cvs.unknown(self.groups_in_all()).collect())
-    }
-
-    /// How many bytes the groups have that are sent from here.
-    pub(crate) fn bytes_of_range(&self) -> u64 {
-        let range = self.range.clone().unwrap_or(0..self.groups_in_all());
-        let spans = range.filter_map(|group| GroupSpan::of(self.entry.size, group));
-        spans.map(|span| u64::from(span.len)).sum()
     }
 
     /// The open file; opened and held against what the scan saw at the first call, and asked for its holes.

@@ -1,0 +1,158 @@
+//! `zmove push SRC HOST,HOST:PATH`: a push to several receivers that share the storage of the target, each of which
+//! writes a part of it.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use zmove_cluster::{JobEnd, JobError, Lead, Queue, Receiver, SessionEnd, SharedJob};
+use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
+use zmove_sender::SenderConfig;
+use zmove_types::{ByteCount, ByteRate, Kinds, SharedJobId};
+use zmove_wire::{Keeping, NodeName, Open, TargetShape};
+
+use crate::ceiling::Shares;
+use crate::commands::push::{exit_of, interrupted, own_name, resumable};
+use crate::commands::submit::get_to_know;
+use crate::display::format::counted;
+use crate::display::progress::Display;
+use crate::display::summary::{self, Ending};
+use crate::display::terminal;
+use crate::settings::{self, PushSettings, Role};
+use crate::value::exit::{Exit, failure};
+
+/// Pushes to `first` and the other receivers of these settings.
+pub(crate) fn push(settings: &PushSettings, first: &Remote, started: Instant) -> Result<Exit> {
+    let args = &settings.args;
+    let display = Display::new(args, None);
+    let sources = settings.look_at_sources(&display)?;
+    let receivers = receivers(settings, first)?;
+    let job = job(settings, &sources)?;
+    let transfer = Some(job.id.to_string());
+    let count = receivers.len();
+    let lead = Lead {
+        source: Arc::new(Queue::new(job.id)),
+        job: Arc::new(job),
+        movers: count,
+        receivers: receivers.into(),
+        patience: args.timeout.0,
+    };
+    display.start();
+    let threads = std::thread::available_parallelism().map_or(2, NonZeroUsize::get);
+    let ended = settings::block_on(threads, async {
+        Ok(Box::pin(lead.run(display.observer(), Arc::new(Notices), interrupted())).await)
+    });
+    display.end();
+    let ended = ended?.map_err(|error| resumable(as_failure(error), args))?;
+    let mut summary = summary_of(&ended, started);
+    summary.failed += sources.missing;
+    if ended.count.contradictions > 0 {
+        terminal::warn("the sources have changed meanwhile: run the same command again");
+    }
+    let exit = match exit_of(&summary, args) {
+        Exit::Done if ended.count.contradictions > 0 => Exit::Partial,
+        exit => exit,
+    };
+    if args.json || args.quiet || summary.files == 0 {
+        summary::print(&summary, args, None, &Shares::default(), &Ending { exit, transfer });
+    } else {
+        terminal::print_lines(&(as_text(&summary, count) + &summary::extras(&summary, args)));
+    }
+    Ok(exit)
+}
+
+fn receivers(settings: &PushSettings, first: &Remote) -> Result<Vec<Receiver>> {
+    let home = settings::home(Role::Client)?;
+    let dial = &settings.args.dial;
+    let receiver = |remote: &Remote| {
+        if !dial.accept_new {
+            // several sessions would ask at once
+            get_to_know(remote, dial.strict)?;
+        }
+        let (home, remote, settings) = (home.clone(), remote.clone(), settings.dial_to(remote)?);
+        Ok(Receiver { home, remote, settings })
+    };
+    std::iter::once(first).chain(&settings.also).map(receiver).collect()
+}
+
+fn job(settings: &PushSettings, sources: &Sources) -> Result<SharedJob> {
+    let job = settings.job(sources)?;
+    let keeping = job.open.keeping.map(|keeping| {
+        if keeping.asked && keeping.kinds.has_any(Kinds::LINKS) {
+            terminal::warn("hard links become files of their own where several receivers write");
+        }
+        Keeping { kinds: keeping.kinds.without(Kinds::LINKS), ..keeping }
+    });
+    let open = Open {
+        // one file goes into a directory of this name, too
+        shape: match job.open.shape {
+            TargetShape::Single { .. } => TargetShape::Directory { tops: Vec::new() },
+            shape @ TargetShape::Directory { .. } => shape,
+        },
+        keeping,
+        delta: false,
+        ..job.open
+    };
+    let storage = settings::storage(settings.args.storage, |notice| terminal::warn(notice));
+    let config = SenderConfig {
+        file_io: storage.file_io,
+        direct: storage.direct,
+        scan: settings.scan(),
+        owners: settings.owners(),
+        zeros: settings.zeros(),
+        instead: settings.instead(),
+        rate_max: settings.args.limit(),
+        ..SenderConfig::default()
+    };
+    let id = SharedJobId(fresh_transfer().context("get random bytes")?.0);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let node = NodeName::new(&own_name()).or_else(|| NodeName::new("sender")).expect("this is a name");
+    Ok(SharedJob::new((id, now.as_secs(), node), job.sources, open, config))
+}
+
+fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
+    let JobEnd { count, skipped, .. } = ended;
+    Summary {
+        files: count.files.saturating_sub(skipped.files),
+        bytes: count.bytes.saturating_sub(skipped.bytes),
+        skipped: skipped.files,
+        failed: count.failed,
+        elapsed: started.elapsed(),
+        measured: started.elapsed(),
+        ..Summary::default()
+    }
+}
+
+fn as_text(summary: &Summary, receivers: usize) -> String {
+    let rate = ByteRate::new(summary.bytes, summary.elapsed);
+    let seconds = summary.elapsed.as_secs_f64();
+    format!(
+        "{}, {} in {seconds:.2} s: {rate}, by {receivers} receivers\nverified (wire), flushed\n",
+        counted(summary.files, "file"),
+        ByteCount(summary.bytes),
+    )
+}
+
+fn as_failure(error: JobError) -> anyhow::Error {
+    match error {
+        JobError::Interrupted => failure(Exit::Interrupted, "interrupted"),
+        JobError::Lost(error) => failure(Exit::Broken, error.to_string()),
+        JobError::NotBegun(error) => match *error {
+            SessionEnd::Connect(error) => error.into(),
+            SessionEnd::Session(error) => error.into(),
+            SessionEnd::Stop(error) => error.into(),
+        },
+    }
+}
+
+/// What is said around the sessions: several at once.
+struct Notices;
+
+impl Listener for Notices {
+    fn hear(&self, notice: &Notice<'_>) {
+        if !matches!(notice, Notice::Dialling { .. } | Notice::SessionBegins { .. }) {
+            terminal::warn(notice);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! How what a walk has found is cut into work items.
+//!
+//! **Invariant:** the cut follows from what was found alone.
+
+use zmove_scan::Portion;
+use zmove_types::{GroupSpan, RelPath};
+
+use crate::work::{LargeFile, Place, Work};
+
+/// What a portion of a source leaves to other items.
+pub(crate) fn rest_of(portion: &Portion, source: u32) -> Vec<Work> {
+    let place = |path: &RelPath| Place { source, path: path.clone() };
+    let directories: Vec<_> = portion.directories.iter().map(place).collect();
+    let mut rest: Vec<_> = in_turns(&directories).map(|some| Work::Trees(some.to_vec())).collect();
+    for (directory, names) in &portion.names {
+        rest.push(Work::Names { directory: place(directory), names: names.clone() });
+    }
+    rest
+}
+
+/// What is to be done for a large file: its ranges, and that it gets its name.
+pub(crate) fn work_of(file: &LargeFile) -> impl Iterator<Item = Work> {
+    ranges(file).chain(std::iter::once(Work::Large(file.clone())))
+}
+
+/// Directories that are walked by one item each time: few where there are few, which may be large, so that all nodes
+/// get some; and not too few where there are many, which may be small.
+pub(crate) fn in_turns(directories: &[Place]) -> impl Iterator<Item = &[Place]> {
+    let at_once = directories.len().div_ceil(ITEMS_AT_ONCE).clamp(1, DIRECTORIES_MAX);
+    directories.chunks(at_once)
+}
+
+/// The ranges of a large file, contiguous and in order: most of it in long ones, so that a receiver has long stretches
+/// for itself, and the end in short ones, so that no node is long at work after the others.
+fn ranges(file: &LargeFile) -> impl Iterator<Item = Work> {
+    let groups = GroupSpan::count(file.bytes).unwrap_or(0);
+    let long = (groups / RANGES).clamp(RANGE_GROUPS_MIN, RANGE_GROUPS_MAX);
+    let short_from = groups - groups / 4;
+    let mut first = 0;
+    std::iter::from_fn(move || {
+        let longest = if first < short_from { long } else { (long / 8).max(2) };
+        let groups = longest.min(groups - first);
+        let range = Work::Range { file: file.clone(), first, groups };
+        first += groups;
+        (groups > 0).then_some(range)
+    })
+}
+
+/// How many items the directories that are left become, as long as each has few of them.
+const ITEMS_AT_ONCE: usize = 16;
+/// The most directories of one item: their paths have 256 KiB at the most.
+const DIRECTORIES_MAX: usize = 64;
+/// So many ranges a file has, before they would be too long.
+const RANGES: u32 = 64;
+/// A range of 64 MiB.
+const RANGE_GROUPS_MIN: u32 = 16;
+/// A range of 1 GiB.
+const RANGE_GROUPS_MAX: u32 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_types::{GROUP_BYTES, Name, Timestamp};
+
+    fn ranges_of(groups: u64) -> Vec<(u32, u32)> {
+        let directory = Place { source: 0, path: RelPath::root() };
+        let name = Name::from_bytes(b"f").unwrap();
+        let (bytes, mtime) = (groups * GROUP_BYTES, Timestamp::default());
+        let file = LargeFile { directory, name, bytes, mtime };
+        let range = |work| match work {
+            Work::Range { first, groups, .. } => (first, groups),
+            other => panic!("{other:?}"),
+        };
+        ranges(&file).map(range).collect()
+    }
+
+    #[test]
+    fn ranges_have_each_group_once_and_the_last_are_short() {
+        assert_eq!(ranges_of(20), [(0, 16), (16, 2), (18, 2)]);
+        for groups in [16, 17, 33, 1000, 5000, 262_144, 4_000_000] {
+            let ranges = ranges_of(groups);
+            let mut next = 0;
+            for (first, groups) in &ranges {
+                assert_eq!(*first, next);
+                next += groups;
+            }
+            assert_eq!(u64::from(next), groups);
+            assert!(ranges.iter().all(|(_, groups)| *groups <= RANGE_GROUPS_MAX));
+            assert!(ranges.last().unwrap().1 <= ranges[0].1);
+        }
+    }
+
+    #[test]
+    fn few_directories_are_an_item_each_and_many_are_many_at_once() {
+        let places = |count: usize| vec![Place { source: 0, path: RelPath::root() }; count];
+        let sizes = |count| in_turns(&places(count)).map(<[Place]>::len).collect::<Vec<_>>();
+        assert_eq!(sizes(3), [1, 1, 1]);
+        assert_eq!(sizes(33), [3; 11]);
+        let many = sizes(10_000);
+        assert!(many.iter().all(|size| *size <= DIRECTORIES_MAX) && many.iter().sum::<usize>() == 10_000);
+    }
+}

@@ -1,0 +1,65 @@
+//! A job of many nodes, as each of its movers knows it.
+
+use zmove_engine::SenderConfig;
+use zmove_scan::{PortionSize, ScanRoot, Wanted, unfinished};
+use zmove_types::{GROUP_BYTES, Kinds, SharedJobId};
+use zmove_wire::{NodeName, Open, SharedJobOpening};
+
+use crate::receiver::Part;
+use crate::work::Place;
+
+/// A job of many nodes, as each of its movers knows it.
+#[derive(Clone, Debug)]
+pub struct SharedJob {
+    /// The job.
+    pub id: SharedJobId,
+    /// Its epoch: no session of an older one changes anything once one of this has begun.
+    pub epoch: u64,
+    /// This node.
+    pub node: NodeName,
+    /// The sources, the same paths on all nodes of the senders.
+    pub sources: Vec<ScanRoot>,
+    /// What each receiver is asked for.
+    pub open: Open,
+    /// How the sources are read and sent.
+    pub config: SenderConfig,
+}
+
+impl SharedJob {
+    /// The job with all that its walks need.
+    #[must_use]
+    pub fn new(
+        (id, epoch, node): (SharedJobId, u64, NodeName),
+        sources: Vec<ScanRoot>,
+        open: Open,
+        mut config: SenderConfig,
+    ) -> Self {
+        config.scan.apart = Some(unfinished);
+        config.scan.xattrs = open.keeping.map(|keeping| keeping.kinds.common(Kinds::ANY_XATTR));
+        Self { id, epoch, node, sources, open, config }
+    }
+
+    /// The opening of a session, which may begin the job or finds it under way.
+    pub(crate) fn opening(&self, part: Part) -> Open {
+        let may_begin = part == Part::Head;
+        let (job, epoch, node) = (self.id, self.epoch, self.node.clone());
+        let shared_job = Some(Box::new(SharedJobOpening { job, epoch, may_begin, node }));
+        Open { shared_job, ..self.open.clone() }
+    }
+
+    /// The source that a place is in.
+    pub(crate) fn root_of(&self, place: &Place) -> Option<&ScanRoot> {
+        self.sources.get(usize::try_from(place.source).ok()?)
+    }
+
+    /// How many sources there are.
+    pub(crate) fn source_count(&self) -> u32 {
+        u32::try_from(self.sources.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// How much one work item has: what a node of 400 Mbit/s moves in a second or two, and little beside the flush that
+/// ends it on a node of 10 Gbit/s.
+pub(crate) const ITEM: PortionSize =
+    PortionSize { entries: 2000, bytes: ITEM_BYTES, large_bytes: ITEM_BYTES, wanted: Wanted::All };
+const ITEM_BYTES: u64 = 16 * GROUP_BYTES;

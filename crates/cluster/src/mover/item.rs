@@ -1,0 +1,340 @@
+//! What a mover does with one work item.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+use zmove_scan::{Directory, Entry, Portion, PortionSize, ScanItem, Wanted, look_up_portion, walk_portion};
+use zmove_sender::{self as sender, LargeFound, Sending, Settled, Unnamed};
+use zmove_types::{Event, Name};
+use zmove_wire::{FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
+
+use super::{Mover, Progress, Stop};
+use crate::cut::{in_turns, rest_of, work_of};
+use crate::job::ITEM;
+use crate::source::WorkSource;
+use crate::work::{LargeFile, Place, Work, WorkItem};
+
+/// What has become of an item.
+#[derive(Clone, Copy, Debug, Default)]
+struct Done {
+    children: u64,
+    files: u64,
+    bytes: u64,
+    failed: u64,
+}
+
+impl Done {
+    fn and(self, other: Self) -> Self {
+        Self {
+            children: self.children + other.children,
+            files: self.files + other.files,
+            bytes: self.bytes + other.bytes,
+            failed: self.failed + other.failed,
+        }
+    }
+
+    const FAILED: Self = Self { children: 0, files: 0, bytes: 0, failed: 1 };
+}
+
+impl<W: WorkSource> Mover<W> {
+    /// Does an item, and has the receiver record its end.
+    pub(super) async fn end(&self, item: &WorkItem, progress: &Progress) -> Result<(), Stop> {
+        let Done { children, files, bytes, failed } = self.act(item, progress).await?;
+        progress.made();
+        let (work, parent) = (item.id(self.job.id), item.parent);
+        let end = WorkEnd { work, parent, children, files, bytes, failed };
+        match self.feeder.order(SharedJobOrder::End(end), None).await? {
+            SharedJobResult::Done => Ok(()),
+            other => Err(refused(other)),
+        }
+    }
+
+    async fn act(&self, item: &WorkItem, progress: &Progress) -> Result<Done, Stop> {
+        match &item.work {
+            Work::Begin(sources) => {
+                let trees = Place::roots(*sources).map(|root| Work::Trees(vec![root]));
+                let done = self.announce_work(item, trees.collect()).await?;
+                // the head puts in what finishes the job, when all else has ended
+                Ok(Done { children: done.children + 1, ..done })
+            }
+            Work::Trees(places) => self.walk(item, places, progress).await,
+            Work::Names { directory, names } => {
+                let portion = self.look_up(directory, names.clone(), ITEM).await?;
+                self.send_portion(item, (portion, directory.source), progress).await
+            }
+            Work::Range { file, first, groups } => {
+                let groups = *first..first.saturating_add(*groups);
+                let Some(found) = self.find(file).await? else { return Ok(Done::FAILED) };
+                self.send_range(item, found, groups, progress).await
+            }
+            Work::Large(file) => self.name(item, file, progress).await,
+            Work::Finish(places) => self.finish(item, places).await,
+        }
+    }
+
+    async fn announce_work(&self, item: &WorkItem, work: Vec<Work>) -> Result<Done, Stop> {
+        let children: Vec<_> = work.into_iter().map(|work| item.child(self.job.id, work)).collect();
+        let count = children.len() as u64;
+        self.announce(children).await?;
+        Ok(Done { children: count, ..Done::default() })
+    }
+
+    async fn walk(&self, item: &WorkItem, places: &[Place], progress: &Progress) -> Result<Done, Stop> {
+        let source = places.first().map_or(0, |place| place.source);
+        let portion = self.walk_places(places, ITEM).await?;
+        self.send_portion(item, (portion, source), progress).await
+    }
+
+    /// Walks places of one source.
+    async fn walk_places(&self, places: &[Place], size: PortionSize) -> Result<Portion, Stop> {
+        let Some(first) = places.first() else { return Ok(Portion::default()) };
+        let root = self.job.root_of(first).ok_or(NO_SOURCE)?.clone();
+        let paths: Vec<_> = places.iter().map(|place| place.path.clone()).collect();
+        let config = self.job.config.scan.clone();
+        let walked = spawn_blocking(move || walk_portion(&root, &paths, size, &config)).await;
+        walked.map_err(|_panic| Stop::Nonsense("a walk panicked"))
+    }
+
+    async fn look_up(&self, directory: &Place, names: Vec<Name>, size: PortionSize) -> Result<Portion, Stop> {
+        let root = self.job.root_of(directory).ok_or(NO_SOURCE)?.clone();
+        let (path, config) = (directory.path.clone(), self.job.config.scan.clone());
+        let found = spawn_blocking(move || look_up_portion(&root, (&path, &names), size, &config)).await;
+        found.map_err(|_panic| Stop::Nonsense("a walk panicked"))
+    }
+
+    /// Announces what a portion leaves, sends the portion, and has its large files get their names.
+    async fn send_portion(
+        &self,
+        item: &WorkItem,
+        (portion, source): (Portion, u32),
+        progress: &Progress,
+    ) -> Result<Done, Stop> {
+        let announced = self.announce_work(item, rest_of(&portion, source)).await?;
+        self.tell_parts(&portion);
+        if portion.items.is_empty() {
+            return Ok(announced);
+        }
+        let sending = self.feeder.send(portion.items, ITEM.large_bytes)?;
+        let (Settled { failed, files, bytes, unnamed }, large) =
+            self.settle(sending, (item, source), progress).await?;
+        let mut done = announced.and(large).and(Done { children: 0, files, bytes, failed });
+        for file in unnamed {
+            done = done.and(self.commit_now(&file).await?);
+        }
+        Ok(done)
+    }
+
+    /// Waits until all of a piece of `item` has settled, and notes its progress meanwhile; large files that it leaves to
+    /// several are announced at once.
+    async fn settle(
+        &self,
+        mut sending: Sending,
+        (item, source): (&WorkItem, u32),
+        progress: &Progress,
+    ) -> Result<(Settled, Done), Stop> {
+        let mut before = 0;
+        let mut announced = Done::default();
+        loop {
+            tokio::select! {
+                next = sending.next() => match next? {
+                    sender::Progress::Settled(settled) => return Ok((settled, announced)),
+                    sender::Progress::Large(found) => {
+                        let work = work_of(&large_file(source, found)).collect();
+                        announced = announced.and(self.announce_work(item, work).await?);
+                    }
+                },
+                () = tokio::time::sleep(LOOK_EVERY) => {
+                    let now = sending.progress();
+                    if std::mem::replace(&mut before, now) != now {
+                        progress.made();
+                    }
+                }
+            }
+        }
+    }
+
+    fn tell_parts(&self, portion: &Portion) {
+        if portion.parts > 0 {
+            let message = format!(
+                "parts of unfinished transfers lie in the source (.zmove-...), and are left out: {}",
+                portion.parts
+            );
+            self.observer.on(&Event::Warned { message });
+        }
+    }
+
+    /// Has a file get its name, all groups of which this session has sent.
+    async fn commit_now(&self, file: &Unnamed) -> Result<Done, Stop> {
+        match self.commit(file).await? {
+            Committed::Named(done) => Ok(done),
+            Committed::Missing(_) => Err(Stop::Nonsense("the receiver lacks groups that it has stored")),
+        }
+    }
+
+    async fn commit(&self, file: &Unnamed) -> Result<Committed, Stop> {
+        let path = &file.path;
+        let order = SharedJobOrder::Commit { head: file.head.clone(), root: None };
+        Ok(match self.feeder.order(order, Some(file.bytes)).await? {
+            SharedJobResult::Committed { .. } => {
+                Committed::Named(Done { files: 1, bytes: file.bytes, ..Done::default() })
+            }
+            SharedJobResult::Missing(ranges) => Committed::Missing(ranges),
+            // what is newer there stays
+            SharedJobResult::Failed(_, FaultCode::AlreadyThere) => Committed::Named(Done::default()),
+            SharedJobResult::Failed(operation, code)
+                if operation != Operation::Flush && code != FaultCode::Fenced =>
+            {
+                self.tell_failure(format!("receiver failed to {operation} '{}': {code}", path.display()));
+                Committed::Named(Done::FAILED)
+            }
+            other => return Err(refused(other)),
+        })
+    }
+
+    /// Sends groups of a large file; only the file's own item gives it its name.
+    async fn send_range(
+        &self,
+        item: &WorkItem,
+        (directory, entry): (Arc<Directory>, Entry),
+        groups: Range<u32>,
+        progress: &Progress,
+    ) -> Result<Done, Stop> {
+        let sending = self.feeder.send_range(directory, entry, groups)?;
+        let (Settled { failed, .. }, _whole) = self.settle(sending, (item, 0), progress).await?;
+        Ok(Done { failed, ..Done::default() })
+    }
+
+    /// A large file as it was when it was found; one that has changed is told.
+    async fn find(&self, file: &LargeFile) -> Result<Option<(Arc<Directory>, Entry)>, Stop> {
+        let size = PortionSize { large_bytes: u64::MAX, ..ITEM };
+        let portion = self.look_up(&file.directory, vec![file.name.clone()], size).await?;
+        let mut found = None;
+        for item in portion.items {
+            match item {
+                ScanItem::Batch(batch) => {
+                    let is_it = |entry: &Entry| {
+                        entry.name == file.name
+                            && entry.size == file.bytes
+                            && entry.metadata.mtime == file.mtime
+                    };
+                    let entry = batch.entries.into_iter().find(is_it);
+                    found = entry.map(|entry| (batch.directory, entry));
+                }
+                ScanItem::Error(error) => self.tell_failure(error.to_string()),
+                ScanItem::Root { .. } => {}
+            }
+        }
+        if found.is_none() {
+            self.tell_changed(self.path_of(file));
+        }
+        Ok(found)
+    }
+
+    fn path_of(&self, file: &LargeFile) -> PathBuf {
+        let root = self.job.root_of(&file.directory).map(|root| root.source.clone()).unwrap_or_default();
+        root.join(file.directory.path.as_path()).join(file.name.as_os_str())
+    }
+
+    /// Has a large file get its name, once all of its groups are there; sends what others do not.
+    async fn name(&self, item: &WorkItem, file: &LargeFile, progress: &Progress) -> Result<Done, Stop> {
+        let Some((directory, entry)) = self.find(file).await? else { return Ok(Done::FAILED) };
+        self.feeder.find()?;
+        let declared = self.feeder.declaration(Arc::clone(&directory), entry.clone()).await?;
+        let unnamed = match declared {
+            Ok(unnamed) => unnamed,
+            Err(message) => {
+                self.tell_failure(message);
+                return Ok(Done::FAILED);
+            }
+        };
+        let mut missing_before = Vec::new();
+        let mut since = Instant::now();
+        loop {
+            let missing = match self.commit(&unnamed).await? {
+                Committed::Named(done) => return Ok(done),
+                Committed::Missing(missing) => missing,
+            };
+            if missing != missing_before {
+                progress.made();
+                (missing_before, since) = (missing, Instant::now());
+            } else if since.elapsed() >= STUCK_AFTER {
+                let mut failed = 0;
+                for (first, groups) in std::mem::take(&mut missing_before) {
+                    let groups = first..first.saturating_add(groups);
+                    let found = (Arc::clone(&directory), entry.clone());
+                    failed += self.send_range(item, found, groups, progress).await?.failed;
+                }
+                if failed > 0 {
+                    return Ok(Done::FAILED);
+                }
+                since = Instant::now();
+                continue;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Sets mode and time of directories.
+    async fn finish(&self, item: &WorkItem, places: &[Place]) -> Result<Done, Stop> {
+        let mut done = Done::default();
+        for places in places.chunk_by(|one, other| one.source == other.source) {
+            let source = places.first().map_or(0, |place| place.source);
+            let size = PortionSize { wanted: Wanted::Directories, ..ITEM };
+            let portion = self.walk_places(places, size).await?;
+            let left: Vec<_> =
+                portion.directories.iter().map(|path| Place { source, path: path.clone() }).collect();
+            let rest = in_turns(&left).map(|some| Work::Finish(some.to_vec())).collect();
+            done = done.and(self.announce_work(item, rest).await?);
+            for head in self.feeder.directory_heads(portion.items).await? {
+                let failed = self.set_directories(head).await?;
+                done = done.and(Done { failed, ..Done::default() });
+            }
+        }
+        Ok(done)
+    }
+
+    async fn set_directories(&self, head: Vec<u8>) -> Result<u64, Stop> {
+        match self.feeder.order(SharedJobOrder::SetDirectories { head }, None).await? {
+            SharedJobResult::DirectoriesSet(faults) => {
+                for fault in &faults {
+                    let what = format!("receiver failed to {} a directory: {}", fault.operation, fault.code);
+                    self.tell_failure(what);
+                }
+                Ok(faults.len() as u64)
+            }
+            other => Err(refused(other)),
+        }
+    }
+}
+
+fn large_file(source: u32, LargeFound { directory, entry }: LargeFound) -> LargeFile {
+    let directory = Place { source, path: directory };
+    LargeFile { directory, name: entry.name, bytes: entry.size, mtime: entry.metadata.mtime }
+}
+
+/// What has become of the order to give a file its name.
+#[derive(Debug)]
+enum Committed {
+    Named(Done),
+    /// These groups are missing, in ranges of a first one and a number.
+    Missing(Vec<(u32, u32)>),
+}
+
+/// An order that was not done, for which the session ends: what it has not recorded is done again.
+pub(crate) fn refused(result: SharedJobResult) -> Stop {
+    match result {
+        SharedJobResult::Failed(_, FaultCode::Fenced) => Stop::Fenced,
+        SharedJobResult::Failed(operation, code) => Stop::Receiver { operation, code },
+        _ => Stop::Nonsense("the receiver has answered to another order"),
+    }
+}
+
+const NO_SOURCE: Stop = Stop::Nonsense("a work item is about a source that the job does not have");
+/// How often it is asked whether all groups of a large file are there.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.
+const STUCK_AFTER: Duration = Duration::from_secs(40);

@@ -1,0 +1,160 @@
+//! Sessions with the receivers of a job.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+use zmove_engine::{ConnectError, Connector, DialSettings, Listener, Push, Remote, Run};
+use zmove_sender::{Feeder, Link, SessionError};
+use zmove_types::{Event, Observer};
+
+use crate::job::SharedJob;
+use crate::mover::Stop;
+
+/// A receiver of a job, and how it is reached.
+#[derive(Clone, Debug)]
+pub struct Receiver {
+    /// The directory with this side's key and the pinned keys.
+    pub home: PathBuf,
+    /// The receiver.
+    pub remote: Remote,
+    /// The settings of its connections.
+    pub settings: DialSettings,
+}
+
+/// Whether a session may begin the job at the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The head's, which begins the job where it is not under way.
+    Head,
+    /// A mover's, which finds it under way.
+    Mover,
+}
+
+/// Why a session has ended before its work has.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionEnd {
+    /// The receiver cannot be reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The session has broken off, or was refused.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// What was done in it could not go on.
+    #[error(transparent)]
+    Stop(#[from] Stop),
+}
+
+impl SessionEnd {
+    /// Whether nothing is gained by another session with the same receiver.
+    pub(crate) fn is_final(&self) -> bool {
+        match self {
+            Self::Connect(error) => !error.is_lost(),
+            Self::Session(error) => !error.is_lost(),
+            Self::Stop(stop) => matches!(stop, Stop::Fenced | Stop::Nonsense(_)),
+        }
+    }
+}
+
+/// Who hears of sessions.
+#[derive(Clone)]
+pub(crate) struct Ears {
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) listener: Arc<dyn Listener + Send + Sync>,
+    pub(crate) skipped: Arc<SkippedCount>,
+}
+
+/// What was at the target already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Skipped {
+    /// The number of files.
+    pub files: u64,
+    /// The bytes of these files.
+    pub bytes: u64,
+}
+
+/// Counts what was at the target already, over all sessions.
+#[derive(Debug, Default)]
+pub(crate) struct SkippedCount {
+    files: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl SkippedCount {
+    pub(crate) fn so_far(&self) -> Skipped {
+        let number = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Skipped { files: number(&self.files), bytes: number(&self.bytes) }
+    }
+}
+
+/// Does some work in a session with a receiver.
+pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
+    receiver: &Receiver,
+    job: &SharedJob,
+    part: Part,
+    ears: &Ears,
+    work: impl FnOnce(Feeder) -> Doing,
+) -> Result<(), SessionEnd> {
+    let Receiver { home, remote, settings } = receiver;
+    let connector = Connector { home, remote, settings, listener: &*ears.listener };
+    let reached = Box::pin(connector.connect(None)).await?;
+    let (push, feeder) = Push::fed(job.opening(part), job.config.clone(), Instant::now());
+    let mut run = Run::begin(None, Instant::now());
+    let (break_off, broken_off) = oneshot::channel::<()>();
+    let stop = async {
+        // resolves also when the other end is dropped, which it is when there is nothing more to do
+        let _told_or_dropped = broken_off.await;
+    };
+    let observer = Arc::new(OfOneSession(ears.clone()));
+    let link = Link { quota: None, ..reached.link };
+    let ended = {
+        let mut session = Box::pin(push.run(&mut run, link, observer, stop));
+        tokio::select! {
+            ended = &mut session => match ended {
+                Ok(_summary) => Err(Stop::Nonsense("the receiver has ended the session early").into()),
+                Err(error) => Err(SessionEnd::from(error)),
+            },
+            done = work(feeder) => match done {
+                Ok(()) => session.await.map(drop).map_err(SessionEnd::from),
+                Err(stop) => {
+                    drop(break_off);
+                    let _interrupted = session.await;
+                    Err(stop.into())
+                }
+            },
+        }
+    };
+    reached.dialler.close().await;
+    if let Some(ssh) = reached.ssh {
+        ssh.end().await;
+    }
+    ended
+}
+
+/// What of the events of one session says something of the job.
+struct OfOneSession(Ears);
+
+impl Observer for OfOneSession {
+    fn on(&self, event: &Event) {
+        let is_of_the_job = matches!(
+            event,
+            Event::Found { .. }
+                | Event::Stored { .. }
+                | Event::Skipped { .. }
+                | Event::Resent { .. }
+                | Event::Failed { .. }
+                | Event::NotKept { .. }
+                | Event::Warned { .. }
+                | Event::Limited { .. }
+        );
+        if let Event::Skipped { files, bytes } = event {
+            self.0.skipped.files.fetch_add(*files, Ordering::Relaxed);
+            self.0.skipped.bytes.fetch_add(if *files > 0 { *bytes } else { 0 }, Ordering::Relaxed);
+        }
+        if is_of_the_job {
+            self.0.observer.on(event);
+        }
+    }
+}

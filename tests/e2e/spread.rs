@@ -1,0 +1,196 @@
+//! `zmove push SRC HOST,HOST:PATH`: daemons, processes of their own, that share a directory as receivers on different
+//! hosts share a file system.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use rustix::process::Signal;
+use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KnownHosts};
+
+use crate::command::{Runner, Zmove};
+use crate::daemon::Daemon;
+use crate::harness::Site;
+use crate::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old};
+
+/// Receivers that share a directory, and a sender who may write there.
+struct Spread {
+    site: Site,
+    daemons: Vec<Daemon>,
+}
+
+impl Spread {
+    fn new(receivers: usize) -> Self {
+        let site = Site::local();
+        std::fs::create_dir_all(site.path("shared")).unwrap();
+        let mut spread = Self { site, daemons: Vec::new() };
+        for _ in 0..receivers {
+            spread.start("shared");
+        }
+        spread
+    }
+
+    fn home(&self) -> PathBuf {
+        self.site.path("sender")
+    }
+
+    /// Starts another receiver, which has `directory`.
+    fn start(&mut self, directory: &str) {
+        let identity = Identity::load_or_create(&self.home()).unwrap();
+        let home = self.site.path(&format!("receiver{}", self.daemons.len()));
+        std::fs::create_dir_all(&home).unwrap();
+        let roots = vec![self.site.path(directory).canonicalize().unwrap()];
+        let grant = Grant::new(identity.fingerprint(), "sender", roots, Access::ReadWrite);
+        AuthorizedKeys::allow(&home, grant).unwrap();
+        let daemon =
+            Daemon::start_with(&home, &["--listen", "127.0.0.1:0", "--shared-jobs"], &Runner::default());
+        let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
+        KnownHosts::open(&self.home()).unwrap().pin(&host, port, daemon.fingerprint).unwrap();
+        self.daemons.push(daemon);
+    }
+
+    /// The target of all receivers.
+    fn target(&self, path: &str) -> OsString {
+        let hosts: Vec<_> = self.daemons.iter().map(|daemon| daemon.address.to_string()).collect();
+        format!("{}:{path}", hosts.join(",")).into()
+    }
+
+    fn push(&self, options: &[&str], source: &str) -> Zmove {
+        let mut zmove = Runner::default().zmove(&self.home());
+        zmove.0.args(["push"]).args(options).arg(self.site.path(source).join("")).arg(self.target("t"));
+        zmove
+    }
+
+    fn source(&self) -> PathBuf {
+        self.site.path("source")
+    }
+
+    fn target_directory(&self) -> PathBuf {
+        self.site.path("shared/t")
+    }
+
+    /// A tree that is cut into many items: a wide directory, deep ones, and a file for several.
+    fn paint(&self) {
+        let source = self.source();
+        for directory in 0..20 {
+            let directory = source.join(format!("d{directory}/e"));
+            std::fs::create_dir_all(&directory).unwrap();
+            (0..40_u64).for_each(|file| paint(directory.join(format!("f{file}")), file * 17));
+        }
+        std::fs::create_dir_all(source.join("wide")).unwrap();
+        (0..4500_u64).for_each(|file| paint(source.join(format!("wide/{file}")), file % 5));
+        std::fs::create_dir_all(source.join("sizes")).unwrap();
+        paint_interesting_sizes(&source.join("sizes"));
+        paint(source.join("large"), (75 << 20) + 1);
+        std::os::unix::fs::symlink("wide/1", source.join("link")).unwrap();
+        std::fs::create_dir(source.join("empty")).unwrap();
+        set_mode(source.join("d3"), 0o551);
+        set_old(source.join("d4"));
+        set_old(&source);
+    }
+
+    fn assert_done(&self) {
+        assert_same(&self.source(), &self.target_directory());
+        let left: Vec<_> = std::fs::read_dir(self.target_directory())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .filter(|name| name.to_string_lossy().starts_with(".zmove"))
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[test]
+fn a_tree_comes_whole_by_several_receivers_and_is_equal_the_next_time() {
+    let spread = Spread::new(3);
+    spread.paint();
+    let summary = spread.push(&["--json"], "source").outcome().done().summary();
+    spread.assert_done();
+    let files = summary["files"].as_u64().unwrap();
+    assert!(files > 5300 && summary["failed"] == 0 && summary["skipped"] == 0, "{summary}");
+    for daemon in &spread.daemons {
+        let told = daemon.wait_for_log("received from sender");
+        assert!(!told.contains(" 0 files,"), "one has done nothing: {told}");
+    }
+    let again = spread.push(&["--json"], "source").outcome().done().summary();
+    assert_eq!((again["files"].as_u64(), again["skipped"].as_u64()), (Some(0), Some(files)), "{again}");
+    spread.assert_done();
+}
+
+#[test]
+fn a_receiver_that_is_killed_costs_time_and_nothing_else() {
+    let mut spread = Spread::new(2);
+    spread.paint();
+    let child = spread.push(&["--json"], "source").start();
+    spread.daemons[1].wait_for_log("begun by sender");
+    spread.daemons[1].signal(Signal::KILL);
+    let summary = crate::command::finish(child).expect(0).summary();
+    assert!(summary["files"].as_u64() > Some(5300), "{summary}");
+    spread.assert_done();
+    spread.daemons.remove(1);
+}
+
+#[test]
+fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() {
+    let mut spread = Spread::new(2);
+    spread.paint();
+    let child = spread.push(&["--timeout", "2s"], "source").start();
+    spread.daemons[0].wait_for_log("begun by sender");
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::KILL));
+    crate::command::finish(child).expect(12);
+    spread.daemons.clear();
+    spread.start("shared");
+    spread.start("shared");
+    spread.push(&[], "source").outcome().done();
+    assert!(std::fs::read(spread.target_directory().join("large")).unwrap().len() == (75 << 20) + 1);
+}
+
+#[test]
+fn receivers_that_do_not_share_the_target_are_told() {
+    let mut spread = Spread::new(1);
+    std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
+    spread.start("elsewhere");
+    spread.paint();
+    spread.push(&[], "source").outcome().says(&["is not under way at this target"]);
+    assert_eq!(std::fs::read_dir(spread.site.path("elsewhere/t")).unwrap().count(), 0);
+}
+
+#[test]
+fn one_file_that_fails_stops_nothing_and_is_counted() {
+    let spread = Spread::new(2);
+    spread.paint();
+    let there = spread.target_directory();
+    std::fs::create_dir_all(there.join("wide/7/below")).unwrap();
+    std::fs::create_dir_all(there.join("large/below")).unwrap();
+    let summary = spread.push(&["--json"], "source").outcome().expect(23).summary();
+    assert_eq!(summary["failed"], 2, "{summary}");
+    std::fs::remove_dir_all(there.join("wide/7")).unwrap();
+    std::fs::remove_dir_all(there.join("large")).unwrap();
+    spread.push(&[], "source").outcome().done();
+    spread.assert_done();
+}
+
+#[test]
+fn one_large_file_is_written_by_all_receivers() {
+    let spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("huge"), 300 << 20);
+    spread.push(&[], "source").outcome().done();
+    spread.assert_done();
+    for daemon in &spread.daemons {
+        let told = daemon.wait_for_log("received from sender");
+        assert!(!told.contains(" 0 bytes"), "one has done nothing: {told}");
+    }
+}
+
+#[test]
+fn what_several_receivers_cannot_do_is_refused() {
+    let spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    for option in ["--delete", "--dry-run", "--checksum", "--inplace", "--verify=media", "--durability=none"]
+    {
+        spread.push(&[option], "source").outcome().expect(1).says(&["several receivers"]);
+    }
+    let mut zmove = Runner::default().zmove(&spread.home());
+    zmove.0.arg("push").arg(spread.source()).arg("a,u@b:t");
+    zmove.outcome().expect(1).says(&["only where each is a daemon"]);
+}
