@@ -11,6 +11,7 @@
 //! tells when it is worth looking.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -78,13 +79,15 @@ impl<W: WorkSource> Lead<W> {
         listener: Arc<dyn Listener + Send + Sync>,
         stop: impl Future<Output = ()>,
     ) -> Result<JobEnd, JobError> {
-        let ears = Ears { observer, listener, skipped: Arc::default() };
+        let ears = Ears { observer, listener, skipped: Arc::default(), has_lost_sessions: Arc::default() };
         let (begun_in, begun) = watch::channel(false);
         let mut movers = JoinSet::new();
         for number in 0..self.movers {
             movers.spawn(self.patient(number, ears.clone()).moving(begun.clone()));
         }
-        let mut progress = Progress { begun: begun_in, walks: 0, finishing: false, movers };
+        let has_lost_sessions = Arc::clone(&ears.has_lost_sessions);
+        let mut progress =
+            Progress { begun: begun_in, walks: 0, finishing: false, movers, has_lost_sessions };
         let patient = self.patient(0, ears);
         let ended = tokio::select! {
             ended = self.lead(patient, &mut progress) => ended,
@@ -120,10 +123,12 @@ impl<W: WorkSource> Lead<W> {
                     let skipped = patient.ears.skipped.so_far();
                     return Ok(JobEnd { count, skipped, walks: progress.walks });
                 }
-                Err(error) => patient.pause(error, &mut outage).await.map_err(|error| {
+                Err(error) => {
                     let has_begun = *progress.begun.borrow();
-                    if has_begun { JobError::Lost(error) } else { JobError::NotBegun(error) }
-                })?,
+                    patient.pause(error, &mut outage, has_begun).await.map_err(|error| {
+                        if has_begun { JobError::Lost(error) } else { JobError::NotBegun(error) }
+                    })?;
+                }
             }
         }
     }
@@ -140,9 +145,14 @@ impl<W: WorkSource> Lead<W> {
         // their sessions end before the job's directory goes
         while progress.movers.join_next().await.is_some() {}
         match feeder.order(SharedJobOrder::Close, None).await? {
-            SharedJobResult::Done => Ok(()),
-            other => Err(refused(other)),
+            SharedJobResult::Done => {}
+            other => return Err(refused(other)),
         }
+        if !progress.has_lost_sessions.load(Ordering::Relaxed) {
+            // no opening of a session is still on its way
+            let _stays_for_a_while_then = feeder.order(SharedJobOrder::Forget, None).await?;
+        }
+        Ok(())
     }
 
     /// Sees to it that all work ends; returns what the journals say then.
@@ -184,6 +194,8 @@ struct Progress {
     /// Whether what finishes the job has been put in since the last walk began.
     finishing: bool,
     movers: JoinSet<Result<(), SessionEnd>>,
+    /// Whether any session has ended otherwise than it should.
+    has_lost_sessions: Arc<AtomicBool>,
 }
 
 impl Progress {
@@ -246,15 +258,22 @@ impl<W: WorkSource> Patient<W> {
             });
             match session.await {
                 Ok(()) => return Ok(()),
-                Err(error) => self.pause(error, &mut outage).await.map_err(|error| *error)?,
+                Err(error) => self.pause(error, &mut outage, true).await.map_err(|error| *error)?,
             }
         }
     }
 
-    /// Waits before the next session; fails when that has no use, or has lasted too long.
-    async fn pause(&self, error: SessionEnd, outage: &mut Outage) -> Result<(), Box<SessionEnd>> {
+    /// Waits before the next session; fails when that has no use, or has lasted too long. Before the job has begun each
+    /// receiver is tried once, so that a wrong name is told at once.
+    async fn pause(
+        &self,
+        error: SessionEnd,
+        outage: &mut Outage,
+        has_begun: bool,
+    ) -> Result<(), Box<SessionEnd>> {
+        self.ears.has_lost_sessions.store(true, Ordering::Relaxed);
         let since = *outage.since.get_or_insert_with(Instant::now);
-        outage.refusals = if error.is_final() { outage.refusals + 1 } else { 0 };
+        outage.refusals = if error.is_final() || !has_begun { outage.refusals + 1 } else { 0 };
         let ends_all = matches!(error, SessionEnd::Stop(Stop::Fenced | Stop::Movers(_)));
         if ends_all || outage.refusals >= self.receivers.len() || since.elapsed() >= self.patience {
             return Err(Box::new(error));

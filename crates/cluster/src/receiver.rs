@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use tokio::sync::oneshot;
@@ -64,6 +64,8 @@ pub(crate) struct Ears {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) listener: Arc<dyn Listener + Send + Sync>,
     pub(crate) skipped: Arc<SkippedCount>,
+    /// Set when a session has ended otherwise than it should.
+    pub(crate) has_lost_sessions: Arc<AtomicBool>,
 }
 
 /// What was at the target already.

@@ -47,7 +47,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 use zmove_types::{FileNumber, Name, RelPath, SharedJobId};
 
-use crate::entry::{number_at, number_of};
+use crate::entry::{FileIdentity, number_at, number_of, set_file_mtime};
 use crate::file_io::data_file::Direct;
 use crate::hidden::{make_hidden, own_process};
 use crate::inheritance::{Inheritance, give_nothing};
@@ -156,6 +156,10 @@ fn epoch_name(number: u64) -> Name {
     Name::from_bytes(format!("{EPOCH_PREFIX}{number}").as_bytes()).expect("a number is short")
 }
 
+fn name_of(job: SharedJobId) -> Name {
+    Name::from_bytes(format!("{JOB_PREFIX}{job}").as_bytes()).expect("an id is short")
+}
+
 /// Makes a directory that is closed to others and gives nothing to what is made in it, or takes the one that is there;
 /// opens it.
 fn make(parent: &OwnedFd, name: &Name) -> io::Result<OwnedFd> {
@@ -183,7 +187,7 @@ impl SharedJobDirectory {
     /// # Errors
     /// The system's error: `ENOENT` where there is none and none may be made, `EPERM` where it belongs to another user.
     pub fn open(root: &Arc<OwnedFd>, job: SharedJobId, beginning: Beginning) -> io::Result<Self> {
-        let name = Name::from_bytes(format!("{JOB_PREFIX}{job}").as_bytes()).expect("an id is short");
+        let name = name_of(job);
         let began = Instant::now();
         let directory = loop {
             let opened = match beginning {
@@ -293,6 +297,28 @@ impl SharedJobDirectory {
         // it is to be there after a crash if anything of the job is missing
         rustix::fs::fsync(&self.directory)?;
         self.clear(patience)
+    }
+
+    /// Removes the mark of a job's end from its target, which keeps its time: where no session of the job can come late.
+    ///
+    /// # Errors
+    /// The system's error; `ENOTEMPTY` where the job has not ended, or something of it has come since.
+    pub fn forget(&self, root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
+        let before = FileIdentity::of(root)?;
+        let gone = |removed| match removed {
+            Err(Errno::NOENT) => Ok(()),
+            other => other,
+        };
+        if self.epochs()?.into_iter().any(|epoch| epoch != END) {
+            return Err(Errno::NOTEMPTY.into());
+        }
+        let remove = |directory: &OwnedFd, name: Name| {
+            gone(rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::REMOVEDIR))
+        };
+        remove(&self.directory, epoch_name(END))?;
+        remove(root, name_of(job))?;
+        let _best_effort = set_file_mtime(root, before.mtime);
+        Ok(())
     }
 
     /// Removes what there is of a job that has ended, but for the mark of its end.
@@ -613,6 +639,7 @@ mod tests {
     use crate::staging_place::StagingPlace;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::Barrier;
+    use zmove_types::Timestamp;
 
     const JOB: SharedJobId = SharedJobId([7; 16]);
     const NOT_LONG: Duration = Duration::from_secs(10);
@@ -744,6 +771,22 @@ mod tests {
             assert_eq!(told.kind(), io::ErrorKind::NotFound);
             assert!(!home.path().join("f").exists() && !epoch.is_fenced());
         }
+    }
+
+    #[test]
+    fn a_job_that_has_ended_is_forgotten_and_its_target_keeps_its_time() {
+        let (home, root) = place();
+        let directory = job(&root);
+        let session = directory.begin(2, "a", NOT_LONG).unwrap();
+        assert_eq!(Errno::from_io_error(&directory.forget(&root, JOB).unwrap_err()), Some(Errno::NOTEMPTY));
+        directory.close(2, NOT_LONG).unwrap();
+        drop(session);
+        let time = Timestamp { seconds: 1_000_000_000, nanos: 5 };
+        set_file_mtime(&root, time).unwrap();
+        directory.forget(&root, JOB).unwrap();
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+        assert_eq!(FileIdentity::of(&root).unwrap().mtime, time);
+        directory.forget(&root, JOB).unwrap();
     }
 
     /// Whoever looks before its own directory is there sees nothing of another that does the same.

@@ -64,6 +64,7 @@ impl SharedJobSession {
             }
             SharedJobOrder::Count => self.count(&transfer.quota).map(SharedJobResult::Counted),
             SharedJobOrder::Close => self.close().map(|()| SharedJobResult::Done),
+            SharedJobOrder::Forget => self.forget(transfer).map(|()| SharedJobResult::Done),
         };
         Ok(done.unwrap_or_else(|(operation, error)| {
             let (operation, code) = failure(operation, &error);
@@ -142,6 +143,13 @@ impl SharedJobSession {
             EpochError::Older { source, .. } | EpochError::Io(source) => cannot(source),
             _ => cannot(rustix::io::Errno::IO.into()),
         })
+    }
+}
+
+impl SharedJobSession {
+    fn forget(&self, transfer: &Transfer) -> Result<(), Failure> {
+        let root = transfer.target.tree.open_directory(&RelPath::root());
+        root.and_then(|root| self.directory.forget(&root, self.job)).map_err(failed_to(Operation::Delete))
     }
 }
 

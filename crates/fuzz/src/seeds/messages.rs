@@ -190,6 +190,7 @@ fn job_orders() -> Vec<ToReceiver> {
         SharedJobOrder::SetDirectories { head: extended_batch().encode() },
         SharedJobOrder::Count,
         SharedJobOrder::Close,
+        SharedJobOrder::Forget,
     ];
     (1..)
         .zip(orders)

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use zmove_disk::{Beginning, EpochError, EpochSession, SharedJobDirectory, StagingPlace, Tree};
-use zmove_types::{Lock, RelPath};
+use zmove_types::{Lock, RelPath, SharedJobId};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Proof, Refusal, RefusalCode, SharedJobOpening};
 
 use crate::resume::journal::{Begin, Journal};
@@ -17,6 +17,7 @@ use crate::shared_job::journals;
 pub(crate) struct SharedJobSession {
     pub(super) directory: SharedJobDirectory,
     pub(super) epoch: Arc<EpochSession>,
+    pub(super) job: SharedJobId,
     pub(super) number: u64,
     pub(super) flushes: Flushes,
 }
@@ -95,7 +96,7 @@ impl SharedJobSession {
             code: RefusalCode::Target,
             text: format!("the journal of the job: {error}"),
         })?;
-        Ok((Self { directory, epoch, number, flushes: Flushes::default() }, journal))
+        Ok((Self { directory, epoch, job, number, flushes: Flushes::default() }, journal))
     }
 
     /// Where the session makes its entries.

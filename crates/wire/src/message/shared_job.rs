@@ -121,8 +121,10 @@ pub enum SharedJobOrder {
     },
     /// To tell how far the job is, by the journals of all receivers.
     Count,
-    /// To end the job: nothing is left of it but what has its name.
+    /// To end the job: nothing is left of it but what has its name, and a mark that it has ended.
     Close,
+    /// To remove that mark: no session of the job can come any more.
+    Forget,
 }
 
 /// The end of a work item.
@@ -282,6 +284,7 @@ mod tests {
         assert_eq!(order(1, SharedJobOrder::SetDirectories { head: b"h".to_vec() }), [16, 1, 2, 1, b'h']);
         assert_eq!(order(1, SharedJobOrder::Count), [16, 1, 3]);
         assert_eq!(order(1, SharedJobOrder::Close), [16, 1, 4]);
+        assert_eq!(order(1, SharedJobOrder::Forget), [16, 1, 5]);
         let answer = |result| {
             encode_message(&ToSender::SharedJob(SharedJobAnswer { number: 300, result }))[4..].to_vec()
         };

@@ -142,7 +142,8 @@ impl Mover {
 
     pub(super) async fn end(&mut self, work: u8, parent: u8, children: u64) -> SharedJobResult {
         let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
-        self.order(SharedJobOrder::End(WorkEnd { work, parent, children, files: 1, bytes: 10, failed: 0 })).await
+        self.order(SharedJobOrder::End(WorkEnd { work, parent, children, files: 1, bytes: 10, failed: 0 }))
+            .await
     }
 
     pub(super) async fn commit(&mut self, head: &FileHead, contents: &[u8]) -> SharedJobResult {
