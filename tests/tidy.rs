@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 20] = [
+const ARROWS: [(&str, &[&str]); 21] = [
     (
         "cli",
         &[
             "api",
+            "cluster",
             "daemon",
             "disk",
             "drawing",
@@ -32,6 +33,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
             "wire",
         ],
     ),
+    ("cluster", &["engine", "scan", "sender", "types", "wire"]),
     ("engine", &["disk", "receiver", "scan", "sender", "transport", "types", "wire"]),
     ("daemon", &["disk", "engine", "receiver", "scan", "sender", "transport", "types", "wire"]),
     ("sender", &["chunk", "disk", "scan", "transport", "types", "wire"]),
@@ -58,7 +60,7 @@ const RESERVED: [(&str, &[&str]); 36] = [
     ("axum", &["api"]),
     ("utoipa", &["api"]),
     ("utoipa-axum", &["api"]),
-    ("tokio", &["api", "cli", "daemon", "engine", "jobs", "receiver", "sender", "transport"]),
+    ("tokio", &["api", "cli", "cluster", "daemon", "engine", "jobs", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "jobs", "transport"]),
     ("rustls-webpki", &["transport"]),
     ("quinn", &["transport"]),
@@ -76,7 +78,7 @@ const RESERVED: [(&str, &[&str]); 36] = [
     ("toml", &["cli", "jobs"]),
     ("tracing", &["cli"]),
     ("tracing-subscriber", &["cli"]),
-    ("blake3", &["chunk", "lab", "receiver", "sender", "transport"]),
+    ("blake3", &["chunk", "cluster", "lab", "receiver", "sender", "transport"]),
     ("rayon", &["chunk", "scan"]),
     ("globset", &["scan"]),
     ("io-uring", &["uring"]),

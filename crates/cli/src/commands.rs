@@ -21,5 +21,6 @@ pub(crate) mod spread;
 pub(crate) mod submit;
 pub(crate) mod sweep;
 pub(crate) mod trace;
+pub(crate) mod transfer;
 pub(crate) mod trust;
 pub(crate) mod verify;

@@ -1,4 +1,8 @@
-//! Why work cannot be had, or told of.
+//! Why work cannot be had, or does not go on.
+
+use zmove_engine::ConnectError;
+use zmove_sender::{SessionError, SessionOver};
+use zmove_wire::{FaultCode, Operation, SharedJobResult};
 
 /// Why work cannot be had, or told of.
 #[derive(Debug, thiserror::Error)]
@@ -17,4 +21,66 @@ pub enum WorkError {
         /// Why it was not done.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+}
+
+/// Why a mover stops.
+#[derive(Debug, thiserror::Error)]
+pub enum Stop {
+    /// The session is over.
+    #[error(transparent)]
+    Session(#[from] SessionOver),
+    /// A newer epoch of the job has begun, or the job has been closed.
+    #[error("another epoch of the job has begun, or the job has ended")]
+    Fenced,
+    /// The receiver could not do what it was told to: nothing that it has not recorded counts.
+    #[error("the receiver failed to {operation}: {code}")]
+    Receiver {
+        /// What it was doing.
+        operation: Operation,
+        /// Why it could not.
+        code: FaultCode,
+    },
+    /// The queue fails.
+    #[error("the queue of the job failed to {0}")]
+    Queue(#[from] WorkError),
+    /// No mover goes on.
+    #[error("no mover goes on: {0}")]
+    Movers(Box<SessionEnd>),
+    /// The protocol has been broken, by the receiver or by what the queue holds.
+    #[error("{0}")]
+    Nonsense(&'static str),
+}
+
+/// Why a session has ended before its work has.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionEnd {
+    /// The receiver cannot be reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The session has broken off, or was refused.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// What was done in it could not go on.
+    #[error(transparent)]
+    Stop(#[from] Stop),
+}
+
+impl SessionEnd {
+    /// Whether nothing is gained by another session with the same receiver.
+    pub(crate) fn is_final(&self) -> bool {
+        match self {
+            Self::Connect(error) => !error.is_lost(),
+            Self::Session(error) => !error.is_lost(),
+            Self::Stop(stop) => matches!(stop, Stop::Fenced | Stop::Nonsense(_)),
+        }
+    }
+}
+
+/// An order that was not done, for which the session ends: what it has not recorded is done again.
+pub(crate) fn refused(result: SharedJobResult) -> Stop {
+    match result {
+        SharedJobResult::Failed(_, FaultCode::Fenced) => Stop::Fenced,
+        SharedJobResult::Failed(operation, code) => Stop::Receiver { operation, code },
+        _ => Stop::Nonsense("the receiver has answered to another order"),
+    }
 }

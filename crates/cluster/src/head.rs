@@ -22,9 +22,10 @@ use zmove_sender::Feeder;
 use zmove_types::{Event, Observer};
 use zmove_wire::{SharedJobCount, SharedJobOrder, SharedJobResult};
 
-use crate::job::SharedJob;
-use crate::mover::{Mover, Stop, refused};
-use crate::receiver::{Ears, Part, Receiver, SessionEnd, Skipped, in_session};
+use crate::error::{SessionEnd, Stop, refused};
+use crate::job::{Part, SharedJob};
+use crate::mover::Mover;
+use crate::receiver::{Ears, Receiver, Skipped, in_session};
 use crate::source::WorkSource;
 use crate::work::{Work, WorkItem};
 
@@ -57,7 +58,7 @@ pub struct JobEnd {
 /// Why a job has not come to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// It has not begun: no receiver takes it, or can be reached.
+    /// The job has not begun: no receiver takes it, or can be reached.
     #[error(transparent)]
     NotBegun(Box<SessionEnd>),
     /// No receiver goes on with it.

@@ -5,7 +5,6 @@ use zmove_scan::{PortionSize, ScanRoot, Wanted, unfinished};
 use zmove_types::{GROUP_BYTES, Kinds, SharedJobId};
 use zmove_wire::{NodeName, Open, SharedJobOpening};
 
-use crate::receiver::Part;
 use crate::work::Place;
 
 /// A job of many nodes, as each of its movers knows it.
@@ -13,7 +12,7 @@ use crate::work::Place;
 pub struct SharedJob {
     /// The job.
     pub id: SharedJobId,
-    /// Its epoch: no session of an older one changes anything once one of this has begun.
+    /// The epoch: no session of an older one changes anything once one of this has begun.
     pub epoch: u64,
     /// This node.
     pub node: NodeName,
@@ -56,6 +55,15 @@ impl SharedJob {
     pub(crate) fn source_count(&self) -> u32 {
         u32::try_from(self.sources.len()).unwrap_or(u32::MAX)
     }
+}
+
+/// Whether a session may begin the job at the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The head's, which begins the job where it is not under way.
+    Head,
+    /// A mover's, which finds it under way.
+    Mover,
 }
 
 /// How much one work item has: what a node of 400 Mbit/s moves in a second or two, and little beside the flush that

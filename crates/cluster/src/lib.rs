@@ -20,11 +20,10 @@ mod receiver;
 mod source;
 mod work;
 
-pub use error::WorkError;
+pub use error::{SessionEnd, Stop, WorkError};
 pub use head::{JobEnd, JobError, Lead};
 pub use job::SharedJob;
-pub use mover::Stop;
 pub use queue::{Lease, Queue};
-pub use receiver::{Receiver, SessionEnd, Skipped};
+pub use receiver::{Receiver, Skipped};
 pub use source::{Taken, Waiting, WorkSource};
 pub use work::{ITEM_BYTES_MAX, LargeFile, Place, Work, WorkItem};

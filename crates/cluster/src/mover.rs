@@ -7,13 +7,11 @@
 //! Several items are under way at once, so that neither the queue's answers nor the flush at an item's end is waited
 //! for.
 //!
-//! **Invariant:** an item leaves the queue only after the receiver has recorded its end, and that is asked for only when
-//! all that it announces has been put in, or is this mover's own to do. So a mover that dies leaves nothing undone that
-//! nobody knows of.
+//! **Invariant:** an item leaves the queue only after the receiver has recorded the item's end, and that is asked for
+//! only when all that it announces has been put in, or is this mover's own to do. So a mover that dies leaves nothing
+//! undone that nobody knows of.
 
 mod item;
-
-pub(crate) use item::refused;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,11 +22,9 @@ use tokio::task::JoinSet;
 use zmove_scan::ScanError;
 use zmove_sender::{Feeder, SessionOver};
 use zmove_types::{Event, Lock, Observer};
-use zmove_wire::{FaultCode, Operation};
 
-use crate::error::WorkError;
+use crate::error::Stop;
 use crate::job::SharedJob;
-use crate::receiver::SessionEnd;
 use crate::source::{Taken, WorkSource};
 use crate::work::{Work, WorkItem};
 
@@ -40,34 +36,6 @@ pub(crate) struct Mover<W: WorkSource> {
     pub(crate) observer: Arc<dyn Observer>,
     /// Items that the queue had no room for.
     own: Lock<VecDeque<WorkItem>>,
-}
-
-/// Why a mover stops.
-#[derive(Debug, thiserror::Error)]
-pub enum Stop {
-    /// The session is over.
-    #[error(transparent)]
-    Session(#[from] SessionOver),
-    /// A newer epoch of the job has begun, or the job has been closed.
-    #[error("another epoch of the job has begun, or the job has ended")]
-    Fenced,
-    /// The receiver could not do what it was told to: nothing that it has not recorded counts.
-    #[error("the receiver failed to {operation}: {code}")]
-    Receiver {
-        /// What it was doing.
-        operation: Operation,
-        /// Why it could not.
-        code: FaultCode,
-    },
-    /// The queue fails.
-    #[error("the queue of the job failed to {0}")]
-    Queue(#[from] WorkError),
-    /// No mover goes on.
-    #[error("no mover goes on: {0}")]
-    Movers(Box<SessionEnd>),
-    /// The protocol has been broken, by the receiver or by what the queue holds.
-    #[error("{0}")]
-    Nonsense(&'static str),
 }
 
 /// An item that this mover does.
@@ -201,7 +169,8 @@ fn waits(item: &WorkItem) -> bool {
     matches!(item.work, Work::Large(_))
 }
 
-/// So many items are under way at once, beside those that wait for others: one is sent while another is flushed and a third is walked.
+/// So many items are under way at once, beside those that wait for others: one is sent while another is flushed and a
+/// third is walked.
 const ITEMS_AT_ONCE: usize = 4;
 /// So many large files a mover waits for at once.
 const LARGE_AT_ONCE: usize = 32;

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use tokio::sync::oneshot;
-use zmove_engine::{ConnectError, Connector, DialSettings, Listener, Push, Remote, Run};
-use zmove_sender::{Feeder, Link, SessionError};
+use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run};
+use zmove_sender::{Feeder, Link};
 use zmove_types::{Event, Observer};
 
-use crate::job::SharedJob;
-use crate::mover::Stop;
+use crate::error::{SessionEnd, Stop};
+use crate::job::{Part, SharedJob};
 
 /// A receiver of a job, and how it is reached.
 #[derive(Clone, Debug)]
@@ -24,41 +24,7 @@ pub struct Receiver {
     pub settings: DialSettings,
 }
 
-/// Whether a session may begin the job at the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// The head's, which begins the job where it is not under way.
-    Head,
-    /// A mover's, which finds it under way.
-    Mover,
-}
-
-/// Why a session has ended before its work has.
-#[derive(Debug, thiserror::Error)]
-pub enum SessionEnd {
-    /// The receiver cannot be reached.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The session has broken off, or was refused.
-    #[error(transparent)]
-    Session(#[from] SessionError),
-    /// What was done in it could not go on.
-    #[error(transparent)]
-    Stop(#[from] Stop),
-}
-
-impl SessionEnd {
-    /// Whether nothing is gained by another session with the same receiver.
-    pub(crate) fn is_final(&self) -> bool {
-        match self {
-            Self::Connect(error) => !error.is_lost(),
-            Self::Session(error) => !error.is_lost(),
-            Self::Stop(stop) => matches!(stop, Stop::Fenced | Stop::Nonsense(_)),
-        }
-    }
-}
-
-/// Who hears of sessions.
+/// The listeners to what happens in sessions, and what of it concerns the whole job.
 #[derive(Clone)]
 pub(crate) struct Ears {
     pub(crate) observer: Arc<dyn Observer>,

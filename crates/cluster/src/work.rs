@@ -76,12 +76,12 @@ pub struct Place {
 pub struct LargeFile {
     /// The directory that it is in.
     pub directory: Place,
-    /// Its name there.
+    /// The name there.
     #[serde(with = "name")]
     pub name: Name,
-    /// Its length.
+    /// The length.
     pub bytes: u64,
-    /// Its time.
+    /// The time.
     #[serde(with = "timestamp")]
     pub mtime: Timestamp,
 }

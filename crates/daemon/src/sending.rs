@@ -186,7 +186,9 @@ pub(crate) async fn send_files(
         }
     };
     match prepared {
-        Ok(prepared) => prepared.run(session, stop).await.map(|summary| Sent::Files(Box::new(summary))),
+        Ok(prepared) => {
+            Box::pin(prepared.run(session, stop)).await.map(|summary| Sent::Files(Box::new(summary)))
+        }
         Err(refusal) => Err(refuse(session.control, refusal).await),
     }
 }

@@ -5,6 +5,7 @@
 pub(crate) mod config;
 pub(crate) mod feed;
 pub(crate) mod job;
+pub(crate) mod piece;
 pub(crate) mod pipeline;
 mod reading;
 pub(crate) mod run;

@@ -13,7 +13,7 @@ use zmove_wire::{CopyResult, EndedCopy, Receipt, SignedReceipt};
 
 use crate::args::{CopyArgs, ResultArgs};
 use crate::ceiling::Shares;
-use crate::commands::push::{exit_of, interrupted};
+use crate::commands::transfer::{exit_of, interrupted};
 use crate::commands::{pull, push};
 use crate::display::format::counted;
 use crate::display::progress::{Display, print_json};

@@ -24,7 +24,7 @@ use zmove_types::Escaped;
 use zmove_watch::{Batch, How, Terms, Watch};
 
 use crate::args::{PushArgs, SubmitArgs};
-use crate::commands::push::interrupted;
+use crate::commands::transfer::interrupted;
 use crate::display::progress::print_json;
 use crate::display::terminal;
 use crate::settings;

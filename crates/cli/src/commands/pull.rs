@@ -10,7 +10,8 @@ use zmove_receiver::TargetLeases;
 
 use crate::args::PushArgs;
 use crate::ceiling::Shares;
-use crate::commands::push::{add_missing, exit_of, interrupted, manifest, own_name, resumable};
+use crate::commands::push::{add_missing, manifest};
+use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::{self, Carriage, Ending, proofs};

@@ -19,15 +19,15 @@ use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
 use crate::commands::scan::tell_unmatched;
 use crate::commands::spread;
+use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
-use crate::display::summary::{self, Carriage, Ending, differences, proofs};
+use crate::display::summary::{self, Carriage, Ending, proofs};
 use crate::display::terminal;
 use crate::display::trace::{self, Trace};
 use crate::settings::{self, PushSettings, Role, Storage};
-use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
-use crate::value::exit::{Exit, failure, in_transfer};
+use crate::value::exit::{Exit, in_transfer};
 
 /// Runs `zmove push`.
 pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
@@ -117,25 +117,6 @@ pub(crate) fn add_missing(summary: &mut Summary, args: &PushArgs, display: &Disp
     Ok(())
 }
 
-/// The error of a transfer, which says of an interrupted one how it goes on.
-pub(crate) fn resumable(error: anyhow::Error, args: &PushArgs) -> anyhow::Error {
-    if Exit::of(&error) == Exit::Interrupted && !args.dry_run {
-        return failure(Exit::Interrupted, "interrupted; run the same command again to go on");
-    }
-    error
-}
-
-/// The exit code for a transfer that came to its end.
-pub(crate) fn exit_of(summary: &Summary, args: &PushArgs) -> Exit {
-    let lacking = if args.keeping.strict_metadata { summary.not_kept.len() as u64 } else { 0 };
-    match (summary.failed + summary.kept_by_change + lacking, summary.spared) {
-        (0, 0) if args.verify && differences(summary) > 0 => Exit::Differs,
-        (0, 0) => Exit::Done,
-        (0, _) => Exit::MaxDelete,
-        _ => Exit::Partial,
-    }
-}
-
 /// Runs the sending role, and reconnects when connections are lost.
 async fn push_there(
     remote: &Remote,
@@ -219,18 +200,4 @@ pub(crate) fn manifest(
         (Some(manifest), Some(proofs)) => Some(manifest.with(proofs)),
         (manifest, proofs) => manifest.or(proofs),
     })
-}
-
-/// The name of this host.
-pub(crate) fn own_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
-/// Resolves when the user stops the command.
-pub(crate) async fn interrupted() {
-    match EndSignals::listen_at_terminal() {
-        Ok(mut signals) => signals.next().await,
-        // Without a handler a signal ends the process by itself.
-        Err(_) => std::future::pending().await,
-    }
 }

@@ -13,8 +13,8 @@ use zmove_types::{ByteCount, ByteRate, Kinds, SharedJobId};
 use zmove_wire::{Keeping, NodeName, Open, TargetShape};
 
 use crate::ceiling::Shares;
-use crate::commands::push::{exit_of, interrupted, own_name, resumable};
-use crate::commands::submit::get_to_know;
+use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
+use crate::commands::trust::get_to_know;
 use crate::display::format::counted;
 use crate::display::progress::Display;
 use crate::display::summary::{self, Ending};

@@ -10,22 +10,21 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use serde_json::json;
-use zmove_engine::{Location, Remote};
+use zmove_engine::Location;
 use zmove_jobs::{
     Channels, JobId, Moment, NewJob, OF_THE_SUBMITTER, Place, Store, Submitted, Words, Work, shown, variable,
 };
-use zmove_transport::{HostAuthority, Identity, KnownHosts};
 use zmove_types::Escaped;
 
 use crate::args::{PushArgs, SubmitArgs};
 use crate::commands::follow;
 use crate::commands::runner::mount;
-use crate::commands::trust;
+use crate::commands::trust::get_to_know;
 use crate::display::progress::print_json;
-use crate::display::prompt::{Prompt, ask};
+use crate::display::prompt::Prompt;
 use crate::display::terminal;
-use crate::settings::{self, Copy, Role};
-use crate::value::exit::{Exit, failure, usage_error};
+use crate::settings::{self, Copy};
+use crate::value::exit::{Exit, usage_error};
 
 /// Runs `zmove submit`.
 pub(crate) fn run(args: SubmitArgs) -> Result<Exit> {
@@ -207,29 +206,6 @@ fn refuse_unknown_channels(names: &[String]) -> Result<()> {
     };
     let known = names.iter().try_for_each(|name| channels.find(name, &file).map(drop));
     known.map_err(|error| usage_error(error.to_string()))
-}
-
-/// Sees to it that a host's key is known, and asks now whether it is the right one.
-pub(crate) fn get_to_know(host: &Remote, strict: bool) -> Result<()> {
-    // ssh knows its hosts by itself
-    if host.login.is_some() {
-        return Ok(());
-    }
-    let home = settings::home(Role::Client)?;
-    let mut known_hosts = KnownHosts::open(&home)?;
-    let is_known = known_hosts.lookup(&host.host, host.port).is_some();
-    if is_known || HostAuthority::load(&home, &host.host)?.is_some() {
-        return Ok(());
-    }
-    if strict {
-        let text = format!("the key of {host} is not known, and a job cannot ask: run 'zmove trust {host}'");
-        return Err(failure(Exit::Authentication, text));
-    }
-    let identity = Identity::load_or_create(&home)?;
-    let key = settings::block_on(1, trust::fetch(host, &identity, None))?;
-    ask(host, key, &format!("run 'zmove trust {host}' first, or add --accept-new"))?;
-    known_hosts.pin(&host.host, host.port, key)?;
-    Ok(())
 }
 
 /// What a job needs of the environment in which it was submitted, and the mount that its target is on.

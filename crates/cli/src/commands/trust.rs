@@ -6,7 +6,9 @@
 use anyhow::{Context, Result};
 use serde_json::json;
 use zmove_engine::{DIAL_TIMEOUT, Remote};
-use zmove_transport::{ChannelDialler, Fingerprint, FirstKey, HostPolicy, Identity, KnownHosts, Reach};
+use zmove_transport::{
+    ChannelDialler, Fingerprint, FirstKey, HostAuthority, HostPolicy, Identity, KnownHosts, Reach,
+};
 
 use crate::args::{TrustArgs, TrustCommand, TrustHostArgs};
 use crate::display::prompt::ask;
@@ -83,4 +85,27 @@ async fn learn(args: &TrustHostArgs, identity: &Identity, mut known_hosts: Known
     known_hosts.pin(&host.host, host.port, key)?;
     terminal::say(format_args!("pinned the key of {host}: {key}"));
     Ok(Exit::Done)
+}
+
+/// Sees to it that a host's key is known, and asks now whether it is the right one.
+pub(crate) fn get_to_know(host: &Remote, strict: bool) -> Result<()> {
+    // ssh knows its hosts by itself
+    if host.login.is_some() {
+        return Ok(());
+    }
+    let home = settings::home(settings::Role::Client)?;
+    let mut known_hosts = KnownHosts::open(&home)?;
+    let is_known = known_hosts.lookup(&host.host, host.port).is_some();
+    if is_known || HostAuthority::load(&home, &host.host)?.is_some() {
+        return Ok(());
+    }
+    if strict {
+        let text = format!("the key of {host} is not known, and a job cannot ask: run 'zmove trust {host}'");
+        return Err(failure(Exit::Authentication, text));
+    }
+    let identity = Identity::load_or_create(&home)?;
+    let key = settings::block_on(1, fetch(host, &identity, None))?;
+    ask(host, key, &format!("run 'zmove trust {host}' first, or add --accept-new"))?;
+    known_hosts.pin(&host.host, host.port, key)?;
+    Ok(())
 }

@@ -12,8 +12,9 @@ use zmove_sender::{self as sender, LargeFound, Sending, Settled, Unnamed};
 use zmove_types::{Event, Name};
 use zmove_wire::{FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
-use super::{Mover, Progress, Stop};
+use super::{Mover, Progress};
 use crate::cut::{in_turns, rest_of, work_of};
+use crate::error::{Stop, refused};
 use crate::job::ITEM;
 use crate::source::WorkSource;
 use crate::work::{LargeFile, Place, Work, WorkItem};
@@ -128,7 +129,7 @@ impl<W: WorkSource> Mover<W> {
         Ok(done)
     }
 
-    /// Waits until all of a piece of `item` has settled, and notes its progress meanwhile; large files that it leaves to
+    /// Waits until all of a piece of `item` has settled, and notes the progress meanwhile; large files that are left to
     /// several are announced at once.
     async fn settle(
         &self,
@@ -322,15 +323,6 @@ enum Committed {
     Named(Done),
     /// These groups are missing, in ranges of a first one and a number.
     Missing(Vec<(u32, u32)>),
-}
-
-/// An order that was not done, for which the session ends: what it has not recorded is done again.
-pub(crate) fn refused(result: SharedJobResult) -> Stop {
-    match result {
-        SharedJobResult::Failed(_, FaultCode::Fenced) => Stop::Fenced,
-        SharedJobResult::Failed(operation, code) => Stop::Receiver { operation, code },
-        _ => Stop::Nonsense("the receiver has answered to another order"),
-    }
 }
 
 const NO_SOURCE: Stop = Stop::Nonsense("a work item is about a source that the job does not have");

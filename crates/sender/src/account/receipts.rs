@@ -27,7 +27,7 @@ use crate::error::SessionError;
 use crate::plan::links::{FirstName, Word};
 use crate::plan::pack::PackEntry;
 use crate::plan::resend;
-use crate::push::feed::Piece;
+use crate::push::piece::Piece;
 use crate::push::session::Session;
 use crate::read::extras::Extras;
 use crate::read::source::Stored as GroupsStored;
@@ -203,7 +203,7 @@ impl Receipts {
                 file.directory.piece().into_iter().for_each(Piece::has_moved);
                 if let Some(piece) = file.directory.piece().filter(|_| stored == GroupsStored::All) {
                     // It gets its name by an order, perhaps of another.
-                    piece.confirm_large(&file);
+                    piece.confirm_large(file.head());
                     self.session.in_flight.abandon_large(file.id);
                 }
             }

@@ -5,25 +5,21 @@
 //!     └──orders─────────────────────────────────────────────────────────────────► answers
 //! ```
 //!
-//! What belongs to a piece holds on to it ([`Piece`]), wherever it is: in the plan, with a reader, in flight. So a piece
-//! has settled when the last of its entries has, and nothing counts them down.
+//! What belongs to a piece holds on to it ([`Piece`]), in the plan, with a reader or in flight. So a piece has settled
+//! when the last of its entries has, and nothing counts them down.
 //!
-//! **Invariant:** an entry counts as confirmed only by the receiver's word. Whatever else becomes of it, it lets go of
-//! its piece, and is missed among what was confirmed.
+//! **Invariant:** what is asked of a push that has ended fails, and is not waited for.
 
 use std::ops::Range;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
-use zmove_types::{Lock, RelPath};
+use zmove_scan::{Directory, Entry, ScanItem};
 use zmove_wire::limits::JOB_ORDERS_OUTSTANDING_MAX;
-use zmove_wire::{FileHead, SharedJobOrder, SharedJobResult};
+use zmove_wire::{SharedJobOrder, SharedJobResult};
 
-use crate::read::source::LargeSource;
+use crate::push::piece::{Heard, LargeFound, Piece, Settled, Unnamed};
 
 /// The end at which a push is fed. The push ends when this has been dropped and all is settled.
 #[derive(Clone, Debug)]
@@ -67,65 +63,12 @@ pub(crate) struct Feed {
     pub(crate) asked: mpsc::UnboundedReceiver<Asked>,
 }
 
-/// A piece of a push, held by all that belongs to it.
-#[derive(Debug)]
-pub(crate) struct Piece {
-    found: u64,
-    large_bytes: u64,
-    large: mpsc::UnboundedSender<LargeFound>,
-    confirmed: AtomicU64,
-    progress: AtomicU64,
-    files: AtomicU64,
-    bytes: AtomicU64,
-    unnamed: Lock<Vec<Unnamed>>,
-    settled: Option<oneshot::Sender<Settled>>,
-}
-
-/// What has become of a piece.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Settled {
-    /// Entries that are not at the target, or not completely, and parts of the source that could not be read.
-    pub failed: u64,
-    /// Files that are at the target, without large ones that have no names yet.
-    pub files: u64,
-    /// The bytes of these files.
-    pub bytes: u64,
-    /// Large files all groups of which have been stored, and which get their names by an order.
-    pub unnamed: Vec<Unnamed>,
-}
-
-/// A large file that has no name at the target yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unnamed {
-    /// Its declaration, for the order.
-    pub head: Vec<u8>,
-    /// Its path at the target.
-    pub path: PathBuf,
-    /// Its length.
-    pub bytes: u64,
-}
-
-impl Unnamed {
-    pub(crate) fn of(head: &FileHead) -> Self {
-        Self { head: head.encode(), path: head.path.as_path().to_owned(), bytes: head.bytes }
-    }
-}
-
 /// A piece that is under way.
 #[derive(Debug)]
 pub struct Sending {
     settled: oneshot::Receiver<Settled>,
     large: mpsc::UnboundedReceiver<LargeFound>,
     piece: Weak<Piece>,
-}
-
-/// A large file that the receiver needs, and which several are to send.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LargeFound {
-    /// The directory that it is in, below its source.
-    pub directory: RelPath,
-    /// The file.
-    pub entry: Entry,
 }
 
 /// What becomes of a piece that is under way.
@@ -153,7 +96,7 @@ impl Sending {
     /// A number that grows as long as the receiver stores and confirms something of the piece.
     #[must_use]
     pub fn progress(&self) -> u64 {
-        self.piece.upgrade().map_or(u64::MAX, |piece| piece.progress.load(Ordering::Relaxed))
+        self.piece.upgrade().map_or(u64::MAX, |piece| piece.progress())
     }
 }
 
@@ -245,77 +188,9 @@ impl Feeder {
         (found, large_bytes): (u64, u64),
         fed: impl FnOnce(Arc<Piece>) -> Fed,
     ) -> Result<Sending, SessionOver> {
-        let (settled_in, settled) = oneshot::channel();
-        let (large_in, large) = mpsc::unbounded_channel();
-        let piece = Arc::new(Piece {
-            found,
-            large_bytes,
-            large: large_in,
-            confirmed: AtomicU64::new(0),
-            progress: AtomicU64::new(0),
-            files: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            unnamed: Lock::default(),
-            settled: Some(settled_in),
-        });
+        let (piece, Heard { settled, large }) = Piece::new(found, large_bytes);
         let sending = Sending { settled, large, piece: Arc::downgrade(&piece) };
         self.fed.send(fed(piece)).map_err(|_over| SessionOver)?;
         Ok(sending)
-    }
-}
-
-impl Piece {
-    /// The receiver has an entry.
-    pub(crate) fn confirm(&self, entry: &Entry) {
-        self.confirm_without_data();
-        if entry.kind == EntryKind::File {
-            self.files.fetch_add(1, Ordering::Relaxed);
-            self.bytes.fetch_add(entry.size, Ordering::Relaxed);
-        }
-    }
-
-    /// Leaves a file that the receiver needs to several, if it is so large; returns whether it has.
-    pub(crate) fn leaves(&self, directory: &RelPath, entry: &Entry) -> bool {
-        let is_left = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
-        if is_left {
-            self.confirm_without_data();
-            let _nobody_waits =
-                self.large.send(LargeFound { directory: directory.clone(), entry: entry.clone() });
-        }
-        is_left
-    }
-
-    /// The receiver has a directory itself.
-    pub(crate) fn confirm_without_data(&self) {
-        self.confirmed.fetch_add(1, Ordering::Relaxed);
-        self.has_moved();
-    }
-
-    /// The receiver has stored something of it.
-    pub(crate) fn has_moved(&self) {
-        self.progress.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The receiver has all groups of a large file that were to be sent; it gets its name by an order.
-    pub(crate) fn confirm_large(&self, file: &LargeSource) {
-        self.confirm_without_data();
-        if let Some(head) = file.head() {
-            self.unnamed.lock().push(Unnamed::of(&head));
-        }
-    }
-}
-
-impl Drop for Piece {
-    fn drop(&mut self) {
-        let number = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let settled = Settled {
-            failed: self.found.saturating_sub(number(&self.confirmed)),
-            files: number(&self.files),
-            bytes: number(&self.bytes),
-            unnamed: std::mem::take(self.unnamed.get_mut()),
-        };
-        if let Some(waiting) = self.settled.take() {
-            let _nobody_waits = waiting.send(settled);
-        }
     }
 }

@@ -16,7 +16,7 @@ use crate::account::failure::FileError;
 use crate::account::timeline::Timeline;
 use crate::control::relay::{Held, PeerQuota};
 use crate::plan::queue::Queue;
-use crate::push::feed::Unnamed;
+use crate::push::piece::Unnamed;
 use crate::read::extras::{Extras, leave_out_xattrs};
 use crate::read::read_ahead::ReadAhead;
 use crate::read::source::{LargeSource, SourceDirectory};

@@ -22,7 +22,7 @@ use zmove_wire::{FileHead, WireError};
 
 use crate::account::failure::FileError;
 use crate::control::relay::Held;
-use crate::push::feed::Piece;
+use crate::push::piece::Piece;
 use crate::read::group_values::GroupValues;
 use crate::read::holes::{FoundHoles, Holes};
 

@@ -1,0 +1,150 @@
+//! A piece of a push that is fed, held by all that belongs to it: by the directory of each entry, wherever that is.
+//!
+//! **Invariant:** an entry counts as confirmed only by the receiver's word. Whatever else becomes of an entry, it lets
+//! go of its piece, and is missed among what was confirmed.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::{mpsc, oneshot};
+use zmove_scan::{Entry, EntryKind};
+use zmove_types::{Lock, RelPath};
+use zmove_wire::FileHead;
+
+/// A piece of a push, held by all that belongs to it.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    found: u64,
+    large_bytes: u64,
+    large: mpsc::UnboundedSender<LargeFound>,
+    confirmed: AtomicU64,
+    progress: AtomicU64,
+    files: AtomicU64,
+    bytes: AtomicU64,
+    unnamed: Lock<Vec<Unnamed>>,
+    settled: Option<oneshot::Sender<Settled>>,
+}
+
+/// What has become of a piece.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// Entries that are not at the target, or not completely, and parts of the source that could not be read.
+    pub failed: u64,
+    /// Files that are at the target, without large ones that have no names yet.
+    pub files: u64,
+    /// The bytes of these files.
+    pub bytes: u64,
+    /// Large files all groups of which have been stored, and which get their names by an order.
+    pub unnamed: Vec<Unnamed>,
+}
+
+/// A large file that has no name at the target yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unnamed {
+    /// The declaration, for the order.
+    pub head: Vec<u8>,
+    /// The path at the target.
+    pub path: PathBuf,
+    /// The length.
+    pub bytes: u64,
+}
+
+impl Unnamed {
+    pub(crate) fn of(head: &FileHead) -> Self {
+        Self { head: head.encode(), path: head.path.as_path().to_owned(), bytes: head.bytes }
+    }
+}
+
+/// A large file that the receiver needs, and which several are to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LargeFound {
+    /// The directory that it is in, below its source.
+    pub directory: RelPath,
+    /// The file.
+    pub entry: Entry,
+}
+
+/// The ends at which one hears of a piece.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    pub(crate) settled: oneshot::Receiver<Settled>,
+    pub(crate) large: mpsc::UnboundedReceiver<LargeFound>,
+}
+
+impl Piece {
+    /// A piece of so many entries, in which files of so many bytes are left to several.
+    pub(crate) fn new(found: u64, large_bytes: u64) -> (Arc<Self>, Heard) {
+        let (settled_in, settled) = oneshot::channel();
+        let (large_in, large) = mpsc::unbounded_channel();
+        let piece = Self {
+            found,
+            large_bytes,
+            large: large_in,
+            confirmed: AtomicU64::new(0),
+            progress: AtomicU64::new(0),
+            files: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            unnamed: Lock::default(),
+            settled: Some(settled_in),
+        };
+        (Arc::new(piece), Heard { settled, large })
+    }
+
+    /// A number that grows as long as the receiver stores and confirms something of the piece.
+    pub(crate) fn progress(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
+    }
+
+    /// The receiver has an entry.
+    pub(crate) fn confirm(&self, entry: &Entry) {
+        self.confirm_without_data();
+        if entry.kind == EntryKind::File {
+            self.files.fetch_add(1, Ordering::Relaxed);
+            self.bytes.fetch_add(entry.size, Ordering::Relaxed);
+        }
+    }
+
+    /// Leaves a file that the receiver needs to several, if it is so large; returns whether it has.
+    pub(crate) fn leaves(&self, directory: &RelPath, entry: &Entry) -> bool {
+        let is_left = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
+        if is_left {
+            self.confirm_without_data();
+            let _nobody_waits =
+                self.large.send(LargeFound { directory: directory.clone(), entry: entry.clone() });
+        }
+        is_left
+    }
+
+    /// The receiver has a directory itself.
+    pub(crate) fn confirm_without_data(&self) {
+        self.confirmed.fetch_add(1, Ordering::Relaxed);
+        self.has_moved();
+    }
+
+    /// The receiver has stored something of it.
+    pub(crate) fn has_moved(&self) {
+        self.progress.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The receiver has all groups of a large file that were to be sent; it gets its name by an order.
+    pub(crate) fn confirm_large(&self, head: Option<FileHead>) {
+        self.confirm_without_data();
+        self.unnamed.lock().extend(head.as_ref().map(Unnamed::of));
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let number = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let settled = Settled {
+            failed: self.found.saturating_sub(number(&self.confirmed)),
+            files: number(&self.files),
+            bytes: number(&self.bytes),
+            unnamed: std::mem::take(self.unnamed.get_mut()),
+        };
+        if let Some(waiting) = self.settled.take() {
+            let _nobody_waits = waiting.send(settled);
+        }
+    }
+}
