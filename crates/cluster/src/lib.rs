@@ -1,0 +1,21 @@
+//! A job of many nodes: senders that take work from one queue, and receivers that write into one shared file system.
+//!
+//! ```text
+//!  head ──► queue ──► mover ──► receiver ──┐
+//!   ▲         ▲ └───► mover ──► receiver ──┼──► one directory, one journal for each session
+//!   │         └─ children ─┘               │
+//!   └──────────── counts of the journals ◄─┘
+//! ```
+//!
+//! **Invariant:** the queue is a cache. It may lose, repeat and reorder work: the job has ended when the receivers'
+//! journals say that all work has, and what the queue has lost is found again by walking the sources once more.
+
+mod error;
+mod queue;
+mod source;
+mod work;
+
+pub use error::WorkError;
+pub use queue::{Lease, Queue};
+pub use source::{Taken, Waiting, WorkSource};
+pub use work::{ITEM_BYTES_MAX, LargeFile, Place, Work, WorkItem};

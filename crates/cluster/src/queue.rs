@@ -1,0 +1,276 @@
+//! The queue of a job whose movers run in the head's own process.
+//!
+//! **Invariant:** an item is either waiting or taken until it is done; one whose taker ends without a word waits again.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+use zmove_types::{Lock, SharedJobId, WorkId};
+
+use crate::error::WorkError;
+use crate::source::{Taken, Waiting, WorkSource};
+use crate::work::WorkItem;
+
+/// A queue in this process.
+#[derive(Debug)]
+pub struct Queue {
+    job: SharedJobId,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Lock<State>,
+    /// Notified when there is something to take, or the job is over.
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    data: VecDeque<Queued>,
+    walks: VecDeque<Queued>,
+    /// Items that have been given back, by the moment from which on they wait again.
+    later: BTreeMap<(Instant, u64), Queued>,
+    numbers: u64,
+    taken: HashMap<u64, Queued>,
+    /// What has been put in, done or not.
+    known: HashSet<(WorkId, u32)>,
+    closed: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Queued {
+    item: WorkItem,
+    deliveries: u64,
+}
+
+/// One delivery. The item waits again when this is dropped before it is done.
+#[derive(Debug)]
+pub struct Lease {
+    number: u64,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        if let Some(queued) = state.taken.remove(&self.number) {
+            state.push(queued);
+            drop(state);
+            self.shared.changed.notify_waiters();
+        }
+    }
+}
+
+impl State {
+    fn push(&mut self, queued: Queued) {
+        let line = if queued.item.work.is_walk() { &mut self.walks } else { &mut self.data };
+        line.push_back(queued);
+    }
+
+    fn len(&self) -> usize {
+        self.data.len() + self.walks.len() + self.later.len()
+    }
+
+    /// The next item; or the moment from which on there may be one.
+    fn pop(&mut self, now: Instant) -> Result<Queued, Option<Instant>> {
+        while let Some(entry) = self.later.first_entry().filter(|entry| entry.key().0 <= now) {
+            let queued = entry.remove();
+            self.push(queued);
+        }
+        let next = self.data.pop_front().or_else(|| self.walks.pop_front());
+        next.ok_or_else(|| self.later.first_key_value().map(|((at, _), _)| *at))
+    }
+}
+
+impl Queue {
+    /// An empty queue of a job.
+    #[must_use]
+    pub fn new(job: SharedJobId) -> Self {
+        Self { job, shared: Arc::default() }
+    }
+}
+
+impl WorkSource for Queue {
+    type Delivery = Lease;
+
+    async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
+        loop {
+            let changed = self.shared.changed.notified();
+            tokio::pin!(changed);
+            // from here on no change is missed
+            changed.as_mut().enable();
+            let popped = {
+                let mut state = self.shared.state.lock();
+                if state.closed {
+                    return Ok(None);
+                }
+                match state.pop(Instant::now()) {
+                    Ok(mut queued) => {
+                        queued.deliveries += 1;
+                        let Queued { item, deliveries } = queued.clone();
+                        state.numbers += 1;
+                        let number = state.numbers;
+                        state.taken.insert(number, queued);
+                        let delivery = Lease { number, shared: Arc::clone(&self.shared) };
+                        return Ok(Some(Taken { item, deliveries, delivery }));
+                    }
+                    Err(at) => at,
+                }
+            };
+            match popped {
+                Some(at) => tokio::select! {
+                    () = changed => {}
+                    () = sleep_until(at) => {}
+                },
+                None => changed.await,
+            }
+        }
+    }
+
+    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+        let mut refused = Vec::new();
+        let mut state = self.shared.state.lock();
+        for item in items {
+            if state.len() >= ITEMS_MAX {
+                refused.push(item);
+            } else if state.known.insert((item.id(self.job), item.walk)) {
+                state.push(Queued { item, deliveries: 0 });
+            }
+        }
+        drop(state);
+        self.shared.changed.notify_waiters();
+        Ok(refused)
+    }
+
+    async fn keep(&self, _taken: &Taken<Lease>) -> Result<(), WorkError> {
+        // whoever has an item lives in this process
+        Ok(())
+    }
+
+    async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
+        self.shared.state.lock().taken.remove(&taken.delivery.number);
+        Ok(())
+    }
+
+    async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
+        let mut state = self.shared.state.lock();
+        if let Some(queued) = state.taken.remove(&taken.delivery.number) {
+            state.later.insert((Instant::now() + after, taken.delivery.number), queued);
+        }
+        drop(state);
+        self.shared.changed.notify_waiters();
+        Ok(())
+    }
+
+    async fn waiting(&self) -> Result<Waiting, WorkError> {
+        let state = self.shared.state.lock();
+        Ok(Waiting { waiting: state.len() as u64, taken: state.taken.len() as u64 })
+    }
+
+    async fn close(&self) -> Result<(), WorkError> {
+        self.shared.state.lock().closed = true;
+        self.shared.changed.notify_waiters();
+        Ok(())
+    }
+}
+
+/// The most items that wait. Memory at worst: some kilobytes each for names, a hundred bytes for the others.
+const ITEMS_MAX: usize = 65_536;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::work::{Place, Work};
+    use zmove_types::{Name, RelPath};
+
+    const JOB: SharedJobId = SharedJobId([7; 16]);
+
+    fn walk(number: u32) -> WorkItem {
+        WorkItem::first(JOB, Work::Trees(vec![Place { source: number, path: RelPath::root() }]), 1)
+    }
+
+    fn data(number: u32) -> WorkItem {
+        let directory = Place { source: number, path: RelPath::root() };
+        WorkItem::first(JOB, Work::Names { directory, names: vec![Name::from_bytes(b"n").unwrap()] }, 1)
+    }
+
+    async fn next(queue: &Queue) -> Taken<Lease> {
+        queue.take().await.unwrap().unwrap()
+    }
+
+    #[tokio::test]
+    async fn data_goes_before_walks_and_each_in_its_order() {
+        let queue = Queue::new(JOB);
+        queue.put(vec![walk(1), data(1), walk(2), data(2)]).await.unwrap();
+        let mut taken = Vec::new();
+        for _ in 0..4 {
+            let next = next(&queue).await;
+            taken.push(next.item.clone());
+            queue.done(next).await.unwrap();
+        }
+        assert_eq!(taken, [data(1), data(2), walk(1), walk(2)]);
+        assert!(queue.waiting().await.unwrap().is_idle());
+    }
+
+    #[tokio::test]
+    async fn an_item_comes_once_in_a_walk_and_again_in_the_next() {
+        let queue = Queue::new(JOB);
+        queue.put(vec![data(1), data(1)]).await.unwrap();
+        let taken = next(&queue).await;
+        queue.done(taken).await.unwrap();
+        queue.put(vec![data(1)]).await.unwrap();
+        assert!(queue.waiting().await.unwrap().is_idle());
+        queue.put(vec![WorkItem { walk: 2, ..data(1) }]).await.unwrap();
+        assert_eq!(next(&queue).await.item.walk, 2);
+    }
+
+    #[tokio::test]
+    async fn what_is_dropped_waits_again() {
+        let queue = Queue::new(JOB);
+        queue.put(vec![data(1)]).await.unwrap();
+        drop(next(&queue).await);
+        let again = next(&queue).await;
+        assert_eq!((again.deliveries, queue.waiting().await.unwrap()), (2, Waiting { waiting: 0, taken: 1 }));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_given_back_comes_after_its_time_and_is_not_forgotten_meanwhile() {
+        let queue = Queue::new(JOB);
+        queue.put(vec![data(1)]).await.unwrap();
+        let taken = next(&queue).await;
+        let (began, after) = (Instant::now(), Duration::from_secs(3));
+        queue.give_back(taken, after).await.unwrap();
+        assert_eq!(queue.waiting().await.unwrap(), Waiting { waiting: 1, taken: 0 });
+        next(&queue).await;
+        assert_eq!(began.elapsed(), after);
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_woken_by_an_item_and_by_the_end() {
+        let queue = Arc::new(Queue::new(JOB));
+        let waiting = tokio::spawn({
+            let queue = Arc::clone(&queue);
+            async move { (next(&queue).await.item.clone(), queue.take().await.unwrap().is_none()) }
+        });
+        tokio::task::yield_now().await;
+        queue.put(vec![data(1)]).await.unwrap();
+        tokio::task::yield_now().await;
+        queue.close().await.unwrap();
+        assert_eq!(waiting.await.unwrap(), (data(1), true));
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_refuses_and_takes_the_same_item_later() {
+        let queue = Queue::new(JOB);
+        let all = u32::try_from(ITEMS_MAX).unwrap() + 1;
+        let refused = queue.put((0..all).map(data).collect()).await.unwrap();
+        assert_eq!(refused, [data(all - 1)]);
+        let taken = next(&queue).await;
+        queue.done(taken).await.unwrap();
+        assert!(queue.put(refused).await.unwrap().is_empty());
+    }
+}

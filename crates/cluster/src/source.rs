@@ -1,0 +1,91 @@
+//! Where work comes from: what a mover and the head ask of a queue.
+
+use std::future::Future;
+use std::time::Duration;
+
+use crate::error::WorkError;
+use crate::work::WorkItem;
+
+/// A queue of work items, for movers that take and the head that looks after it.
+///
+/// An item that has been taken is leased: whoever has it tells in time that it goes on ([`keep`](Self::keep)), or the
+/// item is handed out again. So an item may be done twice, and nothing may depend on that it is not.
+pub trait WorkSource: Send + Sync + 'static {
+    /// What names one delivery of an item.
+    type Delivery: Send + Sync;
+
+    /// Takes an item, waiting for one; data goes before walks, which bring more. `None` when the job is over.
+    ///
+    /// # Errors
+    /// The queue cannot be reached.
+    fn take(&self) -> impl Future<Output = Result<Option<Taken<Self::Delivery>>, WorkError>> + Send;
+
+    /// Puts in items that another has announced; returns those for which there is no room, which are the caller's to
+    /// do: if it waited for room, all might wait. An item that the queue has had already is passed over.
+    ///
+    /// # Errors
+    /// The queue cannot be reached.
+    fn put(&self, items: Vec<WorkItem>) -> impl Future<Output = Result<Vec<WorkItem>, WorkError>> + Send;
+
+    /// Prolongs the lease of an item, which has made progress.
+    ///
+    /// # Errors
+    /// The queue cannot be reached.
+    fn keep(&self, taken: &Taken<Self::Delivery>) -> impl Future<Output = Result<(), WorkError>> + Send;
+
+    /// Takes an item out of the queue: it has ended, as a journal says.
+    ///
+    /// # Errors
+    /// The queue cannot be reached.
+    fn done(&self, taken: Taken<Self::Delivery>) -> impl Future<Output = Result<(), WorkError>> + Send;
+
+    /// Gives an item back, to be handed out again after some time.
+    ///
+    /// # Errors
+    /// The queue cannot be reached.
+    fn give_back(
+        &self,
+        taken: Taken<Self::Delivery>,
+        after: Duration,
+    ) -> impl Future<Output = Result<(), WorkError>> + Send;
+
+    /// How much work there is.
+    ///
+    /// # Errors
+    /// The queue cannot be reached.
+    fn waiting(&self) -> impl Future<Output = Result<Waiting, WorkError>> + Send;
+
+    /// Ends the job: whoever waits for an item gets none.
+    ///
+    /// # Errors
+    /// The queue cannot be reached.
+    fn close(&self) -> impl Future<Output = Result<(), WorkError>> + Send;
+}
+
+/// An item that has been handed out.
+#[derive(Debug)]
+pub struct Taken<D> {
+    /// The item.
+    pub item: WorkItem,
+    /// How often it has been handed out, this time included.
+    pub deliveries: u64,
+    /// What names this delivery.
+    pub delivery: D,
+}
+
+/// How much work a queue holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// Items that nobody has.
+    pub waiting: u64,
+    /// Items that have been handed out and are not done.
+    pub taken: u64,
+}
+
+impl Waiting {
+    /// Whether there is no work, as far as the queue knows.
+    #[must_use]
+    pub const fn is_idle(&self) -> bool {
+        self.waiting == 0 && self.taken == 0
+    }
+}

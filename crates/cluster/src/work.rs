@@ -1,0 +1,274 @@
+//! Work items: what a job of many nodes is cut into.
+//!
+//! | item | what is to be done | it announces |
+//! |---|---|---|
+//! | *trees* | directories are walked and sent, as far as one item goes | the rest of the walk, ranges, large files |
+//! | *names* | entries of one directory are looked up and sent | ranges and large files among them |
+//! | *range* | groups of a large file are sent | nothing |
+//! | *large file* | a file of which ranges are sent gets its name | nothing |
+//! | *finish* | directories get mode and time, with all below them | the rest of the walk |
+//!
+//! **Invariant:** an item's id follows from what it says, and what it announces from that and the sources: who does an
+//! item again, after a death or because the queue has lost it, announces the same items. Where the sources have
+//! changed meanwhile, the receivers' journals contradict each other, which is counted.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use zmove_types::{Name, RelPath, SharedJobId, Timestamp, WorkId};
+
+use crate::error::WorkError;
+
+/// A work item.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkItem {
+    /// The item that has announced it; the first one has announced itself.
+    #[serde(with = "work_id")]
+    pub parent: WorkId,
+    /// How often the head has begun to walk the sources when the item was announced: a queue that passes over what it
+    /// has had takes an item of a later walk.
+    pub walk: u32,
+    /// What is to be done.
+    pub work: Work,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Work {
+    /// To walk directories and to send what is in them, as far as one item goes.
+    Trees(Vec<Place>),
+    /// To send entries of one directory.
+    Names {
+        /// The directory.
+        directory: Place,
+        /// The names of the entries.
+        #[serde(with = "names")]
+        names: Vec<Name>,
+    },
+    /// To send groups of a large file.
+    Range {
+        /// The file.
+        file: LargeFile,
+        /// The first group.
+        first: u32,
+        /// The number of groups.
+        groups: u32,
+    },
+    /// To give a large file its name.
+    Large(LargeFile),
+    /// To set mode and time of directories, and of all below them.
+    Finish(Vec<Place>),
+}
+
+/// A directory of a source, or the one that holds a source which is no directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The number of the source among those of the job.
+    pub source: u32,
+    /// The directory's path below it.
+    #[serde(with = "rel_path")]
+    pub path: RelPath,
+}
+
+/// A large file, as whoever has found it saw it. One that looks otherwise later has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LargeFile {
+    /// The directory that it is in.
+    pub directory: Place,
+    /// Its name there.
+    #[serde(with = "name")]
+    pub name: Name,
+    /// Its length.
+    pub bytes: u64,
+    /// Its time.
+    #[serde(with = "timestamp")]
+    pub mtime: Timestamp,
+}
+
+impl WorkItem {
+    /// The work with which a job begins, in the `walk` of this number.
+    #[must_use]
+    pub fn first(job: SharedJobId, work: Work, walk: u32) -> Self {
+        let parent = work.id(job);
+        Self { parent, walk, work }
+    }
+
+    /// Work that this one announces.
+    #[must_use]
+    pub fn child(&self, job: SharedJobId, work: Work) -> Self {
+        Self { parent: self.id(job), walk: self.walk, work }
+    }
+
+    /// The item's id.
+    #[must_use]
+    pub fn id(&self, job: SharedJobId) -> WorkId {
+        self.work.id(job)
+    }
+
+    /// The item as bytes.
+    ///
+    /// # Panics
+    /// Never: there is room for it.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("a vector grows")
+    }
+
+    /// The item that some bytes are.
+    ///
+    /// # Errors
+    /// They are none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WorkError> {
+        if bytes.len() > ITEM_BYTES_MAX {
+            return Err(WorkError::Nonsense("it is too long"));
+        }
+        Ok(postcard::from_bytes(bytes)?)
+    }
+}
+
+/// The most bytes of an item: what a queue surely takes as one message.
+pub const ITEM_BYTES_MAX: usize = 512 << 10;
+
+impl Work {
+    /// The id of this work in a job.
+    fn id(&self, job: SharedJobId) -> WorkId {
+        let mut hasher = blake3::Hasher::new_derive_key("zmove 2026-11-26 id of a work item");
+        hasher.update(&job.0);
+        hasher.update(&postcard::to_stdvec(self).expect("a vector grows"));
+        let mut id = [0; 16];
+        hasher.finalize_xof().fill(&mut id);
+        WorkId(id)
+    }
+
+    /// Whether the work announces other work, and moves little itself.
+    #[must_use]
+    pub const fn is_walk(&self) -> bool {
+        matches!(self, Self::Trees(_) | Self::Finish(_))
+    }
+}
+
+mod work_id {
+    use super::{Deserialize, Deserializer, Serialize, Serializer, WorkId};
+
+    pub(super) fn serialize<S: Serializer>(id: &WorkId, serializer: S) -> Result<S::Ok, S::Error> {
+        id.0.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<WorkId, D::Error> {
+        Deserialize::deserialize(deserializer).map(WorkId)
+    }
+}
+
+mod rel_path {
+    use super::{Deserialize, Deserializer, RelPath, Serializer};
+    use serde::de::Error as _;
+
+    pub(super) fn serialize<S: Serializer>(path: &RelPath, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(path.as_bytes())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RelPath, D::Error> {
+        let bytes: &[u8] = Deserialize::deserialize(deserializer)?;
+        RelPath::from_bytes(bytes).map_err(D::Error::custom)
+    }
+}
+
+mod name {
+    use super::{Deserialize, Deserializer, Name, Serializer};
+    use serde::de::Error as _;
+
+    pub(super) fn serialize<S: Serializer>(name: &Name, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(name.as_bytes())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
+        let bytes: &[u8] = Deserialize::deserialize(deserializer)?;
+        Name::from_bytes(bytes).map_err(D::Error::custom)
+    }
+}
+
+/// Names, packed end to end: none of them holds a NUL.
+mod names {
+    use super::{Deserialize, Deserializer, Name, Serializer};
+    use serde::de::Error as _;
+
+    pub(super) fn serialize<S: Serializer>(names: &[Name], serializer: S) -> Result<S::Ok, S::Error> {
+        let packed: Vec<_> = names.iter().map(Name::as_bytes).collect();
+        serializer.serialize_bytes(&packed.join(&0))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Name>, D::Error> {
+        let bytes: &[u8] = Deserialize::deserialize(deserializer)?;
+        let names = bytes.split(|byte| *byte == 0);
+        names.map(|name| Name::from_bytes(name).map_err(D::Error::custom)).collect()
+    }
+}
+
+mod timestamp {
+    use super::{Deserialize, Deserializer, Serialize, Serializer, Timestamp};
+
+    pub(super) fn serialize<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+        (time.seconds, time.nanos).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
+        let (seconds, nanos) = Deserialize::deserialize(deserializer)?;
+        Ok(Timestamp { seconds, nanos })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JOB: SharedJobId = SharedJobId([7; 16]);
+
+    fn place(path: &str) -> Place {
+        Place { source: 1, path: RelPath::from_bytes(path.as_bytes()).unwrap() }
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn each() -> [Work; 5] {
+        let mtime = Timestamp { seconds: -3, nanos: 5 };
+        let file = LargeFile { directory: place("a/b"), name: name("f"), bytes: 1 << 40, mtime };
+        [
+            Work::Trees(vec![place(""), place("a")]),
+            Work::Names { directory: place("a"), names: vec![name("x"), name("\u{e9}y")] },
+            Work::Range { file: file.clone(), first: 3, groups: 9 },
+            Work::Large(file),
+            Work::Finish(vec![place("")]),
+        ]
+    }
+
+    #[test]
+    fn what_is_encoded_comes_back() {
+        for work in each() {
+            let item = WorkItem { parent: WorkId([3; 16]), walk: 2, work };
+            assert_eq!(WorkItem::decode(&item.encode()).unwrap(), item);
+        }
+    }
+
+    #[test]
+    fn an_id_follows_from_job_and_work_alone() {
+        let ids: std::collections::BTreeSet<_> = each().iter().map(|work| work.id(JOB).0).collect();
+        assert_eq!(ids.len(), 5);
+        for work in each() {
+            let first = WorkItem::first(JOB, work.clone(), 1);
+            assert_eq!(first.parent, first.id(JOB), "the first has announced itself");
+            let again = WorkItem { parent: WorkId([1; 16]), walk: 2, work };
+            assert_eq!(again.id(JOB), first.id(JOB));
+            assert_ne!(again.id(SharedJobId([8; 16])), first.id(JOB));
+        }
+    }
+
+    #[test]
+    fn what_is_no_item_is_refused() {
+        let item = WorkItem { parent: WorkId([3; 16]), walk: 2, work: each()[1].clone() };
+        let bytes = item.encode();
+        assert!((0..bytes.len()).all(|len| WorkItem::decode(&bytes[..len]).is_err()));
+        let dots = String::from_utf8_lossy(&bytes).replace('x', ".").into_bytes();
+        assert!(WorkItem::decode(&dots).is_err(), "a name that leads elsewhere");
+        assert!(WorkItem::decode(&vec![0; ITEM_BYTES_MAX + 1]).is_err());
+    }
+}
