@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const TOP_NAMES: [&str; 7] = ["Cargo.toml", "Cargo.lock", "crates", "benches", "tests", "docs", "README.md"];
 
 /// Which crate of the workspace may use which others.
-const ARROWS: [(&str, &[&str]); 20] = [
+const ARROWS: [(&str, &[&str]); 21] = [
     (
         "cli",
         &[
@@ -49,16 +49,17 @@ const ARROWS: [(&str, &[&str]); 20] = [
     ("types", &[]),
     ("uring", &["types"]),
     ("watch", &[]),
+    ("cluster", &["types"]),
     ("lab", &["drawing", "types"]),
     ("fuzz", &["cli", "engine", "receiver", "scan", "transport", "types", "wire"]),
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 36] = [
+const RESERVED: [(&str, &[&str]); 38] = [
     ("axum", &["api"]),
     ("utoipa", &["api"]),
     ("utoipa-axum", &["api"]),
-    ("tokio", &["api", "cli", "daemon", "engine", "jobs", "receiver", "sender", "transport"]),
+    ("tokio", &["api", "cli", "cluster", "daemon", "engine", "jobs", "receiver", "sender", "transport"]),
     ("rustls", &["cli", "jobs", "transport"]),
     ("rustls-webpki", &["transport"]),
     ("quinn", &["transport"]),
@@ -76,7 +77,7 @@ const RESERVED: [(&str, &[&str]); 36] = [
     ("toml", &["cli", "jobs"]),
     ("tracing", &["cli"]),
     ("tracing-subscriber", &["cli"]),
-    ("blake3", &["chunk", "lab", "receiver", "sender", "transport"]),
+    ("blake3", &["chunk", "cluster", "lab", "receiver", "sender", "transport"]),
     ("rayon", &["chunk", "scan"]),
     ("globset", &["scan"]),
     ("io-uring", &["uring"]),
@@ -89,6 +90,8 @@ const RESERVED: [(&str, &[&str]); 36] = [
     ("rusqlite", &["jobs"]),
     ("lettre", &["jobs"]),
     ("rustls-native-certs", &["jobs"]),
+    ("async-nats", &["cluster"]),
+    ("nkeys", &["cluster"]),
     ("libfuzzer-sys", &["fuzz"]),
     ("fuser", &["lab"]),
 ];

@@ -11,6 +11,7 @@
 //! journals say that all work has, and what the queue has lost is found again by walking the sources once more.
 
 mod error;
+pub mod jetstream;
 mod queue;
 mod source;
 mod work;
