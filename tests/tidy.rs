@@ -51,12 +51,13 @@ const ARROWS: [(&str, &[&str]); 21] = [
     ("types", &[]),
     ("uring", &["types"]),
     ("watch", &[]),
+    ("cluster", &["types"]),
     ("lab", &["drawing", "types"]),
     ("fuzz", &["cli", "engine", "receiver", "scan", "transport", "types", "wire"]),
 ];
 
 /// Outside crates that only some may use.
-const RESERVED: [(&str, &[&str]); 36] = [
+const RESERVED: [(&str, &[&str]); 38] = [
     ("axum", &["api"]),
     ("utoipa", &["api"]),
     ("utoipa-axum", &["api"]),
@@ -91,6 +92,8 @@ const RESERVED: [(&str, &[&str]); 36] = [
     ("rusqlite", &["jobs"]),
     ("lettre", &["jobs"]),
     ("rustls-native-certs", &["jobs"]),
+    ("async-nats", &["cluster"]),
+    ("nkeys", &["cluster"]),
     ("libfuzzer-sys", &["fuzz"]),
     ("fuser", &["lab"]),
 ];

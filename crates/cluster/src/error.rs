@@ -13,6 +13,9 @@ pub enum WorkError {
     /// A work item that makes no sense.
     #[error("read a work item: {0}")]
     Nonsense(&'static str),
+    /// The job has ended, or another epoch of it has begun.
+    #[error("the job has ended, or has been begun anew by another head")]
+    Over,
     /// The queue cannot be reached, or has refused.
     #[error("{operation}: {source}")]
     Queue {

@@ -14,6 +14,7 @@ mod cut;
 mod error;
 mod head;
 mod job;
+pub mod jetstream;
 mod mover;
 mod queue;
 mod receiver;

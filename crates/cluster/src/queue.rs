@@ -140,6 +140,9 @@ impl WorkSource for Queue {
     async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
         let mut refused = Vec::new();
         let mut state = self.shared.state.lock();
+        if state.closed {
+            return Err(WorkError::Over);
+        }
         for item in items {
             if state.len() >= ITEMS_MAX {
                 refused.push(item);
@@ -267,6 +270,13 @@ mod tests {
         tokio::task::yield_now().await;
         queue.close().await.unwrap();
         assert_eq!(waiting.await.unwrap(), (data(1), true));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_put_into_a_job_that_is_over() {
+        let queue = Queue::new(JOB);
+        queue.close().await.unwrap();
+        assert!(matches!(queue.put(vec![data(1)]).await, Err(WorkError::Over)));
     }
 
     #[tokio::test]

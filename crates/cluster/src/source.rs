@@ -21,10 +21,11 @@ pub trait WorkSource: Send + Sync + 'static {
     fn take(&self) -> impl Future<Output = Result<Option<Taken<Self::Delivery>>, WorkError>> + Send;
 
     /// Puts in items that another has announced; returns those for which there is no room, which are the caller's to
-    /// do: if it waited for room, all might wait. An item that the queue has had already is passed over.
+    /// do: if it waited for room, all might wait. An item that the queue has had already is passed over, as far as it
+    /// remembers.
     ///
     /// # Errors
-    /// The queue cannot be reached.
+    /// The queue cannot be reached, or the job is over.
     fn put(&self, items: Vec<WorkItem>) -> impl Future<Output = Result<Vec<WorkItem>, WorkError>> + Send;
 
     /// Prolongs the lease of an item, which has made progress.
@@ -33,7 +34,7 @@ pub trait WorkSource: Send + Sync + 'static {
     /// The queue cannot be reached.
     fn keep(&self, taken: &Taken<Self::Delivery>) -> impl Future<Output = Result<(), WorkError>> + Send;
 
-    /// Takes an item out of the queue: it has ended, as a journal says.
+    /// Takes an item out of the queue: it has ended, as a journal says. A queue that has a fall may bring it again.
     ///
     /// # Errors
     /// The queue cannot be reached.
@@ -67,7 +68,7 @@ pub trait WorkSource: Send + Sync + 'static {
 pub struct Taken<D> {
     /// The item.
     pub item: WorkItem,
-    /// How often it has been handed out, this time included.
+    /// How often it has been handed out, this time included. One may have come when nobody waited any more.
     pub deliveries: u64,
     /// What names this delivery.
     pub delivery: D,

@@ -1,0 +1,312 @@
+//! The queue of a job whose movers run on several hosts: streams of NATS JetStream.
+//!
+//! ```text
+//!  stream zmove-JOB-EPOCH, a work queue            stream zmove-ended, of all jobs
+//!    zmove.JOB.EPOCH.data ──► consumer data-XXXX     zmove.JOB.ended: up to which epoch
+//!    zmove.JOB.EPOCH.walk ──► consumer walk-XXXX                      the job is over
+//! ```
+//!
+//! What the broker knows may vanish at any moment, so nothing is kept there for the job's sake: one copy, in files that
+//! a server does not flush before it answers. The reasons for the rest:
+//!
+//! - **Bounds.** A stream takes so many items and bytes and then refuses, and `put` hands the refused ones back. Who
+//!   waited for room would wait for those who wait.
+//! - **Nobody waits at the broker** with a request: one cannot be taken back, and an item that is sent to a request that
+//!   nobody wants any more waits for the end of its lease. A taker asks for data, then for walks, and then waits until
+//!   somebody tells on `zmove.JOB.EPOCH.news` that there is something, or asks again after a second. One of a process
+//!   asks at a time.
+//! - **One take in eight asks for walks first**, so that data does not run out on all nodes at once.
+//! - **Silence.** A request that is not answered at once is followed by the question which consumers there are. Where
+//!   that is not answered either, twice, the connection is made anew.
+//! - **Leases** are the consumers' (`ack_wait`), without an end of deliveries: how many there were is told with the
+//!   item. Whoever has an item that was delivered too often decides.
+//! - **Messages say nothing** (`seal.rs`): a body that does not open is taken out of the queue, counted, and never
+//!   acted upon.
+//!
+//! **The end.** That a stream is not there says nothing: a broker that has lost its files comes back without one. So
+//! an end is a record of its own, sealed with the job's key, which the head writes, and knows to be stored, before it
+//! removes the stream. A taker that finds no stream looks for the record: with it, the job is over; without it the
+//! taker waits for the head, which makes the stream again as soon as it looks. A record is for epochs up to one, and
+//! never goes back (by compare and set): a head first ends the epochs before its own, so movers of those stop even if
+//! they wake up late, and none of them takes an item of a later epoch, since its stream has another name. Where
+//! the broker loses the record too, movers get no false end but an error, after [`Settings::empty_max`].
+//!
+//! **What a killed server forgets.** Acknowledgements reach its files late: what was done comes again.
+//!
+//! Only features of nats-server 2.9 are used. Movers need not be allowed to make or remove streams ([`ServerConfig`]).
+
+mod broker;
+mod connection;
+mod pull;
+mod seal;
+mod server;
+mod take;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_nats::Subject;
+use async_nats::jetstream::AckKind;
+use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
+use zmove_types::SharedJobId;
+
+use crate::error::WorkError;
+use crate::source::{Taken, Waiting, WorkSource};
+use crate::work::WorkItem;
+use broker::{Broker, Letter};
+use connection::{Connection, Trouble};
+use take::Taker;
+
+pub use connection::{Access, BrokerState, NodeCertificate};
+pub use seal::JobKey;
+pub use server::{Server, ServerConfig, ServerTls, User, make_nkey};
+
+/// A queue at a broker.
+#[derive(Debug)]
+pub struct JetStream {
+    broker: Broker,
+    settings: Settings,
+    taker: Mutex<Taker>,
+    unreadable: AtomicU64,
+}
+
+/// Which queue, and how it is kept.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The job.
+    pub job: SharedJobId,
+    /// The epoch of the job, from 1.
+    pub epoch: u64,
+    /// The key that all nodes of the job have.
+    pub key: JobKey,
+    /// What this process does.
+    pub role: Role,
+    /// How long an item is leased, 30 s if not told otherwise. Shorter, and an item that takes long is handed out
+    /// twice; longer, and that of a dead mover waits longer. The head's counts.
+    pub lease: Duration,
+    /// The most items that the broker holds, 65,536 if not told otherwise. The head's counts.
+    pub items_max: u32,
+    /// The most bytes that the broker holds in files, 1 GiB if not told otherwise. The head's counts.
+    pub bytes_max: u64,
+    /// The most items of each line that are taken at once, 4096 if not told otherwise: more than all movers take, and
+    /// what has been given back and waits for its time. The head's counts.
+    pub taken_max: u32,
+    /// How long anything but `take` goes on to try when the broker does not answer, 60 s if not told otherwise.
+    pub patience: Duration,
+    /// How long `take` waits at a broker that knows nothing of the job, ten minutes if not told otherwise: as long as
+    /// a head may take to look after its broker, or to be started again.
+    pub empty_max: Duration,
+}
+
+/// What a process does at a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It makes the queue, makes it again where the broker has lost it, and ends it. One process of an epoch.
+    Head,
+    /// It takes work and puts in more.
+    Mover,
+}
+
+/// One delivery. The item comes again when it is not kept.
+#[derive(Debug)]
+pub struct Lease(Subject);
+
+impl Settings {
+    /// What is usual, for a job's epoch.
+    #[must_use]
+    pub const fn new(role: Role, job: SharedJobId, epoch: u64, key: JobKey) -> Self {
+        Self {
+            job,
+            epoch,
+            key,
+            role,
+            lease: Duration::from_secs(30),
+            items_max: 65_536,
+            bytes_max: 1 << 30,
+            taken_max: 4096,
+            patience: Duration::from_secs(60),
+            empty_max: Duration::from_secs(600),
+        }
+    }
+}
+
+impl JetStream {
+    /// Connects to the broker. The head ends the epochs before its own and makes the queue; what the broker still has
+    /// of its epoch stays.
+    ///
+    /// # Errors
+    /// The broker cannot be reached, or does not let this node in; or this epoch is over.
+    pub async fn open(access: &Access, settings: Settings) -> Result<Self, WorkError> {
+        let connection = Connection::open(access).await?;
+        let broker = Broker::new(connection, &settings);
+        let queue = Self { broker, settings, taker: Mutex::default(), unreadable: AtomicU64::new(0) };
+        if queue.settings.role == Role::Head {
+            let mut patience = queue.patience("make the queue of the job");
+            while let Err(trouble) = queue.begin().await {
+                patience.endure(trouble).await?;
+            }
+        }
+        Ok(queue)
+    }
+
+    async fn begin(&self) -> Result<(), Trouble> {
+        if let Some(before) = self.settings.epoch.checked_sub(1) {
+            self.broker.end(before).await?;
+        }
+        self.check_is_on().await?;
+        self.broker.remove_others().await?;
+        self.broker.make().await
+    }
+
+    /// Whether the broker is there, and has the job; a change is notified.
+    #[must_use]
+    pub fn state(&self) -> watch::Receiver<BrokerState> {
+        self.broker.connection.state()
+    }
+
+    /// The number of messages that no node of this job has sealed, or not for this queue. They are dropped.
+    #[must_use]
+    pub fn unreadable(&self) -> u64 {
+        self.unreadable.load(Ordering::Relaxed)
+    }
+
+    async fn check_is_on(&self) -> Result<(), Trouble> {
+        let is_over = self.broker.ended().await? >= Some(self.settings.epoch);
+        if is_over { Err(Trouble::Over) } else { Ok(()) }
+    }
+
+    /// Makes what is missing at the broker, if this is the head and the epoch is not over.
+    async fn restore(&self) -> Result<(), Trouble> {
+        self.check_is_on().await?;
+        match self.settings.role {
+            Role::Head => self.broker.make().await,
+            Role::Mover => {
+                self.broker.connection.tell(BrokerState::Empty);
+                Err(Trouble::Missing)
+            }
+        }
+    }
+
+    fn patience(&self, operation: &'static str) -> Patience<'_> {
+        Patience { queue: self, operation, since: Instant::now() }
+    }
+
+    async fn acknowledge(
+        &self,
+        operation: &'static str,
+        lease: &Lease,
+        what: AckKind,
+    ) -> Result<(), WorkError> {
+        let mut patience = self.patience(operation);
+        while let Err(trouble) = self.broker.acknowledge(&lease.0, what).await {
+            patience.endure(trouble).await?;
+        }
+        Ok(())
+    }
+}
+
+impl WorkSource for JetStream {
+    type Delivery = Lease;
+
+    async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
+        let mut taker = self.taker.lock().await;
+        taker.take(self).await
+    }
+
+    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+        let mut patience = self.patience("put work into the queue");
+        let mut refused = Vec::new();
+        let mut letters: VecDeque<Letter> = items.into_iter().map(|item| self.broker.letter(item)).collect();
+        while let Err(trouble) = self.broker.publish(&mut letters, &mut refused).await {
+            patience.endure(trouble).await?;
+        }
+        Ok(refused)
+    }
+
+    async fn keep(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
+        self.acknowledge("keep work of the queue", &taken.delivery, AckKind::Progress).await
+    }
+
+    async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
+        self.acknowledge("take work out of the queue", &taken.delivery, AckKind::Ack).await
+    }
+
+    async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
+        // the broker waits for a while even if it is told a time of nothing
+        let after = (after > Duration::ZERO).then_some(after);
+        self.acknowledge("give work back", &taken.delivery, AckKind::Nak(after)).await?;
+        self.broker.tell().await;
+        Ok(())
+    }
+
+    /// An item that has been given back counts as taken until its time comes.
+    async fn waiting(&self) -> Result<Waiting, WorkError> {
+        let mut patience = self.patience("ask how much work there is");
+        loop {
+            match self.broker.waiting().await {
+                Ok(waiting) => return Ok(waiting),
+                Err(trouble) => patience.endure(trouble).await?,
+            }
+        }
+    }
+
+    async fn close(&self) -> Result<(), WorkError> {
+        let mut patience = self.patience("end the queue of the job");
+        loop {
+            let closed = async {
+                self.broker.end(self.settings.epoch).await?;
+                self.broker.remove().await?;
+                self.broker.tell().await;
+                Ok(())
+            };
+            match closed.await {
+                Ok(()) => return Ok(()),
+                Err(trouble) => patience.endure(trouble).await?,
+            }
+        }
+    }
+}
+
+/// How long one operation goes on to try.
+struct Patience<'q> {
+    queue: &'q JetStream,
+    operation: &'static str,
+    since: Instant,
+}
+
+impl Patience<'_> {
+    /// Returns when it is worth while to try again; what was missing has been made if this is the head.
+    async fn endure(&mut self, trouble: Trouble) -> Result<(), WorkError> {
+        let trouble = match trouble {
+            Trouble::Missing => match self.queue.restore().await {
+                Ok(()) => return Ok(()),
+                Err(trouble) => trouble,
+            },
+            trouble => trouble,
+        };
+        let connection = &self.queue.broker.connection;
+        let source = match trouble {
+            Trouble::Over => return Err(WorkError::Over),
+            Trouble::Refused(error) => return Err(self.failed(error.into())),
+            Trouble::Missing => NOT_THERE.into(),
+            // what a server does not allow it does not answer, but tells beside
+            Trouble::Unanswered(error) => connection.refusal().map_or(error, Into::into),
+        };
+        if self.since.elapsed() > self.queue.settings.patience {
+            return Err(self.failed(source));
+        }
+        connection.pause().await;
+        Ok(())
+    }
+
+    fn failed(&self, source: Box<dyn std::error::Error + Send + Sync>) -> WorkError {
+        WorkError::Queue { operation: self.operation, source }
+    }
+}
+
+const NOT_THERE: &str = "the broker knows nothing of the job";
+
+/// How often walks are asked for before data.
+const WALKS_FIRST_EVERY: u64 = 8;

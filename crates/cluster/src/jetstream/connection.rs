@@ -1,0 +1,187 @@
+//! The connection to a broker: where it is, who asks, and whether it is there.
+//!
+//! **Invariant:** a connection that was there once is made again for as long as it is wanted.
+
+use std::fs;
+use std::io::{Error, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::jetstream::{self, Context, ContextBuilder};
+use async_nats::{Client, ConnectOptions, Event, ServerAddr};
+use tokio::sync::watch;
+use tokio::time::timeout;
+use zmove_types::Lock;
+
+use crate::error::WorkError;
+
+/// Where a broker is, and who asks.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// The addresses of its servers, as `nats://HOST:PORT`, or `tls://HOST:PORT`. No other is taken from a server.
+    pub urls: Vec<String>,
+    /// A file with the seed of this node's nkey, for its owner alone.
+    pub nkey_seed: Option<PathBuf>,
+    /// A file with the certificates (PEM) of who vouches for the servers; those of this host if there is none.
+    pub authority: Option<PathBuf>,
+    /// This node's certificate, for servers that ask for one.
+    pub certificate: Option<NodeCertificate>,
+}
+
+/// Files with a certificate and its private key, both PEM.
+#[derive(Clone, Debug)]
+pub struct NodeCertificate {
+    /// The certificate, with those that lead to its authority.
+    pub certificate: PathBuf,
+    /// The private key.
+    pub key: PathBuf,
+}
+
+/// Whether there is a broker that has the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BrokerState {
+    /// It is there.
+    Ready,
+    /// It cannot be reached, and is dialled again.
+    Lost,
+    /// It is there and knows nothing of the job: the head has not begun, or the broker has lost all that it had.
+    Empty,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) client: Client,
+    pub(super) context: Context,
+    told: Arc<Told>,
+}
+
+#[derive(Debug)]
+struct Told {
+    state: watch::Sender<BrokerState>,
+    refusal: Lock<Option<String>>,
+}
+
+impl Connection {
+    pub(super) async fn open(access: &Access) -> Result<Self, WorkError> {
+        let failed = |source| WorkError::Queue { operation: "connect to the broker of the job", source };
+        let urls: Result<Vec<ServerAddr>, _> = access.urls.iter().map(|url| url.parse()).collect();
+        let urls = urls.map_err(|error| failed(error.into()))?;
+        let told = Arc::new(Told { state: watch::Sender::new(BrokerState::Lost), refusal: Lock::default() });
+        let options = access.options().map_err(|error| failed(error.into()))?;
+        let options = options.event_callback({
+            let told = Arc::clone(&told);
+            move |event| {
+                told.hear(event);
+                std::future::ready(())
+            }
+        });
+        let client = options.connect(urls).await.map_err(|error| failed(error.into()))?;
+        told.state.send_replace(BrokerState::Ready);
+        let context = ContextBuilder::new().timeout(ANSWER_MAX).build(client.clone());
+        Ok(Self { client, context, told })
+    }
+
+    /// What is known of the broker. A connection that has been made anew is a change.
+    pub(super) fn state(&self) -> watch::Receiver<BrokerState> {
+        self.told.state.subscribe()
+    }
+
+    /// Tells whether a broker that answers has the job.
+    pub(super) fn tell(&self, news: BrokerState) {
+        self.told.state.send_if_modified(|state| {
+            let changes = *state != BrokerState::Lost && *state != news;
+            if changes {
+                *state = news;
+            }
+            changes
+        });
+    }
+
+    /// Returns after a while, or when the broker's state changes.
+    pub(super) async fn pause(&self) {
+        let mut state = self.state();
+        let _changed_or_not = timeout(AGAIN_AFTER, state.changed()).await;
+    }
+
+    /// Why the server has last refused something that it does not answer, as what is not allowed.
+    pub(super) fn refusal(&self) -> Option<String> {
+        self.told.refusal.lock().clone()
+    }
+}
+
+impl Told {
+    fn hear(&self, event: Event) {
+        match event {
+            Event::Connected => drop(self.state.send_replace(BrokerState::Ready)),
+            Event::Disconnected | Event::Closed => drop(self.state.send_replace(BrokerState::Lost)),
+            Event::ServerError(error) => *self.refusal.lock() = Some(error.to_string()),
+            _ => {}
+        }
+    }
+}
+
+impl Access {
+    fn options(&self) -> Result<ConnectOptions, Error> {
+        let mut options = ConnectOptions::new()
+            .name("zmove")
+            .connection_timeout(ANSWER_MAX)
+            .ping_interval(PING_EVERY)
+            // addresses come from whoever has started the job
+            .ignore_discovered_servers();
+        if let Some(path) = &self.nkey_seed {
+            let seed = read_seed(path)?;
+            let key = nkeys::KeyPair::from_seed(&seed).map_err(|error| within(path, &error))?;
+            options = options.nkey(seed).custom_inbox_prefix(inbox(&key.public_key()));
+        }
+        if let Some(path) = &self.authority {
+            fs::metadata(path).map_err(|error| within(path, &error))?;
+            options = options.add_root_certificates(path.clone()).require_tls(true);
+        }
+        if let Some(NodeCertificate { certificate, key }) = &self.certificate {
+            options = options.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
+        }
+        Ok(options)
+    }
+}
+
+/// Where a node gets its answers: a place of its own, so that no other node may listen there.
+pub(super) fn inbox(public_key: &str) -> String {
+    format!("_INBOX.{public_key}")
+}
+
+fn read_seed(path: &Path) -> Result<String, Error> {
+    let metadata = fs::metadata(path).map_err(|error| within(path, &error))?;
+    if metadata.mode() & 0o077 != 0 {
+        return Err(within(path, &"others than its owner may read it"));
+    }
+    Ok(fs::read_to_string(path).map_err(|error| within(path, &error))?.trim().to_owned())
+}
+
+fn within(path: &Path, error: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorKind::InvalidInput, format!("{}: {error}", path.display()))
+}
+
+/// How long a broker that is there may take to answer.
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// After two of these without an answer a connection is made anew.
+const PING_EVERY: Duration = Duration::from_secs(5);
+
+/// How often a broker is asked again; sooner if its state changes.
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
+
+/// The trouble with one request to the broker.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The broker does not have what was asked for.
+    Missing,
+    /// The job is over, or this epoch of it.
+    Over,
+    /// The broker does not want to.
+    Refused(jetstream::Error),
+    /// It could not be asked, or has not answered; later it may.
+    Unanswered(Box<dyn std::error::Error + Send + Sync>),
+}

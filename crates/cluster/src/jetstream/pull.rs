@@ -1,0 +1,84 @@
+//! One request to a consumer for one item that is there now.
+//!
+//! Requests do not wait at the broker, since none of them can be taken back: an item that is sent to one that nobody
+//! wants any more is lost until its lease ends. Takers wait for news instead ([`super::take`]).
+//!
+//! **Invariant:** an item that comes when nobody waits for it any more is given back at once.
+
+use async_nats::{Client, Message, StatusCode, Subject, Subscriber};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use tokio::time::timeout;
+
+use super::connection::{ANSWER_MAX, Trouble};
+
+/// What a consumer says.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// An item.
+    Item(Message),
+    /// There is none.
+    Nothing,
+    /// It cannot tell, or is no more.
+    Gone,
+}
+
+/// A request.
+#[derive(Debug)]
+pub(super) struct Pull {
+    client: Client,
+    /// Gone once there is an answer, which is the only one.
+    subscriber: Option<Subscriber>,
+}
+
+impl Pull {
+    pub(super) async fn begin(client: &Client, subject: String) -> Result<Self, Trouble> {
+        let unsent = |error: &dyn std::fmt::Display| Trouble::Unanswered(error.to_string().into());
+        let inbox = Subject::from(client.new_inbox());
+        let subscriber = client.subscribe(inbox.clone()).await.map_err(|error| unsent(&error))?;
+        let pull = Self { client: client.clone(), subscriber: Some(subscriber) };
+        let request = Bytes::from_static(br#"{"batch":1,"no_wait":true}"#);
+        client.publish_with_reply(subject, inbox, request).await.map_err(|error| unsent(&error))?;
+        Ok(pull)
+    }
+
+    /// What the consumer says; never when it is silent.
+    pub(super) async fn answer(&mut self) -> Answer {
+        let Some(subscriber) = &mut self.subscriber else { return std::future::pending().await };
+        let answer = subscriber.next().await.map_or(Answer::Gone, Answer::from);
+        self.subscriber = None;
+        answer
+    }
+
+    /// Gives up a request that has not been answered for long: without a subscriber the broker forgets it.
+    pub(super) fn forget(mut self) {
+        self.subscriber = None;
+    }
+}
+
+impl Drop for Pull {
+    fn drop(&mut self) {
+        let Some(mut subscriber) = self.subscriber.take() else { return };
+        let client = self.client.clone();
+        tokio::spawn(async move {
+            let answer = timeout(ANSWER_MAX, subscriber.next()).await;
+            let Ok(Some(Answer::Item(message))) = answer.map(|message| message.map(Answer::from)) else {
+                return;
+            };
+            if let Some(delivery) = message.reply {
+                // if the broker does not hear it, the lease ends by itself
+                let _best_effort = client.publish(delivery, Bytes::from_static(b"-NAK")).await;
+            }
+        });
+    }
+}
+
+impl From<Message> for Answer {
+    fn from(message: Message) -> Self {
+        match message.status {
+            None | Some(StatusCode::OK) => Self::Item(message),
+            Some(StatusCode::NOT_FOUND | StatusCode::TIMEOUT) => Self::Nothing,
+            Some(_) => Self::Gone,
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! A broker of one's own: a configuration for `nats-server`, and the process.
+//!
+//! **Invariant:** a node that is a mover may take, acknowledge and put in, and can neither make nor remove a stream, nor
+//! listen to another node's answers.
+
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Error, ErrorKind, Write as _};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::time::{Instant, sleep};
+
+use super::Role;
+use super::connection::inbox;
+
+/// How a `nats-server` is run.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// The program.
+    pub program: PathBuf,
+    /// The directory for its configuration, its log and its streams, made for its owner alone.
+    pub directory: PathBuf,
+    /// Where it listens.
+    pub address: IpAddr,
+    /// The port; 0 for one that is free.
+    pub port: u16,
+    /// The nodes that are let in. If there is none, everybody is: only for tests, on loopback.
+    pub users: Vec<User>,
+    /// If the connection is to be encrypted. The bodies of items are in any case.
+    pub tls: Option<ServerTls>,
+    /// The most bytes of all streams.
+    pub bytes_max: u64,
+}
+
+/// A node that is let in.
+#[derive(Clone, Debug)]
+pub struct User {
+    /// The node's public nkey, as [`make_nkey`] returns it.
+    pub public_key: String,
+    /// What it may do.
+    pub role: Role,
+}
+
+/// Files for TLS, all PEM.
+#[derive(Clone, Debug)]
+pub struct ServerTls {
+    /// The server's certificate.
+    pub certificate: PathBuf,
+    /// The private key of it.
+    pub key: PathBuf,
+    /// Who vouches for the nodes' certificates; then each node must show one.
+    pub authority: Option<PathBuf>,
+}
+
+/// A `nats-server`, killed when this is dropped.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    url: String,
+}
+
+#[derive(Deserialize)]
+struct Ports {
+    nats: Vec<String>,
+}
+
+/// Makes an nkey in a new file for its owner alone; returns the public part.
+///
+/// # Errors
+/// The file is there, or cannot be written.
+pub fn make_nkey(path: &Path) -> io::Result<String> {
+    let key = nkeys::KeyPair::new_user();
+    let seed = key.seed().map_err(Error::other)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    writeln!(file, "{seed}")?;
+    file.sync_all()?;
+    Ok(key.public_key())
+}
+
+impl ServerConfig {
+    /// A server on this host alone, on a free port, that lets everybody in.
+    #[must_use]
+    pub fn on_loopback(directory: PathBuf) -> Self {
+        Self {
+            program: program(),
+            directory,
+            address: IpAddr::from([127, 0, 0, 1]),
+            port: 0,
+            users: Vec::new(),
+            tls: None,
+            bytes_max: 8 << 30,
+        }
+    }
+
+    /// Writes the configuration; returns its path.
+    ///
+    /// # Errors
+    /// The directory or the file cannot be written, or a path does not fit into a configuration.
+    pub fn write(&self) -> io::Result<PathBuf> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+        let (path, new) = (self.directory.join("nats.conf"), self.directory.join("nats.conf.new"));
+        fs::write(&new, self.text()?)?;
+        fs::rename(new, &path)?;
+        Ok(path)
+    }
+
+    /// Starts the server, and returns when it listens.
+    ///
+    /// # Errors
+    /// It cannot be started, ends at once, or does not listen in time. The log in the directory has more.
+    pub async fn start(&self) -> io::Result<Server> {
+        let config = self.write()?;
+        let mut command = Command::new(&self.program);
+        command.arg("-c").arg(config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().map_err(|error| Error::new(error.kind(), self.failed(&error)))?;
+        let ports = self.directory.join(format!("nats-server_{}.ports", child.id()));
+        let mut server = Server { child, url: String::new() };
+        let until = Instant::now() + START_MAX;
+        // the server tells in no other way where it listens
+        while server.url.is_empty() {
+            if let Some(status) = server.child.try_wait()? {
+                return Err(Error::other(self.failed(&status)));
+            }
+            if Instant::now() > until {
+                return Err(Error::new(ErrorKind::TimedOut, self.failed(&"it does not listen")));
+            }
+            sleep(Duration::from_millis(5)).await;
+            let read: Option<Ports> =
+                fs::read(&ports).ok().and_then(|text| serde_json::from_slice(&text).ok());
+            server.url = read.and_then(|ports| ports.nats.into_iter().next()).unwrap_or_default();
+        }
+        fs::remove_file(ports)?;
+        Ok(server)
+    }
+
+    fn failed(&self, error: &dyn std::fmt::Display) -> String {
+        let log = self.directory.join(LOG);
+        format!("start {} (log in {}): {error}", self.program.display(), log.display())
+    }
+
+    fn text(&self) -> io::Result<String> {
+        let directory = quoted(&self.directory)?;
+        let port = if self.port == 0 { -1 } else { i32::from(self.port) };
+        let mut text = format!(
+            "# made by zmove; a change is overwritten\n\
+             host: \"{}\"\n\
+             port: {port}\n\
+             ports_file_dir: {directory}\n\
+             logfile: {}\n\
+             logfile_size_limit: 10MB\n\
+             max_payload: {PAYLOAD_MAX}\n\
+             jetstream {{ store_dir: {directory}, max_memory_store: 64MB, max_file_store: {} }}\n",
+            self.address,
+            quoted(&self.directory.join(LOG))?,
+            self.bytes_max,
+        );
+        if let Some(tls) = &self.tls {
+            let (certificate, key) = (quoted(&tls.certificate)?, quoted(&tls.key)?);
+            write!(text, "tls {{ cert_file: {certificate}, key_file: {key}").expect("a string grows");
+            if let Some(authority) = &tls.authority {
+                write!(text, ", ca_file: {}, verify: true", quoted(authority)?).expect("a string grows");
+            }
+            text.push_str(" }\n");
+        }
+        if !self.users.is_empty() {
+            let users: Vec<_> = self.users.iter().map(user).collect();
+            writeln!(text, "authorization {{ users: [\n{}] }}", users.concat()).expect("a string grows");
+        }
+        Ok(text)
+    }
+}
+
+/// Debian has it where only root looks for programs.
+fn program() -> PathBuf {
+    let debian = PathBuf::from("/usr/sbin/nats-server");
+    if debian.exists() { debian } else { PathBuf::from("nats-server") }
+}
+
+fn user(user: &User) -> String {
+    let publish = match user.role {
+        Role::Head => HEAD_PUBLISHES,
+        Role::Mover => MOVER_PUBLISHES,
+    };
+    let publish: Vec<_> = publish.iter().map(|subject| format!("\"{subject}\"")).collect();
+    let key = &user.public_key;
+    format!(
+        "  {{ nkey: {key}, permissions: {{ publish: [{}], subscribe: [\"{}.>\", \"zmove.*.*.news\"] }} }}\n",
+        publish.join(", "),
+        inbox(key),
+    )
+}
+
+fn quoted(path: &Path) -> io::Result<String> {
+    let text =
+        path.to_str().filter(|text| !text.contains(['"', '\\', '$']) && !text.contains(char::is_control));
+    let unfit =
+        || Error::new(ErrorKind::InvalidInput, format!("{}: not for a configuration", path.display()));
+    text.map(|text| format!("\"{text}\"")).ok_or_else(unfit)
+}
+
+impl Server {
+    /// Where it listens.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The number of the process.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills the server without a word.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn kill(&mut self) -> io::Result<()> {
+        self.child.kill()?;
+        self.child.wait().map(drop)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // it has ended already, or is killed
+        let _ended_in_any_case = self.kill();
+    }
+}
+
+const HEAD_PUBLISHES: &[&str] = &["zmove.>", "$JS.API.>", "$JS.ACK.>"];
+
+const MOVER_PUBLISHES: &[&str] = &[
+    "zmove.*.*.data",
+    "zmove.*.*.walk",
+    "zmove.*.*.news",
+    "$JS.API.STREAM.INFO.*",
+    "$JS.API.STREAM.MSG.GET.zmove-ended",
+    "$JS.API.CONSUMER.NAMES.*",
+    "$JS.API.CONSUMER.INFO.*.*",
+    "$JS.API.CONSUMER.MSG.NEXT.*.*",
+    "$JS.ACK.>",
+];
+
+/// The most bytes of a message. What surely goes: an item is half as long at most.
+const PAYLOAD_MAX: usize = 1 << 20;
+
+const LOG: &str = "nats-server.log";
+
+/// How long a server may take to listen. It reads what its streams hold before.
+const START_MAX: Duration = Duration::from_secs(30);

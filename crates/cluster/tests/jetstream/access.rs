@@ -1,0 +1,129 @@
+//! Who is let in, what each may do, and connections by TLS.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tempfile::TempDir;
+use zmove_cluster::WorkSource;
+use zmove_cluster::jetstream::{Access, JetStream, NodeCertificate, Role, ServerTls, User, make_nkey};
+
+use crate::lab::{JOB, Lab, data, next, put_all, settings, stream};
+
+fn nkey(directory: &Path, name: &str) -> (PathBuf, String) {
+    let path = directory.join(name);
+    let public_key = make_nkey(&path).unwrap();
+    (path, public_key)
+}
+
+#[tokio::test]
+async fn each_node_may_do_what_its_role_needs() {
+    let keys = TempDir::new().unwrap();
+    let [head, mover, stranger] = ["head", "mover", "stranger"].map(|name| nkey(keys.path(), name));
+    let users = vec![
+        User { public_key: head.1.clone(), role: Role::Head },
+        User { public_key: mover.1.clone(), role: Role::Mover },
+    ];
+    let Some(lab) = Lab::start_with(|config| config.users = users).await else { return };
+    let with = |seed: &Path| Access { nkey_seed: Some(seed.to_owned()), ..lab.access() };
+    let unknown = JetStream::open(&with(&stranger.0), settings(Role::Mover)).await;
+    assert!(unknown.unwrap_err().to_string().contains("authorization"));
+    assert!(JetStream::open(&lab.access(), settings(Role::Mover)).await.is_err(), "without a key");
+
+    let head = JetStream::open(&with(&head.0), settings(Role::Head)).await.unwrap();
+    let queue = JetStream::open(&with(&mover.0), settings(Role::Mover)).await.unwrap();
+    put_all(&queue, [data(1)]).await;
+    let taken = next(&queue).await;
+    queue.keep(&taken).await.unwrap();
+    queue.give_back(taken, Duration::ZERO).await.unwrap();
+    let taken = next(&queue).await;
+    queue.done(taken).await.unwrap();
+    assert!(queue.waiting().await.unwrap().is_idle());
+
+    let seed = fs::read_to_string(&mover.0).unwrap().trim().to_owned();
+    let options = async_nats::ConnectOptions::new().nkey(seed);
+    let options = options.custom_inbox_prefix(format!("_INBOX.{}", mover.1));
+    let options = options.request_timeout(Some(Duration::from_millis(300)));
+    let client = options.connect(lab.server.url()).await.unwrap();
+    let forbidden = ["STREAM.DELETE", "STREAM.PURGE", "STREAM.UPDATE", "STREAM.MSG.GET"];
+    for request in forbidden {
+        let answer = client.request(format!("$JS.API.{request}.{}", stream()), "{}".into()).await;
+        assert!(answer.is_err(), "{request}: {answer:?}");
+    }
+    assert!(client.request(format!("zmove.{JOB}.ended"), "over".into()).await.is_err());
+    let mut listening = client.subscribe("_INBOX.>").await.unwrap();
+    let heard = tokio::time::timeout(Duration::from_millis(300), async {
+        head.waiting().await.unwrap();
+        futures_util::StreamExt::next(&mut listening).await
+    });
+    assert!(heard.await.is_err(), "another's answers");
+    head.close().await.unwrap();
+    assert!(queue.take().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_seed_that_others_may_read_is_refused() {
+    let keys = TempDir::new().unwrap();
+    let (path, _) = nkey(keys.path(), "mover");
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(make_nkey(&path).is_err(), "a key that is there stays");
+    fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+    let access = Access { nkey_seed: Some(path), ..Access::default() };
+    let error = JetStream::open(&access, settings(Role::Mover)).await.unwrap_err().to_string();
+    assert!(error.ends_with("mover: others than its owner may read it"), "{error}");
+}
+
+/// A certificate for loopback, and its key, as files.
+fn certificate(directory: &Path, name: &str, issuer: &CertifiedIssuer<'_, KeyPair>) -> NodeCertificate {
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let signed = params.signed_by(&key, issuer).unwrap();
+    let files = NodeCertificate {
+        certificate: directory.join(format!("{name}.pem")),
+        key: directory.join(format!("{name}.key")),
+    };
+    fs::write(&files.certificate, signed.pem()).unwrap();
+    fs::write(&files.key, key.serialize_pem()).unwrap();
+    files
+}
+
+fn authority(directory: &Path, name: &str) -> (CertifiedIssuer<'static, KeyPair>, PathBuf) {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let path = directory.join(format!("{name}.pem"));
+    fs::write(&path, issuer.pem()).unwrap();
+    (issuer, path)
+}
+
+#[tokio::test]
+async fn a_connection_by_tls_proves_both_ends() {
+    let files = TempDir::new().unwrap();
+    let (ours, our_path) = authority(files.path(), "ours");
+    let (others, other_path) = authority(files.path(), "others");
+    let server = certificate(files.path(), "server", &ours);
+    let tls =
+        ServerTls { certificate: server.certificate, key: server.key, authority: Some(our_path.clone()) };
+    let Some(lab) = Lab::start_with(|config| config.tls = Some(tls)).await else { return };
+    let node = certificate(files.path(), "node", &ours);
+    let stranger = certificate(files.path(), "stranger", &others);
+    let with = |authority: &Path, certificate: Option<&NodeCertificate>| Access {
+        authority: Some(authority.to_owned()),
+        certificate: certificate.cloned(),
+        ..lab.access()
+    };
+    let head = JetStream::open(&with(&our_path, Some(&node)), settings(Role::Head)).await.unwrap();
+    put_all(&head, [data(1)]).await;
+    assert_eq!(next(&head).await.item, data(1));
+    for access in [
+        with(&our_path, None),
+        with(&our_path, Some(&stranger)),
+        with(&other_path, Some(&node)),
+        lab.access(),
+    ] {
+        let refused = JetStream::open(&access, settings(Role::Mover)).await;
+        assert!(refused.is_err(), "{access:?}");
+    }
+}

@@ -1,0 +1,140 @@
+//! How movers learn that the job is over, and from what they do not conclude it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use zmove_cluster::jetstream::{BrokerState, Role, Settings};
+use zmove_cluster::{WorkError, WorkSource};
+
+use crate::lab::{EPOCH, JOB, Lab, data, key, next, put_all, settings, stream, until};
+
+#[tokio::test]
+async fn who_waits_is_woken_by_an_item_and_by_the_end() {
+    let Some(lab) = Lab::start().await else { return };
+    let (head, mover) = (lab.head().await, Arc::new(lab.mover().await));
+    let waiting = tokio::spawn({
+        let mover = Arc::clone(&mover);
+        async move { (next(&mover).await.item.clone(), mover.take().await.unwrap().is_none()) }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    put_all(&head, [data(1)]).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let began = std::time::Instant::now();
+    head.close().await.unwrap();
+    assert_eq!(waiting.await.unwrap(), (data(1), true));
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn an_end_is_seen_by_who_comes_later_and_after_a_restart_of_the_broker() {
+    let Some(mut lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    put_all(&head, [data(1)]).await;
+    let mover = lab.mover().await;
+    let taken = next(&mover).await;
+    head.close().await.unwrap();
+    head.close().await.unwrap();
+    // one that has been at work, and not waited
+    mover.done(taken).await.unwrap();
+    let began = std::time::Instant::now();
+    assert!(mover.take().await.unwrap().is_none());
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(lab.mover().await.take().await.unwrap().is_none());
+    lab.kill();
+    lab.start_again().await;
+    let mover = lab.mover().await;
+    assert!(mover.take().await.unwrap().is_none());
+    let put = mover.put(vec![data(2)]).await;
+    assert!(matches!(put, Err(WorkError::Over)), "{put:?}");
+    let begun_again = lab.open(settings(Role::Head)).await;
+    assert!(matches!(begun_again, Err(WorkError::Over)), "{begun_again:?}");
+}
+
+#[tokio::test]
+async fn a_stream_that_is_missing_is_no_end() {
+    let Some(lab) = Lab::start().await else { return };
+    let mover = Arc::new(lab.mover().await);
+    let taker = tokio::spawn({
+        let mover = Arc::clone(&mover);
+        async move { next(&mover).await.item.clone() }
+    });
+    until(&mover, BrokerState::Empty).await;
+    let head = lab.head().await;
+    put_all(&head, [data(1)]).await;
+    assert_eq!(taker.await.unwrap(), data(1));
+    until(&mover, BrokerState::Ready).await;
+}
+
+#[tokio::test]
+async fn who_finds_nothing_for_too_long_is_told_so() {
+    let Some(lab) = Lab::start().await else { return };
+    let settings = Settings { empty_max: Duration::from_millis(700), ..settings(Role::Mover) };
+    let error = lab.open(settings).await.unwrap().take().await.unwrap_err();
+    assert_eq!(error.to_string(), "take work from the queue: the broker knows nothing of the job");
+}
+
+#[tokio::test]
+async fn an_end_that_another_key_has_sealed_is_none() {
+    let Some(lab) = Lab::start().await else { return };
+    let stranger = lab.open(Settings { key: key(2), ..settings(Role::Head) }).await.unwrap();
+    stranger.close().await.unwrap();
+    let mover = lab.mover().await;
+    assert!(tokio::time::timeout(Duration::from_secs(1), mover.take()).await.is_err());
+    let head = lab.head().await;
+    put_all(&head, [data(1)]).await;
+    assert_eq!(next(&mover).await.item, data(1));
+    head.close().await.unwrap();
+    assert!(mover.take().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_head_ends_the_epochs_before_its_own() {
+    let Some(lab) = Lab::start().await else { return };
+    let (old_head, old_mover) = (lab.head().await, lab.mover().await);
+    put_all(&old_head, [data(1), data(2)]).await;
+    let taken = next(&old_mover).await;
+    let head = lab.open(Settings { epoch: EPOCH + 2, ..settings(Role::Head) }).await.unwrap();
+    assert!(head.waiting().await.unwrap().is_idle(), "what an older epoch had is gone");
+    put_all(&head, [data(1)]).await;
+    // what was taken in the older epoch takes nothing out of this one
+    old_mover.done(taken).await.unwrap();
+    assert!(old_mover.take().await.unwrap().is_none());
+    let put = old_head.put(vec![data(3)]).await;
+    assert!(matches!(put, Err(WorkError::Over)), "{put:?}");
+    let waiting = old_head.waiting().await;
+    assert!(matches!(waiting, Err(WorkError::Over)), "{waiting:?}");
+    // an older end does not take back a newer one
+    old_head.close().await.unwrap();
+    for epoch in [EPOCH, EPOCH + 1] {
+        let begun_again = lab.open(Settings { epoch, ..settings(Role::Head) }).await;
+        assert!(matches!(begun_again, Err(WorkError::Over)), "{begun_again:?}");
+    }
+    assert_eq!(next(&head).await.item, data(1));
+}
+
+#[tokio::test]
+async fn a_head_that_is_started_again_finds_what_was_left() {
+    let Some(lab) = Lab::start().await else { return };
+    put_all(&lab.head().await, [data(1)]).await;
+    let head = lab.head().await;
+    assert_eq!(next(&head).await.item, data(1));
+}
+
+#[tokio::test]
+async fn jobs_do_not_meet() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    let other_job = zmove_types::SharedJobId([8; 16]);
+    let other = lab.open(Settings { job: other_job, ..settings(Role::Head) }).await.unwrap();
+    put_all(&head, [data(1)]).await;
+    assert!(other.waiting().await.unwrap().is_idle());
+    other.close().await.unwrap();
+    assert_eq!(next(&head).await.item, data(1));
+    let mut streams = Vec::new();
+    let mut names = lab.context().await.stream_names();
+    while let Some(name) = futures_util::StreamExt::next(&mut names).await {
+        streams.push(name.unwrap());
+    }
+    streams.sort();
+    assert_eq!(streams, [stream(), "zmove-ended".to_owned()], "{JOB}");
+}

@@ -1,0 +1,118 @@
+//! A broker in a directory of its own, which can be killed and started again, with or without what it had.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use zmove_cluster::jetstream::{
+    Access, BrokerState, JetStream, JobKey, Lease, Role, Server, ServerConfig, Settings,
+};
+use zmove_cluster::{Place, Taken, Work, WorkError, WorkItem, WorkSource};
+use zmove_types::{Name, RelPath, SharedJobId};
+
+pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
+pub(crate) const EPOCH: u64 = 3;
+
+pub(crate) struct Lab {
+    pub(crate) config: ServerConfig,
+    pub(crate) server: Server,
+    /// Removed after the server has been killed.
+    _directory: TempDir,
+}
+
+impl Lab {
+    /// `None` where there is no nats-server, unless there must be one.
+    pub(crate) async fn start() -> Option<Self> {
+        Self::start_with(|_| {}).await
+    }
+
+    pub(crate) async fn start_with(change: impl FnOnce(&mut ServerConfig)) -> Option<Self> {
+        let directory = TempDir::new().unwrap();
+        let mut config = ServerConfig::on_loopback(directory.path().join("broker"));
+        if Command::new(&config.program).arg("--version").output().is_err() {
+            let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
+            assert!(!required, "ZMOVE_REQUIRE_LAB=1, but there is no nats-server");
+            println!("skipped: there is no nats-server");
+            return None;
+        }
+        change(&mut config);
+        let server = config.start().await.unwrap();
+        // where it is started again it is found again
+        config.port = server.url().rsplit_once(':').unwrap().1.parse().unwrap();
+        Some(Self { _directory: directory, config, server })
+    }
+
+    pub(crate) fn access(&self) -> Access {
+        Access { urls: vec![self.server.url().to_owned()], ..Access::default() }
+    }
+
+    pub(crate) async fn open(&self, settings: Settings) -> Result<JetStream, WorkError> {
+        JetStream::open(&self.access(), settings).await
+    }
+
+    pub(crate) async fn head(&self) -> JetStream {
+        self.open(settings(Role::Head)).await.unwrap()
+    }
+
+    pub(crate) async fn mover(&self) -> JetStream {
+        self.open(settings(Role::Mover)).await.unwrap()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.server.kill().unwrap();
+    }
+
+    pub(crate) async fn start_again(&mut self) {
+        self.server = self.config.start().await.unwrap();
+    }
+
+    /// What the broker keeps of its streams is gone.
+    pub(crate) fn empty(&self) {
+        fs::remove_dir_all(self.streams()).unwrap();
+    }
+
+    pub(crate) fn streams(&self) -> PathBuf {
+        self.config.directory.join("jetstream")
+    }
+
+    /// The broker's own interface.
+    pub(crate) async fn context(&self) -> async_nats::jetstream::Context {
+        async_nats::jetstream::new(async_nats::connect(self.server.url()).await.unwrap())
+    }
+}
+
+pub(crate) fn key(number: u8) -> JobKey {
+    JobKey::new([number; JobKey::BYTES])
+}
+
+pub(crate) fn settings(role: Role) -> Settings {
+    let lease = Duration::from_secs(1);
+    Settings { lease, patience: Duration::from_secs(20), ..Settings::new(role, JOB, EPOCH, key(1)) }
+}
+
+pub(crate) fn stream() -> String {
+    format!("zmove-{JOB}-{EPOCH}")
+}
+
+pub(crate) fn walk(number: u32) -> WorkItem {
+    WorkItem::first(JOB, Work::Trees(vec![Place { source: number, path: RelPath::root() }]), 1)
+}
+
+pub(crate) fn data(number: u32) -> WorkItem {
+    let directory = Place { source: number, path: RelPath::root() };
+    WorkItem::first(JOB, Work::Names { directory, names: vec![Name::from_bytes(b"n").unwrap()] }, 1)
+}
+
+pub(crate) async fn next(queue: &JetStream) -> Taken<Lease> {
+    queue.take().await.unwrap().unwrap()
+}
+
+pub(crate) async fn put_all(queue: &JetStream, items: impl IntoIterator<Item = WorkItem>) {
+    assert!(queue.put(items.into_iter().collect()).await.unwrap().is_empty());
+}
+
+pub(crate) async fn until(queue: &JetStream, wanted: BrokerState) {
+    queue.state().wait_for(|state| *state == wanted).await.unwrap();
+}

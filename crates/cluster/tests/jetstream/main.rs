@@ -1,0 +1,10 @@
+//! A queue at a real `nats-server`.
+
+#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+
+mod access;
+mod end;
+mod lab;
+mod outages;
+mod queue;
+mod rate;

@@ -1,0 +1,173 @@
+//! A broker that is killed, comes back, and has lost everything.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use zmove_cluster::WorkSource;
+use zmove_cluster::jetstream::{BrokerState, JetStream, Role, Settings};
+
+use crate::lab::{Lab, data, next, put_all, settings, until, walk};
+
+#[tokio::test]
+async fn items_outlive_a_broker_that_is_killed() {
+    let Some(mut lab) = Lab::start().await else { return };
+    let (head, mover) = (lab.head().await, lab.mover().await);
+    put_all(&head, (0..1000).map(data)).await;
+    let leased = next(&mover).await;
+    assert_eq!(leased.item, data(0));
+    for number in 1..100 {
+        let taken = next(&mover).await;
+        assert_eq!(taken.item, data(number));
+        mover.done(taken).await.unwrap();
+    }
+    lab.kill();
+    until(&mover, BrokerState::Lost).await;
+    lab.start_again().await;
+    let mut left: Vec<_> = (100..1000).map(data).collect();
+    left.push(data(0));
+    while !left.is_empty() {
+        let taken = next(&mover).await;
+        if taken.item == data(0) {
+            assert!(taken.deliveries >= 2, "{}", taken.deliveries);
+        }
+        left.retain(|item| *item != taken.item);
+        mover.done(taken).await.unwrap();
+    }
+    take_what_comes_again(&head, &mover).await;
+}
+
+/// What was done shortly before a server is killed may not have reached its files.
+async fn take_what_comes_again(head: &JetStream, mover: &JetStream) {
+    while !head.waiting().await.unwrap().is_idle() {
+        let taken = next(mover).await;
+        assert!(taken.deliveries >= 2, "{taken:?}");
+        mover.done(taken).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_done_during_an_outage_is_done_after_it() {
+    let Some(mut lab) = Lab::start().await else { return };
+    let lease = Duration::from_secs(60);
+    let head = lab.open(Settings { lease, ..settings(Role::Head) }).await.unwrap();
+    let mover = Arc::new(lab.mover().await);
+    put_all(&head, [data(1), data(2)]).await;
+    let (done, back) = (next(&mover).await, next(&mover).await);
+    lab.kill();
+    until(&mover, BrokerState::Lost).await;
+    let tasks = [
+        tokio::spawn({
+            let mover = Arc::clone(&mover);
+            async move { mover.done(done).await.unwrap() }
+        }),
+        tokio::spawn({
+            let mover = Arc::clone(&mover);
+            async move { mover.give_back(back, Duration::ZERO).await.unwrap() }
+        }),
+        tokio::spawn({
+            let mover = Arc::clone(&mover);
+            async move { put_all(&mover, [walk(1)]).await }
+        }),
+    ];
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(tasks.iter().all(|task| !task.is_finished()));
+    lab.start_again().await;
+    for task in tasks {
+        task.await.unwrap();
+    }
+    for expected in [data(2), walk(1)] {
+        let taken = next(&mover).await;
+        assert_eq!(taken.item, expected);
+        mover.done(taken).await.unwrap();
+    }
+    assert!(head.waiting().await.unwrap().is_idle());
+}
+
+#[tokio::test]
+async fn a_broker_that_comes_back_empty_is_filled_again() {
+    let Some(mut lab) = Lab::start().await else { return };
+    let (head, mover) = (lab.head().await, Arc::new(lab.mover().await));
+    put_all(&head, [data(1), data(2)]).await;
+    let old = next(&mover).await;
+    let taker = tokio::spawn({
+        let mover = Arc::clone(&mover);
+        async move { [next(&mover).await, next(&mover).await] }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    lab.kill();
+    lab.empty();
+    lab.start_again().await;
+    until(&mover, BrokerState::Empty).await;
+    assert!(!taker.is_finished(), "an empty broker is no end");
+    // this is how the head learns that it has to walk once more
+    assert!(head.waiting().await.unwrap().is_idle());
+    put_all(&head, [data(3), data(4), data(5)]).await;
+    // has the number that data(3) has now, and is not it
+    mover.done(old).await.unwrap();
+    let [first, second] = taker.await.unwrap();
+    assert_eq!([&first.item, &second.item], [&data(2), &data(3)]);
+    mover.done(first).await.unwrap();
+    mover.done(second).await.unwrap();
+    let mut left = vec![data(4), data(5)];
+    while !left.is_empty() {
+        let taken = next(&mover).await;
+        left.retain(|item| *item != taken.item);
+        mover.done(taken).await.unwrap();
+    }
+    assert!(head.waiting().await.unwrap().is_idle());
+    head.close().await.unwrap();
+    assert!(mover.take().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_put_makes_an_empty_broker_anew_too() {
+    let Some(mut lab) = Lab::start().await else { return };
+    let (head, mover) = (lab.head().await, lab.mover().await);
+    lab.kill();
+    lab.empty();
+    lab.start_again().await;
+    put_all(&head, [data(1)]).await;
+    assert_eq!(next(&mover).await.item, data(1));
+}
+
+#[tokio::test]
+async fn consumers_that_are_gone_are_made_anew() {
+    let Some(lab) = Lab::start().await else { return };
+    let (head, mover) = (lab.head().await, Arc::new(lab.mover().await));
+    put_all(&head, [data(1)]).await;
+    let old = next(&mover).await;
+    let stream = lab.context().await.get_stream(crate::lab::stream()).await.unwrap();
+    let mut names = stream.consumer_names();
+    while let Some(name) = futures_util::StreamExt::next(&mut names).await {
+        stream.delete_consumer(&name.unwrap()).await.unwrap();
+    }
+    let taker = tokio::spawn({
+        let mover = Arc::clone(&mover);
+        async move { next(&mover).await }
+    });
+    until(&mover, BrokerState::Empty).await;
+    assert_eq!(head.waiting().await.unwrap().waiting, 1);
+    mover.done(old).await.unwrap();
+    assert_eq!(taker.await.unwrap().item, data(1));
+}
+
+#[tokio::test]
+async fn a_broker_that_stands_still_is_told_and_waited_for() {
+    let Some(lab) = Lab::start().await else { return };
+    let lease = Duration::from_secs(60);
+    let head = lab.open(Settings { lease, ..settings(Role::Head) }).await.unwrap();
+    let mover = Arc::new(lab.mover().await);
+    put_all(&head, [data(1)]).await;
+    let pid = Pid::from_raw(i32::try_from(lab.server.id()).unwrap()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    let taker = tokio::spawn({
+        let mover = Arc::clone(&mover);
+        async move { next(&mover).await.item }
+    });
+    let stopped = Instant::now();
+    until(&mover, BrokerState::Lost).await;
+    println!("noticed after {:?}", stopped.elapsed());
+    kill_process(pid, Signal::CONT).unwrap();
+    assert_eq!(taker.await.unwrap(), data(1));
+}

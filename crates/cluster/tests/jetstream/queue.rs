@@ -1,0 +1,248 @@
+//! What any queue does: see the tests of the one in a process. And what a broker adds.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use zmove_cluster::jetstream::{JetStream, Role, Settings};
+use zmove_cluster::{Waiting, WorkItem, WorkSource};
+
+use crate::lab::{Lab, data, key, next, put_all, settings, stream, walk};
+
+#[tokio::test]
+async fn data_goes_before_walks_and_each_in_its_order() {
+    let Some(lab) = Lab::start().await else { return };
+    let (head, mover) = (lab.head().await, lab.mover().await);
+    put_all(&head, [walk(1), data(1), walk(2), data(2)]).await;
+    let mut taken = Vec::new();
+    for _ in 0..4 {
+        let next = next(&mover).await;
+        taken.push(next.item.clone());
+        mover.done(next).await.unwrap();
+    }
+    assert_eq!(taken, [data(1), data(2), walk(1), walk(2)]);
+    assert!(head.waiting().await.unwrap().is_idle());
+}
+
+#[tokio::test]
+async fn walks_go_on_while_there_is_data() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    put_all(&head, (0..32).map(data).chain([walk(1), walk(2)])).await;
+    let mut walks = 0;
+    for _ in 0..16 {
+        walks += usize::from(next(&head).await.item.work.is_walk());
+    }
+    assert_eq!(walks, 2);
+}
+
+#[tokio::test]
+async fn when_too_much_of_one_kind_is_taken_the_other_comes_still() {
+    let Some(lab) = Lab::start().await else { return };
+    let settings = Settings { taken_max: 2, lease: Duration::from_secs(60), ..settings(Role::Head) };
+    let head = lab.open(settings).await.unwrap();
+    put_all(&head, (0..4).map(data).chain([walk(1)])).await;
+    let taken = next(&head).await;
+    assert_eq!(
+        [&taken.item, &next(&head).await.item, &next(&head).await.item],
+        [&data(0), &data(1), &walk(1)]
+    );
+    let (third, ()) = tokio::join!(next(&head), async {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        head.done(taken).await.unwrap();
+    });
+    assert_eq!(third.item, data(2));
+}
+
+#[tokio::test]
+async fn an_item_comes_once_in_a_walk_and_again_in_the_next() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    put_all(&head, [data(1), data(1)]).await;
+    let taken = next(&head).await;
+    head.done(taken).await.unwrap();
+    put_all(&head, [data(1)]).await;
+    assert!(head.waiting().await.unwrap().is_idle());
+    put_all(&head, [WorkItem { walk: 2, ..data(1) }]).await;
+    assert_eq!(next(&head).await.item.walk, 2);
+}
+
+#[tokio::test]
+async fn what_is_not_kept_comes_again_after_its_lease() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    put_all(&head, [data(1)]).await;
+    let began = Instant::now();
+    drop(next(&head).await);
+    let again = next(&head).await;
+    assert_eq!((again.deliveries, head.waiting().await.unwrap()), (2, Waiting { waiting: 0, taken: 1 }));
+    assert!(began.elapsed() >= settings(Role::Head).lease);
+}
+
+#[tokio::test]
+async fn what_is_kept_stays_taken() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    put_all(&head, [data(1)]).await;
+    let taken = next(&head).await;
+    let lease = settings(Role::Head).lease;
+    for _ in 0..8 {
+        let nothing = tokio::time::timeout(lease / 4, head.take()).await;
+        assert!(nothing.is_err(), "{nothing:?}");
+        head.keep(&taken).await.unwrap();
+    }
+    head.done(taken).await.unwrap();
+    assert!(head.waiting().await.unwrap().is_idle());
+}
+
+#[tokio::test]
+async fn what_is_given_back_comes_after_its_time_and_is_not_forgotten_meanwhile() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    put_all(&head, [data(1)]).await;
+    let taken = next(&head).await;
+    let (began, after) = (Instant::now(), Duration::from_millis(1500));
+    head.give_back(taken, after).await.unwrap();
+    assert!(!head.waiting().await.unwrap().is_idle());
+    assert_eq!(next(&head).await.deliveries, 2);
+    assert!(began.elapsed() >= after, "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn what_is_given_back_without_a_time_comes_at_once() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.open(Settings { lease: Duration::from_secs(60), ..settings(Role::Head) }).await.unwrap();
+    put_all(&head, [data(1)]).await;
+    let taken = next(&head).await;
+    let began = Instant::now();
+    head.give_back(taken, Duration::ZERO).await.unwrap();
+    assert_eq!(next(&head).await.deliveries, 2);
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_and_takes_the_same_item_later() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.open(Settings { items_max: 300, ..settings(Role::Head) }).await.unwrap();
+    let refused = head.put((0..301).map(data).collect()).await.unwrap();
+    assert_eq!(refused, [data(300)]);
+    let taken = next(&head).await;
+    head.done(taken).await.unwrap();
+    put_all(&head, refused).await;
+}
+
+#[tokio::test]
+async fn a_queue_is_full_by_its_bytes_too() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.open(Settings { bytes_max: 64 << 10, ..settings(Role::Head) }).await.unwrap();
+    let refused = head.put((0..2000).map(data).collect()).await.unwrap();
+    let waiting = head.waiting().await.unwrap().waiting;
+    assert!(waiting > 100 && usize::try_from(waiting).unwrap() + refused.len() == 2000, "{waiting}");
+}
+
+#[tokio::test]
+async fn a_take_that_is_given_up_costs_no_lease() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.open(Settings { lease: Duration::from_secs(60), ..settings(Role::Head) }).await.unwrap();
+    let began = Instant::now();
+    let mut items = 0..;
+    let mut left = 0;
+    for microseconds in (0..3000).step_by(50) {
+        put_all(&head, [items.next().map(data).unwrap()]).await;
+        left += 1;
+        if let Ok(taken) = tokio::time::timeout(Duration::from_micros(microseconds), head.take()).await {
+            head.done(taken.unwrap().unwrap()).await.unwrap();
+            left -= 1;
+        }
+    }
+    for _ in 0..left {
+        let taken = next(&head).await;
+        head.done(taken).await.unwrap();
+    }
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    assert!(head.waiting().await.unwrap().is_idle());
+}
+
+#[tokio::test]
+async fn what_another_key_has_sealed_is_dropped_and_counted() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    let stranger = lab.open(Settings { key: key(2), ..settings(Role::Mover) }).await.unwrap();
+    put_all(&stranger, [data(1), walk(1)]).await;
+    let context = lab.context().await;
+    let subject = format!("zmove.{}.{}.data", crate::lab::JOB, crate::lab::EPOCH);
+    context.publish(subject, "no item".into()).await.unwrap().await.unwrap();
+    put_all(&head, [walk(2)]).await;
+    let taken = next(&head).await;
+    assert_eq!((&taken.item, head.unreadable()), (&walk(2), 3));
+    head.done(taken).await.unwrap();
+    assert!(head.waiting().await.unwrap().is_idle());
+}
+
+#[tokio::test]
+async fn what_the_broker_loses_leaves_the_rest() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    put_all(&head, (0..100).map(data)).await;
+    let taken = next(&head).await;
+    let stream = lab.context().await.get_stream(stream()).await.unwrap();
+    for number in (1..=100).step_by(3) {
+        assert!(stream.delete_message(number).await.unwrap());
+    }
+    // this one is gone too, which is no trouble
+    head.done(taken).await.unwrap();
+    let mut left = Vec::new();
+    for _ in 0..66 {
+        let taken = next(&head).await;
+        left.push(taken.item.clone());
+        head.done(taken).await.unwrap();
+    }
+    let expected: Vec<_> = (0..100).filter(|number| number % 3 != 0).map(data).collect();
+    assert_eq!(left, expected);
+    assert!(head.waiting().await.unwrap().is_idle());
+
+    put_all(&head, (100..200).map(data)).await;
+    stream.purge().await.unwrap();
+    assert!(head.waiting().await.unwrap().is_idle());
+    put_all(&head, [data(200)]).await;
+    assert_eq!(next(&head).await.item, data(200));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixteen_takers_lose_nothing() {
+    let Some(lab) = Lab::start().await else { return };
+    let lease = Duration::from_secs(30);
+    let head = lab.open(Settings { lease, ..settings(Role::Head) }).await.unwrap();
+    let items: Vec<_> =
+        (0..10_000).map(|number| if number % 16 == 0 { walk(number) } else { data(number) }).collect();
+    let mut takers = Vec::new();
+    for _ in 0..4 {
+        let mover = Arc::new(lab.mover().await);
+        takers.extend((0..4).map(|_| tokio::spawn(take_all(Arc::clone(&mover)))));
+    }
+    let began = Instant::now();
+    put_all(&head, items.clone()).await;
+    while !head.waiting().await.unwrap().is_idle() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(began.elapsed() < lease, "something waited for the end of a lease");
+    head.close().await.unwrap();
+    let mut count: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
+    for taker in takers {
+        for item in taker.await.unwrap() {
+            *count.entry(item.encode()).or_default() += 1;
+        }
+    }
+    let expected: BTreeMap<_, _> = items.iter().map(|item| (item.encode(), 1)).collect();
+    assert_eq!(count.len(), expected.len());
+    println!("{} items came more than once", count.values().filter(|times| **times > 1).count());
+}
+
+async fn take_all(mover: Arc<JetStream>) -> Vec<WorkItem> {
+    let mut items = Vec::new();
+    while let Some(taken) = mover.take().await.unwrap() {
+        items.push(taken.item.clone());
+        mover.done(taken).await.unwrap();
+    }
+    items
+}
