@@ -18,6 +18,7 @@
 mod commit;
 mod count;
 mod flushing;
+mod groups;
 mod journals;
 pub(crate) mod session;
 
@@ -62,7 +63,7 @@ impl SharedJobSession {
                 transfer.top_names.check_batch(&batch)?;
                 self.set_directories(transfer, directories(batch)?)
             }
-            SharedJobOrder::Count => self.count(&transfer.quota).map(SharedJobResult::Counted),
+            SharedJobOrder::Count => self.count().map(SharedJobResult::Counted),
             SharedJobOrder::Close => self.close().map(|()| SharedJobResult::Done),
         };
         Ok(done.unwrap_or_else(|(operation, error)| {

@@ -34,6 +34,13 @@ impl Came {
         Ok(())
     }
 
+    /// Takes back what was noted of a group.
+    pub(crate) fn forget(&mut self, index: u32) {
+        if self.values.remove(&index).is_some() {
+            self.held.shrink(GROUP_KEPT_BYTES);
+        }
+    }
+
     /// The root of a file of which all that is no hole has come, unless there are too many holes to be hashed.
     pub(crate) fn root(&self, bytes: u64) -> Option<Root> {
         let groups = GroupSpan::count(bytes)?;
