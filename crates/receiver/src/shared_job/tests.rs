@@ -415,6 +415,24 @@ async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
     newer.finish().await;
 }
 
+/// Whoever could write there could forge what the receivers of a job believe of each other.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_transfer_writes_into_the_directory_of_a_job() {
+    let home = tempfile::tempdir().unwrap();
+    let of_the_job = Mover::open(home.path(), 1).await;
+    let directory = format!(".zmove-job-{JOB}");
+    for job in [None, Some(part(1))] {
+        let mut mover = Mover::try_open(home.path(), open(job)).await.unwrap();
+        mover.batch(&directory, vec![file("journal-1-x", 0o600, b"x")], b"x");
+        assert_eq!(mover.broken().await, 0, "stored");
+    }
+    let into = Open { target: directory.clone().into_bytes(), ..open(None) };
+    let told = Mover::try_open(home.path(), into).await.err().unwrap();
+    assert!(told.code == RefusalCode::Denied && told.text.contains("zmove-job"), "{told:?}");
+    assert!(!home.path().join(directory).join("journal-1-x").exists());
+    of_the_job.finish().await;
+}
+
 /// Two receivers make the same new directories, and one that has a directory open loses it.
 #[tokio::test(flavor = "multi_thread")]
 async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
