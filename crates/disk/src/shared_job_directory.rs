@@ -21,9 +21,9 @@
 //! directory that N has open. This asks of a shared file system that a directory which this host has just made an entry
 //! in is listed with what others had made before; those that several clients may write at a time do that.
 //!
-//! A part of a large file is made once in an epoch. When it gets its final name a mark takes the place of its name here,
-//! so nobody begins it again, and what receivers record of it is never of two files: the inode of the first could be
-//! another's by then.
+//! A part of a large file is made once in an epoch. When it gets its final name, a mark takes the place of its name
+//! here, so nobody begins it again, and what receivers record of it is never of two files: the inode of the first could
+//! be another's by then.
 //!
 //! Directories of the target itself are made under their final names: another receiver that has come first is no
 //! error. One that was fenced off may make an empty one late, and nothing else.
@@ -85,7 +85,7 @@ pub enum PartFound {
     Nothing,
     /// The part. It may have its final name as well, where its receiver was stopped before it had put the mark.
     Part(File),
-    /// It has got its final name.
+    /// The mark of a part that has got its final name.
     Committed {
         /// The inode of the file.
         inode: u64,
@@ -358,6 +358,12 @@ fn is_dead(error: &io::Error) -> bool {
 }
 
 impl EpochSession {
+    /// The epoch.
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        self.number
+    }
+
     /// The directory in which this session alone makes its entries.
     #[must_use]
     pub fn own(&self) -> &Arc<OwnedFd> {
@@ -417,9 +423,9 @@ impl EpochSession {
         moved.or_else(|error| self.look_after_failure((staged, hidden), place, error))
     }
 
-    /// Whether an entry has its final name although the call has failed that was to give it: where an answer is lost, the
-    /// client of a network file system asks once more, and hears that there is nothing to be renamed, or that something
-    /// has the name.
+    /// Whether an entry has its final name although the call has failed that was to give it: where an answer is lost,
+    /// the client of a network file system asks once more, and hears that there is nothing to be renamed, or that
+    /// something has the name.
     fn look_after_failure(
         &self,
         (staged, hidden): (FileNumber, &Name),
@@ -585,7 +591,7 @@ impl EpochSession {
     ///
     /// # Errors
     /// `EXDEV` where it does not.
-    pub fn check(&self, directory: impl AsFd) -> io::Result<()> {
+    pub fn check_device(&self, directory: impl AsFd) -> io::Result<()> {
         let device = rustix::fs::fstat(directory)?.st_dev;
         if device == self.device { Ok(()) } else { Err(Errno::XDEV.into()) }
     }

@@ -216,7 +216,7 @@ impl TopNames {
     }
 }
 
-/// Checks that no path leads through the directory of a shared job: what its receivers believe of each other lies there.
+/// Checks that no path leads through the directory of a shared job: its receivers believe what lies there.
 fn check_reserved<'a>(names: impl IntoIterator<Item = &'a [u8]>) -> Result<(), WireError> {
     if names.into_iter().any(is_shared_job_name) { Err(WireError::OfSharedJob) } else { Ok(()) }
 }

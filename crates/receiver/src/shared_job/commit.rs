@@ -55,10 +55,10 @@ impl SharedJobSession {
         };
         let directory =
             transfer.target.tree.ensure_directory(&parent).map_err(failed_to(Operation::MakeDirectory))?;
-        self.epoch.check(&directory).map_err(failed_to(Operation::MakeDirectory))?;
+        self.epoch.check_device(&directory).map_err(failed_to(Operation::MakeDirectory))?;
         let place = Place { part: shared_name(&path, &source_of(head)), parent, directory, name };
         match self.epoch.find_part(&place.part).map_err(failed_to(Operation::Read))? {
-            PartFound::Committed { inode } => flush_name(transfer, &place, inode),
+            PartFound::Committed { inode } => self.committed(transfer, &place, inode),
             PartFound::Part(part) => self.publish(transfer, (head, named), &place, &part),
             PartFound::Nothing => {
                 self.check(Operation::Rename)?;
@@ -86,7 +86,7 @@ impl SharedJobSession {
         let root =
             match self.root_of((head, named), &key, &transfer.quota).map_err(failed_to(Operation::Read))? {
                 Ok(root) => root,
-                Err(not_whole) => return Ok(not_whole),
+                Err(not_whole) => return self.unless_committed(transfer, place, Ok(not_whole)),
             };
         let Place { directory, name, .. } = place;
         // Where its receiver was stopped before it had put the mark, nothing but that is to be done.
@@ -100,17 +100,35 @@ impl SharedJobSession {
         }
         let replace = transfer.target.rules.replaces();
         if let Err(error) = self.epoch.publish_part((&place.part, part), (directory, name), replace) {
-            let found = self.epoch.find_part(&place.part).map_err(failed_to(Operation::Read))?;
-            let PartFound::Committed { inode } = found else { return Err((Operation::Rename, error)) };
-            return flush_name(transfer, place, inode);
+            return self.unless_committed(transfer, place, Err((Operation::Rename, error)));
         }
         if !has_name {
             // who has written while the part had both names believes that it was not committed
             set_file_mtime(part, head.metadata.mtime).map_err(failed_to(Operation::SetMetadata))?;
             transfer.stored(head.bytes, || Some(head.path.clone()), root);
         }
-        self.groups.lock().forget(&key);
-        flush_name(transfer, place, inode)
+        self.committed(transfer, place, inode)
+    }
+
+    /// The answer to an order that could not be done, unless another has done it meanwhile.
+    fn unless_committed(
+        &self,
+        transfer: &Transfer,
+        place: &Place,
+        answer: Result<SharedJobResult, Failure>,
+    ) -> Result<SharedJobResult, Failure> {
+        match self.epoch.find_part(&place.part) {
+            Ok(PartFound::Committed { inode }) => self.committed(transfer, place, inode),
+            _ => answer,
+        }
+    }
+
+    /// Flushes the directory in which a file has its name.
+    fn committed(&self, transfer: &Transfer, place: &Place, inode: u64) -> Result<SharedJobResult, Failure> {
+        self.groups.lock().forget(&(place.part.clone(), inode));
+        let flushed = rustix::fs::fsync(&place.directory).map_err(io::Error::from);
+        flushed.and_then(|()| flush_file_systems(transfer)).map_err(failed_to(Operation::Flush))?;
+        Ok(SharedJobResult::Committed { inode })
     }
 
     /// The root of a part all groups of which count, where it is known; otherwise what the order is answered with.
@@ -121,7 +139,7 @@ impl SharedJobSession {
         quota: &Quota,
     ) -> io::Result<Result<Option<Root>, SharedJobResult>> {
         let mut groups = self.groups.lock();
-        groups.read_on(self)?;
+        groups.read_on(self.directory.fd(), &self.epoch)?;
         let came = groups.of(part);
         let missing = missing(head, came);
         if !missing.is_empty() {
@@ -135,13 +153,6 @@ impl SharedJobSession {
         }
         Ok(Ok(named.or(found)))
     }
-}
-
-/// Flushes the directory in which a file has its name.
-fn flush_name(transfer: &Transfer, place: &Place, inode: u64) -> Result<SharedJobResult, Failure> {
-    let flushed = rustix::fs::fsync(&place.directory).map_err(io::Error::from);
-    flushed.and_then(|()| flush_file_systems(transfer)).map_err(failed_to(Operation::Flush))?;
-    Ok(SharedJobResult::Committed { inode })
 }
 
 /// Gives a part all its metadata, before it has its name.

@@ -8,13 +8,11 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use zmove_types::WorkId;
-use zmove_wire::{Operation, SharedJobCount, WorkEnd};
+use zmove_wire::{SharedJobCount, WorkEnd};
 
 use crate::quota::{Booking, Quota};
 use crate::resume::journal::Record;
 use crate::shared_job::journals::Journals;
-use crate::shared_job::session::SharedJobSession;
-use crate::store::failure::{Failure, failed_to};
 
 /// What has ended, each work item once.
 #[derive(Debug, Default)]
@@ -28,8 +26,8 @@ struct Ended {
 const WORK_BYTES: usize = 2 * size_of::<(WorkId, WorkEnd)>();
 
 impl Ended {
-    /// Takes an end. Where two ends of one work item differ in what they have announced, the one with more of it counts:
-    /// then the job does not end before all of that has.
+    /// Takes an end. Where two ends of one work item differ in what they have announced, the one with more of it
+    /// counts: then the job does not end before all of that has.
     fn take(&mut self, end: WorkEnd) {
         match self.work.entry(end.work) {
             Entry::Vacant(place) => {
@@ -92,16 +90,6 @@ impl ReadEnds {
             },
         )?;
         Ok(ended.count())
-    }
-}
-
-impl SharedJobSession {
-    /// Reads all journals. They go at the end of the job, after the directories of all epochs: while that of this
-    /// session is there, none has gone.
-    pub(super) fn count(&self) -> Result<SharedJobCount, Failure> {
-        let counted = self.ends.lock().count(self.directory.fd()).map_err(failed_to(Operation::Read))?;
-        self.check(Operation::Read)?;
-        Ok(counted)
     }
 }
 

@@ -16,7 +16,6 @@ use zmove_wire::WireError;
 use crate::quota::{Booking, Quota};
 use crate::resume::journal::Record;
 use crate::shared_job::journals::Journals;
-use crate::shared_job::session::SharedJobSession;
 use crate::store::large_files::came::Came;
 
 /// A part, by its name and inode.
@@ -65,14 +64,13 @@ impl FlushedGroups {
     }
 
     /// Reads what the journals say by now.
-    pub(super) fn read_on(&mut self, session: &SharedJobSession) -> io::Result<()> {
-        let (directory, epoch) = (session.directory.fd(), session.number);
-        match self.try_to_read_on(directory, epoch) {
+    pub(super) fn read_on(&mut self, directory: &OwnedFd, epoch: &EpochSession) -> io::Result<()> {
+        match self.try_to_read_on(directory, epoch.number()) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOMEM) => {
-                if !self.forget_committed(&session.epoch) {
+                if !self.forget_committed(epoch) {
                     return Err(error);
                 }
-                self.try_to_read_on(directory, epoch)
+                self.try_to_read_on(directory, epoch.number())
             }
             read => read,
         }

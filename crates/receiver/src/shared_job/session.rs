@@ -20,7 +20,6 @@ use crate::shared_job::journals;
 pub(crate) struct SharedJobSession {
     pub(super) directory: SharedJobDirectory,
     pub(super) epoch: Arc<EpochSession>,
-    pub(super) number: u64,
     pub(super) flushes: Flushes,
     pub(super) ends: Lock<ReadEnds>,
     pub(super) groups: Lock<FlushedGroups>,
@@ -101,7 +100,7 @@ impl SharedJobSession {
             text: format!("the journal of the job: {error}"),
         })?;
         let (ends, groups) = (Lock::new(ReadEnds::new(quota)), Lock::new(FlushedGroups::new(quota)));
-        Ok((Self { directory, epoch, number, flushes: Flushes::default(), ends, groups }, journal))
+        Ok((Self { directory, epoch, flushes: Flushes::default(), ends, groups }, journal))
     }
 
     /// Where the session makes its entries.

@@ -258,8 +258,8 @@ async fn groups_count_when_they_are_flushed() {
     mover.finish().await;
 }
 
-/// Work is handed out again when the file has been committed, and then somebody has removed it: a part that is made anew
-/// could have the inode of the first one, whose groups count.
+/// Work is handed out again when the file has been committed, and then somebody has removed it: a part that is made
+/// anew could have the inode of the first one, whose groups count.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     let home = tempfile::tempdir().unwrap();

@@ -42,8 +42,8 @@ pub fn journal_records(bytes: &[u8]) {
     journal(&framed(bytes));
 }
 
-/// Reads the journal of a session in a shared job of any records at once, and as it grows, and checks that both tell the
-/// same.
+/// Reads the journal of a session in a shared job of any records at once, and as it grows, and checks that both tell
+/// the same.
 ///
 /// # Panics
 /// When they do not.
