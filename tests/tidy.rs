@@ -51,7 +51,6 @@ const ARROWS: [(&str, &[&str]); 21] = [
     ("types", &[]),
     ("uring", &["types"]),
     ("watch", &[]),
-    ("cluster", &["types"]),
     ("lab", &["drawing", "types"]),
     ("fuzz", &["cli", "engine", "receiver", "scan", "transport", "types", "wire"]),
 ];

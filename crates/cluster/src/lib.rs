@@ -13,8 +13,8 @@
 mod cut;
 mod error;
 mod head;
-mod job;
 pub mod jetstream;
+mod job;
 mod mover;
 mod queue;
 mod receiver;

@@ -65,7 +65,7 @@ pub use replace_file::replace_file;
 pub use shared_job_directory::{
     Beginning, COMMITTED, EpochError, EpochSession, FENCED, PartFound, SharedJobDirectory,
 };
-pub use shared_job_names::is_shared_job_directory;
+pub use shared_job_names::is_shared_job_name;
 pub use special::{is_special_at, place_special};
 pub use staged::Staged;
 pub use staged::existing::{Change, Existing};

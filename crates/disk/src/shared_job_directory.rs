@@ -21,9 +21,9 @@
 //! directory that N has open. This asks of a shared file system that a directory which this host has just made an entry
 //! in is listed with what others had made before; those that several clients may write at a time do that.
 //!
-//! A part of a large file is made once in an epoch. When it gets its final name a mark takes the place of its name here,
-//! so nobody begins it again, and what receivers record of it is never of two files: the inode of the first could be
-//! another's by then.
+//! A part of a large file is made once in an epoch. When it gets its final name, a mark takes the place of its name
+//! here, so nobody begins it again, and what receivers record of it is never of two files: the inode of the first could
+//! be another's by then.
 //!
 //! Directories of the target itself are made under their final names: another receiver that has come first is no
 //! error. One that was fenced off may make an empty one late, and nothing else.
@@ -53,7 +53,7 @@ use crate::hidden::{make_hidden, own_process};
 use crate::inheritance::{Inheritance, give_nothing};
 use crate::publish::{Replace, move_to};
 use crate::remove::{RemovalBudget, remove_entries, remove_entries_within};
-use crate::shared_job_names::{JOB_PREFIX, is_shared_job_directory};
+use crate::shared_job_names::{JOB_PREFIX, is_shared_job_name};
 use crate::staged::Staged;
 use crate::tree::{DIRECTORY, Fence, Tree};
 
@@ -85,7 +85,7 @@ pub enum PartFound {
     Nothing,
     /// The part. It may have its final name as well, where its receiver was stopped before it had put the mark.
     Part(File),
-    /// It has got its final name.
+    /// The mark of a part that has got its final name.
     Committed {
         /// The inode of the file.
         inode: u64,
@@ -357,7 +357,7 @@ fn ended_before(parent: BorrowedFd<'_>, name: &[u8], age_min: Duration) -> bool 
         let changed = UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_ctime).unwrap_or(0));
         Ok(changed.elapsed().is_ok_and(|age| age >= age_min))
     };
-    is_shared_job_directory(parent, name) && look().unwrap_or(false)
+    is_shared_job_name(name) && look().unwrap_or(false)
 }
 
 /// Removes a directory with all that is in it, and what is put into it meanwhile.
@@ -384,6 +384,12 @@ fn is_dead(error: &io::Error) -> bool {
 }
 
 impl EpochSession {
+    /// The epoch.
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        self.number
+    }
+
     /// The directory in which this session alone makes its entries.
     #[must_use]
     pub fn own(&self) -> &Arc<OwnedFd> {
@@ -443,9 +449,9 @@ impl EpochSession {
         moved.or_else(|error| self.look_after_failure((staged, hidden), place, error))
     }
 
-    /// Whether an entry has its final name although the call has failed that was to give it: where an answer is lost, the
-    /// client of a network file system asks once more, and hears that there is nothing to be renamed, or that something
-    /// has the name.
+    /// Whether an entry has its final name although the call has failed that was to give it: where an answer is lost,
+    /// the client of a network file system asks once more, and hears that there is nothing to be renamed, or that
+    /// something has the name.
     fn look_after_failure(
         &self,
         (staged, hidden): (FileNumber, &Name),
@@ -611,7 +617,7 @@ impl EpochSession {
     ///
     /// # Errors
     /// `EXDEV` where it does not.
-    pub fn check(&self, directory: impl AsFd) -> io::Result<()> {
+    pub fn check_device(&self, directory: impl AsFd) -> io::Result<()> {
         let device = rustix::fs::fstat(directory)?.st_dev;
         if device == self.device { Ok(()) } else { Err(Errno::XDEV.into()) }
     }
@@ -860,15 +866,14 @@ mod tests {
 
     /// The job may be another host's, at work for weeks, or its directory restored from a backup.
     #[test]
-    fn a_job_s_directory_is_known_by_name_and_kind_and_stays() {
+    fn a_job_s_directory_is_known_by_its_name_and_stays() {
         let (home, root) = place();
         let _epoch = job(&root).begin(1, "a", NOT_LONG).unwrap();
         let job_name = name(&format!("{JOB_PREFIX}{JOB}"));
-        assert!(is_shared_job_directory(root.as_fd(), job_name.as_bytes()));
-        let file = ".zmove-job-0808080808080808080808080808080808";
-        std::fs::write(home.path().join(&file[..43]), "x").unwrap();
-        for other in [".zmove-job-", ".zmove-job-7", &file[..43], "job"] {
-            assert!(!is_shared_job_directory(root.as_fd(), other.as_bytes()), "{other}");
+        assert!(is_shared_job_name(job_name.as_bytes()));
+        let longer = format!("{JOB_PREFIX}{JOB}07");
+        for other in [".zmove-job-", ".zmove-job-7", &longer, &longer[1..44]] {
+            assert!(!is_shared_job_name(other.as_bytes()), "{other}");
         }
         assert!(!ended_before(root.as_fd(), job_name.as_bytes(), Duration::ZERO));
         crate::abandoned::remove_abandoned(&Tree::at(Arc::clone(&root)), &RelPath::root(), root.as_fd());

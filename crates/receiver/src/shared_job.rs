@@ -6,7 +6,7 @@
 //! | a receiver that was stopped goes on later | its epoch's directory has gone, with all that has no final name |
 //! | a flush covers one client alone | each receiver flushes what it wrote before it says that it is done |
 //! | nobody knows who has done what | a journal for each session in the job's directory, with one writer, read by all |
-//! | two give a large file its name | whoever finds its part gone holds the inode of that name against the journals |
+//! | two give a large file its name | both give it to one inode, and a mark in the place of the part tells of it |
 //!
 //! **Invariant:** what a journal says is true whatever becomes of its writer later: work has ended when all of it has
 //! its names and is flushed, a group counts when it has been flushed by who wrote it, and a file is committed when all
@@ -18,6 +18,7 @@
 mod commit;
 mod count;
 mod flushing;
+mod groups;
 mod journals;
 pub(crate) mod session;
 
@@ -27,7 +28,8 @@ use std::sync::atomic::Ordering;
 use zmove_disk::{EpochError, FENCED};
 use zmove_types::{Metadata, RelPath, Root};
 use zmove_wire::{
-    Batch, BatchEntry, EntryFault, FileHead, Operation, SharedJobOrder, SharedJobResult, WireError, WorkEnd,
+    Batch, BatchEntry, EntryFault, FileHead, Operation, SharedJobCount, SharedJobOrder, SharedJobResult,
+    WireError, WorkEnd,
 };
 
 use crate::shared_job::flushing::flush_file_systems;
@@ -62,7 +64,7 @@ impl SharedJobSession {
                 transfer.top_names.check_batch(&batch)?;
                 self.set_directories(transfer, directories(batch)?)
             }
-            SharedJobOrder::Count => self.count(&transfer.quota).map(SharedJobResult::Counted),
+            SharedJobOrder::Count => self.count().map(SharedJobResult::Counted),
             SharedJobOrder::Close => self.close().map(|()| SharedJobResult::Done),
             SharedJobOrder::Forget => self.forget(transfer).map(|()| SharedJobResult::Done),
         };
@@ -135,9 +137,17 @@ impl SharedJobSession {
         Ok(SharedJobResult::DirectoriesSet(faults))
     }
 
+    /// Reads all journals. They go at the end of the job, after the directories of all epochs: while that of this
+    /// session is there, none has gone.
+    fn count(&self) -> Result<SharedJobCount, Failure> {
+        let counted = self.ends.lock().count(self.directory.fd()).map_err(failed_to(Operation::Read))?;
+        self.check(Operation::Read)?;
+        Ok(counted)
+    }
+
     fn close(&self) -> Result<(), Failure> {
         let cannot = failed_to(Operation::Delete);
-        self.directory.close(self.number, PATIENCE).map_err(|error| match error {
+        self.directory.close(self.epoch.number(), PATIENCE).map_err(|error| match error {
             // of the latter somebody else has closed it
             EpochError::Fenced { .. } | EpochError::Ended => cannot(FENCED.into()),
             EpochError::Older { source, .. } | EpochError::Io(source) => cannot(source),

@@ -5,6 +5,8 @@
 //! A single file may get the name of the target. Paths are then relative to the directory that the target lies in,
 //! which nobody has named: the one file is all that may come there.
 //!
+//! The directories of shared jobs are nobody's to name, wherever they are.
+//!
 //! **Invariant:** every path that a sender names is held against these names before anything is looked at or written.
 
 use std::collections::HashSet;
@@ -12,6 +14,7 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use zmove_disk::is_shared_job_name;
 use zmove_types::RelPath;
 use zmove_wire::{
     Batch, BatchEntry, InquireWith, InquiredKind, OfferWith, TargetShape, ToReceiver, WireError,
@@ -111,8 +114,9 @@ impl TopNames {
     /// Checks a path below the target.
     ///
     /// # Errors
-    /// [`WireError::Unasked`] when the path was not asked for.
+    /// [`WireError::Unasked`] when the path was not asked for; [`WireError::OfSharedJob`].
     pub fn check(&self, path: &RelPath) -> Result<(), WireError> {
+        check_reserved(path.components())?;
         let Some(wanted) = &self.wanted else { return Ok(()) };
         let is_wanted = if path.is_root() {
             self.itself
@@ -127,11 +131,13 @@ impl TopNames {
         if self.single { Err(WireError::Unasked) } else { self.check(path) }
     }
 
+    /// Checks names in a directory, the path of which has been looked at for those of shared jobs.
     fn check_in<'a>(
         &self,
         directory: &RelPath,
-        names: impl IntoIterator<Item = &'a [u8]>,
+        names: impl IntoIterator<Item = &'a [u8]> + Clone,
     ) -> Result<(), WireError> {
+        check_reserved(names.clone())?;
         let Some(wanted) = &self.wanted else { return Ok(()) };
         let mut names = names.into_iter();
         let are_wanted = match &**wanted {
@@ -147,10 +153,8 @@ impl TopNames {
 
     /// Checks the entries of a batch.
     pub(crate) fn check_batch(&self, batch: &Batch) -> Result<(), WireError> {
-        if self.wanted.is_none() {
-            return Ok(());
-        }
         for group in &batch.groups {
+            check_reserved(group.directory.components())?;
             for entry in &group.entries {
                 match entry {
                     BatchEntry::Itself(_) => self.check_directory(&group.directory)?,
@@ -172,17 +176,16 @@ impl TopNames {
 
     /// Checks what a message names.
     pub(crate) fn check_message(&self, message: &ToReceiver) -> Result<(), WireError> {
-        if self.wanted.is_none() {
-            return Ok(());
-        }
         match message {
             ToReceiver::Offer(offer) | ToReceiver::OfferWith(OfferWith(offer)) => {
                 offer.groups.iter().try_for_each(|group| {
+                    check_reserved(group.directory.components())?;
                     self.check_in(&group.directory, group.files.iter().map(|file| file.name.as_bytes()))
                 })
             }
             ToReceiver::Inquire(inquiry) | ToReceiver::InquireWith(InquireWith(inquiry)) => {
                 inquiry.groups.iter().try_for_each(|group| {
+                    check_reserved(group.directory.components())?;
                     if group.itself.is_some() {
                         self.check_directory(&group.directory)?;
                     }
@@ -194,7 +197,9 @@ impl TopNames {
                 })
             }
             // to list the target itself is to be told all of its names
-            ToReceiver::Keep(keep) if keep.ranges.iter().any(|range| range.directory.is_root()) => {
+            ToReceiver::Keep(keep)
+                if self.wanted.is_some() && keep.ranges.iter().any(|range| range.directory.is_root()) =>
+            {
                 Err(WireError::Unasked)
             }
             ToReceiver::Keep(keep) => {
@@ -202,12 +207,18 @@ impl TopNames {
             }
             ToReceiver::Remove(_) if self.single => Err(WireError::Unasked),
             ToReceiver::Remove(remove) => remove.groups.iter().try_for_each(|group| {
+                check_reserved(group.directory.components())?;
                 self.check_in(&group.directory, group.names.iter().map(|name| name.0.as_bytes()))
             }),
             ToReceiver::Hash(order) => self.check(&order.path),
             _ => Ok(()),
         }
     }
+}
+
+/// Checks that no path leads through the directory of a shared job: its receivers believe what lies there.
+fn check_reserved<'a>(names: impl IntoIterator<Item = &'a [u8]>) -> Result<(), WireError> {
+    if names.into_iter().any(is_shared_job_name) { Err(WireError::OfSharedJob) } else { Ok(()) }
 }
 
 impl fmt::Debug for TopNames {
@@ -405,6 +416,30 @@ mod tests {
         for (message, fits) in messages {
             assert_eq!(asked.check_message(&message).is_ok(), fits, "{message:?}");
             assert_eq!(any.check_message(&message), Ok(()));
+        }
+    }
+
+    /// A link to a journal there could be changed in its place.
+    #[test]
+    fn nobody_names_the_directory_of_a_shared_job() {
+        let any = TopNames::default();
+        let job = ".zmove-job-00112233445566778899aabbccddeeff";
+        let directory = |text| BatchEntry::Directory(name(text), Metadata::default());
+        let link = |first: &str| {
+            let (first, metadata) = (path(first), Metadata::default());
+            BatchEntry::Link(LinkEntry { name: name("l"), metadata, bytes: 0, first })
+        };
+        let (below, inner) = (format!("{job}/journal-1"), format!("d/{job}/x"));
+        for named in [job, &inner, &below] {
+            assert!(any.check(&path(named)).is_err());
+            assert!(any.check_batch(&batch(named, directory("d"))).is_err());
+            assert!(any.check_batch(&batch("", link(named))).is_err());
+        }
+        assert!(any.check_batch(&batch("d", directory(job))).is_err());
+        let range = KeptRange { directory: path(job), after: None, names: Vec::new(), open: true };
+        assert!(any.check_message(&ToReceiver::Keep(Keep { keep: 0, ranges: vec![range] })).is_err());
+        for other in [".zmove-job-", ".zmove-job-7", &job[..42], &job[1..]] {
+            assert_eq!(any.check_batch(&batch(other, directory(other))), Ok(()), "{other}");
         }
     }
 }

@@ -11,7 +11,7 @@ use std::thread::available_parallelism;
 
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
-use zmove_disk::{is_part, is_passing, is_shared_job_directory, open_beneath};
+use zmove_disk::{is_part, is_passing, is_shared_job_name, open_beneath};
 use zmove_types::{Kinds, RelPath};
 
 use crate::directory::{Extent, FileSystems, SourceRoot};
@@ -68,14 +68,14 @@ pub type Apart = fn(BorrowedFd<'_>, &[u8]) -> Option<Unfinished>;
 pub enum Unfinished {
     /// An entry that will get its name, or go, with the process that has made it.
     Passing,
-    /// A part of a large file, or the directory of a job that several hosts write: these last, and are counted.
+    /// A part of a large file, or what has the name of the directory of a shared job: these last, and are counted.
     Part,
 }
 
 /// What a transfer has left unfinished in `directory` under this name.
 #[must_use]
 pub fn unfinished(directory: BorrowedFd<'_>, name: &[u8]) -> Option<Unfinished> {
-    if is_part(name) || is_shared_job_directory(directory, name) {
+    if is_part(name) || is_shared_job_name(name) {
         return Some(Unfinished::Part);
     }
     is_passing(directory, name).then_some(Unfinished::Passing)

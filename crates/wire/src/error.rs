@@ -54,6 +54,9 @@ pub enum WireError {
     /// A name that this side has not asked for.
     #[error("it names something that was not asked for")]
     Unasked,
+    /// A path that leads into the directory of a shared job.
+    #[error("it names the directory of a job of several receivers (.zmove-job-…), where nobody else writes")]
+    OfSharedJob,
     /// A message that is not allowed at this point.
     #[error("{what} is out of order")]
     OutOfOrder {

@@ -66,7 +66,8 @@ pub use error::JournalError;
 pub(crate) use locked_file::{LockedFile, ensure_directory};
 pub use naming::path_of;
 pub use orphans::{FoundJournal, Orphan, Taken, discard, list, orphans, orphans_like};
-pub(crate) use reader::read_shared_job;
+pub(crate) use reader::read_on;
+pub(crate) use record::Record;
 pub use writer::{Journal, Mark, Room};
 
 /// The first record of a journal: the transfer, its owner and its target.
@@ -180,6 +181,6 @@ pub(crate) fn pretend_reboot(path: &std::path::Path) {
     use std::os::unix::fs::FileExt;
     let journal = std::fs::File::options().read(true).write(true).open(path).unwrap();
     let begin = reader::begin(&journal).unwrap().unwrap();
-    let first = record::Record::Begin(begin, record::BootId([9; 16])).encode().unwrap();
+    let first = Record::Begin(begin, record::BootId([9; 16])).encode().unwrap();
     journal.write_all_at(&first, 0).unwrap();
 }

@@ -42,6 +42,7 @@ use crate::resume::journal::{
     Begin, Journal, JournalError, Mark, Orphan, Part, SourceVersion, UnfinishedFile, birth_of, orphans_like,
 };
 use crate::resume::parts::shared::SharedParts;
+use crate::store::large_files::came::GROUP_KEPT_BYTES;
 use crate::store::target::file_systems::Flush;
 use crate::sync::run_on_several;
 use zmove_types::Lock;
@@ -450,8 +451,6 @@ impl Parts {
 
 /// The memory of a file of an earlier transfer beside its path and groups.
 const FILE_KEPT_BYTES: usize = 256;
-/// The memory of one group of such a file, or of the old version of a file that has changed.
-pub(crate) const GROUP_KEPT_BYTES: usize = 64;
 
 impl State {
     fn running(&self) -> Option<Arc<Journal>> {

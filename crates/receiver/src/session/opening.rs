@@ -111,8 +111,7 @@ pub(super) async fn resolve(
                 // people are told the node as well; devices have other numbers on other hosts
                 let owner = format!("{owner} {}", part.node);
                 let begin = Begin { device: 0, ..begin(transfer, owner, &target.tree) };
-                let room = quota.room().bytes;
-                let (session, journal) = SharedJobSession::begin(&target.tree, &part, &begin, room)?;
+                let (session, journal) = SharedJobSession::begin(&target.tree, &part, &begin, &quota)?;
                 let parts = Parts::in_job(Arc::clone(session.epoch()), journal, begin, &quota);
                 target.shared_job = Some(session);
                 parts

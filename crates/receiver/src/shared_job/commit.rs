@@ -18,16 +18,15 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use zmove_disk::{FileIdentity, NewFiles, PartFound, set_file_mtime};
-use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Name, RelPath, Root};
+use zmove_types::{GROUP_BYTES, GroupSpan, Name, RelPath, Root};
 use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, FileHead, Operation, SharedJobResult};
 
-use crate::quota::{Booking, Quota};
-use crate::resume::journal::{SourceVersion, UnfinishedFile};
+use crate::quota::Quota;
 use crate::resume::parts::shared::shared_name;
 use crate::resume::parts::source_of;
 use crate::shared_job::flushing::flush_file_systems;
-use crate::shared_job::journals;
+use crate::shared_job::groups::PartKey;
 use crate::shared_job::session::SharedJobSession;
 use crate::store::failure::{ALREADY_THERE, Failure, failed_to};
 use crate::store::large_files::came::Came;
@@ -36,28 +35,10 @@ use crate::store::transfer::Transfer;
 
 /// Where a file gets its name, and the name of its part.
 struct Place {
-    path: RelPath,
+    parent: RelPath,
     directory: Arc<OwnedFd>,
     name: Name,
     part: Name,
-}
-
-/// The groups that count, by the inodes that they were written to.
-struct Groups<'a> {
-    of: Vec<(u64, Vec<(u32, Cv)>)>,
-    quota: &'a Quota,
-    held: Booking,
-}
-
-impl Groups<'_> {
-    fn of(&self, inode: u64) -> io::Result<Came> {
-        let found = self.of.iter().filter(|(written, _)| *written == inode);
-        let mut came = Came::new(self.quota);
-        for (index, cv) in found.flat_map(|(_, groups)| groups) {
-            came.note(*index, *cv).map_err(|_over_limit| Errno::NOMEM)?;
-        }
-        Ok(came)
-    }
 }
 
 impl SharedJobSession {
@@ -73,17 +54,16 @@ impl SharedJobSession {
             return Err((Operation::Rename, Errno::ISDIR.into()));
         };
         self.flush_parts(transfer)?;
-        let source = source_of(head);
         let directory =
             transfer.target.tree.ensure_directory(&parent).map_err(failed_to(Operation::MakeDirectory))?;
-        self.epoch.check(&directory).map_err(failed_to(Operation::MakeDirectory))?;
-        let place = Place { part: shared_name(&path, &source), path, directory, name };
+        self.epoch.check_device(&directory).map_err(failed_to(Operation::MakeDirectory))?;
+        let place = Place { part: shared_name(&path, &source_of(head)), parent, directory, name };
         match self.epoch.find_part(&place.part).map_err(failed_to(Operation::Read))? {
-            PartFound::Committed { inode } => flush_name(transfer, &place, inode),
+            PartFound::Committed { inode } => self.committed(transfer, &place, inode),
             PartFound::Part(part) => self.publish(transfer, (head, named), &place, &part),
             PartFound::Nothing => {
                 self.check(Operation::Rename)?;
-                let missing = missing(head, &Came::new(&transfer.quota));
+                let missing = missing(head, None);
                 // one that is all holes has to be begun as well
                 Ok(if missing.is_empty() {
                     SharedJobResult::Failed(Operation::Verify, FaultCode::Incomplete)
@@ -102,21 +82,13 @@ impl SharedJobSession {
         place: &Place,
         part: &File,
     ) -> Result<SharedJobResult, Failure> {
-        let source = source_of(head);
         let inode = FileIdentity::of(part).map_err(failed_to(Operation::Read))?.inode;
-        let groups =
-            self.groups(&place.path, &source, &transfer.quota).map_err(failed_to(Operation::Read))?;
-        let came = groups.of(inode).map_err(failed_to(Operation::Read))?;
-        let missing = missing(head, &came);
-        if !missing.is_empty() {
-            return Ok(SharedJobResult::Missing(missing));
-        }
-        let found = came.root(head.bytes);
-        if let (Some(named), Some(found)) = (named, found)
-            && named != found
-        {
-            return Ok(SharedJobResult::Failed(Operation::Verify, FaultCode::OtherRoot));
-        }
+        let key = (place.part.clone(), inode);
+        let root =
+            match self.root_of((head, named), &key, &transfer.quota).map_err(failed_to(Operation::Read))? {
+                Ok(root) => root,
+                Err(not_whole) => return self.unless_committed(transfer, place, Ok(not_whole)),
+            };
         let Place { directory, name, .. } = place;
         // Where its receiver was stopped before it had put the mark, nothing but that is to be done.
         let has_name = FileIdentity::at(directory, name).is_ok_and(|there| there.inode == inode);
@@ -128,67 +100,75 @@ impl SharedJobSession {
             }
         }
         let replace = transfer.target.rules.replaces();
-        match self.epoch.publish_part((&place.part, part), (directory, name), replace) {
-            Err(error) => {
-                let PartFound::Committed { inode } =
-                    self.epoch.find_part(&place.part).map_err(failed_to(Operation::Read))?
-                else {
-                    return Err((Operation::Rename, error));
-                };
-                return flush_name(transfer, place, inode);
-            }
-            Ok(()) if has_name => {}
-            Ok(()) => {
-                // who has written while the part had both names believes that it was not committed
-                set_file_mtime(part, source.mtime).map_err(failed_to(Operation::SetMetadata))?;
-                let path = || Some(head.path.clone());
-                transfer.stored(head.bytes, path, named.or(found));
-            }
+        if let Err(error) = self.epoch.publish_part((&place.part, part), (directory, name), replace) {
+            return self.unless_committed(transfer, place, Err((Operation::Rename, error)));
         }
-        flush_name(transfer, place, inode)
+        if !has_name {
+            // who has written while the part had both names believes that it was not committed
+            set_file_mtime(part, head.metadata.mtime).map_err(failed_to(Operation::SetMetadata))?;
+            transfer.stored(head.bytes, || Some(head.path.clone()), root);
+        }
+        self.committed(transfer, place, inode)
     }
 
-    /// The groups of a file that count in this epoch.
-    fn groups<'a>(&self, path: &RelPath, source: &SourceVersion, quota: &'a Quota) -> io::Result<Groups<'a>> {
-        let mut groups = Groups { of: Vec::new(), quota, held: quota.book_nothing() };
-        let is_wanted = |other: &RelPath, version: &SourceVersion| other == path && version == source;
-        let take = |files: Vec<UnfinishedFile>| {
-            for file in files {
-                let flushed = file.groups.into_iter().filter(|(_, (_, is_flushed))| *is_flushed);
-                let flushed: Vec<_> = flushed.map(|(index, (cv, _))| (index, cv)).collect();
-                let bytes = size_of_val(&flushed[..]);
-                groups.held.grow(bytes).map_err(|_over_limit| Errno::NOMEM)?;
-                groups.of.push((file.part.inode, flushed));
-            }
-            Ok(())
-        };
-        let epoch = |epoch| epoch == self.number;
-        journals::read(self.directory.fd(), epoch, is_wanted, |_end| Ok(()), take)?;
-        Ok(groups)
+    /// The answer to an order that could not be done, unless another has done it meanwhile.
+    fn unless_committed(
+        &self,
+        transfer: &Transfer,
+        place: &Place,
+        answer: Result<SharedJobResult, Failure>,
+    ) -> Result<SharedJobResult, Failure> {
+        match self.epoch.find_part(&place.part) {
+            Ok(PartFound::Committed { inode }) => self.committed(transfer, place, inode),
+            _ => answer,
+        }
     }
-}
 
-/// Flushes the directory in which a file has its name.
-fn flush_name(transfer: &Transfer, place: &Place, inode: u64) -> Result<SharedJobResult, Failure> {
-    let flushed = rustix::fs::fsync(&place.directory).map_err(io::Error::from);
-    flushed.and_then(|()| flush_file_systems(transfer)).map_err(failed_to(Operation::Flush))?;
-    Ok(SharedJobResult::Committed { inode })
+    /// Flushes the directory in which a file has its name.
+    fn committed(&self, transfer: &Transfer, place: &Place, inode: u64) -> Result<SharedJobResult, Failure> {
+        self.groups.lock().forget(&(place.part.clone(), inode));
+        let flushed = rustix::fs::fsync(&place.directory).map_err(io::Error::from);
+        flushed.and_then(|()| flush_file_systems(transfer)).map_err(failed_to(Operation::Flush))?;
+        Ok(SharedJobResult::Committed { inode })
+    }
+
+    /// The root of a part all groups of which count, where it is known; otherwise what the order is answered with.
+    fn root_of(
+        &self,
+        (head, named): (&FileHead, Option<Root>),
+        part: &PartKey,
+        quota: &Quota,
+    ) -> io::Result<Result<Option<Root>, SharedJobResult>> {
+        let mut groups = self.groups.lock();
+        groups.read_on(self.directory.fd(), &self.epoch)?;
+        let came = groups.of(part);
+        let missing = missing(head, came);
+        if !missing.is_empty() {
+            return Ok(Err(SharedJobResult::Missing(missing)));
+        }
+        let found = came.map_or_else(|| Came::new(quota).root(head.bytes), |came| came.root(head.bytes));
+        if let (Some(named), Some(found)) = (named, found)
+            && named != found
+        {
+            return Ok(Err(SharedJobResult::Failed(Operation::Verify, FaultCode::OtherRoot)));
+        }
+        Ok(Ok(named.or(found)))
+    }
 }
 
 /// Gives a part all its metadata, before it has its name.
 fn finish(transfer: &Transfer, (part, head): (&File, &FileHead), place: &Place) -> Result<(), Failure> {
     let metadata = transfer.target.rules.of_file(&head.metadata);
-    let parent = place.path.parent().unwrap_or_else(RelPath::root);
     let made = (part, &NewFiles::default(), &*place.directory);
-    transfer.target.set_new_metadata(made, &metadata, At(&parent, Some(&place.name)))?;
+    transfer.target.set_new_metadata(made, &metadata, At(&place.parent, Some(&place.name)))?;
     transfer.target.file_systems.note(place.directory.as_fd()).map_err(failed_to(Operation::Flush))?;
     part.sync_all().map_err(failed_to(Operation::Flush))
 }
 
 /// The groups with data that do not count, in ranges. A file may have a thousand million groups: only those are gone
 /// through that count.
-fn missing(head: &FileHead, came: &Came) -> Vec<(u32, u32)> {
-    let mut counted: Vec<_> = came.values.keys().copied().collect();
+fn missing(head: &FileHead, came: Option<&Came>) -> Vec<(u32, u32)> {
+    let mut counted: Vec<_> = came.iter().flat_map(|came| came.values.keys()).copied().collect();
     counted.sort_unstable();
     let mut counted = counted.into_iter().peekable();
     let mut ranges = Vec::new();
@@ -225,7 +205,7 @@ fn wanted(head: &FileHead) -> Vec<Range<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_types::{DataRanges, Metadata, Timestamp};
+    use zmove_types::{Cv, DataRanges, Metadata, Timestamp};
 
     fn head_of(groups: u64, data: Option<&[Range<u64>]>) -> FileHead {
         let bytes = groups * GROUP_BYTES;
@@ -239,7 +219,7 @@ mod tests {
         let head = head_of(groups, data);
         let mut came = Came::new(&Quota::default());
         counted.iter().for_each(|index| came.note(*index, Cv([0; 32])).unwrap());
-        missing(&head, &came)
+        missing(&head, Some(&came))
     }
 
     #[test]

@@ -4,19 +4,20 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::io;
+use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use zmove_types::WorkId;
-use zmove_wire::{Operation, SharedJobCount, WorkEnd};
+use zmove_wire::{SharedJobCount, WorkEnd};
 
-use crate::quota::Quota;
-use crate::shared_job::journals;
-use crate::shared_job::session::SharedJobSession;
-use crate::store::failure::{Failure, failed_to};
+use crate::quota::{Booking, Quota};
+use crate::resume::journal::Record;
+use crate::shared_job::journals::Journals;
 
 /// What has ended, each work item once.
 #[derive(Debug, Default)]
-pub(super) struct Ended {
+struct Ended {
     work: HashMap<WorkId, WorkEnd>,
     repeats: u64,
     contradictions: u64,
@@ -26,14 +27,13 @@ pub(super) struct Ended {
 const WORK_BYTES: usize = 2 * size_of::<(WorkId, WorkEnd)>();
 
 impl Ended {
-    /// Takes an end; returns whether the work had not ended before. Where two ends differ in what they have announced,
-    /// the one with more of it counts: then the job does not end before all of that has. Otherwise the one of which
-    /// less has failed: what has come once is there.
-    pub(super) fn take(&mut self, end: WorkEnd) -> bool {
+    /// Takes an end. Where two ends of one work item differ in what they have announced, the one with more of it
+    /// counts: then the job does not end before all of that has. Otherwise the one of which less has failed: what has
+    /// come once is there.
+    fn take(&mut self, end: WorkEnd) {
         match self.work.entry(end.work) {
             Entry::Vacant(place) => {
                 place.insert(end);
-                true
             }
             Entry::Occupied(mut before) => {
                 self.repeats += 1;
@@ -42,12 +42,11 @@ impl Ended {
                 if better(&end) > better(before.get()) {
                     before.insert(end);
                 }
-                false
             }
         }
     }
 
-    pub(super) fn count(&self) -> SharedJobCount {
+    fn count(&self) -> SharedJobCount {
         let mut count = SharedJobCount {
             repeats: self.repeats,
             contradictions: self.contradictions,
@@ -65,21 +64,35 @@ impl Ended {
     }
 }
 
-impl SharedJobSession {
-    /// Reads all journals. They go at the end of the job, after the directories of all epochs: while that of this
-    /// session is there, none has gone.
-    pub(super) fn count(&self, quota: &Quota) -> Result<SharedJobCount, Failure> {
-        let mut held = quota.book_nothing();
-        let mut ended = Ended::default();
-        let take = |end| {
-            if ended.take(end) {
-                held.grow(WORK_BYTES).map_err(|_over_limit| Errno::NOMEM)?;
-            }
-            Ok(())
-        };
-        journals::read(self.directory.fd(), |_epoch| true, |_, _| false, take, |_journal| Ok(()))
-            .map_err(failed_to(Operation::Read))?;
-        self.check(Operation::Read)?;
+/// The ends of work items that a session has read of the journals of its job.
+#[derive(Debug)]
+pub(super) struct ReadEnds {
+    journals: Journals<()>,
+    ended: Ended,
+    held: Booking,
+}
+
+impl ReadEnds {
+    pub(super) fn new(quota: &Quota) -> Self {
+        let journals = Journals::new(quota.book_nothing());
+        Self { journals, ended: Ended::default(), held: quota.book_nothing() }
+    }
+
+    /// Counts what the journals say by now.
+    pub(super) fn count(&mut self, directory: &OwnedFd) -> io::Result<SharedJobCount> {
+        let Self { journals, ended, held } = self;
+        journals.read_on(
+            directory,
+            |_epoch| true,
+            |(), record, _end| {
+                let Record::WorkEnded(end) = record else { return Ok(()) };
+                if !ended.work.contains_key(&end.work) {
+                    held.grow(WORK_BYTES).map_err(|_over_limit| Errno::NOMEM)?;
+                }
+                ended.take(end);
+                Ok(())
+            },
+        )?;
         Ok(ended.count())
     }
 }
@@ -96,9 +109,7 @@ mod tests {
 
     fn count(ends: &[WorkEnd]) -> SharedJobCount {
         let mut ended = Ended::default();
-        ends.iter().for_each(|end| {
-            ended.take(*end);
-        });
+        ends.iter().for_each(|end| ended.take(*end));
         ended.count()
     }
 

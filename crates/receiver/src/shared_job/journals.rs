@@ -2,27 +2,45 @@
 //! writer.
 //!
 //! They are read by whoever needs them, while others write: a count reads those of all epochs, and the commit of a
-//! large file all those of its own, from the beginning. One that ends in the middle of a record is read up to there.
-//! **Invariant:** no more is read than [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, and what is kept of them is
-//! booked on the key.
+//! large file all those of its own. Orders are repeated until all is there, so a session remembers how far it has read
+//! each journal, and reads on from there. One that ends in the middle of a record is read up to that.
+//!
+//! **Invariant:** for one order no more is read than [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, one record after
+//! the other, and what is kept of a record is booked on the key before the next one is read.
 
+use std::collections::HashMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_disk::own_process;
-use zmove_types::{Name, RelPath, TransferId};
-use zmove_wire::WorkEnd;
+use zmove_types::{Name, TransferId};
 
-use crate::resume::journal::{SourceVersion, UnfinishedFile, read_shared_job};
+use crate::quota::Booking;
+use crate::resume::journal::{Record, read_on};
 
 const PREFIX: &str = "journal-";
 /// The most journals of one job.
 const JOURNALS_MAX: usize = 1 << 16;
-/// The most bytes of all of them.
+/// The most bytes of all of them that are read for one order.
 const BYTES_MAX: u64 = 4 << 30;
+/// The memory of a journal that has been read, beside what it says.
+const KEPT_BYTES: usize = 256;
+
+/// How far the journals of a job have been read, and with each of them what is to be known to read on.
+#[derive(Debug)]
+pub(super) struct Journals<T> {
+    read: HashMap<Name, Cursor<T>>,
+    held: Booking,
+}
+
+#[derive(Debug, Default)]
+struct Cursor<T> {
+    position: u64,
+    state: T,
+}
 
 /// The name of a session's journal.
 pub(super) fn name_of(epoch: u64, transfer: TransferId) -> Name {
@@ -36,49 +54,64 @@ fn epoch_of(name: &[u8]) -> Option<u64> {
     text.split_once('-')?.0.parse().ok()
 }
 
-/// Reads the journals of these epochs one after the other: the large files in them that are wanted, and the ends of
-/// work one by one.
-///
-/// # Errors
-/// The system's error; `EFBIG` where there is more than may be read, and any error of `ended`.
-pub(super) fn read(
-    directory: &OwnedFd,
-    epochs: impl Fn(u64) -> bool,
-    wanted: impl Fn(&RelPath, &SourceVersion) -> bool,
-    mut ended: impl FnMut(WorkEnd) -> io::Result<()>,
-    mut take: impl FnMut(Vec<UnfinishedFile>) -> io::Result<()>,
-) -> io::Result<()> {
-    let (mut files, mut bytes) = (0, 0);
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        if !epoch_of(entry.file_name().to_bytes()).is_some_and(&epochs) {
-            continue;
-        }
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = match rustix::fs::openat(directory, entry.file_name(), flags, Mode::empty()) {
-            // the job has ended
-            Err(Errno::NOENT) => continue,
-            opened => opened?,
-        };
-        let stat = rustix::fs::fstat(&file)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            continue;
-        }
-        files += 1;
-        let length = u64::try_from(stat.st_size).unwrap_or(0);
-        bytes += length;
-        if files > JOURNALS_MAX || bytes > BYTES_MAX {
-            return Err(Errno::FBIG.into());
-        }
-        let mut failed = Ok(());
-        let source = io::Read::take(File::from(file), length);
-        let journal = read_shared_job(source, &wanted, |end| {
-            if failed.is_ok() {
-                failed = ended(end);
-            }
-        })?;
-        failed?;
-        take(journal)?;
+impl<T: Default> Journals<T> {
+    /// None of them has been read. `held` has booked nothing yet.
+    pub(super) fn new(held: Booking) -> Self {
+        Self { read: HashMap::new(), held }
     }
-    Ok(())
+
+    /// Reads on in the journals of these epochs, one after the other. `take` gets the state that belongs to a journal,
+    /// a record of it, and the offset at which that ends. Where it fails, the record is read again the next time.
+    ///
+    /// # Errors
+    /// The system's error; `EFBIG` where there is more than may be read, and any error of `take`.
+    pub(super) fn read_on(
+        &mut self,
+        directory: &OwnedFd,
+        epochs: impl Fn(u64) -> bool,
+        mut take: impl FnMut(&mut T, Record, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let (mut files, mut bytes) = (0, 0);
+        for entry in Dir::read_from(directory)? {
+            let entry = entry?;
+            if !epoch_of(entry.file_name().to_bytes()).is_some_and(&epochs) {
+                continue;
+            }
+            let name = Name::from_bytes(entry.file_name().to_bytes()).map_err(|_none| Errno::INVAL)?;
+            // Only an open asks the server of a network file system how long the file is by now.
+            let Some((mut file, length)) = open(directory, &name)? else { continue };
+            let cursor = self.cursor(name)?;
+            files += 1;
+            bytes += length.saturating_sub(cursor.position);
+            if files > JOURNALS_MAX || bytes > BYTES_MAX {
+                return Err(Errno::FBIG.into());
+            }
+            if length > cursor.position {
+                file.seek(SeekFrom::Start(cursor.position))?;
+                let unread = file.take(length - cursor.position);
+                let Cursor { position, state } = cursor;
+                read_on(unread, position, |record, end| take(state, record, end))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cursor(&mut self, name: Name) -> io::Result<&mut Cursor<T>> {
+        if !self.read.contains_key(&name) {
+            self.held.grow(KEPT_BYTES).map_err(|_over_limit| Errno::NOMEM)?;
+        }
+        Ok(self.read.entry(name).or_default())
+    }
+}
+
+/// Opens a journal, and tells its length; `None` where it has gone with its job, or is no file.
+fn open(directory: &OwnedFd, name: &Name) -> io::Result<Option<(File, u64)>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        opened => opened?,
+    };
+    let stat = rustix::fs::fstat(&file)?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    Ok(is_file.then(|| (File::from(file), u64::try_from(stat.st_size).unwrap_or(0))))
 }

@@ -9,7 +9,10 @@ use zmove_disk::{Beginning, EpochError, EpochSession, SharedJobDirectory, Stagin
 use zmove_types::{Lock, RelPath, SharedJobId};
 use zmove_wire::{Compare, Durability, Extraneous, Open, Proof, Refusal, RefusalCode, SharedJobOpening};
 
+use crate::quota::Quota;
 use crate::resume::journal::{Begin, Journal};
+use crate::shared_job::count::ReadEnds;
+use crate::shared_job::groups::FlushedGroups;
 use crate::shared_job::journals;
 
 /// The part that a session has in a job.
@@ -18,8 +21,9 @@ pub(crate) struct SharedJobSession {
     pub(super) directory: SharedJobDirectory,
     pub(super) epoch: Arc<EpochSession>,
     pub(super) job: SharedJobId,
-    pub(super) number: u64,
     pub(super) flushes: Flushes,
+    pub(super) ends: Lock<ReadEnds>,
+    pub(super) groups: Lock<FlushedGroups>,
 }
 
 /// Flushes that cover all who have asked before they began.
@@ -75,7 +79,7 @@ impl SharedJobSession {
         target: &Tree,
         &SharedJobOpening { job, epoch: number, may_begin, .. }: &SharedJobOpening,
         begin: &Begin,
-        journal_bytes_max: u64,
+        quota: &Quota,
     ) -> Result<(Self, Journal), Refusal> {
         let beginning = if may_begin { Beginning::Allowed } else { Beginning::Before };
         let root = target.open_directory(&RelPath::root()).map_err(EpochError::from);
@@ -91,12 +95,13 @@ impl SharedJobSession {
         let epoch = directory.begin(number, &own, PATIENCE).map_err(|error| refuse(&error))?;
         let epoch = Arc::new(epoch);
         let name = journals::name_of(number, begin.transfer);
-        let journal = Journal::create_in_job(directory.fd(), &name, begin, journal_bytes_max);
+        let journal = Journal::create_in_job(directory.fd(), &name, begin, quota.room().bytes);
         let journal = journal.map_err(|error| Refusal {
             code: RefusalCode::Target,
             text: format!("the journal of the job: {error}"),
         })?;
-        Ok((Self { directory, epoch, job, number, flushes: Flushes::default() }, journal))
+        let (ends, groups) = (Lock::new(ReadEnds::new(quota)), Lock::new(FlushedGroups::new(quota)));
+        Ok((Self { directory, epoch, job, flushes: Flushes::default(), ends, groups }, journal))
     }
 
     /// Where the session makes its entries.

@@ -28,10 +28,12 @@ use self::mover::Mover;
 use super::*;
 use crate::config::ReceiverConfig;
 use crate::quota::Quota;
-use crate::resume::journal::{Journal, Part, UnfinishedFile};
+use crate::resume::journal::{Journal, Part};
 use crate::resume::parts::shared::shared_name;
 use crate::resume::parts::{Parts, begin, source_of};
 use crate::session::connections::SessionReport;
+use crate::shared_job::count::ReadEnds;
+use crate::shared_job::groups::{FlushedGroups, PartKey};
 use crate::store::placer::Placer;
 use crate::store::placer::tests::{begin as place, files};
 use crate::store::target::{Target, WriteAccess};
@@ -155,6 +157,14 @@ fn journals_of(root: &Path) -> Vec<PathBuf> {
     paths.filter(is_journal).collect()
 }
 
+/// The groups of a part that count, read anew.
+fn flushed_groups(journals: &Path, part: PartKey) -> BTreeMap<u32, Cv> {
+    let mut groups = FlushedGroups::new(&Quota::default());
+    let directory = OwnedFd::from(std::fs::File::open(journals).unwrap());
+    groups.try_to_read_on(&directory, 1).unwrap();
+    groups.of(&part).iter().flat_map(|came| came.values.clone()).collect()
+}
+
 /// One receiver dies with half of its groups; with the next epoch all comes anew, and both commit at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
@@ -248,8 +258,8 @@ async fn groups_count_when_they_are_flushed() {
     mover.finish().await;
 }
 
-/// Work is handed out again when the file has been committed, and then somebody has removed it: a part that is made anew
-/// could have the inode of the first one, whose groups count.
+/// Work is handed out again when the file has been committed, and then somebody has removed it: a part that is made
+/// anew could have the inode of the first one, whose groups count.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     let home = tempfile::tempdir().unwrap();
@@ -275,6 +285,30 @@ async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     assert!(!home.path().join("large").exists(), "once is enough");
     one.finish().await;
     late.finish().await;
+}
+
+/// A commit and a count are ordered every second until all is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_been_read_of_a_journal_is_not_read_again() {
+    let home = tempfile::tempdir().unwrap();
+    let contents = contents(1, 1);
+    let head = head("large", &contents);
+    let mut mover = Mover::open(home.path(), 1).await;
+    mover.declare(1, &head);
+    mover.chunk(1, 0, &contents);
+    mover.stored(1).await;
+    assert_eq!(mover.end(1, 1, 1).await, SharedJobResult::Done);
+    assert_eq!(mover.commit(&head, &contents).await, SharedJobResult::Missing(vec![(1, 1)]));
+    assert_eq!(mover.count().await.work_ended, 1);
+    let [journal] = &journals_of(home.path())[..] else { panic!("one session, one journal") };
+    std::fs::File::options().write(true).open(journal).unwrap().write_all_at(&[0xFF; 100], 0).unwrap();
+    mover.chunk(1, 1, &contents);
+    mover.stored(1).await;
+    assert_eq!(mover.end(2, 1, 0).await, SharedJobResult::Done);
+    let committed = mover.commit(&head, &contents).await;
+    assert!(matches!(committed, SharedJobResult::Committed { .. }), "{committed:?}");
+    assert!(mover.count().await.is_finished());
+    mover.finish().await;
 }
 
 /// Another receiver has done the same work, and committed the file: what comes late is passed over, and the flush of
@@ -381,6 +415,24 @@ async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
     newer.finish().await;
 }
 
+/// Whoever could write there could forge what the receivers of a job believe of each other.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_transfer_writes_into_the_directory_of_a_job() {
+    let home = tempfile::tempdir().unwrap();
+    let of_the_job = Mover::open(home.path(), 1).await;
+    let directory = format!(".zmove-job-{JOB}");
+    for job in [None, Some(part(1))] {
+        let mut mover = Mover::try_open(home.path(), open(job)).await.unwrap();
+        mover.batch(&directory, vec![file("journal-1-x", 0o600, b"x")], b"x");
+        assert_eq!(mover.broken().await, 0, "stored");
+    }
+    let into = Open { target: directory.clone().into_bytes(), ..open(None) };
+    let told = Mover::try_open(home.path(), into).await.err().unwrap();
+    assert!(told.code == RefusalCode::Denied && told.text.contains("zmove-job"), "{told:?}");
+    assert!(!home.path().join(directory).join("journal-1-x").exists());
+    of_the_job.finish().await;
+}
+
 /// Two receivers make the same new directories, and one that has a directory open loses it.
 #[tokio::test(flavor = "multi_thread")]
 async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
@@ -413,7 +465,8 @@ fn transfer(home: &Path) -> Transfer {
     let open = Open { target: home.as_os_str().as_encoded_bytes().to_vec(), ..open(Some(part(1))) };
     let mut target = Target::resolve(&open, &WriteAccess::Anywhere).unwrap();
     let begin = begin(id, String::new(), &target.tree);
-    let (session, journal) = SharedJobSession::begin(&target.tree, &part(1), &begin, u64::MAX).unwrap();
+    let (session, journal) =
+        SharedJobSession::begin(&target.tree, &part(1), &begin, &Quota::default()).unwrap();
     let parts = Parts::in_job(Arc::clone(session.epoch()), journal, begin, &Quota::default());
     target.shared_job = Some(session);
     let (outcomes, _nobody) = mpsc::channel(1);
@@ -528,6 +581,7 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
     assert!(transfer.target.file_systems.knows_any());
     let shared = transfer.parts.shared.as_ref().unwrap();
     assert!(shared.holds(FileId(1)));
+    let key = (part.hidden_name().unwrap().clone(), part.file().metadata().unwrap().ino());
     transfer.parts.written(FileId(1), 0, Cv([1; 32]));
     drop(part);
     transfer.abandon_file(FileId(1));
@@ -537,14 +591,8 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
     // a writer may have been at it still
     transfer.parts.written(FileId(1), 1, Cv([2; 32]));
     transfer.parts.flush_shared(shared).unwrap();
-    let directory = OwnedFd::from(std::fs::File::open(job_directory(home.path())).unwrap());
-    let mut groups = Vec::new();
-    let take = |files: Vec<UnfinishedFile>| {
-        groups.extend(files.into_iter().flat_map(|file| file.groups));
-        Ok(())
-    };
-    journals::read(&directory, |_| true, |_, _| true, |_| Ok(()), take).unwrap();
-    assert_eq!(groups, [(0, (Cv([1; 32]), true))]);
+    let groups = flushed_groups(&job_directory(home.path()), key);
+    assert_eq!(groups, BTreeMap::from([(0, Cv([1; 32]))]));
 }
 
 /// The files wait for their names elsewhere, and go into whatever has the name of their directory by then.
@@ -670,40 +718,27 @@ async fn of_a_torn_journal_a_beginning_counts() {
     }
     let [journal] = &journals_of(home.path())[..] else { panic!("one session, one journal") };
     let whole = std::fs::read(journal).unwrap();
+    let name = shared_name(&head.path, &source_of(&head));
+    let part = job_directory(home.path()).join(".zmove-epoch-1").join(name.as_os_str());
+    let part = (name, part.metadata().unwrap().ino());
     let torn = tempfile::tempdir().unwrap();
     let copy = torn.path().join(journal.file_name().unwrap());
+    let directory = OwnedFd::from(std::fs::File::open(torn.path()).unwrap());
+    let mut read_on = ReadEnds::new(&Quota::default());
     let mut last = (0, 0);
     for length in 0..=whole.len() {
         std::fs::write(&copy, &whole[..length]).unwrap();
-        let (mut ended, mut groups) = (Vec::new(), BTreeMap::new());
-        let directory = OwnedFd::from(std::fs::File::open(torn.path()).unwrap());
-        let take = |end: WorkEnd| {
-            ended.push(end.work.0[0]);
-            Ok(())
-        };
-        journals::read(
-            &directory,
-            |epoch| epoch == 1,
-            |_, _| true,
-            take,
-            |files| {
-                for file in files {
-                    groups.extend(file.groups);
-                }
-                Ok(())
-            },
-        )
-        .unwrap();
-        let counted: Vec<_> = groups.iter().filter(|(_, (_, is_flushed))| *is_flushed).collect();
-        assert!(ended.iter().copied().eq(0..u8::try_from(ended.len()).unwrap()), "{length}: {ended:?}");
-        assert!(counted.len() >= ended.len(), "{length}: work ends after its groups count");
-        for (index, (cv, _)) in counted.iter().map(|(index, found)| (**index, **found)) {
-            let at = index as usize * usize::try_from(GROUP_BYTES).unwrap();
+        let count = ReadEnds::new(&Quota::default()).count(&directory).unwrap();
+        assert_eq!(read_on.count(&directory).unwrap(), count, "{length}: as it grows");
+        let (ended, counted) = (count.work_ended, flushed_groups(torn.path(), part.clone()));
+        assert!(counted.len() as u64 >= ended, "{length}: work ends after its groups count");
+        for (index, cv) in &counted {
+            let at = *index as usize * usize::try_from(GROUP_BYTES).unwrap();
             let end = contents.len().min(at + usize::try_from(GROUP_BYTES).unwrap());
-            assert_eq!(cv, Cv(group_cv(index, &contents[at..end]).0), "{length}");
+            assert_eq!(*cv, Cv(group_cv(*index, &contents[at..end]).0), "{length}");
         }
-        assert!((ended.len(), counted.len()) >= last, "{length}");
-        last = (ended.len(), counted.len());
+        assert!((ended, counted.len()) >= last, "{length}");
+        last = (ended, counted.len());
     }
     assert_eq!(last, (4, 4));
     mover.finish().await;

@@ -22,7 +22,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags};
-use zmove_disk::Tree;
+use zmove_disk::{Tree, is_shared_job_name};
 use zmove_types::{Escaped, Name, RelPath};
 use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, TargetState};
 
@@ -82,6 +82,10 @@ impl<'a> Place<'a> {
             return Err(refuse(RefusalCode::Protocol, text.into()));
         }
         let (tree, path) = locate(&open.target, access, missing)?;
+        if path.components().any(is_shared_job_name) {
+            let text = "a directory .zmove-job-… belongs to a job of several receivers, and nobody else writes there";
+            return Err(refuse(RefusalCode::Denied, text.into()));
+        }
         let shown = Path::new(OsStr::from_bytes(&open.target));
         if let TargetShape::Single { name } = &open.shape
             && let (Some(parent), Some(own_name)) = (path.parent(), path.file_name())

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::naming::SUFFIX;
-use super::reader::{begin, read_shared_job, replay};
+use super::reader::{begin, read_on, replay};
 use super::record::{BootId, HEAD_BYTES, Record, checksum};
 use super::writer::runs;
-use super::{JournalError, Unfinished, UnfinishedFile, list, orphans};
+use super::{JournalError, Unfinished, list, orphans};
 
 const BOOT: BootId = BootId([1; 16]);
 
@@ -42,30 +42,31 @@ pub fn journal_records(bytes: &[u8]) {
     journal(&framed(bytes));
 }
 
-/// Reads the journal of a session in a job of any records, and checks that one with the same contents is read alike.
+/// Reads the journal of a session in a shared job of any records at once, and as it grows, and checks that both tell
+/// the same.
 ///
-/// # Panics When it is not.
+/// # Panics
+/// When they do not.
 pub fn job_journal(bytes: &[u8]) {
-    let read = |bytes: &[u8]| {
-        let mut ended = Vec::new();
-        let files = read_shared_job(bytes, |_path, _source| true, |end| ended.push(end));
-        (files.expect("memory can be read"), ended)
+    let journal = framed(bytes);
+    let (mut whole, mut position) = (Vec::new(), 0);
+    let take = |record, end| {
+        whole.push((record, end));
+        Ok(())
     };
-    let journal_bytes = framed(bytes);
-    let (files, ended) = read(&journal_bytes);
-    let Ok(begin) = begin(&journal_bytes[..]).expect("memory can be read") else {
-        return assert!(files.is_empty() && ended.is_empty());
-    };
-    let ends = ended.iter().copied().map(Record::WorkEnded);
-    let records = ends.map(|record| record.encode().expect("it was decoded within the limits"));
-    let unfinished = Unfinished { begin, same_boot: false, files };
-    let again = [written(&unfinished), records.flatten().collect()].concat();
-    let (files_again, ended_again) = read(&again);
-    let without_left = |files: &[UnfinishedFile]| -> Vec<_> {
-        files.iter().map(|file| UnfinishedFile { left: None, ..file.clone() }).collect()
-    };
-    assert_eq!(without_left(&files_again), without_left(&unfinished.files));
-    assert_eq!(ended_again, ended);
+    read_on(&journal[..], &mut position, take).expect("memory can be read");
+    assert!(position <= journal.len() as u64 && whole.last().is_none_or(|(_, end)| *end == position));
+    let (mut grown, mut read) = (Vec::new(), 0);
+    let step = journal.len() / 7 + 1;
+    for length in (0..journal.len()).step_by(step).chain([journal.len()]) {
+        let from = usize::try_from(read).expect("it is in memory");
+        let take = |record, end| {
+            grown.push((record, end));
+            Ok(())
+        };
+        read_on(&journal[from..length], &mut read, take).expect("memory can be read");
+    }
+    assert_eq!((grown, read), (whole, position));
 }
 
 /// Reads such a journal from a file, as the daemon and `zmove journal` do: what is listed is what is taken over.

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
 
-use zmove_types::{Cv, GroupSpan, RelPath, Timestamp};
-use zmove_wire::WorkEnd;
+use zmove_types::{Cv, GroupSpan, Timestamp};
 
 use super::record::{self, BODY_BYTES_MAX, BootId, CRC_BYTES, HEAD_BYTES, Record};
-use super::{Begin, FILES_MAX, JournalError, Part, SourceVersion, Unfinished, UnfinishedFile};
+use super::{Begin, FILES_MAX, JournalError, Part, Unfinished, UnfinishedFile};
 
 /// The state that the records of a journal add up to.
 #[derive(Debug)]
@@ -56,34 +55,37 @@ pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalErro
     Ok(Ok(replay))
 }
 
-/// Reads the journal of a session in a shared job as [`replay`] does: the large files that are `wanted`, and the ends
-/// of work items one by one. A journal that has no whole beginning tells nothing.
+/// Reads on from a position in the journal of a session in a shared job, which that may be writing: each record that is
+/// whole, with the offset at which it ends. The position is behind the last one that has been taken. A journal without
+/// a beginning tells nothing.
 ///
 /// # Errors
-/// The system's error.
-pub(crate) fn read_shared_job(
-    source: impl Read,
-    wanted: impl Fn(&RelPath, &SourceVersion) -> bool,
-    mut ended: impl FnMut(WorkEnd),
-) -> io::Result<Vec<UnfinishedFile>> {
-    let mut records = Records { source: BufReader::new(source), position: 0 };
-    let Ok((begin, boot)) = records.begin()? else { return Ok(Vec::new()) };
-    let mut replay = Replay { begin, boot, files: BTreeMap::new(), flushed: 0, end: records.position };
-    loop {
-        let start = records.position;
-        let Some(record) = records.next()? else { break };
-        match record {
-            Record::WorkEnded(end) => ended(end),
-            // its groups are passed over
-            Record::Part(_, part) if !wanted(&part.path, &part.source) => {}
-            record => {
-                if !replay.apply(record, start, records.position) || replay.files.len() > FILES_MAX {
-                    break;
-                }
-            }
+/// The system's error, and that of `take`.
+pub(crate) fn read_on(
+    unread: impl Read,
+    position: &mut u64,
+    mut take: impl FnMut(Record, u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut records = Records { source: BufReader::new(unread), position: *position };
+    if *position == 0 {
+        if records.begin()?.is_err() {
+            return Ok(());
         }
+        *position = records.position;
     }
-    Ok(replay.unfinished(boot).files)
+    while let Some(record) = records.next()? {
+        let is_expected = match &record {
+            Record::Part(..) | Record::Groups { .. } | Record::WorkEnded(_) => true,
+            Record::Flushed { upto } => upto <= position,
+            Record::Begin(..) | Record::Kept { .. } | Record::Ended { .. } | Record::Left { .. } => false,
+        };
+        if !is_expected {
+            break;
+        }
+        take(record, records.position)?;
+        *position = records.position;
+    }
+    Ok(())
 }
 
 /// Reads no more than the first record of a journal.

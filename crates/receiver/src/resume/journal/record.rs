@@ -26,7 +26,7 @@ const NANOS_MAX: u32 = 999_999_999;
 
 /// The identifier of one run of the system; zeros where the kernel has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct BootId(pub(super) [u8; 16]);
+pub(crate) struct BootId(pub(super) [u8; 16]);
 
 impl BootId {
     /// The identifier of this run of the system.
@@ -44,7 +44,7 @@ impl BootId {
 
 /// One record of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Record {
+pub(crate) enum Record {
     /// The first record of a journal, and never another one.
     Begin(Begin, BootId),
     /// A large file begins.

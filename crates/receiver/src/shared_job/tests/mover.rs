@@ -167,6 +167,15 @@ impl Mover {
         self.session.await.unwrap().unwrap();
     }
 
+    /// Waits until the receiver ends the session; returns how many items it has stored.
+    pub(super) async fn broken(mut self) -> usize {
+        let mut stored = 0;
+        while stored == 0 && self.hear(&mut stored).await {}
+        drop((self.writer, self.inbox, self.lane));
+        self.session.await.unwrap().unwrap_err();
+        stored
+    }
+
     /// Ends it as if the sender had died.
     pub(super) async fn die(self) {
         drop((self.writer, self.inbox, self.lane));

@@ -11,7 +11,7 @@ use zmove_wire::Held;
 use zmove_wire::limits::HELD_GROUPS_MAX;
 
 use crate::quota::Booking;
-use crate::resume::parts::GROUP_KEPT_BYTES;
+use crate::store::large_files::came::GROUP_KEPT_BYTES;
 use crate::store::large_files::delta::groups_with_data;
 use crate::store::reports::Outcome;
 use crate::store::transfer::Transfer;

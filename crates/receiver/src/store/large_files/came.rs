@@ -8,7 +8,6 @@ use zmove_types::{Cv, GroupSpan, Root};
 use zmove_wire::WireError;
 
 use crate::quota::{Booking, Quota};
-use crate::resume::parts::GROUP_KEPT_BYTES;
 
 /// The values by which the groups of a large file came, to be found again on the storage.
 #[derive(Debug)]
@@ -34,6 +33,13 @@ impl Came {
         Ok(())
     }
 
+    /// Takes back what was noted of a group.
+    pub(crate) fn forget(&mut self, index: u32) {
+        if self.values.remove(&index).is_some() {
+            self.held.shrink(GROUP_KEPT_BYTES);
+        }
+    }
+
     /// The root of a file of which all that is no hole has come, unless there are too many holes to be hashed.
     pub(crate) fn root(&self, bytes: u64) -> Option<Root> {
         let groups = GroupSpan::count(bytes)?;
@@ -50,6 +56,8 @@ impl Came {
     }
 }
 
+/// The memory of a group that is kept by its value: of a part, of the old version of a file, of what has come.
+pub(crate) const GROUP_KEPT_BYTES: usize = 64;
 /// The most groups of holes that are hashed for a root, which takes about a second: a file may have a billion.
 const HOLES_MAX: usize = 512;
 

@@ -78,7 +78,7 @@ impl<'a> OpenDirectories<'a> {
     /// Keeps a directory open, as far as the key may have the memory that its path takes.
     pub(crate) fn remember(&mut self, path: &RelPath, directory: Arc<OwnedFd>) -> io::Result<Opened> {
         if let Some(epoch) = self.transfer.target.staging_place.epoch() {
-            epoch.check(&directory)?;
+            epoch.check_device(&directory)?;
         }
         let flush = self.transfer.target.file_systems.note(&directory)?;
         let opened = Opened { directory, flush, new_files: Arc::default() };

@@ -1,0 +1,257 @@
+//! The groups of large files that count: those that a journal of this epoch says are flushed, by the part that they
+//! were written to.
+//!
+//! They are kept from the first commit that a session is asked for until their file has its name. Where there is no
+//! memory for more, those go whose file has got its name by another receiver.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use zmove_disk::{EpochSession, PartFound};
+use zmove_types::{Cv, GroupSpan, Name};
+use zmove_wire::WireError;
+
+use crate::quota::{Booking, Quota};
+use crate::resume::journal::Record;
+use crate::shared_job::journals::Journals;
+use crate::store::large_files::came::Came;
+
+/// A part, by its name and inode.
+pub(super) type PartKey = (Name, u64);
+
+/// The groups that count.
+#[derive(Debug)]
+pub(super) struct FlushedGroups {
+    journals: Journals<HashMap<u64, Written>>,
+    groups: GroupsByPart,
+}
+
+#[derive(Debug)]
+struct GroupsByPart {
+    of: HashMap<PartKey, Came>,
+    quota: Quota,
+    held: Booking,
+}
+
+/// A part that a session writes to.
+#[derive(Debug)]
+struct Written {
+    part: PartKey,
+    bytes: u64,
+    /// The groups that no flush has covered, as they came.
+    unflushed: VecDeque<Group>,
+}
+
+#[derive(Debug)]
+struct Group {
+    index: u32,
+    cv: Cv,
+    /// The offset in the journal at which its record ends.
+    end: u64,
+}
+
+/// The memory of a part that a session writes to.
+const WRITTEN_BYTES: usize = 256;
+/// The memory of a group that no flush has covered, in a queue that has just grown.
+const GROUP_BYTES: usize = 2 * size_of::<Group>();
+
+impl FlushedGroups {
+    pub(super) fn new(quota: &Quota) -> Self {
+        let groups = GroupsByPart { of: HashMap::new(), quota: quota.clone(), held: quota.book_nothing() };
+        Self { journals: Journals::new(quota.book_nothing()), groups }
+    }
+
+    /// Reads what the journals say by now.
+    pub(super) fn read_on(&mut self, directory: &OwnedFd, epoch: &EpochSession) -> io::Result<()> {
+        match self.try_to_read_on(directory, epoch.number()) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NOMEM) => {
+                if !self.forget_committed(epoch) {
+                    return Err(error);
+                }
+                self.try_to_read_on(directory, epoch.number())
+            }
+            read => read,
+        }
+    }
+
+    pub(super) fn try_to_read_on(&mut self, directory: &OwnedFd, epoch: u64) -> io::Result<()> {
+        let is_own = |other| other == epoch;
+        let groups = &mut self.groups;
+        self.journals.read_on(directory, is_own, |files, record, end| {
+            groups.take(files, record, end).map_err(|_over_limit| Errno::NOMEM.into())
+        })
+    }
+
+    /// The groups of a part that count.
+    pub(super) fn of(&self, part: &PartKey) -> Option<&Came> {
+        self.groups.of.get(part)
+    }
+
+    /// Forgets those of a part that has got its name.
+    pub(super) fn forget(&mut self, part: &PartKey) {
+        self.groups.of.remove(part);
+    }
+
+    /// Returns whether there was anything to forget.
+    fn forget_committed(&mut self, epoch: &EpochSession) -> bool {
+        let before = self.groups.of.len();
+        let is_committed = |name: &Name| matches!(epoch.find_part(name), Ok(PartFound::Committed { .. }));
+        self.groups.of.retain(|(name, _inode), _| !is_committed(name));
+        self.groups.of.len() < before
+    }
+}
+
+impl GroupsByPart {
+    /// Takes a record of a journal that tells of these files. One that fails may be taken again.
+    fn take(&mut self, files: &mut HashMap<u64, Written>, record: Record, end: u64) -> Result<(), WireError> {
+        match record {
+            Record::Part(file, part) => {
+                if let Some(before) = files.remove(&file) {
+                    self.held.shrink(WRITTEN_BYTES + GROUP_BYTES * before.unflushed.len());
+                }
+                self.held.grow(WRITTEN_BYTES)?;
+                let (part, bytes) = ((part.part, part.inode), part.source.bytes);
+                files.insert(file, Written { part, bytes, unflushed: VecDeque::new() });
+            }
+            Record::Groups { file, first, cvs } => {
+                let Some(written) = files.get_mut(&file) else { return Ok(()) };
+                let are_there = GroupSpan::count(written.bytes).unwrap_or(0).saturating_sub(first);
+                let groups = (first..).zip(cvs).take(are_there as usize);
+                let groups: Vec<_> = groups.map(|(index, cv)| Group { index, cv, end }).collect();
+                self.held.grow(GROUP_BYTES * groups.len())?;
+                groups.iter().for_each(|group| self.doubt(&written.part, group));
+                written.unflushed.extend(groups);
+            }
+            Record::Flushed { upto } => {
+                files.values_mut().try_for_each(|written| self.flushed(written, upto))?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A group that was written with other bytes counts when these are flushed, and not before.
+    fn doubt(&mut self, part: &PartKey, group: &Group) {
+        if let Some(came) = self.of.get_mut(part)
+            && came.values.get(&group.index).is_some_and(|before| *before != group.cv)
+        {
+            came.forget(group.index);
+        }
+    }
+
+    /// All that stands before an offset in the journal has been flushed.
+    fn flushed(&mut self, written: &mut Written, upto: u64) -> Result<(), WireError> {
+        let is_covered = |group: &&Group| group.end <= upto;
+        if written.unflushed.front().filter(is_covered).is_none() {
+            return Ok(());
+        }
+        let came = self.of.entry(written.part.clone()).or_insert_with(|| Came::new(&self.quota));
+        while let Some(group) = written.unflushed.front().filter(is_covered) {
+            came.note(group.index, group.cv)?;
+            written.unflushed.pop_front();
+            self.held.shrink(GROUP_BYTES);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::Quotas;
+    use crate::quota::limits::Limits;
+    use crate::resume::journal::{Part, SourceVersion};
+    use zmove_transport::Fingerprint;
+    use zmove_types::{ByteCount, GROUP_BYTES as BYTES, RelPath, Timestamp};
+
+    struct World {
+        groups: GroupsByPart,
+        files: HashMap<u64, Written>,
+        end: u64,
+    }
+
+    fn part() -> Part {
+        Part {
+            path: RelPath::from_bytes(b"f").unwrap(),
+            part: Name::from_bytes(b"part-1").unwrap(),
+            source: SourceVersion { bytes: 3 * BYTES, ..SourceVersion::default() },
+            inode: 7,
+            born: Timestamp::default(),
+        }
+    }
+
+    impl World {
+        fn new(memory: u64) -> Self {
+            let limits = Limits { memory_per_identity: ByteCount(memory), ..Limits::default() };
+            let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
+            let groups = GroupsByPart { of: HashMap::new(), held: quota.book_nothing(), quota };
+            let mut world = Self { groups, files: HashMap::new(), end: 0 };
+            world.take(Record::Part(1, part())).unwrap();
+            world
+        }
+
+        fn take(&mut self, record: Record) -> Result<(), WireError> {
+            self.end += 1;
+            self.groups.take(&mut self.files, record, self.end)
+        }
+
+        fn write(&mut self, first: u32, cvs: &[u8]) -> Result<(), WireError> {
+            self.take(Record::Groups {
+                file: 1,
+                first,
+                cvs: cvs.iter().map(|byte| Cv([*byte; 32])).collect(),
+            })
+        }
+
+        fn flush(&mut self, upto: u64) -> Result<(), WireError> {
+            self.take(Record::Flushed { upto })
+        }
+
+        fn counted(&self) -> Vec<(u32, u8)> {
+            let came = self.groups.of.get(&(part().part, 7));
+            let values = came.iter().flat_map(|came| &came.values);
+            let mut counted: Vec<_> = values.map(|(index, cv)| (*index, cv.0[0])).collect();
+            counted.sort_unstable();
+            counted
+        }
+    }
+
+    #[test]
+    fn groups_count_from_their_flush_on_and_those_beyond_the_file_never() {
+        let mut world = World::new(1 << 20);
+        world.write(0, &[1]).unwrap();
+        world.write(1, &[2, 3, 4, 5]).unwrap();
+        assert_eq!(world.counted(), []);
+        world.flush(2).unwrap();
+        assert_eq!(world.counted(), [(0, 1)]);
+        world.flush(3).unwrap();
+        assert_eq!(world.counted(), [(0, 1), (1, 2), (2, 3)]);
+        // the same bytes again are no less safe, and others are
+        world.write(0, &[1, 9]).unwrap();
+        assert_eq!(world.counted(), [(0, 1), (2, 3)]);
+        world.flush(world.end).unwrap();
+        assert_eq!(world.counted(), [(0, 1), (1, 9), (2, 3)]);
+    }
+
+    /// Whoever may write to the job's directory can put a journal of any length there.
+    #[test]
+    fn what_a_journal_says_is_booked_before_it_is_kept_and_given_back() {
+        let mut world = World::new(10_000);
+        let quota = world.groups.quota.clone();
+        let before = quota.memory_held();
+        while world.write(0, &[1, 2, 3]).is_ok() {
+            assert!(quota.memory_held() <= 10_000);
+        }
+        let kept = world.files[&1].unflushed.len();
+        assert!((30..100).contains(&kept), "{kept} groups");
+        world.take(Record::Part(1, part())).unwrap();
+        assert_eq!(quota.memory_held(), before);
+        world.write(0, &[1, 2, 3]).unwrap();
+        world.flush(world.end).unwrap();
+        assert_eq!(world.counted().len(), 3);
+        world.groups.of.clear();
+        assert_eq!(quota.memory_held(), before);
+    }
+}
