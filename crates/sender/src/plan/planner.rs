@@ -494,8 +494,8 @@ impl Planner<'_> {
             self.need_room(source.entry.size.saturating_sub(groups * GROUP_BYTES));
         }
         if held.count() > 0 {
-            self.session.account.resumed(&held, source.entry.size);
-            source = source.resuming(held);
+            let bytes = self.session.account.resumed(&held, source.entry.size);
+            source = source.resuming(held, bytes);
         }
         self.session.queue.add_file(Arc::new(source.comparing(there)), When::Room);
     }

@@ -134,6 +134,7 @@ struct LargeState {
     groups_unread: u32,
     /// The number of groups that are to be sent and that the receiver has not stored.
     groups_unstored: u32,
+    counted: Counted,
     dead: bool,
     was_opened: bool,
     opened: Option<(Arc<DataFile>, FileIdentity)>,
@@ -147,6 +148,15 @@ struct LargeState {
     /// The values of groups of another version at the target, which need not be sent where they are the same.
     there: GroupValues,
     tries: HashMap<u32, u8>,
+}
+
+/// The bytes of a large file that the account has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// Bytes counted as moved.
+    pub(crate) moved: u64,
+    /// Bytes counted as what had come in an earlier transfer.
+    pub(crate) resumed: u64,
 }
 
 /// A large file that is open for reading.
@@ -178,11 +188,16 @@ impl LargeSource {
         Self { id, directory, entry, target, resumed: false, state: Mutex::new(state) }
     }
 
-    /// This file as a resumed one: the target holds the groups that have a value in `held`.
-    pub(crate) fn resuming(self, held: GroupValues) -> Self {
+    /// This file as a resumed one: the target holds the groups that have a value in `held`, `bytes` in all.
+    pub(crate) fn resuming(self, held: GroupValues, bytes: u64) -> Self {
         let unread = self.groups_in_all().saturating_sub(held.count());
-        let state =
-            LargeState { groups_unread: unread, groups_unstored: unread, cvs: held, ..LargeState::default() };
+        let state = LargeState {
+            groups_unread: unread,
+            groups_unstored: unread,
+            counted: Counted { moved: 0, resumed: bytes },
+            cvs: held,
+            ..LargeState::default()
+        };
         Self { resumed: true, state: Mutex::new(state), ..self }
     }
 
@@ -242,6 +257,7 @@ impl LargeSource {
             if let Some(data) = data {
                 found.bytes = identity.bytes - data.data_bytes();
                 found.held_bytes = state.hole_bytes_of_held(&data, identity.bytes);
+                state.counted.resumed = state.counted.resumed.saturating_sub(found.held_bytes);
                 state.leave_out_holes(data, identity.bytes);
             }
         }
@@ -355,14 +371,19 @@ impl LargeSource {
         (state.was_opened || self.resumed) && state.groups_unread == 0
     }
 
-    /// Notes that the receiver has stored a group. After the last one the file need not stay open until it has its
+    /// Notes that the receiver has stored a group, of which `moved` bytes have travelled; returns whether they count:
+    /// what comes to a file that has failed does not. After the last one the file need not stay open until it has its
     /// name.
-    pub(crate) fn group_stored(&self) {
+    pub(crate) fn group_stored(&self, moved: u64) -> bool {
         let mut state = self.lock();
         state.groups_unstored = state.groups_unstored.saturating_sub(1);
         if state.groups_unstored == 0 {
             state.opened = None;
         }
+        if !state.dead {
+            state.counted.moved += moved;
+        }
+        !state.dead
     }
 
     /// Whether the file is still what it was when it was opened.
@@ -388,11 +409,13 @@ impl LargeSource {
         self.lock().tries.get(&span.index).copied().unwrap_or(0)
     }
 
-    /// Stops the file: no group of it is read any more.
-    pub(crate) fn kill(&self) {
+    /// Stops the file: no group of it is read any more. Returns what has been counted of it until then.
+    #[must_use]
+    pub(crate) fn kill(&self) -> Counted {
         let mut state = self.lock();
         state.opened = None;
         state.dead = true;
+        std::mem::take(&mut state.counted)
     }
 
     /// Closes the file when everything has been confirmed.
@@ -471,6 +494,16 @@ mod tests {
     fn open(file: &LargeSource) -> OpenedSource {
         let metadata = |_: &File, _: &FileIdentity| Metadata::default();
         file.open(Direct::default(), Holes::Kept, || false, metadata).unwrap()
+    }
+
+    #[test]
+    fn what_comes_to_a_file_that_has_failed_does_not_count() {
+        let home = tempfile::tempdir().unwrap();
+        let file = of_holes(home.path());
+        assert!(file.group_stored(3) && file.group_stored(4));
+        assert_eq!(file.kill(), Counted { moved: 7, resumed: 0 });
+        assert!(!file.group_stored(5));
+        assert_eq!(file.kill(), Counted::default(), "taken back once");
     }
 
     #[test]
