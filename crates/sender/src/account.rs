@@ -14,7 +14,7 @@ pub(crate) mod totals;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zmove_scan::{Entry, EntryKind, ScanError};
+use zmove_scan::{Entry, EntryKind, Parts, ScanError};
 use zmove_types::{ByteCount, Escaped, Event, GroupSpan, Kinds, Observer, RelPath, Root};
 use zmove_wire::limits::SYMLINK_BYTES_MAX;
 use zmove_wire::{FoundSoFar, Lack, Missed, NotKept};
@@ -121,17 +121,19 @@ impl Account {
         self.observer.on(&Event::Found { files, bytes });
     }
 
-    /// Notes that the scan has ended, which has passed over so many `parts` of unfinished transfers.
-    pub(crate) fn end_scan(&self, parts: u64) {
+    /// Notes that the scan has ended, which has passed over these `parts` of unfinished transfers.
+    pub(crate) fn end_scan(&self, Parts { count, first }: &Parts) {
         self.has_found_all.store(true, Ordering::Relaxed);
         self.observer.on(&Event::ScanEnded);
-        if parts == 0 {
-            return;
-        }
-        let message = if parts == 1 {
-            "a part of an unfinished transfer lies in the source (.zmove-...), and is left out".to_owned()
+        let Some(first) = first else { return };
+        // It is named, since it may be an entry of the user's that has such a name.
+        let first = Escaped::path(first);
+        let message = if *count == 1 {
+            format!("a part of an unfinished transfer lies in the source, and is left out: '{first}'")
         } else {
-            format!("{parts} parts of unfinished transfers lie in the source (.zmove-...), and are left out")
+            format!(
+                "{count} parts of unfinished transfers lie in the source, and are left out, among them '{first}'"
+            )
         };
         if self.files().tell(&message) {
             self.observer.on(&Event::Warned { message });

@@ -147,7 +147,7 @@ impl Planner<'_> {
                 }
             }
         }
-        self.session.account.end_scan(scan.parts());
+        self.session.account.end_scan(&scan.parts());
     }
 
     /// Whether the scan has to wait.
