@@ -208,7 +208,7 @@ pub fn reached(place: &Place, job: &Job) -> Option<Progress> {
 /// The rate of an ended attempt.
 #[expect(clippy::cast_precision_loss, reason = "a rate is shown with three digits")]
 fn rate(moved: &Moved) -> Option<f64> {
-    (moved.seconds > 0.0).then(|| moved.bytes as f64 / moved.seconds)
+    (moved.seconds > 0.0 && moved.bytes > 0).then(|| moved.bytes as f64 / moved.seconds)
 }
 
 /// The time that is left at the present rate.
