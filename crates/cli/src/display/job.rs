@@ -8,7 +8,7 @@ use zmove_api::{EventView, Figures, JobView, reached};
 use zmove_jobs::{Job, JobEvent, Moment, Place, Progress, State, shown};
 use zmove_types::{ByteCount, ByteRate};
 
-use crate::display::format::{bytes_per_second, counted, cut, wrapped};
+use crate::display::format::{counted, cut, wrapped};
 use crate::display::terminal::Printable;
 use crate::value::age::Age;
 
@@ -117,7 +117,7 @@ impl Row {
         let Job { id, label, state, message, .. } = &self.job;
         let moved = self.moved().map(|(files, bytes)| {
             let rate = self.view.figures.bytes_per_second;
-            let rate = rate.map_or_else(String::new, |rate| format!(", {}", bytes_per_second(rate)));
+            let rate = rate.map_or_else(String::new, |rate| format!(", {}", ByteRate(rate)));
             format!(": {}, {}{rate}", counted(files, "file"), ByteCount(bytes))
         });
         let why = message.as_ref().map(|message| format!(": {message}"));
