@@ -63,7 +63,7 @@ fn a_target_that_is_a_file(site: &Site) {
         site.push(&[], &a, "f/"),
         site.push_command(&[], &both, "f").outcome(),
     ] {
-        outcome.expect(3).says(&["zmove: receiver: target", "f", "is not a directory"]).lines(1);
+        outcome.expect(3).says(&["zmove: receiver: target", "f", "is a file and not a directory"]).lines(1);
     }
     crate::tree::assert_pictures(&before, &picture(&site.target()));
 }
@@ -71,12 +71,14 @@ fn a_target_that_is_a_file(site: &Site) {
 fn a_file_on_the_way_to_the_target(site: &Site) {
     paint(site.source().join("a"), 10);
     paint(site.target().join("f"), 7);
-    let exists = if site.is_remote() { "is not a directory" } else { "make directory" };
-    for (outcome, cause) in [
-        (site.push(&[], site.contents(), "f/below"), exists),
-        (site.push(&[], site.source().join("a"), "f/below/a"), "is not a directory"),
+    for (outcome, target) in [
+        (site.push(&[], site.contents(), "f/below"), "f/below': '"),
+        (site.push(&[], site.contents(), "f/a/b/c"), "f/a/b/c': '"),
+        (site.push(&[], site.source().join("a"), "f/below/a"), "f/below/a': '"),
+        (site.push(&["--dry-run"], site.source().join("a"), "f/below/a"), "f/below/a': '"),
     ] {
-        outcome.expect(3).says(&["zmove: receiver: ", "f", cause]).lines(1);
+        let parts = ["zmove: receiver: target '", target, "f' is a file and not a directory"];
+        outcome.expect(3).says(&parts).lines(1);
     }
     assert_eq!(std::fs::read(site.target().join("f")).unwrap(), painted(7, 0));
 }
@@ -85,7 +87,8 @@ fn a_dangling_link_on_the_way_to_the_target(site: &Site) {
     paint(site.source().join("a"), 10);
     std::os::unix::fs::symlink("nowhere/at/all", site.target().join("link")).unwrap();
     let outcome = site.push(&[], site.contents(), "link/x").expect(3);
-    outcome.says(&["zmove: receiver:", "link"]).lines(1);
+    let what = if site.is_remote() { "which is not followed" } else { "that leads nowhere" };
+    outcome.says(&["zmove: receiver: target '", "link' is a symbolic link", what]).lines(1);
     assert_eq!(names(&site.target()), ["link"]);
 }
 

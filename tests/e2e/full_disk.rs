@@ -48,6 +48,10 @@ fn a_disk_that_fills_up(site: &Site) {
     assert_part_of(&site.source(), &target);
     let whole = inodes(&target);
     assert!(whole.len() > 1, "nothing was whole");
+    // What came of files that failed is no part of what was moved.
+    let bytes: u64 = whole.keys().map(|path| path.metadata().unwrap().len()).sum();
+    let summary = outcome.summary();
+    assert_eq!((&summary["files"], &summary["bytes"]), (&whole.len().into(), &bytes.into()), "{summary}");
     std::fs::remove_file(filler).unwrap();
     site.push(&["--json"], site.contents(), "in").done();
     assert_same(&site.source(), &target);

@@ -309,7 +309,7 @@ fn a_job_waits_for_another_and_fails_with_it() {
     yard.run(&["job", &first, "cancel"]).done();
     yard.wait(&second).expect(30);
     let job = yard.job(&second);
-    let why = format!("job {first}, which has to be done before, is cancelled");
+    let why = format!("job {first}, which has to be done before, was cancelled");
     assert_eq!((&job["message"], &job["attempts"]), (&why.into(), &0.into()));
     let done = yard.submit(&[], "");
     let third = yard.submit(&["--after", &done, "-c"], "");
@@ -332,9 +332,9 @@ fn the_same_submission_is_done_once() {
     again.0.arg(yard.site.address(""));
     let again = again.outcome().expect(0).lines(1);
     assert_eq!(number(&again), id);
-    let head = format!("zmove: job {id} of this id is done since ");
+    let head = format!("zmove: job {id} of this id is done (");
     let time =
-        again.stderr.strip_prefix(&head).and_then(|rest| rest.strip_suffix(": nothing is sent again\n"));
+        again.stderr.strip_prefix(&head).and_then(|rest| rest.strip_suffix("): nothing is sent again\n"));
     let time = time.unwrap_or_else(|| panic!("{}", again.stderr));
     let shown = yard.run(&["job", &id]).done().stdout;
     assert!(shown.contains(&format!("ended {time}")), "{time} in {shown}");
@@ -357,7 +357,7 @@ fn a_submission_that_has_failed_is_told_and_not_done_again() {
     assert!(!first.stderr.contains("of this id"), "{}", first.stderr);
     yard.wait(&id);
     paint(yard.site.path("none"), 1000);
-    submit().says(&[&format!("job {id} of this id is failed since "), "nothing is sent again"]);
+    submit().says(&[&format!("job {id} of this id has failed ("), "nothing is sent again"]);
     assert_eq!(yard.job(&id)["state"], "failed");
 }
 
@@ -389,7 +389,7 @@ fn a_job_whose_source_is_gone_fails_and_says_so() {
     submit.0.args(["--label", "gone"]);
     let id = number(&submit.outcome().expect(0).says(&["'none' is not there"]).lines(1));
     let said = yard.wait(&id).expect(30);
-    assert!(said.stdout.contains("job 1 (gone) is failed"), "{}", said.stdout);
+    assert!(said.stdout.contains("job 1 (gone) has failed"), "{}", said.stdout);
     let job = yard.job(&id);
     assert_eq!(job["attempts"], 1, "{job}");
     assert!(job["message"].as_str().is_some_and(|message| !message.is_empty()), "{job}");

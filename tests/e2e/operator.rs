@@ -44,14 +44,16 @@ fn has_moved(transfer: &Value) -> bool {
 /// A push of a large file that takes half a minute.
 fn slow_push(site: &Site) -> Child {
     paint(site.source().join("large"), 24 << 20);
-    site.push_command(&["--limit", "8Mbit"], &[site.contents().as_ref()], "").start()
+    site.push_command(&["--limit", "8Mbit", "--streams", "1"], &[site.contents().as_ref()], "").start()
 }
 
 #[test]
 fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
     let site = Site::daemon();
     let push = slow_push(&site);
-    let shown = wait_for(&site, |shown| has_moved(shown) && !shown["eta_seconds"].is_null());
+    let has_whole_group =
+        |shown: &Value| shown["bytes"].as_u64() > Some(zmove_types::GROUP_BYTES + (1 << 20));
+    let shown = wait_for(&site, |shown| has_whole_group(shown) && !shown["eta_seconds"].is_null());
     assert_eq!((&shown["files_found"], &shown["bytes_found"]), (&Value::from(1), &Value::from(24 << 20)));
     assert!((1..120).contains(&shown["eta_seconds"].as_u64().unwrap()), "{shown}");
     assert_eq!((&shown["name"], &shown["direction"]), (&Value::from("tester"), &Value::from("receive")));
@@ -75,6 +77,19 @@ fn a_push_is_shown_and_stopped_and_the_same_command_goes_on() {
     let summary = site.push_contents();
     assert_same(&site.source(), &site.target());
     assert!(summary["bytes_resumed"].as_u64().unwrap() > 0, "nothing was left to go on from: {summary}");
+}
+
+/// On a slow path it takes minutes until a group is whole.
+#[test]
+fn what_has_come_of_a_group_is_shown() {
+    let site = Site::daemon();
+    paint(site.source().join("large"), 24 << 20);
+    let mut push =
+        site.push_command(&["--limit", "1Mbit", "--streams", "1"], &[site.contents().as_ref()], "").start();
+    let shown = wait_for(&site, has_moved);
+    assert!(shown["bytes"].as_u64().unwrap() < zmove_types::GROUP_BYTES, "{shown}");
+    push.kill().unwrap();
+    push.wait().unwrap();
 }
 
 #[test]

@@ -138,7 +138,22 @@ fn a_source_that_is_missing_is_named_and_the_others_arrive() {
         .says(&["sender: open '", "/none'"])
         .says(&["glob*"]);
     assert_eq!(names(&site.target()), ["f"]);
-    site.pull(&[], &["none"], "").expect(23).says(&["nothing to send", "none"]).lines(1);
+    site.pull(&[], &["none"], "")
+        .expect(23)
+        .says(&["zmove: sender: nothing to send: open '", "none'"])
+        .lines(1);
+}
+
+/// This side's own target: whoever asked for it is told once what is wrong.
+#[test]
+fn a_target_that_cannot_be_is_told_once() {
+    let site = site();
+    paint(site.source().join("f"), 10);
+    std::fs::write(site.target().join("file"), "x").unwrap();
+    let outcome = site.pull(&[], &["f"], "file/below/").expect(3).lines(1);
+    let told = outcome.stderr.strip_prefix("zmove: receiver: target '").unwrap_or_default();
+    assert!(told.ends_with("/file' is a file and not a directory\n"), "{}", outcome.stderr);
+    assert_eq!(told.matches("is a file").count(), 1, "{told}");
 }
 
 #[test]

@@ -155,6 +155,11 @@ fn a_part_is_copied_nowhere_and_that_is_told() {
         zmove.outcome().expect(0).says(&["a part of an unfinished transfer", "is left out"]).lines(1);
         assert_eq!(names(&site.path(copy).join("target")), ["whole"], "{command}");
     }
+    let part = names(&site.target()).into_iter().find(|name| name.starts_with(".zmove-")).unwrap();
+    std::fs::write(site.path("list"), format!("whole\n{part}\n")).unwrap();
+    let listed = site.zmove(&["push", "--files-from", "list", "target", "listed"]).outcome().expect(23);
+    listed.says(&["zmove: sender: take '", &part, "a part of an unfinished transfer"]).lines(1);
+    assert_eq!(names(&site.path("listed")), ["whole"]);
     let mut verify = site.zmove(&["verify"]);
     verify.0.args([target.as_os_str(), "pushed".as_ref()]);
     verify.outcome().expect(0).says(&["is left out"]);

@@ -24,4 +24,4 @@ pub use options::{SubmitOption, Takes};
 pub use routes::{description, serve};
 pub use state::{Api, Host};
 pub use token::Token;
-pub use view::{EventView, Figures, JobView, reached};
+pub use view::{EventView, Figures, JobView, reached, tells_time_left};

@@ -208,7 +208,7 @@ pub fn reached(place: &Place, job: &Job) -> Option<Progress> {
 /// The rate of an ended attempt.
 #[expect(clippy::cast_precision_loss, reason = "a rate is shown with three digits")]
 fn rate(moved: &Moved) -> Option<f64> {
-    (moved.seconds > 0.0).then(|| moved.bytes as f64 / moved.seconds)
+    (moved.seconds > 0.0 && moved.bytes > 0).then(|| moved.bytes as f64 / moved.seconds)
 }
 
 /// The time that is left at the present rate.
@@ -218,9 +218,24 @@ fn left(progress: &Progress) -> Option<Duration> {
     if !progress.scan_ended || progress.bytes_per_second < 1.0 || progress.watch.is_some() {
         return None;
     }
+    if !tells_time_left(progress.bytes_moved, progress.bytes_found) {
+        return None;
+    }
     let left = progress.bytes_found.saturating_sub(progress.bytes_done) as f64;
     Duration::try_from_secs_f64(left / progress.bytes_per_second).ok()
 }
+
+/// Whether what has been moved tells how long the rest takes. A large file counts by groups: on a slow path the first
+/// takes a minute, and until then the rate is that of a few small files.
+#[must_use]
+pub fn tells_time_left(bytes_moved: u64, bytes_found: u64) -> bool {
+    bytes_moved > 0 && bytes_moved >= TELLING_BYTES.min(bytes_found / TELLING_SHARE)
+}
+
+/// The size of a group.
+const TELLING_BYTES: u64 = 4 << 20;
+/// Of what is smaller than many groups, one part in so many tells.
+const TELLING_SHARE: u64 = 20;
 
 fn wish_word(wish: Wish) -> &'static str {
     match wish {
@@ -264,3 +279,17 @@ impl From<JobEvent> for EventView {
 
 /// The version of the objects, which `docs/schema/job.json` describes.
 const SCHEMA: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_small_files_do_not_tell_how_long_a_large_one_takes() {
+        let tells = [(0, 0), (141, 30 << 20), (4 << 20, 1 << 40), (1 << 20, 20 << 20), (50, 1000)];
+        assert_eq!(
+            tells.map(|(moved, found)| tells_time_left(moved, found)),
+            [false, false, true, true, true]
+        );
+    }
+}

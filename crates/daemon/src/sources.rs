@@ -125,10 +125,10 @@ impl Sources {
                 search.book(SOURCE_BYTES + SOURCE_PATHS * path.len())?;
                 match search.look_at(&wanted, &path)? {
                     Ok(source) => found.push(source),
-                    Err(error) => missing.push(format!(
-                        "sender: open '{}': {error}",
-                        Escaped::path(&wanted.ground.shown(&path))
-                    )),
+                    Err(error) => {
+                        missing
+                            .push(format!("open '{}': {error}", Escaped::path(&wanted.ground.shown(&path))));
+                    }
                 }
             }
         }
@@ -142,6 +142,7 @@ impl Sources {
         let Search { memory, mut descriptors, .. } = search;
         descriptors.push(memory);
         let roots = found.into_iter().map(|source| source.root).collect();
+        let missing = missing.into_iter().map(|source| format!("sender: {source}")).collect();
         Ok(Self { roots, shape, missing, held: descriptors })
     }
 }

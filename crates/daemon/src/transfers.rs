@@ -243,7 +243,7 @@ impl Live {
 
     fn bytes(&self) -> u64 {
         let reading = self.meter.reading();
-        reading.bytes + reading.sent_bytes + reading.probed
+        reading.bytes + self.meter.coming() + reading.sent_bytes + reading.probed
     }
 
     fn reading(&self) -> MeterReading {

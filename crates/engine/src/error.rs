@@ -353,6 +353,9 @@ pub enum PullError {
     /// No data connection came about.
     #[error("{0}")]
     Lane(#[source] LaneError),
+    /// This side does not have the target that its own user asks for.
+    #[error("receiver: {}", .0.text)]
+    Target(Refusal),
     /// The receiving role ended.
     #[error("receiver: {0}")]
     Receiver(#[source] ReceiverError),
@@ -404,6 +407,7 @@ impl PullError {
             Self::Receiver(error) => error.is_lost(),
             Self::Silent => true,
             Self::Sources(_)
+            | Self::Target(_)
             | Self::TooOld
             | Self::Ended(_)
             | Self::Receipt

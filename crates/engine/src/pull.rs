@@ -346,6 +346,7 @@ impl PullRun {
 fn why(error: Option<ReceiverError>, heard: &Heard) -> PullError {
     match (error, &heard.broken) {
         (Some(ReceiverError::PeerMisbehaved(error)), _) => PullError::Misbehaved(error),
+        (Some(ReceiverError::Refused(refusal)), _) => PullError::Target(refusal),
         (Some(error @ (ReceiverError::Control(_) | ReceiverError::Lane(_))), broken) => match broken {
             Some(refusal) if error.is_lost() => PullError::Refused(refusal.clone()),
             _ => match error {

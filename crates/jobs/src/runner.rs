@@ -112,6 +112,8 @@ struct Attempt {
     deadline: Duration,
     /// The moment since which the process is asked to end.
     asked: Option<Instant>,
+    /// Whether it is asked because the user wants the job held or ended.
+    is_stopped: bool,
     /// The exit code, once the process has ended.
     ended: Option<Option<i32>>,
     /// Whether it was told that it moves nothing.
@@ -225,6 +227,7 @@ impl Runner {
             tail: Tail::new(events_read, furthest),
             deadline,
             asked: None,
+            is_stopped: false,
             ended: None,
             stalled: false,
             job,
@@ -236,6 +239,7 @@ impl Runner {
                 // One that is not found yet is asked in the next turn.
                 let found = attempt.process.signal(&self.place, id, Signal::TERM);
                 attempt.asked = found.then(Instant::now);
+                attempt.is_stopped = found && wish.is_some();
             }
             Some(asked) if asked.elapsed() > GRACE => {
                 let _found = attempt.process.signal(&self.place, id, Signal::KILL);
@@ -332,8 +336,17 @@ impl Runner {
         match child::start(&self.place, id, lock, &started, &self.config.words) {
             Ok(process) => {
                 let Started { attempt: number, deadline, furthest, .. } = started;
-                let (tail, asked, ended, stalled) = (Tail::new(0, furthest), None, None, false);
-                let attempt = Attempt { job, number, process, tail, deadline, asked, ended, stalled };
+                let attempt = Attempt {
+                    job,
+                    number,
+                    process,
+                    tail: Tail::new(0, furthest),
+                    deadline,
+                    asked: None,
+                    is_stopped: false,
+                    ended: None,
+                    stalled: false,
+                };
                 self.attempts.insert(id, attempt);
             }
             Err(error) => {
@@ -411,9 +424,12 @@ fn ending(attempt: &mut Attempt, exit: Option<i32>, judge: fn(i32) -> Verdict, l
     let Last { exit: told, message, .. } =
         attempt.tail.last.take().unwrap_or(Last { exit: -1, message: None, moved: None });
     let exit = exit.or((told >= 0).then_some(told));
-    let verdict = exit.map_or(Verdict::Vanished, judge);
+    let verdict = match exit.map_or(Verdict::Vanished, judge) {
+        Verdict::Passing if attempt.is_stopped => Verdict::Stopped,
+        verdict => verdict,
+    };
     let message = match verdict {
-        Verdict::Done => None,
+        Verdict::Done | Verdict::Stopped => None,
         Verdict::Vanished => Some("its process was killed".to_owned()),
         Verdict::Fatal | Verdict::Passing => message.or_else(|| last_line(log)),
     };

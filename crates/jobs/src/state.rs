@@ -64,7 +64,7 @@ pub enum Step {
 
 /// A step that a job cannot take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a job that is {state} cannot {step}")]
+#[error("a job that {} cannot {step}", .state.phrase())]
 pub struct IllegalStep {
     /// The job's state.
     pub state: State,
@@ -109,6 +109,21 @@ impl State {
             _ => return Err(IllegalStep { state: self, step }),
         };
         Ok(next)
+    }
+
+    /// What a job in this state is or has done, for a sentence: "job 7 has failed".
+    #[must_use]
+    pub fn phrase(self) -> &'static str {
+        match self {
+            Self::Waiting => "is waiting",
+            Self::Queued => "is queued",
+            Self::Running => "is running",
+            Self::Paused => "is paused",
+            Self::Done => "is done",
+            Self::Failed => "has failed",
+            Self::Cancelled => "was cancelled",
+            Self::Expired => "has expired",
+        }
     }
 
     /// The word for it, in the database and for users.

@@ -162,7 +162,7 @@ class RealRunner(unittest.TestCase):
         failed = self.client.submit(self.runner.directory / "gone", self.runner.target()).wait(PATIENCE)
         with self.assertRaises(zmove.JobFailed) as error:
             failed.raise_for_status()
-        self.assertIn(f"job {failed.id} (gone) is failed: ", str(error.exception))
+        self.assertIn(f"job {failed.id} (gone) has failed: ", str(error.exception))
         cancelled = self.later().cancel()
         with self.assertRaises(zmove.JobCancelled):
             cancelled.raise_for_status()

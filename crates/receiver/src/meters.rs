@@ -99,6 +99,12 @@ impl TransferMeter {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Bytes that have come of frames which are not whole yet; this is no total, and falls.
+    #[must_use]
+    pub fn coming(&self) -> u64 {
+        self.receive.at_hand()
+    }
+
     /// Regular files that were given their names.
     #[must_use]
     pub fn files(&self) -> u64 {

@@ -230,6 +230,7 @@ impl Tally {
                 let what = "what is no filler, or arrived damaged,";
                 return Err(LaneError::from(WireError::OutOfOrder { what }).into());
             }
+            watch.has_at_hand(0);
             self.count(frame.data.len() as u64)?;
             watch.lap(Doing::Busy);
         }

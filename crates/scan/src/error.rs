@@ -91,6 +91,9 @@ pub enum ListFault {
     /// Nothing exists at the path.
     #[error("there is no such file or directory")]
     Missing,
+    /// The entry at the path has the name of one that a transfer has not finished.
+    #[error("it is a part of an unfinished transfer, of use where it is alone")]
+    Unfinished,
     /// An entry above the path is a file or a link.
     #[error("'{}' is not a directory", Escaped::path(.0))]
     NotDirectory(PathBuf),

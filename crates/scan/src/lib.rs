@@ -50,4 +50,4 @@ pub use path_list::{PathList, Separator};
 pub use scan::{Scan, scan, scan_list};
 pub use selection::{Effect, PathKind, PatternError, Rule, Selection};
 pub use source_names::{DirectoryNames, SourceNames};
-pub use walk::{Found, Portion, PortionSize, Tally, Wanted, look_up_portion, walk_portion};
+pub use walk::{Found, Parts, Portion, PortionSize, Tally, Wanted, look_up_portion, walk_portion};

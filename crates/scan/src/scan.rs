@@ -14,7 +14,7 @@ use crate::config::{ScanConfig, ScanRoot};
 use crate::entry::ScanItem;
 use crate::error::ScanError;
 use crate::path_list::PathList;
-use crate::walk::{Tally, Walk, Worker};
+use crate::walk::{Parts, Tally, Walk, Worker};
 
 /// The stream of the items that a walk finds. Clones share one stream, each item going to one of them; the walk stops
 /// when the last of them and of their receivers is dropped.
@@ -88,9 +88,9 @@ impl Scan {
         self.tally.left_out()
     }
 
-    /// How many parts of unfinished transfers have been passed over so far.
+    /// The parts of unfinished transfers that have been passed over so far.
     #[must_use]
-    pub fn parts(&self) -> u64 {
+    pub fn parts(&self) -> Parts {
         self.tally.parts()
     }
 

@@ -4,7 +4,7 @@
 //! directories are pending. **Invariant:** a pending directory is a path, not a descriptor; open descriptors are
 //! bounded by the threads, the stretches waiting to be looked up and the batches not yet dropped.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +30,7 @@ mod tally;
 use descriptor_wait::DescriptorWait;
 use names::NameList;
 pub use portion::{Portion, PortionSize, Wanted, look_up_portion, walk_portion};
-pub use tally::{Found, Tally};
+pub use tally::{Found, Parts, Tally};
 
 /// The state that all jobs of one walk share. The stream ends when the last job lets go of it.
 #[derive(Debug)]
@@ -84,13 +84,18 @@ impl Walk {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
     }
 
-    /// Whether a name is passed over.
-    fn is_apart(&self, directory: &Directory, name: &CStr) -> bool {
+    /// What a name belongs to that is not wanted because of it.
+    fn unfinished(&self, directory: &Directory, name: &CStr) -> Option<Unfinished> {
         // An entry that a root itself names is wanted.
-        let apart = self.config.apart.filter(|_| directory.root().extent == Extent::Tree);
-        let why = apart.and_then(|apart| apart(directory.fd(), name.to_bytes()));
+        let apart = self.config.apart.filter(|_| directory.root().extent == Extent::Tree)?;
+        apart(directory.fd(), name.to_bytes())
+    }
+
+    /// Whether a name is passed over.
+    fn passes_over(&self, directory: &Directory, name: &CStr) -> bool {
+        let why = self.unfinished(directory, name);
         if why == Some(Unfinished::Part) {
-            self.tally.pass_over_part();
+            self.tally.pass_over_part(|| directory.full_path().join(OsStr::from_bytes(name.to_bytes())));
         }
         why.is_some()
     }
@@ -276,7 +281,7 @@ impl<'walk> Worker<'walk> {
             if walk.is_stopped() {
                 return Vec::new();
             }
-            if !walk.is_apart(directory, name) && filter.may_admit(name) {
+            if !walk.passes_over(directory, name) && filter.may_admit(name) {
                 match Entry::look_up(directory, name, walk.config.xattrs) {
                     Ok(entry) if filter.admits(&entry) => entries.push(entry),
                     Ok(_not_wanted) => {}

@@ -14,7 +14,7 @@ pub(crate) mod totals;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zmove_scan::{Entry, EntryKind, ScanError};
+use zmove_scan::{Entry, EntryKind, Parts, ScanError};
 use zmove_types::{ByteCount, Escaped, Event, GroupSpan, Kinds, Observer, RelPath, Root};
 use zmove_wire::limits::SYMLINK_BYTES_MAX;
 use zmove_wire::{FoundSoFar, Lack, Missed, NotKept};
@@ -25,7 +25,7 @@ use self::manifest::Known;
 use self::totals::Totals;
 use crate::read::extras::Extras;
 use crate::read::group_values::GroupValues;
-use crate::read::source::{Look, SourceDirectory};
+use crate::read::source::{Counted, Look, SourceDirectory};
 
 /// Counts what happens to files, and reports it to the user.
 pub(crate) struct Account {
@@ -87,12 +87,13 @@ impl Account {
         true
     }
 
-    /// Counts the groups of a file of `bytes` that came in an earlier transfer.
-    pub(crate) fn resumed(&self, held: &GroupValues, bytes: u64) {
+    /// Counts the groups of a file of `bytes` that came in an earlier transfer; returns the bytes of these.
+    pub(crate) fn resumed(&self, held: &GroupValues, bytes: u64) -> u64 {
         let spans = held.known().filter_map(|index| GroupSpan::of(bytes, index));
         let bytes = spans.map(|span| u64::from(span.len)).sum();
         self.totals.resumed.add(bytes);
         self.need_not_travel(0, bytes);
+        bytes
     }
 
     /// Takes back what of resumed groups has turned out to be holes, which are no part of what is moved.
@@ -120,19 +121,13 @@ impl Account {
         self.observer.on(&Event::Found { files, bytes });
     }
 
-    /// Notes that the scan has ended, which has passed over so many `parts` of unfinished transfers.
-    pub(crate) fn end_scan(&self, parts: u64) {
+    /// Notes that the scan has ended, which has passed over these `parts` of unfinished transfers.
+    pub(crate) fn end_scan(&self, parts: &Parts) {
         self.has_found_all.store(true, Ordering::Relaxed);
         self.observer.on(&Event::ScanEnded);
-        if parts == 0 {
-            return;
-        }
-        let message = if parts == 1 {
-            "a part of an unfinished transfer lies in the source (.zmove-...), and is left out".to_owned()
-        } else {
-            format!("{parts} parts of unfinished transfers lie in the source (.zmove-...), and are left out")
-        };
-        if self.files().tell(&message) {
+        if let Some(message) = parts.warning()
+            && self.files().tell(&message)
+        {
             self.observer.on(&Event::Warned { message });
         }
     }
@@ -247,6 +242,14 @@ impl Account {
         if self.files().tell(&message) {
             self.observer.on(&Event::Failed { message });
         }
+    }
+
+    /// A large file failed. What was counted of it is taken back: the summary is about files that are whole, and one
+    /// that has no room may have brought more bytes than all of these.
+    pub(crate) fn fail_large(&self, Counted { moved, resumed }: Counted, error: &FileError) {
+        self.totals.bytes.take_back(moved);
+        self.totals.resumed.take_back(resumed);
+        self.fail(error);
     }
 
     /// Counts and reports a part of the source that could not be scanned.

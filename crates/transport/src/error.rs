@@ -141,7 +141,7 @@ pub enum DialError {
         source: SocketError,
     },
     /// The name has no address.
-    #[error("find the address of {host:?}; is the name right?")]
+    #[error("find the address of '{host}' (is the name right?)")]
     Resolve {
         /// The name that was looked up.
         host: String,

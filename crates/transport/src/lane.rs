@@ -69,12 +69,20 @@ impl Frame {
         }
         let mut data = pool.take().ok_or(LaneError::Stopped)?;
         watch.lap(Doing::Blocked);
-        fill(&mut data.room()[..data_bytes], watch)?;
+        let mut filled = 0;
+        for piece in data.room()[..data_bytes].chunks_mut(PIECE_BYTES) {
+            fill(piece, watch)?;
+            filled += piece.len() as u64;
+            watch.has_at_hand(filled);
+        }
         data.set_len(data_bytes);
         watch.lap(Doing::Busy);
         Ok(Self { header, head, data })
     }
 }
+
+/// How much of a frame comes before it is noted: whole records of TLS, which are opened straight into the buffer.
+const PIECE_BYTES: usize = 256 << 10;
 
 /// The sending end of a lane.
 pub trait LaneSink: Send {
@@ -147,7 +155,8 @@ pub trait LaneSource: Send {
     fn open_window(&mut self, _window: LaneWindow) {}
 
     /// Waits for a frame, its data in a buffer of `pool`; `None` after the peer's last. Books the wait for the path as
-    /// starved, that for a buffer as blocked, that for the lane's rate as paced, and decryption as busy.
+    /// starved, that for a buffer as blocked, that for the lane's rate as paced, and decryption as busy. What has come
+    /// of its data is noted as at hand, until the caller notes that it is not.
     ///
     /// # Errors
     /// [`LaneError`] when the lane is gone, the pool is closed or the bytes are no frame.

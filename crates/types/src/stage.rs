@@ -27,6 +27,7 @@ pub struct StageClock {
     starved_ns: AtomicU64,
     blocked_ns: AtomicU64,
     paced_ns: AtomicU64,
+    at_hand: AtomicU64,
 }
 
 /// A stage's totals at one moment.
@@ -47,13 +48,14 @@ pub struct StageTimes {
 pub struct Stopwatch<'a> {
     clock: &'a StageClock,
     since: Instant,
+    at_hand: u64,
 }
 
 impl StageClock {
     /// Starts one thread's stopwatch.
     #[must_use]
     pub fn start(&self) -> Stopwatch<'_> {
-        Stopwatch { clock: self, since: Instant::now() }
+        Stopwatch { clock: self, since: Instant::now(), at_hand: 0 }
     }
 
     /// Adds `time` spent on `doing`.
@@ -78,9 +80,21 @@ impl StageClock {
             paced: read(&self.paced_ns),
         }
     }
+
+    /// The bytes of what the stage's threads have begun and not ended.
+    #[must_use]
+    pub fn at_hand(&self) -> u64 {
+        self.at_hand.load(Ordering::Relaxed)
+    }
 }
 
 impl Stopwatch<'_> {
+    /// Notes how many bytes there are of what the thread works on: on a slow path a frame takes many seconds to come.
+    pub fn has_at_hand(&mut self, bytes: u64) {
+        self.clock.at_hand.fetch_add(bytes, Ordering::Relaxed);
+        self.clock.at_hand.fetch_sub(std::mem::replace(&mut self.at_hand, bytes), Ordering::Relaxed);
+    }
+
     /// Books the time since the last call (or the start) as spent on `doing`.
     pub fn lap(&mut self, doing: Doing) {
         let now = Instant::now();
@@ -91,6 +105,12 @@ impl Stopwatch<'_> {
     /// Books the time since the last call (or the start) on nothing, since the stage had no part in what went on.
     pub fn skip(&mut self) {
         self.since = Instant::now();
+    }
+}
+
+impl Drop for Stopwatch<'_> {
+    fn drop(&mut self) {
+        self.has_at_hand(0);
     }
 }
 
@@ -123,6 +143,20 @@ impl StageTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_threads_have_at_hand_goes_with_them() {
+        let clock = StageClock::default();
+        let (mut one, mut other) = (clock.start(), clock.start());
+        one.has_at_hand(3);
+        one.has_at_hand(5);
+        other.has_at_hand(2);
+        assert_eq!(clock.at_hand(), 7);
+        drop(one);
+        assert_eq!(clock.at_hand(), 2);
+        other.has_at_hand(0);
+        assert_eq!(clock.at_hand(), 0);
+    }
 
     #[test]
     fn shares_add_up() {

@@ -32,6 +32,24 @@ fn a_job_that_is_held_shows_how_far_it_has_come() {
     }
 }
 
+/// The job's process has been told to end, which is no failure of the job.
+#[test]
+fn a_job_that_is_about_to_be_held_goes_on() {
+    let yard = Yard::daemon();
+    let id = yard.submit_slow();
+    yard.wait_until_moving(&id);
+    yard.run(&["job", &id, "pause"]).done();
+    let said = yard.run(&["job", &id, "resume"]).done().stdout;
+    yard.wait(&id).expect(0);
+    // its process may have been quicker
+    assert!(
+        said == format!("job {id} is being resumed\n") || said == format!("job {id} is resumed\n"),
+        "{said}"
+    );
+    let ends = &yard.job(&id)["ends"];
+    assert!(ends.as_array().unwrap().iter().all(|end| end["message"] == Value::Null), "{ends}");
+}
+
 /// Whatever is done with a job, the answer is the job where a program asks.
 #[test]
 fn every_order_answers_in_json() {
@@ -53,10 +71,6 @@ fn every_order_answers_in_json() {
         let job = answer(words, exit);
         assert_eq!(crate::schema::fault(&schema, &job), None, "{words:?}");
         assert_eq!(job["id"].to_string(), id, "{words:?}");
-        if words == ["pause"] {
-            // its process is told first
-            yard.wait_until(&id, |job| job["state"] == "paused");
-        }
     }
     assert_eq!(answer(&["rerun"], 0)["event"], "submitted");
     yard.run(&["job", &id, "wait", "--timeout", "5"]).expect(31);
@@ -71,7 +85,9 @@ fn a_job_that_has_failed_says_by_what() {
     yard.wait(&id).expect(30);
     let shown = yard.run(&["job", &id]).done().stdout;
     assert!(shown.contains("last error, of attempt 1: 1 failed"), "{shown}");
+    assert!(shown.replace("\n         ", " ").contains("; the job has failed"), "{shown}");
     assert!(shown.contains("failed: receiver: "), "{shown}");
+    assert_eq!(shown.matches("1 failed").count(), 1, "{shown}");
     let counted = |state| yard.run(&["jobs", "--json", "--state", state]).done().stdout.lines().count();
     assert_eq!([counted("failed"), counted("done,failed"), counted("done")], [1, 1, 0]);
     yard.run(&["jobs", "--state", "broken"]).expect(1).says(&["'broken' is no state of a job"]);

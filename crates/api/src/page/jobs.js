@@ -80,7 +80,8 @@ export function stages(list, word) {
 // The orders that make sense for a job.
 export function orders(job) {
   if (isOver(job)) return [["rerun", "Run again"]];
-  const hold = job.state === "paused" ? [["resume", "Resume"]] : job.asked ? [] : [["pause", "Pause"]];
+  const isHeld = job.state === "paused" || job.asked === "pause";
+  const hold = isHeld ? [["resume", "Resume"]] : job.asked ? [] : [["pause", "Pause"]];
   return job.asked === "cancel" ? [] : [...hold, ["cancel", "Cancel"]];
 }
 

@@ -26,12 +26,17 @@ fn completions_for(shell: Shell) -> String {
 
 /// Runs `zmove man`: writes `zmove.1`, `zmove-push.1` and so on.
 pub(crate) fn manual(directory: &Path) -> Result<Exit> {
-    let mut command = Args::command().disable_help_subcommand(true);
+    let mut command = with_all_texts(Args::command().disable_help_subcommand(true));
     // gives the commands below their full names
     command.build();
     write_pages(&command, directory)
         .with_context(|| format!("write the manual to '{}'", Escaped::path(directory)))?;
     Ok(Exit::Done)
+}
+
+/// The command with the texts of all its options: clap_mangen leaves out those that are not in the short help.
+fn with_all_texts(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| arg.hide_short_help(false)).mut_subcommands(with_all_texts)
 }
 
 fn write_pages(command: &clap::Command, directory: &Path) -> std::io::Result<()> {
@@ -87,6 +92,10 @@ mod tests {
         for name in written {
             let text = std::fs::read_to_string(directory.path().join(&name)).unwrap();
             assert!(text.contains(".SH SYNOPSIS"), "{name}");
+        }
+        let push = std::fs::read_to_string(directory.path().join("zmove-push.1")).unwrap();
+        for part in ["Change nothing, and list what would be done", "What to send ("] {
+            assert!(push.contains(part), "{part}");
         }
     }
 }

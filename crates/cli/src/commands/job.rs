@@ -7,7 +7,7 @@ use zmove_jobs::{Answer, JobId, Moment, Place, State, Store};
 
 use crate::args::{JobAction, JobArgs};
 use crate::commands::submit::{ensure_runner, go_on, tell};
-use crate::display::job::{Details, Row, event, event_as_json, table};
+use crate::display::job::{Details, Row, event, event_as_json, one};
 use crate::display::progress::{BAR, print_json};
 use crate::display::terminal;
 use crate::settings;
@@ -59,8 +59,7 @@ fn show(place: &Place, store: &Store, args: &JobArgs) -> Result<()> {
     if args.json {
         print_json(&details.add_to(row.as_json()));
     } else {
-        let lines = details.lines(&row);
-        terminal::print(table(&[row], Moment::now()) + &lines);
+        terminal::print(one(&row, &details, Moment::now()));
     }
     Ok(())
 }

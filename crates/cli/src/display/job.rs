@@ -8,7 +8,7 @@ use zmove_api::{EventView, Figures, JobView, reached};
 use zmove_jobs::{Job, JobEvent, Moment, Place, Progress, State, shown};
 use zmove_types::{ByteCount, ByteRate};
 
-use crate::display::format::{bytes_per_second, counted, cut, wrapped};
+use crate::display::format::{counted, cut, wrapped};
 use crate::display::terminal::Printable;
 use crate::value::age::Age;
 
@@ -52,7 +52,7 @@ impl Row {
     }
 
     /// The lines for people.
-    fn write(&self, text: &mut String, now: Moment) {
+    fn write(&self, text: &mut String, now: Moment, error: LastError) {
         let unknown = || "-".to_owned();
         let Figures { bytes_found, bytes_per_second, eta_seconds, .. } = self.view.figures;
         let files = self.done().map_or_else(unknown, |done| done.0.to_string());
@@ -67,26 +67,27 @@ impl Row {
             text,
             "{id:<6} {state:<9} {files:>8} {done:>11} {of:>11} {rate:>11} {left:>6} {attempt:>5}"
         );
-        let sentence = Printable(self.sentence(now)).to_string();
+        let sentence = Printable(self.sentence(now, error)).to_string();
         let _written = writeln!(text, "{:INDENT$}{}", "", wrapped(&sentence, INDENT));
-        if let Some(waits) = self.waits(now) {
+        if let Some(waits) = self.waits(now, error) {
             let _written = writeln!(text, "{:INDENT$}{}", "", cut(&Printable(waits).to_string(), INDENT));
         }
     }
 
     /// What a job waits for that is to be tried again, and when it is.
-    fn waits(&self, now: Moment) -> Option<String> {
+    fn waits(&self, now: Moment, error: LastError) -> Option<String> {
         let Job { state: State::Waiting, attempt: 1.., not_before: Some(due), message, .. } = &self.job
         else {
             return None;
         };
-        let why = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+        let message = message.as_ref().filter(|_| error == LastError::Here);
+        let why = message.map(|message| format!(": {message}")).unwrap_or_default();
         Some(format!("tries again in {}{why}", Age(due.since(now))))
     }
 
-    fn sentence(&self, now: Moment) -> String {
+    fn sentence(&self, now: Moment, error: LastError) -> String {
         let Job { label, source, target, host, message, .. } = &self.job;
-        let is_tried_again = self.waits(now).is_some();
+        let is_tried_again = self.waits(now, error).is_some();
         let mut sentence = format!("{label}: {source} -> {target}");
         let limited_by = &self.view.figures.limited_by;
         if limited_by.as_deref() == Some("watching") {
@@ -105,7 +106,7 @@ impl Row {
         if let Some(wish) = self.job.wish {
             sentence += &format!(", asked to {}", format!("{wish:?}").to_lowercase());
         }
-        if let Some(message) = message.as_ref().filter(|_| !is_tried_again) {
+        if let Some(message) = message.as_ref().filter(|_| !is_tried_again && error == LastError::Here) {
             sentence += &format!(": {message}");
         }
         sentence
@@ -116,12 +117,12 @@ impl Row {
         let Job { id, label, state, message, .. } = &self.job;
         let moved = self.moved().map(|(files, bytes)| {
             let rate = self.view.figures.bytes_per_second;
-            let rate = rate.map_or_else(String::new, |rate| format!(", {}", bytes_per_second(rate)));
+            let rate = rate.map_or_else(String::new, |rate| format!(", {}", ByteRate(rate)));
             format!(": {}, {}{rate}", counted(files, "file"), ByteCount(bytes))
         });
         let why = message.as_ref().map(|message| format!(": {message}"));
         let (moved, why) = (moved.unwrap_or_default(), why.unwrap_or_default());
-        Printable(format!("job {id} ({label}) is {state}{moved}{why}")).to_string()
+        Printable(format!("job {id} ({label}) {}{moved}{why}", state.phrase())).to_string()
     }
 
     /// How far it is, behind a bar.
@@ -154,15 +155,33 @@ impl Row {
     }
 }
 
+/// Where the error of a job's last attempt is told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LastError {
+    /// In the job's row.
+    Here,
+    /// Below it, among the details.
+    Below,
+}
+
 /// The column of the sentence about a job.
 const INDENT: usize = 7;
 
 /// The table for people.
 pub(crate) fn table(rows: &[Row], now: Moment) -> String {
-    let mut text = "ID     STATE        FILES        DONE          OF        RATE   LEFT   TRY\n".to_owned();
-    rows.iter().for_each(|row| row.write(&mut text, now));
+    let mut text = HEADING.to_owned();
+    rows.iter().for_each(|row| row.write(&mut text, now, LastError::Here));
     text
 }
+
+/// One job for people, with its details.
+pub(crate) fn one(row: &Row, details: &Details, now: Moment) -> String {
+    let mut text = HEADING.to_owned();
+    row.write(&mut text, now, if details.tell_error_of(row) { LastError::Below } else { LastError::Here });
+    text + &details.lines(row)
+}
+
+const HEADING: &str = "ID     STATE        FILES        DONE          OF        RATE   LEFT   TRY\n";
 
 /// An event, as a line for people.
 pub(crate) fn event(JobEvent { time, kind, attempt, message, .. }: &JobEvent) -> String {

@@ -18,6 +18,7 @@ use crate::display::trace::Trace;
 use crate::value::age::Age;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
+use zmove_api::tells_time_left;
 use zmove_engine::{Listener, Notice};
 use zmove_types::{ByteCount, ByteRate, Change, Event, Observer};
 
@@ -267,7 +268,8 @@ impl Watcher {
         let flushing = totals.flushing.load(Ordering::Relaxed) && done >= found;
         let rate = self.pace.per_sec();
         let left = ByteCount(found.saturating_sub(done)).as_f64() / rate;
-        let left = if scan_ended && left > 0.0 && left < LEFT_MAX {
+        let is_known = scan_ended && tells_time_left(self.moved.total().1, found);
+        let left = if is_known && left > 0.0 && left < LEFT_MAX {
             format!(", {} left", Age(Duration::from_secs_f64(left)))
         } else {
             String::new()

@@ -157,10 +157,11 @@ impl Exit {
 
     fn of_pull(error: &PullError) -> Self {
         match error {
-            PullError::Refused(refusal) | PullError::Ended(refusal) => Self::of_refusal(refusal),
+            PullError::Refused(refusal) | PullError::Ended(refusal) | PullError::Target(refusal) => {
+                Self::of_refusal(refusal)
+            }
             // as where no source of a push is there
             PullError::Sources(_) => Self::Partial,
-            PullError::Receiver(ReceiverError::Refused(refusal)) => Self::of_refusal(refusal),
             PullError::TooOld | PullError::Control(ControlError::Greeting(_)) => Self::Incompatible,
             PullError::StillInLine { .. } => Self::Busy,
             PullError::Silent => Self::Connection,

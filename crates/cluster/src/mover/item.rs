@@ -159,11 +159,7 @@ impl<W: WorkSource> Mover<W> {
     }
 
     fn tell_parts(&self, portion: &Portion) {
-        if portion.parts > 0 {
-            let message = format!(
-                "parts of unfinished transfers lie in the source (.zmove-...), and are left out: {}",
-                portion.parts
-            );
+        if let Some(message) = portion.parts.warning() {
             self.observer.on(&Event::Warned { message });
         }
     }

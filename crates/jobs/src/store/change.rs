@@ -56,6 +56,8 @@ pub enum Verdict {
     Passing,
     /// The process has died without a word.
     Vanished,
+    /// The process has ended because the user wanted the job held or ended.
+    Stopped,
 }
 
 /// The end of an attempt.
@@ -211,10 +213,11 @@ impl Store {
         self.order(id, Step::Cancel, Some(Wish::Cancel), now)
     }
 
-    /// Lets a job go on that was held.
+    /// Lets a job go on that was held. Where its process has not ended yet, it is not held after all: it begins anew
+    /// once that has ended.
     ///
     /// # Errors
-    /// It is not held.
+    /// It is not held, and is not about to be.
     pub fn resume(&mut self, id: JobId, now: Moment) -> Result<Answer, StoreError> {
         self.order(id, Step::Resume, None, now)
     }
@@ -235,6 +238,12 @@ impl Store {
                 return Ok(Ok(Answer::Asked));
             }
             if step == Step::Resume {
+                let held_no_more = transaction
+                    .prepare("UPDATE jobs SET wish = NULL WHERE id = ?1 AND wish = 'pause'")?
+                    .execute([id.0])?;
+                if held_no_more == 1 {
+                    return Ok(Ok(Answer::Asked));
+                }
                 transaction
                     .prepare(
                         "UPDATE jobs SET retry_until = ?2 + deadline, failures = 0,
@@ -343,6 +352,10 @@ impl Terms {
             (_, Some(Wish::Cancel)) => simple(Step::Cancel),
             (Verdict::Fatal, _) => simple(Step::Fail),
             (_, Some(Wish::Pause)) => simple(Step::Hold),
+            // Held, and let go on before its process had ended: nothing has failed.
+            (Verdict::Stopped, None) => {
+                After { step: Step::Requeue, not_before: None, failures: self.failures, retry_until }
+            }
             // Its time may have gone by while nothing ran here, and it has not been tried since.
             (Verdict::Vanished, None) if failures <= VANISHED_AT_ONCE => {
                 After { step: Step::Requeue, not_before: None, failures, retry_until }

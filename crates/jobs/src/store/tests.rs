@@ -65,6 +65,7 @@ fn ended(verdict: Verdict) -> Ending {
         Verdict::Done => Some(0),
         Verdict::Fatal => Some(3),
         Verdict::Passing => Some(10),
+        Verdict::Stopped => Some(20),
         Verdict::Vanished => None,
     };
     Ending { verdict, exit, message: None, moved: None, furthest: 0, told: Vec::new() }
@@ -213,6 +214,22 @@ fn a_job_is_held_and_goes_on() {
     // held for longer than its deadline
     assert_eq!(site.store.resume(id, later(9000)).unwrap(), Answer::Now(State::Waiting));
     assert_eq!(site.store.release(later(9000)).unwrap().queued, 1);
+}
+
+#[test]
+fn a_job_that_is_about_to_be_held_may_go_on() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    site.store.start(id, START).unwrap();
+    assert!(matches!(site.store.resume(id, START), Err(StoreError::Illegal { .. })), "nobody holds it");
+    site.store.pause(id, START).unwrap();
+    assert_eq!(site.store.resume(id, START).unwrap(), Answer::Asked);
+    assert_eq!(site.store.running().unwrap()[0].wish, None);
+    let settled = site.store.settle((id, 1), &ended(Verdict::Stopped), START).unwrap();
+    assert_eq!(settled, Some(State::Queued), "at once, for nothing has failed");
+    site.store.start(id, START).unwrap();
+    site.store.cancel(id, START).unwrap();
+    assert!(matches!(site.store.resume(id, START), Err(StoreError::Illegal { .. })), "it is being ended");
 }
 
 #[test]

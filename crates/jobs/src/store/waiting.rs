@@ -50,7 +50,7 @@ impl Store {
                 if let Some((needed, state)) = failed_need(transaction, id)?
                     && state_of(transaction, id)? == Some(State::Waiting)
                 {
-                    let why = format!("job {needed}, which has to be done before, is {state}");
+                    let why = format!("job {needed}, which has to be done before, {}", state.phrase());
                     if take(transaction, id, Step::Fail, Some(&why), now)?.is_ok() {
                         released.ended += 1;
                         do_again(transaction, id, now)?;
@@ -167,12 +167,13 @@ fn next_run(
 }
 
 /// A job that has to be done before this one and never will be.
-fn failed_need(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Option<(i64, String)>> {
+fn failed_need(transaction: &Transaction<'_>, id: JobId) -> rusqlite::Result<Option<(i64, State)>> {
     let mut found = transaction.prepare(
         "SELECT b.id, b.state FROM dependencies d JOIN jobs b ON b.id = d.needs
          WHERE d.job = ?1 AND b.state IN ('failed', 'cancelled', 'expired') LIMIT 1",
     )?;
-    found.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?))).optional()
+    let failed = found.query_row([id.0], |row| Ok((row.get(0)?, row.get::<_, String>(1)?))).optional()?;
+    Ok(failed.and_then(|(needed, word)| Some((needed, word.parse().ok()?))))
 }
 
 /// Jobs whose time has come. A wait for another attempt that is longer than any was begun before the clock was set

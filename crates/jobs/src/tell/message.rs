@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::job::{Job, JobEvent};
 use crate::moment::Moment;
+use crate::state::State;
 
 /// An event, for who is to be told.
 #[derive(Clone, Debug)]
@@ -130,7 +131,9 @@ fn sentence(kind: &str) -> String {
     match kind {
         "stalled" => "moves nothing".to_owned(),
         "missed" => "begins late".to_owned(),
-        state => format!("is {state}"),
+        state => {
+            state.parse().map_or_else(|_| format!("is {state}"), |state: State| state.phrase().to_owned())
+        }
     }
 }
 

@@ -273,7 +273,8 @@ class JobError(ZmoveError):
 
     def __init__(self, job: Job) -> None:
         why = f": {job.message}" if job.message else ""
-        super().__init__(f"job {job.id} ({job.label}) is {job.state}{why}")
+        end = {"failed": "has failed", "cancelled": "was cancelled", "expired": "has expired"}
+        super().__init__(f"job {job.id} ({job.label}) {end.get(job.state, f'is {job.state}')}{why}")
         self.job = job
 
 

@@ -35,6 +35,7 @@ fn receive_all(
     let mut watch = transfer.meter.receive.start();
     while let Some(frame) = source.receive(&transfer.pool, &mut watch)? {
         *has_brought = true;
+        watch.has_at_hand(0);
         // A socket that is shut down still returns what has arrived.
         if transfer.stopping.load(Ordering::Relaxed) {
             return Err(LaneError::Stopped);

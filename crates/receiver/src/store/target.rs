@@ -9,6 +9,7 @@
 pub(crate) mod compared;
 pub(crate) mod directories;
 pub(crate) mod file_systems;
+mod in_the_way;
 pub(crate) mod keeper;
 pub(crate) mod links;
 pub(crate) mod non_regular;
@@ -121,7 +122,10 @@ impl Target {
             };
             Ok((is_closed, directory?))
         });
-        let (is_closed, fd) = made.map_err(|error| cannot("make directory", shown, &error))?;
+        let (is_closed, fd) = made.map_err(|error| {
+            let way = || in_the_way::beneath(&tree, &whole_path(&path, rename.as_ref()), shown);
+            cannot_enter("make directory", shown, &error, way)
+        })?;
         let state = state_of(&fd, &tops).map_err(|error| cannot("read directory", shown, &error))?;
         if state == TargetState::Empty {
             // All that comes must be made here: where nothing can be, that is known before it is sent. The effective
@@ -157,13 +161,22 @@ impl Seen {
             }
             _ => tree.open_directory(&path).map(Some),
         };
-        let found = match tree.map(look).transpose() {
+        let found = match tree.clone().map(look).transpose() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            found => found.map_err(|error| cannot("open directory", shown, &error))?,
+            found => found.map_err(|error| {
+                let way = || in_the_way::beneath(tree.as_ref()?, &whole_path(&path, rename.as_ref()), shown);
+                cannot_enter("open directory", shown, &error, way)
+            })?,
         };
         let is_closed = matches!(found, Some(None));
         Ok(Self { tree: found.flatten().map(Tree::at), rename, is_closed })
     }
+}
+
+/// The path of the target: of a single entry that takes a name of its own, not that of the `directory` it goes into.
+fn whole_path(directory: &RelPath, rename: Option<&(Name, Name)>) -> RelPath {
+    let renamed = rename.and_then(|(_, own_name)| directory.join(own_name).ok());
+    renamed.unwrap_or_else(|| directory.clone())
 }
 
 /// The path of an entry in its directory.
@@ -230,12 +243,14 @@ fn locate_own(target: &[u8], missing: Missing) -> Result<(Option<Tree>, RelPath)
     let name = path
         .file_name()
         .ok_or_else(|| refuse(RefusalCode::Target, format!("no such target: '{}'", Escaped::path(&path))))?;
+    let way = || in_the_way::of_own(path);
     if missing == Missing::Made {
-        std::fs::create_dir_all(parent).map_err(|error| cannot("make directory", parent, &error))?;
+        let made = std::fs::create_dir_all(parent);
+        made.map_err(|error| cannot_enter("make directory", parent, &error, way))?;
     }
     let tree = match Tree::open(parent) {
         Err(error) if missing == Missing::Left && error.kind() == io::ErrorKind::NotFound => None,
-        opened => Some(opened.map_err(|error| cannot("open directory", parent, &error))?),
+        opened => Some(opened.map_err(|error| cannot_enter("open directory", parent, &error, way))?),
     };
     Ok((tree, clean(name.as_bytes())?))
 }
@@ -293,6 +308,23 @@ fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// The refusal of a directory that cannot be made or opened: by what is in its `way`, where that is the cause.
+fn cannot_enter(
+    operation: &str,
+    path: &Path,
+    error: &io::Error,
+    way: impl FnOnce() -> Option<String>,
+) -> Refusal {
+    let is_blocked = matches!(
+        rustix::io::Errno::from_io_error(error),
+        Some(rustix::io::Errno::NOTDIR | rustix::io::Errno::EXIST | rustix::io::Errno::LOOP)
+    );
+    match is_blocked.then(way).flatten() {
+        Some(text) => refuse(RefusalCode::Target, text),
+        None => cannot(operation, path, error),
+    }
 }
 
 fn cannot(operation: &str, path: &Path, error: &io::Error) -> Refusal {
@@ -462,7 +494,7 @@ mod tests {
         let refusal =
             Target::resolve(&open(file.to_str().unwrap(), directory()), &WriteAccess::Anywhere).unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Target);
-        assert!(refusal.text.contains("is not a directory"), "{}", refusal.text);
+        assert!(refusal.text.ends_with("/f' is a file and not a directory"), "{}", refusal.text);
         assert_eq!(std::fs::read(&file).unwrap(), b"keep");
     }
 }

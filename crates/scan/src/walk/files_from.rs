@@ -110,11 +110,16 @@ impl Worker<'_> {
 
     fn visit_names(&mut self, ground: &Ground, directory: &Arc<Directory>, group: &Group) {
         let mut names = NameList::default();
-        group
-            .names
-            .iter()
-            .filter_map(|name| CString::new(name.as_bytes()).ok())
-            .for_each(|name| names.push(&name));
+        for name in &group.names {
+            let raw = CString::new(name.as_bytes()).expect("a name holds no NUL");
+            let path = group.parent.join(name).expect("it was listed as one path");
+            if self.walk.unfinished(directory, &raw).is_some() && self.admits(&path, PathKind::Other) {
+                // In a tree it is passed over; but who lists a path is told where it does not come.
+                self.report(ScanError::Listed { path: group.path_of(name), fault: ListFault::Unfinished });
+            } else {
+                names.push(&raw);
+            }
+        }
         let missing = |worker: &mut Self, error| worker.report(as_listed(error, &group.parent));
         let entries = self.gather(directory, &names, missing);
         let (directories, others) = entries.into_iter().partition(|entry| entry.kind == EntryKind::Directory);

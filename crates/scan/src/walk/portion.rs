@@ -17,7 +17,7 @@ use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem};
 use crate::error::{Operation, ScanError};
 
 use super::names::NameList;
-use super::{Tally, Walk, Worker};
+use super::{Parts, Tally, Walk, Worker};
 
 /// How much one portion has.
 #[derive(Clone, Copy, Debug)]
@@ -52,8 +52,8 @@ pub struct Portion {
     pub names: Vec<(RelPath, Vec<Name>)>,
     /// How many entries the selection has left out.
     pub left_out: u64,
-    /// How many parts of unfinished transfers have been passed over.
-    pub parts: u64,
+    /// The parts of unfinished transfers that have been passed over.
+    pub parts: Parts,
 }
 
 /// Walks the trees of these directories below a root, as far as a portion goes.

@@ -1,8 +1,10 @@
 //! The counts of a walk while it goes on, for observers.
 
+use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use zmove_types::StageClock;
+use zmove_types::{Escaped, StageClock};
 
 use crate::entry::{Entry, EntryKind};
 
@@ -12,6 +14,7 @@ pub struct Tally {
     pub(crate) clock: StageClock,
     left_out: AtomicU64,
     parts: AtomicU64,
+    first_part: OnceLock<PathBuf>,
     entries: AtomicU64,
     bytes: AtomicU64,
     ended: AtomicBool,
@@ -24,6 +27,31 @@ pub struct Found {
     pub entries: u64,
     /// The sizes of all files together, in bytes.
     pub bytes: u64,
+}
+
+/// The parts of unfinished transfers that were passed over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// How many they are.
+    pub count: u64,
+    /// One of them.
+    pub first: Option<PathBuf>,
+}
+
+impl Parts {
+    /// What the user is told of them, if there are any. One is named, since it may be an entry of the user's that has
+    /// such a name.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        let (count, first) = (self.count, Escaped::path(self.first.as_ref()?));
+        Some(if count == 1 {
+            format!("a part of an unfinished transfer lies in the source, and is left out: '{first}'")
+        } else {
+            format!(
+                "{count} parts of unfinished transfers lie in the source, and are left out, among them '{first}'"
+            )
+        })
+    }
 }
 
 impl Tally {
@@ -57,12 +85,13 @@ impl Tally {
         self.left_out.fetch_add(entries, Ordering::Relaxed);
     }
 
-    /// The number of parts of unfinished transfers that were passed over.
-    pub(crate) fn parts(&self) -> u64 {
-        self.parts.load(Ordering::Relaxed)
+    /// The parts of unfinished transfers that were passed over.
+    pub(crate) fn parts(&self) -> Parts {
+        Parts { count: self.parts.load(Ordering::Relaxed), first: self.first_part.get().cloned() }
     }
 
-    pub(crate) fn pass_over_part(&self) {
+    pub(crate) fn pass_over_part(&self, path: impl FnOnce() -> PathBuf) {
+        self.first_part.get_or_init(path);
         self.parts.fetch_add(1, Ordering::Relaxed);
     }
 

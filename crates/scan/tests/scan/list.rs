@@ -78,6 +78,20 @@ fn each_path_that_cannot_be_is_told_and_the_others_come() {
     );
 }
 
+/// A tree passes it over; who lists it is told.
+#[test]
+fn a_listed_part_of_a_transfer_is_told() {
+    let tree = grown();
+    let part = "a/.zmove-afb0ba00fd92-1";
+    fs::write(tree.path().join(part), "x").unwrap();
+    let config = ScanConfig { apart: Some(zmove_scan::unfinished), ..ScanConfig::default() };
+    let found = visit(tree.path(), &format!("{part}\na/1\n"), &config);
+    assert_eq!(paths(&found), ["a", "a/1"]);
+    let said: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
+    let why = "it is a part of an unfinished transfer, of use where it is alone";
+    assert_eq!(said, [format!("take '{part}' from the list of paths: {why}")]);
+}
+
 #[test]
 fn rules_and_sizes_hold_for_listed_paths() {
     let tree = grown();

@@ -30,7 +30,6 @@ use crate::plan::resend;
 use crate::push::piece::Piece;
 use crate::push::session::Session;
 use crate::read::extras::Extras;
-use crate::read::source::Stored as GroupsStored;
 use crate::send::sent::{NamePart, Sent, SentBatch};
 
 /// Takes the receiver's messages about work in flight, and its replies to questions.
@@ -194,14 +193,16 @@ impl Receipts {
         match settled.work {
             Some(Sent::Batch(batch)) => self.take_batch(&SentBatch { faults: stored.faults, ..batch }, 0)?,
             Some(Sent::Group(file, span, kind)) => {
-                let stored = file.group_stored();
                 let bytes = file.data_bytes_within(span);
-                match kind {
-                    FrameKind::Same => self.session.account.matched(bytes),
-                    _ => self.session.account.moved(&Moved { bytes, ..Moved::default() }),
+                let is_same = kind == FrameKind::Same;
+                let stored = file.group_stored(if is_same { 0 } else { bytes });
+                match (is_same, stored.counts) {
+                    (true, _) => self.session.account.matched(bytes),
+                    (false, true) => self.session.account.moved(&Moved { bytes, ..Moved::default() }),
+                    (false, false) => self.session.account.show(0, bytes),
                 }
                 file.directory.piece().into_iter().for_each(Piece::has_moved);
-                if let Some(piece) = file.directory.piece().filter(|_| stored == GroupsStored::All) {
+                if let Some(piece) = file.directory.piece().filter(|_| stored.is_all) {
                     // It gets its name by an order, perhaps of another.
                     piece.confirm_large(file.head());
                     self.session.in_flight.abandon_large(file.id);
@@ -324,9 +325,8 @@ impl Receipts {
         }
         file.close();
         if let Some((operation, code)) = done.fault {
-            file.kill();
             let fault = Fault { path: file.target.clone(), operation, code };
-            self.session.account.fail(&FileError::Receiver(fault));
+            self.session.account.fail_large(file.kill(), &FileError::Receiver(fault));
             return Ok(());
         }
         self.session.account.moved(&Moved { files: 1, whole_bytes: file.data_bytes(), ..Moved::default() });
@@ -345,8 +345,7 @@ impl Receipts {
         }
         let open = self.session.in_flight.take_large();
         for file in open.into_values() {
-            file.kill();
-            self.session.account.fail(&FileError::Unconfirmed { path: file.display() });
+            self.session.account.fail_large(file.kill(), &FileError::Unconfirmed { path: file.display() });
         }
         let files = self.session.account.totals.unaccounted();
         if files > 0 {

@@ -205,7 +205,7 @@ mod tests {
         let (directory, entry, answer) = answered.remove(0);
         let Answered::GoOn { held, there } = answer else { panic!("{answer:?}") };
         assert_eq!((held.count(), there.count()), (2, 0));
-        let source = LargeSource::new(FileId(1), &directory, entry).resuming(held);
+        let source = LargeSource::new(FileId(1), &directory, entry).resuming(held, 0);
         assert_eq!(source.groups(), Groups::Only([0..5, 7..u32::MAX].into()));
         drop(source);
         assert_eq!(Arc::strong_count(&booked), 1, "given back with the values");

@@ -158,7 +158,7 @@ impl Planner<'_> {
                 }
             }
         }
-        self.session.account.end_scan(scan.parts());
+        self.session.account.end_scan(&scan.parts());
     }
 
     /// Whether the scan has to wait.
@@ -533,8 +533,8 @@ impl Planner<'_> {
             self.need_room(source.entry.size.saturating_sub(groups * GROUP_BYTES));
         }
         if held.count() > 0 {
-            self.session.account.resumed(&held, source.entry.size);
-            source = source.resuming(held);
+            let bytes = self.session.account.resumed(&held, source.entry.size);
+            source = source.resuming(held, bytes);
         }
         self.session.queue.add_file(Arc::new(source.comparing(there)), When::Room);
     }

@@ -98,7 +98,7 @@ impl Survey<'_> {
                 default(PATIENCE) => self.ask(),
             }
         }
-        self.session.account.end_scan(scan.parts());
+        self.session.account.end_scan(&scan.parts());
     }
 
     fn take_last(&mut self, replies: &Replies) {

@@ -158,6 +158,7 @@ struct LargeState {
     groups_unread: u32,
     /// The number of groups that are to be sent and that the receiver has not stored.
     groups_unstored: u32,
+    counted: Counted,
     dead: bool,
     /// What it was when it was opened first.
     identity: Option<FileIdentity>,
@@ -174,6 +175,15 @@ struct LargeState {
     tries: HashMap<u32, u8>,
 }
 
+/// The bytes of a large file that the account has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// Bytes counted as moved.
+    pub(crate) moved: u64,
+    /// Bytes counted as what had come in an earlier transfer.
+    pub(crate) resumed: u64,
+}
+
 /// A large file that is open for reading.
 pub(crate) struct OpenedSource {
     pub(crate) file: Arc<DataFile>,
@@ -184,9 +194,11 @@ pub(crate) struct OpenedSource {
 
 /// What the receiver has stored of what is sent of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stored {
-    InPart,
-    All,
+pub(crate) struct Stored {
+    /// Whether the bytes count: what comes to a file that has failed does not.
+    pub(crate) counts: bool,
+    /// Whether nothing more is to come.
+    pub(crate) is_all: bool,
 }
 
 /// The state of a file after a group was read.
@@ -217,11 +229,16 @@ impl LargeSource {
         Self { range: Some(range), state: Mutex::new(state), ..self }
     }
 
-    /// This file as a resumed one: the target holds the groups that have a value in `held`.
-    pub(crate) fn resuming(self, held: GroupValues) -> Self {
+    /// This file as a resumed one: the target holds the groups that have a value in `held`, `bytes` in all.
+    pub(crate) fn resuming(self, held: GroupValues, bytes: u64) -> Self {
         let unread = self.groups_in_all().saturating_sub(held.count());
-        let state =
-            LargeState { groups_unread: unread, groups_unstored: unread, cvs: held, ..LargeState::default() };
+        let state = LargeState {
+            groups_unread: unread,
+            groups_unstored: unread,
+            counted: Counted { moved: 0, resumed: bytes },
+            cvs: held,
+            ..LargeState::default()
+        };
         Self { resumed: true, state: Mutex::new(state), ..self }
     }
 
@@ -284,6 +301,7 @@ impl LargeSource {
             if let Some(data) = data {
                 found.bytes = identity.bytes - data.data_bytes();
                 found.held_bytes = state.hole_bytes_of_held(&data, identity.bytes);
+                state.counted.resumed = state.counted.resumed.saturating_sub(found.held_bytes);
                 let groups = self.range.clone().unwrap_or(0..self.groups_in_all());
                 state.leave_out_holes(data, groups);
             }
@@ -405,16 +423,19 @@ impl LargeSource {
         (state.identity.is_some() || self.resumed) && state.groups_unread == 0
     }
 
-    /// Notes that the receiver has stored a group. After the last one the file need not stay open until it has its
-    /// name.
-    pub(crate) fn group_stored(&self) -> Stored {
+    /// Notes that the receiver has stored a group, of which `moved` bytes have travelled. After the last one the file
+    /// need not stay open until it has its name.
+    pub(crate) fn group_stored(&self, moved: u64) -> Stored {
         let mut state = self.lock();
         state.groups_unstored = state.groups_unstored.saturating_sub(1);
-        if state.groups_unstored > 0 {
-            return Stored::InPart;
+        if state.groups_unstored == 0 {
+            state.opened = None;
         }
-        state.opened = None;
-        Stored::All
+        let counts = !state.dead;
+        if counts {
+            state.counted.moved += moved;
+        }
+        Stored { counts, is_all: state.groups_unstored == 0 }
     }
 
     /// Whether the file is still what it was when it was opened.
@@ -440,11 +461,13 @@ impl LargeSource {
         self.lock().tries.get(&span.index).copied().unwrap_or(0)
     }
 
-    /// Stops the file: no group of it is read any more.
-    pub(crate) fn kill(&self) {
+    /// Stops the file: no group of it is read any more. Returns what has been counted of it until then.
+    #[must_use]
+    pub(crate) fn kill(&self) -> Counted {
         let mut state = self.lock();
         state.opened = None;
         state.dead = true;
+        std::mem::take(&mut state.counted)
     }
 
     /// Closes the file when everything has been confirmed.
@@ -522,6 +545,16 @@ mod tests {
     fn open(file: &LargeSource) -> OpenedSource {
         let metadata = |_: &File, _: &FileIdentity| Metadata::default();
         file.open(Direct::default(), Holes::Kept, || false, metadata).unwrap()
+    }
+
+    #[test]
+    fn what_comes_to_a_file_that_has_failed_does_not_count() {
+        let home = tempfile::tempdir().unwrap();
+        let file = of_holes(home.path());
+        assert!(file.group_stored(3).counts && file.group_stored(4).counts);
+        assert_eq!(file.kill(), Counted { moved: 7, resumed: 0 });
+        assert!(!file.group_stored(5).counts);
+        assert_eq!(file.kill(), Counted::default(), "taken back once");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use zmove_wire::{EntryFault, ToReceiver, Version, WireError};
 use self::record::{GroupId, Mismatch, Record};
 use crate::account::report_limits::SentCounts;
 use crate::plan::links::Word;
-use crate::read::source::LargeSource;
+use crate::read::source::{Counted, LargeSource};
 use crate::send::sent::Sent;
 
 /// The items in flight in one session, and the large files that have not come to their end.
@@ -212,13 +212,12 @@ impl InFlight {
         Some(ended)
     }
 
-    /// Ends a large file badly on this side, and informs the receiver. Returns whether it had not come to its end
-    /// before.
-    pub(crate) fn abandon_large(&self, id: FileId) -> bool {
-        let Some(file) = self.end_large(id) else { return false };
-        file.kill();
+    /// Ends a large file badly on this side, and informs the receiver. Returns what has been counted of it, unless it
+    /// had come to its end before.
+    pub(crate) fn abandon_large(&self, id: FileId) -> Option<Counted> {
+        let counted = self.end_large(id)?.kill();
         self.tell(ToReceiver::Abandon { file: id.0 });
-        true
+        Some(counted)
     }
 
     /// Takes out all large files that have not come to their end.

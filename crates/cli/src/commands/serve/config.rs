@@ -259,8 +259,34 @@ mod tests {
             "/etc/zmove/zmove.toml: line 4: limits.transfer: unknown field `transfer`, expected one of";
         assert!(fault.starts_with(begin), "{fault}");
         let text = "[limits]\nlanes_per_transfer = 65\n";
-        let whole = "/etc/zmove/zmove.toml: line 2: limits.lanes_per_transfer: 65 is not 8 to 64";
+        let whole =
+            "/etc/zmove/zmove.toml: line 2: limits.lanes_per_transfer: 65 is not a number from 8 to 64";
         assert_eq!(faults(text), [whole]);
+    }
+
+    #[test]
+    fn a_wrong_value_is_told_with_what_is_expected() {
+        for (key, value, wanted) in [
+            ("limits.transfers", "\"many\"", "a number from 1 to 1000000"),
+            ("limits.transfers", "true", "a number from 1 to 1000000"),
+            ("limits.transfers", "-1", "a number from 1 to 1000000"),
+            ("limits.memory_per_identity", "5", "a number of bytes such as \"10GiB\", 64MiB or more"),
+            ("limits.memory_per_identity", "\"1MiB\"", "a number of bytes such as \"10GiB\", 64MiB or more"),
+            (
+                "limits.memory_per_identity",
+                "\"10 Gbit\"",
+                "a number of bytes such as \"10GiB\", 64MiB or more",
+            ),
+            ("limits.unproven_time", "3", "a time from \"1s\" to \"600s\""),
+            ("limits.unproven_time", "\"1d\"", "a time from \"1s\" to \"600s\""),
+            ("log.format", "\"xml\"", "one of \"text\", \"json\""),
+            ("metrics.listen", "5", "a text in quotes"),
+        ] {
+            let (table, name) = key.split_once('.').unwrap();
+            let text = format!("[{table}]\n{name} = {value}\n");
+            let whole = format!("/etc/zmove/zmove.toml: line 2: {key}: {value} is not {wanted}");
+            assert_eq!(faults(&text), [whole]);
+        }
     }
 
     #[test]

@@ -28,7 +28,10 @@ impl Details {
         let failed = || self.events.iter().filter(|event| event.kind == "failed");
         let last = failed().next_back().map(|event| event.attempt);
         let of_last = failed().filter(move |event| Some(event.attempt) == last);
-        of_last.filter_map(|event| event.message.as_deref()).take(FAILED_SHOWN)
+        // The end of the job is an event of this kind too.
+        let end = self.last_error().and_then(|end| end.message.as_deref());
+        let messages = of_last.filter_map(|event| event.message.as_deref());
+        messages.filter(move |message| Some(*message) != end).take(FAILED_SHOWN)
     }
 
     /// The last attempt that has not ended well.
@@ -36,8 +39,13 @@ impl Details {
         self.ends.iter().rev().find(|end| end.message.is_some())
     }
 
+    /// Whether the lines for people have the error that the job has been left with.
+    pub(super) fn tell_error_of(&self, row: &Row) -> bool {
+        row.job.message.is_some() && self.last_error().map(|end| &end.message) == Some(&row.job.message)
+    }
+
     /// The lines for people, below the job's row.
-    pub(crate) fn lines(&self, row: &Row) -> String {
+    pub(super) fn lines(&self, row: &Row) -> String {
         let Job { submitted, started, ended, attempt, .. } = &row.job;
         let moment =
             |what: &str, moment: Option<Moment>| moment.map(|moment| format!("{what} {}", shown(moment)));
@@ -88,8 +96,8 @@ fn end_of_attempt(end: &AttemptEnd) -> String {
     let AttemptEnd { number, ended, state, exit, files, bytes, .. } = end;
     let exit = exit.map_or_else(|| "killed".to_owned(), |exit| format!("exit code {exit}"));
     let moved = format!("{}, {}", counted(*files, "file"), ByteCount(*bytes));
-    let then = if state.is_final() { format!("the job is {state}") } else { format!("the job was {state}") };
-    format!("attempt {number} ended {}: {exit}, {moved}; {then}", shown(*ended))
+    let then = if state.is_final() { state.phrase().to_owned() } else { format!("was {state}") };
+    format!("attempt {number} ended {}: {exit}, {moved}; the job {then}", shown(*ended))
 }
 
 fn watched(Watching { by, why, directories, ready, changing, .. }: &Watching) -> String {
@@ -140,13 +148,16 @@ const FAILED_SHOWN: usize = 5;
 mod tests {
     use zmove_jobs::{JobId, Moved, State};
 
+    use super::super::one;
     use super::super::tests::job;
     use super::*;
 
     #[test]
     fn of_one_job_more_is_told() {
         let moved = Some(Moved { files: 4, bytes: 2 << 20, seconds: 2.0, limited_by: None });
-        let row = Row::new(Job { state: State::Failed, ended: Some(Moment(9000)), moved, ..job() }, None);
+        let message = Some("9 failed".to_owned());
+        let ended = Some(Moment(9000));
+        let row = Row::new(Job { state: State::Failed, ended, moved, message, ..job() }, None);
         let end = |number, state, message: &str| AttemptEnd {
             number,
             ended: Moment(1000),
@@ -167,16 +178,19 @@ mod tests {
         };
         let details = Details {
             ends: vec![end(1, State::Waiting, "lost"), end(2, State::Failed, "9 failed")],
-            events: (0..9).map(|file| event(file, format!("sender: open 'f{file}': no"))).collect(),
+            events: std::iter::once(event(9, "9 failed".into()))
+                .chain((0..9).map(|file| event(file, format!("sender: open 'f{file}': no"))))
+                .collect(),
             deliveries: Vec::new(),
             log: "/state/12/log".into(),
         };
-        let text = details.lines(&row);
+        let text = one(&row, &details, Moment(0));
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         for part in [
             "moved by 2 attempts: 4 files, 2.00 MiB\n",
             "attempt 1 ended ",
             ": exit code 12, 2 files, 1.00 MiB;\n         the job was waiting\n",
+            "the job has failed\n",
             "last error, of attempt 2: 9 failed\n",
             "failed: sender: open 'f4': no\n",
             "log: /state/12/log\n",
@@ -184,6 +198,7 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("f5"), "{text}");
+        assert_eq!(text.matches("9 failed").count(), 1, "{text}");
         let object = details.add_to(row.as_json());
         assert_eq!((&object["files"], &object["last_error"]), (&4.into(), &"9 failed".into()));
         assert_eq!(object["ends"][0]["state"], "waiting");

@@ -64,7 +64,7 @@ fn a_job_waits_for_others_and_fails_with_them() {
     assert_eq!(site.store.release(START).unwrap(), Released { queued: 0, ended: 1 });
     let third = site.store.job(third).unwrap();
     assert_eq!(third.state, State::Failed);
-    assert_eq!(third.message.unwrap(), format!("job {second}, which has to be done before, is failed"));
+    assert_eq!(third.message.unwrap(), format!("job {second}, which has to be done before, has failed"));
     let unknown = NewJob { after: vec![JobId(99)], ..job("d") };
     assert!(matches!(site.store.submit(&unknown, START), Err(StoreError::NoJob(JobId(99)))));
 }

@@ -1,4 +1,5 @@
-//! Values of the configuration file, each checked when it is read.
+//! Values of the configuration file, each checked when it is read: what is wrong is told with what is expected in its
+//! place.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -7,49 +8,71 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+use toml::Value;
 use zmove_types::{ByteCount, parse_size};
 
 use crate::value::age::Age;
 
 /// A value that is written as a string, in the form of the command line.
 pub(super) fn text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
-    let text = String::deserialize(from)?;
+    let text = string(from, "a text in quotes")?;
     text.parse().map_err(|error| D::Error::custom(format_args!("'{text}': {error}")))
 }
 
 /// One of the words that the command line takes.
 pub(super) fn word<'de, T: ValueEnum, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
-    let text = String::deserialize(from)?;
-    T::from_str(&text, false).map_err(|_| {
-        let words = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-        let words: Vec<_> = words.map(|word| word.get_name().to_owned()).collect();
-        D::Error::custom(format_args!("'{text}' is none of {}", words.join(", ")))
-    })
+    let words = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    let words: Vec<_> = words.map(|word| format!("\"{}\"", word.get_name())).collect();
+    let wanted = format!("one of {}", words.join(", "));
+    let text = string(from, &wanted)?;
+    T::from_str(&text, false).map_err(|_| unexpected(&Value::String(text), &wanted))
 }
 
 /// A number from `MIN` to `MAX`.
 pub(super) fn count<'de, T: TryFrom<i64>, D: Deserializer<'de>, const MIN: i64, const MAX: i64>(
     from: D,
 ) -> Result<T, D::Error> {
-    let number = i64::deserialize(from)?;
-    let fits = T::try_from(number).ok().filter(|_| (MIN..=MAX).contains(&number));
-    fits.ok_or_else(|| D::Error::custom(format_args!("{number} is not {MIN} to {MAX}")))
+    let found = Value::deserialize(from)?;
+    let fitting = found.as_integer().filter(|number| (MIN..=MAX).contains(number));
+    let number = fitting.and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| unexpected(&found, &format!("a number from {MIN} to {MAX}")))
 }
 
 /// A span of time of `MIN` to `MAX` seconds.
 pub(super) fn seconds<'de, D: Deserializer<'de>, const MIN: u64, const MAX: u64>(
     from: D,
 ) -> Result<Duration, D::Error> {
-    let text = String::deserialize(from)?;
-    let Age(time) = text.parse().map_err(D::Error::custom)?;
-    let fits = (MIN..=MAX).contains(&time.as_secs());
-    fits.then_some(time).ok_or_else(|| D::Error::custom(format_args!("'{text}' is not {MIN} s to {MAX} s")))
+    let wanted = format!("a time from \"{MIN}s\" to \"{MAX}s\"");
+    let text = string(from, &wanted)?;
+    let time = text.parse().ok().filter(|Age(time)| (MIN..=MAX).contains(&time.as_secs()));
+    time.map(|Age(time)| time).ok_or_else(|| unexpected(&Value::String(text), &wanted))
 }
 
 /// A size in memory, of at least `MIN_MIB`.
 pub(super) fn memory<'de, D: Deserializer<'de>, const MIN_MIB: u64>(from: D) -> Result<ByteCount, D::Error> {
-    let text = String::deserialize(from)?;
-    let size = parse_size(&text).map_err(D::Error::custom)?;
-    let fits = size.0 >= MIN_MIB << 20;
-    fits.then_some(size).ok_or_else(|| D::Error::custom(format_args!("'{text}' is less than {MIN_MIB}MiB")))
+    let wanted = format!("a number of bytes such as \"10GiB\", {MIN_MIB}MiB or more");
+    let text = string(from, &wanted)?;
+    let size = parse_size(&text).ok().filter(|size| size.0 >= MIN_MIB << 20);
+    size.ok_or_else(|| unexpected(&Value::String(text), &wanted))
+}
+
+fn string<'de, D: Deserializer<'de>>(from: D, wanted: &str) -> Result<String, D::Error> {
+    match Value::deserialize(from)? {
+        Value::String(text) => Ok(text),
+        found => Err(unexpected(&found, wanted)),
+    }
+}
+
+/// The error of a value that is not what is wanted; the parser's own words are those of its types, such as `i64`.
+fn unexpected<E: serde::de::Error>(found: &Value, wanted: &str) -> E {
+    let found = match found {
+        Value::String(text) => format!("\"{text}\""),
+        Value::Integer(number) => number.to_string(),
+        Value::Float(number) => number.to_string(),
+        Value::Boolean(truth) => truth.to_string(),
+        Value::Datetime(moment) => moment.to_string(),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Table(_) => "a table".to_owned(),
+    };
+    E::custom(format_args!("{found} is not {wanted}"))
 }
