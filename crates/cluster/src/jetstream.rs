@@ -6,12 +6,12 @@
 //!    zmove.JOB.EPOCH.walk ──► consumer walk-XXXX                      the job is over
 //! ```
 //!
-//! What the broker knows may vanish at any moment, so nothing is kept there for the job's sake: one copy, in files that
-//! a server does not flush before it answers. The reasons for the rest:
+//! What the broker knows may vanish at any moment, so nothing is kept there for the job's sake: one copy, in files
+//! that a server does not flush before it answers. The reasons for the rest:
 //!
 //! - **Bounds.** A stream takes so many items and bytes and then refuses, and `put` hands the refused ones back. Who
 //!   waited for room would wait for those who wait.
-//! - **Nobody waits at the broker** with a request: one cannot be taken back, and an item that is sent to a request that
+//! - **Nobody waits at the broker** with a request: one cannot be taken back, and an item that is sent to one that
 //!   nobody wants any more waits for the end of its lease. A taker asks for data, then for walks, and then waits until
 //!   somebody tells on `zmove.JOB.EPOCH.news` that there is something, or asks again after a second. One of a process
 //!   asks at a time.
@@ -103,9 +103,9 @@ pub struct Settings {
 /// What a process does at a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It makes the queue, makes it again where the broker has lost it, and ends it. One process of an epoch.
+    /// The process makes the queue, makes it again where the broker has lost it, and ends it. One process of an epoch.
     Head,
-    /// It takes work and puts in more.
+    /// The process takes work and puts in more.
     Mover,
 }
 

@@ -229,7 +229,7 @@ impl Broker {
         Ok(())
     }
 
-    /// As many of the first letters as may be on their way at once.
+    /// Sends as many of the first letters as may be on their way at once.
     async fn publish_some(&self, letters: &VecDeque<Letter>) -> Vec<Result<PublishAck, PublishError>> {
         let mut sent = Vec::new();
         let mut bytes = 0;

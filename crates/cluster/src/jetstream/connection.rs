@@ -42,11 +42,11 @@ pub struct NodeCertificate {
 /// Whether there is a broker that has the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BrokerState {
-    /// It is there.
+    /// The broker is there.
     Ready,
-    /// It cannot be reached, and is dialled again.
+    /// The broker cannot be reached, and is dialled again.
     Lost,
-    /// It is there and knows nothing of the job: the head has not begun, or the broker has lost all that it had.
+    /// The broker is there and knows nothing of the job: the head has not begun, or the broker has lost what it had.
     Empty,
 }
 
@@ -182,6 +182,6 @@ pub(super) enum Trouble {
     Over,
     /// The broker does not want to.
     Refused(jetstream::Error),
-    /// It could not be asked, or has not answered; later it may.
+    /// The broker could not be asked, or has not answered; later it may.
     Unanswered(Box<dyn std::error::Error + Send + Sync>),
 }

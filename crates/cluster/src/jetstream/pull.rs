@@ -19,7 +19,7 @@ pub(super) enum Answer {
     Item(Message),
     /// There is none.
     Nothing,
-    /// It cannot tell, or is no more.
+    /// The consumer cannot tell, or is no more.
     Gone,
 }
 

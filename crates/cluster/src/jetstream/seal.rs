@@ -1,8 +1,8 @@
 //! What a broker may see of work items: sealed bodies, and names that say nothing.
 //!
-//! **Invariant:** a body opens only with the key of its job, in the job and the epoch for which it was sealed, and under
-//! the message id that follows from what it says. So a broker can keep, repeat and drop items, and neither read nor
-//! make nor exchange one.
+//! **Invariant:** a body opens only with the key of its job, in the job and the epoch for which it was sealed, and
+//! under the message id that follows from what it says. So a broker can keep, repeat and drop items, and neither read
+//! nor make nor exchange one.
 
 use std::fmt;
 

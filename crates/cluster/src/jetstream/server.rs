@@ -1,7 +1,7 @@
 //! A broker of one's own: a configuration for `nats-server`, and the process.
 //!
-//! **Invariant:** a node that is a mover may take, acknowledge and put in, and can neither make nor remove a stream, nor
-//! listen to another node's answers.
+//! **Invariant:** a node that is a mover may take, acknowledge and put in, and can neither make nor remove a stream,
+//! nor listen to another node's answers.
 
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -53,7 +53,7 @@ pub struct ServerTls {
     pub certificate: PathBuf,
     /// The private key of it.
     pub key: PathBuf,
-    /// Who vouches for the nodes' certificates; then each node must show one.
+    /// The certificates of who vouches for the nodes' certificates; then each node must show one.
     pub authority: Option<PathBuf>,
 }
 

@@ -143,7 +143,8 @@ async fn ask(queue: &JetStream, consumers: &Consumers, order: Order) -> Result<A
     Ok(if is_sure { Answer::Nothing } else { Answer::Gone })
 }
 
-/// What a consumer says. There are two reasons to say nothing: it is no more, or as much of it as may be has been taken.
+/// What a consumer says. There are two reasons to say nothing: it is no more, or as much of it as may be has been
+/// taken.
 async fn answer(queue: &JetStream, mut pull: Pull) -> Result<Answer, Trouble> {
     if let Ok(answer) = timeout(DOUBT_AFTER, pull.answer()).await {
         return Ok(answer);
