@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use zmove_engine::Listener;
 use zmove_sender::Feeder;
 use zmove_types::{Event, Observer};
@@ -42,6 +42,10 @@ pub struct Lead<W> {
     pub movers: usize,
     /// How long the job goes on when no receiver does.
     pub patience: Duration,
+    /// Told when the job has begun at the target.
+    pub begun: watch::Sender<bool>,
+    /// How many other nodes take part, or have ended otherwise than they should.
+    pub others: watch::Receiver<usize>,
 }
 
 /// A job that has come to its end.
@@ -70,6 +74,25 @@ pub enum JobError {
 }
 
 impl<W: WorkSource> Lead<W> {
+    /// A job that nobody else takes part in.
+    #[must_use]
+    pub fn new(
+        (job, source): (SharedJob, W),
+        receivers: Vec<Receiver>,
+        movers: usize,
+        patience: Duration,
+    ) -> Self {
+        Self {
+            job: Arc::new(job),
+            source: Arc::new(source),
+            receivers: receivers.into(),
+            movers,
+            patience,
+            begun: watch::Sender::new(false),
+            others: watch::Sender::new(0).subscribe(),
+        }
+    }
+
     /// Leads the job to its end.
     ///
     /// # Errors
@@ -80,15 +103,14 @@ impl<W: WorkSource> Lead<W> {
         listener: Arc<dyn Listener + Send + Sync>,
         stop: impl Future<Output = ()>,
     ) -> Result<JobEnd, JobError> {
-        let ears = Ears { observer, listener, skipped: Arc::default(), has_lost_sessions: Arc::default() };
-        let (begun_in, begun) = watch::channel(false);
+        let ears = Ears::new(observer, listener);
         let mut movers = JoinSet::new();
         for number in 0..self.movers {
-            movers.spawn(self.patient(number, ears.clone()).moving(begun.clone()));
+            movers.spawn(self.patient(number, ears.clone()).moving(self.begun.subscribe()));
         }
         let has_lost_sessions = Arc::clone(&ears.has_lost_sessions);
         let mut progress =
-            Progress { begun: begun_in, walks: 0, finishing: false, movers, has_lost_sessions };
+            Progress { walks: 0, finishing: false, movers, has_lost_sessions };
         let patient = self.patient(0, ears);
         let ended = tokio::select! {
             ended = self.lead(patient, &mut progress) => ended,
@@ -125,7 +147,7 @@ impl<W: WorkSource> Lead<W> {
                     return Ok(JobEnd { count, skipped, walks: progress.walks });
                 }
                 Err(error) => {
-                    let has_begun = *progress.begun.borrow();
+                    let has_begun = *self.begun.borrow();
                     patient.pause(error, &mut outage, has_begun).await.map_err(|error| {
                         if has_begun { JobError::Lost(error) } else { JobError::NotBegun(error) }
                     })?;
@@ -145,11 +167,13 @@ impl<W: WorkSource> Lead<W> {
         self.source.close().await?;
         // their sessions end before the job's directory goes
         while progress.movers.join_next().await.is_some() {}
+        let mut others = self.others.clone();
+        let others_have_ended = timeout(OTHERS_END_MAX, others.wait_for(|others| *others == 0)).await.is_ok();
         match feeder.order(SharedJobOrder::Close, None).await? {
             SharedJobResult::Done => {}
             other => return Err(refused(other)),
         }
-        if !progress.has_lost_sessions.load(Ordering::Relaxed) {
+        if others_have_ended && !progress.has_lost_sessions.load(Ordering::Relaxed) {
             // no opening of a session is still on its way
             let _stays_for_a_while_then = feeder.order(SharedJobOrder::Forget, None).await?;
         }
@@ -166,7 +190,7 @@ impl<W: WorkSource> Lead<W> {
         // an answer shows that the session has begun
         count(feeder).await?;
         outage.ends();
-        let _movers_may_have_gone = progress.begun.send(true);
+        self.begun.send_replace(true);
         loop {
             if self.source.waiting().await?.is_idle() {
                 let counted = count(feeder).await?;
@@ -189,8 +213,6 @@ impl<W: WorkSource> Lead<W> {
 
 /// How far the head is.
 struct Progress {
-    /// Told when the job has begun at the target.
-    begun: watch::Sender<bool>,
     walks: u32,
     /// Whether what finishes the job has been put in since the last walk began.
     finishing: bool,
@@ -293,6 +315,8 @@ async fn count(feeder: &Feeder) -> Result<SharedJobCount, Stop> {
     }
 }
 
+/// How long the other nodes may take to end their sessions.
+const OTHERS_END_MAX: Duration = Duration::from_secs(5);
 /// How often the queue is asked whether it is idle.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long one waits before the next session.

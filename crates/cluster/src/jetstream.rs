@@ -37,6 +37,7 @@
 
 mod broker;
 mod connection;
+mod notices;
 mod pull;
 mod seal;
 mod server;
@@ -60,6 +61,7 @@ use connection::{Connection, Trouble};
 use take::Taker;
 
 pub use connection::{Access, BrokerState, NodeCertificate};
+pub use notices::{JobNotice, NodeNotice, Notice, Notices};
 pub use seal::JobKey;
 pub use server::{Server, ServerConfig, ServerTls, User, make_nkey};
 

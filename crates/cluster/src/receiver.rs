@@ -34,6 +34,12 @@ pub(crate) struct Ears {
     pub(crate) has_lost_sessions: Arc<AtomicBool>,
 }
 
+impl Ears {
+    pub(crate) fn new(observer: Arc<dyn Observer>, listener: Arc<dyn Listener + Send + Sync>) -> Self {
+        Self { observer, listener, skipped: Arc::default(), has_lost_sessions: Arc::default() }
+    }
+}
+
 /// What was at the target already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Skipped {

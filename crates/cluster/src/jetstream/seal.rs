@@ -26,6 +26,17 @@ impl JobKey {
     }
 }
 
+impl JobKey {
+    /// The key of a job of a cluster that has this key.
+    #[must_use]
+    pub fn of_job(&self, job: SharedJobId) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("zmove 2026-11-26 key of a job of a cluster");
+        hasher.update(&self.0);
+        hasher.update(&job.0);
+        Self(*hasher.finalize().as_bytes())
+    }
+}
+
 impl fmt::Debug for JobKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JobKey(..)")
@@ -54,10 +65,7 @@ impl fmt::Display for MessageId {
 
 impl Seal {
     pub(super) fn new(key: &JobKey, job: SharedJobId, epoch: u64) -> Self {
-        let aes = |purpose| {
-            let key = blake3::derive_key(purpose, &key.0);
-            RandomizedNonceKey::new(&AES_256_GCM, &key).expect("a derived key has this length")
-        };
+        let aes = |purpose| aes_of(key, purpose);
         Self {
             bodies: aes("zmove 2026-11-26 bodies of work items at a broker"),
             ends: aes("zmove 2026-11-26 ends of epochs at a broker"),
@@ -104,13 +112,19 @@ impl Seal {
     }
 }
 
+/// The key for one purpose.
+pub(super) fn aes_of(key: &JobKey, purpose: &str) -> RandomizedNonceKey {
+    let key = blake3::derive_key(purpose, &key.0);
+    RandomizedNonceKey::new(&AES_256_GCM, &key).expect("a derived key has this length")
+}
+
 /// Nonce, ciphertext, tag. The nonce is random: at 2³² bodies of one job the odds that any two have the same are 2⁻³³.
-fn seal(key: &RandomizedNonceKey, stands_for: &[u8], mut text: Vec<u8>) -> Vec<u8> {
+pub(super) fn seal(key: &RandomizedNonceKey, stands_for: &[u8], mut text: Vec<u8>) -> Vec<u8> {
     let nonce = key.seal_in_place_append_tag(Aad::from(stands_for), &mut text).expect("an item is short");
     [nonce.as_ref(), &text[..]].concat()
 }
 
-fn open(key: &RandomizedNonceKey, stands_for: &[u8], body: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn open(key: &RandomizedNonceKey, stands_for: &[u8], body: &[u8]) -> Option<Vec<u8>> {
     let (nonce, text) = body.split_at_checked(NONCE_LEN)?;
     let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
     let mut text = text.to_vec();

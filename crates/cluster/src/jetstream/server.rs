@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use super::Role;
 use super::connection::inbox;
+use super::notices::SUBJECT as NOTICES;
 
 /// How a `nats-server` is run.
 #[derive(Clone, Debug)]
@@ -189,7 +190,7 @@ fn user(user: &User) -> String {
     let publish: Vec<_> = publish.iter().map(|subject| format!("\"{subject}\"")).collect();
     let key = &user.public_key;
     format!(
-        "  {{ nkey: {key}, permissions: {{ publish: [{}], subscribe: [\"{}.>\", \"zmove.*.*.news\"] }} }}\n",
+        "  {{ nkey: {key}, permissions: {{ publish: [{}], subscribe: [\"{}.>\", \"zmove.*.*.news\", \"{NOTICES}\"] }} }}\n",
         publish.join(", "),
         inbox(key),
     )
@@ -239,6 +240,7 @@ const MOVER_PUBLISHES: &[&str] = &[
     "zmove.*.*.data",
     "zmove.*.*.walk",
     "zmove.*.*.news",
+    NOTICES,
     "$JS.API.STREAM.INFO.*",
     "$JS.API.STREAM.MSG.GET.zmove-ended",
     "$JS.API.CONSUMER.NAMES.*",

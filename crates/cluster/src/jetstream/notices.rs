@@ -1,0 +1,127 @@
+//! What the nodes of a cluster tell each other beside work: that a job is under way, and that a node is there.
+//!
+//! Nothing of it is kept at the broker. Whoever has something to tell tells it again every second, so a broker may be
+//! killed and come back empty, and a node that comes late hears of all there is.
+//!
+//! **Invariant:** a notice opens only with the key of the cluster. One that is repeated by a broker names a job that has
+//! ended, which the receivers know.
+
+use std::collections::BTreeMap;
+
+use aws_lc_rs::aead::RandomizedNonceKey;
+use futures_util::StreamExt;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
+use zmove_types::SharedJobId;
+
+use super::connection::{Access, Connection};
+use super::seal::{JobKey, aes_of, open, seal};
+use crate::error::WorkError;
+
+/// The notices of a cluster.
+#[derive(Debug)]
+pub struct Notices {
+    connection: Connection,
+    key: RandomizedNonceKey,
+    heard: Mutex<async_nats::Subscriber>,
+}
+
+/// One notice.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Notice {
+    /// A job is under way.
+    Job(JobNotice),
+    /// A node is there.
+    Node(NodeNotice),
+}
+
+/// A job that is under way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobNotice {
+    /// The job.
+    pub job: [u8; 16],
+    /// The epoch.
+    pub epoch: u64,
+    /// The version of the head's program: what its words mean to another is not known.
+    pub version: String,
+    /// The directory that the words are about.
+    pub directory: Vec<u8>,
+    /// What was typed at the head.
+    pub words: Vec<Vec<u8>>,
+    /// The nodes that take part, each with its number, by which it chooses its first receiver. The head has 0.
+    pub nodes: BTreeMap<String, u32>,
+    /// How many sessions each node has.
+    pub movers: u32,
+    /// Whether the job has begun at the target: before that no node but the head's may open it.
+    pub begun: bool,
+}
+
+impl JobNotice {
+    /// The job.
+    #[must_use]
+    pub const fn id(&self) -> SharedJobId {
+        SharedJobId(self.job)
+    }
+}
+
+/// A node that is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeNotice {
+    /// The name of the node.
+    pub node: String,
+    /// The version of its program.
+    pub version: String,
+    /// The job that it takes part in, or would.
+    pub job: Option<[u8; 16]>,
+}
+
+impl Notices {
+    /// Listens at the broker of a cluster that has this key.
+    ///
+    /// # Errors
+    /// The broker cannot be reached, or does not let this node in.
+    pub async fn open(access: &Access, key: &JobKey) -> Result<Self, WorkError> {
+        let connection = Connection::open(access).await?;
+        let heard = connection.client.subscribe(SUBJECT).await;
+        let heard = heard.map_err(|error| failed("listen at the broker", error))?;
+        let key = aes_of(key, "zmove 2026-11-26 notices of the nodes of a cluster");
+        Ok(Self { connection, key, heard: Mutex::new(heard) })
+    }
+
+    /// Tells all nodes, as far as there is a broker.
+    ///
+    /// # Errors
+    /// The connection has been given up.
+    pub async fn tell(&self, notice: &Notice) -> Result<(), WorkError> {
+        let body = seal(&self.key, STANDS_FOR, postcard::to_stdvec(notice)?);
+        let told = self.connection.client.publish(SUBJECT, body.into()).await;
+        told.map_err(|error| failed("tell the other nodes", error))
+    }
+
+    /// The next notice, one's own among them.
+    ///
+    /// # Errors
+    /// The connection has been given up.
+    pub async fn hear(&self) -> Result<Notice, WorkError> {
+        let mut heard = self.heard.lock().await;
+        while let Some(message) = heard.next().await {
+            let opened = open(&self.key, STANDS_FOR, &message.payload);
+            // of another cluster, or of nobody's
+            if let Some(notice) = opened.and_then(|body| postcard::from_bytes(&body).ok()) {
+                return Ok(notice);
+            }
+        }
+        Err(failed("hear the other nodes", "the connection has ended"))
+    }
+}
+
+fn failed(
+    operation: &'static str,
+    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> WorkError {
+    WorkError::Queue { operation, source: error.into() }
+}
+
+/// Where notices are told.
+pub(super) const SUBJECT: &str = "zmove.cluster.notices";
+const STANDS_FOR: &[u8] = b"notice";
