@@ -63,6 +63,7 @@ struct StreamState {
 #[derive(Deserialize)]
 struct ConsumerInfo {
     num_ack_pending: u64,
+    num_pending: u64,
 }
 
 #[derive(Deserialize)]
@@ -185,14 +186,17 @@ impl Broker {
 
     pub(super) async fn waiting(&self) -> Result<Waiting, Trouble> {
         let Consumers { data, walks } = self.consumers().await?;
-        let mut taken = 0;
+        let (mut taken, mut waiting) = (0, 0);
         for consumer in [data, walks] {
             let subject = format!("CONSUMER.INFO.{}.{consumer}", self.stream());
-            taken += self.api::<ConsumerInfo>(subject, &json!({})).await?.num_ack_pending;
+            let info: ConsumerInfo = self.api(subject, &json!({})).await?;
+            taken += info.num_ack_pending;
+            waiting += info.num_pending;
         }
-        // last, since it is the one that counts: an item that is done meanwhile is not seen as waiting
+        // a server that was killed may keep messages that are done: no consumer counts these. One that has lost
+        // messages may count them still.
         let info: StreamInfo = self.api(format!("STREAM.INFO.{}", self.stream()), &json!({})).await?;
-        let all = info.state.messages;
+        let all = info.state.messages.min(waiting + taken);
         Ok(Waiting { waiting: all.saturating_sub(taken), taken: taken.min(all) })
     }
 

@@ -171,3 +171,51 @@ async fn a_broker_that_stands_still_is_told_and_waited_for() {
     kill_process(pid, Signal::CONT).unwrap();
     assert_eq!(taker.await.unwrap(), data(1));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_by_a_broker_that_is_killed_again_and_again() {
+    let Some(mut lab) = Lab::start().await else { return };
+    let head = Arc::new(lab.head().await);
+    let mover = Arc::new(lab.mover().await);
+    let items = 4000;
+    let takers: Vec<_> = (0..4)
+        .map(|_| {
+            let mover = Arc::clone(&mover);
+            tokio::spawn(async move {
+                let mut seen = Vec::new();
+                while let Some(taken) = mover.take().await.unwrap() {
+                    seen.push(taken.item.encode());
+                    mover.done(taken).await.unwrap();
+                }
+                seen
+            })
+        })
+        .collect();
+    let putting = tokio::spawn({
+        let head = Arc::clone(&head);
+        async move {
+            for first in (0..items).step_by(100) {
+                put_all(&head, (first..first + 100).map(data)).await;
+            }
+        }
+    });
+    for round in 0..5 {
+        tokio::time::sleep(Duration::from_millis(60 + 70 * round)).await;
+        lab.kill();
+        lab.start_again().await;
+    }
+    putting.await.unwrap();
+    while !head.waiting().await.unwrap().is_idle() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    head.close().await.unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    let mut count = 0;
+    for taker in takers {
+        let items = taker.await.unwrap();
+        count += items.len();
+        seen.extend(items);
+    }
+    println!("{} items came again", count - seen.len());
+    assert_eq!(seen.len(), usize::try_from(items).unwrap());
+}
