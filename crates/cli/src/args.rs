@@ -7,6 +7,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod allow;
+mod cluster;
 mod copy;
 mod dial;
 mod doctor;
@@ -29,6 +30,7 @@ use crate::value::version::VERSION;
 use selection::SelectionArgs;
 
 pub(crate) use allow::{AllowArgs, AllowCommand, GrantArgs};
+pub(crate) use cluster::{ClusterCommand, ClusterInitArgs};
 pub(crate) use copy::{CopyArgs, ResultArgs};
 pub(crate) use dial::{DialArgs, TransportArg};
 pub(crate) use doctor::DoctorArgs;
@@ -102,6 +104,9 @@ pub(crate) enum Command {
     Stop(StopArgs),
     /// Have this host's daemon take no new transfers, and end with the last
     Drain(DrainArgs),
+    /// Have many nodes send one job to receivers that share a storage
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Have a push, a pull or a copy done in the background, and print its number at once
     #[command(override_usage = help::SUBMIT_USAGE)]
     #[command(after_help = help::SUBMIT_SHORT, after_long_help = help::SUBMIT_LONG)]

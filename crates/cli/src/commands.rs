@@ -1,6 +1,8 @@
 //! The commands, one module each: from the arguments to an exit code.
 
 pub(crate) mod allow;
+pub(crate) mod cluster;
+pub(crate) mod cluster_push;
 pub(crate) mod copy;
 pub(crate) mod derived;
 pub(crate) mod doctor;

@@ -20,8 +20,8 @@ use zmove_engine::After;
 
 use args::{Args, Command, SubmitArgs};
 use commands::{
-    allow, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull, push, receive, runner, scan,
-    serve, submit, sweep, trace, trust, verify,
+    allow, cluster, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull, push, receive,
+    runner, scan, serve, submit, sweep, trace, trust, verify,
 };
 use display::{failures, terminal};
 use value::exit::{self, Exit};
@@ -46,6 +46,7 @@ pub fn main() -> ExitCode {
         Command::Status(args) => operate::status(&args),
         Command::Stop(args) => operate::stop(&args),
         Command::Drain(args) => operate::drain(&args),
+        Command::Cluster(command) => cluster::run(command),
         Command::Submit(args) => submit::run(*args),
         Command::Jobs(args) => jobs::run(&args),
         Command::Job(args) => job::run(&args),

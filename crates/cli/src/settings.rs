@@ -1,5 +1,6 @@
 //! The settings that will run: where keys are, how storage and other hosts are reached, and the process's own limits.
 
+pub(crate) mod cluster;
 mod copy;
 mod dial;
 mod keeping;

@@ -109,8 +109,7 @@ impl<W: WorkSource> Lead<W> {
             movers.spawn(self.patient(number, ears.clone()).moving(self.begun.subscribe()));
         }
         let has_lost_sessions = Arc::clone(&ears.has_lost_sessions);
-        let mut progress =
-            Progress { walks: 0, finishing: false, movers, has_lost_sessions };
+        let mut progress = Progress { walks: 0, finishing: false, movers, has_lost_sessions };
         let patient = self.patient(0, ears);
         let ended = tokio::select! {
             ended = self.lead(patient, &mut progress) => ended,
@@ -118,6 +117,30 @@ impl<W: WorkSource> Lead<W> {
         };
         if ended.is_err() {
             let _movers_end_anyway = self.source.close().await;
+        }
+        ended
+    }
+
+    /// Takes part in the job, which another node leads: `number` is that of this node.
+    ///
+    /// # Errors
+    /// No receiver goes on.
+    pub async fn take_part(
+        &self,
+        number: usize,
+        observer: Arc<dyn Observer>,
+        listener: Arc<dyn Listener + Send + Sync>,
+    ) -> Result<(), SessionEnd> {
+        let ears = Ears::new(observer, listener);
+        self.begun.send_replace(true);
+        let mut movers = JoinSet::new();
+        for mover in 0..self.movers {
+            let patient = self.patient(number * self.movers + mover, ears.clone());
+            movers.spawn(patient.moving(self.begun.subscribe()));
+        }
+        let mut ended = Ok(());
+        while let Some(mover) = movers.join_next().await {
+            ended = ended.and(mover.unwrap_or_else(|_panic| Err(Stop::Nonsense("a mover panicked").into())));
         }
         ended
     }

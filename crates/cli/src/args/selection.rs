@@ -85,6 +85,11 @@ fn pattern(effect: Effect) -> impl TypedValueParser<Value = RuleArg> {
 }
 
 impl SelectionArgs {
+    /// Whether anything of the selection stands in a file.
+    pub(crate) fn reads_files(&self) -> bool {
+        self.files_from.is_some() || self.rules.0.iter().any(|rule| matches!(rule, RuleArg::File(_)))
+    }
+
     /// Whether files are selected by size.
     pub(crate) fn bounds_sizes(&self) -> bool {
         self.min_size.is_some() || self.max_size.is_some()

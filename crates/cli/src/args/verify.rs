@@ -54,6 +54,7 @@ impl From<VerifyArgs> for PushArgs {
         // what is at the target alone, the list says itself
         let delete = !one_way && selection.files_from.is_none() && manifest.is_none();
         Self {
+            cluster: None,
             verify: true,
             dry_run: true,
             checksum: true,

@@ -17,6 +17,7 @@ use zmove_types::{Change, ChangeKind, EntryForm, Escaped, Event, RelPath};
 
 use crate::args::PushArgs;
 use crate::ceiling::{self, Moved, Shares};
+use crate::commands::cluster_push;
 use crate::commands::scan::tell_unmatched;
 use crate::commands::spread;
 use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
@@ -37,6 +38,9 @@ pub(crate) fn run(args: PushArgs, started: Instant) -> Result<Exit> {
 /// Pushes by these settings.
 pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
+    if let Some(cluster) = &settings.cluster {
+        return cluster_push::push(settings, cluster, started);
+    }
     if let (Location::Remote(first), false) = (&settings.location, settings.also.is_empty()) {
         return spread::push(settings, first, started);
     }

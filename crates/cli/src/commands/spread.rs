@@ -28,23 +28,28 @@ pub(crate) fn push(settings: &PushSettings, first: &Remote, started: Instant) ->
     let display = Display::new(args, None);
     let sources = settings.look_at_sources(&display)?;
     let receivers = receivers(settings, first)?;
-    let job = job(settings, &sources)?;
-    let transfer = Some(job.id.to_string());
     let count = receivers.len();
-    let lead = Lead {
-        source: Arc::new(Queue::new(job.id)),
-        job: Arc::new(job),
-        movers: count,
-        receivers: receivers.into(),
-        patience: args.timeout.0,
-    };
+    let id = fresh_id()?;
+    let job = job(settings, &sources, (id, fresh_epoch()))?;
     display.start();
-    let threads = std::thread::available_parallelism().map_or(2, NonZeroUsize::get);
-    let ended = settings::block_on(threads, async {
+    let ended = settings::block_on(threads(), async {
+        let lead = Lead::new((job, Queue::new(id)), receivers, count, args.timeout.0);
         Ok(Box::pin(lead.run(display.observer(), Arc::new(Notices), interrupted())).await)
     });
     display.end();
-    let ended = ended?.map_err(|error| resumable(as_failure(error), args))?;
+    tell_end(ended?, settings, &sources, (id, &format!("by {count} receivers"), started))
+}
+
+/// Prints what has become of a job.
+pub(crate) fn tell_end(
+    ended: Result<JobEnd, JobError>,
+    settings: &PushSettings,
+    sources: &Sources,
+    (id, by, started): (SharedJobId, &str, Instant),
+) -> Result<Exit> {
+    let args = &settings.args;
+    let transfer = Some(id.to_string());
+    let ended = ended.map_err(|error| resumable(as_failure(error), args))?;
     let mut summary = summary_of(&ended, started);
     summary.failed += sources.missing;
     if ended.count.contradictions > 0 {
@@ -57,11 +62,26 @@ pub(crate) fn push(settings: &PushSettings, first: &Remote, started: Instant) ->
     if args.json || args.quiet || summary.files == 0 {
         summary::print(&summary, args, None, &Shares::default(), &Ending { exit, transfer });
     } else {
-        terminal::print_lines(&(as_text(&summary, count) + &summary::extras(&summary, args)));
+        terminal::print_lines(&(as_text(&summary, by) + &summary::extras(&summary, args)));
     }
     Ok(exit)
 }
 
+pub(crate) fn threads() -> usize {
+    std::thread::available_parallelism().map_or(2, NonZeroUsize::get)
+}
+
+/// An id for a new job.
+pub(crate) fn fresh_id() -> Result<SharedJobId> {
+    Ok(SharedJobId(fresh_transfer().context("get random bytes")?.0))
+}
+
+/// The epoch of a job that begins now.
+pub(crate) fn fresh_epoch() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// The receivers, the keys of which are known from here on.
 fn receivers(settings: &PushSettings, first: &Remote) -> Result<Vec<Receiver>> {
     let home = settings::home(Role::Client)?;
     let dial = &settings.args.dial;
@@ -76,7 +96,12 @@ fn receivers(settings: &PushSettings, first: &Remote) -> Result<Vec<Receiver>> {
     std::iter::once(first).chain(&settings.also).map(receiver).collect()
 }
 
-fn job(settings: &PushSettings, sources: &Sources) -> Result<SharedJob> {
+/// The job that these settings ask for.
+pub(crate) fn job(
+    settings: &PushSettings,
+    sources: &Sources,
+    (id, epoch): (SharedJobId, u64),
+) -> Result<SharedJob> {
     let job = settings.job(sources)?;
     let keeping = job.open.keeping.map(|keeping| {
         if keeping.asked && keeping.kinds.has_any(Kinds::LINKS) {
@@ -105,10 +130,8 @@ fn job(settings: &PushSettings, sources: &Sources) -> Result<SharedJob> {
         rate_max: settings.args.limit(),
         ..SenderConfig::default()
     };
-    let id = SharedJobId(fresh_transfer().context("get random bytes")?.0);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let node = NodeName::new(&own_name()).or_else(|| NodeName::new("sender")).expect("this is a name");
-    Ok(SharedJob::new((id, now.as_secs(), node), job.sources, open, config))
+    Ok(SharedJob::new((id, epoch, node), job.sources, open, config))
 }
 
 fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
@@ -124,11 +147,11 @@ fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
     }
 }
 
-fn as_text(summary: &Summary, receivers: usize) -> String {
+fn as_text(summary: &Summary, by: &str) -> String {
     let rate = ByteRate::new(summary.bytes, summary.elapsed);
     let seconds = summary.elapsed.as_secs_f64();
     format!(
-        "{}, {} in {seconds:.2} s: {rate}, by {receivers} receivers\nverified (wire), flushed\n",
+        "{}, {} in {seconds:.2} s: {rate}, {by}\nverified (wire), flushed\n",
         counted(summary.files, "file"),
         ByteCount(summary.bytes),
     )
@@ -147,7 +170,7 @@ fn as_failure(error: JobError) -> anyhow::Error {
 }
 
 /// What is said around the sessions: several at once.
-struct Notices;
+pub(crate) struct Notices;
 
 impl Listener for Notices {
     fn hear(&self, notice: &Notice<'_>) {

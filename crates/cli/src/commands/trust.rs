@@ -87,6 +87,22 @@ async fn learn(args: &TrustHostArgs, identity: &Identity, mut known_hosts: Known
     Ok(Exit::Done)
 }
 
+/// The key of a host, which is known from here on.
+pub(crate) fn key_of(host: &Remote, accept_new: bool) -> Result<Fingerprint> {
+    let home = settings::home(settings::Role::Client)?;
+    let mut known_hosts = KnownHosts::open(&home)?;
+    if let Some(key) = known_hosts.lookup(&host.host, host.port) {
+        return Ok(key);
+    }
+    let identity = Identity::load_or_create(&home)?;
+    let key = settings::block_on(1, fetch(host, &identity, None))?;
+    if !accept_new {
+        ask(host, key, &format!("run 'zmove trust {host}' first, or add --accept-new"))?;
+    }
+    known_hosts.pin(&host.host, host.port, key)?;
+    Ok(key)
+}
+
 /// Sees to it that a host's key is known, and asks now whether it is the right one.
 pub(crate) fn get_to_know(host: &Remote, strict: bool) -> Result<()> {
     // ssh knows its hosts by itself

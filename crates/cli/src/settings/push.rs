@@ -20,6 +20,7 @@ use zmove_transport::{KnownHosts, TransportChoice};
 use zmove_types::{Escaped, FileNumber, Kinds};
 use zmove_wire::{Cipher, Compare, Durability, Keeping, Open, Overwrite, Proof, Purpose};
 
+use super::cluster::Cluster;
 use super::{Role, dial, home, journals, keeping};
 use crate::args::{CipherArg, DeltaArg, DurabilityArg, ProofArg, PushArgs, SparseArg, TransportArg};
 use crate::display::prompt::Prompt;
@@ -31,6 +32,8 @@ pub(crate) struct PushSettings {
     pub(crate) location: Location,
     /// Other receivers that have the same target, on storage which they share with the first.
     pub(crate) also: Vec<Remote>,
+    /// The cluster by whose nodes the job is done.
+    pub(crate) cluster: Option<Cluster>,
     /// The settings for reaching the receiver; `None`: the target is on this host.
     pub(crate) dial: Option<DialSettings>,
     /// The selection of entries of the sources; `None`: all of them.
@@ -45,11 +48,32 @@ impl PushSettings {
     /// # Errors
     /// Options contradict each other, or one has an impossible value.
     pub(crate) fn new(args: PushArgs, ask: Arc<dyn Confirm>) -> Result<Self> {
+        let cluster = args.cluster.as_deref().map(Cluster::load).transpose()?;
+        Self::of(args, cluster, ask)
+    }
+
+    /// The settings of a node of a cluster, where another leads the push.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub(crate) fn of_node(args: PushArgs, cluster: Cluster, ask: Arc<dyn Confirm>) -> Result<Self> {
+        Self::of(args, Some(cluster), ask)
+    }
+
+    fn of(args: PushArgs, cluster: Option<Cluster>, ask: Arc<dyn Confirm>) -> Result<Self> {
         let (target, sources) = args.paths.split_last().expect("two are demanded");
-        let (location, also) = Location::parse_several(target, dial::start(&args.dial))?;
-        refuse_host_without_path(target)?;
+        let (location, also) = match &cluster {
+            Some(cluster) => receivers_of(cluster, target)?,
+            None => Location::parse_several(target, dial::start(&args.dial))?,
+        };
+        if cluster.is_none() {
+            refuse_host_without_path(target)?;
+        }
         refuse_contradictions(&args, &location, sources)?;
-        if !also.is_empty() {
+        if args.cluster.is_some() && args.selection.reads_files() {
+            return Err(usage_error("--cluster: the other nodes do not have the files of a selection"));
+        }
+        if !also.is_empty() || cluster.is_some() {
             refuse_for_several(&args)?;
         }
         let selection = args.selection.selection()?;
@@ -57,7 +81,7 @@ impl PushSettings {
             Location::Local(_) => None,
             Location::Remote(remote) => Some(dial_settings(&args, remote, ask)?),
         };
-        Ok(Self { location, also, dial, selection, args })
+        Ok(Self { location, also, cluster, dial, selection, args })
     }
 
     /// The settings for reaching another receiver of the same target.
@@ -237,6 +261,22 @@ pub(super) fn refuse_contradictions(
         Some((_, text)) => Err(usage_error(text)),
         None => Ok(()),
     }
+}
+
+/// The receivers of a cluster, with this path.
+fn receivers_of(cluster: &Cluster, target: &OsStr) -> Result<(Location, Vec<Remote>)> {
+    let path = match Location::parse(target, zmove_engine::Start::Daemon)? {
+        Location::Local(path) => path,
+        Location::Remote(_) => {
+            return Err(usage_error(format!(
+                "--cluster: '{}' names a host, and the cluster has its receivers: write the path alone",
+                Escaped::path(&target)
+            )));
+        }
+    };
+    let mut remotes = cluster.receivers.iter().map(|receiver| receiver.remote(path.as_bytes()));
+    let first = remotes.next().ok_or_else(|| usage_error("the cluster has no receivers"))?;
+    Ok((Location::Remote(first), remotes.collect()))
 }
 
 /// Refuses what cannot be done by several receivers together.

@@ -33,6 +33,8 @@ pub enum Notice {
     Job(JobNotice),
     /// A node is there.
     Node(NodeNotice),
+    /// Something of a job has failed at a node: the job, and what.
+    Failed([u8; 16], String),
 }
 
 /// A job that is under way.
@@ -71,8 +73,47 @@ pub struct NodeNotice {
     pub node: String,
     /// The version of its program.
     pub version: String,
-    /// The job that it takes part in, or would.
-    pub job: Option<[u8; 16]>,
+    /// The part that it has in a job, or would have.
+    pub part: Option<NodePart>,
+}
+
+/// The part of a node in a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodePart {
+    /// The job.
+    pub job: [u8; 16],
+    /// How far the node is.
+    pub state: NodeState,
+    /// What the node has found and moved.
+    pub moved: NodeMoved,
+}
+
+/// How far a node is with its part in a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeState {
+    /// It would take part.
+    Offers,
+    /// It takes part.
+    Works,
+    /// The job is over, and all sessions of the node have ended as they should.
+    HasEnded,
+}
+
+/// What a node has found and moved in a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeMoved {
+    /// Files that it has found.
+    pub found_files: u64,
+    /// The bytes of these files.
+    pub found_bytes: u64,
+    /// Files that are at the target by it.
+    pub files: u64,
+    /// Bytes that it has brought there.
+    pub bytes: u64,
+    /// Files that were there already.
+    pub skipped_files: u64,
+    /// The bytes of these files.
+    pub skipped_bytes: u64,
 }
 
 impl Notices {
@@ -115,10 +156,7 @@ impl Notices {
     }
 }
 
-fn failed(
-    operation: &'static str,
-    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-) -> WorkError {
+fn failed(operation: &'static str, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> WorkError {
     WorkError::Queue { operation, source: error.into() }
 }
 

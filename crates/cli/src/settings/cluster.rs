@@ -1,0 +1,186 @@
+//! A cluster as a file describes it: `clusters/NAME.toml` in the home directory, with the seed of its nkey beside it.
+//!
+//! **Invariant:** both files are for their owner alone.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow};
+use serde::{Deserialize, Serialize};
+use zmove_cluster::jetstream::{Access, JobKey, Role as NodeRole, ServerConfig, User, make_nkey};
+use zmove_engine::Remote;
+use zmove_types::{Hex, from_hex};
+
+use super::{Role, home};
+use crate::value::exit::usage_error;
+
+/// A cluster.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Cluster {
+    pub(crate) name: String,
+    /// What all nodes know, and the broker does not: 64 hexadecimal digits.
+    key: String,
+    /// The broker's address.
+    pub(crate) broker: String,
+    /// Where a push of this node has the broker listen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// The public part of the nodes' nkey, where the broker is made here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nkey: Option<String>,
+    /// The seed of that nkey, in an invitation alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<String>,
+    pub(crate) receivers: Vec<ClusterReceiver>,
+}
+
+/// A receiver of a cluster.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ClusterReceiver {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    /// The receiver's key.
+    pub(crate) key: String,
+}
+
+impl ClusterReceiver {
+    /// The receiver, with a path there.
+    pub(crate) fn remote(&self, path: &[u8]) -> Remote {
+        Remote { host: self.host.clone(), port: self.port, path: path.to_vec(), login: None }
+    }
+}
+
+impl Cluster {
+    /// Makes a cluster, with keys of its own.
+    pub(crate) fn make(
+        name: &str,
+        receivers: Vec<ClusterReceiver>,
+        broker: Option<String>,
+        listen: Option<SocketAddr>,
+    ) -> Result<Self> {
+        let path = file(name)?;
+        if path.exists() {
+            return Err(usage_error(format!("there is a cluster '{name}' already: '{}'", path.display())));
+        }
+        let mut bytes = [0; JobKey::BYTES];
+        File::open("/dev/urandom").and_then(|mut file| io::Read::read_exact(&mut file, &mut bytes))?;
+        let nkey = match listen {
+            Some(_) => {
+                make_directory(&path)?;
+                let seed = seed_file(name)?;
+                Some(make_nkey(&seed).with_context(|| format!("write '{}'", seed.display()))?)
+            }
+            None => None,
+        };
+        let listens = listen.map(|listen| format!("nats://{listen}"));
+        let broker = broker.or(listens).unwrap_or_default();
+        let (name, key) = (name.to_owned(), Hex(&bytes).to_string());
+        let cluster = Self { name, key, broker, listen, nkey, seed: None, receivers };
+        cluster.save()?;
+        Ok(cluster)
+    }
+
+    /// Reads a cluster that this node has made or joined.
+    pub(crate) fn load(name: &str) -> Result<Self> {
+        let path = file(name)?;
+        let text = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => usage_error(format!(
+                "there is no cluster '{name}' here: 'zmove cluster init' makes one, and 'zmove cluster join' joins one"
+            )),
+            _ => anyhow::Error::new(error).context(format!("read '{}'", path.display())),
+        })?;
+        Self::read(&text).with_context(|| format!("read '{}'", path.display()))
+    }
+
+    fn read(text: &str) -> Result<Self> {
+        // the rest of the error shows the line, which may be a key
+        let cluster: Self = toml::from_str(text).map_err(|error| anyhow!(error.message().to_owned()))?;
+        cluster.key()?;
+        file(&cluster.name)?;
+        Ok(cluster)
+    }
+
+    /// Takes an invitation, and keeps it.
+    pub(crate) fn join(text: &str) -> Result<Self> {
+        let mut cluster = Self::read(text)?;
+        let seed = cluster.seed.take();
+        cluster.save()?;
+        if let Some(seed) = seed {
+            write_private(&seed_file(&cluster.name)?, &seed)?;
+        }
+        Ok(cluster)
+    }
+
+    /// What another node needs.
+    pub(crate) fn invitation(&self) -> Result<String> {
+        let seed = match self.nkey {
+            Some(_) => Some(std::fs::read_to_string(seed_file(&self.name)?)?.trim().to_owned()),
+            None => None,
+        };
+        Ok(toml::to_string(&Self { listen: None, seed, ..self.clone() })?)
+    }
+
+    /// The key that all nodes have.
+    pub(crate) fn key(&self) -> Result<JobKey> {
+        let bytes = from_hex(self.key.as_bytes()).context("its key is no key")?;
+        Ok(JobKey::new(bytes))
+    }
+
+    /// How the broker is reached.
+    pub(crate) fn access(&self) -> Result<Access> {
+        let nkey_seed = self.nkey.is_some().then(|| seed_file(&self.name)).transpose()?;
+        Ok(Access { urls: vec![self.broker.clone()], nkey_seed, ..Access::default() })
+    }
+
+    /// The broker that a push of this node starts; `None` where one runs already.
+    pub(crate) fn server(&self) -> Result<Option<ServerConfig>> {
+        let (Some(listen), Some(public_key)) = (self.listen, &self.nkey) else { return Ok(None) };
+        let users = vec![User { public_key: public_key.clone(), role: NodeRole::Head }];
+        let usual = ServerConfig::on_loopback(file(&self.name)?.with_extension("broker"));
+        Ok(Some(ServerConfig { address: listen.ip(), port: listen.port(), users, ..usual }))
+    }
+
+    fn save(&self) -> Result<()> {
+        let path = file(&self.name)?;
+        make_directory(&path)?;
+        write_private(&path, &toml::to_string(self)?)
+    }
+}
+
+fn make_directory(file: &Path) -> Result<()> {
+    let directory = file.parent().expect("it is in a directory");
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.with_context(|| format!("make '{}'", directory.display()))
+}
+
+/// The file of a cluster.
+fn file(name: &str) -> Result<PathBuf> {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(is_part) {
+        return Err(usage_error(format!(
+            "'{name}' is no name of a cluster: letters, digits, '-' and '_', 64 at most"
+        )));
+    }
+    Ok(home(Role::Client)?.join("clusters").join(name).with_extension("toml"))
+}
+
+fn seed_file(name: &str) -> Result<PathBuf> {
+    Ok(file(name)?.with_extension("seed"))
+}
+
+/// Writes a file for its owner alone, by way of another.
+fn write_private(path: &Path, text: &str) -> Result<()> {
+    let new = path.with_extension("new");
+    let write = || -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&new, path)
+    };
+    write().with_context(|| format!("write '{}'", path.display()))
+}
