@@ -166,6 +166,23 @@ fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() 
     assert!(std::fs::read(spread.target_directory().join("large")).unwrap().len() == (75 << 20) + 1);
 }
 
+/// It cannot end its job itself, and what a receiver still had of it would be written into that of the next.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_by_the_next() {
+    let spread = Spread::new(2);
+    spread.paint();
+    let mut child = spread.push(&[], "source").start();
+    spread.daemons[1].wait_for_log("begun by sender");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let noted = || std::fs::read_dir(spread.home().join("shared-jobs")).unwrap().count();
+    assert_eq!(noted(), 1);
+    spread.push(&[], "source").outcome().done();
+    assert_eq!(noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
 #[test]
 fn receivers_that_do_not_share_the_target_are_told() {
     let mut spread = Spread::new(1);

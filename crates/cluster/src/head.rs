@@ -18,8 +18,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use zmove_engine::Listener;
-use zmove_sender::Feeder;
-use zmove_types::{Event, Observer};
+use zmove_sender::{Feeder, SessionError};
+use zmove_types::{Event, NoObserver, Observer};
 use zmove_wire::{SharedJobCount, SharedJobOrder, SharedJobResult};
 
 use crate::job::SharedJob;
@@ -283,6 +283,34 @@ impl<W: WorkSource> Patient<W> {
         sleep(PAUSE).await;
         Ok(())
     }
+}
+
+/// Ends a job that nobody leads any more: from then on no session of it changes anything, and what it has left
+/// unfinished is removed.
+///
+/// # Errors
+/// No receiver does so; the last one's reason.
+pub async fn end_abandoned(
+    job: &SharedJob,
+    receivers: &[Receiver],
+    listener: Arc<dyn Listener + Send + Sync>,
+) -> Result<(), Box<SessionEnd>> {
+    let observer = Arc::new(NoObserver);
+    let ears = Ears { observer, listener, skipped: Arc::default(), has_lost_sessions: Arc::default() };
+    let close = async |feeder: Feeder| match feeder.order(SharedJobOrder::Close, None).await? {
+        SharedJobResult::Done => Ok(()),
+        other => Err(refused(other)),
+    };
+    let mut ended = Ok(());
+    for receiver in receivers {
+        ended = in_session(receiver, job, Part::Head, &ears, close).await;
+        match &ended {
+            // that it has ended already is a refusal, too
+            Ok(()) | Err(SessionEnd::Session(SessionError::Refused(_))) => break,
+            Err(_) => {}
+        }
+    }
+    ended.map_err(Box::new)
 }
 
 async fn count(feeder: &Feeder) -> Result<SharedJobCount, Stop> {

@@ -21,7 +21,7 @@ mod source;
 mod work;
 
 pub use error::WorkError;
-pub use head::{JobEnd, JobError, Lead};
+pub use head::{JobEnd, JobError, Lead, end_abandoned};
 pub use job::SharedJob;
 pub use mover::Stop;
 pub use queue::{Lease, Queue};

@@ -1,17 +1,20 @@
 //! `zmove push SRC HOST,HOST:PATH`: a push to several receivers that share the storage of the target, each of which
 //! writes a part of it.
 
+mod unended;
+
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use zmove_cluster::{JobEnd, JobError, Lead, Queue, Receiver, SessionEnd, SharedJob};
+use zmove_cluster::{JobEnd, JobError, Lead, Queue, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
-use zmove_sender::SenderConfig;
+use zmove_sender::{SenderConfig, SessionError};
 use zmove_types::{ByteCount, ByteRate, Kinds, SharedJobId};
 use zmove_wire::{Keeping, NodeName, Open, TargetShape};
 
+use self::unended::Unended;
 use crate::ceiling::Shares;
 use crate::commands::push::{exit_of, interrupted, own_name, resumable};
 use crate::commands::submit::get_to_know;
@@ -31,6 +34,14 @@ pub(crate) fn push(settings: &PushSettings, first: &Remote, started: Instant) ->
     let job = job(settings, &sources)?;
     let transfer = Some(job.id.to_string());
     let count = receivers.len();
+    let threads = std::thread::available_parallelism().map_or(2, NonZeroUsize::get);
+    let home = settings::home(Role::Client)?;
+    for before in Unended::of_the_same(&home, &receivers)? {
+        let old = SharedJob { id: before.job(), epoch: before.epoch(), ..job.clone() };
+        settings::block_on(threads, async { end(&old, &receivers).await })?;
+        before.forget()?;
+    }
+    let unended = Unended::note(&home, (job.id, job.epoch), &receivers)?;
     let lead = Lead {
         source: Arc::new(Queue::new(job.id)),
         job: Arc::new(job),
@@ -39,12 +50,12 @@ pub(crate) fn push(settings: &PushSettings, first: &Remote, started: Instant) ->
         patience: args.timeout.0,
     };
     display.start();
-    let threads = std::thread::available_parallelism().map_or(2, NonZeroUsize::get);
     let ended = settings::block_on(threads, async {
         Ok(Box::pin(lead.run(display.observer(), Arc::new(Notices), interrupted())).await)
     });
     display.end();
     let ended = ended?.map_err(|error| resumable(as_failure(error), args))?;
+    unended.forget()?;
     let mut summary = summary_of(&ended, started);
     summary.failed += sources.missing;
     if ended.count.contradictions > 0 {
@@ -60,6 +71,17 @@ pub(crate) fn push(settings: &PushSettings, first: &Remote, started: Instant) ->
         terminal::print_lines(&(as_text(&summary, count) + &summary::extras(&summary, args)));
     }
     Ok(exit)
+}
+
+/// Ends a job whose push was killed. Receivers that were stopped then and go on later would write what it had from the
+/// source into what this push writes.
+async fn end(old: &SharedJob, receivers: &[Receiver]) -> Result<()> {
+    match end_abandoned(old, receivers, Arc::new(Notices)).await {
+        Ok(()) => Ok(()),
+        // it has ended, or this user has no part in it any more
+        Err(error) if matches!(&*error, SessionEnd::Session(SessionError::Refused(_))) => Ok(()),
+        Err(error) => Err(as_failure(JobError::NotBegun(error))),
+    }
 }
 
 fn receivers(settings: &PushSettings, first: &Remote) -> Result<Vec<Receiver>> {
