@@ -1,6 +1,8 @@
 //! `zmove push SRC HOST,HOST:PATH`: daemons, processes of their own, that share a directory as receivers on different
 //! hosts share a file system.
 
+mod queue;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
