@@ -79,7 +79,7 @@ impl Cluster {
         let roots = vec![self.root().canonicalize().unwrap()];
         let grant = Grant::new(self.identity.fingerprint(), "mover", roots, Access::ReadWrite);
         AuthorizedKeys::allow(&home, grant).unwrap();
-        let options = ["--listen", "127.0.0.1:0", "--shared-jobs"];
+        let options = ["--listen", "127.0.0.1:0"];
         Node(Daemon::start_with(&home, &options, &Runner::default()))
     }
 

@@ -1,6 +1,8 @@
 //! `zmove push SRC HOST,HOST:PATH`: daemons, processes of their own, that share a directory as receivers on different
 //! hosts share a file system.
 
+mod queue;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -41,8 +43,7 @@ impl Spread {
         let roots = vec![self.site.path(directory).canonicalize().unwrap()];
         let grant = Grant::new(identity.fingerprint(), "sender", roots, Access::ReadWrite);
         AuthorizedKeys::allow(&home, grant).unwrap();
-        let daemon =
-            Daemon::start_with(&home, &["--listen", "127.0.0.1:0", "--shared-jobs"], &Runner::default());
+        let daemon = Daemon::start_with(&home, &["--listen", "127.0.0.1:0"], &Runner::default());
         let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
         KnownHosts::open(&self.home()).unwrap().pin(&host, port, daemon.fingerprint).unwrap();
         self.daemons.push(daemon);
@@ -164,6 +165,23 @@ fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() 
     spread.start("shared");
     spread.push(&[], "source").outcome().done();
     assert!(std::fs::read(spread.target_directory().join("large")).unwrap().len() == (75 << 20) + 1);
+}
+
+/// It cannot end its job itself, and what a receiver still had of it would be written into that of the next.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_by_the_next() {
+    let spread = Spread::new(2);
+    spread.paint();
+    let mut child = spread.push(&[], "source").start();
+    spread.daemons[1].wait_for_log("begun by sender");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let noted = || std::fs::read_dir(spread.home().join("shared-jobs")).unwrap().count();
+    assert_eq!(noted(), 1);
+    spread.push(&[], "source").outcome().done();
+    assert_eq!(noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
 }
 
 #[test]

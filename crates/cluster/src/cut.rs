@@ -38,8 +38,10 @@ fn ranges(file: &LargeFile) -> impl Iterator<Item = Work> {
     let short_from = groups - groups / 4;
     let mut first = 0;
     std::iter::from_fn(move || {
-        let longest = if first < short_from { long } else { (long / 8).max(2) };
-        let groups = longest.min(groups - first);
+        let groups = match short_from.checked_sub(first) {
+            None | Some(0) => (long / 8).max(2).min(groups - first),
+            Some(left) => long.min(left),
+        };
         let range = Work::Range { file: file.clone(), first, groups };
         first += groups;
         (groups > 0).then_some(range)
@@ -76,7 +78,7 @@ mod tests {
 
     #[test]
     fn ranges_have_each_group_once_and_the_last_are_short() {
-        assert_eq!(ranges_of(20), [(0, 16), (16, 2), (18, 2)]);
+        assert_eq!(ranges_of(20), [(0, 15), (15, 2), (17, 2), (19, 1)]);
         for groups in [16, 17, 33, 1000, 5000, 262_144, 4_000_000] {
             let ranges = ranges_of(groups);
             let mut next = 0;

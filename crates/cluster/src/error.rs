@@ -49,6 +49,11 @@ pub enum Stop {
     /// No mover goes on.
     #[error("no mover goes on: {0}")]
     Movers(Box<SessionEnd>),
+    /// Work has not ended that no walk of the sources finds any more.
+    #[error(
+        "{0} work items have not ended, and no walk of the sources finds them: they have changed meanwhile"
+    )]
+    Missing(u64),
     /// The protocol has been broken, by the receiver or by what the queue holds.
     #[error("{0}")]
     Nonsense(&'static str),

@@ -18,8 +18,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use zmove_engine::Listener;
-use zmove_sender::Feeder;
-use zmove_types::{Event, Observer};
+use zmove_sender::{Feeder, SessionError};
+use zmove_types::{Event, NoObserver, Observer};
 use zmove_wire::{SharedJobCount, SharedJobOrder, SharedJobResult};
 
 use crate::error::{SessionEnd, Stop, refused};
@@ -77,14 +77,14 @@ impl<W: WorkSource> Lead<W> {
     /// A job that nobody else takes part in.
     #[must_use]
     pub fn new(
-        (job, source): (SharedJob, W),
+        (job, source): (SharedJob, Arc<W>),
         receivers: Vec<Receiver>,
         movers: usize,
         patience: Duration,
     ) -> Self {
         Self {
             job: Arc::new(job),
-            source: Arc::new(source),
+            source,
             receivers: receivers.into(),
             movers,
             patience,
@@ -109,7 +109,8 @@ impl<W: WorkSource> Lead<W> {
             movers.spawn(self.patient(number, ears.clone()).moving(self.begun.subscribe()));
         }
         let has_lost_sessions = Arc::clone(&ears.has_lost_sessions);
-        let mut progress = Progress { walks: 0, finishing: false, movers, has_lost_sessions };
+        let mut progress =
+            Progress { walks: 0, missing: (None, 0), finishing: false, movers, has_lost_sessions };
         let patient = self.patient(0, ears);
         let ended = tokio::select! {
             ended = self.lead(patient, &mut progress) => ended,
@@ -220,7 +221,8 @@ impl<W: WorkSource> Lead<W> {
                 if counted.is_finished() {
                     return Ok(counted);
                 }
-                self.source.put(vec![progress.next(&self.job, &counted)]).await?;
+                let next = progress.next(&self.job, &counted)?;
+                self.source.put(vec![next]).await?;
             }
             tokio::select! {
                 () = sleep(LOOK_EVERY) => {}
@@ -237,6 +239,8 @@ impl<W: WorkSource> Lead<W> {
 /// How far the head is.
 struct Progress {
     walks: u32,
+    /// How much was missing after the last walk, and how often it has been so much.
+    missing: (Option<u64>, u32),
     /// Whether what finishes the job has been put in since the last walk began.
     finishing: bool,
     movers: JoinSet<Result<(), SessionEnd>>,
@@ -246,16 +250,25 @@ struct Progress {
 
 impl Progress {
     /// What is to be done where nobody has anything to do, and the journals say this.
-    fn next(&mut self, job: &SharedJob, count: &SharedJobCount) -> WorkItem {
+    ///
+    /// # Errors
+    /// Something stays missing that no walk finds any more, as where the sources have changed: another job does it.
+    fn next(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
         let sources = job.source_count();
         let first = |walk| WorkItem::first(job.id, Work::Begin(sources), walk);
         if count.missing_work() == Some(1) && !self.finishing && self.walks > 0 {
             self.finishing = true;
-            return first(self.walks).child(job.id, Work::finish(sources));
+            return Ok(first(self.walks).child(job.id, Work::finish(sources)));
+        }
+        let missing = count.missing_work();
+        let as_before = self.walks > 0 && self.missing.0 == missing;
+        self.missing = (missing, if as_before { self.missing.1 + 1 } else { 0 });
+        if self.missing.1 >= WALKS_IN_VAIN_MAX {
+            return Err(Stop::Missing(missing.unwrap_or_default()));
         }
         self.finishing = false;
         self.walks += 1;
-        first(self.walks)
+        Ok(first(self.walks))
     }
 }
 
@@ -320,7 +333,7 @@ impl<W: WorkSource> Patient<W> {
         self.ears.has_lost_sessions.store(true, Ordering::Relaxed);
         let since = *outage.since.get_or_insert_with(Instant::now);
         outage.refusals = if error.is_final() || !has_begun { outage.refusals + 1 } else { 0 };
-        let ends_all = matches!(error, SessionEnd::Stop(Stop::Fenced | Stop::Movers(_)));
+        let ends_all = matches!(error, SessionEnd::Stop(Stop::Fenced | Stop::Movers(_) | Stop::Missing(_)));
         if ends_all || outage.refusals >= self.receivers.len() || since.elapsed() >= self.patience {
             return Err(Box::new(error));
         }
@@ -331,6 +344,34 @@ impl<W: WorkSource> Patient<W> {
     }
 }
 
+/// Ends a job that nobody leads any more: from then on no session of it changes anything, and what it has left
+/// unfinished is removed.
+///
+/// # Errors
+/// No receiver does so; the last one's reason.
+pub async fn end_abandoned(
+    job: &SharedJob,
+    receivers: &[Receiver],
+    listener: Arc<dyn Listener + Send + Sync>,
+) -> Result<(), Box<SessionEnd>> {
+    let observer = Arc::new(NoObserver);
+    let ears = Ears { observer, listener, skipped: Arc::default(), has_lost_sessions: Arc::default() };
+    let close = async |feeder: Feeder| match feeder.order(SharedJobOrder::Close, None).await? {
+        SharedJobResult::Done => Ok(()),
+        other => Err(refused(other)),
+    };
+    let mut ended = Ok(());
+    for receiver in receivers {
+        ended = in_session(receiver, job, Part::Head, &ears, close).await;
+        match &ended {
+            // that it has ended already is a refusal, too
+            Ok(()) | Err(SessionEnd::Session(SessionError::Refused(_))) => break,
+            Err(_) => {}
+        }
+    }
+    ended.map_err(Box::new)
+}
+
 async fn count(feeder: &Feeder) -> Result<SharedJobCount, Stop> {
     match feeder.order(SharedJobOrder::Count, None).await? {
         SharedJobResult::Counted(count) => Ok(count),
@@ -338,6 +379,9 @@ async fn count(feeder: &Feeder) -> Result<SharedJobCount, Stop> {
     }
 }
 
+/// So many walks in a row find nothing of what is missing before the job is given up: a queue that loses much does not
+/// lose the same each time.
+const WALKS_IN_VAIN_MAX: u32 = 4;
 /// How long the other nodes may take to end their sessions.
 const OTHERS_END_MAX: Duration = Duration::from_secs(5);
 /// How often the queue is asked whether it is idle.

@@ -22,7 +22,7 @@ mod source;
 mod work;
 
 pub use error::{SessionEnd, Stop, WorkError};
-pub use head::{JobEnd, JobError, Lead};
+pub use head::{JobEnd, JobError, Lead, end_abandoned};
 pub use job::SharedJob;
 pub use queue::{Lease, Queue};
 pub use receiver::{Receiver, Skipped};

@@ -14,10 +14,12 @@
 mod item;
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use zmove_scan::ScanError;
 use zmove_sender::{Feeder, SessionOver};
@@ -36,7 +38,14 @@ pub(crate) struct Mover<W: WorkSource> {
     pub(crate) observer: Arc<dyn Observer>,
     /// Items that the queue had no room for.
     own: Lock<VecDeque<WorkItem>>,
+    /// How many items are being walked or sent.
+    sending: AtomicUsize,
+    /// Notified when one of them has been.
+    has_sent: Notify,
 }
+
+/// An item that is being taken.
+type Taking<W> = Pin<Box<dyn Future<Output = Result<Option<Had<<W as WorkSource>::Delivery>>, Stop>> + Send>>;
 
 /// An item that this mover does.
 #[derive(Debug)]
@@ -56,11 +65,14 @@ impl<D> Had<D> {
 
 /// How often something of an item has been done: it is kept only as long as that goes on.
 #[derive(Debug, Default)]
-struct Progress(AtomicU64);
+struct Progress {
+    steps: AtomicU64,
+    is_sent: AtomicBool,
+}
 
 impl Progress {
     fn made(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.steps.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -71,7 +83,15 @@ impl<W: WorkSource> Mover<W> {
         feeder: Feeder,
         observer: Arc<dyn Observer>,
     ) -> Self {
-        Self { job, source, feeder, observer, own: Lock::default() }
+        Self {
+            job,
+            source,
+            feeder,
+            observer,
+            own: Lock::default(),
+            sending: AtomicUsize::new(0),
+            has_sent: Notify::new(),
+        }
     }
 
     /// Does items until the job is over; calls `ended` after each.
@@ -79,16 +99,23 @@ impl<W: WorkSource> Mover<W> {
         let mover = Arc::new(self);
         let mut doing = JoinSet::new();
         let mut waiting = 0;
-        let mut taking = Box::pin(Arc::clone(&mover).take());
+        // One that has begun is polled to its end: the item that it brings may be on its way.
+        let mut taking: Option<Taking<W>> = None;
         let mut over = false;
         while !over || !doing.is_empty() {
-            let has_room = doing.len() - waiting < ITEMS_AT_ONCE && waiting < LARGE_AT_ONCE;
+            let has_room = doing.len() - waiting < ITEMS_AT_ONCE
+                && mover.sending.load(Ordering::Relaxed) < SENT_AT_ONCE
+                && waiting < LARGE_AT_ONCE;
+            if !over && has_room && taking.is_none() {
+                taking = Some(Box::pin(Arc::clone(&mover).take()));
+            }
             tokio::select! {
-                had = &mut taking, if !over && has_room => match had? {
+                had = taken(&mut taking) => match had? {
                     Some(had) => {
-                        waiting += usize::from(waits(had.item()));
+                        let is_sent = !waits(had.item());
+                        waiting += usize::from(!is_sent);
+                        mover.sending.fetch_add(usize::from(is_sent), Ordering::Relaxed);
                         doing.spawn(Arc::clone(&mover).do_item(had));
-                        taking = Box::pin(Arc::clone(&mover).take());
                     }
                     None => over = true,
                 },
@@ -97,9 +124,18 @@ impl<W: WorkSource> Mover<W> {
                     waiting -= usize::from(waits(&item));
                     ended();
                 }
+                () = mover.has_sent.notified() => {}
             }
         }
         Ok(())
+    }
+
+    /// Notes, once for each item, that nothing more of it is to be sent.
+    fn note_sent(&self, item: &WorkItem, progress: &Progress) {
+        if !waits(item) && !progress.is_sent.swap(true, Ordering::Relaxed) {
+            self.sending.fetch_sub(1, Ordering::Relaxed);
+            self.has_sent.notify_one();
+        }
     }
 
     async fn take(self: Arc<Self>) -> Result<Option<Had<W::Delivery>>, Stop> {
@@ -112,8 +148,8 @@ impl<W: WorkSource> Mover<W> {
 
     async fn do_item(self: Arc<Self>, had: Had<W::Delivery>) -> Result<WorkItem, Stop> {
         let item = had.item().clone();
+        let progress = Progress::default();
         let done = {
-            let progress = Progress::default();
             let doing = self.end(&item, &progress);
             tokio::pin!(doing);
             let mut before = u64::MAX;
@@ -121,7 +157,7 @@ impl<W: WorkSource> Mover<W> {
                 tokio::select! {
                     done = &mut doing => break done,
                     () = tokio::time::sleep(KEEP_EVERY) => {
-                        let now = progress.0.load(Ordering::Relaxed);
+                        let now = progress.steps.load(Ordering::Relaxed);
                         let has_moved = std::mem::replace(&mut before, now) != now;
                         if let Had::Taken(taken) = &had && has_moved {
                             self.source.keep(taken).await?;
@@ -130,6 +166,7 @@ impl<W: WorkSource> Mover<W> {
                 }
             }
         };
+        self.note_sent(&item, &progress);
         match (done, had) {
             (Ok(()), Had::Taken(taken)) => {
                 self.source.done(taken).await?;
@@ -164,6 +201,18 @@ impl<W: WorkSource> Mover<W> {
     }
 }
 
+/// What is being taken, once it is there; the next time nothing is.
+async fn taken<T>(taking: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
+    match taking {
+        Some(future) => {
+            let taken = future.await;
+            *taking = None;
+            taken
+        }
+        None => std::future::pending().await,
+    }
+}
+
 /// Whether an item hardly does anything but wait for other items.
 fn waits(item: &WorkItem) -> bool {
     matches!(item.work, Work::Large(_))
@@ -172,6 +221,8 @@ fn waits(item: &WorkItem) -> bool {
 /// So many items are under way at once, beside those that wait for others: one is sent while another is flushed and a
 /// third is walked.
 const ITEMS_AT_ONCE: usize = 4;
+/// So many of them are walked or sent at once: more would be long at work when all others have ended.
+const SENT_AT_ONCE: usize = 2;
 /// So many large files a mover waits for at once.
 const LARGE_AT_ONCE: usize = 32;
 /// A third of the time after which an item that nobody keeps is handed out again.

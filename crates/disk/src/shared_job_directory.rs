@@ -92,6 +92,15 @@ pub enum PartFound {
     },
 }
 
+/// The group of an entry that is made elsewhere and then placed in a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupOfNew {
+    /// It is that which the directory gives to new entries, if it gives one.
+    OfDirectory,
+    /// It is the entry's own.
+    Own,
+}
+
 /// Why a session cannot have a part in an epoch.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -479,7 +488,7 @@ impl EpochSession {
     pub fn place<T>(
         &self,
         place @ (directory, _): (&OwnedFd, &Name),
-        replace: Replace,
+        (replace, group): (Replace, GroupOfNew),
         make: impl FnOnce((&OwnedFd, &Name)) -> io::Result<T>,
     ) -> io::Result<T> {
         let free = |name: &Name| match number_at(&self.own, name.as_os_str()) {
@@ -488,7 +497,9 @@ impl EpochSession {
         };
         let (fresh, ()) = make_hidden(self.own.as_fd(), free)?;
         let made = self.create(|| make((&self.own, &fresh))).and_then(|made| {
-            Inheritance::of(directory.as_fd())?.give_group(&self.own, &fresh)?;
+            if group == GroupOfNew::OfDirectory {
+                Inheritance::of(directory.as_fd())?.give_group(&self.own, &fresh)?;
+            }
             Ok(made)
         });
         self.publish_made(made, &fresh, place, replace)
@@ -691,9 +702,11 @@ mod tests {
         assert!(
             old.publish_part((&name("part"), part.file()), (&root, &name("p")), Replace::Existing).is_err()
         );
-        assert_fenced(old.place((&root, &name("l")), Replace::Existing, |(directory, name)| {
-            Ok(rustix::fs::symlinkat("x", directory, name.as_os_str())?)
-        }));
+        assert_fenced(old.place(
+            (&root, &name("l")),
+            (Replace::Existing, GroupOfNew::Own),
+            |(directory, name)| Ok(rustix::fs::symlinkat("x", directory, name.as_os_str())?),
+        ));
         assert!(old.is_fenced() && !new.is_fenced());
         drop((old, part));
         let hidden = create(&new, &root).unwrap();

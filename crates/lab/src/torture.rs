@@ -16,6 +16,7 @@ pub(crate) mod programs;
 mod relay;
 mod round;
 pub(crate) mod same;
+mod spread;
 mod tally;
 pub(crate) mod tree;
 pub(crate) mod versions;
@@ -31,6 +32,7 @@ use clap::Args;
 
 use self::jobs::JobsTally;
 use self::options::Direction;
+use self::spread::SpreadTally;
 use self::tally::Tally;
 use crate::peers::zmove_binary;
 
@@ -49,6 +51,9 @@ pub(crate) struct TortureArgs {
     /// Kill runners and processes of jobs instead.
     #[arg(long, conflicts_with = "direction")]
     jobs: bool,
+    /// Push to several daemons that share the target's storage, which are killed and stopped, instead.
+    #[arg(long, conflicts_with_all = ["direction", "jobs"])]
+    spread: bool,
     /// Go on after a round that failed.
     #[arg(long)]
     keep_going: bool,
@@ -69,6 +74,9 @@ pub(crate) fn torture(arguments: &TortureArgs) -> Result<ExitCode> {
     let start = Instant::now();
     if arguments.jobs {
         return torture_jobs(arguments, &zmove, &place, first);
+    }
+    if arguments.spread {
+        return torture_spread(arguments, &zmove, &place, first);
     }
     let mut all = Tally::default();
     let mut failed = 0;
@@ -116,6 +124,32 @@ fn torture_jobs(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64) 
         remove(place)?;
     }
     println!("torture of jobs from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
+    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn torture_spread(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64) -> Result<ExitCode> {
+    let start = Instant::now();
+    let mut all = SpreadTally::default();
+    let mut is_well = true;
+    for seed in first..first.saturating_add(arguments.rounds) {
+        let directory = place.join(seed.to_string());
+        let (tally, options) = spread::run(zmove, &directory, seed);
+        if tally.is_well() {
+            remove(&directory)?;
+        } else {
+            is_well = false;
+            let (line, kept) = (tally.failed_line(), directory.display());
+            println!("round failed: --spread --rounds 1 --seed {seed}: {line} [{options}; kept in {kept}]");
+        }
+        all.add(tally);
+        if !is_well && !arguments.keep_going {
+            break;
+        }
+    }
+    if is_well {
+        remove(place)?;
+    }
+    println!("torture of spread pushes from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -35,8 +35,6 @@ pub struct ReceiverConfig {
     pub lanes_max: u16,
     /// Whether a daemon takes lanes in clear from senders that ask for them. Default: no, such transfers are refused.
     pub allow_clear: bool,
-    /// Whether a daemon takes part in jobs that several receivers write. Default: no, they are refused.
-    pub shared_jobs: bool,
     /// The directory where journals of unfinished large files are kept, so that a later transfer can go on with them.
     /// Default: none is kept.
     pub journals: Option<PathBuf>,
@@ -85,7 +83,6 @@ impl Default for ReceiverConfig {
             memory_max: 72,
             lanes_max: zmove_wire::limits::LANES_MAX,
             allow_clear: false,
-            shared_jobs: false,
             journals: None,
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),

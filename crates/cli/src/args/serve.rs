@@ -32,11 +32,6 @@ pub(crate) struct ServeArgs {
     /// They do so by 'push --cipher none': names and contents then travel in clear.
     #[arg(long)]
     pub(crate) allow_clear: bool,
-    /// Take part in jobs that several receivers write into one directory of a shared file system
-    ///
-    /// No command gives such jobs yet. What is known to be missing is in docs/ARCHITECTURE.md.
-    #[arg(long, hide = true)]
-    pub(crate) shared_jobs: bool,
     /// Age at which what broken transfers left goes [default: 7d]
     ///
     /// It is removed when nobody has come back for it in so long: 90s, 30min, 12h, 7d, 2w.

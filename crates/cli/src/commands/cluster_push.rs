@@ -42,12 +42,16 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         movers: 1,
         begun: false,
     };
+    let unended = spread::begin(&job, &receivers)?;
     display.start();
     let leading = Leading { cluster, observer: display.observer(), notice };
     let patience = settings.args.timeout.0;
     let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience)));
     display.end();
     let (ended, nodes) = ended?;
+    if ended.is_ok() {
+        unended.forget()?;
+    }
     tell_end(ended, settings, &sources, (id, &format!("by {}", counted(nodes as u64, "node")), started))
 }
 
@@ -90,8 +94,10 @@ impl Leading<'_> {
         self.gather(&notices, &mut nodes).await?;
         let movers = receivers.len().div_ceil(self.notice.nodes.len());
         self.notice.movers = u32::try_from(movers).unwrap_or(1);
-        let lead =
-            Lead { others: nodes.others.subscribe(), ..Lead::new((job, queue), receivers, movers, patience) };
+        let lead = Lead {
+            others: nodes.others.subscribe(),
+            ..Lead::new((job, Arc::new(queue)), receivers, movers, patience)
+        };
         let mut begun = lead.begun.subscribe();
         let leading = lead.run(Arc::clone(&self.observer), Arc::new(spread::Notices), interrupted());
         let mut leading = Box::pin(leading);

@@ -193,7 +193,6 @@ fn receiver_config(config: &Config, journals: &Path) -> ReceiverConfig {
         direct: storage.direct,
         storage: StorageMemory::in_home(&crate::settings::learnt(journals)),
         allow_clear: config.allow_clear,
-        shared_jobs: config.shared_jobs,
         accounts: Arc::new(SystemAccounts),
         journals: Some(journals.to_owned()),
         ..ReceiverConfig::default()

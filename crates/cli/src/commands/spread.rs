@@ -1,17 +1,20 @@
 //! `zmove push SRC HOST,HOST:PATH`: a push to several receivers that share the storage of the target, each of which
 //! writes a part of it.
 
+mod unended;
+
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use zmove_cluster::{JobEnd, JobError, Lead, Queue, Receiver, SessionEnd, SharedJob};
+use zmove_cluster::{JobEnd, JobError, Lead, Queue, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
-use zmove_sender::SenderConfig;
+use zmove_sender::{SenderConfig, SessionError};
 use zmove_types::{ByteCount, ByteRate, Kinds, SharedJobId};
 use zmove_wire::{Keeping, NodeName, Open, TargetShape};
 
+use self::unended::Unended;
 use crate::ceiling::Shares;
 use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::commands::trust::get_to_know;
@@ -31,13 +34,18 @@ pub(crate) fn push(settings: &PushSettings, first: &Remote, started: Instant) ->
     let count = receivers.len();
     let id = fresh_id()?;
     let job = job(settings, &sources, (id, fresh_epoch()))?;
+    let unended = begin(&job, &receivers)?;
     display.start();
     let ended = settings::block_on(threads(), async {
-        let lead = Lead::new((job, Queue::new(id)), receivers, count, args.timeout.0);
+        let lead = Lead::new((job, Arc::new(Queue::new(id))), receivers, count, args.timeout.0);
         Ok(Box::pin(lead.run(display.observer(), Arc::new(Notices), interrupted())).await)
     });
     display.end();
-    tell_end(ended?, settings, &sources, (id, &format!("by {count} receivers"), started))
+    let ended = ended?;
+    if ended.is_ok() {
+        unended.forget()?;
+    }
+    tell_end(ended, settings, &sources, (id, &format!("by {count} receivers"), started))
 }
 
 /// Prints what has become of a job.
@@ -79,6 +87,28 @@ pub(crate) fn fresh_id() -> Result<SharedJobId> {
 /// The epoch of a job that begins now.
 pub(crate) fn fresh_epoch() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Notes that a job begins, after those have been ended that pushes to the same target have left.
+pub(crate) fn begin(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
+    let home = settings::home(Role::Client)?;
+    for before in Unended::of_the_same(&home, receivers)? {
+        let old = SharedJob { id: before.job(), epoch: before.epoch(), ..job.clone() };
+        settings::block_on(threads(), async { end(&old, receivers).await })?;
+        before.forget()?;
+    }
+    Unended::note(&home, (job.id, job.epoch), receivers)
+}
+
+/// Ends a job whose push was killed. Receivers that were stopped then and go on later would write what it had from the
+/// source into what this push writes.
+async fn end(old: &SharedJob, receivers: &[Receiver]) -> Result<()> {
+    match end_abandoned(old, receivers, Arc::new(Notices)).await {
+        Ok(()) => Ok(()),
+        // it has ended, or this user has no part in it any more
+        Err(error) if matches!(&*error, SessionEnd::Session(SessionError::Refused(_))) => Ok(()),
+        Err(error) => Err(as_failure(JobError::NotBegun(error))),
+    }
 }
 
 /// The receivers, the keys of which are known from here on.

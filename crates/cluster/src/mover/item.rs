@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::Instant;
 use zmove_scan::{Directory, Entry, Portion, PortionSize, ScanItem, Wanted, look_up_portion, walk_portion};
-use zmove_sender::{self as sender, LargeFound, Sending, Settled, Unnamed};
+use zmove_sender::{self as sender, LargeFound, Sending, SessionOver, Settled, Unnamed};
 use zmove_types::{Event, Name};
 use zmove_wire::{FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
@@ -72,7 +72,13 @@ impl<W: WorkSource> Mover<W> {
                 let Some(found) = self.find(file).await? else { return Ok(Done::FAILED) };
                 self.send_range(item, found, groups, progress).await
             }
-            Work::Large(file) => self.name(item, file, progress).await,
+            Work::Large(file) => {
+                let done = self.name(item, file, progress).await?;
+                if done.failed == 0 {
+                    self.end_ranges(item, file).await?;
+                }
+                Ok(done)
+            }
             Work::Finish(places) => self.finish(item, places).await,
         }
     }
@@ -142,7 +148,10 @@ impl<W: WorkSource> Mover<W> {
         loop {
             tokio::select! {
                 next = sending.next() => match next? {
-                    sender::Progress::Settled(settled) => return Ok((settled, announced)),
+                    sender::Progress::Settled(settled) => {
+                        self.note_sent(item, progress);
+                        return Ok((settled, announced));
+                    }
                     sender::Progress::Large(found) => {
                         let work = work_of(&large_file(source, found)).collect();
                         announced = announced.and(self.announce_work(item, work).await?);
@@ -273,6 +282,26 @@ impl<W: WorkSource> Mover<W> {
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
+    }
+
+    /// Ends the ranges of a file that has its name. Where the queue has lost one, no walk would announce it again: the
+    /// receivers need the file no longer.
+    async fn end_ranges(&self, item: &WorkItem, file: &LargeFile) -> Result<(), Stop> {
+        let mut ending = JoinSet::new();
+        for range in work_of(file).filter(|work| matches!(work, Work::Range { .. })) {
+            let work = WorkItem { work: range, ..item.clone() }.id(self.job.id);
+            let end = WorkEnd { work, parent: item.parent, children: 0, files: 0, bytes: 0, failed: 0 };
+            let feeder = self.feeder.clone();
+            // one flush does for all of them
+            ending.spawn(async move { feeder.order(SharedJobOrder::End(end), None).await });
+        }
+        while let Some(ended) = ending.join_next().await {
+            match ended.map_err(|_panic| SessionOver)?? {
+                SharedJobResult::Done => {}
+                other => return Err(refused(other)),
+            }
+        }
+        Ok(())
     }
 
     /// Sets mode and time of directories.

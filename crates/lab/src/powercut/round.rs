@@ -353,7 +353,7 @@ impl Push {
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const SHAPES: [Shape; 3] = [
-    Shape { weight: 8, directories: 12, files: 120, sizes: [4, 40, 60, 1, 0, 0] },
-    Shape { weight: 3, directories: 4, files: 16, sizes: [1, 6, 12, 4, 1, 0] },
-    Shape { weight: 2, directories: 1, files: 5, sizes: [0, 1, 2, 1, 2, 2] },
+    Shape { weight: 8, directories: 12, files: 120, hard_links: 12, sizes: [4, 40, 60, 1, 0, 0] },
+    Shape { weight: 3, directories: 4, files: 16, hard_links: 12, sizes: [1, 6, 12, 4, 1, 0] },
+    Shape { weight: 2, directories: 1, files: 5, hard_links: 12, sizes: [0, 1, 2, 1, 2, 2] },
 ];

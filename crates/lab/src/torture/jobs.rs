@@ -333,7 +333,8 @@ fn write_channel(place: &Place, millis: u64) -> Result<()> {
 /// What the command has heard: an id, a job and an event on each line.
 const HEARD: &str = "heard";
 /// Small trees: what counts is how often something happens to them.
-const SHAPE: Shape = Shape { weight: 1, directories: 4, files: 40, sizes: [4, 8, 4, 2, 0, 0] };
+const SHAPE: Shape =
+    Shape { weight: 1, directories: 4, files: 40, hard_links: 12, sizes: [4, 8, 4, 2, 0, 0] };
 const JOBS_MAX: u64 = 5;
 const EVENTS_MAX: u64 = 8;
 /// How long a job may take after the last event.

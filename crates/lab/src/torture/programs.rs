@@ -61,6 +61,12 @@ impl Place {
         self.allow(SENDER_HOME, &[], &words)
     }
 
+    /// Makes the keys of another daemon, and lets the client do what `grants` says below `root`.
+    pub(crate) fn prepare_another(&self, home: &str, root: &Path, grants: &[&str]) -> Result<()> {
+        fs::create_dir(self.directory.join(home)).context("failed to make a home")?;
+        self.allow(home, grants, &[OsStr::new("--root"), root.as_os_str()])
+    }
+
     /// Lets the client do something with the daemon of that home.
     fn allow(&self, home: &str, grants: &[&str], to: &[&OsStr]) -> Result<()> {
         let shown = self.command(CLIENT_HOME).args(["key", "show"]).output();
@@ -206,7 +212,8 @@ impl Place {
         self.serve_from(SENDER_HOME, address, options, log)
     }
 
-    fn serve_from(
+    /// Starts the daemon that has its keys in `home`.
+    pub(crate) fn serve_from(
         &self,
         home: &'static str,
         address: SocketAddr,
@@ -313,7 +320,8 @@ pub(crate) fn free_address(dice: &mut Dice) -> Result<SocketAddr> {
     bail!("no port is free")
 }
 
-fn append(log: &Path) -> Result<File> {
+/// A log that grows.
+pub(crate) fn append(log: &Path) -> Result<File> {
     let open = OpenOptions::new().create(true).append(true).open(log);
     open.with_context(|| format!("failed to open {}", log.display()))
 }

@@ -97,9 +97,26 @@ impl Tally {
     }
 }
 
+impl Tally {
+    /// How many failures there are of each kind.
+    pub(crate) fn columns(&self) -> String {
+        let bad = [
+            ("wrong bytes", FailureKind::Wrong),
+            ("partial", FailureKind::Partial),
+            ("unfinished", FailureKind::Unfinished),
+            ("left behind", FailureKind::Left),
+            ("hung", FailureKind::Hung),
+            ("odd", FailureKind::Odd),
+            ("lab", FailureKind::Lab),
+        ];
+        let count = |wanted: FailureKind| self.failures.iter().filter(|found| found.kind == wanted).count();
+        let columns: Vec<_> = bad.iter().map(|(words, kind)| format!("{words} {}", count(*kind))).collect();
+        columns.join(", ")
+    }
+}
+
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = |wanted: FailureKind| self.failures.iter().filter(|found| found.kind == wanted).count();
         let kinds: Vec<String> =
             self.events.iter().map(|(kind, count)| format!("{} {count}", kind.word())).collect();
         write!(
@@ -114,19 +131,7 @@ impl fmt::Display for Tally {
         )?;
         write!(f, ", {} calm tries failed, {} orphans", self.calm_failed, self.orphans)?;
         write!(f, ", {} harms waited out", self.harms_cut)?;
-        let bad = [
-            ("wrong bytes", FailureKind::Wrong),
-            ("partial", FailureKind::Partial),
-            ("unfinished", FailureKind::Unfinished),
-            ("left behind", FailureKind::Left),
-            ("hung", FailureKind::Hung),
-            ("odd", FailureKind::Odd),
-            ("lab", FailureKind::Lab),
-        ];
-        for (place, (words, kind)) in bad.into_iter().enumerate() {
-            write!(f, "{} {words} {}", if place == 0 { ":" } else { "," }, count(kind))?;
-        }
-        Ok(())
+        write!(f, ": {}", self.columns())
     }
 }
 

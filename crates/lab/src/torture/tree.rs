@@ -31,6 +31,8 @@ pub(crate) struct Shape {
     pub(crate) weight: u64,
     pub(crate) directories: u64,
     pub(crate) files: u64,
+    /// How many further names of files it has, at the most.
+    pub(crate) hard_links: u64,
     /// How likely a file is of each of the [`SIZES`].
     pub(crate) sizes: [u64; SIZES.len()],
 }
@@ -63,7 +65,7 @@ impl Tree {
         for _ in 0..tree.dice.within(0..=SPECIALS_MAX) {
             tree.add_special(versions)?;
         }
-        for _ in 0..tree.dice.within(0..=HARD_LINKS_MAX) {
+        for _ in 0..tree.dice.within(0..=shape.hard_links) {
             tree.add_hard_link(versions)?;
         }
         tree.finish_directories()?;
@@ -85,6 +87,15 @@ impl Tree {
     /// What its files hold together.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Adds a file that is larger than those which are drawn.
+    pub(crate) fn add_large(&mut self, bytes: u64, versions: &mut Versions) -> Result<()> {
+        let Some(path) = self.fresh_path(Path::new("")) else { return Ok(()) };
+        self.bytes += bytes;
+        self.write(&path, bytes, versions)?;
+        self.entries.push((path, Kind::File));
+        Ok(())
     }
 
     /// Changes some of it, as somebody does who works with it.
@@ -325,15 +336,14 @@ const SIZES: [(u64, u64); 6] = [
 ];
 
 const SHAPES: [Shape; 5] = [
-    Shape { weight: 4, directories: 20, files: 150, sizes: [10, 60, 20, 6, 4, 0] },
-    Shape { weight: 2, directories: 60, files: 900, sizes: [10, 85, 5, 0, 0, 0] },
-    Shape { weight: 2, directories: 4, files: 12, sizes: [1, 2, 2, 2, 6, 2] },
-    Shape { weight: 1, directories: 1, files: 3, sizes: [1, 1, 1, 1, 3, 6] },
-    Shape { weight: 1, directories: 30, files: 3, sizes: [1, 1, 1, 1, 0, 0] },
+    Shape { weight: 4, directories: 20, files: 150, hard_links: 12, sizes: [10, 60, 20, 6, 4, 0] },
+    Shape { weight: 2, directories: 60, files: 900, hard_links: 12, sizes: [10, 85, 5, 0, 0, 0] },
+    Shape { weight: 2, directories: 4, files: 12, hard_links: 12, sizes: [1, 2, 2, 2, 6, 2] },
+    Shape { weight: 1, directories: 1, files: 3, hard_links: 12, sizes: [1, 1, 1, 1, 3, 6] },
+    Shape { weight: 1, directories: 30, files: 3, hard_links: 12, sizes: [1, 1, 1, 1, 0, 0] },
 ];
 
 const SPECIALS_MAX: u64 = 6;
-const HARD_LINKS_MAX: u64 = 12;
 /// A round should take seconds.
 const BYTES_MAX: u64 = 64 << 20;
 /// Leaves room for the directory of the round, whose paths go to the kernel whole.

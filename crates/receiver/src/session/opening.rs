@@ -99,10 +99,9 @@ pub(super) async fn resolve(
     config: &ReceiverConfig,
 ) -> Result<Resolved, Refusal> {
     let (journals, quota, storage) = (config.journals.clone(), config.quota.clone(), config.storage.clone());
-    let shared_jobs = config.shared_jobs;
     look(move || {
         if open.shared_job.is_some() {
-            check(&open, shared_jobs)?;
+            check(&open)?;
         }
         let mut target = Target::resolve(&open, &access)?;
         let parts = match open.shared_job.clone() {

@@ -37,12 +37,8 @@ pub(super) struct Flushes {
 /// How long what an older epoch goes on making is removed again. A sender waits longer for its answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Refuses what cannot be done in a job, or any job where none is to be.
-pub(crate) fn check(open: &Open, are_allowed: bool) -> Result<(), Refusal> {
-    if !are_allowed {
-        let text = "jobs of several receivers need 'zmove serve --shared-jobs' there".to_owned();
-        return Err(Refusal { code: RefusalCode::Denied, text });
-    }
+/// Refuses what cannot be done in a job.
+pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
     let refused = [
         (open.grant.is_some(), "a copy by a grant"),
         (open.inplace, "a change in place"),
@@ -112,16 +108,5 @@ impl SharedJobSession {
     /// The epoch.
     pub(crate) fn epoch(&self) -> &Arc<EpochSession> {
         &self.epoch
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_part_is_taken_in_a_job_where_that_is_not_allowed() {
-        let told = check(&Open::new(Vec::new(), [1; 16]), false).unwrap_err();
-        assert!(told.code == RefusalCode::Denied && told.text.contains("--shared-jobs"), "{told:?}");
     }
 }

@@ -15,8 +15,8 @@ use zmove_chunk::{file_root, group_cv, seal};
 use zmove_disk::{Beginning, Replace, SharedJobDirectory, Tree};
 use zmove_transport::{ControlWriter, Frame, Inbox, LaneSink, memory_control, memory_lane};
 use zmove_types::{
-    Buffer, BufferPool, Cv, FileId, GROUP_BYTES, ItemId, Kinds, Name, SharedJobId, StageClock, Timestamp,
-    TransferId, WorkId,
+    Account, Buffer, BufferPool, Cv, Extra, FileId, GROUP_BYTES, ItemId, Kinds, Name, SharedJobId,
+    StageClock, Timestamp, TransferId, WorkId,
 };
 use zmove_wire::{
     Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind, Keeping,
@@ -648,8 +648,12 @@ async fn entries_have_what_an_ordinary_push_would_give_them() {
             let in_a_job = job.is_some();
             let mut mover = Mover::try_open(home.path(), Open { keeping, ..open(job) }).await.unwrap();
             let link = BatchEntry::Symlink(name("link"), Metadata::default(), b"to".as_slice().into());
-            let entries = vec![file("a", 0o640, b"1"), file("b", 0o777, b"2"), file("c", 0o2604, b"3"), link];
-            mover.batch("d", entries, b"123");
+            let account = Account { id: 4712, name: "".into() };
+            let extra = Extra { group: Some(account), ..Extra::default() };
+            let metadata = Metadata { extra: Some(Arc::new(extra)), ..Metadata::default() };
+            let own = BatchEntry::Symlink(name("own group"), metadata, b"to".as_slice().into());
+            let files = [file("a", 0o640, b"1"), file("b", 0o777, b"2"), file("c", 0o2604, b"3")];
+            mover.batch("d", files.into_iter().chain([link, own]).collect(), b"123");
             mover.declare(1, &head);
             (0..2).for_each(|group| mover.chunk(1, group, &contents));
             mover.stored(3).await;

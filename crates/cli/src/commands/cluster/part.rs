@@ -56,7 +56,7 @@ impl Part {
         let seen = Arc::new(Seen::default());
         let observer = Arc::clone(&seen) as Arc<dyn Observer>;
         let work = async move {
-            let lead = Lead::new((job, queue), receivers, movers.clamp(1, MOVERS_MAX), patience);
+            let lead = Lead::new((job, Arc::new(queue)), receivers, movers.clamp(1, MOVERS_MAX), patience);
             Ok(lead.take_part(number, observer, Arc::new(spread::Notices)).await?)
         };
         Ok((Self { seen }, Box::pin(work)))

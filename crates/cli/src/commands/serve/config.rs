@@ -32,7 +32,6 @@ pub(crate) struct Config {
     #[serde(deserialize_with = "word")]
     pub(crate) transport: ListenArg,
     pub(crate) allow_clear: bool,
-    pub(crate) shared_jobs: bool,
     #[serde(deserialize_with = "text")]
     pub(crate) journal_age: Age,
     #[serde(deserialize_with = "word")]
@@ -109,7 +108,6 @@ impl Default for Config {
             listen: SocketAddr::from((Ipv6Addr::UNSPECIFIED, DEFAULT_PORT)),
             transport: ListenArg::default(),
             allow_clear: false,
-            shared_jobs: false,
             journal_age: Age(Duration::from_secs(7 * 24 * 60 * 60)),
             io_engine: EngineArg::default(),
             direct: DirectArg::default(),
@@ -148,7 +146,6 @@ impl Config {
             listen: args.listen.unwrap_or(self.listen),
             transport: args.transport.unwrap_or(self.transport),
             allow_clear: args.allow_clear || self.allow_clear,
-            shared_jobs: args.shared_jobs || self.shared_jobs,
             journal_age: args.journal_age.unwrap_or(self.journal_age),
             io_engine: args.io_engine.unwrap_or(self.io_engine),
             direct: args.direct.unwrap_or(self.direct),

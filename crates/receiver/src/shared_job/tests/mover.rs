@@ -1,6 +1,7 @@
 //! A sender that is paired with a receiver of its own by the memory transport.
 
 use super::*;
+use crate::store::rules::Owning;
 
 /// A sender with a receiver of its own.
 pub(super) struct Mover {
@@ -27,7 +28,7 @@ impl Mover {
         let (lane, source) = memory_lane();
         lanes_in.try_send(source).unwrap();
         let access = WriteAccess::Beneath(vec![root.to_owned()]);
-        let config = ReceiverConfig { shared_jobs: true, ..ReceiverConfig::default() };
+        let config = ReceiverConfig { owning: Owning::Allowed, ..ReceiverConfig::default() };
         let session = Session::new(TransferId(open.run), Version::NEWEST, control, lanes);
         let session = Session { access, config, ..session };
         let session = tokio::spawn(run_session(session, std::future::pending()));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use zmove_disk::{
-    Descriptor, FileIdentity, Linked, Miss, Named, NonRegular, Replace, Wanted, hold_new,
+    Descriptor, FileIdentity, GroupOfNew, Linked, Miss, Named, NonRegular, Replace, Wanted, hold_new,
     place_link_to_non_regular, place_special, place_symlink,
 };
 use zmove_types::{Kinds, Metadata, Name, Special};
@@ -42,7 +42,7 @@ impl TargetTree {
             match self.staging_place.epoch() {
                 None => place_link_to_non_regular(first, place, entry, replace),
                 Some(_) if is_one(first, place) => Ok(Linked::There),
-                Some(epoch) => epoch.place(place, replace, |fresh| {
+                Some(epoch) => epoch.place(place, (replace, GroupOfNew::Own), |fresh| {
                     place_link_to_non_regular(first, fresh, entry, Replace::Nothing)
                 }),
             }
@@ -100,7 +100,10 @@ impl TargetTree {
     ) -> Result<bool, Failure> {
         let Some(epoch) = self.staging_place.epoch() else { return self.make_non_regular(place, entry, at) };
         let mut failed = Operation::Rename;
-        let placed = epoch.place(place, self.rules.replaces(), |fresh| {
+        let wanted = self.keeper.wanted(&self.rules, entry.1, None);
+        let has_own = wanted.may_own && wanted.group.is_some();
+        let group = if has_own { GroupOfNew::Own } else { GroupOfNew::OfDirectory };
+        let placed = epoch.place(place, (self.rules.replaces(), group), |fresh| {
             let made = self.make_non_regular(fresh, entry, at);
             made.map_err(|(operation, error)| {
                 failed = operation;

@@ -14,8 +14,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_chunk::{contents_digest, read_root, xattr_digest};
 use zmove_disk::{
-    Descriptor, Fence, FileIdentity, FoundXattrs, HasXattrs, KeptTimes, LastingNames, Linked, Named,
-    NewFiles, Replace, StagingPlace, Tree, Wanted, data_begins, is_beyond_range, is_held_everywhere,
+    Descriptor, Fence, FileIdentity, FoundXattrs, GroupOfNew, HasXattrs, KeptTimes, LastingNames, Linked,
+    Named, NewFiles, Replace, StagingPlace, Tree, Wanted, data_begins, is_beyond_range, is_held_everywhere,
     is_kept_by_other_names, number_at, open_beneath, place_link, retouch,
 };
 use zmove_types::{GROUP_BYTES, Kinds, Metadata, Name, RelPath, Timestamp, TransferId};
@@ -344,9 +344,9 @@ impl TargetTree {
         let linked = match self.staging_place.epoch() {
             None => place_link((from, first), place, is_it, replace),
             Some(_) if is_one((from, first), place) => Ok(Linked::There),
-            Some(epoch) => {
-                epoch.place(place, replace, |fresh| place_link((from, first), fresh, is_it, Replace::Nothing))
-            }
+            Some(epoch) => epoch.place(place, (replace, GroupOfNew::Own), |fresh| {
+                place_link((from, first), fresh, is_it, Replace::Nothing)
+            }),
         };
         let linked = linked.map_err(failed_to(Operation::Link))?;
         self.flush_if_each(place.0).map_err(failed_to(Operation::Flush))?;

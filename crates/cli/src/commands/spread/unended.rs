@@ -1,0 +1,166 @@
+//! Jobs of several receivers that have begun and not ended: a push that is killed cannot end its own, so the next one to
+//! the same target does.
+//!
+//! **Invariant:** the file of a job is locked as long as the push lives that leads it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use zmove_cluster::Receiver;
+use zmove_types::SharedJobId;
+
+/// A job, by its file, which this process has locked.
+#[derive(Debug)]
+pub(crate) struct Unended {
+    path: PathBuf,
+    _locked: File,
+    note: Note,
+}
+
+/// What is noted of a job.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    job: [u8; 16],
+    epoch: u64,
+    /// Host and port of each receiver.
+    hosts: Vec<(String, u16)>,
+    /// The path of the target there.
+    path: Vec<u8>,
+}
+
+impl Note {
+    fn new((job, epoch): (SharedJobId, u64), receivers: &[Receiver]) -> Self {
+        let hosts = receivers.iter().map(|receiver| (receiver.remote.host.clone(), receiver.remote.port));
+        let path = receivers.first().map(|receiver| receiver.remote.path.clone()).unwrap_or_default();
+        Self { job: job.0, epoch, hosts: hosts.collect(), path }
+    }
+
+    /// Whether both have a receiver and the path in common, and so the directory.
+    fn is_at(&self, other: &Self) -> bool {
+        self.path == other.path && self.hosts.iter().any(|host| other.hosts.contains(host))
+    }
+}
+
+impl Unended {
+    /// Notes a job that is about to begin.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn note(home: &Path, job: (SharedJobId, u64), receivers: &[Receiver]) -> Result<Self> {
+        let (id, note) = (job.0, Note::new(job, receivers));
+        let directory = directory(home);
+        let failed = || format!("note the job in {}", directory.display());
+        fs::create_dir_all(&directory).with_context(failed)?;
+        let path = directory.join(id.to_string());
+        // nobody is to find it before it is locked and whole
+        let new = directory.join(format!("{id}{NEW}"));
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create_new(true).mode(0o600).open(&new).with_context(failed)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive).with_context(failed)?;
+        file.write_all(&serde_json::to_vec(&note)?).with_context(failed)?;
+        fs::rename(&new, &path).with_context(failed)?;
+        Ok(Self { path, _locked: file, note })
+    }
+
+    /// The jobs at the same target that no push leads any more.
+    ///
+    /// # Errors
+    /// The files cannot be listed.
+    pub(super) fn of_the_same(home: &Path, receivers: &[Receiver]) -> Result<Vec<Self>> {
+        let directory = directory(home);
+        let wanted = Note::new((SharedJobId([0; 16]), 0), receivers);
+        let failed = || format!("list {}", directory.display());
+        let entries = match fs::read_dir(&directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.with_context(failed)?,
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let path = entry.with_context(failed)?.path();
+            found.extend(Self::abandoned(path).filter(|unended| unended.note.is_at(&wanted)));
+        }
+        Ok(found)
+    }
+
+    /// A job whose push has ended. A file that is none of this kind, or has just gone, is passed over.
+    fn abandoned(path: PathBuf) -> Option<Self> {
+        if path.to_string_lossy().ends_with(NEW) {
+            return None;
+        }
+        let file = File::open(&path).ok()?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+        let mut text = Vec::new();
+        (&file).take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
+        let note = serde_json::from_slice(&text).ok()?;
+        Some(Self { path, _locked: file, note })
+    }
+
+    pub(super) fn job(&self) -> SharedJobId {
+        SharedJobId(self.note.job)
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.note.epoch
+    }
+
+    /// Takes the note away: the job has ended.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    pub(crate) fn forget(self) -> Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("remove {}", self.path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn directory(home: &Path) -> PathBuf {
+    home.join("shared-jobs")
+}
+
+/// What the name of a note ends with that is being written.
+const NEW: &str = ".new";
+const NOTE_BYTES_MAX: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_engine::{DialSettings, Remote};
+
+    fn receivers(hosts: &[&str], path: &str) -> Vec<Receiver> {
+        let remote = |host: &&str| Remote { host: (*host).into(), port: 1, path: path.into(), login: None };
+        let receiver = |host| {
+            let (home, remote, settings) = (PathBuf::new(), remote(host), DialSettings::default());
+            Receiver { home, remote, settings }
+        };
+        hosts.iter().map(receiver).collect()
+    }
+
+    #[test]
+    fn a_job_is_found_when_its_push_has_ended_and_by_a_push_to_the_same_target_alone() {
+        let home = tempfile::tempdir().unwrap();
+        let job = (SharedJobId([7; 16]), 3);
+        let look = |hosts: &[&str], path| Unended::of_the_same(home.path(), &receivers(hosts, path)).unwrap();
+        let found = |hosts: &[&str], path| {
+            let found = look(hosts, path);
+            found.iter().map(|unended| (unended.job(), unended.epoch())).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&["a"], "t"), []);
+        let leads = Unended::note(home.path(), job, &receivers(&["a", "b"], "t")).unwrap();
+        assert_eq!(found(&["a", "b"], "t"), [], "it is led");
+        drop(leads);
+        assert_eq!(found(&["b", "c"], "t"), [job]);
+        assert_eq!((found(&["c"], "t"), found(&["a"], "u")), (vec![], vec![]));
+        fs::write(directory(home.path()).join("other"), "{}").unwrap();
+        look(&["a"], "t").into_iter().for_each(|unended| unended.forget().unwrap());
+        assert_eq!(found(&["a"], "t"), []);
+    }
+}

@@ -1,0 +1,180 @@
+//! Jobs whose queue or whose sessions fail: the queue is a cache, and what it loses is found again.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use zmove_cluster::{
+    JobEnd, Lead, Lease, Queue, Receiver, SharedJob, Taken, Waiting, WorkError, WorkItem, WorkSource,
+};
+use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
+use zmove_scan::ScanRoot;
+use zmove_types::{NoObserver, RelPath, SharedJobId};
+use zmove_wire::{Durability, NodeName, Open};
+
+use super::Spread;
+use crate::harness::PATIENCE;
+use crate::proxy::Proxy;
+use crate::tree::paint;
+
+const JOB: SharedJobId = SharedJobId([5; 16]);
+
+/// A queue that loses a third of what is put in, and hands out a fifth of the rest twice.
+struct Careless {
+    queue: Queue,
+    again: Mutex<VecDeque<WorkItem>>,
+    seed: AtomicU64,
+    lost: AtomicU64,
+    repeated: AtomicU64,
+}
+
+impl Careless {
+    fn new(seed: u64) -> Self {
+        let [lost, repeated] = [0, 0].map(AtomicU64::new);
+        Self { queue: Queue::new(JOB), again: Mutex::default(), seed: AtomicU64::new(seed), lost, repeated }
+    }
+
+    /// A number below `count` (splitmix64).
+    fn draw(&self, count: u64) -> u64 {
+        let step = 0x9E37_79B9_7F4A_7C15_u64;
+        let mut mixed = self.seed.fetch_add(step, Ordering::Relaxed).wrapping_add(step);
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)) % count
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        (self.lost.load(Ordering::Relaxed), self.repeated.load(Ordering::Relaxed))
+    }
+}
+
+impl WorkSource for Careless {
+    /// `None` of an item that somebody else has as well.
+    type Delivery = Option<Lease>;
+
+    async fn take(&self) -> Result<Option<Taken<Self::Delivery>>, WorkError> {
+        if let Some(item) = self.again.lock().unwrap().pop_front() {
+            return Ok(Some(Taken { item, deliveries: 2, delivery: None }));
+        }
+        let Some(Taken { item, deliveries, delivery }) = self.queue.take().await? else { return Ok(None) };
+        if self.draw(5) == 0 {
+            self.repeated.fetch_add(1, Ordering::Relaxed);
+            self.again.lock().unwrap().push_back(item.clone());
+        }
+        Ok(Some(Taken { item, deliveries, delivery: Some(delivery) }))
+    }
+
+    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+        let all = items.len();
+        let kept: Vec<_> = items.into_iter().filter(|_| self.draw(3) > 0).collect();
+        self.lost.fetch_add((all - kept.len()) as u64, Ordering::Relaxed);
+        self.queue.put(kept).await
+    }
+
+    async fn keep(&self, _taken: &Taken<Self::Delivery>) -> Result<(), WorkError> {
+        Ok(())
+    }
+
+    async fn done(&self, taken: Taken<Self::Delivery>) -> Result<(), WorkError> {
+        let Taken { item, deliveries, delivery } = taken;
+        match delivery {
+            Some(delivery) => self.queue.done(Taken { item, deliveries, delivery }).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn give_back(&self, taken: Taken<Self::Delivery>, after: Duration) -> Result<(), WorkError> {
+        let Taken { item, deliveries, delivery } = taken;
+        match delivery {
+            Some(delivery) => self.queue.give_back(Taken { item, deliveries, delivery }, after).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn waiting(&self) -> Result<Waiting, WorkError> {
+        self.queue.waiting().await
+    }
+
+    async fn close(&self) -> Result<(), WorkError> {
+        self.queue.close().await
+    }
+}
+
+impl Spread {
+    /// Leads a job to its end, with a mover for each receiver.
+    fn lead<W: WorkSource>(&self, source: &Arc<W>, receivers: Vec<Receiver>) -> JobEnd {
+        let sources = vec![ScanRoot::new(self.source(), RelPath::root())];
+        let open = Open { durability: Durability::End, ..Open::new(b"t".to_vec(), [0; 16]) };
+        let names = (JOB, 1, NodeName::new("sender").unwrap());
+        let job = SharedJob::new(names, sources, open, SenderConfig::default());
+        let movers = receivers.len();
+        let lead = Lead::new((job, Arc::clone(source)), receivers, movers, PATIENCE);
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let running = lead.run(Arc::new(NoObserver), Arc::new(NoListener), std::future::pending());
+        let ended = runtime.block_on(async { tokio::time::timeout(2 * PATIENCE, running).await });
+        ended.expect("the job ends").expect("it ends well")
+    }
+
+    fn receivers(&self) -> Vec<Receiver> {
+        (0..self.daemons.len()).map(|number| self.receiver(number, self.daemons[number].address)).collect()
+    }
+
+    /// A receiver, reached at an address.
+    fn receiver(&self, number: usize, address: std::net::SocketAddr) -> Receiver {
+        let remote = Remote::parse_endpoint(&address.to_string()).unwrap();
+        let key = Some(self.daemons[number].fingerprint);
+        Receiver { home: self.home(), remote, settings: DialSettings { key, ..DialSettings::default() } }
+    }
+}
+
+#[test]
+fn a_queue_that_loses_and_repeats_work_costs_walks_and_nothing_else() {
+    for seed in [1, 2] {
+        let spread = Spread::new(2);
+        spread.paint();
+        // no ranges, which are waited for when they are lost
+        std::fs::remove_file(spread.source().join("large")).unwrap();
+        crate::tree::set_old(spread.source());
+        let source = Arc::new(Careless::new(seed));
+        let JobEnd { count, walks, .. } = spread.lead(&source, spread.receivers());
+        let (lost, repeated) = source.counts();
+        assert!(lost > 0 && repeated > 0 && walks > 1, "seed {seed}: {lost} {repeated} {walks}");
+        assert_eq!((count.failed, count.contradictions), (0, 0), "seed {seed}");
+        assert!(count.is_finished() && count.repeats > 0, "seed {seed}: {count:?}");
+        spread.assert_done();
+    }
+}
+
+/// Whoever is to give the file its name sends after a while what nobody else does.
+#[test]
+fn ranges_of_a_large_file_that_the_queue_loses_are_sent_all_the_same() {
+    let spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("huge"), 300 << 20);
+    let source = Arc::new(Careless::new(7));
+    let JobEnd { count, .. } = spread.lead(&source, spread.receivers());
+    assert!(source.counts().0 > 0);
+    assert_eq!((count.failed, count.files), (0, 1));
+    spread.assert_done();
+}
+
+#[test]
+fn what_a_mover_had_when_its_session_broke_is_done_by_others_and_nothing_is_walked_again() {
+    let mut spread = Spread::new(2);
+    spread.paint();
+    let relay = Proxy::start(spread.daemons[1].address, 300 << 10);
+    let receivers = vec![spread.receiver(0, spread.daemons[0].address), spread.receiver(1, relay.address)];
+    let upstream = spread.daemons[1].address;
+    let source = Arc::new(Queue::new(JOB));
+    let end = std::thread::scope(|scope| {
+        let leading = scope.spawn(|| spread.lead(&source, receivers));
+        relay.wait_for_stall();
+        relay.reset(upstream);
+        leading.join().unwrap()
+    });
+    assert_eq!((end.walks, end.count.failed), (1, 0));
+    spread.remove_marks();
+    spread.assert_done();
+    spread.daemons.clear();
+}
