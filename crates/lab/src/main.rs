@@ -16,6 +16,7 @@ mod paper;
 mod peers;
 mod powercut;
 mod processes;
+mod scale;
 mod soak;
 mod torture;
 mod units;
@@ -44,6 +45,7 @@ use crate::processes::groups::Group;
 use crate::processes::inside;
 use crate::processes::inside::InsideArgs;
 use crate::processes::session::{self, Session};
+use crate::scale::ScaleArgs;
 use crate::soak::SoakArgs;
 use crate::soak::siege::{self, SiegeArgs};
 use crate::torture::TortureArgs;
@@ -93,6 +95,8 @@ enum Task {
     Siege(SiegeArgs),
     /// Asks what jobs cost and give: many over a long path, a long queue, a watched directory.
     Jobs(JobsArgs),
+    /// Moves one data set with more and more nodes on both sides, and says what each further node gives.
+    Scale(ScaleArgs),
     /// Clears up behind labs that were killed.
     Clean,
     #[command(hide = true)]
@@ -157,6 +161,7 @@ fn main() -> ExitCode {
         Task::Soak(arguments) => soak::soak(&arguments),
         Task::Siege(arguments) => siege::siege(&arguments),
         Task::Jobs(arguments) => jobs::jobs(&arguments),
+        Task::Scale(arguments) => scale::scale(&arguments),
         Task::Clean => run_clean(),
         Task::Inside(arguments) => inside::become_program(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Janitor { id } => session::janitor(&id).map(|()| ExitCode::SUCCESS),

@@ -3,6 +3,6 @@
 pub(crate) mod again;
 pub(crate) mod calibrate;
 pub(crate) mod figures;
-mod first_byte;
+pub(crate) mod first_byte;
 pub(crate) mod race;
 pub(crate) mod report;

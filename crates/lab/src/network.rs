@@ -6,12 +6,13 @@
 pub(crate) mod hosts;
 mod path;
 mod schedule;
+pub(crate) mod star;
 mod tun;
 
 use std::fs;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::processes::session::Session;
 use crate::processes::{inside, run};
@@ -132,16 +133,12 @@ struct Route {
 
 impl Route {
     fn open(names: [String; 2], number: usize, link: &LinkArgs, round_trip: RoundTrip) -> Result<Self> {
-        let netem = match link.emulator {
-            Emulator::User => false,
-            Emulator::Netem => true,
-            Emulator::Auto => has_netem(&names[0]),
-        };
         let mut route = Self { names, device: format!("zl{number}"), number, round_trip, path: None };
-        if netem {
-            route.join_by_netem(link)?;
-        } else {
-            route.join_by_tun(link)?;
+        match link.emulator {
+            Emulator::Tbf => route.join_by_tbf(link)?,
+            Emulator::Netem => route.join_by_netem(link)?,
+            Emulator::Auto if has_netem(&route.names[0]) => route.join_by_netem(link)?,
+            Emulator::Auto | Emulator::User => route.join_by_tun(link)?,
         }
         for end in 0..route.names.len() {
             route.configure(end, link.mtu)?;
@@ -158,8 +155,8 @@ impl Route {
     }
 
     fn join_by_netem(&self, link: &LinkArgs) -> Result<()> {
-        let ([source, target], device) = (&self.names, &self.device);
-        run::line(&format!("ip -n {source} link add {device} type veth peer name {device} netns {target}"))?;
+        self.join_by_veth()?;
+        let device = &self.device;
         let shape = link.shape(self.round_trip);
         let rate = link.rate.map_or_else(String::new, |rate| format!("rate {}bit", rate.0));
         let packets = match link.rate {
@@ -177,6 +174,28 @@ impl Route {
             ))?;
         }
         Ok(())
+    }
+
+    /// A rate at either end, by the kernel: far less work than a path in user space.
+    fn join_by_tbf(&self, link: &LinkArgs) -> Result<()> {
+        let shape = link.shape(self.round_trip);
+        let Some(rate) = shape.rate else { bail!("tbf is a rate: --rate is missing") };
+        ensure!(shape.delay.is_zero() && link.loss.0 == 0.0, "tbf has neither delay nor loss");
+        self.join_by_veth()?;
+        let device = &self.device;
+        for name in &self.names {
+            run::line(&format!(
+                "tc -n {name} qdisc add dev {device} root tbf rate {}bit burst {TBF_BURST_BYTES} limit {}",
+                rate.0, shape.queue_bytes_max,
+            ))?;
+        }
+        Ok(())
+    }
+
+    fn join_by_veth(&self) -> Result<()> {
+        let ([source, target], device) = (&self.names, &self.device);
+        run::line(&format!("ip -n {source} link add {device} type veth peer name {device} netns {target}"))
+            .map(drop)
     }
 
     fn configure(&self, end: usize, mtu: u32) -> Result<()> {
@@ -239,3 +258,5 @@ fn has_netem(namespace: &str) -> bool {
 
 const QUEUE_PACKETS: u32 = 10_000;
 const NETEM_PACKETS_MAX: u64 = 1_000_000;
+/// Two of the segments of 64 KiB that a host hands to its link: one that is larger than the bucket never passes.
+const TBF_BURST_BYTES: u64 = 128 << 10;

@@ -5,7 +5,7 @@
 //! run of all cells comes before the second of any: a study that is cut short is complete, with fewer runs.
 
 mod cells;
-mod charts;
+pub(crate) mod charts;
 mod contender;
 mod drawing;
 mod looks;

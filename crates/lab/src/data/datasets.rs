@@ -53,6 +53,13 @@ pub(crate) fn ensure_uniform(files: u64, file_bytes: u64, directory: &Path) -> R
     ensure_made(&name, directory, |root| fill(&Recipe::of(&name, files, file_bytes), root))
 }
 
+/// The same in one directory.
+pub(crate) fn ensure_flat(files: u64, file_bytes: u64, directory: &Path) -> Result<DataSet> {
+    let name = format!("flat-{files}x{file_bytes}");
+    let recipe = Recipe { files_per_directory: files, ..Recipe::of(&name, files, file_bytes) };
+    ensure_made(&name, directory, |root| fill(&recipe, root))
+}
+
 fn ensure_made(name: &str, directory: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<DataSet> {
     let root = directory.join(name);
     let marker = directory.join(format!("{name}.complete"));
@@ -126,7 +133,7 @@ fn count(root: &Path, set: &mut DataSet) -> Result<()> {
 }
 
 /// Calls `each` for every regular file with its path and size.
-fn visit(directory: &Path, each: &mut dyn FnMut(&Path, u64) -> Result<()>) -> Result<()> {
+pub(crate) fn visit(directory: &Path, each: &mut dyn FnMut(&Path, u64) -> Result<()>) -> Result<()> {
     let entries =
         fs::read_dir(directory).with_context(|| format!("failed to read {}", directory.display()))?;
     for entry in entries {

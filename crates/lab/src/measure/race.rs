@@ -119,7 +119,7 @@ pub(crate) struct Track<'a> {
 
 /// Waits until the machine is idle: write-back of the run before, and on a virtual machine the return of its
 /// free memory to the host, would take time from whoever comes next.
-fn settle() -> Result<()> {
+pub(crate) fn settle() -> Result<()> {
     let due = Instant::now() + SETTLE_MAX;
     let mut before = processor_ticks()?;
     let mut idle_samples = 0;
@@ -142,7 +142,7 @@ const IDLE_SAMPLES: u32 = 6;
 const IDLE_SHARE: u64 = 20;
 
 /// Ticks in which processors worked, and all ticks (proc(5), `/proc/stat`).
-fn processor_ticks() -> Result<(u64, u64)> {
+pub(crate) fn processor_ticks() -> Result<(u64, u64)> {
     let text = fs::read_to_string("/proc/stat").context("failed to read /proc/stat")?;
     let line = text.lines().next().context("/proc/stat is empty")?;
     let ticks: Vec<u64> = line.split_whitespace().skip(1).map_while(|field| field.parse().ok()).collect();
@@ -273,7 +273,8 @@ fn copy(
     Ok(status)
 }
 
-fn verdict(status: Option<ExitStatus>, log: &Path) -> Verdict {
+/// Of a client by how it ended; none if it was ended at the time limit.
+pub(crate) fn verdict(status: Option<ExitStatus>, log: &Path) -> Verdict {
     match status {
         None => Verdict::TimedOut,
         Some(status) if status.success() => Verdict::Right,

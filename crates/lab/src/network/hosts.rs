@@ -48,6 +48,8 @@ pub(crate) enum Emulator {
     Netem,
     /// This program, over two TUN devices.
     User,
+    /// The kernel's token buckets over a veth pair: a rate, and neither delay nor loss.
+    Tbf,
 }
 
 impl LinkArgs {
@@ -110,14 +112,18 @@ impl Hosts {
     /// What both hosts have sent to each other so far, by the account of the source's device. The headers of
     /// a segment that is cut into packets behind it count once.
     pub(crate) fn carried_bytes(&self) -> Result<u64> {
-        let list = "/proc/thread-self/net/dev";
-        let text = inside::on_host(&self.source, || {
-            fs::read_to_string(list).with_context(|| format!("failed to read {list}"))
-        })?;
-        let device = self.way.device();
-        let bytes = text.lines().find_map(|line| device_bytes(line, device));
-        bytes.with_context(|| format!("{list} has no {device}"))
+        carried_bytes(&self.source, self.way.device())
     }
+}
+
+/// What a device of a namespace has received and sent so far.
+pub(crate) fn carried_bytes(namespace: &str, device: &str) -> Result<u64> {
+    let list = "/proc/thread-self/net/dev";
+    let text = inside::on_host(namespace, || {
+        fs::read_to_string(list).with_context(|| format!("failed to read {list}"))
+    })?;
+    let bytes = text.lines().find_map(|line| device_bytes(line, device));
+    bytes.with_context(|| format!("{list} has no {device}"))
 }
 
 /// The sum of bytes received and sent, from a line of `/proc/net/dev`; `None` if the line is not about

@@ -235,7 +235,7 @@ impl Scale {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a few steps")]
-pub(super) fn as_f64(count: usize) -> f64 {
+pub(crate) fn as_f64(count: usize) -> f64 {
     count as f64
 }
 

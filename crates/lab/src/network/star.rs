@@ -1,0 +1,95 @@
+//! Many hosts around a router, each with one link of its own: whatever a host sends and gets shares that link.
+//!
+//! Used by `scale.rs`. Half of the round trip between two hosts lies on each of the two links.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+
+use crate::network::hosts::{self, Emulator, LinkArgs};
+use crate::network::{Network, Pair};
+use crate::processes::session::Session;
+use crate::processes::{inside, run};
+use crate::units::{ByteCount, LossShare, Rate, RoundTrip};
+
+/// The hosts, which stand as long as this.
+#[derive(Debug)]
+pub(crate) struct Star {
+    _network: Network,
+}
+
+/// A host to be made.
+#[derive(Clone, Debug)]
+pub(crate) struct Spoke {
+    pub(crate) name: String,
+    /// Of its link, in each direction.
+    pub(crate) rate: Rate,
+}
+
+/// A host that stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    /// Its network namespace.
+    pub(crate) namespace: String,
+    pub(crate) address: String,
+    /// Its link.
+    device: String,
+}
+
+impl Host {
+    /// What its link has carried so far, in both directions.
+    pub(crate) fn carried_bytes(&self) -> Result<u64> {
+        hosts::carried_bytes(&self.namespace, &self.device)
+    }
+}
+
+impl Star {
+    /// Sets up the router and all hosts.
+    pub(crate) fn open(
+        session: &Session,
+        spokes: &[Spoke],
+        round_trip: RoundTrip,
+    ) -> Result<(Self, Vec<Host>)> {
+        let names: Vec<&str> =
+            std::iter::once(ROUTER).chain(spokes.iter().map(|spoke| &*spoke.name)).collect();
+        let mut network = Network::open(session, &names, CONGESTION)?;
+        let mut made = Vec::new();
+        for (number, spoke) in (1..).zip(spokes) {
+            let pair = Pair { from: number, to: 0 };
+            network.join(pair, &link(spoke.rate, round_trip), RoundTrip(round_trip.one_way()))?;
+            let way = network.between(pair).context("these hosts have just been joined")?;
+            let [address, router] = way.addresses();
+            let [namespace, router_namespace] = way.names();
+            run::line(&format!("ip -n {namespace} route add default via {router}"))?;
+            if number == 1 {
+                inside::on_host(&router_namespace, forward)?;
+            }
+            made.push(Host { namespace, address, device: way.device().to_owned() });
+        }
+        Ok((Self { _network: network }, made))
+    }
+}
+
+/// Without a round trip the kernel's token buckets do, which leave the processors to those that are measured.
+fn link(rate: Rate, round_trip: RoundTrip) -> LinkArgs {
+    let emulator = if round_trip.0.is_zero() { Emulator::Tbf } else { Emulator::User };
+    let queue = rate.bytes_in(round_trip.0).max(QUEUE_BYTES_FLOOR);
+    LinkArgs {
+        rate: Some(rate),
+        loss: LossShare(0.0),
+        queue: Some(ByteCount(queue)),
+        mtu: MTU,
+        congestion: CONGESTION.to_owned(),
+        emulator,
+    }
+}
+
+fn forward() -> Result<()> {
+    fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("failed to make a router")
+}
+
+const ROUTER: &str = "router";
+const CONGESTION: &str = "cubic";
+const MTU: u32 = 9000;
+/// Sixteen of the segments of 64 KiB that hosts hand to their links.
+const QUEUE_BYTES_FLOOR: u64 = 1 << 20;

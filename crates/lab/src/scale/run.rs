@@ -1,0 +1,262 @@
+//! One run: what the clock and the processors say, and whether the copy is right.
+//!
+//! The clock starts with the first client and stops when all have ended and the target's file system is synced.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::fs::syncfs;
+use serde::Serialize;
+
+use super::Method;
+use super::data;
+use super::stand::Stand;
+use crate::data::datasets::DataSet;
+use crate::data::trees::{self, Modes};
+use crate::measure::first_byte::FirstByte;
+use crate::measure::race::{self, Verdict};
+use crate::processes::run as programs;
+use crate::processes::session::Session;
+
+/// The figures of one run.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Figures {
+    #[serde(flatten)]
+    pub(super) verdict: Verdict,
+    pub(super) bytes: u64,
+    pub(super) seconds: f64,
+    pub(super) first_byte_seconds: Option<f64>,
+    /// Share of their time in which the machine's processors did nothing, 0 to 1.
+    pub(super) idle: f64,
+    /// Of all processes of the nodes, the broker among them.
+    pub(super) cpu_seconds: f64,
+    /// What the links of the receivers have carried, in both directions: work that was done twice shows here.
+    pub(super) wire_bytes: u64,
+}
+
+/// Where the target is.
+#[derive(Debug)]
+pub(super) struct Place {
+    root: PathBuf,
+    /// Whether the directory is to be removed: a file system of the lab's own ends with it.
+    is_borrowed: bool,
+}
+
+impl Place {
+    /// Below a directory, or in a file system in memory.
+    pub(super) fn open(session: &Session, directory: Option<&Path>) -> Result<Self> {
+        let Some(directory) = directory else {
+            let root = session.subdirectory("target")?;
+            programs::line(&format!("mount -t tmpfs zmove-lab {}", root.display()))?;
+            return Ok(Self { root, is_borrowed: false });
+        };
+        let root = directory.join(format!("zmove-lab-{}", session.id()));
+        fs::create_dir_all(&root).with_context(|| format!("failed to make {}", root.display()))?;
+        let root = root.canonicalize().context("failed to find the target")?;
+        Ok(Self { root, is_borrowed: true })
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// An empty directory for one run.
+    fn fresh(&self) -> Result<PathBuf> {
+        self.clear()?;
+        let target = self.root.join("run");
+        fs::create_dir(&target).context("failed to make the target")?;
+        self.sync()?;
+        Ok(target)
+    }
+
+    /// Removes all that a run has left, the directory of its job too.
+    fn clear(&self) -> Result<()> {
+        for name in trees::names(&self.root)? {
+            fs::remove_dir_all(self.root.join(name)).context("failed to empty the target")?;
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        let root = File::open(&self.root).context("failed to open the target")?;
+        syncfs(&root).context("failed to sync the target")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.is_borrowed {
+            let _best_effort = fs::remove_dir_all(&self.root);
+        }
+    }
+}
+
+/// The clients of a run, whose end is the end of the copy, and who works for them until then.
+struct Crew {
+    clients: Vec<Command>,
+    movers: Vec<Child>,
+}
+
+/// Copies a data set into an empty directory.
+pub(super) fn run(
+    stand: &Stand<'_>,
+    place: &Place,
+    method: Method,
+    data: &DataSet,
+    timeout: Duration,
+) -> Result<Figures> {
+    let target = place.fresh()?;
+    let mut crew = assemble(stand, method, data, &target)?;
+    race::settle()?;
+    let timed = timed(stand, place, &mut crew.clients, timeout);
+    for mut mover in crew.movers {
+        mover.kill().context("failed to end a mover")?;
+        mover.wait().context("failed to wait for a mover")?;
+    }
+    let mut figures = Figures { bytes: data.bytes, ..timed? };
+    if figures.verdict == Verdict::Right
+        && let Some(difference) = trees::difference(&data.root, &target, Modes::Compared)?
+    {
+        figures.verdict = Verdict::Wrong(difference);
+    }
+    place.clear()?;
+    Ok(figures)
+}
+
+fn assemble(stand: &Stand<'_>, method: Method, data: &DataSet, target: &Path) -> Result<Crew> {
+    let source = format!("{}/", data.root.display());
+    let receivers: Vec<String> = stand.receivers.iter().map(|receiver| receiver.listens_at()).collect();
+    let target = target.display();
+    let mut movers = Vec::new();
+    let clients = match method {
+        Method::Single | Method::OneSender => {
+            let (sender, to) = match method {
+                Method::Single => (&stand.senders[0], receivers[0].clone()),
+                _ => (&stand.wide, receivers.join(",")),
+            };
+            let mut push = stand.command(sender)?;
+            push.args(["push", "--json", &source, &format!("{to}:{target}/")]);
+            vec![push]
+        }
+        Method::Shares => {
+            let mut pushes = Vec::new();
+            let shares = data::shares(data, stand.nodes())?;
+            for (number, ((sender, receiver), share)) in
+                stand.senders.iter().zip(&receivers).zip(shares).enumerate()
+            {
+                let list = stand.scratch.join(format!("share{number}"));
+                fs::write(&list, share.join("\n") + "\n").context("failed to write a share")?;
+                let mut push = stand.command(sender)?;
+                push.args(["push", "--json", "--files-from"]).arg(&list);
+                push.args([&source, &format!("{receiver}:{target}/")]);
+                pushes.push(push);
+            }
+            pushes
+        }
+        Method::Cluster => {
+            movers = join(stand, &receivers)?;
+            let mut push = stand.command(&stand.senders[0])?;
+            push.args(["push", "--json", "--cluster", CLUSTER, &source, &format!("{target}/")]);
+            vec![push]
+        }
+    };
+    Ok(Crew { clients, movers })
+}
+
+/// The first sender is the head, whose push starts the broker and moves too; on the others movers wait for it.
+fn join(stand: &Stand<'_>, receivers: &[String]) -> Result<Vec<Child>> {
+    let head = &stand.senders[0];
+    let invitation = stand.scratch.join("invitation");
+    if !invitation.exists() {
+        let broker = head.at(BROKER_PORT);
+        let mut words = vec!["cluster", "init", "--listen", &broker, CLUSTER];
+        words.extend(receivers.iter().map(String::as_str));
+        stand.output(head, &words)?;
+        let text = stand.output(head, &["cluster", "invite", CLUSTER])?;
+        fs::write(&invitation, text).context("failed to write the invitation")?;
+    }
+    let movers = stand.senders[1..].iter().enumerate().map(|(number, sender)| {
+        let log = File::create(stand.scratch.join(format!("mover{number}.log")))?;
+        let mut mover = stand.command(sender)?;
+        mover.args(["cluster", "join"]).arg(&invitation).stdout(log.try_clone()?).stderr(log);
+        mover.spawn().context("failed to start a mover")
+    });
+    movers.collect()
+}
+
+fn timed(stand: &Stand<'_>, place: &Place, clients: &mut [Command], timeout: Duration) -> Result<Figures> {
+    let watch = FirstByte::watch(place.root())?;
+    thread::scope(|scope| {
+        let (stopped_watching, stop_watching) = std::io::pipe().context("failed to make a pipe")?;
+        let first = scope.spawn(move || watch.wait(&stopped_watching));
+        let cpu_before = stand.group.cpu_time()?;
+        let carried_before = stand.carried_bytes()?;
+        let before = race::processor_ticks()?;
+        let start = Instant::now();
+        let verdict = wait_for_all(stand, clients, start + timeout)?;
+        place.sync()?;
+        let seconds = start.elapsed().as_secs_f64();
+        let after = race::processor_ticks()?;
+        let cpu_seconds = (stand.group.cpu_time()? - cpu_before).as_secs_f64();
+        drop(stop_watching);
+        let first = first.join().map_err(|_| anyhow::anyhow!("the watching thread panicked"))?;
+        Ok(Figures {
+            verdict,
+            bytes: 0,
+            seconds,
+            first_byte_seconds: first.map(|first| (first - start).as_secs_f64()),
+            idle: idle_share(before, after),
+            cpu_seconds,
+            wire_bytes: stand.carried_bytes()? - carried_before,
+        })
+    })
+}
+
+fn wait_for_all(stand: &Stand<'_>, clients: &mut [Command], deadline: Instant) -> Result<Verdict> {
+    let mut started = Vec::new();
+    for (number, client) in clients.iter_mut().enumerate() {
+        let create = |kind: &str| File::create(log(stand, number, kind)).context("failed to create a log");
+        client.stdout(create("json")?).stderr(create("log")?);
+        started.push(client.spawn().context("failed to start a client")?);
+    }
+    let mut verdict = Verdict::Right;
+    for (number, client) in started.iter_mut().enumerate() {
+        let status = race::wait_until(client, deadline)?;
+        if status.is_none() {
+            client.kill().context("failed to end a client")?;
+            client.wait().context("failed to wait for a client")?;
+        }
+        if verdict == Verdict::Right {
+            verdict = race::verdict(status, &log(stand, number, "log"));
+        }
+    }
+    Ok(verdict)
+}
+
+fn log(stand: &Stand<'_>, client: usize, kind: &str) -> PathBuf {
+    stand.scratch.join(format!("client{client}.{kind}"))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "ticks of some minutes")]
+fn idle_share(before: (u64, u64), after: (u64, u64)) -> f64 {
+    let (busy, all) = (after.0 - before.0, (after.1 - before.1).max(1));
+    1.0 - busy as f64 / all as f64
+}
+
+const CLUSTER: &str = "lab";
+const BROKER_PORT: u16 = 4222;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_is_what_is_not_busy() {
+        assert!((idle_share((100, 1_000), (175, 1_100)) - 0.25).abs() < 1e-9);
+        assert!((idle_share((5, 10), (5, 10)) - 1.0).abs() < 1e-9, "no tick has passed");
+    }
+}

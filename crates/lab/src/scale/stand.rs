@@ -1,0 +1,155 @@
+//! The nodes of both sides, with a daemon on each receiver that lets all senders in.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::Lab;
+use crate::network::star::{Host, Spoke, Star};
+use crate::processes::groups::Group;
+use crate::processes::{inside, server};
+use crate::units::Rate;
+
+/// Nodes that stand, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Stand<'a> {
+    zmove: &'a str,
+    /// All processes of the nodes.
+    pub(super) group: Group,
+    servers: Vec<Child>,
+    pub(super) senders: Vec<Node>,
+    pub(super) receivers: Vec<Node>,
+    /// A sender whose link is as wide as those of all receivers together.
+    pub(super) wide: Node,
+    /// Where runs keep what they need.
+    pub(super) scratch: PathBuf,
+    _star: Star,
+}
+
+/// A host with its keys and all else that its zmove keeps.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    host: Host,
+    home: PathBuf,
+}
+
+impl<'a> Stand<'a> {
+    pub(super) fn open(lab: &Lab<'a>, name: &str, nodes: usize) -> Result<Self> {
+        let rate = lab.arguments.rate;
+        let side =
+            |letter: char| (1..=nodes).map(move |node| Spoke { name: format!("{letter}{node}"), rate });
+        let wide = Spoke { name: "wide".to_owned(), rate: Rate(rate.0 * nodes as u64) };
+        let spokes: Vec<Spoke> = side('s').chain(side('r')).chain([wide]).collect();
+        let (star, hosts) = Star::open(lab.session, &spokes, lab.arguments.rtt)?;
+        let scratch = lab.session.subdirectory(name)?;
+        let node = |(host, spoke): (Host, &Spoke)| {
+            let home = scratch.join(&spoke.name);
+            std::fs::create_dir(&home).with_context(|| format!("failed to make {}", home.display()))?;
+            Ok(Node { host, home })
+        };
+        let mut senders: Vec<Node> = hosts.into_iter().zip(&spokes).map(node).collect::<Result<_>>()?;
+        let wide = senders.pop().context("the last host is the wide one")?;
+        let receivers = senders.split_off(nodes);
+        let group = Group::create(lab.session.id(), "scale")?;
+        let servers = Vec::new();
+        let mut stand =
+            Self { zmove: lab.zmove, group, servers, senders, receivers, wide, scratch, _star: star };
+        stand.serve(lab.place.root())?;
+        stand.introduce()?;
+        Ok(stand)
+    }
+
+    pub(super) fn nodes(&self) -> usize {
+        self.senders.len()
+    }
+
+    /// Every sender may write below the root of the target, at every receiver.
+    fn serve(&mut self, root: &Path) -> Result<()> {
+        let mut keys = Vec::new();
+        for sender in self.all_senders() {
+            let shown = self.output(sender, &["key", "show"])?;
+            let key = shown.split_whitespace().rfind(|word| word.starts_with("SHA256:"));
+            keys.push(key.context("zmove key show: no fingerprint")?.to_owned());
+        }
+        let root = root.to_str().context("the target's path is not UTF-8")?;
+        for receiver in self.receivers.clone() {
+            for (number, key) in keys.iter().enumerate() {
+                let name = format!("sender{number}");
+                self.output(&receiver, &["allow", key, "--name", &name, "--write", "--root", root])?;
+            }
+            let mut command = self.command(&receiver)?;
+            command.args(["serve", "--shared-jobs", "--listen", &receiver.listens_at()]);
+            let log = receiver.home.join("serve.log");
+            self.servers.push(server::start(command, &receiver.host.namespace, PORT, &log)?);
+        }
+        Ok(())
+    }
+
+    /// Every sender knows the key of every receiver.
+    fn introduce(&self) -> Result<()> {
+        for sender in self.all_senders() {
+            for receiver in &self.receivers {
+                self.output(sender, &["trust", "--accept-new", &receiver.listens_at()])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn all_senders(&self) -> impl Iterator<Item = &Node> {
+        self.senders.iter().chain([&self.wide])
+    }
+
+    /// zmove on a node, which is known by the name of its host; the processor time that it takes is counted.
+    pub(super) fn command(&self, node: &Node) -> Result<Command> {
+        let namespace = &node.host.namespace;
+        let mut command = inside::command(Some(namespace), Some(&self.group), "unshare")?;
+        command.args(["--uts", "sh", "-c", NAMED, namespace, self.zmove]);
+        command.env("ZMOVE_HOME", &node.home).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// What the links of all receivers have carried so far.
+    pub(super) fn carried_bytes(&self) -> Result<u64> {
+        self.receivers.iter().map(|receiver| receiver.host.carried_bytes()).sum()
+    }
+
+    /// Runs zmove on a node to its end, and returns what it has printed.
+    pub(super) fn output(&self, node: &Node, words: &[&str]) -> Result<String> {
+        let output = self.command(node)?.args(words).output().context("failed to start zmove")?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            bail!("zmove {} ended with {}: {}", words.join(" "), output.status, said.trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Whether this zmove has jobs of many senders.
+    pub(super) fn knows_clusters(&self) -> Result<bool> {
+        let asked = Command::new(self.zmove).args(["cluster", "--help"]).output();
+        Ok(asked.context("failed to start zmove")?.status.success())
+    }
+}
+
+impl Drop for Stand<'_> {
+    fn drop(&mut self) {
+        self.group.kill();
+        for server in &mut self.servers {
+            let _ended = server.wait();
+        }
+    }
+}
+
+impl Node {
+    pub(super) fn listens_at(&self) -> String {
+        self.at(PORT)
+    }
+
+    pub(super) fn at(&self, port: u16) -> String {
+        format!("{}:{port}", self.host.address)
+    }
+}
+
+/// Gives the host its name, and becomes the program.
+const NAMED: &str = r#"echo "$0" > /proc/sys/kernel/hostname && exec "$@""#;
+const PORT: u16 = 5870;
