@@ -167,7 +167,7 @@ fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() 
     assert!(std::fs::read(spread.target_directory().join("large")).unwrap().len() == (75 << 20) + 1);
 }
 
-/// It cannot end its job itself, and what a receiver still had of it would be written into that of the next.
+/// The push cannot end its job itself, and what a receiver still had of it would be written into that of the next.
 #[test]
 fn the_job_of_a_push_that_was_killed_is_ended_by_the_next() {
     let spread = Spread::new(2);

@@ -95,9 +95,9 @@ pub enum PartFound {
 /// The group of an entry that is made elsewhere and then placed in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupOfNew {
-    /// It is that which the directory gives to new entries, if it gives one.
+    /// The one that the directory gives to new entries, if it gives one.
     OfDirectory,
-    /// It is the entry's own.
+    /// The entry's own.
     Own,
 }
 
@@ -308,7 +308,7 @@ impl SharedJobDirectory {
         self.clear(patience)
     }
 
-    /// Removes the mark of a job's end from its target, which keeps its time: where no session of the job can come late.
+    /// Removes the mark of a job's end from its target, which keeps its time: where no session can come late.
     ///
     /// # Errors
     /// The system's error; `ENOTEMPTY` where the job has not ended, or something of it has come since.

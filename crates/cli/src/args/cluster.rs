@@ -31,7 +31,7 @@ pub(crate) enum ClusterCommand {
 pub(crate) struct ClusterInitArgs {
     /// How the cluster is called here
     pub(crate) name: String,
-    /// Its receivers, which have the same target directory
+    /// The receivers, which have the same target directory
     #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint, required = true)]
     pub(crate) receivers: Vec<Remote>,
     /// Where the broker is to listen that a push starts here: an address of this host that the other nodes reach
@@ -47,8 +47,8 @@ pub(crate) struct ClusterInitArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ClusterJoinArgs {
-    /// What 'zmove cluster invite' has printed on another node ('-': from standard input), or the name of a cluster that
-    /// this node has joined before
+    /// What 'zmove cluster invite' has printed on another node ('-': from standard input), or the name of a cluster
+    /// that this node has joined before
     #[arg(value_name = "FILE|NAME")]
     pub(crate) invitation: PathBuf,
 }

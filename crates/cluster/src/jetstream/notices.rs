@@ -3,8 +3,8 @@
 //! Nothing of it is kept at the broker. Whoever has something to tell tells it again every second, so a broker may be
 //! killed and come back empty, and a node that comes late hears of all there is.
 //!
-//! **Invariant:** a notice opens only with the key of the cluster. One that is repeated by a broker names a job that has
-//! ended, which the receivers know.
+//! **Invariant:** a notice opens only with the key of the cluster. One that is repeated by a broker names a job that
+//! has ended, which the receivers know.
 
 use std::collections::BTreeMap;
 
@@ -91,9 +91,9 @@ pub struct NodePart {
 /// How far a node is with its part in a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeState {
-    /// It would take part.
+    /// The node would take part.
     Offers,
-    /// It takes part.
+    /// The node takes part.
     Works,
     /// The job is over, and all sessions of the node have ended as they should.
     HasEnded,

@@ -79,7 +79,7 @@ impl<'a> Stand<'a> {
                 self.output(&receiver, &["allow", key, "--name", &name, "--write", "--root", root])?;
             }
             let mut command = self.command(&receiver)?;
-            command.args(["serve", "--shared-jobs", "--listen", &receiver.listens_at()]);
+            command.args(["serve", "--listen", &receiver.listens_at()]);
             let log = receiver.home.join("serve.log");
             self.servers.push(server::start(command, &receiver.host.namespace, PORT, &log)?);
         }

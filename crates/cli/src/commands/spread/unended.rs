@@ -1,5 +1,5 @@
-//! Jobs of several receivers that have begun and not ended: a push that is killed cannot end its own, so the next one to
-//! the same target does.
+//! Jobs of several receivers that have begun and not ended: a push that is killed cannot end its own, so the next one
+//! to the same target does.
 //!
 //! **Invariant:** the file of a job is locked as long as the push lives that leads it.
 
