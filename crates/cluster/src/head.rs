@@ -40,6 +40,8 @@ pub struct Lead<W> {
     pub receivers: Arc<[Receiver]>,
     /// How many movers this process has.
     pub movers: usize,
+    /// How long all movers but the first wait for other nodes, and do nothing where there are enough by then.
+    pub others_come_within: Duration,
     /// How long the job goes on when no receiver does.
     pub patience: Duration,
     /// Told when the job has begun at the target.
@@ -87,6 +89,7 @@ impl<W: WorkSource> Lead<W> {
             source,
             receivers: receivers.into(),
             movers,
+            others_come_within: Duration::ZERO,
             patience,
             begun: watch::Sender::new(false),
             others: watch::Sender::new(0).subscribe(),
@@ -106,7 +109,8 @@ impl<W: WorkSource> Lead<W> {
         let ears = Ears::new(observer, listener);
         let mut movers = JoinSet::new();
         for number in 0..self.movers {
-            movers.spawn(self.patient(number, ears.clone()).moving(self.begun.subscribe()));
+            let mover = self.patient(number, ears.clone()).moving(self.begun.subscribe());
+            movers.spawn(unless_others_come((number, self.others_come_within), self.others.clone(), mover));
         }
         let has_lost_sessions = Arc::clone(&ears.has_lost_sessions);
         let mut progress =
@@ -234,6 +238,22 @@ impl<W: WorkSource> Lead<W> {
             }
         }
     }
+}
+
+/// Has a mover of this number work, unless there are so many other nodes soon: each has one of its own, and what this
+/// one takes meanwhile they could not.
+async fn unless_others_come(
+    (number, within): (usize, Duration),
+    others: watch::Receiver<usize>,
+    mover: impl Future<Output = Result<(), SessionEnd>>,
+) -> Result<(), SessionEnd> {
+    if number > 0 && !within.is_zero() {
+        sleep(within).await;
+        if *others.borrow() >= number {
+            return Ok(());
+        }
+    }
+    mover.await
 }
 
 /// How far the head is.

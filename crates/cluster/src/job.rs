@@ -69,5 +69,5 @@ pub(crate) enum Part {
 /// How much one work item has: what a node of 400 Mbit/s moves in a second or two, and little beside the flush that
 /// ends it on a node of 10 Gbit/s.
 pub(crate) const ITEM: PortionSize =
-    PortionSize { entries: 2000, bytes: ITEM_BYTES, large_bytes: ITEM_BYTES, wanted: Wanted::All };
+    PortionSize { entries: 1000, bytes: ITEM_BYTES, large_bytes: ITEM_BYTES, wanted: Wanted::All };
 const ITEM_BYTES: u64 = 16 * GROUP_BYTES;

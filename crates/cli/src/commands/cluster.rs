@@ -136,7 +136,7 @@ impl<'a> Member<'a> {
                 }
                 Err(_told) => {}
             }
-            tokio::time::sleep(TELL_EVERY).await;
+            tokio::time::sleep(ASK_EVERY).await;
         }
     }
 
@@ -259,6 +259,8 @@ fn status(cluster: &Cluster, as_json: bool) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
+/// How often a broker that is not there is asked for.
+const ASK_EVERY: Duration = Duration::from_millis(250);
 /// How often a node tells that it is there.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long it is listened who is there.

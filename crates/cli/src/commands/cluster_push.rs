@@ -39,7 +39,6 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         directory: std::env::current_dir().context("find the working directory")?.into_os_string().into_vec(),
         words: std::env::args_os().skip(1).map(OsStringExt::into_vec).collect(),
         nodes: BTreeMap::from([(own_name(), 0)]),
-        movers: 1,
         begun: false,
     };
     let unended = spread::begin(&job, &receivers)?;
@@ -91,12 +90,12 @@ impl Leading<'_> {
         let settings = Settings::new(Role::Head, job.id, job.epoch, key.of_job(job.id));
         let queue = JetStream::open(&access, settings).await?;
         let mut nodes = Nodes::new(Arc::clone(&self.observer));
-        self.gather(&notices, &mut nodes).await?;
-        let movers = receivers.len().div_ceil(self.notice.nodes.len());
-        self.notice.movers = u32::try_from(movers).unwrap_or(1);
+        notices.tell(&Notice::Job(self.notice.clone())).await?;
+        let count = receivers.len();
         let lead = Lead {
             others: nodes.others.subscribe(),
-            ..Lead::new((job, Arc::new(queue)), receivers, movers, patience)
+            others_come_within: OTHERS_COME_WITHIN,
+            ..Lead::new((job, Arc::new(queue)), receivers, count, patience)
         };
         let mut begun = lead.begun.subscribe();
         let leading = lead.run(Arc::clone(&self.observer), Arc::new(spread::Notices), interrupted());
@@ -135,16 +134,6 @@ impl Leading<'_> {
         }
         let why = "start a broker for the cluster ('nats-server' has to be installed, as by Debian's package of that name)";
         Ok(Some(server.start().await.context(why)?))
-    }
-
-    /// Waits a moment for the nodes that are there.
-    async fn gather(&mut self, notices: &Notices, nodes: &mut Nodes) -> Result<()> {
-        notices.tell(&Notice::Job(self.notice.clone())).await?;
-        let until = tokio::time::Instant::now() + GATHER_FOR;
-        while let Ok(heard) = tokio::time::timeout_at(until, notices.hear()).await {
-            self.take(heard?, nodes);
-        }
-        Ok(())
     }
 
     /// Takes a notice; returns whether another node takes part by it.
@@ -211,7 +200,8 @@ impl Nodes {
 
 /// How often the other nodes are told of the job.
 const TELL_EVERY: Duration = Duration::from_secs(1);
-/// How long the nodes that are there may take to say so, before it is known how many sessions each has.
-const GATHER_FOR: Duration = Duration::from_millis(300);
+/// How long nodes may take to come, of which each has a session with one receiver: after that this node serves those
+/// receivers, too, for which there is no other. A node that waits for the broker asks for it four times a second.
+const OTHERS_COME_WITHIN: Duration = Duration::from_secs(2);
 /// How long a broker that is there may take to take a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(1);

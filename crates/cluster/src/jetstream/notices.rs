@@ -52,8 +52,6 @@ pub struct JobNotice {
     pub words: Vec<Vec<u8>>,
     /// The nodes that take part, each with its number, by which it chooses its first receiver. The head has 0.
     pub nodes: BTreeMap<String, u32>,
-    /// How many sessions each node has.
-    pub movers: u32,
     /// Whether the job has begun at the target: before that no node but the head's may open it.
     pub begun: bool,
 }

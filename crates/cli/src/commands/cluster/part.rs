@@ -51,12 +51,12 @@ impl Part {
         let key = cluster.key()?.of_job(job.id);
         let queue = Settings::new(Role::Mover, job.id, job.epoch, key);
         let queue = JetStream::open(&cluster.access()?, queue).await?;
-        let (movers, number) = (usize::try_from(notice.movers)?, usize::try_from(number)?);
+        let number = usize::try_from(number)?;
         let patience: Duration = settings.args.timeout.0;
         let seen = Arc::new(Seen::default());
         let observer = Arc::clone(&seen) as Arc<dyn Observer>;
         let work = async move {
-            let lead = Lead::new((job, Arc::new(queue)), receivers, movers.clamp(1, MOVERS_MAX), patience);
+            let lead = Lead::new((job, Arc::new(queue)), receivers, 1, patience);
             Ok(lead.take_part(number, observer, Arc::new(spread::Notices)).await?)
         };
         Ok((Self { seen }, Box::pin(work)))
@@ -126,7 +126,5 @@ fn words(notice: &JobNotice) -> Result<PushArgs> {
     Ok(args)
 }
 
-/// The most sessions of a node, whatever a head says.
-const MOVERS_MAX: usize = 64;
 /// The most failures that are told at a time.
 const FAILURES_MAX: usize = 100;
