@@ -1,4 +1,5 @@
-//! `zmove-lab scale`: what one job gains by more nodes on both sides, which share the source's storage and the target's.
+//! `zmove-lab scale`: what one job gains by more nodes on both sides, which share the source's storage and the
+//! target's.
 //!
 //! Nodes are network namespaces of this machine, each behind a link of its own (`network/star.rs`). The links are what
 //! limits: a run in which the machine's processors were idle for less than a quarter of the time is void. All nodes use
@@ -73,7 +74,7 @@ pub(crate) struct ScaleArgs {
     json: bool,
 }
 
-/// Who moves the data.
+/// A way to move the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[value(rename_all = "kebab-case")]
@@ -84,14 +85,14 @@ pub(crate) enum Method {
     OneSender,
     /// A job of all senders to all receivers.
     Cluster,
-    /// As many pushes as nodes at the same time, each of its share of the files, cut by hand: the ceiling.
+    /// Pushes at the same time, as many as nodes, each of its share of the files, cut by hand: the ceiling.
     Shares,
 }
 
 impl Method {
     const BESIDE: [Self; 3] = [Self::OneSender, Self::Cluster, Self::Shares];
 
-    /// Its name in tables and pictures.
+    /// The method's name in tables and pictures.
     fn name(self) -> &'static str {
         match self {
             Self::Single => "single",

@@ -29,10 +29,10 @@ pub(crate) struct Spoke {
 /// A host that stands.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
-    /// Its network namespace.
+    /// The network namespace that it is.
     pub(crate) namespace: String,
     pub(crate) address: String,
-    /// Its link.
+    /// The device of the host's link.
     device: String,
 }
 
