@@ -74,7 +74,7 @@ pub(crate) struct ScaleArgs {
     json: bool,
 }
 
-/// The ways to move the data.
+/// A way to move the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[value(rename_all = "kebab-case")]
@@ -85,14 +85,14 @@ pub(crate) enum Method {
     OneSender,
     /// A job of all senders to all receivers.
     Cluster,
-    /// Pushes at the same time, one for each node, of shares of the files that are cut by hand: the ceiling.
+    /// Pushes at the same time, as many as nodes, each of its share of the files, cut by hand: the ceiling.
     Shares,
 }
 
 impl Method {
     const BESIDE: [Self; 3] = [Self::OneSender, Self::Cluster, Self::Shares];
 
-    /// The name in tables and pictures.
+    /// The method's name in tables and pictures.
     fn name(self) -> &'static str {
         match self {
             Self::Single => "single",

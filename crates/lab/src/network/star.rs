@@ -29,10 +29,10 @@ pub(crate) struct Spoke {
 /// A host that stands.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
-    /// The network namespace.
+    /// The network namespace that it is.
     pub(crate) namespace: String,
     pub(crate) address: String,
-    /// The link.
+    /// The device of the host's link.
     device: String,
 }
 
