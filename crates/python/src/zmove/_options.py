@@ -12,6 +12,7 @@ class Options(TypedDict, total=False):
     checksum: bool
     chown: str
     cipher: Literal["tls", "none"]
+    cluster: str
     congestion: str
     deadline: str
     delete: bool
