@@ -14,6 +14,7 @@ Move     push     Send files and directories to a host or a local directory
          copy     Either of these, or straight from one other host to another
          result   Ask what has become of a copy between two other hosts
          verify   Compare a tree with its copy by hash, and change nothing
+         cluster  Have many nodes send one job to receivers that share a storage
 Jobs     submit   In the background; 'jobs' lists, 'job' shows, 'runner' does it
 Receive  serve    Listen for senders, in the foreground
          allow    Let a key write or read below some directories, or no more
@@ -43,6 +44,7 @@ Examples:
   zmove push a b 192.0.2.7:5870:in          below your first root there
   zmove push run7 alice@dtn.example.org:in  over ssh, below alice's home
   zmove push run7 /mnt/backup               to a local directory
+  zmove push run7 dtn1,dtn2:/data/          to both, which share that storage
   zmove pull dtn.example.org:run7 .         run7 arrives here
   zmove copy a.example.org:run7 b.example.org:/data
                                             from one daemon to the other

@@ -21,7 +21,7 @@ use crate::commands::trust::key_of;
 use crate::display::terminal;
 use crate::settings;
 use crate::settings::cluster::{Cluster, ClusterReceiver};
-use crate::value::exit::{Exit, failure};
+use crate::value::exit::{Exit, failure, usage_error};
 use crate::value::version::VERSION;
 
 /// Runs `zmove cluster`.
@@ -39,6 +39,11 @@ pub(crate) fn run(command: ClusterCommand) -> Result<Exit> {
 
 fn init(args: ClusterInitArgs) -> Result<Exit> {
     let ClusterInitArgs { name, receivers, listen, broker, accept_new } = args;
+    if let Some(listen) = listen.filter(|listen| listen.ip().is_unspecified() || listen.port() == 0) {
+        return Err(usage_error(format!(
+            "--listen {listen}: the other nodes are told this address: name one of this host, and a port"
+        )));
+    }
     let mut known = Vec::new();
     for remote in receivers {
         let key = key_of(&remote, accept_new)?;

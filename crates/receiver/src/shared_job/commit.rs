@@ -53,7 +53,10 @@ impl SharedJobSession {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err((Operation::Rename, Errno::ISDIR.into()));
         };
-        self.flush_parts(transfer)?;
+        if let Err(failed) = self.flush_parts(transfer) {
+            self.check(Operation::Rename)?;
+            return Err(failed);
+        }
         let directory =
             transfer.target.tree.ensure_directory(&parent).map_err(failed_to(Operation::MakeDirectory))?;
         self.epoch.check_device(&directory).map_err(failed_to(Operation::MakeDirectory))?;

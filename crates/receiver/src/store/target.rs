@@ -206,7 +206,7 @@ pub(crate) fn renamed<'a>(rename: Option<&'a (Name, Name)>, directory: &RelPath,
 fn locate(target: &[u8], access: &WriteAccess, missing: Missing) -> Result<(Option<Tree>, RelPath), Refusal> {
     let (root, rest) = match access {
         WriteAccess::ReadOnly => {
-            let text = "this key may not write here. On that host, run: zmove allow KEY --root DIR, where KEY is what \
+            let text = "this key may not write here. On that host, run: zmove allow KEY --name NAME --root DIR --write, where KEY is what \
                         `zmove key show` prints here";
             return Err(refuse(RefusalCode::Denied, text.into()));
         }
