@@ -11,8 +11,7 @@ macro_rules! commands {
         "\
 Move     push     Send files and directories to a host or a local directory
          pull     Fetch files and directories from another host
-         copy     Either of these, or straight from one other host to another
-         result   Ask what has become of a copy between two other hosts
+         copy     Either, or from one other host to another, of which 'result' tells
          verify   Compare a tree with its copy by hash, and change nothing
          cluster  Have many nodes send one job to receivers that share a storage
 Jobs     submit   In the background; 'jobs' lists, 'job' shows, 'runner' does it
