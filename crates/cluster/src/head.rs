@@ -114,7 +114,7 @@ impl<W: WorkSource> Lead<W> {
         }
         let has_lost_sessions = Arc::clone(&ears.has_lost_sessions);
         let mut progress =
-            Progress { walks: 0, missing: (None, 0), finishing: false, movers, has_lost_sessions };
+            Progress { walks: 0, in_vain: (0, 0), finishing: false, movers, has_lost_sessions };
         let patient = self.patient(0, ears);
         let ended = tokio::select! {
             ended = self.lead(patient, &mut progress) => ended,
@@ -259,8 +259,8 @@ async fn unless_others_come(
 /// How far the head is.
 struct Progress {
     walks: u32,
-    /// How much was missing after the last walk, and how often it has been so much.
-    missing: (Option<u64>, u32),
+    /// How much had ended after the last walk, and how many walks have added nothing.
+    in_vain: (u64, u32),
     /// Whether what finishes the job has been put in since the last walk began.
     finishing: bool,
     movers: JoinSet<Result<(), SessionEnd>>,
@@ -280,11 +280,10 @@ impl Progress {
             self.finishing = true;
             return Ok(first(self.walks).child(job.id, Work::finish(sources)));
         }
-        let missing = count.missing_work();
-        let as_before = self.walks > 0 && self.missing.0 == missing;
-        self.missing = (missing, if as_before { self.missing.1 + 1 } else { 0 });
-        if self.missing.1 >= WALKS_IN_VAIN_MAX {
-            return Err(Stop::Missing(missing.unwrap_or_default()));
+        let as_before = self.walks > 0 && self.in_vain.0 == count.work_ended;
+        self.in_vain = (count.work_ended, if as_before { self.in_vain.1 + 1 } else { 0 });
+        if self.in_vain.1 >= WALKS_IN_VAIN_MAX {
+            return Err(Stop::Missing(count.missing_work().unwrap_or_default()));
         }
         self.finishing = false;
         self.walks += 1;
@@ -401,7 +400,7 @@ async fn count(feeder: &Feeder) -> Result<SharedJobCount, Stop> {
 
 /// So many walks in a row find nothing of what is missing before the job is given up: a queue that loses much does not
 /// lose the same each time.
-const WALKS_IN_VAIN_MAX: u32 = 4;
+const WALKS_IN_VAIN_MAX: u32 = 10;
 /// How long the other nodes may take to end their sessions.
 const OTHERS_END_MAX: Duration = Duration::from_secs(5);
 /// How often the queue is asked whether it is idle.

@@ -11,7 +11,7 @@ macro_rules! commands {
         "\
 Move     push     Send files and directories to a host or a local directory
          pull     Fetch files and directories from another host
-         copy     Either, or from one other host to another, of which 'result' tells
+         copy     Either, or between other hosts, of which 'result' tells more
          verify   Compare a tree with its copy by hash, and change nothing
          cluster  Have many nodes send one job to receivers that share a storage
 Jobs     submit   In the background; 'jobs' lists, 'job' shows, 'runner' does it

@@ -109,6 +109,11 @@ impl Cluster {
     pub(crate) fn join(text: &str) -> Result<Self> {
         let mut cluster = Self::read(text)?;
         let seed = cluster.seed.take();
+        // where a broker listens is for its own node to say
+        cluster.listen = None;
+        if file(&cluster.name)?.exists() && Self::load(&cluster.name)?.key != cluster.key {
+            return Err(usage_error(format!("there is another cluster '{}' here already", cluster.name)));
+        }
         cluster.save()?;
         if let Some(seed) = seed {
             write_private(&seed_file(&cluster.name)?, &seed)?;

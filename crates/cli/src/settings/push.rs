@@ -70,7 +70,7 @@ impl PushSettings {
             refuse_host_without_path(target)?;
         }
         refuse_contradictions(&args, &location, sources)?;
-        if args.cluster.is_some() && args.selection.reads_files() {
+        if cluster.is_some() && args.selection.reads_files() {
             return Err(usage_error("--cluster: the other nodes do not have the files of a selection"));
         }
         if !also.is_empty() || cluster.is_some() {

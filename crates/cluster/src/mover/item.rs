@@ -281,6 +281,10 @@ impl<W: WorkSource> Mover<W> {
                 continue;
             }
             tokio::time::sleep(LOOK_EVERY).await;
+            if self.find(file).await?.is_none() {
+                // nobody can send the rest of what it was
+                return Ok(Done::FAILED);
+            }
         }
     }
 
