@@ -197,10 +197,7 @@ impl<W: WorkSource> Lead<W> {
         while progress.movers.join_next().await.is_some() {}
         let mut others = self.others.clone();
         let others_have_ended = timeout(OTHERS_END_MAX, others.wait_for(|others| *others == 0)).await.is_ok();
-        match feeder.order(SharedJobOrder::Close, None).await? {
-            SharedJobResult::Done => {}
-            other => return Err(refused(other)),
-        }
+        close(&feeder).await?;
         if others_have_ended && !progress.has_lost_sessions.load(Ordering::Relaxed) {
             // no opening of a session is still on its way
             let _stays_for_a_while_then = feeder.order(SharedJobOrder::Forget, None).await?;
@@ -373,15 +370,10 @@ pub async fn end_abandoned(
     receivers: &[Receiver],
     listener: Arc<dyn Listener + Send + Sync>,
 ) -> Result<(), Box<SessionEnd>> {
-    let observer = Arc::new(NoObserver);
-    let ears = Ears { observer, listener, skipped: Arc::default(), has_lost_sessions: Arc::default() };
-    let close = async |feeder: Feeder| match feeder.order(SharedJobOrder::Close, None).await? {
-        SharedJobResult::Done => Ok(()),
-        other => Err(refused(other)),
-    };
+    let ears = Ears::new(Arc::new(NoObserver), listener);
     let mut ended = Ok(());
     for receiver in receivers {
-        ended = in_session(receiver, job, Part::Head, &ears, close).await;
+        ended = in_session(receiver, job, Part::Head, &ears, async |feeder| close(&feeder).await).await;
         match &ended {
             // that it has ended already is a refusal, too
             Ok(()) | Err(SessionEnd::Session(SessionError::Refused(_))) => break,
@@ -389,6 +381,13 @@ pub async fn end_abandoned(
         }
     }
     ended.map_err(Box::new)
+}
+
+async fn close(feeder: &Feeder) -> Result<(), Stop> {
+    match feeder.order(SharedJobOrder::Close, None).await? {
+        SharedJobResult::Done => Ok(()),
+        other => Err(refused(other)),
+    }
 }
 
 async fn count(feeder: &Feeder) -> Result<SharedJobCount, Stop> {

@@ -1,8 +1,8 @@
 //! A job of many nodes, as each of its movers knows it.
 
 use zmove_engine::SenderConfig;
-use zmove_scan::{PortionSize, ScanRoot, Wanted, unfinished};
-use zmove_types::{GROUP_BYTES, Kinds, SharedJobId};
+use zmove_scan::{PortionSize, ScanRoot, Wanted};
+use zmove_types::{GROUP_BYTES, SharedJobId};
 use zmove_wire::{NodeName, Open, SharedJobOpening};
 
 use crate::work::Place;
@@ -33,8 +33,7 @@ impl SharedJob {
         open: Open,
         mut config: SenderConfig,
     ) -> Self {
-        config.scan.apart = Some(unfinished);
-        config.scan.xattrs = open.keeping.map(|keeping| keeping.kinds.common(Kinds::ANY_XATTR));
+        config.walk_for(&open);
         Self { id, epoch, node, sources, open, config }
     }
 

@@ -67,14 +67,16 @@ impl Drop for Lease {
 
 impl State {
     fn push(&mut self, queued: Queued) {
-        let line = if queued.item.work.is_walk() { &mut self.walks } else { &mut self.data };
-        line.push_back(queued);
+        self.line_of(&queued).push_back(queued);
     }
 
     /// Puts an item where it is the next: others may wait for what it does.
     fn push_first(&mut self, queued: Queued) {
-        let line = if queued.item.work.is_walk() { &mut self.walks } else { &mut self.data };
-        line.push_front(queued);
+        self.line_of(&queued).push_front(queued);
+    }
+
+    fn line_of(&mut self, queued: &Queued) -> &mut VecDeque<Queued> {
+        if queued.item.work.is_walk() { &mut self.walks } else { &mut self.data }
     }
 
     fn len(&self) -> usize {

@@ -73,7 +73,7 @@ pub use location::{DEFAULT_PORT, Location, Login, Remote, Start};
 pub use notice::{Listener, NoListener, Notice};
 pub use path_memory::{Known, PathMemory, Rates, Window};
 pub use pull::{PullReceiver, PullRun, Pulled, RemotePull, RemoteSources};
-pub use random::fresh_transfer;
+pub use random::{fresh_transfer, random};
 pub use reconnect::{JobMaking, Pushed, RemotePush};
 pub use settings::{Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost};
 pub use sources::Sources;

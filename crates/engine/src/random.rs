@@ -14,7 +14,10 @@ pub fn fresh_transfer() -> io::Result<TransferId> {
 }
 
 /// Random bytes from the kernel.
-pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+///
+/// # Errors
+/// The kernel has none.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let filled = getrandom(&mut bytes[..], GetRandomFlags::empty())?;
     if filled == N { Ok(bytes) } else { Err(io::Error::other("too little randomness")) }

@@ -99,8 +99,8 @@ struct Member<'a> {
 
 impl<'a> Member<'a> {
     fn new(cluster: &'a Cluster) -> Result<Self> {
-        let unique = zmove_engine::fresh_transfer().context("get random bytes")?;
-        let node = format!("{}-{}", own_name(), Hex(&unique.0[..3]));
+        let unique: [u8; 3] = zmove_engine::random().context("get random bytes")?;
+        let node = format!("{}-{}", own_name(), Hex(&unique));
         let (parts, running, ended) = (HashMap::new(), JoinSet::new(), HashSet::new());
         Ok(Self { cluster, node, parts, running, ended, told_of_version: false })
     }

@@ -86,7 +86,7 @@ impl Leading<'_> {
     ) -> Result<(Result<JobEnd, JobError>, usize)> {
         let _broker = self.start_broker().await?;
         let (access, key) = (self.cluster.access()?, self.cluster.key()?);
-        let notices = Arc::new(Notices::open(&access, &key).await?);
+        let notices = Notices::open(&access, &key).await?;
         let settings = Settings::new(Role::Head, job.id, job.epoch, key.of_job(job.id));
         let queue = JetStream::open(&access, settings).await?;
         let mut nodes = Nodes::new(Arc::clone(&self.observer));

@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** both files are for their owner alone.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 use zmove_cluster::jetstream::{Access, JobKey, Role as NodeRole, ServerConfig, User, make_nkey};
-use zmove_engine::Remote;
+use zmove_engine::{Remote, random};
 use zmove_types::{Hex, from_hex};
 
 use super::{Role, home};
@@ -67,8 +67,7 @@ impl Cluster {
         if path.exists() {
             return Err(usage_error(format!("there is a cluster '{name}' already: '{}'", path.display())));
         }
-        let mut bytes = [0; JobKey::BYTES];
-        File::open("/dev/urandom").and_then(|mut file| io::Read::read_exact(&mut file, &mut bytes))?;
+        let bytes: [u8; JobKey::BYTES] = random().context("get random bytes")?;
         let nkey = match listen {
             Some(_) => {
                 make_directory(&path)?;

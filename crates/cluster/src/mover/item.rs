@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::Instant;
-use zmove_scan::{Directory, Entry, Portion, PortionSize, ScanItem, Wanted, look_up_portion, walk_portion};
+use zmove_scan::{
+    Directory, Entry, Portion, PortionSize, ScanConfig, ScanItem, ScanRoot, Wanted, look_up_portion,
+    walk_portion,
+};
 use zmove_sender::{self as sender, LargeFound, Sending, SessionOver, Settled, Unnamed};
 use zmove_types::{Event, Name};
 use zmove_wire::{FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
@@ -99,18 +102,25 @@ impl<W: WorkSource> Mover<W> {
     /// Walks places of one source.
     async fn walk_places(&self, places: &[Place], size: PortionSize) -> Result<Portion, Stop> {
         let Some(first) = places.first() else { return Ok(Portion::default()) };
-        let root = self.job.root_of(first).ok_or(NO_SOURCE)?.clone();
         let paths: Vec<_> = places.iter().map(|place| place.path.clone()).collect();
-        let config = self.job.config.scan.clone();
-        let walked = spawn_blocking(move || walk_portion(&root, &paths, size, &config)).await;
-        walked.map_err(|_panic| Stop::Nonsense("a walk panicked"))
+        self.scan(first, move |root, config| walk_portion(root, &paths, size, config)).await
     }
 
     async fn look_up(&self, directory: &Place, names: Vec<Name>, size: PortionSize) -> Result<Portion, Stop> {
-        let root = self.job.root_of(directory).ok_or(NO_SOURCE)?.clone();
-        let (path, config) = (directory.path.clone(), self.job.config.scan.clone());
-        let found = spawn_blocking(move || look_up_portion(&root, (&path, &names), size, &config)).await;
-        found.map_err(|_panic| Stop::Nonsense("a walk panicked"))
+        let path = directory.path.clone();
+        self.scan(directory, move |root, config| look_up_portion(root, (&path, &names), size, config)).await
+    }
+
+    /// Scans the source that a place is in, on a thread that may block.
+    async fn scan(
+        &self,
+        place: &Place,
+        scan: impl FnOnce(&ScanRoot, &ScanConfig) -> Portion + Send + 'static,
+    ) -> Result<Portion, Stop> {
+        let root = self.job.root_of(place).ok_or(NO_SOURCE)?.clone();
+        let config = self.job.config.scan.clone();
+        let scanned = spawn_blocking(move || scan(&root, &config)).await;
+        scanned.map_err(|_panic| Stop::Nonsense("a walk panicked"))
     }
 
     /// Announces what a portion leaves, sends the portion, and has its large files get their names.

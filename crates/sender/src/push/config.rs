@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zmove_disk::{Auto, Direct, FileIo, StorageMemory};
-use zmove_scan::ScanConfig;
+use zmove_scan::{ScanConfig, unfinished};
 use zmove_transport::SharedRate;
-use zmove_types::{GROUP_BYTES, RateLimit};
+use zmove_types::{GROUP_BYTES, Kinds, RateLimit};
+use zmove_wire::Open;
 
 use crate::plan::pack::PackSizes;
 use crate::read::extras::{Instead, Owners};
@@ -48,6 +49,15 @@ pub struct SenderConfig {
     pub rate_max: Option<RateLimit>,
     /// A rate that is kept together with other pushes. Default: none.
     pub rate_shared: Option<SharedRate>,
+}
+
+impl SenderConfig {
+    /// Has the sources walked for this opening: without what transfers have left unfinished, and with the attributes
+    /// that are to be kept.
+    pub fn walk_for(&mut self, open: &Open) {
+        self.scan.apart = Some(unfinished);
+        self.scan.xattrs = open.keeping.map(|keeping| keeping.kinds.common(Kinds::ANY_XATTR));
+    }
 }
 
 impl Default for SenderConfig {

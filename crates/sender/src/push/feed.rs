@@ -152,10 +152,7 @@ impl Feeder {
         directory: Arc<Directory>,
         entry: Entry,
     ) -> Result<Result<Unnamed, String>, SessionOver> {
-        let (answer_in, answer) = oneshot::channel();
-        let asked = Asked::Declaration(directory, Box::new(entry), answer_in);
-        self.asked.send(asked).map_err(|_over| SessionOver)?;
-        answer.await.map_err(|_over| SessionOver)
+        self.ask(|answer| Asked::Declaration(directory, Box::new(entry), answer)).await
     }
 
     /// The heads of orders by which directories get mode and time: those that a walk has found.
@@ -163,9 +160,7 @@ impl Feeder {
     /// # Errors
     /// The session is over.
     pub async fn directory_heads(&self, found: Vec<ScanItem>) -> Result<Vec<Vec<u8>>, SessionOver> {
-        let (answer_in, answer) = oneshot::channel();
-        self.asked.send(Asked::Directories(found, answer_in)).map_err(|_over| SessionOver)?;
-        answer.await.map_err(|_over| SessionOver)
+        self.ask(|answer| Asked::Directories(found, answer)).await
     }
 
     /// Has the receiver do something; `names` has the bytes of the file that gets its name by it.
@@ -178,8 +173,12 @@ impl Feeder {
         names: Option<u64>,
     ) -> Result<SharedJobResult, SessionOver> {
         let _turn = self.orders.acquire().await.map_err(|_closed| SessionOver)?;
+        self.ask(|answer| Asked::Order(order, names, answer)).await
+    }
+
+    async fn ask<T>(&self, asked: impl FnOnce(oneshot::Sender<T>) -> Asked) -> Result<T, SessionOver> {
         let (answer_in, answer) = oneshot::channel();
-        self.asked.send(Asked::Order(order, names, answer_in)).map_err(|_over| SessionOver)?;
+        self.asked.send(asked(answer_in)).map_err(|_over| SessionOver)?;
         answer.await.map_err(|_over| SessionOver)
     }
 

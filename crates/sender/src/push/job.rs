@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use zmove_scan::{PathList, Scan, ScanRoot, Tally, scan, scan_list, unfinished};
-use zmove_types::Kinds;
+use zmove_scan::{PathList, Scan, ScanRoot, Tally, scan, scan_list};
 use zmove_wire::{Extraneous, Open};
 
 use crate::mirror::{Mirror, Removals};
@@ -47,8 +46,7 @@ impl Push {
     #[must_use]
     pub fn start(job: PushJob, mut config: SenderConfig, run: &mut Run, started: Instant) -> Self {
         let PushJob { sources, open, mirror, sources_missing, list } = job;
-        config.scan.apart = Some(unfinished);
-        config.scan.xattrs = open.keeping.map(|keeping| keeping.kinds.common(Kinds::ANY_XATTR));
+        config.walk_for(&open);
         let selection = config.scan.selection.clone();
         let file_systems = config.scan.file_systems;
         let mirror = mirror.map(|removals| Mirror {

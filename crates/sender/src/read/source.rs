@@ -318,9 +318,14 @@ impl LargeSource {
 
     /// What is declared of it before its groups, once it has been opened.
     pub(crate) fn head(&self) -> Option<FileHead> {
-        let FileIdentity { bytes, ctime, inode, .. } = self.lock().identity?;
+        let identity = self.lock().identity?;
+        Some(self.head_as(&identity))
+    }
+
+    /// The same, of a file that was this when it was opened.
+    pub(crate) fn head_as(&self, FileIdentity { bytes, ctime, inode, .. }: &FileIdentity) -> FileHead {
         let (path, metadata, data) = (self.target.clone(), self.metadata(), self.data());
-        Some(FileHead { path, metadata, bytes, ctime, inode, data })
+        FileHead { path, metadata, bytes: *bytes, ctime: *ctime, inode: *inode, data }
     }
 
     /// The data of a group, counted from its beginning.

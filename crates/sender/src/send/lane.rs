@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, TryRecvError, select};
 use zmove_disk::FileIdentity;
 use zmove_transport::{LaneError, LaneSink};
 use zmove_types::{Buffer, Doing, Event, Stopwatch};
-use zmove_wire::{FileHead, FrameHeader, FrameKind};
+use zmove_wire::{FrameHeader, FrameKind};
 
 use crate::push::session::Session;
 use crate::read::source::LargeSource;
@@ -119,10 +119,7 @@ fn declare(
     sink: &mut dyn LaneSink,
     watch: &mut Stopwatch<'_>,
 ) -> Result<(), LaneError> {
-    let FileIdentity { bytes, ctime, inode, .. } = *identity;
-    let path = file.target.clone();
-    let metadata = file.metadata();
-    let head = FileHead { path, metadata, bytes, ctime, inode, data: file.data() }.encode();
+    let head = file.head_as(identity).encode();
     let content = *blake3::hash(&head).as_bytes();
     let header = FrameHeader { kind: FrameKind::Declare, file: file.id, ..FrameHeader::default() };
     sink.send(sealed(&content, header, head, Buffer::empty()), watch)

@@ -4,15 +4,14 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use zmove_cluster::Lead;
 use zmove_cluster::jetstream::{JetStream, JobNotice, NodeMoved, Role, Settings};
 use zmove_engine::NoListener;
-use zmove_types::{Event, Observer};
+use zmove_types::{Event, Lock, Observer};
 
 use crate::args::{Args, Command, PushArgs};
 use crate::commands::{cluster_push, spread};
@@ -32,13 +31,8 @@ pub(super) type Work = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 /// What the events of a part have said.
 #[derive(Default)]
 struct Seen {
-    found_files: AtomicU64,
-    found_bytes: AtomicU64,
-    files: AtomicU64,
-    bytes: AtomicU64,
-    skipped_files: AtomicU64,
-    skipped_bytes: AtomicU64,
-    failures: Mutex<Vec<String>>,
+    moved: Lock<NodeMoved>,
+    failures: Lock<Vec<String>>,
 }
 
 impl Part {
@@ -64,44 +58,37 @@ impl Part {
 
     /// What the node has found and moved.
     pub(super) fn moved(&self) -> NodeMoved {
-        let number = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let seen = &self.seen;
-        NodeMoved {
-            found_files: number(&seen.found_files),
-            found_bytes: number(&seen.found_bytes),
-            files: number(&seen.files),
-            bytes: number(&seen.bytes),
-            skipped_files: number(&seen.skipped_files),
-            skipped_bytes: number(&seen.skipped_bytes),
-        }
+        *self.seen.moved.lock()
     }
 
     /// What has failed since this was asked last.
     pub(super) fn failures(&self) -> Vec<String> {
-        std::mem::take(&mut *self.seen.failures.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.seen.failures.lock())
     }
 }
 
 impl Observer for Seen {
     fn on(&self, event: &Event) {
-        let add = |count: &AtomicU64, more: u64| count.fetch_add(more, Ordering::Relaxed);
         match event {
             Event::Found { files, bytes } => {
-                add(&self.found_files, *files);
-                add(&self.found_bytes, *bytes);
+                let mut moved = self.moved.lock();
+                moved.found_files += files;
+                moved.found_bytes += bytes;
             }
             Event::Stored { files, bytes } => {
-                add(&self.files, *files);
-                add(&self.bytes, *bytes);
+                let mut moved = self.moved.lock();
+                moved.files += files;
+                moved.bytes += bytes;
             }
             Event::Skipped { files, bytes } => {
-                add(&self.skipped_files, *files);
+                let mut moved = self.moved.lock();
+                moved.skipped_files += files;
                 // those of large files are groups, or holes
-                add(&self.skipped_bytes, if *files > 0 { *bytes } else { 0 });
+                moved.skipped_bytes += if *files > 0 { *bytes } else { 0 };
             }
             Event::Failed { message } => {
                 terminal::warn(message);
-                let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut failures = self.failures.lock();
                 if failures.len() < FAILURES_MAX {
                     failures.push(message.clone());
                 }
