@@ -1,6 +1,6 @@
 //! `zmove push --cluster NAME`: this node leads a job in which all nodes of a cluster take part, itself among them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpStream;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
@@ -136,7 +136,7 @@ impl Leading<'_> {
         Ok(Some(server.start().await.context(why)?))
     }
 
-    /// Takes a notice; returns whether another node takes part by it.
+    /// Takes a notice; returns whether the nodes are to be told of the job at once: a node is new, here or in the job.
     fn take(&mut self, notice: Notice, nodes: &mut Nodes) -> bool {
         match notice {
             Notice::Failed(job, message) if job == self.notice.job => {
@@ -144,6 +144,7 @@ impl Leading<'_> {
                 false
             }
             Notice::Node(node) if node.version == self.notice.version => match node.part {
+                None => nodes.has_come(node.node),
                 Some(part) if part.job == self.notice.job => {
                     let number = u32::try_from(self.notice.nodes.len()).unwrap_or(u32::MAX);
                     let is_new = !self.notice.nodes.contains_key(&node.node);
@@ -151,7 +152,7 @@ impl Leading<'_> {
                     nodes.take(node.node, &part);
                     is_new
                 }
-                _ => false,
+                Some(_of_another_job) => false,
             },
             _ => false,
         }
@@ -161,15 +162,22 @@ impl Leading<'_> {
 /// The other nodes of the job, and what they have told.
 struct Nodes {
     observer: Arc<dyn Observer>,
+    /// All nodes that have told that they have nothing to do.
+    come: BTreeSet<String>,
     parts: BTreeMap<String, NodeMoved>,
-    ended: std::collections::BTreeSet<String>,
+    ended: BTreeSet<String>,
     others: watch::Sender<usize>,
 }
 
 impl Nodes {
     fn new(observer: Arc<dyn Observer>) -> Self {
-        let ended = std::collections::BTreeSet::new();
-        Self { observer, parts: BTreeMap::new(), ended, others: watch::Sender::new(0) }
+        let (come, ended) = (BTreeSet::new(), BTreeSet::new());
+        Self { observer, come, parts: BTreeMap::new(), ended, others: watch::Sender::new(0) }
+    }
+
+    /// A node has nothing to do; returns whether this is the first time.
+    fn has_come(&mut self, node: String) -> bool {
+        self.come.insert(node)
     }
 
     fn take(&mut self, node: String, NodePart { state, moved, .. }: &NodePart) {
