@@ -54,8 +54,8 @@ const ITEMS_AT_ONCE: usize = 16;
 const DIRECTORIES_MAX: usize = 64;
 /// So many ranges a file has, before they would be too long.
 const RANGES: u32 = 64;
-/// A range of 32 MiB.
-const RANGE_GROUPS_MIN: u32 = 8;
+/// A range of 16 MiB.
+const RANGE_GROUPS_MIN: u32 = 4;
 /// A range of 1 GiB.
 const RANGE_GROUPS_MAX: u32 = 256;
 
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn ranges_have_each_group_once_and_the_last_are_short() {
-        assert_eq!(ranges_of(20), [(0, 8), (8, 7), (15, 2), (17, 2), (19, 1)]);
+        assert_eq!(ranges_of(20), [(0, 4), (4, 4), (8, 4), (12, 3), (15, 2), (17, 2), (19, 1)]);
         for groups in [16, 17, 33, 1000, 5000, 262_144, 4_000_000] {
             let ranges = ranges_of(groups);
             let mut next = 0;

@@ -65,8 +65,7 @@ pub(crate) enum Part {
     Mover,
 }
 
-/// How much one work item has: what a node of 400 Mbit/s moves in a second or two, and little beside the flush that
+/// How much one work item has: what a node of 400 Mbit/s moves in a second, and little beside the flush that
 /// ends it on a node of 10 Gbit/s.
 pub(crate) const ITEM: PortionSize =
-    PortionSize { entries: 1000, bytes: ITEM_BYTES, large_bytes: ITEM_BYTES, wanted: Wanted::All };
-const ITEM_BYTES: u64 = 16 * GROUP_BYTES;
+    PortionSize { entries: 1000, bytes: 8 * GROUP_BYTES, large_bytes: 16 * GROUP_BYTES, wanted: Wanted::All };

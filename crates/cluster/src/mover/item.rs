@@ -366,6 +366,6 @@ enum Committed {
 
 const NO_SOURCE: Stop = Stop::Nonsense("a work item is about a source that the job does not have");
 /// How often it is asked whether all groups of a large file are there.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.
 const STUCK_AFTER: Duration = Duration::from_secs(40);
