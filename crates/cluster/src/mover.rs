@@ -38,9 +38,9 @@ pub(crate) struct Mover<W: WorkSource> {
     pub(crate) observer: Arc<dyn Observer>,
     /// Items that the queue had no room for.
     own: Lock<VecDeque<WorkItem>>,
-    /// How many items are being walked or sent.
-    sending: AtomicUsize,
-    /// Notified when one of them has been.
+    /// How many items are being walked, or have more than half of their bytes to be read.
+    unsent: AtomicUsize,
+    /// Notified when there is one less.
     has_sent: Notify,
 }
 
@@ -89,7 +89,7 @@ impl<W: WorkSource> Mover<W> {
             feeder,
             observer,
             own: Lock::default(),
-            sending: AtomicUsize::new(0),
+            unsent: AtomicUsize::new(0),
             has_sent: Notify::new(),
         }
     }
@@ -104,7 +104,7 @@ impl<W: WorkSource> Mover<W> {
         let mut over = false;
         while !over || !doing.is_empty() {
             let has_room = doing.len() - waiting < ITEMS_AT_ONCE
-                && mover.sending.load(Ordering::Relaxed) < SENT_AT_ONCE
+                && mover.unsent.load(Ordering::Relaxed) < UNSENT_AT_ONCE
                 && waiting < LARGE_AT_ONCE;
             if !over && has_room && taking.is_none() {
                 taking = Some(Box::pin(Arc::clone(&mover).take()));
@@ -114,7 +114,7 @@ impl<W: WorkSource> Mover<W> {
                     Some(had) => {
                         let is_sent = !waits(had.item());
                         waiting += usize::from(!is_sent);
-                        mover.sending.fetch_add(usize::from(is_sent), Ordering::Relaxed);
+                        mover.unsent.fetch_add(usize::from(is_sent), Ordering::Relaxed);
                         doing.spawn(Arc::clone(&mover).do_item(had));
                     }
                     None => over = true,
@@ -130,10 +130,10 @@ impl<W: WorkSource> Mover<W> {
         Ok(())
     }
 
-    /// Notes, once for each item, that nothing more of it is to be sent.
+    /// Notes, once for each item, that so little of it is to be sent that the next may be taken.
     fn note_sent(&self, item: &WorkItem, progress: &Progress) {
         if !waits(item) && !progress.is_sent.swap(true, Ordering::Relaxed) {
-            self.sending.fetch_sub(1, Ordering::Relaxed);
+            self.unsent.fetch_sub(1, Ordering::Relaxed);
             self.has_sent.notify_one();
         }
     }
@@ -218,11 +218,12 @@ fn waits(item: &WorkItem) -> bool {
     matches!(item.work, Work::Large(_))
 }
 
-/// So many items are under way at once, beside those that wait for others: one is sent while another is flushed and a
-/// third is walked.
-const ITEMS_AT_ONCE: usize = 4;
-/// So many of them are walked or sent at once: more would be long at work when all others have ended.
-const SENT_AT_ONCE: usize = 2;
+/// So many items are under way at once, beside those that wait for others: most of them are on a long path, or wait for
+/// the flush at their end.
+const ITEMS_AT_ONCE: usize = 8;
+/// So many of them are walked, or have much to be sent: what is taken before it is needed keeps this node at work when
+/// all others have ended.
+const UNSENT_AT_ONCE: usize = 1;
 /// So many large files a mover waits for at once.
 const LARGE_AT_ONCE: usize = 32;
 /// A third of the time after which an item that nobody keeps is handed out again.

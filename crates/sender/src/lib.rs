@@ -34,9 +34,9 @@ pub use probe::{
     Carried, ProbeConfig, ProbeEvent, ProbeReport, RAMP_MIN, RAMP_ROUND_TRIPS, Round, RoundTrips, probe,
 };
 pub use push::config::SenderConfig;
-pub use push::feed::{Feeder, Progress, Sending, SessionOver};
+pub use push::feed::{Feeder, Sending, SessionOver};
 pub use push::job::{Need, Push, PushJob};
-pub use push::piece::{LargeFound, Settled, Unnamed};
+pub use push::piece::{LargeFound, Progress, Settled, Unnamed};
 pub use push::run::Run;
 pub use read::extras::{Instead, Mapped, Mapping, Owners};
 pub use read::holes::Zeros;

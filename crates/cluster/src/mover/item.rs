@@ -162,6 +162,7 @@ impl<W: WorkSource> Mover<W> {
                         self.note_sent(item, progress);
                         return Ok((settled, announced));
                     }
+                    sender::Progress::HalfRead => self.note_sent(item, progress),
                     sender::Progress::Large(found) => {
                         let work = work_of(&large_file(source, found)).collect();
                         announced = announced.and(self.announce_work(item, work).await?);

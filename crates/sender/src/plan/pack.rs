@@ -273,7 +273,8 @@ impl Add for PackLoad {
 }
 
 impl PackGroup {
-    fn data_bytes(&self) -> u64 {
+    /// The bytes of its files.
+    pub(crate) fn data_bytes(&self) -> u64 {
         self.entries.iter().map(PackEntry::data_bytes).sum()
     }
 

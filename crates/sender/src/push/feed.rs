@@ -15,11 +15,12 @@ use std::sync::{Arc, Weak};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use zmove_scan::{Directory, Entry, ScanItem};
+use zmove_scan::{Directory, Entry, EntryKind, ScanItem};
+use zmove_types::GROUP_BYTES;
 use zmove_wire::limits::JOB_ORDERS_OUTSTANDING_MAX;
 use zmove_wire::{SharedJobOrder, SharedJobResult};
 
-use crate::push::piece::{Heard, LargeFound, Piece, Settled, Unnamed};
+use crate::push::piece::{Piece, PieceSize, Progress, Unnamed};
 
 /// The end at which a push is fed. The push ends when this has been dropped and all is settled.
 #[derive(Clone, Debug)]
@@ -66,18 +67,8 @@ pub(crate) struct Feed {
 /// A piece that is under way.
 #[derive(Debug)]
 pub struct Sending {
-    settled: oneshot::Receiver<Settled>,
-    large: mpsc::UnboundedReceiver<LargeFound>,
+    heard: mpsc::UnboundedReceiver<Progress>,
     piece: Weak<Piece>,
-}
-
-/// What becomes of a piece that is under way.
-#[derive(Debug)]
-pub enum Progress {
-    /// A large file is not sent with the piece, but left to several.
-    Large(LargeFound),
-    /// All else of the piece has settled.
-    Settled(Settled),
 }
 
 impl Sending {
@@ -86,11 +77,7 @@ impl Sending {
     /// # Errors
     /// The session is over.
     pub async fn next(&mut self) -> Result<Progress, SessionOver> {
-        if let Some(large) = self.large.recv().await {
-            return Ok(Progress::Large(large));
-        }
-        // the other end of that went with the piece
-        (&mut self.settled).await.map(Progress::Settled).map_err(|_dropped| SessionOver)
+        self.heard.recv().await.ok_or(SessionOver)
     }
 
     /// A number that grows as long as the receiver stores and confirms something of the piece.
@@ -113,12 +100,19 @@ impl Feeder {
     /// # Errors
     /// The session is over.
     pub fn send(&self, items: Vec<ScanItem>, large_bytes: u64) -> Result<Sending, SessionOver> {
-        let count = |item: &ScanItem| match item {
-            ScanItem::Batch(batch) => batch.entries.len() as u64,
-            ScanItem::Root { .. } | ScanItem::Error(_) => 1,
-        };
-        let found = items.iter().map(count).sum();
-        self.begin((found, large_bytes), |piece| Fed::Items(piece, items))
+        let mut size = PieceSize { entries: 0, bytes: 0, large_bytes };
+        for item in &items {
+            match item {
+                ScanItem::Batch(batch) => {
+                    size.entries += batch.entries.len() as u64;
+                    let files = batch.entries.iter().filter(|entry| entry.kind == EntryKind::File);
+                    let bytes = files.map(|entry| entry.size).filter(|bytes| *bytes < large_bytes);
+                    size.bytes += bytes.sum::<u64>();
+                }
+                ScanItem::Root { .. } | ScanItem::Error(_) => size.entries += 1,
+            }
+        }
+        self.begin(size, |piece| Fed::Items(piece, items))
     }
 
     /// Sends groups of a large file, which stays without a name.
@@ -131,7 +125,9 @@ impl Feeder {
         entry: Entry,
         groups: Range<u32>,
     ) -> Result<Sending, SessionOver> {
-        self.begin((1, u64::MAX), |piece| Fed::Range(piece, directory, Box::new(entry), groups))
+        let bytes = u64::from(groups.end.saturating_sub(groups.start)) * GROUP_BYTES;
+        let size = PieceSize { entries: 1, bytes: bytes.min(entry.size), large_bytes: u64::MAX };
+        self.begin(size, |piece| Fed::Range(piece, directory, Box::new(entry), groups))
     }
 
     /// Counts a large file as one of this session, which has been left to several and gets its name here.
@@ -182,13 +178,9 @@ impl Feeder {
         answer.await.map_err(|_over| SessionOver)
     }
 
-    fn begin(
-        &self,
-        (found, large_bytes): (u64, u64),
-        fed: impl FnOnce(Arc<Piece>) -> Fed,
-    ) -> Result<Sending, SessionOver> {
-        let (piece, Heard { settled, large }) = Piece::new(found, large_bytes);
-        let sending = Sending { settled, large, piece: Arc::downgrade(&piece) };
+    fn begin(&self, size: PieceSize, fed: impl FnOnce(Arc<Piece>) -> Fed) -> Result<Sending, SessionOver> {
+        let (piece, heard) = Piece::new(size);
+        let sending = Sending { heard, piece: Arc::downgrade(&piece) };
         self.fed.send(fed(piece)).map_err(|_over| SessionOver)?;
         Ok(sending)
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use zmove_scan::{Entry, EntryKind};
 use zmove_types::{Lock, RelPath};
 use zmove_wire::FileHead;
@@ -17,13 +17,35 @@ use zmove_wire::FileHead;
 pub(crate) struct Piece {
     found: u64,
     large_bytes: u64,
-    large: mpsc::UnboundedSender<LargeFound>,
+    heard: mpsc::UnboundedSender<Progress>,
+    /// The bytes that have not been read yet.
+    unread: AtomicU64,
+    half: u64,
     confirmed: AtomicU64,
     progress: AtomicU64,
     files: AtomicU64,
     bytes: AtomicU64,
     unnamed: Lock<Vec<Unnamed>>,
-    settled: Option<oneshot::Sender<Settled>>,
+}
+
+/// What becomes of a piece that is under way.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// A large file is not sent with the piece, but left to several.
+    Large(LargeFound),
+    /// Half of the bytes are on their way to the lanes: another piece keeps them busy. Not said of all pieces.
+    HalfRead,
+    /// All else of the piece has settled.
+    Settled(Settled),
+}
+
+/// What a piece has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PieceSize {
+    pub(crate) entries: u64,
+    pub(crate) bytes: u64,
+    /// Files of so many bytes are left to several.
+    pub(crate) large_bytes: u64,
 }
 
 /// What has become of a piece.
@@ -65,30 +87,36 @@ pub struct LargeFound {
     pub entry: Entry,
 }
 
-/// The ends at which one hears of a piece.
-#[derive(Debug)]
-pub(crate) struct Heard {
-    pub(crate) settled: oneshot::Receiver<Settled>,
-    pub(crate) large: mpsc::UnboundedReceiver<LargeFound>,
-}
-
 impl Piece {
-    /// A piece of so many entries, in which files of so many bytes are left to several.
-    pub(crate) fn new(found: u64, large_bytes: u64) -> (Arc<Self>, Heard) {
-        let (settled_in, settled) = oneshot::channel();
-        let (large_in, large) = mpsc::unbounded_channel();
+    /// A piece of this size, and the end at which one hears of it.
+    pub(crate) fn new(size: PieceSize) -> (Arc<Self>, mpsc::UnboundedReceiver<Progress>) {
+        let (heard, hears) = mpsc::unbounded_channel();
         let piece = Self {
-            found,
-            large_bytes,
-            large: large_in,
+            found: size.entries,
+            large_bytes: size.large_bytes,
+            heard,
+            unread: AtomicU64::new(size.bytes),
+            half: size.bytes / 2,
             confirmed: AtomicU64::new(0),
             progress: AtomicU64::new(0),
             files: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             unnamed: Lock::default(),
-            settled: Some(settled_in),
         };
-        (Arc::new(piece), Heard { settled, large })
+        (Arc::new(piece), hears)
+    }
+
+    fn tell(&self, progress: Progress) {
+        let _nobody_waits = self.heard.send(progress);
+    }
+
+    /// So many bytes more have been read.
+    pub(crate) fn has_read(&self, bytes: u64) {
+        let less = |unread: u64| Some(unread.saturating_sub(bytes));
+        let before = self.unread.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or_default();
+        if before > self.half && before.saturating_sub(bytes) <= self.half {
+            self.tell(Progress::HalfRead);
+        }
     }
 
     /// A number that grows as long as the receiver stores and confirms something of the piece.
@@ -110,8 +138,7 @@ impl Piece {
         let is_left = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
         if is_left {
             self.confirm_without_data();
-            let _nobody_waits =
-                self.large.send(LargeFound { directory: directory.clone(), entry: entry.clone() });
+            self.tell(Progress::Large(LargeFound { directory: directory.clone(), entry: entry.clone() }));
         }
         is_left
     }
@@ -143,8 +170,28 @@ impl Drop for Piece {
             bytes: number(&self.bytes),
             unnamed: std::mem::take(self.unnamed.get_mut()),
         };
-        if let Some(waiting) = self.settled.take() {
-            let _nobody_waits = waiting.send(settled);
-        }
+        self.tell(Progress::Settled(settled));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_a_piece_is_told_once_and_its_end_when_the_last_holder_goes() {
+        let (piece, mut heard) = Piece::new(PieceSize { entries: 3, bytes: 101, large_bytes: u64::MAX });
+        piece.has_read(50);
+        assert!(heard.try_recv().is_err(), "51 of 101 are left");
+        piece.has_read(1);
+        assert_eq!(heard.try_recv().unwrap(), Progress::HalfRead);
+        // a resent group is read again
+        piece.has_read(100);
+        assert!(heard.try_recv().is_err());
+        piece.confirm_without_data();
+        drop(Arc::clone(&piece));
+        assert!(heard.try_recv().is_err(), "somebody holds it");
+        drop(piece);
+        assert_eq!(heard.try_recv().unwrap(), Progress::Settled(Settled { failed: 2, ..Settled::default() }));
     }
 }

@@ -273,6 +273,9 @@ impl Reader<'_> {
         let content = *blake3::hash(&head).as_bytes();
         let tries = pack.tries;
         let kind = if pack.basis == Basis::Known { FrameKind::Batch } else { FrameKind::Guess };
+        for group in &pack.groups {
+            group.directory.piece().into_iter().for_each(|piece| piece.has_read(group.data_bytes()));
+        }
         pack.put_off();
         let Some(item) = self.issue(Sent::Batch(SentBatch { pack, files, faults: Vec::new() }), tries) else {
             return;
@@ -355,6 +358,7 @@ impl Reader<'_> {
         let frame = sealed(&cv.0, header, Vec::new(), data);
         let chunk = Chunk { file: Arc::clone(file), identity, tries, late: again.is_some() };
         self.hand_on(OutgoingFrame { frame, chunk: Some(chunk) });
+        file.directory.piece().into_iter().for_each(|piece| piece.has_read(u64::from(span.len)));
         Ok(())
     }
 
