@@ -65,6 +65,11 @@ impl Daemon {
         self.log.lines.lock().unwrap().iter().any(|line| line.contains(part))
     }
 
+    /// The log lines until now that say `part`.
+    pub(crate) fn logged(&self, part: &str) -> Vec<String> {
+        self.log.lines.lock().unwrap().iter().filter(|line| line.contains(part)).cloned().collect()
+    }
+
     /// Waits for a log line that says `part`.
     #[track_caller]
     pub(crate) fn wait_for_log(&self, part: &str) -> String {

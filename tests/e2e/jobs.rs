@@ -15,6 +15,7 @@ use crate::tree::{assert_same, paint};
 
 mod between;
 mod faults;
+mod nodes;
 mod shown;
 mod watch;
 

@@ -44,6 +44,7 @@ mod host;
 mod hostile;
 mod identities;
 mod inplace;
+mod job_grants;
 mod jobs;
 mod journal;
 mod keys;

@@ -61,7 +61,7 @@ use connection::{Connection, Trouble};
 use take::Taker;
 
 pub use connection::{Access, BrokerState, NodeCertificate};
-pub use notices::{JobNotice, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices};
+pub use notices::{GrantNotice, JobNotice, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices};
 pub use seal::JobKey;
 pub use server::{Server, ServerConfig, ServerTls, User, make_nkey};
 

@@ -1,9 +1,15 @@
 //! A job of many nodes, as each of its movers knows it.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use zmove_engine::SenderConfig;
 use zmove_scan::{PortionSize, ScanRoot, Wanted};
-use zmove_types::{GROUP_BYTES, SharedJobId};
-use zmove_wire::{NodeName, Open, SharedJobOpening};
+use zmove_types::{GROUP_BYTES, Lock, SharedJobId};
+use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
+use zmove_wire::{
+    JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver, TopName, Version,
+};
 
 use crate::work::Place;
 
@@ -22,6 +28,31 @@ pub struct SharedJob {
     pub open: Open,
     /// How the sources are read and sent.
     pub config: SenderConfig,
+    /// The grant by which this node is let in. Default: none, so that its own key has to be.
+    pub grant: HeldGrant,
+}
+
+/// The newest grant of a node. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct HeldGrant(Arc<Lock<Option<Arc<SignedJobGrant>>>>);
+
+impl HeldGrant {
+    /// Holds another grant from now on.
+    pub fn renew(&self, grant: SignedJobGrant) {
+        *self.0.lock() = Some(Arc::new(grant));
+    }
+
+    /// The grant.
+    #[must_use]
+    pub fn current(&self) -> Option<Arc<SignedJobGrant>> {
+        self.0.lock().clone()
+    }
+
+    /// When the grant ends, in seconds since 1970; `None` where there is none.
+    #[must_use]
+    pub fn ends(&self) -> Option<u64> {
+        Some(self.current()?.grant.not_after)
+    }
 }
 
 impl SharedJob {
@@ -34,7 +65,25 @@ impl SharedJob {
         mut config: SenderConfig,
     ) -> Self {
         config.walk_for(&open);
-        Self { id, epoch, node, sources, open, config }
+        Self { id, epoch, node, sources, open, config, grant: HeldGrant::default() }
+    }
+
+    /// The grant for the node of this key, at the receivers of these, for the time of these seconds since 1970. Of
+    /// sources that have no name at the target, and of very many, any names may come.
+    #[must_use]
+    pub fn grant_for(&self, node: [u8; 32], receivers: Vec<[u8; 32]>, valid: Range<u64>) -> JobGrant {
+        let tops: Option<Vec<_>> =
+            self.sources.iter().map(|source| source.prefix.file_name().map(TopName)).collect();
+        let grant = |tops| {
+            let open = Open { shape: TargetShape::Directory { tops }, ..self.opening(Part::Mover) };
+            let ToReceiver::OpenWith(open, extensions) = open.into_message(Version::V4) else {
+                unreachable!("this version has extensions")
+            };
+            let (receivers, Range { start, end }) = (receivers.clone(), valid.clone());
+            JobGrant { node, receivers, open, extensions, not_before: start, not_after: end }
+        };
+        let whole = grant(tops.unwrap_or_default());
+        if whole.encode().len() <= JOB_GRANT_BYTES_MAX { whole } else { grant(Vec::new()) }
     }
 
     /// The opening of a session, which may begin the job or finds it under way.

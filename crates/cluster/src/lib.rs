@@ -23,7 +23,7 @@ mod work;
 
 pub use error::{SessionEnd, Stop, WorkError};
 pub use head::{JobEnd, JobError, Lead, end_abandoned};
-pub use job::SharedJob;
+pub use job::{HeldGrant, SharedJob};
 pub use queue::{Lease, Queue};
 pub use receiver::{Receiver, Skipped};
 pub use source::{Taken, Waiting, WorkSource};

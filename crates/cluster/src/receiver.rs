@@ -72,6 +72,7 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
     work: impl FnOnce(Feeder) -> Doing,
 ) -> Result<(), SessionEnd> {
     let Receiver { home, remote, settings } = receiver;
+    let settings = &DialSettings { job_grant: job.grant.current(), ..settings.clone() };
     let connector = Connector { home, remote, settings, listener: &*ears.listener };
     let reached = Box::pin(connector.connect(None)).await?;
     let (push, feeder) = Push::fed(job.opening(part), job.config.clone(), Instant::now());

@@ -1,5 +1,6 @@
 //! The keys that a daemon authorizes, and what each may do.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -9,7 +10,9 @@ use zmove_types::RateLimit;
 
 use zmove_receiver::{Allowance, Quota, TakenUp, TopNames, WriteAccess};
 
+use crate::node_grant::NodeGrant;
 use crate::sources::ReadAccess;
+use crate::transfers::Who;
 use zmove_receiver::{Owning, SetIds};
 
 /// The keys that a daemon authorizes.
@@ -39,6 +42,8 @@ pub(crate) struct Authorized {
     pub(crate) to: Destinations,
     /// The clients of the grants by which alone a peer is let in; empty for others.
     pub(crate) by_grants_of: Vec<Granter>,
+    /// The grant of the head of a job, by which alone a node is let in.
+    pub(crate) node: Option<Arc<NodeGrant>>,
 }
 
 /// The hosts that a peer may have files sent to.
@@ -100,6 +105,7 @@ impl Authorized {
             max_rate: grant.max_rate,
             to: Destinations::Listed(grant.to.clone()),
             by_grants_of: Vec::new(),
+            node: None,
         }
     }
 
@@ -116,6 +122,7 @@ impl Authorized {
             max_rate: None,
             to: Destinations::Anywhere,
             by_grants_of: Vec::new(),
+            node: None,
         }
     }
 
@@ -132,7 +139,20 @@ impl Authorized {
             max_rate: None,
             to: Destinations::Listed(Vec::new()),
             by_grants_of: clients,
+            node: None,
         }
+    }
+
+    /// A node that has no line of its own, and is let in for the grant of a head of this name.
+    pub(crate) fn by_head(name: String, grant: NodeGrant) -> Self {
+        let head = Granter { key: grant.head(), name: name.clone() };
+        Self { name, node: Some(Arc::new(grant)), ..Self::by_grants(vec![head]) }
+    }
+
+    /// The peer, as it is shown and logged.
+    pub(crate) fn who(&self, address: SocketAddr, key: Fingerprint) -> Who {
+        let by_head = self.node.as_ref().map(|node| node.head());
+        Who { name: self.name.clone(), address, key, by_head }
     }
 
     pub(crate) fn may_write(&self) -> bool {
@@ -143,7 +163,7 @@ impl Authorized {
     pub(crate) fn taken_up(
         self,
         top_names: TopNames,
-        (allowance, removals): (Arc<Allowance>, Arc<RemovalBudget>),
+        (allowance, removals): (Option<Arc<Allowance>>, Arc<RemovalBudget>),
         quota: Quota,
     ) -> TakenUp {
         let Self { access, set_ids, owning, owner, max_rate: rate_max, .. } = self;

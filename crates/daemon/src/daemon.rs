@@ -39,6 +39,7 @@ use crate::authorizer_threads::AuthorizerThreads;
 use crate::copies::Copies;
 use crate::copies::grants::{Around, PeerGrants};
 use crate::event::{DaemonEvent, Moved, Rejection};
+use crate::node_grant::{self, NodeGrant, NodeSession};
 use crate::pending_handshakes::PendingHandshakes;
 use crate::rate_limits::Rates;
 use crate::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
@@ -247,9 +248,17 @@ impl Shared {
         };
         // Authorizing reads files and checks certificates: it runs on a blocking thread, and no other connection waits.
         let (authorizer, claim) = (Arc::clone(&self.authorizer), channel.claim());
-        let copies = self.copies.clone();
+        let (copies, own) = (self.copies.clone(), self.listener.fingerprint());
         let authorize = move || {
             let authorized = authorizer.authorize(&claim);
+            match (&authorized, &claim.job_grant) {
+                // A node that may write by a line of its own needs no grant.
+                (Ok(Ok(by_line)), Some(_)) if by_line.may_write() => {}
+                (Ok(Ok(_) | Err(Denial::Unknown { .. })), Some(grant)) => {
+                    return node_grant::authorize(&authorizer, own, (&claim, grant));
+                }
+                _ => {}
+            }
             let Ok(Err(Denial::Unknown { key })) = authorized else { return authorized };
             // A host that may send here by a client's grant needs no line of its own.
             let clients = copies.map(|copies| copies.grants.clients_for(key)).unwrap_or_default();
@@ -337,7 +346,7 @@ impl Shared {
             Ok(place) => place,
             Err(full) => return self.refuse_full(stream, full).await,
         };
-        let who = Who { name: authorized.name.clone(), address, key };
+        let who = authorized.who(address, key);
         let entered = self.transfers.enter(greeting.transfer, who.clone(), authorized.max_rate);
         let live = &*entered.live;
         if let Err(error) = stream.set_unacknowledged_max(CONTROL_SILENCE_MAX) {
@@ -503,7 +512,7 @@ impl Shared {
         (control, pulse): ((ControlReader, ControlWriter), Pulse),
         (lanes, rate): (mpsc::Receiver<Box<dyn LaneSource>>, SharedRate),
         slot: &Slot,
-        Authorized { access, set_ids, owning, owner, max_rate: rate_max, .. }: Authorized,
+        Authorized { access, set_ids, owning, owner, max_rate: rate_max, node, .. }: Authorized,
         (Greeting { transfer, cipher, .. }, version): (Greeting, Version),
     ) {
         let key = who.key;
@@ -522,11 +531,7 @@ impl Shared {
             rate_max,
             file_io: quota.file_io(&self.config.file_io),
             quota,
-            grants: self.copies.clone().map(|copies| {
-                let (rates, quotas) = (Arc::clone(&self.rates), Arc::clone(&self.quotas));
-                let around = Around { rate, rates, quotas, limits: self.admissions.limits() };
-                PeerGrants::new(copies, Arc::clone(&self.authorizer), key, around) as Arc<dyn Grants>
-            }),
+            grants: self.grants(key, node.clone(), rate),
             meter: Arc::clone(&live.meter),
             ..self.config.clone()
         };
@@ -541,13 +546,38 @@ impl Shared {
             config,
             ..Session::new(transfer, version, control, lanes)
         };
-        let ended = run_session(session, async { stop.await.of_receiver() }).await;
+        let stop = async {
+            tokio::select! {
+                cut = stop => cut.of_receiver(),
+                () = grant_over(node) => Cut::GrantOver.of_receiver(),
+            }
+        };
+        let ended = run_session(session, stop).await;
         let moved = moved(&live.meter, started.elapsed());
         (self.log)(&match ended {
             Ok(_) if moved.probed.is_some() => DaemonEvent::Probed { who, moved },
             Ok(report) => DaemonEvent::Received { who, cipher, moved, report },
             Err(error) => DaemonEvent::Broken { who, moved, error },
         });
+    }
+
+    /// The grants by which a peer may open a transfer whose lanes keep this rate.
+    fn grants(
+        &self,
+        peer: Fingerprint,
+        node: Option<Arc<NodeGrant>>,
+        rate: SharedRate,
+    ) -> Option<Arc<dyn Grants>> {
+        let (rates, quotas) = (Arc::clone(&self.rates), Arc::clone(&self.quotas));
+        let around = Around { rate, rates, quotas, limits: self.admissions.limits() };
+        let authorizer = Arc::clone(&self.authorizer);
+        match node {
+            Some(grant) => Some(Arc::new(NodeSession { grant, authorizer, around })),
+            None => {
+                let copies = self.copies.clone()?;
+                Some(PeerGrants::new(copies, authorizer, peer, around) as Arc<dyn Grants>)
+            }
+        }
     }
 
     async fn run_sending(
@@ -684,6 +714,9 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
             "the permission of this key expired at {expires}. On the receiving host, run: zmove allow {peer} --name {name} \
              --root DIR --expires DATE"
         ),
+        Denial::JobGrant { fault, .. } => {
+            format!("this key is not known here, and the grant that it shows does not count: {fault}")
+        }
         Denial::Certificate { fault, .. } => format!("this key may not be used here: {fault}"),
         Denial::Authority { .. } => {
             return busy("the receiver cannot read what its site's authority has issued; see its log");
@@ -693,6 +726,14 @@ fn not_admitted(peer: Fingerprint, denial: &Denial) -> Refusal {
         ),
     };
     Refusal { code: RefusalCode::UnknownKey, text }
+}
+
+/// Resolves when the grant of a node has ended; never for others.
+async fn grant_over(node: Option<Arc<NodeGrant>>) {
+    match node {
+        Some(grant) => grant.over().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The text of an error and its causes; a cause with which the text already ends is left out.

@@ -11,6 +11,7 @@ mod copies;
 mod copying;
 mod daemon;
 mod event;
+mod node_grant;
 mod pending_handshakes;
 mod rate_limits;
 mod refusals;

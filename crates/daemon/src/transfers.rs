@@ -57,6 +57,8 @@ pub struct Who {
     pub address: SocketAddr,
     /// The key that the peer has proved.
     pub key: Fingerprint,
+    /// The key of the head of a job whose grant lets the peer in as a node; the name is then the head's.
+    pub by_head: Option<Fingerprint>,
 }
 
 /// Which way the data of a transfer goes, seen from the daemon.
@@ -78,6 +80,8 @@ pub enum Cut {
     ByOperator,
     /// The operator has removed the key, and ends what it has under way.
     KeyRemoved,
+    /// The grant of a node has ended.
+    GrantOver,
 }
 
 /// A transfer that is in the book until this is dropped.
@@ -96,6 +100,9 @@ pub struct TransferStatus {
     pub name: String,
     /// The fingerprint of its key.
     pub key: String,
+    /// The fingerprint of the key of the head of a job, by whose grant its peer is a node.
+    #[serde(default)]
+    pub by_head: Option<String>,
     /// The address of the peer.
     pub from: String,
     /// Whether it is in the queue.
@@ -147,7 +154,10 @@ const OTHER_NAMES: &str = "(others)";
 
 impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {}", self.name, self.address)
+        match self.by_head {
+            Some(_) => write!(f, "node {} for {} at {}", self.key, self.name, self.address),
+            None => write!(f, "{} at {}", self.name, self.address),
+        }
     }
 }
 
@@ -265,6 +275,7 @@ impl Live {
             id: self.id.to_string(),
             name: self.who.name.clone(),
             key: self.who.key.to_string(),
+            by_head: self.who.by_head.map(|head| head.to_string()),
             from: self.who.address.to_string(),
             waits: direction.is_none(),
             reason,
@@ -332,6 +343,9 @@ impl Cut {
                 RefusalCode::Denied,
                 "the operator there has stopped this transfer; the same command goes on where it was",
             ),
+            Self::GrantOver => {
+                (RefusalCode::Stopping, "the grant by which this node takes part in the job has ended")
+            }
             Self::KeyRemoved => (
                 RefusalCode::UnknownKey,
                 "the operator there has removed this key, and stopped its transfers",
@@ -365,7 +379,12 @@ mod tests {
     use zmove_types::Event;
 
     fn who(name: &str) -> Who {
-        Who { name: name.into(), address: "[::1]:7".parse().unwrap(), key: Fingerprint([1; 32]) }
+        Who {
+            name: name.into(),
+            address: "[::1]:7".parse().unwrap(),
+            key: Fingerprint([1; 32]),
+            by_head: None,
+        }
     }
 
     #[test]

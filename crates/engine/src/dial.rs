@@ -137,10 +137,14 @@ impl Connector<'_> {
 
     /// The key by which this side proves itself.
     fn identity(&self) -> Result<Identity, ConnectError> {
-        match &self.settings.identity {
-            Some(identity) => Ok(identity.clone()),
-            None => Ok(Identity::load_or_create(self.home)?),
-        }
+        let identity = match &self.settings.identity {
+            Some(identity) => identity.clone(),
+            None => Identity::load_or_create(self.home)?,
+        };
+        Ok(match &self.settings.job_grant {
+            Some(grant) => identity.with_job_grant(grant),
+            None => identity,
+        })
     }
 
     /// Waits for a dial, and says so once that is long enough to be noticed.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use zmove_transport::{Fingerprint, Identity, Reach};
 use zmove_types::RateLimit;
-use zmove_wire::Cipher;
+use zmove_wire::{Cipher, SignedJobGrant};
 
 use crate::error::BoxError;
 use crate::location::Remote;
@@ -21,6 +21,8 @@ pub struct DialSettings {
     pub key: Option<Fingerprint>,
     /// The key of this side. Default: the one in the home directory.
     pub identity: Option<Identity>,
+    /// The grant of a job of many nodes, which this side shows. Default: none, so that its own key has to be let in.
+    pub job_grant: Option<Arc<SignedJobGrant>>,
     /// The answer to a host whose key is not known. Default: it is refused.
     pub unknown_host: UnknownHost,
     /// The number of lanes, 1 to 64. Default: by round trip and cores, then as many as help. A number that is set is

@@ -14,7 +14,7 @@ use zmove_wire::{
     Greeting, LinkEntry, Role,
 };
 
-pub(crate) use messages::{control, to_receiver, to_sender, to_source};
+pub(crate) use messages::{control, job_grant, to_receiver, to_sender, to_source};
 
 pub(crate) fn greeting() -> Vec<Vec<u8>> {
     [Role::Control, Role::Lane(LaneId(7)), Role::Fetch].map(|role| greeting_of(role).encode().to_vec()).into()

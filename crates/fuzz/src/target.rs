@@ -28,6 +28,7 @@ pub const TARGETS: &[Target] = &[
     Target::new("to_receiver", 4 << 10, 1 << 20, wire::to_receiver, seeds::to_receiver),
     Target::new("to_sender", 4 << 10, 1 << 20, wire::to_sender, seeds::to_sender),
     Target::new("to_source", 4 << 10, 1 << 20, wire::to_source, seeds::to_source),
+    Target::new("job_grant", 4 << 10, 1 << 20, wire::job_grant, seeds::job_grant),
     Target::new("control", 4 << 10, 9 << 20, zmove_transport::fuzzing::control, seeds::control),
     Target::new("frames", 4 << 10, 7 << 20, zmove_transport::fuzzing::frames, seeds::frames),
     Target::new(

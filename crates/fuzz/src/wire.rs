@@ -2,7 +2,8 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 use zmove_wire::{
-    Batch, FileHead, FrameHeader, Greeting, ToReceiver, ToSender, ToSource, decode_message, encode_message,
+    Batch, FileHead, FrameHeader, Greeting, SignedJobGrant, ToReceiver, ToSender, ToSource, decode_message,
+    encode_message,
 };
 
 pub(crate) fn greeting(bytes: &[u8]) {
@@ -60,6 +61,17 @@ pub(crate) fn to_sender(bytes: &[u8]) {
 pub(crate) fn to_source(bytes: &[u8]) {
     if let Some(ToSource::Fetch(fetch)) = message(bytes) {
         drop(fetch.open.with(fetch.extensions).map_err(|error| error.to_string()));
+    }
+}
+
+pub(crate) fn job_grant(bytes: &[u8]) {
+    match SignedJobGrant::decode(bytes) {
+        Ok(signed) => {
+            assert_eq!(SignedJobGrant::decode(&signed.encode()).as_ref(), Ok(&signed));
+            assert!(signed.grant.encode().len() <= signed.text.len());
+            drop(signed.grant.open.with(signed.grant.extensions).map_err(|error| error.to_string()));
+        }
+        Err(error) => drop(error.to_string()),
     }
 }
 

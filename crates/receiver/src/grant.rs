@@ -12,9 +12,7 @@ use std::sync::Arc;
 
 use zmove_disk::RemovalBudget;
 use zmove_types::{Lock, RateLimit};
-use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, EntryFault, GrantToken, Open, Refusal, SignedReceipt, WireError,
-};
+use zmove_wire::{Batch, BatchEntry, DirectoryGroup, EntryFault, Open, Refusal, SignedReceipt, WireError};
 
 use crate::quota::Quota;
 use crate::store::rules::{Owning, SetIds};
@@ -23,11 +21,16 @@ use crate::top_names::TopNames;
 
 /// The grants that the peer of one session may use.
 pub trait Grants: fmt::Debug + Send + Sync {
-    /// Takes up the grant that an opening names. May block on files.
+    /// Whether an opening is made by one of them: it names it, or the peer may open nothing else.
+    fn are_for(&self, open: &Open) -> bool {
+        open.grant.is_some()
+    }
+
+    /// Takes up the grant by which an opening is made. May block on files.
     ///
     /// # Errors
     /// There is none, or it is not for this peer, this opening or this time.
-    fn take_up(&self, token: &GrantToken, open: &Open) -> Result<TakenUp, Refusal>;
+    fn take_up(&self, open: &Open) -> Result<TakenUp, Refusal>;
 
     /// Notes what a session has stored until now, so that it counts also when this process is killed. May block on
     /// files.
@@ -66,8 +69,8 @@ pub struct TakenUp {
     pub rate_max: Option<RateLimit>,
     /// The names that may come to the top of the target.
     pub top_names: TopNames,
-    /// What may still be stored.
-    pub allowance: Arc<Allowance>,
+    /// What may still be stored; `None`: no limit.
+    pub allowance: Option<Arc<Allowance>>,
     /// What may still be removed.
     pub removals: Arc<RemovalBudget>,
 }

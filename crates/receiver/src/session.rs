@@ -129,15 +129,14 @@ pub async fn run_session(
     config.meter.opened(&open.target);
     let lease = run_leases.acquire(open.run).await;
     // only now, when the session before has counted what it has stored
-    if let Some(token) = open.grant {
-        match take_up(&config, token, &open).await {
-            Ok(grant) => {
-                config = by_grant(config, &grant);
-                booked_on.replace(grant.quota);
-                (access, owner) = (grant.access, grant.owner);
-            }
-            Err(refusal) => return connections.refuse(refusal).await,
+    match take_up(&config, &open).await {
+        Ok(Some(grant)) => {
+            config = by_grant(config, &grant);
+            booked_on.replace(grant.quota);
+            (access, owner) = (grant.access, grant.owner);
         }
+        Ok(None) => {}
+        Err(refusal) => return connections.refuse(refusal).await,
     }
     config.top_names = config.top_names.of_shape(&open.shape);
     if let Some(limit) = config.rate_max.filter(|_| keeps_rate) {

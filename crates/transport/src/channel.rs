@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustls_pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use zmove_wire::{Cipher, Version};
+use zmove_wire::{Cipher, SignedJobGrant, Version};
 
 use crate::lane::clear::ClearLane;
 use crate::lane::rate_limiter::SharedRate;
@@ -39,13 +39,20 @@ pub struct Claim {
     pub key: Fingerprint,
     /// The certificates that the peer has shown; its own is the first.
     pub(crate) chain: Vec<CertificateDer<'static>>,
+    /// The [grant](SignedJobGrant) that the peer has shown as the last of its certificates, undecoded.
+    pub job_grant: Option<Vec<u8>>,
 }
 
 impl Claim {
     /// The claim of a peer that has proved this key and shown these certificates before.
     #[must_use]
     pub fn again(key: Fingerprint, certificates: Vec<Vec<u8>>) -> Self {
-        Self { key, chain: certificates.into_iter().map(CertificateDer::from).collect() }
+        Self { key, chain: certificates.into_iter().map(CertificateDer::from).collect(), job_grant: None }
+    }
+
+    fn new(key: Fingerprint, mut chain: Vec<CertificateDer<'static>>) -> Self {
+        let job_grant = chain.pop_if(|last| SignedJobGrant::is_one(last)).map(|grant| grant.to_vec());
+        Self { key, chain, job_grant }
     }
 
     /// The certificates that the peer has shown, in DER.
@@ -112,7 +119,7 @@ impl Channel {
     /// The key that the peer has proved, and the certificates that it has shown.
     #[must_use]
     pub fn claim(&self) -> Claim {
-        Claim { key: self.peer(), chain: self.certificates() }
+        Claim::new(self.peer(), self.certificates())
     }
 
     /// The certificates that the peer has shown; its own is the first.

@@ -39,6 +39,6 @@ pub use tcp_tls::{Acceptor, Connection, Dialler, SocketConfig};
 pub use trust::{
     Access, AuthorizedKeys, CertificateFault, Denial, Expiry, Fingerprint, FirstKey, Grant, GrantFault,
     Holder, HostAuthority, HostLineFault, HostPolicy, Identity, KeyList, KnownHosts, ParseExpiryError,
-    ParseFingerprintError, Signed, Subject,
+    ParseFingerprintError, Signed, Subject, job_grant_signer,
 };
 pub use zmove_sockopt::TcpInfo;

@@ -25,7 +25,7 @@ pub use expiry::{Expiry, ParseExpiryError};
 pub use fingerprint::{Fingerprint, ParseFingerprintError};
 #[cfg(feature = "fuzzing")]
 pub(crate) use identity::fuzzing as identity_fuzzing;
-pub use identity::{Identity, Signed};
+pub use identity::{Identity, Signed, job_grant_signer};
 #[cfg(feature = "fuzzing")]
 pub(crate) use known_hosts::fuzzing as known_hosts_fuzzing;
 pub use known_hosts::{HostLineFault, KnownHosts};

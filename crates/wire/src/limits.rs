@@ -132,6 +132,12 @@ pub const RECEIPT_BYTES_MAX: usize = 8 << 10;
 pub const CERTIFICATE_BYTES_MAX: usize = 16 << 10;
 /// The longest signature of it, in bytes.
 pub const SIGNATURE_BYTES_MAX: usize = 1 << 10;
+/// The longest [`JobGrant`](crate::JobGrant), in bytes, without its signature.
+pub const JOB_GRANT_BYTES_MAX: usize = 16 << 10;
+/// The most receivers of one [`JobGrant`](crate::JobGrant).
+pub const JOB_GRANT_RECEIVERS_MAX: usize = 256;
+/// The most certificates of the head beside a [`JobGrant`](crate::JobGrant).
+pub const JOB_GRANT_CERTIFICATES_MAX: usize = 5;
 /// The most events in one [`Relay`](crate::Relay).
 pub const TOLD_MAX: usize = 1024;
 /// The longest text of one event, in characters: room for the longest path, escaped, and a cause.

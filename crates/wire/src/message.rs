@@ -18,6 +18,7 @@ mod copy;
 mod counted;
 mod fault;
 mod fetch;
+mod job_grant;
 mod kept;
 mod list;
 mod metadata;
@@ -39,6 +40,7 @@ pub use fetch::{
     AccountOrder, AccountsFrom, Fetch, Fetching, LaneOrder, ListOrder, OwnerOrder, RemovalOrder, RuleText,
     SourcePath, Time, ToSource,
 };
+pub use job_grant::{JobGrant, SignedJobGrant};
 pub use kept::{InquireWith, Keeping, Lack, Missed, NotKept, OfferWith};
 pub use mirror::{
     Extraneous, ExtraneousName, ExtraneousNames, Keep, KeptRange, ListedName, Remove, RemoveGroup,

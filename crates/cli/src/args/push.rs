@@ -30,7 +30,7 @@ pub(crate) struct PushArgs {
     pub(crate) dial: DialArgs,
     /// Send by all nodes of this cluster ('zmove cluster') to all of its receivers; DST is a path there, and SRC are
     /// the same paths on all nodes
-    #[arg(long, value_name = "NAME", help_heading = PATH)]
+    #[arg(long, visible_alias = "nodes", value_name = "NAME", help_heading = PATH)]
     pub(crate) cluster: Option<String>,
     /// Data connections, 1 to 64 [default: by round trip time and cores, then as many as help]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64), help_heading = PATH)]

@@ -11,8 +11,13 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use zmove_cluster::jetstream::{JobNotice, NodeNotice, NodePart, NodeState, Notice, Notices};
+use zmove_cluster::HeldGrant;
+use zmove_cluster::jetstream::{
+    GrantNotice, JobNotice, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
+};
+use zmove_transport::Identity;
 use zmove_types::{Hex, SharedJobId};
+use zmove_wire::SignedJobGrant;
 
 use self::part::Part;
 use crate::args::{ClusterCommand, ClusterInitArgs};
@@ -55,9 +60,10 @@ fn init(args: ClusterInitArgs) -> Result<Exit> {
         "on each other node: zmove cluster join FILE, with FILE from 'zmove cluster invite {name}' here"
     ));
     terminal::say(format!("to send:            zmove push --cluster {name} SRC... PATH"));
-    terminal::say(
-        "at each receiver:   zmove allow KEY --name NODE --root DIR --write, for the key of each node",
-    );
+    let key = Identity::load_or_create(&settings::home(settings::Role::Client)?)?.fingerprint();
+    terminal::say(format!(
+        "at each receiver:   zmove allow {key} --name NAME --root DIR --write, for the key of this node alone"
+    ));
     Ok(Exit::Done)
 }
 
@@ -90,6 +96,10 @@ struct Member<'a> {
     cluster: &'a Cluster,
     /// The name of the node, which no other has.
     node: String,
+    /// The node's key, by which receivers know it.
+    key: [u8; 32],
+    /// What the heads of jobs have granted to it.
+    grants: HashMap<SharedJobId, HeldGrant>,
     parts: HashMap<SharedJobId, Part>,
     running: JoinSet<(SharedJobId, Result<()>)>,
     /// Jobs that have ended here.
@@ -101,8 +111,10 @@ impl<'a> Member<'a> {
     fn new(cluster: &'a Cluster) -> Result<Self> {
         let unique: [u8; 3] = zmove_engine::random().context("get random bytes")?;
         let node = format!("{}-{}", own_name(), Hex(&unique));
-        let (parts, running, ended) = (HashMap::new(), JoinSet::new(), HashSet::new());
-        Ok(Self { cluster, node, parts, running, ended, told_of_version: false })
+        let key = Identity::load_or_create(&settings::home(settings::Role::Client)?)?.fingerprint().0;
+        let (grants, parts) = (HashMap::new(), HashMap::new());
+        let (running, ended) = (JoinSet::new(), HashSet::new());
+        Ok(Self { cluster, node, key, grants, parts, running, ended, told_of_version: false })
     }
 
     async fn serve(mut self) -> Result<Exit> {
@@ -111,11 +123,11 @@ impl<'a> Member<'a> {
         let mut ticks = tokio::time::interval(TELL_EVERY);
         loop {
             tokio::select! {
-                heard = notices.hear() => {
-                    if let Notice::Job(job) = heard? {
-                        self.take(job, &notices).await?;
-                    }
-                }
+                heard = notices.hear() => match heard? {
+                    Notice::Job(job) => self.take(job, &notices).await?,
+                    Notice::Grant(grant) => self.hold(&grant),
+                    Notice::Node(_) | Notice::Failed(..) => {}
+                },
                 _ = ticks.tick() => self.tell(&notices).await?,
                 Some(ended) = self.running.join_next() => {
                     let (job, ended) = ended.context("a part of a job panicked")?;
@@ -145,6 +157,20 @@ impl<'a> Member<'a> {
         }
     }
 
+    /// Holds a grant that is for this node.
+    fn hold(&mut self, GrantNotice { job, key, grant }: &GrantNotice) {
+        if *key == self.key
+            && let Ok(grant) = SignedJobGrant::decode(grant)
+        {
+            self.grants.entry(SharedJobId(*job)).or_default().renew(grant);
+        }
+    }
+
+    fn part(&self, job: SharedJobId, state: NodeState, moved: NodeMoved) -> NodePart {
+        let granted_until = self.grants.get(&job).and_then(HeldGrant::ends);
+        NodePart { job: job.0, state, moved, granted_until }
+    }
+
     /// Takes part in a job, if this node may.
     async fn take(&mut self, job: JobNotice, notices: &Notices) -> Result<()> {
         let id = job.id();
@@ -160,9 +186,9 @@ impl<'a> Member<'a> {
             }
             return Ok(());
         }
-        match job.nodes.get(&self.node) {
-            Some(number) if job.begun => {
-                let part = Part::begin(self.cluster, &job, *number).await;
+        match (job.nodes.get(&self.node), self.grants.get(&id)) {
+            (Some(number), Some(grant)) if job.begun => {
+                let part = Part::begin(self.cluster, &job, (*number, grant.clone())).await;
                 let part = part.inspect_err(|error| terminal::warn(terminal::causes(error)));
                 if let Ok((part, work)) = part {
                     terminal::say(format!("job {id} begins"));
@@ -171,9 +197,10 @@ impl<'a> Member<'a> {
                 }
                 Ok(())
             }
-            Some(_) => Ok(()),
-            None => {
-                let part = NodePart { job: id.0, state: NodeState::Offers, moved: Default::default() };
+            (Some(_), Some(_)) => Ok(()),
+            // the head answers with a number and a grant
+            _ => {
+                let part = self.part(id, NodeState::Offers, NodeMoved::default());
                 Ok(notices.tell(&self.notice(Some(part))).await?)
             }
         }
@@ -187,7 +214,7 @@ impl<'a> Member<'a> {
             for message in part.failures() {
                 notices.tell(&Notice::Failed(job.0, message)).await?;
             }
-            let part = NodePart { job: job.0, state: NodeState::Works, moved: part.moved() };
+            let part = self.part(*job, NodeState::Works, part.moved());
             notices.tell(&self.notice(Some(part))).await?;
         }
         Ok(())
@@ -203,7 +230,8 @@ impl<'a> Member<'a> {
             Ok(()) => {
                 terminal::say(format!("job {id} has ended"));
                 self.ended.insert(id);
-                let part = NodePart { job: id.0, state: NodeState::HasEnded, moved: part.moved() };
+                let part = self.part(id, NodeState::HasEnded, part.moved());
+                self.grants.remove(&id);
                 Ok(notices.tell(&self.notice(Some(part))).await?)
             }
             Err(error) => {
@@ -214,7 +242,8 @@ impl<'a> Member<'a> {
     }
 
     fn notice(&self, part: Option<NodePart>) -> Notice {
-        Notice::Node(NodeNotice { node: self.node.clone(), version: VERSION.clone(), part })
+        let (node, version, key) = (self.node.clone(), VERSION.clone(), self.key);
+        Notice::Node(NodeNotice { node, version, key, part })
     }
 }
 
@@ -233,7 +262,7 @@ fn status(cluster: &Cluster, as_json: bool) -> Result<Exit> {
             match heard? {
                 Notice::Job(job) => drop(jobs.insert(job.job, job)),
                 Notice::Node(node) => drop(nodes.insert(node.node.clone(), node)),
-                Notice::Failed(..) => {}
+                Notice::Failed(..) | Notice::Grant(_) => {}
             }
         }
         Ok((jobs, nodes))

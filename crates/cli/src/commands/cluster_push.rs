@@ -1,5 +1,7 @@
 //! `zmove push --cluster NAME`: this node leads a job in which all nodes of a cluster take part, itself among them.
 
+mod granting;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpStream;
 use std::os::unix::ffi::OsStringExt;
@@ -15,6 +17,7 @@ use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob};
 use zmove_engine::{DialSettings, Remote};
 use zmove_types::{Event, Observer};
 
+use self::granting::Granting;
 use crate::commands::spread::{self, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::format::counted;
@@ -43,7 +46,8 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     };
     let unended = spread::begin(&job, &receivers)?;
     display.start();
-    let leading = Leading { cluster, observer: display.observer(), notice };
+    let granting = Granting::new(&job, &receivers)?;
+    let leading = Leading { cluster, observer: display.observer(), notice, granting };
     let patience = settings.args.timeout.0;
     let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience)));
     display.end();
@@ -74,6 +78,7 @@ struct Leading<'a> {
     cluster: &'a Cluster,
     observer: Arc<dyn Observer>,
     notice: JobNotice,
+    granting: Granting,
 }
 
 impl Leading<'_> {
@@ -111,7 +116,11 @@ impl Leading<'_> {
                     notices.tell(&Notice::Job(self.notice.clone())).await?;
                 }
                 heard = notices.hear() => {
-                    if self.take(heard?, &mut nodes) {
+                    let heard = heard?;
+                    if let Some(grant) = self.granting.answer(&heard)? {
+                        notices.tell(&grant).await?;
+                    }
+                    if self.take(heard, &mut nodes) {
                         notices.tell(&Notice::Job(self.notice.clone())).await?;
                     }
                 }

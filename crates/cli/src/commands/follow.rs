@@ -39,6 +39,7 @@ pub(crate) fn refuse_contradictions(args: &SubmitArgs) -> Result<()> {
     let refused = [
         (push.delete, "--delete: names that go here stay at the target"),
         (push.selection.files_from.is_some(), "--files-from: it moves what comes"),
+        (push.cluster.is_some(), "--cluster: the other nodes do not see what comes"),
         (push.manifest.is_some(), "--manifest: there is no end"),
         (push.proofs.is_some(), "--proofs: there is no end"),
         (push.trace.is_some(), "--trace: there is no end"),

@@ -101,13 +101,18 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
     let directory = std::env::current_dir().context("find the working directory")?;
     let (target, sources) = copy.push.paths.split_last().expect("two are demanded");
     let source = described(&sources[0], &directory, sources.len());
-    let described_target = described(target, &directory, 1);
+    let described_target = match &copy.push.cluster {
+        Some(cluster) => format!("{cluster}:{}", Escaped::path(target)),
+        None => described(target, &directory, 1),
+    };
     if label.as_ref().is_some_and(|label| label.len() > LABEL_BYTES_MAX) {
         return Err(usage_error(format!("--label: {LABEL_BYTES_MAX} bytes at most")));
     }
     let label = label.unwrap_or_else(|| name_of(&sources[0]));
     let environment = environment(mount::of_target(&copy.push)?);
-    let (accepts_new, strict) = (copy.push.dial.accept_new, copy.push.dial.strict);
+    // the file of a cluster has the keys of its receivers
+    let are_known = copy.push.dial.accept_new || copy.push.cluster.is_some();
+    let strict = copy.push.dial.strict;
     let hosts = match Copy::new(copy, Arc::new(Prompt))? {
         Copy::Push(settings) => {
             // what is to begin later may still come
@@ -122,7 +127,7 @@ fn job(args: SubmitArgs, words: Vec<OsString>) -> Result<NewJob> {
         Copy::Pull(settings) => vec![settings.remote],
         Copy::Between(settings) => vec![settings.target, settings.source],
     };
-    if !accepts_new {
+    if !are_known {
         hosts.iter().try_for_each(|host| get_to_know(host, strict))?;
     }
     let first_time = every.as_ref().and_then(|every| every.next(at.unwrap_or_else(Moment::now)));

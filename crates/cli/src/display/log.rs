@@ -117,13 +117,13 @@ fn tell(event: &DaemonEvent) {
         DaemonEvent::Rejected { kind, address, .. } => {
             warn!(event = "rejected", kind = kind.name(), from = %address, "{event}");
         }
-        DaemonEvent::Waits { who: Who { name, address, key }, .. } => {
+        DaemonEvent::Waits { who: Who { name, address, key, .. }, .. } => {
             info!(event = "in_line", name, %key, from = %address, "{event}");
         }
-        DaemonEvent::Begun { who: Who { name, address, key } } => {
+        DaemonEvent::Begun { who: Who { name, address, key, .. } } => {
             info!(event = "begun", name, %key, from = %address, "{event}");
         }
-        DaemonEvent::Received { who: Who { name, address, key }, cipher, moved, report } => {
+        DaemonEvent::Received { who: Who { name, address, key, .. }, cipher, moved, report } => {
             let cipher = if *cipher == Cipher::None { "none" } else { "tls" };
             let result = if report.faults == 0 { "complete" } else { "partial" };
             let event_name = match report.looked {
@@ -137,20 +137,20 @@ fn tell(event: &DaemonEvent) {
                 cipher, "{event}"
             );
         }
-        DaemonEvent::Probed { who: Who { name, address, key }, moved } => {
+        DaemonEvent::Probed { who: Who { name, address, key, .. }, moved } => {
             info!(
                 event = "probed", audit = true, result = "complete", name, %key, from = %address,
                 target = target(moved), probe_bytes = moved.probed, seconds = seconds(moved), "{event}"
             );
         }
-        DaemonEvent::Broken { who: Who { name, address, key }, moved, error } => {
+        DaemonEvent::Broken { who: Who { name, address, key, .. }, moved, error } => {
             warn!(
                 event = "broken", audit = true, result = error.kind(), name, %key, from = %address,
                 target = target(moved), bytes = moved.bytes, files = moved.files, probe_bytes = moved.probed,
                 seconds = seconds(moved), "{event}"
             );
         }
-        DaemonEvent::Sent { who: Who { name, address, key }, cipher, moved, failed } => {
+        DaemonEvent::Sent { who: Who { name, address, key, .. }, cipher, moved, failed } => {
             let cipher = if *cipher == Cipher::None { "none" } else { "tls" };
             let result = if *failed == 0 { "complete" } else { "partial" };
             info!(
@@ -159,7 +159,7 @@ fn tell(event: &DaemonEvent) {
                 "{event}"
             );
         }
-        DaemonEvent::Copied { who: Who { name, address, key }, to, moved, failed } => {
+        DaemonEvent::Copied { who: Who { name, address, key, .. }, to, moved, failed } => {
             let result = if *failed == 0 { "complete" } else { "partial" };
             let to = format!("{}:{}", to.host, to.port);
             info!(
@@ -167,13 +167,13 @@ fn tell(event: &DaemonEvent) {
                 bytes = moved.bytes, files = moved.files, seconds = seconds(moved), faults = failed, "{event}"
             );
         }
-        DaemonEvent::Granted { who: Who { name, address, key }, source, target } => {
+        DaemonEvent::Granted { who: Who { name, address, key, .. }, source, target } => {
             let target = String::from_utf8_lossy(target);
             info!(
                 event = "granted", audit = true, name, %key, from = %address, sender = %source, %target, "{event}"
             );
         }
-        DaemonEvent::SendingBroken { who: Who { name, address, key }, moved, error } => {
+        DaemonEvent::SendingBroken { who: Who { name, address, key, .. }, moved, error } => {
             warn!(
                 event = "sending_broken", audit = true, result = error.kind(), name, %key, from = %address,
                 source = target(moved), seconds = seconds(moved), "{event}"

@@ -35,6 +35,19 @@ pub enum Notice {
     Node(NodeNotice),
     /// Something of a job has failed at a node: the job, and what.
     Failed([u8; 16], String),
+    /// The head of a job lets a node of it in at the receivers.
+    Grant(GrantNotice),
+}
+
+/// A grant for one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantNotice {
+    /// The job.
+    pub job: [u8; 16],
+    /// The key of the node.
+    pub key: [u8; 32],
+    /// The [grant](zmove_wire::SignedJobGrant), as it travels.
+    pub grant: Vec<u8>,
 }
 
 /// A job that is under way.
@@ -71,6 +84,8 @@ pub struct NodeNotice {
     pub node: String,
     /// The version of its program.
     pub version: String,
+    /// The node's key, by which receivers know it.
+    pub key: [u8; 32],
     /// The part that it has in a job, or would have.
     pub part: Option<NodePart>,
 }
@@ -84,6 +99,8 @@ pub struct NodePart {
     pub state: NodeState,
     /// What the node has found and moved.
     pub moved: NodeMoved,
+    /// When the grant ends by which the node is let in, in seconds since 1970; `None` where it has none.
+    pub granted_until: Option<u64>,
 }
 
 /// How far a node is with its part in a job.

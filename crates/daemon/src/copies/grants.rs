@@ -282,7 +282,7 @@ impl GrantBook {
         let client = Fingerprint(kept.client);
         let removals_max = open.removals_max.unwrap_or(u64::MAX);
         let removals = Arc::new(RemovalBudget::new(removals_max.saturating_sub(before.removed)));
-        let limits = (Arc::clone(&allowance), Arc::clone(&removals));
+        let limits = (Some(Arc::clone(&allowance)), Arc::clone(&removals));
         let tally = self.tallies.open(token);
         let taken = Taken { token: *token, before, allowance, removals, removals_max, tally };
         Ok((client, authorized.taken_up(top_names, limits, quota_of(client)), taken))
@@ -405,7 +405,8 @@ impl PeerGrants {
 }
 
 impl Grants for PeerGrants {
-    fn take_up(&self, token: &GrantToken, open: &Open) -> Result<TakenUp, Refusal> {
+    fn take_up(&self, open: &Open) -> Result<TakenUp, Refusal> {
+        let token = open.grant.as_ref().ok_or_else(|| denied("the opening names no grant"))?;
         let Around { rate, rates, quotas, limits } = &self.around;
         let quota_of = |client| quotas.of(client, limits);
         let book = &self.book.grants;
@@ -507,7 +508,7 @@ mod tests {
         let around =
             Around { rate: rate.clone(), rates: Arc::clone(&rates), quotas: Arc::clone(&quotas), limits };
         let grants = PeerGrants::new(Arc::clone(&copies), authorizer, source, around);
-        let taken = grants.take_up(&token, &Open { grant: Some(token), ..open }).unwrap();
+        let taken = grants.take_up(&Open { grant: Some(token), ..open }).unwrap();
         let _held = taken.quota.book_memory(40 << 20).unwrap();
         assert_eq!([client, other].map(|key| quotas.is_crowded(key)), [true, false]);
         // its lanes keep the rate of that client, whether or not the host that sends does

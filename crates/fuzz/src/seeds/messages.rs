@@ -7,15 +7,15 @@ use zmove_wire::{
     AccountOrder, AccountsFrom, Answer, Begin, Compare, CopyOrder, CopyResult, CopyState, Differences,
     Durability, EndedCopy, EntryFault, Extraneous, ExtraneousName, ExtraneousNames, Fault, FaultCode, Fetch,
     Fetching, FileDone, FileHash, Finding, Findings, Finished, FoundSoFar, GrantOrder, Granted, HashOrder,
-    Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry, Keep,
-    Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NodeName, NotKept, Offer,
-    OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder, PathAccount, Place,
-    Progress, Proof, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder, Remove, RemoveGroup,
-    Role, RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening, SharedJobOrder,
-    SharedJobRequest, SharedJobResult, SignedReceipt, SourceMark, SourcePath, StageProgress, StageReport,
-    Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState, Time, ToReceiver, ToSender,
-    ToSource, Told, ToldChange, ToldForm, ToldKind, TopName, TransferAccount, TransportOrder, Verdict,
-    Version, WorkEnd, encode_message,
+    Hashed, Held, InquireWith, InquiredEntry, InquiredGroup, InquiredKind, InquiredMetadata, Inquiry,
+    JobGrant, Keep, Keeping, KeptRange, Lack, LaneOrder, ListOrder, ListedName, Missed, Moment, NodeName,
+    NotKept, Offer, OfferWith, OfferedFile, OfferedGroup, Open, Opened, Operation, Overwrite, OwnerOrder,
+    PathAccount, Place, Progress, Proof, PublishedItem, Purpose, Refusal, RefusalCode, Relay, RemovalOrder,
+    Remove, RemoveGroup, Role, RuleText, Sampled, SharedJobAnswer, SharedJobCount, SharedJobOpening,
+    SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant, SignedReceipt, SourceMark, SourcePath,
+    StageProgress, StageReport, Stored, StoredItem, SweepOrder, Swept, SweptSize, TargetShape, TargetState,
+    Time, ToReceiver, ToSender, ToSource, Told, ToldChange, ToldForm, ToldKind, TopName, TransferAccount,
+    TransportOrder, Verdict, Version, WorkEnd, encode_message,
 };
 
 use super::{extended_batch, greeting_of, name, path, sample_extensions, sample_file, whole_metadata};
@@ -38,6 +38,22 @@ pub(crate) fn to_source() -> Vec<Vec<u8>> {
         ToSource::Result { id: [6; 16], stop: true },
     ];
     encoded(&orders, 4)
+}
+
+pub(crate) fn job_grant() -> Vec<Vec<u8>> {
+    let node = NodeName::new("b").expect("it is a name");
+    let part = SharedJobOpening { job: SharedJobId([9; 16]), epoch: 3, may_begin: false, node };
+    let tops = vec![TopName(name("run7"))];
+    let granted = Open { shared_job: Some(Box::new(part)), ..open(TargetShape::Directory { tops }) };
+    let ToReceiver::OpenWith(open, extensions) = granted.into_message(Version::V4) else {
+        unreachable!("this version has extensions")
+    };
+    let (node, receivers) = ([1; 32], vec![[2; 32], [3; 32]]);
+    let grant = JobGrant { node, receivers, open, extensions, not_before: 300, not_after: 1 << 40 };
+    let text = grant.encode();
+    let signed =
+        SignedJobGrant { grant, text, certificates: vec![vec![4; 9], vec![5]], signature: vec![6; 7] };
+    vec![signed.encode()]
 }
 
 /// An order with something in each of its lists.

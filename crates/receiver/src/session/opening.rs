@@ -7,7 +7,7 @@ use std::time::Duration;
 use zmove_disk::FileSystemMemory;
 use zmove_transport::ControlError;
 use zmove_types::TransferId;
-use zmove_wire::{GrantToken, Open, Refusal, RefusalCode, TargetShape, ToReceiver, WireError};
+use zmove_wire::{Open, Refusal, RefusalCode, TargetShape, ToReceiver, WireError};
 
 use crate::config::ReceiverConfig;
 use crate::error::SessionError;
@@ -26,18 +26,19 @@ pub(super) struct Opening {
     pub(super) keeps_rate: bool,
 }
 
-/// Takes up the grant that an opening names.
-pub(super) async fn take_up(
-    config: &ReceiverConfig,
-    token: GrantToken,
-    open: &Open,
-) -> Result<TakenUp, Refusal> {
-    let Some(grants) = config.grants.clone() else {
-        let text = "this receiver gives no grants".to_owned();
-        return Err(Refusal { code: RefusalCode::Denied, text });
-    };
-    let open = open.clone();
-    look(move || grants.take_up(&token, &open)).await
+/// Takes up the grant by which an opening is made, if it is by one.
+pub(super) async fn take_up(config: &ReceiverConfig, open: &Open) -> Result<Option<TakenUp>, Refusal> {
+    match config.grants.clone() {
+        Some(grants) if grants.are_for(open) => {
+            let open = open.clone();
+            look(move || grants.take_up(&open)).await.map(Some)
+        }
+        None if open.grant.is_some() => {
+            let text = "this receiver gives no grants".to_owned();
+            Err(Refusal { code: RefusalCode::Denied, text })
+        }
+        Some(_) | None => Ok(None),
+    }
 }
 
 /// The settings of a session by a grant.
@@ -47,7 +48,7 @@ pub(super) fn by_grant(config: ReceiverConfig, grant: &TakenUp) -> ReceiverConfi
         owning: grant.owning,
         rate_max: grant.rate_max,
         top_names: grant.top_names.clone(),
-        allowance: Some(Arc::clone(&grant.allowance)),
+        allowance: grant.allowance.clone(),
         removals: Some(Arc::clone(&grant.removals)),
         file_io: grant.quota.file_io(&config.file_io),
         quota: grant.quota.clone(),

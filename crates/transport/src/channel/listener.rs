@@ -12,13 +12,14 @@ use super::{Channel, Inherited, TransportChoice};
 use crate::error::{AcceptError, BindError};
 use crate::quic::{self, QuicAcceptor};
 use crate::tcp_tls::{self, Acceptor, SocketConfig};
-use crate::trust::Identity;
+use crate::trust::{Fingerprint, Identity};
 
 /// Listens for clients.
 #[derive(Debug)]
 pub struct Listener {
     tcp: Option<Acceptor>,
     quic: Option<QuicAcceptor>,
+    fingerprint: Fingerprint,
 }
 
 /// A client that wants a connection and has proved nothing.
@@ -61,7 +62,13 @@ impl Listener {
         }
         let tcp = tcp.map(|tcp| Acceptor::on(tcp, identity, socket)).transpose()?;
         let quic = udp.map(|udp| QuicAcceptor::on(udp, identity)).transpose()?;
-        Ok(Self { tcp, quic })
+        Ok(Self { tcp, quic, fingerprint: identity.fingerprint() })
+    }
+
+    /// The key by which this side proves itself.
+    #[must_use]
+    pub const fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
     }
 
     /// The address that clients can dial.

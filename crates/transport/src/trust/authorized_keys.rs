@@ -197,6 +197,14 @@ pub enum Denial {
         /// The fault of the certificate.
         fault: CertificateFault,
     },
+    /// The list does not have the key, and the grant that it shows is not good.
+    #[error("unknown key {key}, with a grant that does not count: {fault}")]
+    JobGrant {
+        /// The key.
+        key: Fingerprint,
+        /// What is wrong with the grant, in words.
+        fault: String,
+    },
     /// There is a line for the name in the peer's certificate, and the authority's files cannot be used.
     #[error("{source}")]
     Authority {

@@ -15,6 +15,9 @@ use crate::error::{IdentityError, KeyFileError};
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
+mod job_grant;
+
+pub use job_grant::job_grant_signer;
 
 const KEY_FILE: &str = "key.pem";
 /// The file with the key before the last `replace`.
@@ -130,11 +133,15 @@ impl Identity {
     ///
     /// The key cannot sign.
     pub fn sign(&self, text: &[u8]) -> Result<Signed, rustls::Error> {
+        let signature = self.signature_of(&signed_text(text))?;
+        Ok(Signed { certificate: self.certified.cert[0].to_vec(), signature })
+    }
+
+    fn signature_of(&self, bytes: &[u8]) -> Result<Vec<u8>, rustls::Error> {
         let scheme = SignatureScheme::ECDSA_NISTP256_SHA256;
         let signer = self.certified.key.choose_scheme(&[scheme]);
         let signer = signer.ok_or_else(|| rustls::Error::General("the key is not ECDSA P-256".into()))?;
-        let signature = signer.sign(&signed_text(text))?;
-        Ok(Signed { certificate: self.certified.cert[0].to_vec(), signature })
+        signer.sign(bytes)
     }
 
     /// The same key with the certificates in `pem`; `None` where they are damaged or for another key.
@@ -186,12 +193,17 @@ impl Signed {
     /// The key that has signed `text`; `None` where the signature is not right.
     #[must_use]
     pub fn signer_of(&self, text: &[u8]) -> Option<Fingerprint> {
-        let certificate = CertificateDer::from(self.certificate.as_slice());
-        let entity = webpki::EndEntityCert::try_from(&certificate).ok()?;
-        let algorithm = webpki::aws_lc_rs::ECDSA_P256_SHA256;
-        entity.verify_signature(algorithm, &signed_text(text), &self.signature).ok()?;
-        Fingerprint::of_certificate(&certificate).ok()
+        signer_of((&self.certificate, &self.signature), &signed_text(text))
     }
+}
+
+/// The key whose certificate this is and which has signed these bytes; `None` where the signature is not right.
+fn signer_of((certificate, signature): (&[u8], &[u8]), bytes: &[u8]) -> Option<Fingerprint> {
+    let certificate = CertificateDer::from(certificate);
+    let entity = webpki::EndEntityCert::try_from(&certificate).ok()?;
+    let algorithm = webpki::aws_lc_rs::ECDSA_P256_SHA256;
+    entity.verify_signature(algorithm, bytes, signature).ok()?;
+    Fingerprint::of_certificate(&certificate).ok()
 }
 
 /// What is signed: no text of another protocol begins like this.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use zmove_cluster::Lead;
 use zmove_cluster::jetstream::{JetStream, JobNotice, NodeMoved, Role, Settings};
+use zmove_cluster::{HeldGrant, Lead, SharedJob};
 use zmove_engine::NoListener;
 use zmove_types::{Event, Lock, Observer};
 
@@ -36,11 +36,16 @@ struct Seen {
 }
 
 impl Part {
-    /// Begins as the node of this number.
-    pub(super) async fn begin(cluster: &Cluster, notice: &JobNotice, number: u32) -> Result<(Self, Work)> {
+    /// Begins as the node of this number, with the head's grant.
+    pub(super) async fn begin(
+        cluster: &Cluster,
+        notice: &JobNotice,
+        (number, grant): (u32, HeldGrant),
+    ) -> Result<(Self, Work)> {
         let settings = PushSettings::of_node(words(notice)?, cluster.clone(), Arc::new(Prompt))?;
         let sources = settings.look_at_sources(&NoListener)?;
         let job = spread::job(&settings, &sources, (notice.id(), notice.epoch))?;
+        let job = SharedJob { grant, ..job };
         let receivers = cluster_push::receivers(&settings, cluster)?;
         let key = cluster.key()?.of_job(job.id);
         let queue = Settings::new(Role::Mover, job.id, job.epoch, key);

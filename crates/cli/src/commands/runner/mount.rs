@@ -46,7 +46,8 @@ pub(crate) fn demand(args: &PushArgs, word: &Path) -> Result<()> {
 }
 
 fn local_target(args: &PushArgs) -> Option<PathBuf> {
-    let target = args.paths.last()?;
+    // of a cluster it is a path at the receivers
+    let target = args.paths.last().filter(|_| args.cluster.is_none())?;
     match Location::parse(target, settings::start(&args.dial)) {
         Ok(Location::Local(path)) => std::path::absolute(path).ok(),
         _ => None,

@@ -148,7 +148,8 @@ impl Control {
 
 fn is_of(status: &TransferStatus, removed: &Removed) -> bool {
     match &removed.key {
-        Some(key) => status.key == *key,
+        // also those of the nodes that it has given grants
+        Some(key) => status.key == *key || status.by_head.as_ref() == Some(key),
         None => status.name == removed.name,
     }
 }

@@ -85,7 +85,7 @@ impl Vouchers {
         claim: &Claim,
         now: SystemTime,
     ) -> Result<&'a Grant, Denial> {
-        let Claim { key, chain } = claim;
+        let Claim { key, chain, .. } = claim;
         let mut verdicts = HashMap::new();
         let mut denial = Denial::Unknown { key: *key };
         for Line { grant, authority } in self.lines_for(grants, claim) {

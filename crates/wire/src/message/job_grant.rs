@@ -1,0 +1,214 @@
+//! The grant by which a node takes part in a job of many nodes: the head of the job signs it with a key that the
+//! receivers let in, so that they need know no key of a node.
+//!
+//! It is no message. A node shows it as the last of its certificates, on every connection, since nothing else is read
+//! of a peer whose key is not known. No certificate begins like it: those are DER. **Invariant:** a grant is worth
+//! something only to the holder of the key that it names, for the opening that it holds.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Open, bytes, list};
+use crate::error::WireError;
+use crate::extensions::Extensions;
+use crate::limits::{
+    CERTIFICATE_BYTES_MAX, JOB_GRANT_BYTES_MAX, JOB_GRANT_CERTIFICATES_MAX, JOB_GRANT_RECEIVERS_MAX,
+    SIGNATURE_BYTES_MAX, within,
+};
+
+/// A grant for one node of a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobGrant {
+    /// The key of the node.
+    pub node: [u8; 32],
+    /// The keys of the receivers that it is for.
+    #[serde(deserialize_with = "list::at_most::<JOB_GRANT_RECEIVERS_MAX, _, _>")]
+    pub receivers: Vec<[u8; 32]>,
+    /// The only opening that it is good for, with job and epoch among its extensions, but for its run and the name of
+    /// its node. The names at the top of the target are the only ones that the node may bring; none: any names.
+    pub open: Open,
+    /// The extensions of that opening.
+    pub extensions: Extensions,
+    /// When it begins, in seconds since 1970.
+    pub not_before: u64,
+    /// When it ends, in seconds since 1970.
+    pub not_after: u64,
+}
+
+impl JobGrant {
+    /// The grant as the text that is signed.
+    ///
+    /// # Panics
+    /// Never: there is room for it.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("a vector grows")
+    }
+
+    fn decode(text: &[u8]) -> Result<Self, WireError> {
+        match postcard::take_from_bytes(text) {
+            Ok((grant, [])) => Ok(grant),
+            _ => Err(WireError::Message),
+        }
+    }
+}
+
+/// A grant with the signature of the head.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignedJobGrant {
+    /// The grant.
+    pub grant: JobGrant,
+    /// The bytes that are signed: the encoded grant.
+    pub text: Vec<u8>,
+    /// The certificates of the head; its own is the first.
+    pub certificates: Vec<Vec<u8>>,
+    /// The signature of the text.
+    pub signature: Vec<u8>,
+}
+
+/// A signed grant as it travels.
+#[derive(Serialize, Deserialize)]
+struct Travelling {
+    #[serde(
+        serialize_with = "bytes::serialize",
+        deserialize_with = "bytes::at_most::<JOB_GRANT_BYTES_MAX, _>"
+    )]
+    text: Vec<u8>,
+    #[serde(deserialize_with = "list::at_most::<JOB_GRANT_CERTIFICATES_MAX, _, _>")]
+    certificates: Vec<Certificate>,
+    #[serde(
+        serialize_with = "bytes::serialize",
+        deserialize_with = "bytes::at_most::<SIGNATURE_BYTES_MAX, _>"
+    )]
+    signature: Vec<u8>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Certificate(
+    #[serde(
+        serialize_with = "bytes::serialize",
+        deserialize_with = "bytes::at_most::<CERTIFICATE_BYTES_MAX, _>"
+    )]
+    Vec<u8>,
+);
+
+impl SignedJobGrant {
+    /// The most bytes of a signed grant.
+    pub const BYTES_MAX: usize = 40 << 10;
+
+    /// Whether one of a peer's certificates is a grant, of whatever version.
+    #[must_use]
+    pub fn is_one(certificate: &[u8]) -> bool {
+        certificate.starts_with(ANY_VERSION)
+    }
+
+    /// The grant as it travels.
+    ///
+    /// # Panics
+    /// Never: there is room for it.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let Self { text, certificates, signature, .. } = self.clone();
+        let certificates = certificates.into_iter().map(Certificate).collect();
+        let travelling = Travelling { text, certificates, signature };
+        postcard::to_extend(&travelling, [ANY_VERSION, VERSION].concat()).expect("a vector grows")
+    }
+
+    /// The grant that some bytes are.
+    ///
+    /// # Errors
+    /// They are none of this version, are too long, or make no sense.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        within("number of bytes of a grant", bytes.len() as u64, Self::BYTES_MAX as u64)?;
+        let body = bytes.strip_prefix(ANY_VERSION).and_then(|rest| rest.strip_prefix(VERSION));
+        let taken = postcard::take_from_bytes::<Travelling>(body.ok_or(WireError::Message)?);
+        let Ok((Travelling { text, certificates, signature }, [])) = taken else {
+            return Err(WireError::Message);
+        };
+        let certificates = certificates.into_iter().map(|certificate| certificate.0).collect();
+        Ok(Self { grant: JobGrant::decode(&text)?, text, certificates, signature })
+    }
+}
+
+const ANY_VERSION: &[u8] = b"zmove job grant ";
+const VERSION: &[u8] = b"1\n";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::TopName;
+    use crate::message::open::TargetShape;
+    use zmove_types::Name;
+
+    fn sample() -> SignedJobGrant {
+        let grant = JobGrant {
+            node: [1; 32],
+            receivers: vec![[2; 32]],
+            open: Open::new(b"t".to_vec(), [3; 16]),
+            extensions: Extensions::default(),
+            not_before: 300,
+            not_after: 301,
+        };
+        let text = grant.encode();
+        SignedJobGrant { grant, text, certificates: vec![vec![4], vec![5]], signature: vec![6] }
+    }
+
+    #[test]
+    fn a_grant_is_pinned() {
+        let bytes = sample().encode();
+        let open = [&[1, b't', 0, 0, 0, 0, 0][..], &[3; 16], &[0; 4], &[0]].concat();
+        let text = [&[1; 32][..], &[1], &[2; 32], &open, &[0xAC, 2, 0xAD, 2]].concat();
+        let length = u8::try_from(text.len()).unwrap();
+        let rest = [2, 1, 4, 1, 5, 1, 6];
+        assert_eq!(bytes, [b"zmove job grant 1\n", &[length][..], &text, &rest].concat());
+        assert_eq!(SignedJobGrant::decode(&bytes), Ok(sample()));
+    }
+
+    #[test]
+    fn a_grant_that_is_cut_lengthened_or_of_another_version_is_none() {
+        let bytes = sample().encode();
+        for length in 0..bytes.len() {
+            assert!(SignedJobGrant::decode(&bytes[..length]).is_err(), "{length}");
+        }
+        assert_eq!(SignedJobGrant::decode(&[&bytes[..], &[0]].concat()), Err(WireError::Message));
+        let newer = [b"zmove job grant 2\n", &bytes[18..]].concat();
+        assert_eq!(SignedJobGrant::decode(&newer), Err(WireError::Message));
+        assert!(SignedJobGrant::is_one(&newer) && !SignedJobGrant::is_one(&[0x30, 0x82]));
+        let longer = SignedJobGrant { text: [&sample().text[..], &[0]].concat(), ..sample() };
+        assert_eq!(SignedJobGrant::decode(&longer.encode()), Err(WireError::Message), "the text goes on");
+    }
+
+    #[test]
+    fn what_a_grant_holds_is_bounded() {
+        let decoded = |signed: &SignedJobGrant| SignedJobGrant::decode(&signed.encode());
+        let receivers = |count| {
+            let grant = JobGrant { receivers: vec![[2; 32]; count], ..sample().grant };
+            SignedJobGrant { text: grant.encode(), grant, ..sample() }
+        };
+        let top = TopName(Name::from_bytes(&[b'n'; 200]).unwrap());
+        let tops = |count| {
+            let shape = TargetShape::Directory { tops: vec![top.clone(); count] };
+            let grant = JobGrant { open: Open { shape, ..sample().grant.open }, ..sample().grant };
+            SignedJobGrant { text: grant.encode(), grant, ..sample() }
+        };
+        let certificates =
+            |count, bytes| SignedJobGrant { certificates: vec![vec![7; bytes]; count], ..sample() };
+        let signature = |bytes| SignedJobGrant { signature: vec![8; bytes], ..sample() };
+        let fits = [
+            receivers(JOB_GRANT_RECEIVERS_MAX),
+            tops(70),
+            certificates(JOB_GRANT_CERTIFICATES_MAX, 4 << 10),
+            signature(SIGNATURE_BYTES_MAX),
+        ];
+        assert!(fits.iter().all(|signed| decoded(signed).as_ref() == Ok(signed)));
+        let too_much = [
+            receivers(JOB_GRANT_RECEIVERS_MAX + 1),
+            tops(90),
+            certificates(JOB_GRANT_CERTIFICATES_MAX + 1, 1),
+            certificates(1, CERTIFICATE_BYTES_MAX + 1),
+            signature(SIGNATURE_BYTES_MAX + 1),
+        ];
+        assert!(too_much.iter().all(|signed| decoded(signed) == Err(WireError::Message)));
+        let long = certificates(JOB_GRANT_CERTIFICATES_MAX, 9 << 10);
+        assert!(matches!(decoded(&long), Err(WireError::OverLimit { .. })));
+    }
+}
