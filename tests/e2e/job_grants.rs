@@ -1,4 +1,4 @@
-//! Nodes whose keys no receiver knows: they are let in by the grant of the head of their job, whose key alone is allowed.
+//! Nodes whose keys no receiver knows: they are let in by the grant of the head of their job, whose key is allowed.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;

@@ -39,7 +39,8 @@ use crate::authorizer_threads::AuthorizerThreads;
 use crate::copies::Copies;
 use crate::copies::grants::{Around, PeerGrants};
 use crate::event::{DaemonEvent, Moved, Rejection};
-use crate::node_grant::{self, NodeGrant, NodeSession};
+use crate::node_grant::NodeGrant;
+use crate::node_session::{self, NodeSession};
 use crate::pending_handshakes::PendingHandshakes;
 use crate::rate_limits::Rates;
 use crate::refusals::{REFUSAL_TIMEOUT, refuse, refuse_peer, say_and_close};
@@ -255,7 +256,7 @@ impl Shared {
                 // A node that may write by a line of its own needs no grant.
                 (Ok(Ok(by_line)), Some(_)) if by_line.may_write() => {}
                 (Ok(Ok(_) | Err(Denial::Unknown { .. })), Some(grant)) => {
-                    return node_grant::authorize(&authorizer, own, (&claim, grant));
+                    return node_session::authorize(&authorizer, own, (&claim, grant));
                 }
                 _ => {}
             }

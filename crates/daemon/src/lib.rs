@@ -12,6 +12,7 @@ mod copying;
 mod daemon;
 mod event;
 mod node_grant;
+mod node_session;
 mod pending_handshakes;
 mod rate_limits;
 mod refusals;

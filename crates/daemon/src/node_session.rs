@@ -1,0 +1,308 @@
+//! Sessions of nodes of a job that have no line here, and are let in by a grant that the head of the job has signed:
+//! the head's line counts, for the one opening that was granted.
+//!
+//! **Invariant:** the head's line is looked for only once its signature has been checked, so nobody learns whose keys
+//! are let in; and of the head's rights a node has that to write what was granted, and no other.
+
+use std::fmt;
+use std::sync::Arc;
+
+use zmove_disk::RemovalBudget;
+use zmove_receiver::{Grants, Stored, TakenUp};
+use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint};
+use zmove_wire::{Open, Refusal, RefusalCode, SignedReceipt};
+
+use crate::authorizer::{Authorized, Authorizer};
+use crate::copies::grants::Around;
+use crate::copies::now;
+use crate::node_grant::NodeGrant;
+
+/// What a peer may do by the grant that it shows to this receiver, whose key is `own`. May block on files.
+///
+/// # Errors
+/// The list cannot be read.
+pub(crate) fn authorize(
+    authorizer: &Authorizer,
+    own: Fingerprint,
+    (claim, encoded): (&Claim, &[u8]),
+) -> Result<Result<Authorized, Denial>, Arc<AuthorizedKeysError>> {
+    let denied = |fault: String| Ok(Err(Denial::JobGrant { key: claim.key, fault }));
+    let grant = match NodeGrant::check(own, (claim.key, encoded), now()) {
+        Ok(grant) => grant,
+        Err(fault) => return denied(fault.to_owned()),
+    };
+    match authorizer.authorize(grant.claim())? {
+        Ok(head) if !head.may_write() => {
+            denied(format!("{}, who has signed it, may not write here", head.name))
+        }
+        Ok(head) => Ok(Ok(Authorized::by_head(head.name, grant))),
+        Err(denial) => denied(format!("the key that has signed it is not let in: {denial}")),
+    }
+}
+
+/// The grant of a session of a node: it may open nothing else.
+pub(crate) struct NodeSession {
+    pub(crate) grant: Arc<NodeGrant>,
+    pub(crate) authorizer: Arc<Authorizer>,
+    pub(crate) around: Around,
+}
+
+impl Grants for NodeSession {
+    fn are_for(&self, _open: &Open) -> bool {
+        true
+    }
+
+    fn take_up(&self, open: &Open) -> Result<TakenUp, Refusal> {
+        self.grant.check_opening(open)?;
+        let refusal = |code, text: &str| Refusal { code, text: text.to_owned() };
+        let unreadable = "the receiver cannot read its authorized_keys; see its log";
+        let head = self.authorizer.authorize(self.grant.claim());
+        let head = head.map_err(|_| refusal(RefusalCode::Busy, unreadable))?;
+        let over = "the key of the job's head may not write here any more";
+        let head = head.ok().filter(Authorized::may_write);
+        let head = head.ok_or_else(|| refusal(RefusalCode::Denied, over))?;
+        let Around { rate, rates, quotas, limits } = &self.around;
+        let key = self.grant.head();
+        if let Some(limit) = head.max_rate {
+            rate.keep_within(rates.of(key, limit));
+        }
+        let nothing = Arc::new(RemovalBudget::new(0));
+        Ok(head.taken_up(self.grant.top_names(), (None, nothing), quotas.of(key, limits)))
+    }
+
+    fn note(&self, _stored: Stored) {}
+
+    fn receipt(&self, _stored: Stored, _faults: u64) -> Option<SignedReceipt> {
+        None
+    }
+
+    fn ended(&self, _stored: Stored) {}
+}
+
+impl fmt::Debug for NodeSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeSession").field("grant", &self.grant).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node_grant::{AHEAD_SECS_MAX, VALID_SECS_MAX};
+    use zmove_receiver::Limits;
+    use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KeyList};
+    use zmove_types::{Name, SharedJobId};
+    use zmove_wire::{
+        Extensions, JobGrant, NodeName, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver, TopName,
+        Version,
+    };
+
+    const NODE: Fingerprint = Fingerprint([1; 32]);
+    const RECEIVER: Fingerprint = Fingerprint([2; 32]);
+
+    /// A receiver that lets in a head, whose rights are these.
+    struct Site {
+        home: tempfile::TempDir,
+        authorizer: Arc<Authorizer>,
+        head: Identity,
+    }
+
+    fn opening(target: &str, job: u8, epoch: u64) -> Open {
+        let node = NodeName::new("b").unwrap();
+        let part = SharedJobOpening { job: SharedJobId([job; 16]), epoch, may_begin: false, node };
+        Open { shared_job: Some(Box::new(part)), ..Open::new(target.into(), [0; 16]) }
+    }
+
+    fn granted(open: Open) -> JobGrant {
+        let ToReceiver::OpenWith(open, extensions) = open.into_message(Version::V4) else { panic!("older") };
+        let (not_before, not_after) = (now() - 5, now() + 3600);
+        JobGrant {
+            node: NODE.0,
+            receivers: vec![[9; 32], RECEIVER.0],
+            open,
+            extensions,
+            not_before,
+            not_after,
+        }
+    }
+
+    fn usual() -> JobGrant {
+        granted(opening("t", 7, 3))
+    }
+
+    impl Site {
+        fn new(access: Access) -> Self {
+            let home = tempfile::tempdir().unwrap();
+            let head = Identity::for_once().unwrap();
+            let grant = Grant::new(head.fingerprint(), "ann", vec![home.path().to_owned()], access);
+            let grant = Grant { max_rate: Some("1MB".parse().unwrap()), ..grant };
+            AuthorizedKeys::allow(home.path(), grant).unwrap();
+            let authorizer = Arc::new(Authorizer::Listed(KeyList::new(home.path().to_owned())));
+            Self { home, authorizer, head }
+        }
+
+        fn judge(
+            &self,
+            encoded: &[u8],
+            (key, own): (Fingerprint, Fingerprint),
+        ) -> Result<Authorized, String> {
+            let claim = Claim::again(key, Vec::new());
+            let judged = authorize(&self.authorizer, own, (&claim, encoded)).unwrap();
+            judged.map_err(|denial| denial.to_string())
+        }
+
+        fn signed(&self, grant: JobGrant) -> Vec<u8> {
+            self.head.sign_job_grant(grant).unwrap().encode()
+        }
+
+        fn fault_of(&self, grant: JobGrant) -> String {
+            self.judge(&self.signed(grant), (NODE, RECEIVER)).unwrap_err()
+        }
+
+        /// The session of a node with this grant.
+        fn session(&self, grant: JobGrant) -> NodeSession {
+            let authorized = self.judge(&self.signed(grant), (NODE, RECEIVER)).unwrap();
+            let (rate, rates, quotas) = Default::default();
+            let around = Around { rate, rates, quotas, limits: Limits::default() };
+            let authorizer = Arc::clone(&self.authorizer);
+            NodeSession { grant: authorized.node.unwrap(), authorizer, around }
+        }
+    }
+
+    #[test]
+    fn a_node_has_nothing_but_what_its_head_has_granted() {
+        let site = Site::new(Access::ReadWrite);
+        let node = site.judge(&site.signed(usual()), (NODE, RECEIVER)).unwrap();
+        assert!(!node.may_write() && node.reads.is_none(), "by itself it may nothing");
+        assert_eq!((node.name.as_str(), node.by_grants_of[0].key), ("ann", site.head.fingerprint()));
+        let taken = site.session(usual()).take_up(&opening("t", 7, 3)).unwrap();
+        assert_eq!(taken.owner, site.head.fingerprint().to_string());
+        assert!(taken.rate_max.is_some() && taken.allowance.is_none());
+        assert_eq!(taken.removals.left(), 0);
+    }
+
+    #[test]
+    fn a_grant_of_another_node_receiver_or_time_does_not_count() {
+        let site = Site::new(Access::WriteOnly);
+        let encoded = site.signed(usual());
+        let other = Fingerprint([3; 32]);
+        let fault = site.judge(&encoded, (other, RECEIVER)).unwrap_err();
+        assert!(fault.contains("the key of another node"), "{fault}");
+        let fault = site.judge(&encoded, (NODE, other)).unwrap_err();
+        assert!(fault.contains("for other receivers"), "{fault}");
+        let at = |not_before, not_after| site.fault_of(JobGrant { not_before, not_after, ..usual() });
+        let now = now();
+        assert!(at(now - 10, now).contains("it has ended"));
+        assert!(at(now - 10, 0).contains("it has ended"));
+        assert!(at(now + AHEAD_SECS_MAX + 60, now + 3600).contains("it has not begun"));
+        assert!(at(now - 10, now + VALID_SECS_MAX).contains("for longer than a day"));
+        assert!(at(0, u64::MAX).contains("for longer than a day"));
+        site.session(JobGrant { not_before: now + AHEAD_SECS_MAX - 60, ..usual() });
+    }
+
+    #[test]
+    fn a_grant_by_a_key_that_may_not_write_here_does_not_count() {
+        let site = Site::new(Access::ReadOnly);
+        assert!(site.fault_of(usual()).contains("ann, who has signed it, may not write here"));
+        let stranger = Identity::for_once().unwrap();
+        let encoded = stranger.sign_job_grant(usual()).unwrap().encode();
+        let fault = site.judge(&encoded, (NODE, RECEIVER)).unwrap_err();
+        assert!(
+            fault.ends_with(&format!("is not let in: unknown key {}", stranger.fingerprint())),
+            "{fault}"
+        );
+    }
+
+    /// Whose keys are let in is nobody's to find out.
+    #[test]
+    fn the_head_s_line_is_not_looked_for_without_its_signature() {
+        let site = Site::new(Access::WriteOnly);
+        let forger = Identity::for_once().unwrap().sign_job_grant(usual()).unwrap();
+        let certificates = site.head.sign_job_grant(usual()).unwrap().certificates;
+        let forged = SignedJobGrant { certificates, ..forger }.encode();
+        let fault = site.judge(&forged, (NODE, RECEIVER)).unwrap_err();
+        assert!(fault.ends_with("its signature is not right") && !fault.contains("ann"), "{fault}");
+    }
+
+    #[test]
+    fn no_bit_of_a_grant_can_change_and_no_part_of_it_counts() {
+        let site = Site::new(Access::WriteOnly);
+        let encoded = site.signed(usual());
+        let judged = |bytes: &[u8]| site.judge(bytes, (NODE, RECEIVER));
+        judged(&encoded).unwrap();
+        let text_bytes = usual().encode().len();
+        // the certificate has fields that nobody looks at
+        for bit in 0..8 * (20 + text_bytes) {
+            let mut flipped = encoded.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(judged(&flipped).is_err(), "{bit}");
+        }
+        for length in 0..encoded.len() {
+            assert!(judged(&encoded[..length]).is_err(), "{length}");
+        }
+        assert!(judged(&[0; 64]).unwrap_err().contains("it cannot be read"));
+        assert!(judged(&[&encoded[..], &vec![0; SignedJobGrant::BYTES_MAX]].concat()).is_err());
+    }
+
+    #[test]
+    fn only_the_opening_that_was_granted_is_taken_up() {
+        let site = Site::new(Access::ReadWrite);
+        let session = site.session(usual());
+        let refused = |open: Open| session.take_up(&open).unwrap_err().text;
+        for (job, epoch) in [(8, 3), (7, 4), (7, 2)] {
+            assert!(refused(opening("t", job, epoch)).contains("another job"));
+        }
+        let mut begins = opening("t", 7, 3);
+        begins.shared_job.as_mut().unwrap().may_begin = true;
+        assert!(refused(begins).contains("another job"), "the head begins it");
+        for target in ["", "..", "t/../u", "t/..", "u", "t/u", "/t"] {
+            assert!(refused(opening(target, 7, 3)).contains("another target"), "{target}");
+        }
+        assert!(refused(Open { shared_job: None, ..opening("t", 7, 3) }).contains("a part in a job"));
+        let shape = TargetShape::Single { name: Name::from_bytes(b"n").unwrap() };
+        assert!(refused(Open { shape, ..opening("t", 7, 3) }).contains("other options"));
+        assert!(refused(Open { grant: Some([0; 32]), ..opening("t", 7, 3) }).contains("other options"));
+        assert!(refused(Open { inplace: true, ..opening("t", 7, 3) }).contains("other options"));
+        let tops = vec![TopName(Name::from_bytes(b"n").unwrap())];
+        let mut other = Open { run: [5; 16], shape: TargetShape::Directory { tops }, ..opening("t", 7, 3) };
+        other.shared_job.as_mut().unwrap().node = NodeName::new("c").unwrap();
+        session.take_up(&other).unwrap();
+    }
+
+    #[test]
+    fn a_grant_for_no_job_or_for_what_is_not_known_does_not_count() {
+        let site = Site::new(Access::ReadWrite);
+        let plain = granted(Open { shared_job: None, ..opening("t", 7, 3) });
+        assert!(site.fault_of(plain).contains("not for a job"));
+        let mut begins = opening("t", 7, 3);
+        begins.shared_job.as_mut().unwrap().may_begin = true;
+        assert!(site.fault_of(granted(begins)).contains("not for a job"));
+        let unknown = zmove_wire::Extension { number: 999, critical: true, bytes: Box::default() };
+        let extensions = Extensions::default().with(unknown);
+        assert!(site.fault_of(JobGrant { extensions, ..usual() }).contains("does not know"));
+    }
+
+    #[test]
+    fn a_node_brings_only_the_names_that_were_granted() {
+        let site = Site::new(Access::ReadWrite);
+        let path = |text: &str| zmove_types::RelPath::from_bytes(text.as_bytes()).unwrap();
+        let names = |tops: &[&str]| {
+            let tops = tops.iter().map(|top| TopName(Name::from_bytes(top.as_bytes()).unwrap())).collect();
+            let open = Open { shape: TargetShape::Directory { tops }, ..opening("t", 7, 3) };
+            site.session(granted(open)).take_up(&opening("t", 7, 3)).unwrap().top_names
+        };
+        let run7 = names(&["run7"]);
+        assert!(run7.check(&path("run7/a/b")).is_ok() && run7.check(&path("run8")).is_err());
+        assert!(names(&[]).check(&path("run8")).is_ok());
+    }
+
+    #[test]
+    fn a_grant_ends_with_the_line_of_its_head() {
+        let site = Site::new(Access::ReadWrite);
+        let session = site.session(usual());
+        AuthorizedKeys::remove(site.home.path(), "ann").unwrap();
+        let refusal = session.take_up(&opening("t", 7, 3)).unwrap_err();
+        assert!(refusal.text.contains("may not write here any more"), "{refusal:?}");
+        assert!(site.fault_of(usual()).contains("is not let in"));
+    }
+}
