@@ -366,7 +366,7 @@ fn where_all_refuse_nothing_is_said_of_another() {
     assert!(outcome.stderr.lines().next().is_some_and(|line| line.ends_with(&next)), "{}", outcome.stderr);
 }
 
-/// It would else go on alone, and wait for ever where nobody ends the queue.
+/// The node would else go on alone, and wait for ever where nobody ends the queue.
 #[test]
 fn a_node_gives_up_a_job_that_nobody_leads_any_more() {
     let Some(lab) = Lab::new(2) else { return };

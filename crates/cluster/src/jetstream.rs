@@ -99,8 +99,8 @@ pub struct Settings {
     /// The most items of each line that are taken at once, 4096 if not told otherwise: more than all movers take, and
     /// what has been given back and waits for its time. The head's counts.
     pub taken_max: u32,
-    /// How long anything but `take` goes on to try when the broker does not answer, 60 s if not told otherwise. Longer, and
-    /// a job outlives a longer outage; shorter, and whoever waits is told sooner.
+    /// How long anything but `take` goes on to try when the broker does not answer, 60 s if not told otherwise. Longer,
+    /// and a job outlives a longer outage; shorter, and whoever waits is told sooner.
     pub patience: Duration,
     /// How long `take` waits at a broker that knows nothing of the job, ten minutes if not told otherwise: as long as
     /// a head may take to look after its broker, or to be started again.

@@ -102,8 +102,8 @@ impl Connection {
         });
     }
 
-    /// Returns after a while, or when the broker's state changes; a broker that is away is not asked in vain, but waited
-    /// for, so long at most.
+    /// Returns after a while, or when the broker's state changes; a broker that is away is not asked in vain, but
+    /// waited for, so long at most.
     pub(super) async fn pause(&self, away_max: Duration) {
         let mut state = self.state();
         if self.is_lost() {

@@ -1,7 +1,7 @@
 //! Keeps a broker of one's own there for as long as a job needs it.
 //!
-//! Another push of this host may have started the one that listens, and ends it before this job has ended: then this push
-//! starts one in its place. What a server that is started again has lost, the head makes anew.
+//! Another push of this host may have started the one that listens, and ends it before this job has ended: then this
+//! push starts one in its place. What a server that is started again has lost, the head makes anew.
 
 use std::convert::Infallible;
 use std::io;

@@ -165,8 +165,8 @@ async fn wait_for_connection(state: &mut watch::Receiver<BrokerState>) {
     let _always_there = state.wait_for(|state| *state != BrokerState::Lost).await;
 }
 
-/// The item in a message; what is none is taken out of the queue by the head. A mover gives it back: one that has a wrong
-/// key would empty the queue.
+/// The item in a message; what is none is taken out of the queue by the head. A mover gives it back: one that has a
+/// wrong key would empty the queue.
 async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
     let id = message.headers.as_ref().and_then(|headers: &HeaderMap| headers.get(header::NATS_MESSAGE_ID));
     let item = id.and_then(|id| queue.broker.seal.open(id.as_str(), &message.payload));

@@ -65,7 +65,7 @@ async fn each_node_may_do_what_its_role_needs() {
     assert!(queue.take().await.unwrap().is_none());
 }
 
-/// As it is when a node is invited while a push runs, and when its invitation is taken back.
+/// A node may be invited while a push runs, and its invitation taken back.
 #[tokio::test]
 async fn a_running_server_hears_of_nodes_that_come_and_go() {
     let keys = TempDir::new().unwrap();

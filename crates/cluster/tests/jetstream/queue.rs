@@ -190,7 +190,7 @@ async fn what_another_key_has_sealed_is_dropped_by_the_head_and_counted() {
     assert!(head.waiting().await.unwrap().is_idle());
 }
 
-/// It would else empty the queue.
+/// Such a mover would else empty the queue.
 #[tokio::test]
 async fn a_mover_that_has_another_key_gives_back_what_it_cannot_read() {
     let Some(lab) = Lab::start().await else { return };

@@ -28,8 +28,8 @@ fn some_names(path: &Path) -> Vec<Vec<u8>> {
     names.take(NAMES).collect()
 }
 
-/// What is mounted below the sources, as the head sees it: where one of these is not mounted at a node, the directory is
-/// empty there.
+/// What is mounted below the sources, as the head sees it: where one of these is not mounted at a node, the directory
+/// is empty there.
 pub(crate) fn mounts(mountinfo: &[u8], directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
     let mut found = Vec::new();
     for source in sources.paths() {
