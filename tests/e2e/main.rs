@@ -28,6 +28,7 @@ mod changing;
 mod changing_mirror;
 mod clear;
 mod clock;
+mod clusters;
 mod confine;
 mod copy;
 mod delete;

@@ -185,6 +185,17 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_the_next() {
 }
 
 #[test]
+fn a_receiver_that_is_away_is_not_said_to_have_served() {
+    let spread = Spread::new(2);
+    spread.paint();
+    spread.daemons[1].signal(Signal::KILL);
+    let first = spread.daemons[0].address.to_string();
+    let outcome = spread.push(&[], "source").outcome().expect(0);
+    assert!(outcome.stdout.contains(", by 1 receiver\n"), "{}", outcome.stdout);
+    outcome.says(&[&format!("; {first} is tried next")]);
+}
+
+#[test]
 fn receivers_that_do_not_share_the_target_are_told() {
     let mut spread = Spread::new(1);
     std::fs::create_dir_all(spread.site.path("elsewhere")).unwrap();
@@ -227,7 +238,16 @@ fn what_several_receivers_cannot_do_is_refused() {
     {
         spread.push(&[option], "source").outcome().expect(1).says(&["several receivers"]);
     }
-    let mut zmove = Runner::default().zmove(&spread.home());
-    zmove.0.arg("push").arg(spread.source()).arg("a,u@b:t");
-    zmove.outcome().expect(1).says(&["only where each is a daemon"]);
+    let push_to = |target: &str| {
+        let mut zmove = Runner::default().zmove(&spread.home());
+        zmove.0.arg("push").arg(spread.source()).arg(target);
+        zmove.outcome().expect(1)
+    };
+    push_to("a,u@b:t").says(&["only where each is a daemon"]);
+    let port = spread.daemons[0].address.port();
+    push_to(&format!("127.0.0.1:{port},127.0.0.1:{port}:t")).says(&["is named twice"]);
+    let key = spread.daemons[0].fingerprint;
+    KnownHosts::open(&spread.home()).unwrap().pin("localhost", port, key).unwrap();
+    push_to(&format!("127.0.0.1:{port},localhost:{port}:t")).says(&["they are one receiver"]);
+    spread.push(&["-H"], "source").outcome().expect(1).says(&["hard links"]);
 }

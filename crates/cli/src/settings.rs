@@ -25,7 +25,7 @@ pub(crate) use copy::{Copy, CopySettings};
 pub(crate) use dial::start;
 pub(crate) use probe::probe;
 pub(crate) use pull::PullSettings;
-pub(crate) use push::PushSettings;
+pub(crate) use push::{PushSettings, refuse_same_key, refuse_twice};
 
 /// The owner of the keys that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

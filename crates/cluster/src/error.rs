@@ -1,5 +1,7 @@
 //! Why work cannot be had, or does not go on.
 
+use std::time::Duration;
+
 use zmove_engine::ConnectError;
 use zmove_sender::{SessionError, SessionOver};
 use zmove_wire::{FaultCode, Operation, SharedJobResult};
@@ -16,6 +18,18 @@ pub enum WorkError {
     /// The job has ended, or another epoch of it has begun.
     #[error("the job has ended, or has been begun anew by another head")]
     Over,
+    /// The broker of the queue has been away for longer than anybody waits.
+    #[error("{operation}: the broker {broker} has been away for {} s: {source}", away.as_secs())]
+    Away {
+        /// What was asked of the queue.
+        operation: &'static str,
+        /// The broker's address.
+        broker: String,
+        /// How long.
+        away: Duration,
+        /// What the last request has come to.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The queue cannot be reached, or has refused.
     #[error("{operation}: {source}")]
     Queue {
@@ -43,8 +57,8 @@ pub enum Stop {
         /// Why it could not.
         code: FaultCode,
     },
-    /// The queue fails.
-    #[error("the queue of the job failed to {0}")]
+    /// The queue fails, and whoever asked it has had patience.
+    #[error("{0}")]
     Queue(#[from] WorkError),
     /// No mover goes on.
     #[error("no mover goes on: {0}")]
@@ -74,6 +88,23 @@ pub enum SessionEnd {
 }
 
 impl SessionEnd {
+    /// The queue's failure, if there is nothing else.
+    pub(crate) fn into_queue_failure(self) -> Result<WorkError, Self> {
+        match self {
+            Self::Stop(Stop::Queue(error)) => Ok(error),
+            Self::Stop(Stop::Movers(end)) => {
+                end.into_queue_failure().map_err(|end| Self::Stop(Stop::Movers(Box::new(end))))
+            }
+            other => Err(other),
+        }
+    }
+
+    /// Whether no session with any receiver is of use after this.
+    pub(crate) fn ends_all(&self) -> bool {
+        let Self::Stop(stop) = self else { return false };
+        matches!(stop, Stop::Fenced | Stop::Movers(_) | Stop::Missing(_) | Stop::Queue(_))
+    }
+
     /// Whether nothing is gained by another session with the same receiver.
     pub(crate) fn is_final(&self) -> bool {
         match self {

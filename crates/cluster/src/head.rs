@@ -22,10 +22,10 @@ use zmove_sender::{Feeder, SessionError};
 use zmove_types::{Event, NoObserver, Observer};
 use zmove_wire::{SharedJobCount, SharedJobOrder, SharedJobResult};
 
-use crate::error::{SessionEnd, Stop, refused};
+use crate::error::{SessionEnd, Stop, WorkError, refused};
 use crate::job::{Part, SharedJob};
 use crate::mover::Mover;
-use crate::receiver::{Ears, Receiver, Skipped, in_session};
+use crate::receiver::{Ears, Receiver, Served, Skipped, in_session};
 use crate::source::WorkSource;
 use crate::work::{Work, WorkItem};
 
@@ -48,6 +48,8 @@ pub struct Lead<W> {
     pub begun: watch::Sender<bool>,
     /// How many other nodes take part, or have ended otherwise than they should.
     pub others: watch::Receiver<usize>,
+    /// What has ended in the sessions of this process.
+    pub served: Arc<Served>,
 }
 
 /// A job that has come to its end.
@@ -70,6 +72,9 @@ pub enum JobError {
     /// No receiver goes on with it.
     #[error("no receiver goes on: {0}; run the same command again")]
     Lost(#[source] Box<SessionEnd>),
+    /// The queue fails: its broker is away, or refuses.
+    #[error("{0}; run the same command again")]
+    Queue(#[source] WorkError),
     /// The user has ended it.
     #[error("interrupted")]
     Interrupted,
@@ -93,6 +98,7 @@ impl<W: WorkSource> Lead<W> {
             patience,
             begun: watch::Sender::new(false),
             others: watch::Sender::new(0).subscribe(),
+            served: Arc::default(),
         }
     }
 
@@ -108,20 +114,23 @@ impl<W: WorkSource> Lead<W> {
     ) -> Result<JobEnd, JobError> {
         let ears = Ears::new(observer, listener);
         let mut movers = JoinSet::new();
+        let over = watch::Sender::new(false);
         for number in 0..self.movers {
             let mover = self.patient(number, ears.clone()).moving(self.begun.subscribe());
-            movers.spawn(unless_others_come((number, self.others_come_within), self.others.clone(), mover));
+            let heard = (self.others.clone(), over.subscribe());
+            movers.spawn(unless_others_come((number, self.others_come_within), heard, mover));
         }
         let has_lost_sessions = Arc::clone(&ears.has_lost_sessions);
         let mut progress =
-            Progress { walks: 0, in_vain: (0, 0), finishing: false, movers, has_lost_sessions };
+            Progress { walks: 0, in_vain: (0, 0), finishing: false, movers, over, has_lost_sessions };
         let patient = self.patient(0, ears);
         let ended = tokio::select! {
             ended = self.lead(patient, &mut progress) => ended,
             () = stop => Err(JobError::Interrupted),
         };
         if ended.is_err() {
-            let _movers_end_anyway = self.source.close().await;
+            // where the queue does not hear it, movers find that the job is over at the receivers
+            let _best_effort = timeout(CLOSE_MAX, self.source.close()).await;
         }
         ended
     }
@@ -157,6 +166,7 @@ impl<W: WorkSource> Lead<W> {
             receivers: Arc::clone(&self.receivers),
             next: number,
             patience: self.patience,
+            served: Arc::clone(&self.served),
             ears,
         }
     }
@@ -176,8 +186,11 @@ impl<W: WorkSource> Lead<W> {
                 }
                 Err(error) => {
                     let has_begun = *self.begun.borrow();
-                    patient.pause(error, &mut outage, has_begun).await.map_err(|error| {
-                        if has_begun { JobError::Lost(error) } else { JobError::NotBegun(error) }
+                    let paused = patient.pause(error, &mut outage, has_begun).await;
+                    paused.map_err(|error| match error.into_queue_failure() {
+                        Ok(error) => JobError::Queue(error),
+                        Err(error) if has_begun => JobError::Lost(Box::new(error)),
+                        Err(error) => JobError::NotBegun(Box::new(error)),
                     })?;
                 }
             }
@@ -193,6 +206,7 @@ impl<W: WorkSource> Lead<W> {
     ) -> Result<(), Stop> {
         *count = self.conduct(&feeder, progress, outage).await?;
         self.source.close().await?;
+        progress.over.send_replace(true);
         // their sessions end before the job's directory goes
         while progress.movers.join_next().await.is_some() {}
         let mut others = self.others.clone();
@@ -237,17 +251,20 @@ impl<W: WorkSource> Lead<W> {
     }
 }
 
-/// Has a mover of this number work, unless there are so many other nodes soon: each has one of its own, and what this
-/// one takes meanwhile they could not.
+/// Has a mover of this number work, as soon and as long as there are not so many other nodes: each has one of its own,
+/// and what this one takes meanwhile they could not.
 async fn unless_others_come(
     (number, within): (usize, Duration),
-    others: watch::Receiver<usize>,
+    (mut others, mut over): (watch::Receiver<usize>, watch::Receiver<bool>),
     mover: impl Future<Output = Result<(), SessionEnd>>,
 ) -> Result<(), SessionEnd> {
     if number > 0 && !within.is_zero() {
         sleep(within).await;
-        if *others.borrow() >= number {
-            return Ok(());
+        tokio::select! {
+            biased;
+            // the head holds the other end of both
+            _ = over.wait_for(|over| *over) => return Ok(()),
+            _ = others.wait_for(|others| *others < number) => {}
         }
     }
     mover.await
@@ -261,6 +278,8 @@ struct Progress {
     /// Whether what finishes the job has been put in since the last walk began.
     finishing: bool,
     movers: JoinSet<Result<(), SessionEnd>>,
+    /// Told when the queue has been closed.
+    over: watch::Sender<bool>,
     /// Whether any session has ended otherwise than it should.
     has_lost_sessions: Arc<AtomicBool>,
 }
@@ -295,6 +314,7 @@ struct Patient<W> {
     receivers: Arc<[Receiver]>,
     next: usize,
     patience: Duration,
+    served: Arc<Served>,
     ears: Ears,
 }
 
@@ -313,10 +333,14 @@ impl Outage {
 }
 
 impl<W: WorkSource> Patient<W> {
+    fn next_number(&self) -> usize {
+        self.next % self.receivers.len()
+    }
+
     fn next_receiver(&mut self) -> Receiver {
-        let receiver = &self.receivers[self.next % self.receivers.len()];
+        let receiver = self.receivers[self.next_number()].clone();
         self.next += 1;
-        receiver.clone()
+        receiver
     }
 
     /// Does items in sessions, one after the other, until the job is over.
@@ -326,13 +350,22 @@ impl<W: WorkSource> Patient<W> {
         }
         let mut outage = Outage::default();
         loop {
+            let number = self.next_number();
             let (receiver, ears) = (self.next_receiver(), self.ears.clone());
             let session = in_session(&receiver, &self.job, Part::Mover, &ears, |feeder| {
                 let (job, source) = (Arc::clone(&self.job), Arc::clone(&self.source));
-                Mover::new(job, source, feeder, Arc::clone(&ears.observer)).run(|| outage.ends())
+                Mover::new(job, source, feeder, Arc::clone(&ears.observer)).run(|| {
+                    outage.ends();
+                    self.served.note(number);
+                })
             });
             match session.await {
                 Ok(()) => return Ok(()),
+                // the head has ended the job while something was still under way
+                Err(SessionEnd::Stop(Stop::Queue(WorkError::Over))) => {
+                    self.ears.has_lost_sessions.store(true, Ordering::Relaxed);
+                    return Ok(());
+                }
                 Err(error) => self.pause(error, &mut outage, true).await.map_err(|error| *error)?,
             }
         }
@@ -349,11 +382,13 @@ impl<W: WorkSource> Patient<W> {
         self.ears.has_lost_sessions.store(true, Ordering::Relaxed);
         let since = *outage.since.get_or_insert_with(Instant::now);
         outage.refusals = if error.is_final() || !has_begun { outage.refusals + 1 } else { 0 };
-        let ends_all = matches!(error, SessionEnd::Stop(Stop::Fenced | Stop::Movers(_) | Stop::Missing(_)));
-        if ends_all || outage.refusals >= self.receivers.len() || since.elapsed() >= self.patience {
+        if error.ends_all() || outage.refusals >= self.receivers.len() || since.elapsed() >= self.patience {
             return Err(Box::new(error));
         }
-        let message = format!("{error}; the job goes on with the next receiver");
+        let message = match &*self.receivers {
+            [_only] => format!("{error}; it is tried again"),
+            several => format!("{error}; {} is tried next", several[self.next_number()].remote),
+        };
         self.ears.observer.on(&Event::Warned { message });
         sleep(PAUSE).await;
         Ok(())
@@ -402,6 +437,8 @@ async fn count(feeder: &Feeder) -> Result<SharedJobCount, Stop> {
 const WALKS_IN_VAIN_MAX: u32 = 10;
 /// How long the other nodes may take to end their sessions.
 const OTHERS_END_MAX: Duration = Duration::from_secs(5);
+/// How long a job that is given up tries to tell the queue so: somebody waits for the prompt.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// How often the queue is asked whether it is idle.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long one waits before the next session.

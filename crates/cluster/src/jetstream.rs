@@ -20,8 +20,8 @@
 //!   that is not answered either, twice, the connection is made anew.
 //! - **Leases** are the consumers' (`ack_wait`), without an end of deliveries: how many there were is told with the
 //!   item. Whoever has an item that was delivered too often decides.
-//! - **Messages say nothing** (`seal.rs`): a body that does not open is taken out of the queue, counted, and never
-//!   acted upon.
+//! - **Messages say nothing** (`seal.rs`): a body that does not open is counted and never acted upon. The head takes it
+//!   out of the queue, a mover gives it back: the wrong key may be its own.
 //!
 //! **The end.** That a stream is not there says nothing: a broker that has lost its files comes back without one. So
 //! an end is a record of its own, sealed with the job's key, which the head writes, and knows to be stored, before it
@@ -37,6 +37,7 @@
 
 mod broker;
 mod connection;
+mod keeper;
 mod notices;
 mod pull;
 mod seal;
@@ -60,10 +61,14 @@ use broker::{Broker, Letter};
 use connection::{Connection, Trouble};
 use take::Taker;
 
-pub use connection::{Access, BrokerState, NodeCertificate};
-pub use notices::{GrantNotice, JobNotice, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices};
+pub use connection::{Access, BrokerState, NodeCertificate, check_address};
+pub use keeper::Keeper;
+pub use notices::{
+    GrantNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
+    SourceNotice,
+};
 pub use seal::JobKey;
-pub use server::{Server, ServerConfig, ServerTls, User, make_nkey};
+pub use server::{Nkey, Server, ServerConfig, ServerTls, User, make_nkey};
 
 /// A queue at a broker.
 #[derive(Debug)]
@@ -95,7 +100,8 @@ pub struct Settings {
     /// The most items of each line that are taken at once, 4096 if not told otherwise: more than all movers take, and
     /// what has been given back and waits for its time. The head's counts.
     pub taken_max: u32,
-    /// How long anything but `take` goes on to try when the broker does not answer, 60 s if not told otherwise.
+    /// How long anything but `take` goes on to try when the broker does not answer, 60 s if not told otherwise. Longer,
+    /// and a job outlives a longer outage; shorter, and whoever waits is told sooner.
     pub patience: Duration,
     /// How long `take` waits at a broker that knows nothing of the job, ten minutes if not told otherwise: as long as
     /// a head may take to look after its broker, or to be started again.
@@ -168,7 +174,7 @@ impl JetStream {
         self.broker.connection.state()
     }
 
-    /// The number of messages that no node of this job has sealed, or not for this queue. They are dropped.
+    /// The number of messages that have come here and that no node of this job has sealed, or not for this queue.
     #[must_use]
     pub fn unreadable(&self) -> u64 {
         self.unreadable.load(Ordering::Relaxed)
@@ -296,10 +302,12 @@ impl Patience<'_> {
             // what a server does not allow it does not answer, but tells beside
             Trouble::Unanswered(error) => connection.refusal().map_or(error, Into::into),
         };
-        if self.since.elapsed() > self.queue.settings.patience {
-            return Err(self.failed(source));
+        let (away, patience) = (self.since.elapsed(), self.queue.settings.patience);
+        if away >= patience {
+            let (operation, broker) = (self.operation, connection.broker.clone());
+            return Err(WorkError::Away { operation, broker, away, source });
         }
-        connection.pause().await;
+        connection.pause(patience - away).await;
         Ok(())
     }
 

@@ -25,6 +25,6 @@ pub use error::{SessionEnd, Stop, WorkError};
 pub use head::{JobEnd, JobError, Lead, end_abandoned};
 pub use job::{HeldGrant, SharedJob};
 pub use queue::{Lease, Queue};
-pub use receiver::{Receiver, Skipped};
+pub use receiver::{Receiver, Served, Skipped};
 pub use source::{Taken, Waiting, WorkSource};
 pub use work::{ITEM_BYTES_MAX, LargeFile, Place, Work, WorkItem};

@@ -1,5 +1,6 @@
 //! Sessions with the receivers of a job.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +9,7 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run};
 use zmove_sender::{Feeder, Link};
-use zmove_types::{Event, Observer};
+use zmove_types::{Event, Lock, Observer};
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::{Part, SharedJob};
@@ -40,6 +41,33 @@ impl Ears {
     }
 }
 
+/// The work that has ended in the sessions of this process.
+#[derive(Debug, Default)]
+pub struct Served {
+    items: AtomicU64,
+    receivers: Lock<BTreeSet<usize>>,
+}
+
+impl Served {
+    /// Notes that work has ended by the receiver of this number.
+    pub(crate) fn note(&self, receiver: usize) {
+        self.items.fetch_add(1, Ordering::Relaxed);
+        self.receivers.lock().insert(receiver);
+    }
+
+    /// How many work items have ended.
+    #[must_use]
+    pub fn items(&self) -> u64 {
+        self.items.load(Ordering::Relaxed)
+    }
+
+    /// How many receivers have served.
+    #[must_use]
+    pub fn receivers(&self) -> usize {
+        self.receivers.lock().len()
+    }
+}
+
 /// What was at the target already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
@@ -47,6 +75,14 @@ pub struct Skipped {
     pub files: u64,
     /// The bytes of these files.
     pub bytes: u64,
+}
+
+impl Skipped {
+    /// What an event of this kind says of whole files: bytes without a file are groups of a large one, or holes.
+    #[must_use]
+    pub const fn of(files: u64, bytes: u64) -> Self {
+        Self { files, bytes: if files > 0 { bytes } else { 0 } }
+    }
 }
 
 /// Counts what was at the target already, over all sessions.
@@ -57,6 +93,11 @@ pub(crate) struct SkippedCount {
 }
 
 impl SkippedCount {
+    fn add(&self, Skipped { files, bytes }: Skipped) {
+        self.files.fetch_add(files, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     pub(crate) fn so_far(&self) -> Skipped {
         let number = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Skipped { files: number(&self.files), bytes: number(&self.bytes) }
@@ -125,8 +166,7 @@ impl Observer for OfOneSession {
                 | Event::Limited { .. }
         );
         if let Event::Skipped { files, bytes } = event {
-            self.0.skipped.files.fetch_add(*files, Ordering::Relaxed);
-            self.0.skipped.bytes.fetch_add(if *files > 0 { *bytes } else { 0 }, Ordering::Relaxed);
+            self.0.skipped.add(Skipped::of(*files, *bytes));
         }
         if is_of_the_job {
             self.0.observer.on(event);

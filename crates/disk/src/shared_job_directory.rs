@@ -33,32 +33,29 @@
 //! session that comes late, which may begin the job, finds that it has ended. Both go when they are so old that nobody
 //! comes any more ([`remove_abandoned`](crate::remove_abandoned)).
 
+mod epoch_session;
+
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, CWD, Dev, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, Mode};
 use rustix::io::Errno;
 use thiserror::Error;
-use zmove_types::{FileNumber, Name, RelPath, SharedJobId};
+use zmove_types::{Name, RelPath, SharedJobId};
 
-use crate::entry::{FileIdentity, number_at, number_of, set_file_mtime};
-use crate::file_io::data_file::Direct;
-use crate::hidden::{make_hidden, own_process};
-use crate::inheritance::{Inheritance, give_nothing};
-use crate::publish::{Replace, move_to};
-use crate::remove::{RemovalBudget, remove_entries, remove_entries_within};
+use self::epoch_session::{epoch_name, epochs_in, is_dead};
+use crate::entry::{FileIdentity, number_at, set_file_mtime};
+use crate::hidden::own_process;
+use crate::inheritance::give_nothing;
+use crate::remove::{RemovalBudget, remove_entries_within};
 use crate::shared_job_names::{JOB_PREFIX, is_shared_job_name};
-use crate::staged::Staged;
-use crate::tree::{DIRECTORY, Fence, Tree};
+use crate::tree::{DIRECTORY, Tree};
 
-/// The error of what a newer epoch has made impossible. No file system says this.
-pub const FENCED: Errno = Errno::OWNERDEAD;
+pub use self::epoch_session::{COMMITTED, EpochSession, FENCED, GroupOfNew, PartFound};
 
 /// The directory of a job.
 #[derive(Debug)]
@@ -73,32 +70,6 @@ pub enum Beginning {
     Allowed,
     /// The job is under way.
     Before,
-}
-
-/// The error of opening a part that has got its final name. No file system says this.
-pub const COMMITTED: Errno = Errno::ALREADY;
-
-/// What there is of a large file in an epoch.
-#[derive(Debug)]
-pub enum PartFound {
-    /// No receiver has begun it.
-    Nothing,
-    /// The part. It may have its final name as well, where its receiver was stopped before it had put the mark.
-    Part(File),
-    /// The mark of a part that has got its final name.
-    Committed {
-        /// The inode of the file.
-        inode: u64,
-    },
-}
-
-/// The group of an entry that is made elsewhere and then placed in a directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GroupOfNew {
-    /// The one that the directory gives to new entries, if it gives one.
-    OfDirectory,
-    /// The entry's own.
-    Own,
 }
 
 /// Why a session cannot have a part in an epoch.
@@ -133,23 +104,7 @@ impl From<Errno> for EpochError {
     }
 }
 
-/// The part that one session has in an epoch.
-#[derive(Debug)]
-pub struct EpochSession {
-    job: Arc<OwnedFd>,
-    number: u64,
-    directory: Arc<OwnedFd>,
-    own_name: Name,
-    own: Arc<OwnedFd>,
-    device: Dev,
-    is_fenced: AtomicBool,
-    began: Instant,
-    /// When this session looked last whether it was fenced off, in milliseconds since it began.
-    looked_ms: AtomicU64,
-}
-
-/// These begin as all hidden names do: what hides in a directory goes only with one that is hidden itself.
-const EPOCH_PREFIX: &str = ".zmove-epoch-";
+/// Begins as all hidden names do: what hides in a directory goes only with one that is hidden itself.
 const OWN_PREFIX: &str = ".zmove-";
 /// The epoch that stands for the end of a job.
 const END: u64 = u64::MAX;
@@ -158,13 +113,6 @@ const UNSEEN_MAX: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long the mark of a job's end stays at least: longer than a host hangs and then goes on.
 const ENDED_AGE_MIN: Duration = Duration::from_secs(90 * 24 * 60 * 60);
-/// How often a session that makes entries looks whether it was fenced off.
-const LOOK_MS: u64 = 100;
-
-fn epoch_name(number: u64) -> Name {
-    Name::from_bytes(format!("{EPOCH_PREFIX}{number}").as_bytes()).expect("a number is short")
-}
-
 fn name_of(job: SharedJobId) -> Name {
     Name::from_bytes(format!("{JOB_PREFIX}{job}").as_bytes()).expect("an id is short")
 }
@@ -234,17 +182,7 @@ impl SharedJobDirectory {
         let own_name = format!("{OWN_PREFIX}{}-{own}", own_process());
         let own_name = Name::from_bytes(own_name.as_bytes()).map_err(|_too_long| Errno::NAMETOOLONG)?;
         let own = make(&directory, &own_name)?;
-        Ok(EpochSession {
-            job: Arc::clone(&self.directory),
-            number,
-            device: rustix::fs::fstat(&directory)?.st_dev,
-            directory: Arc::new(directory),
-            own_name,
-            own: Arc::new(own),
-            is_fenced: AtomicBool::new(false),
-            began: Instant::now(),
-            looked_ms: AtomicU64::new(0),
-        })
+        Ok(EpochSession::new((Arc::clone(&self.directory), number), directory, (own_name, own))?)
     }
 
     /// Looks for newer epochs, then removes older ones. To be called when the directory of this one has been made.
@@ -344,16 +282,6 @@ impl SharedJobDirectory {
     }
 }
 
-fn epochs_in(directory: &OwnedFd) -> io::Result<Vec<u64>> {
-    let mut epochs = Vec::new();
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        let number = entry.file_name().to_str().ok().and_then(|name| name.strip_prefix(EPOCH_PREFIX));
-        epochs.extend(number.and_then(|number| number.parse::<u64>().ok()));
-    }
-    Ok(epochs)
-}
-
 /// Whether this is the directory of a job that has ended so long ago that nobody comes to it any more.
 pub(crate) fn ended_long_ago(parent: BorrowedFd<'_>, name: &[u8]) -> bool {
     ended_before(parent, name, ENDED_AGE_MIN)
@@ -387,272 +315,12 @@ fn remove_for_good(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io
     }
 }
 
-/// Whether an error says that a directory has been removed.
-fn is_dead(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::STALE))
-}
-
-impl EpochSession {
-    /// The epoch.
-    #[must_use]
-    pub const fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// The directory in which this session alone makes its entries.
-    #[must_use]
-    pub fn own(&self) -> &Arc<OwnedFd> {
-        &self.own
-    }
-
-    /// Whether this session has met its end, or meets it now: then what it has said of what came before may be wrong.
-    #[must_use]
-    pub fn is_fenced(&self) -> bool {
-        if !self.is_fenced.load(Ordering::Relaxed) && !self.is_newest() {
-            self.is_fenced.store(true, Ordering::Relaxed);
-        }
-        self.is_fenced.load(Ordering::Relaxed)
-    }
-
-    /// Whether the directory of this epoch has its name, and no newer one is there.
-    fn is_newest(&self) -> bool {
-        let there = number_at(&self.job, epoch_name(self.number).as_os_str());
-        let has_its_name =
-            there.is_ok_and(|there| number_of(&self.directory).is_ok_and(|here| here == there));
-        let is_newest = |epochs: Vec<u64>| epochs.into_iter().all(|epoch| epoch <= self.number);
-        has_its_name && epochs_in(&self.job).is_ok_and(is_newest)
-    }
-
-    fn fenced(&self) -> io::Error {
-        self.is_fenced.store(true, Ordering::Relaxed);
-        FENCED.into()
-    }
-
-    /// Makes something in a directory of the epoch.
-    pub(crate) fn create<T>(&self, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        self.look_now_and_then()?;
-        make().map_err(|error| if is_dead(&error) { self.fenced() } else { error })
-    }
-
-    /// Has a session that works on give way to a newer epoch, which could not keep up with removing what it makes. One
-    /// that does not work makes nothing, and needs not look.
-    fn look_now_and_then(&self) -> io::Result<()> {
-        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let last = self.looked_ms.load(Ordering::Relaxed);
-        if now < last + LOOK_MS {
-            return Ok(());
-        }
-        self.looked_ms.store(now, Ordering::Relaxed);
-        if self.is_fenced() { Err(self.fenced()) } else { Ok(()) }
-    }
-
-    /// Gives what has this name in the session's directory its final one.
-    pub(crate) fn publish(
-        &self,
-        hidden: &Name,
-        place: (&OwnedFd, &Name),
-        replace: Replace,
-    ) -> io::Result<()> {
-        let staged = number_at(&self.own, hidden.as_os_str()).map_err(|error| self.fenced_if_dead(error))?;
-        let moved = move_to((&self.own, hidden), place, replace);
-        moved.or_else(|error| self.look_after_failure((staged, hidden), place, error))
-    }
-
-    /// Whether an entry has its final name although the call has failed that was to give it: where an answer is lost,
-    /// the client of a network file system asks once more, and hears that there is nothing to be renamed, or that
-    /// something has the name.
-    fn look_after_failure(
-        &self,
-        (staged, hidden): (FileNumber, &Name),
-        (directory, name): (&OwnedFd, &Name),
-        error: io::Error,
-    ) -> io::Result<()> {
-        if number_at(directory, name.as_os_str()).is_ok_and(|there| there == staged) {
-            // it may be a link that was made twice
-            let _goes_with_the_epoch = rustix::fs::unlinkat(&self.own, hidden.as_os_str(), AtFlags::empty());
-            return Ok(());
-        }
-        let is_gone = number_at(&self.own, hidden.as_os_str()).is_err_and(|error| is_dead(&error));
-        Err(if is_gone { self.fenced_if_dead(error) } else { error })
-    }
-
-    /// The error of what was not found: a newer epoch has removed it, or somebody who does not belong to the job.
-    fn fenced_if_dead(&self, error: io::Error) -> io::Error {
-        if is_dead(&error) && !self.is_newest() { self.fenced() } else { error }
-    }
-
-    /// Has `make` make an entry that is no file under another name, and gives it its own in a directory.
-    ///
-    /// # Errors
-    /// Those of `make` and the system's, and [`FENCED`].
-    pub fn place<T>(
-        &self,
-        place @ (directory, _): (&OwnedFd, &Name),
-        (replace, group): (Replace, GroupOfNew),
-        make: impl FnOnce((&OwnedFd, &Name)) -> io::Result<T>,
-    ) -> io::Result<T> {
-        let free = |name: &Name| match number_at(&self.own, name.as_os_str()) {
-            Ok(_) => Err(Errno::EXIST),
-            Err(_) => Ok(()),
-        };
-        let (fresh, ()) = make_hidden(self.own.as_fd(), free)?;
-        let made = self.create(|| make((&self.own, &fresh))).and_then(|made| {
-            if group == GroupOfNew::OfDirectory {
-                Inheritance::of(directory.as_fd())?.give_group(&self.own, &fresh)?;
-            }
-            Ok(made)
-        });
-        self.publish_made(made, &fresh, place, replace)
-    }
-
-    /// Gives what was made under a `fresh` name its final one. It has no other name then, whatever has failed.
-    fn publish_made<T>(
-        &self,
-        made: io::Result<T>,
-        fresh: &Name,
-        place: (&OwnedFd, &Name),
-        replace: Replace,
-    ) -> io::Result<T> {
-        let published = made.and_then(|made| self.publish(fresh, place, replace).map(|()| made));
-        // A rename does nothing where both names lead to the same.
-        let _gone_as_a_rule = rustix::fs::unlinkat(&self.own, fresh.as_os_str(), AtFlags::empty());
-        published
-    }
-
-    /// Opens the part of a large file, which receivers on other hosts may write too, and makes it where it is not
-    /// there.
-    ///
-    /// # Errors
-    /// The system's error, [`FENCED`], and [`COMMITTED`].
-    pub fn open_part(&self, name: &Name, bytes: u64, direct: Direct) -> io::Result<Staged> {
-        let opened = self.create(|| Staged::shared(&self.directory, name, bytes, direct));
-        opened.map_err(|error| match Errno::from_io_error(&error) {
-            Some(Errno::LOOP) => COMMITTED.into(),
-            _ => error,
-        })
-    }
-
-    /// The part of that name, if it is there; it is not made.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub fn find_part(&self, name: &Name) -> io::Result<PartFound> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        match rustix::fs::openat(&self.directory, name.as_os_str(), flags, Mode::empty()) {
-            Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Nothing),
-            Err(Errno::LOOP) => self.read_mark(name),
-            Err(error) => Err(error.into()),
-            Ok(part) => {
-                let stat = rustix::fs::fstat(&part)?;
-                let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-                if is_file { Ok(PartFound::Part(part.into())) } else { Err(Errno::INVAL.into()) }
-            }
-        }
-    }
-
-    fn read_mark(&self, name: &Name) -> io::Result<PartFound> {
-        match rustix::fs::readlinkat(&self.directory, name.as_os_str(), Vec::new()) {
-            Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Nothing),
-            Err(error) => Err(error.into()),
-            Ok(mark) => {
-                let inode = mark.to_str().ok().and_then(|inode| inode.parse().ok());
-                Ok(PartFound::Committed { inode: inode.ok_or(Errno::INVAL)? })
-            }
-        }
-    }
-
-    /// Flushes the names of parts.
-    ///
-    /// # Errors
-    /// The system's error, and [`FENCED`].
-    pub fn flush_part_names(&self) -> io::Result<()> {
-        rustix::fs::fsync(&self.directory).map_err(|error| self.fenced_if_dead(error.into()))
-    }
-
-    /// Gives a part, the very file that is open here, its final name, and puts a mark in its place. To be done again by
-    /// whoever does not know whether it has been done.
-    ///
-    /// # Errors
-    /// The system's error, and [`FENCED`]; `ENOENT` also where another receiver was first, and somebody has removed the
-    /// file since.
-    pub fn publish_part(
-        &self,
-        (part, file): (&Name, &File),
-        place: (&OwnedFd, &Name),
-        replace: Replace,
-    ) -> io::Result<()> {
-        let open = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let link = |fresh: &Name| {
-            rustix::fs::linkat(CWD, &open, &self.own, fresh.as_os_str(), AtFlags::SYMLINK_FOLLOW)
-        };
-        let linked = make_hidden(self.own.as_fd(), link);
-        let (fresh, ()) = linked.map_err(|error| self.fenced_if_dead(error.into()))?;
-        self.publish_made(Ok(()), &fresh, place, replace)?;
-        // Without a mark the part stays, and keeps its inode; the next commit of it comes here again.
-        let _best_effort = self.put_mark(part, file);
-        Ok(())
-    }
-
-    /// Puts a link that leads nowhere, and tells the inode, in the place of a part.
-    fn put_mark(&self, part: &Name, file: &File) -> io::Result<()> {
-        if !self.has_name(part, file)? {
-            return Ok(());
-        }
-        let inode = number_of(file)?.inode.to_string();
-        let link = |fresh: &Name| rustix::fs::symlinkat(&inode, &self.own, fresh.as_os_str());
-        let (fresh, ()) = make_hidden(self.own.as_fd(), link)?;
-        Ok(rustix::fs::renameat(&self.own, fresh.as_os_str(), &self.directory, part.as_os_str())?)
-    }
-
-    /// Whether this is the part of that name.
-    fn has_name(&self, part: &Name, file: &File) -> io::Result<bool> {
-        match number_at(&self.directory, part.as_os_str()) {
-            Ok(there) => Ok(there == number_of(file)?),
-            Err(error) if is_dead(&error) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Whether a part still has its name: then no receiver has committed it.
-    ///
-    /// # Errors
-    /// [`FENCED`] where it has none since this epoch is over.
-    pub fn has_part(&self, name: &Name, part: &File) -> io::Result<bool> {
-        if self.has_name(name, part).unwrap_or(false) {
-            return Ok(true);
-        }
-        if self.is_fenced() { Err(self.fenced()) } else { Ok(false) }
-    }
-
-    /// Checks that a directory lies in the same file system, since nothing can be renamed to another.
-    ///
-    /// # Errors
-    /// `EXDEV` where it does not.
-    pub fn check_device(&self, directory: impl AsFd) -> io::Result<()> {
-        let device = rustix::fs::fstat(directory)?.st_dev;
-        if device == self.device { Ok(()) } else { Err(Errno::XDEV.into()) }
-    }
-}
-
-impl Fence for EpochSession {
-    fn check(&self) -> rustix::io::Result<()> {
-        if self.is_fenced() { Err(FENCED) } else { Ok(()) }
-    }
-}
-
-impl Drop for EpochSession {
-    fn drop(&mut self) {
-        let tree = Tree::at(Arc::clone(&self.directory));
-        // The next epoch removes what stays.
-        let own = std::iter::once(&self.own_name);
-        let _counted = remove_entries(&tree, &RelPath::root(), own, |_path, _error| {});
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file_io::data_file::Direct;
     use crate::new_files::NewFiles;
+    use crate::publish::Replace;
     use crate::staging_place::StagingPlace;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::Barrier;

@@ -10,10 +10,13 @@ use zmove_engine::Remote;
 pub(crate) enum ClusterCommand {
     /// Name receivers that share a storage, and make the keys of the nodes that send to them
     Init(ClusterInitArgs),
-    /// Print what another node needs to take part: whoever reads it may send as one
+    /// Write what another node needs to take part: whoever reads it may send as one
     Invite {
         /// The cluster
         name: String,
+        /// Write it to this new file, which nobody else may read [default: standard output]
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<PathBuf>,
     },
     /// Take part in the jobs of a cluster, in the foreground
     Join(ClusterJoinArgs),
@@ -35,7 +38,7 @@ pub(crate) struct ClusterInitArgs {
     #[arg(value_name = "HOST[:PORT]", value_parser = Remote::parse_endpoint, required = true)]
     pub(crate) receivers: Vec<Remote>,
     /// Where the broker is to listen that a push starts here: an address of this host that the other nodes reach
-    #[arg(long, value_name = "ADDRESS:PORT", required_unless_present = "broker", conflicts_with = "broker")]
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "broker")]
     pub(crate) listen: Option<SocketAddr>,
     /// A broker that runs already (NATS with JetStream): nats://HOST:PORT or tls://HOST:PORT
     #[arg(long, value_name = "URL")]

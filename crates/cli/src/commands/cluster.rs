@@ -1,20 +1,25 @@
 //! `zmove cluster`: makes a cluster, joins one, shows who is there.
 
 mod part;
+pub(crate) mod sources;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rustix::fs::{FileType, Mode};
 use serde_json::json;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use zmove_cluster::HeldGrant;
 use zmove_cluster::jetstream::{
-    GrantNotice, JobNotice, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
+    GrantNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
+    check_address,
 };
+use zmove_engine::Remote;
 use zmove_transport::Identity;
 use zmove_types::{Hex, SharedJobId};
 use zmove_wire::SignedJobGrant;
@@ -33,10 +38,7 @@ use crate::value::version::VERSION;
 pub(crate) fn run(command: ClusterCommand) -> Result<Exit> {
     match command {
         ClusterCommand::Init(args) => init(args),
-        ClusterCommand::Invite { name } => {
-            Cluster::load(&name)?.invitation()?.lines().for_each(terminal::say);
-            Ok(Exit::Done)
-        }
+        ClusterCommand::Invite { name, output } => invite(&name, output.as_deref()),
         ClusterCommand::Join(args) => join(&args.invitation),
         ClusterCommand::Status { name, json } => status(&Cluster::load(&name)?, json),
     }
@@ -44,27 +46,70 @@ pub(crate) fn run(command: ClusterCommand) -> Result<Exit> {
 
 fn init(args: ClusterInitArgs) -> Result<Exit> {
     let ClusterInitArgs { name, receivers, listen, broker, accept_new } = args;
-    if let Some(listen) = listen.filter(|listen| listen.ip().is_unspecified() || listen.port() == 0) {
-        return Err(usage_error(format!(
-            "--listen {listen}: the other nodes are told this address: name one of this host, and a port"
-        )));
-    }
-    let mut known = Vec::new();
-    for remote in receivers {
-        let key = key_of(&remote, accept_new)?;
-        known.push(ClusterReceiver { host: remote.host, port: remote.port, key: key.to_string() });
-    }
+    check_broker(listen, broker.as_deref())?;
+    settings::refuse_twice(receivers.iter())?;
+    let keys = receivers.iter().map(|remote| key_of(remote, accept_new)).collect::<Result<Vec<_>>>()?;
+    settings::refuse_same_key(receivers.iter().zip(keys.iter().copied()))?;
+    let known = receivers.into_iter().zip(keys);
+    let known =
+        known.map(|(Remote { host, port, .. }, key)| ClusterReceiver { host, port, key: key.to_string() });
+    let known = known.collect();
     let cluster = Cluster::make(&name, known, broker, listen)?;
     terminal::say(format!("cluster {name}, broker {}", cluster.broker));
     terminal::say(format!(
-        "on each other node: zmove cluster join FILE, with FILE from 'zmove cluster invite {name}' here"
+        "for each other node: zmove cluster invite {name} -o FILE here, and zmove cluster join FILE there"
     ));
-    terminal::say(format!("to send:            zmove push --cluster {name} SRC... PATH"));
+    terminal::say(format!("to send:             zmove push --cluster {name} SRC... PATH"));
     let key = Identity::load_or_create(&settings::home(settings::Role::Client)?)?.fingerprint();
     terminal::say(format!(
-        "at each receiver:   zmove allow {key} --name NAME --root DIR --write, for the key of this node alone"
+        "at each receiver:    zmove allow {key} --name NAME --root DIR --write, for the key of this node alone"
     ));
     Ok(Exit::Done)
+}
+
+/// Refuses an address at which no broker can be, before anybody is told of it.
+fn check_broker(listen: Option<SocketAddr>, broker: Option<&str>) -> Result<()> {
+    let why = match (listen, broker) {
+        (None, None) => "say where the broker is: --listen ADDRESS:PORT, of this host, has a push start one there; --broker \
+                         URL names one that runs already"
+            .to_owned(),
+        (Some(listen), _) if listen.ip().is_unspecified() || listen.port() == 0 => {
+            format!("--listen {listen}: the other nodes are told this address: name one of this host, and a port")
+        }
+        (Some(listen), _) => match TcpListener::bind(listen) {
+            // a broker may listen there already
+            Err(error) if error.kind() != ErrorKind::AddrInUse => format!("--listen {listen}: {error}"),
+            _ => return Ok(()),
+        },
+        (None, Some(url)) if !check_address(url) => {
+            format!("--broker {url}: write nats://HOST:PORT or tls://HOST:PORT")
+        }
+        (None, Some(_)) => return Ok(()),
+    };
+    Err(usage_error(why))
+}
+
+fn invite(name: &str, output: Option<&Path>) -> Result<Exit> {
+    let mut cluster = Cluster::load(name)?;
+    let Some(output) = output else {
+        if stdout_is_for_others() {
+            terminal::warn("others can read the file that this is written to: use -o FILE");
+        }
+        cluster.invite()?.lines().for_each(terminal::say);
+        return Ok(Exit::Done);
+    };
+    if output.symlink_metadata().is_ok() {
+        return Err(usage_error(format!("there is a file '{}' already", output.display())));
+    }
+    settings::cluster::write_new(output, &cluster.invite()?)?;
+    Ok(Exit::Done)
+}
+
+/// Whether standard output is a file that others than its owner may read.
+fn stdout_is_for_others() -> bool {
+    let Ok(stat) = rustix::fs::fstat(std::io::stdout()) else { return false };
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    is_file && Mode::from_raw_mode(stat.st_mode).intersects(Mode::RGRP | Mode::ROTH)
 }
 
 fn join(invitation: &Path) -> Result<Exit> {
@@ -78,6 +123,9 @@ fn join(invitation: &Path) -> Result<Exit> {
             } else {
                 std::fs::File::open(invitation).and_then(|mut file| file.read_to_string(&mut text))
             };
+            if read.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+                return Err(usage_error(format!("there is no file '{}'", invitation.display())));
+            }
             read.with_context(|| format!("read '{}'", invitation.display()))?;
             Cluster::join(&text).with_context(|| format!("read '{}'", invitation.display()))?
         }
@@ -100,11 +148,21 @@ struct Member<'a> {
     key: [u8; 32],
     /// What the heads of jobs have granted to it.
     grants: HashMap<SharedJobId, HeldGrant>,
-    parts: HashMap<SharedJobId, Part>,
+    parts: HashMap<SharedJobId, PartAtWork>,
     running: JoinSet<(SharedJobId, Result<()>)>,
     /// Jobs that have ended here.
     ended: HashSet<SharedJobId>,
+    /// Jobs in which this node could not take part, and when it tries again.
+    put_off: HashMap<SharedJobId, Instant>,
     told_of_version: bool,
+}
+
+/// A part that is being done.
+struct PartAtWork {
+    part: Part,
+    /// When the head has told of the job last.
+    heard: Instant,
+    task: AbortHandle,
 }
 
 impl<'a> Member<'a> {
@@ -112,9 +170,17 @@ impl<'a> Member<'a> {
         let unique: [u8; 3] = zmove_engine::random().context("get random bytes")?;
         let node = format!("{}-{}", own_name(), Hex(&unique));
         let key = Identity::load_or_create(&settings::home(settings::Role::Client)?)?.fingerprint().0;
-        let (grants, parts) = (HashMap::new(), HashMap::new());
-        let (running, ended) = (JoinSet::new(), HashSet::new());
-        Ok(Self { cluster, node, key, grants, parts, running, ended, told_of_version: false })
+        Ok(Self {
+            cluster,
+            node,
+            key,
+            grants: HashMap::new(),
+            parts: HashMap::new(),
+            running: JoinSet::new(),
+            ended: HashSet::new(),
+            put_off: HashMap::new(),
+            told_of_version: false,
+        })
     }
 
     async fn serve(mut self) -> Result<Exit> {
@@ -126,12 +192,16 @@ impl<'a> Member<'a> {
                 heard = notices.hear() => match heard? {
                     Notice::Job(job) => self.take(job, &notices).await?,
                     Notice::Grant(grant) => self.hold(&grant),
-                    Notice::Node(_) | Notice::Failed(..) => {}
+                    Notice::Node(_) | Notice::Failed(_) | Notice::Absent(_) => {}
                 },
-                _ = ticks.tick() => self.tell(&notices).await?,
-                Some(ended) = self.running.join_next() => {
-                    let (job, ended) = ended.context("a part of a job panicked")?;
-                    self.end(job, ended, &notices).await?;
+                _ = ticks.tick() => {
+                    self.abandon(&notices).await?;
+                    self.tell(&notices).await?;
+                }
+                Some(ended) = self.running.join_next() => match ended {
+                    Ok((job, ended)) => self.end(job, ended, &notices).await?,
+                    Err(error) if error.is_cancelled() => {}
+                    Err(error) => return Err(error).context("a part of a job panicked"),
                 }
             }
         }
@@ -166,15 +236,20 @@ impl<'a> Member<'a> {
         }
     }
 
-    fn part(&self, job: SharedJobId, state: NodeState, moved: NodeMoved) -> NodePart {
+    fn part(&self, job: SharedJobId, state: NodeState, (moved, items): (NodeMoved, u64)) -> NodePart {
         let granted_until = self.grants.get(&job).and_then(HeldGrant::ends);
-        NodePart { job: job.0, state, moved, granted_until }
+        NodePart { job: job.0, state, moved, items, granted_until }
     }
 
     /// Takes part in a job, if this node may.
     async fn take(&mut self, job: JobNotice, notices: &Notices) -> Result<()> {
         let id = job.id();
-        if self.parts.contains_key(&id) || self.ended.contains(&id) {
+        if let Some(at_work) = self.parts.get_mut(&id) {
+            at_work.heard = Instant::now();
+            return Ok(());
+        }
+        let is_put_off = self.put_off.get(&id).is_some_and(|until| Instant::now() < *until);
+        if is_put_off || self.ended.contains(&id) {
             return Ok(());
         }
         if job.version != *VERSION {
@@ -188,56 +263,81 @@ impl<'a> Member<'a> {
         }
         match (job.nodes.get(&self.node), self.grants.get(&id)) {
             (Some(number), Some(grant)) if job.begun => {
-                let part = Part::begin(self.cluster, &job, (*number, grant.clone())).await;
-                let part = part.inspect_err(|error| terminal::warn(terminal::causes(error)));
-                if let Ok((part, work)) = part {
-                    terminal::say(format!("job {id} begins"));
-                    self.running.spawn(async move { (id, work.await) });
-                    self.parts.insert(id, part);
+                match Part::begin(self.cluster, &job, (*number, grant.clone())).await {
+                    Ok((part, work)) => {
+                        terminal::say(format!("job {id} begins"));
+                        let task = self.running.spawn(async move { (id, work.await) });
+                        self.parts.insert(id, PartAtWork { part, heard: Instant::now(), task });
+                    }
+                    Err(error) => self.put_off(id, &error, notices).await?,
                 }
                 Ok(())
             }
             (Some(_), Some(_)) => Ok(()),
             // the head answers with a number and a grant
             _ => {
-                let part = self.part(id, NodeState::Offers, NodeMoved::default());
+                let part = self.part(id, NodeState::Offers, (NodeMoved::default(), 0));
                 Ok(notices.tell(&self.notice(Some(part))).await?)
             }
         }
+    }
+
+    /// Gives up jobs of which nothing has been heard for so long that nobody leads them any more: no queue would say so
+    /// where its broker was away when the head ended.
+    async fn abandon(&mut self, notices: &Notices) -> Result<()> {
+        let is_silent = |at_work: &PartAtWork| at_work.heard.elapsed() > at_work.part.silence_max();
+        let silent = self.parts.iter().filter(|(_, at_work)| is_silent(at_work)).map(|(id, _)| *id);
+        for id in silent.collect::<Vec<_>>() {
+            if let Some(at_work) = self.parts.remove(&id) {
+                at_work.task.abort();
+            }
+            let why = failure(Exit::Broken, "the node that leads it has not been heard of for too long");
+            self.put_off(id, &why, notices).await?;
+        }
+        Ok(())
     }
 
     async fn tell(&self, notices: &Notices) -> Result<()> {
         if self.parts.is_empty() {
             return Ok(notices.tell(&self.notice(None)).await?);
         }
-        for (job, part) in &self.parts {
+        for (job, PartAtWork { part, .. }) in &self.parts {
             for message in part.failures() {
-                notices.tell(&Notice::Failed(job.0, message)).await?;
+                notices.tell(&Notice::Failed(self.failure(*job, message))).await?;
             }
-            let part = self.part(*job, NodeState::Works, part.moved());
+            let part = self.part(*job, NodeState::Works, (part.moved(), part.items()));
             notices.tell(&self.notice(Some(part))).await?;
         }
         Ok(())
     }
 
-    /// Ends the part in a job. One that has ended badly begins again with the next notice of it.
+    /// Leaves a job to others for a while, and has its head told why.
+    async fn put_off(&mut self, id: SharedJobId, error: &anyhow::Error, notices: &Notices) -> Result<()> {
+        let why = terminal::causes(error).to_string();
+        terminal::warn(format_args!("job {id}: {why}"));
+        self.put_off.insert(id, Instant::now() + TRY_AGAIN_AFTER);
+        Ok(notices.tell(&Notice::Absent(self.failure(id, why))).await?)
+    }
+
+    fn failure(&self, id: SharedJobId, message: String) -> NodeFailure {
+        NodeFailure { job: id.0, node: self.node.clone(), message }
+    }
+
+    /// Ends the part in a job. One that has ended badly begins again after a while.
     async fn end(&mut self, id: SharedJobId, ended: Result<()>, notices: &Notices) -> Result<()> {
-        let Some(part) = self.parts.remove(&id) else { return Ok(()) };
+        let Some(PartAtWork { part, .. }) = self.parts.remove(&id) else { return Ok(()) };
         for message in part.failures() {
-            notices.tell(&Notice::Failed(id.0, message)).await?;
+            notices.tell(&Notice::Failed(self.failure(id, message))).await?;
         }
         match ended {
             Ok(()) => {
                 terminal::say(format!("job {id} has ended"));
                 self.ended.insert(id);
-                let part = self.part(id, NodeState::HasEnded, part.moved());
+                let part = self.part(id, NodeState::HasEnded, (part.moved(), part.items()));
                 self.grants.remove(&id);
                 Ok(notices.tell(&self.notice(Some(part))).await?)
             }
-            Err(error) => {
-                terminal::warn(format_args!("job {id}: {}", terminal::causes(&error)));
-                Ok(())
-            }
+            Err(error) => self.put_off(id, &error, notices).await,
         }
     }
 
@@ -262,7 +362,7 @@ fn status(cluster: &Cluster, as_json: bool) -> Result<Exit> {
             match heard? {
                 Notice::Job(job) => drop(jobs.insert(job.job, job)),
                 Notice::Node(node) => drop(nodes.insert(node.node.clone(), node)),
-                Notice::Failed(..) | Notice::Grant(_) => {}
+                Notice::Failed(_) | Notice::Absent(_) | Notice::Grant(_) => {}
             }
         }
         Ok((jobs, nodes))
@@ -297,5 +397,7 @@ fn status(cluster: &Cluster, as_json: bool) -> Result<Exit> {
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// How often a node tells that it is there.
 const TELL_EVERY: Duration = Duration::from_secs(1);
+/// How long a node leaves a job to others that it could not take part in.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// How long it is listened who is there.
 const LISTEN_FOR: Duration = Duration::from_secs(3);

@@ -3,28 +3,31 @@
 mod granting;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::TcpStream;
 use std::os::unix::ffi::OsStringExt;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::sync::watch;
 use zmove_cluster::jetstream::{
-    JetStream, JobNotice, NodeMoved, NodePart, NodeState, Notice, Notices, Role, Server, Settings,
+    BrokerState, JetStream, JobNotice, Keeper, NodeFailure, NodePart, NodeState, Notice, Notices, Role,
+    Settings,
 };
-use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob};
-use zmove_engine::{DialSettings, Remote};
+use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob, WorkError};
+use zmove_engine::DialSettings;
+use zmove_scan::FileSystems;
 use zmove_types::{Event, Observer};
 
 use self::granting::Granting;
+use crate::commands::cluster::sources as node_sources;
 use crate::commands::spread::{self, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::format::counted;
 use crate::display::progress::Display;
 use crate::settings::cluster::Cluster;
 use crate::settings::{self, PushSettings, Role as KeyRole};
-use crate::value::exit::Exit;
+use crate::value::exit::{Exit, failure};
 use crate::value::version::VERSION;
 
 /// Leads a push of these settings.
@@ -32,14 +35,22 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let display = Display::new(&settings.args, None);
     let sources = settings.look_at_sources(&display)?;
     let receivers = receivers(settings, cluster)?;
+    cluster.refuse_to_lead()?;
     let id = fresh_id()?;
     let epoch = fresh_epoch();
     let job = spread::job(settings, &sources, (id, epoch))?;
+    let directory = std::env::current_dir().context("find the working directory")?;
+    let mountinfo = match settings.args.selection.file_systems() {
+        FileSystems::All => std::fs::read("/proc/self/mountinfo").unwrap_or_default(),
+        FileSystems::OfRoot => Vec::new(),
+    };
     let notice = JobNotice {
         job: id.0,
         epoch,
         version: VERSION.clone(),
-        directory: std::env::current_dir().context("find the working directory")?.into_os_string().into_vec(),
+        sources: node_sources::notices(&directory, &sources),
+        mounts: node_sources::mounts(&mountinfo, &directory, &sources),
+        directory: directory.into_os_string().into_vec(),
         words: std::env::args_os().skip(1).map(OsStringExt::into_vec).collect(),
         nodes: BTreeMap::from([(own_name(), 0)]),
         begun: false,
@@ -61,16 +72,17 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
 /// The receivers of a cluster, with the keys that its file names.
 pub(crate) fn receivers(settings: &PushSettings, cluster: &Cluster) -> Result<Vec<Receiver>> {
     let home = settings::home(KeyRole::Client)?;
-    let zmove_engine::Location::Remote(Remote { path, .. }) = &settings.location else {
-        return Ok(Vec::new());
+    let receiver = |(remote, known): (&zmove_engine::Remote, &settings::cluster::ClusterReceiver)| {
+        let key = known.key.parse().with_context(|| format!("the key of {remote}"))?;
+        let settings = DialSettings { key: Some(key), ..settings.dial_to(remote)? };
+        Ok(Receiver { home: home.clone(), remote: remote.clone(), settings })
     };
-    let receiver = |receiver: &settings::cluster::ClusterReceiver| {
-        let remote = receiver.remote(path);
-        let key = receiver.key.parse().with_context(|| format!("the key of {remote}"))?;
-        let settings = DialSettings { key: Some(key), ..settings.dial_to(&remote)? };
-        Ok(Receiver { home: home.clone(), remote, settings })
-    };
-    cluster.receivers.iter().map(receiver).collect()
+    settings.receivers().zip(&cluster.receivers).map(receiver).collect()
+}
+
+/// How long whoever asks a broker goes on to ask, by the push's `--timeout`: one that is started again takes a moment.
+pub(crate) fn broker_patience(timeout: Duration) -> Duration {
+    timeout.max(BROKER_PATIENCE_MIN)
 }
 
 /// A job that is led from here.
@@ -81,19 +93,52 @@ struct Leading<'a> {
     granting: Granting,
 }
 
+/// How a job has ended, and how many nodes have taken part.
+type Led = (Result<JobEnd, JobError>, usize);
+
 impl Leading<'_> {
-    /// Leads the job to its end; returns that, and how many nodes have taken part.
-    async fn lead(
-        mut self,
+    /// Leads the job to its end, with a broker of this node's where none is there.
+    async fn lead(mut self, job: SharedJob, receivers: Vec<Receiver>, patience: Duration) -> Result<Led> {
+        let mut stop: Stop = Box::pin(interrupted());
+        let mut keeper = match self.cluster.server()? {
+            Some(server) => Some(tokio::select! {
+                started = Keeper::start(server) => started.context(NO_BROKER)?,
+                () = &mut stop => return Ok((Err(JobError::Interrupted), 0)),
+            }),
+            None => None,
+        };
+        let observer = Arc::clone(&self.observer);
+        let keeping = async {
+            match &mut keeper {
+                Some(keeper) => keeper.keep(|message| observer.on(&Event::Warned { message })).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            led = self.lead_by_broker(job, receivers, patience, stop) => led,
+            never = keeping => match never {},
+        }
+    }
+
+    async fn lead_by_broker(
+        &mut self,
         job: SharedJob,
         receivers: Vec<Receiver>,
         patience: Duration,
-    ) -> Result<(Result<JobEnd, JobError>, usize)> {
-        let _broker = self.start_broker().await?;
+        mut stop: Stop,
+    ) -> Result<Led> {
         let (access, key) = (self.cluster.access()?, self.cluster.key()?);
-        let notices = Notices::open(&access, &key).await?;
-        let settings = Settings::new(Role::Head, job.id, job.epoch, key.of_job(job.id));
-        let queue = JetStream::open(&access, settings).await?;
+        let settings = Settings {
+            patience: broker_patience(patience),
+            ..Settings::new(Role::Head, job.id, job.epoch, key.of_job(job.id))
+        };
+        let opened =
+            async { Ok((Notices::open(&access, &key).await?, JetStream::open(&access, settings).await?)) };
+        let (notices, queue) = tokio::select! {
+            opened = opened => opened.map_err(|error| self.no_broker(error))?,
+            () = &mut stop => return Ok((Err(JobError::Interrupted), 0)),
+        };
+        let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
         let mut nodes = Nodes::new(Arc::clone(&self.observer));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
         let count = receivers.len();
@@ -103,7 +148,7 @@ impl Leading<'_> {
             ..Lead::new((job, Arc::new(queue)), receivers, count, patience)
         };
         let mut begun = lead.begun.subscribe();
-        let leading = lead.run(Arc::clone(&self.observer), Arc::new(spread::Notices), interrupted());
+        let leading = lead.run(Arc::clone(&self.observer), Arc::new(spread::Notices), stop);
         let mut leading = Box::pin(leading);
         let mut ticks = tokio::time::interval(TELL_EVERY);
         let mut ended = loop {
@@ -124,32 +169,33 @@ impl Leading<'_> {
                         notices.tell(&Notice::Job(self.notice.clone())).await?;
                     }
                 }
+                message = broker.changed() => self.observer.on(&Event::Warned { message }),
             }
         };
         if let Ok(ended) = &mut ended {
-            nodes.parts.values().for_each(|moved| {
-                ended.skipped.files += moved.skipped_files;
-                ended.skipped.bytes += moved.skipped_bytes;
+            nodes.parts.values().for_each(|part| {
+                ended.skipped.files += part.moved.skipped_files;
+                ended.skipped.bytes += part.moved.skipped_bytes;
             });
         }
-        Ok((ended, self.notice.nodes.len()))
+        // the head itself is one
+        Ok((ended, 1 + nodes.served()))
     }
 
-    /// Starts the broker, where this node is to and none is there.
-    async fn start_broker(&self) -> Result<Option<Server>> {
-        let Some(server) = self.cluster.server()? else { return Ok(None) };
-        if TcpStream::connect_timeout(&(server.address, server.port).into(), CONNECT_MAX).is_ok() {
-            return Ok(None);
-        }
-        let why = "start a broker for the cluster ('nats-server' has to be installed, as by Debian's package of that name)";
-        Ok(Some(server.start().await.context(why)?))
+    fn no_broker(&self, error: WorkError) -> anyhow::Error {
+        let broker = &self.cluster.broker;
+        failure(Exit::Connection, format!("the broker {broker} cannot be used: {error}"))
     }
 
     /// Takes a notice; returns whether the nodes are to be told of the job at once: a node is new, here or in the job.
     fn take(&mut self, notice: Notice, nodes: &mut Nodes) -> bool {
         match notice {
-            Notice::Failed(job, message) if job == self.notice.job => {
-                self.observer.on(&Event::Failed { message });
+            Notice::Failed(NodeFailure { job, node, message }) if job == self.notice.job => {
+                self.observer.on(&Event::Failed { message: format!("{message} (at {node})") });
+                false
+            }
+            Notice::Absent(failure) if failure.job == self.notice.job => {
+                nodes.leave(failure);
                 false
             }
             Notice::Node(node) if node.version == self.notice.version => match node.part {
@@ -158,7 +204,7 @@ impl Leading<'_> {
                     let number = u32::try_from(self.notice.nodes.len()).unwrap_or(u32::MAX);
                     let is_new = !self.notice.nodes.contains_key(&node.node);
                     self.notice.nodes.entry(node.node.clone()).or_insert(number);
-                    nodes.take(node.node, &part);
+                    nodes.take(node.node, part);
                     is_new
                 }
                 Some(_of_another_job) => false,
@@ -168,20 +214,60 @@ impl Leading<'_> {
     }
 }
 
+/// Resolves when the user stops the push.
+type Stop = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The broker as the user sees it.
+struct BrokerWatch {
+    name: String,
+    state: watch::Receiver<BrokerState>,
+    lost: Option<Instant>,
+}
+
+impl BrokerWatch {
+    fn new(name: String, state: watch::Receiver<BrokerState>) -> Self {
+        Self { name, state, lost: None }
+    }
+
+    /// What is to be told, once something is.
+    async fn changed(&mut self) -> String {
+        loop {
+            if self.state.changed().await.is_err() {
+                // the queue has gone, and so does this
+                return std::future::pending().await;
+            }
+            let is_lost = *self.state.borrow_and_update() == BrokerState::Lost;
+            match self.lost {
+                None if is_lost => {
+                    self.lost = Some(Instant::now());
+                    return format!("the broker {} is away: the job waits for it", self.name);
+                }
+                Some(since) if !is_lost => {
+                    self.lost = None;
+                    let seconds = since.elapsed().as_secs_f64();
+                    return format!("the broker {} is there again after {seconds:.1} s", self.name);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
 /// The other nodes of the job, and what they have told.
 struct Nodes {
     observer: Arc<dyn Observer>,
     /// All nodes that have told that they have nothing to do.
     come: BTreeSet<String>,
-    parts: BTreeMap<String, NodeMoved>,
-    ended: BTreeSet<String>,
+    parts: BTreeMap<String, NodePart>,
+    /// Why nodes take no part, as the user has been told.
+    absent: BTreeSet<(String, String)>,
     others: watch::Sender<usize>,
 }
 
 impl Nodes {
     fn new(observer: Arc<dyn Observer>) -> Self {
-        let (come, ended) = (BTreeSet::new(), BTreeSet::new());
-        Self { observer, come, parts: BTreeMap::new(), ended, others: watch::Sender::new(0) }
+        let (come, parts, absent) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
+        Self { observer, come, parts, absent, others: watch::Sender::new(0) }
     }
 
     /// A node has nothing to do; returns whether this is the first time.
@@ -189,8 +275,9 @@ impl Nodes {
         self.come.insert(node)
     }
 
-    fn take(&mut self, node: String, NodePart { state, moved, .. }: &NodePart) {
-        let before = self.parts.insert(node.clone(), *moved).unwrap_or_default();
+    fn take(&mut self, node: String, part: NodePart) {
+        let moved = part.moved;
+        let before = self.parts.get(&node).map(|part| part.moved).unwrap_or_default();
         let (files, bytes) =
             (moved.files.saturating_sub(before.files), moved.bytes.saturating_sub(before.bytes));
         if files + bytes > 0 {
@@ -206,19 +293,41 @@ impl Nodes {
         if files + bytes > 0 {
             self.observer.on(&Event::Skipped { files, bytes });
         }
-        if *state == NodeState::HasEnded {
-            self.ended.insert(node);
-        } else {
-            self.ended.remove(&node);
+        let is_absent = part.items == 0 && self.absent.iter().any(|(absent, _)| *absent == node);
+        if !is_absent {
+            self.parts.insert(node, part);
+            self.count();
         }
-        self.others.send_replace(self.parts.len() - self.ended.len());
+    }
+
+    /// Tells, once, why a node takes no part.
+    fn leave(&mut self, NodeFailure { node, message, .. }: NodeFailure) {
+        if self.parts.get(&node).is_some_and(|part| part.items == 0) {
+            self.parts.remove(&node);
+            self.count();
+        }
+        if self.absent.insert((node.clone(), message.clone())) {
+            self.observer.on(&Event::Warned { message: format!("{node} takes no part: {message}") });
+        }
+    }
+
+    fn count(&self) {
+        let at_work = self.parts.values().filter(|part| part.state != NodeState::HasEnded);
+        self.others.send_replace(at_work.count());
+    }
+
+    /// How many have done any of the work.
+    fn served(&self) -> usize {
+        self.parts.values().filter(|part| part.items > 0).count()
     }
 }
 
+const NO_BROKER: &str =
+    "start a broker for the cluster ('nats-server' has to be installed, as by Debian's package of that name)";
 /// How often the other nodes are told of the job.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long nodes may take to come, of which each has a session with one receiver: after that this node serves those
 /// receivers, too, for which there is no other. A node that waits for the broker asks for it four times a second.
 const OTHERS_COME_WITHIN: Duration = Duration::from_secs(2);
-/// How long a broker that is there may take to take a connection.
-const CONNECT_MAX: Duration = Duration::from_secs(1);
+/// How long a broker is waited for in any case.
+const BROKER_PATIENCE_MIN: Duration = Duration::from_secs(10);

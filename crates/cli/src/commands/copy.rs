@@ -18,7 +18,7 @@ use crate::commands::{pull, push};
 use crate::display::format::counted;
 use crate::display::progress::{Display, print_json};
 use crate::display::prompt::Prompt;
-use crate::display::summary::Ending;
+use crate::display::summary::{Ending, Sessions};
 use crate::display::trace::Trace;
 use crate::display::{summary, terminal};
 use crate::settings::{self, Copy, CopySettings, Role};
@@ -71,7 +71,7 @@ fn between(settings: &CopySettings, started: Instant, after: After) -> Result<Ex
     let told = exit_of(&copied.summary, args);
     let exit =
         copied.receipt.as_ref().map_or(told, |receipt| exit_with(told, receipt, copied.summary.failed));
-    summary::print(&copied.summary, args, None, &shares, &Ending { exit, transfer });
+    summary::print(&copied.summary, args, None, &shares, &Ending { exit, transfer, sessions: Sessions::One });
     if let Some(receipt) = copied.receipt.filter(|_| !args.quiet && !args.json) {
         terminal::say(format_args!("signed by {}: {}", settings.target, received(&receipt)));
     }

@@ -14,7 +14,7 @@ use crate::commands::push::{add_missing, manifest};
 use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
-use crate::display::summary::{self, Carriage, Ending, proofs};
+use crate::display::summary::{self, Carriage, Ending, Sessions, proofs};
 use crate::display::terminal;
 use crate::display::trace::Trace;
 use crate::settings::{self, PullSettings, Role};
@@ -75,6 +75,12 @@ pub(crate) fn pull(settings: &PullSettings, started: Instant) -> Result<Exit> {
     let carriage = Carriage { transport: pulled.transport, resumption: pulled.resumption };
     let shares = Shares::of(&moved, pulled.summary.elapsed, None, None);
     let exit = exit_of(&pulled.summary, args);
-    summary::print(&pulled.summary, args, Some(carriage), &shares, &Ending { exit, transfer });
+    summary::print(
+        &pulled.summary,
+        args,
+        Some(carriage),
+        &shares,
+        &Ending { exit, transfer, sessions: Sessions::One },
+    );
     Ok(exit)
 }

@@ -23,7 +23,7 @@ use crate::commands::spread;
 use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
-use crate::display::summary::{self, Carriage, Ending, proofs};
+use crate::display::summary::{self, Carriage, Ending, Sessions, proofs};
 use crate::display::terminal;
 use crate::display::trace::{self, Trace};
 use crate::settings::{self, PushSettings, Role, Storage};
@@ -41,8 +41,8 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     if let Some(cluster) = &settings.cluster {
         return cluster_push::push(settings, cluster, started);
     }
-    if let (Location::Remote(first), false) = (&settings.location, settings.also.is_empty()) {
-        return spread::push(settings, first, started);
+    if !settings.also.is_empty() {
+        return spread::push(settings, started);
     }
     let host = match &settings.location {
         Location::Local(_) => own_name(),
@@ -103,7 +103,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     summary.failed += sources.missing;
     let shares = shares(&moved, &summary, &sources, &settings.location);
     let exit = exit_of(&summary, args);
-    summary::print(&summary, args, carriage, &shares, &Ending { exit, transfer });
+    summary::print(&summary, args, carriage, &shares, &Ending { exit, transfer, sessions: Sessions::One });
     Ok(exit)
 }
 

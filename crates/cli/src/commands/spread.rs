@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use zmove_cluster::{JobEnd, JobError, Lead, Queue, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
+use zmove_transport::KnownHosts;
 use zmove_types::{ByteCount, ByteRate, Kinds, SharedJobId};
 use zmove_wire::{Keeping, NodeName, Open, TargetShape};
 
@@ -20,24 +21,24 @@ use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::commands::trust::get_to_know;
 use crate::display::format::counted;
 use crate::display::progress::Display;
-use crate::display::summary::{self, Ending};
+use crate::display::summary::{self, Ending, Sessions};
 use crate::display::terminal;
 use crate::settings::{self, PushSettings, Role};
 use crate::value::exit::{Exit, failure};
 
-/// Pushes to `first` and the other receivers of these settings.
-pub(crate) fn push(settings: &PushSettings, first: &Remote, started: Instant) -> Result<Exit> {
+/// Pushes to the receivers of these settings.
+pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let args = &settings.args;
     let display = Display::new(args, None);
     let sources = settings.look_at_sources(&display)?;
-    let receivers = receivers(settings, first)?;
+    let receivers = receivers(settings)?;
     let count = receivers.len();
     let id = fresh_id()?;
     let job = job(settings, &sources, (id, fresh_epoch()))?;
     let unended = begin(&job, &receivers)?;
     display.start();
+    let lead = Lead::new((job, Arc::new(Queue::new(id))), receivers, count, args.timeout.0);
     let ended = settings::block_on(threads(), async {
-        let lead = Lead::new((job, Arc::new(Queue::new(id))), receivers, count, args.timeout.0);
         Ok(Box::pin(lead.run(display.observer(), Arc::new(Notices), interrupted())).await)
     });
     display.end();
@@ -45,7 +46,8 @@ pub(crate) fn push(settings: &PushSettings, first: &Remote, started: Instant) ->
     if ended.is_ok() {
         unended.forget()?;
     }
-    tell_end(ended, settings, &sources, (id, &format!("by {count} receivers"), started))
+    let by = format!("by {}", counted(lead.served.receivers() as u64, "receiver"));
+    tell_end(ended, settings, &sources, (id, &by, started))
 }
 
 /// Prints what has become of a job.
@@ -68,7 +70,8 @@ pub(crate) fn tell_end(
         exit => exit,
     };
     if args.json || args.quiet || summary.files == 0 {
-        summary::print(&summary, args, None, &Shares::default(), &Ending { exit, transfer });
+        let ending = Ending { exit, transfer, sessions: Sessions::Several };
+        summary::print(&summary, args, None, &Shares::default(), &ending);
     } else {
         terminal::print_lines(&(as_text(&summary, by) + &summary::extras(&summary, args)));
     }
@@ -112,18 +115,21 @@ async fn end(old: &SharedJob, receivers: &[Receiver]) -> Result<()> {
 }
 
 /// The receivers, the keys of which are known from here on.
-fn receivers(settings: &PushSettings, first: &Remote) -> Result<Vec<Receiver>> {
+fn receivers(settings: &PushSettings) -> Result<Vec<Receiver>> {
     let home = settings::home(Role::Client)?;
     let dial = &settings.args.dial;
+    for remote in settings.receivers().filter(|_| !dial.accept_new) {
+        // several sessions would ask at once
+        get_to_know(remote, dial.strict)?;
+    }
+    let known = KnownHosts::open(&home)?;
+    let keys = settings.receivers().map(|remote| Some((remote, known.lookup(&remote.host, remote.port)?)));
+    settings::refuse_same_key(keys.flatten())?;
     let receiver = |remote: &Remote| {
-        if !dial.accept_new {
-            // several sessions would ask at once
-            get_to_know(remote, dial.strict)?;
-        }
         let (home, remote, settings) = (home.clone(), remote.clone(), settings.dial_to(remote)?);
         Ok(Receiver { home, remote, settings })
     };
-    std::iter::once(first).chain(&settings.also).map(receiver).collect()
+    settings.receivers().map(receiver).collect()
 }
 
 /// The job that these settings ask for.
@@ -134,7 +140,7 @@ pub(crate) fn job(
 ) -> Result<SharedJob> {
     let job = settings.job(sources)?;
     let keeping = job.open.keeping.map(|keeping| {
-        if keeping.asked && keeping.kinds.has_any(Kinds::LINKS) {
+        if settings.args.keeping.archive && keeping.kinds.has_any(Kinds::LINKS) {
             terminal::warn("hard links become files of their own where several receivers write");
         }
         Keeping { kinds: keeping.kinds.without(Kinds::LINKS), ..keeping }
@@ -190,7 +196,7 @@ fn as_text(summary: &Summary, by: &str) -> String {
 fn as_failure(error: JobError) -> anyhow::Error {
     match error {
         JobError::Interrupted => failure(Exit::Interrupted, "interrupted"),
-        JobError::Lost(error) => failure(Exit::Broken, error.to_string()),
+        JobError::Lost(_) | JobError::Queue(_) => failure(Exit::Broken, error.to_string()),
         JobError::NotBegun(error) => match *error {
             SessionEnd::Connect(error) => error.into(),
             SessionEnd::Session(error) => error.into(),

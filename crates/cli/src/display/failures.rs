@@ -58,6 +58,7 @@ pub(crate) fn print_end(error: &anyhow::Error, exit: Exit) {
 /// The parts of a message `SIDE: OPERATION 'PATH': CAUSE`, for programs; a part that it has not is null. It may come
 /// from another host, whose words are the only form in which it has told it.
 pub(crate) fn parts(message: &str) -> Value {
+    let message = without_node(message);
     let (side, rest) = match message.split_once(": ") {
         Some((side @ ("sender" | "receiver"), rest)) => (Some(side), rest),
         _ => (None, message),
@@ -77,6 +78,14 @@ pub(crate) fn parts(message: &str) -> Value {
         "cause": cause,
         "errno": number.and_then(errno_name),
     })
+}
+
+/// A message without what says at which node of a cluster it has failed.
+fn without_node(message: &str) -> &str {
+    match message.rsplit_once(" (at ") {
+        Some((said, node)) if node.ends_with(')') && !node.contains('\'') => said,
+        _ => message,
+    }
 }
 
 /// A message without what lies between its first quotation mark and its last, which are names.
@@ -128,6 +137,7 @@ mod tests {
         let expected = json!({ "side": "receiver", "operation": "write", "path": "it's a: b",
             "cause": "No space left on device", "errno": "ENOSPC" });
         assert_eq!(parts(message), expected);
+        assert_eq!(parts(&format!("{message} (at dtn2-1f)")), expected);
         let whole = parts("something else");
         assert!(whole.as_object().unwrap().values().all(Value::is_null) && whole["errno"].is_null());
     }

@@ -30,6 +30,15 @@ pub(crate) struct Ending {
     pub(crate) exit: Exit,
     /// The id of the transfer.
     pub(crate) transfer: Option<String>,
+    pub(crate) sessions: Sessions,
+}
+
+/// How many sessions a transfer has had at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sessions {
+    One,
+    /// Several with other hosts: nobody has counted their lanes.
+    Several,
 }
 
 /// Prints the summary in the form that was asked for. There is no `carriage` within one process, where nothing is
@@ -68,6 +77,10 @@ pub(crate) fn print(
         said["schema"] = json!(SCHEMA);
         said["exit"] = json!(ending.exit as i32);
         said["transfer"] = json!(ending.transfer);
+        if ending.sessions == Sessions::Several {
+            said["lanes"] = json!(null);
+            said["cipher"] = json!(cipher_key(args));
+        }
         print_json(&said);
     } else if args.quiet {
         // An exit code that is not 0 has its reason on standard error.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
-use zmove_cluster::jetstream::{Access, JobKey, Role as NodeRole, ServerConfig, User, make_nkey};
+use zmove_cluster::jetstream::{Access, JobKey, Nkey, Role as NodeRole, ServerConfig, User, make_nkey};
 use zmove_engine::{Remote, random};
 use zmove_types::{Hex, from_hex};
 
@@ -29,12 +29,15 @@ pub(crate) struct Cluster {
     /// Where a push of this node has the broker listen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) listen: Option<SocketAddr>,
-    /// The public part of the nodes' nkey, where the broker is made here.
+    /// The public part of this node's nkey, for a broker that the cluster's first node makes.
     #[serde(skip_serializing_if = "Option::is_none")]
     nkey: Option<String>,
     /// The seed of that nkey, in an invitation alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<String>,
+    /// The public parts of the nkeys that this node has made for others, one for each invitation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    invited: Vec<String>,
     pub(crate) receivers: Vec<ClusterReceiver>,
 }
 
@@ -79,7 +82,7 @@ impl Cluster {
         let listens = listen.map(|listen| format!("nats://{listen}"));
         let broker = broker.or(listens).unwrap_or_default();
         let (name, key) = (name.to_owned(), Hex(&bytes).to_string());
-        let cluster = Self { name, key, broker, listen, nkey, seed: None, receivers };
+        let cluster = Self { name, key, broker, listen, nkey, seed: None, invited: Vec::new(), receivers };
         cluster.save()?;
         Ok(cluster)
     }
@@ -108,8 +111,9 @@ impl Cluster {
     pub(crate) fn join(text: &str) -> Result<Self> {
         let mut cluster = Self::read(text)?;
         let seed = cluster.seed.take();
-        // where a broker listens is for its own node to say
+        // where a broker listens, and whom it lets in, is for its own node to say
         cluster.listen = None;
+        cluster.invited = Vec::new();
         if file(&cluster.name)?.exists() && Self::load(&cluster.name)?.key != cluster.key {
             return Err(usage_error(format!("there is another cluster '{}' here already", cluster.name)));
         }
@@ -120,13 +124,33 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// What another node needs.
-    pub(crate) fn invitation(&self) -> Result<String> {
-        let seed = match self.nkey {
-            Some(_) => Some(std::fs::read_to_string(seed_file(&self.name)?)?.trim().to_owned()),
-            None => None,
-        };
-        Ok(toml::to_string(&Self { listen: None, seed, ..self.clone() })?)
+    /// What another node needs. Where the broker is made here, each invitation has an nkey of its own, which the broker
+    /// knows from here on.
+    pub(crate) fn invite(&mut self) -> Result<String> {
+        self.refuse_to_lead()?;
+        let nkey = self.nkey.as_ref().map(|_| Nkey::new()).transpose().context("make an nkey")?;
+        if let Some(nkey) = &nkey {
+            self.invited.push(nkey.public_key.clone());
+            self.save()?;
+            if let Some(server) = self.server()? {
+                server.reload().context("tell the broker of another node")?;
+            }
+        }
+        let (seed, nkey) = nkey.map(|nkey| (nkey.seed, nkey.public_key)).unzip();
+        let invitation = Self { listen: None, seed, nkey, invited: Vec::new(), ..self.clone() };
+        Ok(toml::to_string(&invitation)?)
+    }
+
+    /// Refuses what the broker lets the node alone do that makes it.
+    pub(crate) fn refuse_to_lead(&self) -> Result<()> {
+        if self.nkey.is_some() && self.listen.is_none() {
+            let name = &self.name;
+            return Err(usage_error(format!(
+                "this node has been invited to the cluster '{name}': what it sends and whom it invites is for the node that \
+                 has made it"
+            )));
+        }
+        Ok(())
     }
 
     /// The key that all nodes have.
@@ -144,7 +168,9 @@ impl Cluster {
     /// The broker that a push of this node starts; `None` where one runs already.
     pub(crate) fn server(&self) -> Result<Option<ServerConfig>> {
         let (Some(listen), Some(public_key)) = (self.listen, &self.nkey) else { return Ok(None) };
-        let users = vec![User { public_key: public_key.clone(), role: NodeRole::Head }];
+        let head = User { public_key: public_key.clone(), role: NodeRole::Head };
+        let mover = |public_key: &String| User { public_key: public_key.clone(), role: NodeRole::Mover };
+        let users = std::iter::once(head).chain(self.invited.iter().map(mover)).collect();
         let usual = ServerConfig::on_loopback(file(&self.name)?.with_extension("broker"));
         Ok(Some(ServerConfig { address: listen.ip(), port: listen.port(), users, ..usual }))
     }
@@ -175,6 +201,19 @@ fn file(name: &str) -> Result<PathBuf> {
 
 fn seed_file(name: &str) -> Result<PathBuf> {
     Ok(file(name)?.with_extension("seed"))
+}
+
+/// Writes a new file for its owner alone.
+///
+/// # Errors
+/// It is there already, or cannot be written.
+pub(crate) fn write_new(path: &Path, text: &str) -> Result<()> {
+    let write = || -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    };
+    write().with_context(|| format!("write '{}'", path.display()))
 }
 
 /// Writes a file for its owner alone, by way of another.

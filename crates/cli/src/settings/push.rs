@@ -1,6 +1,7 @@
 //! The settings of a push: the one conversion of its options, and the one place that reports contradictions between
 //! them, but for those pairs that clap refuses by itself.
 
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
 use std::net::{IpAddr, ToSocketAddrs};
@@ -16,13 +17,13 @@ use zmove_engine::{
 };
 use zmove_scan::{ScanConfig, Selection};
 use zmove_sender::{AfterErrors, Guard, Instead, Owners, Removals, Zeros};
-use zmove_transport::{KnownHosts, TransportChoice};
+use zmove_transport::{Fingerprint, KnownHosts, TransportChoice};
 use zmove_types::{Escaped, FileNumber, Kinds};
 use zmove_wire::{Cipher, Compare, Durability, Keeping, Open, Overwrite, Proof, Purpose};
 
 use super::cluster::Cluster;
 use super::{Role, dial, home, journals, keeping};
-use crate::args::{CipherArg, DeltaArg, DurabilityArg, ProofArg, PushArgs, SparseArg, TransportArg};
+use crate::args::{CipherArg, DeltaArg, DurabilityArg, KindArg, ProofArg, PushArgs, SparseArg, TransportArg};
 use crate::display::prompt::Prompt;
 use crate::value::exit::usage_error;
 
@@ -74,7 +75,8 @@ impl PushSettings {
             return Err(usage_error("--cluster: the other nodes do not have the files of a selection"));
         }
         if !also.is_empty() || cluster.is_some() {
-            refuse_for_several(&args)?;
+            refuse_for_several(&args, if cluster.is_some() { By::Cluster } else { By::Hosts })?;
+            refuse_twice(receivers_in(&location, &also))?;
         }
         let selection = args.selection.selection()?;
         let dial = match &location {
@@ -82,6 +84,11 @@ impl PushSettings {
             Location::Remote(remote) => Some(dial_settings(&args, remote, ask)?),
         };
         Ok(Self { location, also, cluster, dial, selection, args })
+    }
+
+    /// The receivers, where the target is not on this host.
+    pub(crate) fn receivers(&self) -> impl Iterator<Item = &Remote> {
+        receivers_in(&self.location, &self.also)
     }
 
     /// The settings for reaching another receiver of the same target.
@@ -279,9 +286,60 @@ fn receivers_of(cluster: &Cluster, target: &OsStr) -> Result<(Location, Vec<Remo
     Ok((Location::Remote(first), remotes.collect()))
 }
 
+fn receivers_in<'a>(location: &'a Location, also: &'a [Remote]) -> impl Iterator<Item = &'a Remote> {
+    let first = match location {
+        Location::Local(_) => None,
+        Location::Remote(remote) => Some(remote),
+    };
+    first.into_iter().chain(also)
+}
+
+/// Refuses a receiver that is named twice, which would get two sessions where it was to get one.
+pub(crate) fn refuse_twice<'a>(receivers: impl Iterator<Item = &'a Remote>) -> Result<()> {
+    let mut seen = HashSet::new();
+    for receiver in receivers {
+        if !seen.insert((receiver.host.to_ascii_lowercase(), receiver.port)) {
+            return Err(usage_error(format!("the receiver {receiver} is named twice")));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses two receivers that have one key: they are one host by two names.
+pub(crate) fn refuse_same_key<'a>(receivers: impl Iterator<Item = (&'a Remote, Fingerprint)>) -> Result<()> {
+    let mut seen = HashMap::new();
+    for (receiver, key) in receivers {
+        if let Some(other) = seen.insert(key, receiver) {
+            return Err(usage_error(format!(
+                "{other} and {receiver} have the same key: they are one receiver"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What names several receivers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    Hosts,
+    Cluster,
+}
+
 /// Refuses what cannot be done by several receivers together.
-fn refuse_for_several(args: &PushArgs) -> Result<()> {
+fn refuse_for_several(args: &PushArgs, by: By) -> Result<()> {
+    let of_ssh = [
+        (args.dial.ssh, "--ssh"),
+        (args.dial.ssh_command.is_some(), "-e"),
+        (args.dial.ssh_ports.is_some(), "--ssh-ports"),
+    ];
+    // without a cluster a location that ssh is to reach has been refused as one
+    let without_meaning = of_ssh.into_iter().find(|(asked, _)| by == By::Cluster && *asked);
+    if let Some((_, what)) = without_meaning {
+        return Err(usage_error(format!("--cluster: each receiver is a daemon, so {what} has no meaning")));
+    }
+    let links = args.keeping.hard_links || args.keeping.preserve.contains(&KindArg::Links);
     let refused = [
+        (links, "to keep hard links (-H)"),
         (args.delete, "--delete"),
         (args.dry_run, "--dry-run"),
         (args.verify, "verify"),
@@ -296,9 +354,13 @@ fn refuse_for_several(args: &PushArgs) -> Result<()> {
         (args.delta == DeltaArg::Always, "--delta always"),
     ];
     match refused.into_iter().find(|(asked, _)| *asked) {
-        Some((_, what)) => Err(usage_error(format!(
-            "{what} is not possible with several receivers (HOST,HOST:PATH): name one of them"
-        ))),
+        Some((_, what)) => {
+            let how = match by {
+                By::Hosts => "with several receivers (HOST,HOST:PATH): name one of them",
+                By::Cluster => "with --cluster: push to one of its receivers",
+            };
+            Err(usage_error(format!("{what} is not possible {how}")))
+        }
         None => Ok(()),
     }
 }
@@ -407,6 +469,10 @@ mod tests {
             ("a h:~/b", "'~/b': a daemon knows no home directories"),
             ("a 10.77.0.2", "'10.77.0.2' is a host without a path: write '10.77.0.2:PATH'"),
             ("a alice@dtn", "'alice@dtn' is a host without a path"),
+            ("a h,H:b", "the receiver H:5870 is named twice"),
+            ("a h:5870,g,h:b", "the receiver h:5870 is named twice"),
+            ("-H a g,h:b", "to keep hard links (-H) is not possible with several receivers"),
+            ("--preserve links a g,h:b", "to keep hard links (-H) is not possible with several receivers"),
         ] {
             let error = settings(words).unwrap_err();
             assert!(error.to_string().starts_with(text), "{words}: {error}");

@@ -18,6 +18,7 @@ use futures_util::future::join_all;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::sync::Mutex;
 use zmove_types::Hex;
 
 use super::Settings;
@@ -32,6 +33,8 @@ pub(super) struct Broker {
     pub(super) connection: Connection,
     pub(super) seal: Seal,
     settings: Settings,
+    /// Held while the stream and its consumers are made: a broker takes no second consumer of a line.
+    making: Mutex<()>,
 }
 
 /// The names of the two consumers.
@@ -86,7 +89,7 @@ enum Put {
 impl Broker {
     pub(super) fn new(connection: Connection, settings: &Settings) -> Self {
         let seal = Seal::new(&settings.key, settings.job, settings.epoch);
-        Self { connection, seal, settings: settings.clone() }
+        Self { connection, seal, settings: settings.clone(), making: Mutex::default() }
     }
 
     fn stream(&self) -> String {
@@ -113,6 +116,7 @@ impl Broker {
 
     /// Makes the stream and its consumers, as far as they are not there.
     pub(super) async fn make(&self) -> Result<(), Trouble> {
+        let _one_at_a_time = self.making.lock().await;
         let stream = json!({
             "name": self.stream(),
             "subjects": [self.subject(DATA), self.subject(WALKS)],
@@ -213,6 +217,7 @@ impl Broker {
         refused: &mut Vec<WorkItem>,
     ) -> Result<(), Trouble> {
         while !letters.is_empty() {
+            self.connection.check()?;
             let mut left = Vec::new();
             let mut trouble = None;
             for answer in self.publish_some(letters).await {
@@ -260,6 +265,7 @@ impl Broker {
         delivery: &Subject,
         what: jetstream::AckKind,
     ) -> Result<(), Trouble> {
+        self.connection.check()?;
         let request = Request::new().payload(what.into()).timeout(Some(ANSWER_MAX));
         match self.connection.client.send_request(delivery.clone(), request).await {
             Ok(_) => Ok(()),
@@ -275,6 +281,7 @@ impl Broker {
 
     /// The number of the last record, and what it says if it is one of this job.
     async fn last_end(&self) -> Result<Option<(u64, Option<u64>)>, Trouble> {
+        self.connection.check()?;
         let stream = self.connection.context.get_stream_no_info(ENDED).await;
         let stream = stream.map_err(|error| Trouble::Unanswered(error.into()))?;
         match stream.get_last_raw_message_by_subject(&self.end_subject()).await {
@@ -354,6 +361,7 @@ impl Broker {
     }
 
     async fn api<T: DeserializeOwned>(&self, subject: String, request: &Value) -> Result<T, Trouble> {
+        self.connection.check()?;
         match self.connection.context.request(subject, request).await {
             Ok(Response::Ok(answer)) => Ok(answer),
             Ok(Response::Err { error }) => Err(error.into()),

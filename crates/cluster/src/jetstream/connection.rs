@@ -55,6 +55,8 @@ pub enum BrokerState {
 pub(super) struct Connection {
     pub(super) client: Client,
     pub(super) context: Context,
+    /// The broker's addresses, for messages.
+    pub(super) broker: String,
     told: Arc<Told>,
 }
 
@@ -81,7 +83,7 @@ impl Connection {
         let client = options.connect(urls).await.map_err(|error| failed(error.into()))?;
         told.state.send_replace(BrokerState::Ready);
         let context = ContextBuilder::new().timeout(ANSWER_MAX).build(client.clone());
-        Ok(Self { client, context, told })
+        Ok(Self { client, context, broker: access.urls.join(", "), told })
     }
 
     /// What is known of the broker. A connection that has been made anew is a change.
@@ -100,10 +102,24 @@ impl Connection {
         });
     }
 
-    /// Returns after a while, or when the broker's state changes.
-    pub(super) async fn pause(&self) {
+    /// Returns after a while, or when the broker's state changes; a broker that is away is not asked in vain, but
+    /// waited for, so long at most.
+    pub(super) async fn pause(&self, away_max: Duration) {
         let mut state = self.state();
-        let _changed_or_not = timeout(AGAIN_AFTER, state.changed()).await;
+        if self.is_lost() {
+            let _back_or_not = timeout(away_max, state.wait_for(|state| *state != BrokerState::Lost)).await;
+        } else {
+            let _changed_or_not = timeout(AGAIN_AFTER, state.changed()).await;
+        }
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        *self.told.state.borrow() == BrokerState::Lost
+    }
+
+    /// Fails where the broker is away: a request would wait for it, and for its own answer after that.
+    pub(super) fn check(&self) -> Result<(), Trouble> {
+        if self.is_lost() { Err(Trouble::Unanswered(LOST.into())) } else { Ok(()) }
     }
 
     /// Why the server has last refused something that it does not answer, as what is not allowed.
@@ -147,6 +163,17 @@ impl Access {
     }
 }
 
+/// Whether this is the address of a broker: `nats://HOST:PORT` or `tls://HOST:PORT`.
+#[must_use]
+pub fn check_address(url: &str) -> bool {
+    let rest = url.strip_prefix("nats://").or_else(|| url.strip_prefix("tls://"));
+    let has_port = rest.is_some_and(|rest| {
+        let (host, port) = rest.rsplit_once(':').unwrap_or_default();
+        !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0) && !rest.contains(['/', '@', '?'])
+    });
+    has_port && url.parse::<ServerAddr>().is_ok()
+}
+
 /// Where a node gets its answers: a place of its own, so that no other node may listen there.
 pub(super) fn inbox(public_key: &str) -> String {
     format!("_INBOX.{public_key}")
@@ -163,6 +190,8 @@ fn read_seed(path: &Path) -> Result<String, Error> {
 fn within(path: &Path, error: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorKind::InvalidInput, format!("{}: {error}", path.display()))
 }
+
+const LOST: &str = "it cannot be reached";
 
 /// How long a broker that is there may take to answer.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);

@@ -33,10 +33,23 @@ pub enum Notice {
     Job(JobNotice),
     /// A node is there.
     Node(NodeNotice),
-    /// Something of a job has failed at a node: the job, and what.
-    Failed([u8; 16], String),
+    /// Something of a job has failed at a node.
+    Failed(NodeFailure),
+    /// A node takes no part in a job, for this reason.
+    Absent(NodeFailure),
     /// The head of a job lets a node of it in at the receivers.
     Grant(GrantNotice),
+}
+
+/// What a node cannot do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeFailure {
+    /// The job.
+    pub job: [u8; 16],
+    /// The name of the node.
+    pub node: String,
+    /// What it is, and why.
+    pub message: String,
 }
 
 /// A grant for one node.
@@ -63,6 +76,10 @@ pub struct JobNotice {
     pub directory: Vec<u8>,
     /// What was typed at the head.
     pub words: Vec<Vec<u8>>,
+    /// The sources, by whose numbers work says what it is about.
+    pub sources: Vec<SourceNotice>,
+    /// What is mounted below the sources.
+    pub mounts: Vec<SourceNotice>,
     /// The nodes that take part, each with its number, by which it chooses its first receiver. The head has 0.
     pub nodes: BTreeMap<String, u32>,
     /// Whether the job has begun at the target: before that no node but the head's may open it.
@@ -75,6 +92,16 @@ impl JobNotice {
     pub const fn id(&self) -> SharedJobId {
         SharedJobId(self.job)
     }
+}
+
+/// A source, or a directory in one, as the head sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceNotice {
+    /// The path.
+    pub path: Vec<u8>,
+    /// Some of the names in it: a node that has none of them has another directory there, or an empty one where a file
+    /// system is to be mounted.
+    pub names: Vec<Vec<u8>>,
 }
 
 /// A node that is there.
@@ -99,6 +126,8 @@ pub struct NodePart {
     pub state: NodeState,
     /// What the node has found and moved.
     pub moved: NodeMoved,
+    /// How many work items the node has done: none, and no receiver may have let it in yet.
+    pub items: u64,
     /// When the grant ends by which the node is let in, in seconds since 1970; `None` where it has none.
     pub granted_until: Option<u64>,
 }
@@ -144,11 +173,15 @@ impl Notices {
         Ok(Self { connection, key, heard: Mutex::new(heard) })
     }
 
-    /// Tells all nodes, as far as there is a broker.
+    /// Tells all nodes, as far as there is a broker: what is told while there is none would wait in a queue, which is
+    /// bounded, and be told late.
     ///
     /// # Errors
     /// The connection has been given up.
     pub async fn tell(&self, notice: &Notice) -> Result<(), WorkError> {
+        if self.connection.is_lost() {
+            return Ok(());
+        }
         let body = seal(&self.key, STANDS_FOR, postcard::to_stdvec(notice)?);
         let told = self.connection.client.publish(SUBJECT, body.into()).await;
         told.map_err(|error| failed("tell the other nodes", error))

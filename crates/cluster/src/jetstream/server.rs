@@ -3,11 +3,13 @@
 //! **Invariant:** a node that is a mover may take, acknowledge and put in, and can neither make nor remove a stream,
 //! nor listen to another node's answers.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Error, ErrorKind, Write as _};
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -75,12 +77,36 @@ struct Ports {
 /// # Errors
 /// The file is there, or cannot be written.
 pub fn make_nkey(path: &Path) -> io::Result<String> {
-    let key = nkeys::KeyPair::new_user();
-    let seed = key.seed().map_err(Error::other)?;
+    let Nkey { seed, public_key } = Nkey::new()?;
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     writeln!(file, "{seed}")?;
     file.sync_all()?;
-    Ok(key.public_key())
+    Ok(public_key)
+}
+
+/// An nkey that is kept nowhere yet.
+pub struct Nkey {
+    /// The secret part.
+    pub seed: String,
+    /// The public part.
+    pub public_key: String,
+}
+
+impl Nkey {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// There are no random numbers.
+    pub fn new() -> io::Result<Self> {
+        let key = nkeys::KeyPair::new_user();
+        Ok(Self { seed: key.seed().map_err(Error::other)?, public_key: key.public_key() })
+    }
+}
+
+impl fmt::Debug for Nkey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nkey").field("public_key", &self.public_key).finish_non_exhaustive()
+    }
 }
 
 impl ServerConfig {
@@ -104,7 +130,7 @@ impl ServerConfig {
     /// The directory or the file cannot be written, or a path does not fit into a configuration.
     pub fn write(&self) -> io::Result<PathBuf> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
-        let (path, new) = (self.directory.join("nats.conf"), self.directory.join("nats.conf.new"));
+        let (path, new) = (self.config_path(), self.directory.join("nats.conf.new"));
         fs::write(&new, self.text()?)?;
         fs::rename(new, &path)?;
         Ok(path)
@@ -118,6 +144,8 @@ impl ServerConfig {
         let config = self.write()?;
         let mut command = Command::new(&self.program);
         command.arg("-c").arg(config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // a signal of the terminal is for the push, which needs the broker to end its job
+        command.process_group(0);
         let child = command.spawn().map_err(|error| Error::new(error.kind(), self.failed(&error)))?;
         let ports = self.directory.join(format!("nats-server_{}.ports", child.id()));
         let mut server = Server { child, url: String::new() };
@@ -139,7 +167,32 @@ impl ServerConfig {
         Ok(server)
     }
 
-    fn failed(&self, error: &dyn std::fmt::Display) -> String {
+    /// Has a server that runs by this configuration take what has changed in it; returns whether one runs.
+    ///
+    /// # Errors
+    /// The configuration cannot be written, or the server does not hear.
+    pub fn reload(&self) -> io::Result<bool> {
+        self.write()?;
+        let Some(pid) = self.running_pid() else { return Ok(false) };
+        let mut command = Command::new(&self.program);
+        command.args(["--signal", &format!("reload={pid}")]);
+        let told = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+        if told.success() { Ok(true) } else { Err(Error::other(self.failed(&told))) }
+    }
+
+    /// The process that has this configuration: a number that another has by now is none.
+    fn running_pid(&self) -> Option<u32> {
+        let pid: u32 = fs::read_to_string(self.directory.join(PID)).ok()?.trim().parse().ok()?;
+        let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let config = self.config_path();
+        words.split(|byte| *byte == 0).any(|word| word == config.as_os_str().as_bytes()).then_some(pid)
+    }
+
+    fn config_path(&self) -> PathBuf {
+        self.directory.join("nats.conf")
+    }
+
+    fn failed(&self, error: &dyn fmt::Display) -> String {
         let log = self.directory.join(LOG);
         format!("start {} (log in {}): {error}", self.program.display(), log.display())
     }
@@ -152,11 +205,13 @@ impl ServerConfig {
              host: \"{}\"\n\
              port: {port}\n\
              ports_file_dir: {directory}\n\
+             pid_file: {}\n\
              logfile: {}\n\
              logfile_size_limit: 10MB\n\
              max_payload: {PAYLOAD_MAX}\n\
              jetstream {{ store_dir: {directory}, max_memory_store: 64MB, max_file_store: {} }}\n",
             self.address,
+            quoted(&self.directory.join(PID))?,
             quoted(&self.directory.join(LOG))?,
             self.bytes_max,
         );
@@ -217,6 +272,11 @@ impl Server {
         self.child.id()
     }
 
+    /// Whether the server runs.
+    pub(super) fn is_running(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|ended| ended.is_none())
+    }
+
     /// Kills the server without a word.
     ///
     /// # Errors
@@ -253,6 +313,7 @@ const MOVER_PUBLISHES: &[&str] = &[
 const PAYLOAD_MAX: usize = 1 << 20;
 
 const LOG: &str = "nats-server.log";
+const PID: &str = "nats-server.pid";
 
 /// How long a server may take to listen. It reads what its streams hold before.
 const START_MAX: Duration = Duration::from_secs(30);

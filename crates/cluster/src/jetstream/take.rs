@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::broker::Consumers;
 use super::connection::{BrokerState, Trouble};
 use super::pull::{Answer, Pull};
-use super::{JetStream, Lease, NOT_THERE, WALKS_FIRST_EVERY};
+use super::{JetStream, Lease, NOT_THERE, Role, WALKS_FIRST_EVERY};
 use crate::error::WorkError;
 use crate::source::Taken;
 
@@ -59,7 +59,7 @@ impl Taker {
                 Trouble::Over => return Ok(None),
                 Trouble::Refused(error) => return Err(failed(error)),
                 Trouble::Missing if self.has_waited_enough(queue) => return Err(failed(NOT_THERE)),
-                Trouble::Missing => queue.broker.connection.pause().await,
+                Trouble::Missing => queue.broker.connection.pause(AGAIN_AFTER_MAX).await,
                 Trouble::Unanswered(_) => self.doubt(queue).await,
             }
         }
@@ -120,7 +120,7 @@ impl Taker {
             // if that fails, the connection is made anew already
             let _best_effort = queue.broker.connection.client.force_reconnect().await;
         }
-        queue.broker.connection.pause().await;
+        queue.broker.connection.pause(AGAIN_AFTER_MAX).await;
     }
 }
 
@@ -165,7 +165,8 @@ async fn wait_for_connection(state: &mut watch::Receiver<BrokerState>) {
     let _always_there = state.wait_for(|state| *state != BrokerState::Lost).await;
 }
 
-/// The item in a message; what is none is taken out of the queue.
+/// The item in a message; what is none is taken out of the queue by the head. A mover gives it back: one that has a
+/// wrong key would empty the queue.
 async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
     let id = message.headers.as_ref().and_then(|headers: &HeaderMap| headers.get(header::NATS_MESSAGE_ID));
     let item = id.and_then(|id| queue.broker.seal.open(id.as_str(), &message.payload));
@@ -176,8 +177,12 @@ async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
         return Some(Taken { item, deliveries, delivery: Lease(delivery) });
     }
     queue.unreadable.fetch_add(1, Ordering::Relaxed);
+    let what = match queue.settings.role {
+        Role::Head => AckKind::Ack,
+        Role::Mover => AckKind::Nak(Some(UNREADABLE_AGAIN_AFTER)),
+    };
     // if the broker does not hear it, the message comes again
-    let _best_effort = queue.broker.acknowledge(&delivery, AckKind::Ack).await;
+    let _best_effort = queue.broker.acknowledge(&delivery, what).await;
     None
 }
 
@@ -188,9 +193,15 @@ fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> WorkErr
 /// Keeps a consumer that is there and always refuses from being asked without a rest.
 const GONE_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long a message that a mover cannot read is left to others.
+const UNREADABLE_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
 /// How long a consumer may take to answer before it is asked for whether it is there, and then.
 const DOUBT_AFTER: Duration = Duration::from_millis(250);
 const SILENCE_MAX: Duration = Duration::from_secs(2);
+
+/// How long whoever waits for a broker waits before it looks what else there is.
+const AGAIN_AFTER_MAX: Duration = Duration::from_secs(1);
 
 /// How long whoever waits relies on being told of work. Nobody tells of what comes again after its time.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);

@@ -13,7 +13,7 @@ use zmove_scan::{
 };
 use zmove_sender::{self as sender, LargeFound, Sending, SessionOver, Settled, Unnamed};
 use zmove_types::{Event, Name};
-use zmove_wire::{FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
+use zmove_wire::{Batch, EntryFault, Fault, FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
 use super::{Mover, Progress};
 use crate::cut::{in_turns, rest_of, work_of};
@@ -205,7 +205,7 @@ impl<W: WorkSource> Mover<W> {
             SharedJobResult::Failed(operation, code)
                 if operation != Operation::Flush && code != FaultCode::Fenced =>
             {
-                self.tell_failure(format!("receiver failed to {operation} '{}': {code}", path.display()));
+                self.tell_failure(format!("receiver: {operation} '{}': {code}", path.display()));
                 Committed::Named(Done::FAILED)
             }
             other => return Err(refused(other)),
@@ -339,11 +339,15 @@ impl<W: WorkSource> Mover<W> {
     }
 
     async fn set_directories(&self, head: Vec<u8>) -> Result<u64, Stop> {
+        // each group is one directory itself
+        let directories = Batch::decode(&head, 0).map_err(|_own| OWN_HEAD)?.groups;
         match self.feeder.order(SharedJobOrder::SetDirectories { head }, None).await? {
             SharedJobResult::DirectoriesSet(faults) => {
-                for fault in &faults {
-                    let what = format!("receiver failed to {} a directory: {}", fault.operation, fault.code);
-                    self.tell_failure(what);
+                for EntryFault { entry, operation, code } in &faults {
+                    let number = usize::try_from(*entry).unwrap_or(usize::MAX);
+                    let path = directories.get(number).ok_or(NO_ENTRY)?.directory.clone();
+                    let fault = Fault { path, operation: *operation, code: *code };
+                    self.tell_failure(format!("receiver: {fault}"));
                 }
                 Ok(faults.len() as u64)
             }
@@ -365,6 +369,8 @@ enum Committed {
     Missing(Vec<(u32, u32)>),
 }
 
+const OWN_HEAD: Stop = Stop::Nonsense("the head of an order cannot be read that was made here");
+const NO_ENTRY: Stop = Stop::Nonsense("the receiver tells the fault of a directory that it was not sent");
 const NO_SOURCE: Stop = Stop::Nonsense("a work item is about a source that the job does not have");
 /// How often it is asked whether all groups of a large file are there.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

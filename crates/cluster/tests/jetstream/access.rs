@@ -8,7 +8,9 @@ use std::time::Duration;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
 use zmove_cluster::WorkSource;
-use zmove_cluster::jetstream::{Access, JetStream, NodeCertificate, Role, ServerTls, User, make_nkey};
+use zmove_cluster::jetstream::{
+    Access, BrokerState, JetStream, NodeCertificate, Role, ServerTls, User, make_nkey,
+};
 
 use crate::lab::{JOB, Lab, data, next, put_all, settings, stream};
 
@@ -61,6 +63,38 @@ async fn each_node_may_do_what_its_role_needs() {
     assert!(heard.await.is_err(), "another's answers");
     head.close().await.unwrap();
     assert!(queue.take().await.unwrap().is_none());
+}
+
+/// A node may be invited while a push runs, and its invitation taken back.
+#[tokio::test]
+async fn a_running_server_hears_of_nodes_that_come_and_go() {
+    let keys = TempDir::new().unwrap();
+    let [head, mover] = ["head", "mover"].map(|name| nkey(keys.path(), name));
+    let head_user = User { public_key: head.1.clone(), role: Role::Head };
+    let Some(mut lab) = Lab::start_with(|config| config.users = vec![head_user]).await else { return };
+    let with = |lab: &Lab, seed: &Path| Access { nkey_seed: Some(seed.to_owned()), ..lab.access() };
+    let queue = JetStream::open(&with(&lab, &head.0), settings(Role::Head)).await.unwrap();
+    put_all(&queue, [data(1)]).await;
+    assert!(JetStream::open(&with(&lab, &mover.0), settings(Role::Mover)).await.is_err());
+    lab.config.users.push(User { public_key: mover.1.clone(), role: Role::Mover });
+    assert!(lab.config.reload().unwrap());
+    let opened = async {
+        loop {
+            if let Ok(opened) = JetStream::open(&with(&lab, &mover.0), settings(Role::Mover)).await {
+                return opened;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let opened = tokio::time::timeout(Duration::from_secs(20), opened).await.expect("it is let in");
+    assert_eq!(next(&opened).await.item, data(1));
+    lab.config.users.pop();
+    assert!(lab.config.reload().unwrap());
+    let mut state = opened.state();
+    state.wait_for(|state| *state == BrokerState::Lost).await.unwrap();
+    assert!(queue.waiting().await.is_ok(), "the head stays");
+    lab.kill();
+    assert!(!lab.config.reload().unwrap(), "none runs");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use zmove_cluster::WorkSource;
-use zmove_cluster::jetstream::{BrokerState, JetStream, Role, Settings};
+use zmove_cluster::jetstream::{BrokerState, JetStream, Keeper, Role, Settings};
 
 use crate::lab::{Lab, data, next, put_all, settings, until, walk};
 
@@ -118,6 +118,70 @@ async fn a_broker_that_comes_back_empty_is_filled_again() {
     assert!(head.waiting().await.unwrap().is_idle());
     head.close().await.unwrap();
     assert!(mover.take().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_broker_that_is_kept_comes_back_whoever_has_started_it() {
+    let Some(mut lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    // this push has found the broker of another, which ends
+    let mut keeper = Keeper::start(lab.config.clone()).await.unwrap();
+    let (told_in, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let keeping = tokio::spawn(async move { keeper.keep(|message| told_in.send(message).unwrap()).await });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(told.try_recv().is_err(), "it is there");
+    lab.kill();
+    lab.empty();
+    let message = told.recv().await.unwrap();
+    assert!(message.ends_with("it has been started again"), "{message}");
+    put_all(&head, [data(1)]).await;
+    // and so does one that this push has started
+    let pid = std::fs::read_to_string(lab.config.directory.join("nats-server.pid")).unwrap();
+    let pid = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    told.recv().await.unwrap();
+    assert_eq!(next(&head).await.item, data(1));
+    keeping.abort();
+}
+
+#[tokio::test]
+async fn who_waits_for_a_broker_that_stays_away_is_told_which_and_for_how_long() {
+    let Some(mut lab) = Lab::start().await else { return };
+    let patience = Duration::from_secs(2);
+    let head = lab.open(Settings { patience, ..settings(Role::Head) }).await.unwrap();
+    lab.kill();
+    until(&head, BrokerState::Lost).await;
+    let began = Instant::now();
+    let error = head.waiting().await.unwrap_err().to_string();
+    let expected = format!("the broker {} has been away for ", lab.server.url());
+    assert!(error.contains(&expected), "{error}");
+    assert!(
+        (patience..patience + Duration::from_secs(7)).contains(&began.elapsed()),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+/// A broker takes one consumer of a line, and all tasks of a head find out at once that there is none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_empty_broker_is_filled_again_by_whoever_asks_first() {
+    let Some(mut lab) = Lab::start().await else { return };
+    for _ in 0..3 {
+        let head = Arc::new(lab.head().await);
+        lab.kill();
+        lab.empty();
+        lab.start_again().await;
+        let asking = (0..8).map(|number| {
+            let head = Arc::clone(&head);
+            tokio::spawn(async move {
+                put_all(&head, [data(number)]).await;
+                head.waiting().await.unwrap();
+            })
+        });
+        for asked in asking.collect::<Vec<_>>() {
+            asked.await.unwrap();
+        }
+    }
 }
 
 #[tokio::test]

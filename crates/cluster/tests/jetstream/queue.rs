@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zmove_cluster::jetstream::{JetStream, Role, Settings};
+use zmove_cluster::jetstream::{JetStream, JobNotice, Notice, Notices, Role, Settings};
 use zmove_cluster::{Waiting, WorkItem, WorkSource};
 
 use crate::lab::{Lab, data, key, next, put_all, settings, stream, walk};
@@ -175,7 +175,7 @@ async fn yield_often(turns: u32) {
 }
 
 #[tokio::test]
-async fn what_another_key_has_sealed_is_dropped_and_counted() {
+async fn what_another_key_has_sealed_is_dropped_by_the_head_and_counted() {
     let Some(lab) = Lab::start().await else { return };
     let head = lab.head().await;
     let stranger = lab.open(Settings { key: key(2), ..settings(Role::Mover) }).await.unwrap();
@@ -188,6 +188,62 @@ async fn what_another_key_has_sealed_is_dropped_and_counted() {
     assert_eq!((&taken.item, head.unreadable()), (&walk(2), 3));
     head.done(taken).await.unwrap();
     assert!(head.waiting().await.unwrap().is_idle());
+}
+
+/// Such a mover would else empty the queue.
+#[tokio::test]
+async fn a_mover_that_has_another_key_gives_back_what_it_cannot_read() {
+    let Some(lab) = Lab::start().await else { return };
+    let lease = Duration::from_secs(60);
+    let head = lab.open(Settings { lease, ..settings(Role::Head) }).await.unwrap();
+    let stranger = lab.open(Settings { key: key(2), ..settings(Role::Mover) }).await.unwrap();
+    put_all(&head, (0..20).map(data)).await;
+    let took = tokio::time::timeout(Duration::from_secs(1), stranger.take()).await;
+    assert!(took.is_err() && stranger.unreadable() > 0, "{took:?}");
+    drop(stranger);
+    let mut left: Vec<_> = (0..20).map(data).collect();
+    while !left.is_empty() {
+        let taken = next(&head).await;
+        left.retain(|item| *item != taken.item);
+        head.done(taken).await.unwrap();
+    }
+    assert!(head.waiting().await.unwrap().is_idle());
+}
+
+/// A node learns of a job by its head's notice: who cannot open that takes no work.
+#[tokio::test]
+async fn who_has_another_key_hears_of_no_job() {
+    let Some(lab) = Lab::start().await else { return };
+    let told = Notice::Job(JobNotice {
+        job: crate::lab::JOB.0,
+        epoch: 1,
+        version: "v".into(),
+        directory: b"/".to_vec(),
+        words: vec![b"push".to_vec()],
+        sources: Vec::new(),
+        mounts: Vec::new(),
+        nodes: BTreeMap::new(),
+        begun: true,
+    });
+    let [head, node, stranger] = [1, 1, 2].map(key);
+    let head = Notices::open(&lab.access(), &head).await.unwrap();
+    let node = Notices::open(&lab.access(), &node).await.unwrap();
+    let stranger = Notices::open(&lab.access(), &stranger).await.unwrap();
+    let telling = async {
+        loop {
+            head.tell(&told).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::select! {
+        () = telling => {}
+        heard = stranger.hear() => panic!("{heard:?}"),
+        () = async {
+            for _ in 0..5 {
+                assert_eq!(node.hear().await.unwrap(), told);
+            }
+        } => {}
+    }
 }
 
 #[tokio::test]

@@ -7,12 +7,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use zmove_cluster::jetstream::{JetStream, JobNotice, NodeMoved, Role, Settings};
-use zmove_cluster::{HeldGrant, Lead, SharedJob};
+use zmove_cluster::{HeldGrant, Lead, Served, SharedJob, Skipped};
 use zmove_engine::NoListener;
 use zmove_types::{Event, Lock, Observer};
 
+use super::sources::compare;
 use crate::args::{Args, Command, PushArgs};
 use crate::commands::{cluster_push, spread};
 use crate::display::prompt::Prompt;
@@ -23,6 +24,8 @@ use crate::settings::cluster::Cluster;
 /// The part of a node in a job.
 pub(super) struct Part {
     seen: Arc<Seen>,
+    served: Arc<Served>,
+    patience: Duration,
 }
 
 /// What is done for it.
@@ -43,22 +46,34 @@ impl Part {
         (number, grant): (u32, HeldGrant),
     ) -> Result<(Self, Work)> {
         let settings = PushSettings::of_node(words(notice)?, cluster.clone(), Arc::new(Prompt))?;
-        let sources = settings.look_at_sources(&NoListener)?;
+        let looked = settings.look_at_sources(&NoListener);
+        let sources = looked.context("the sources are not here as at the node that sends")?;
+        compare(&sources, notice)?;
         let job = spread::job(&settings, &sources, (notice.id(), notice.epoch))?;
         let job = SharedJob { grant, ..job };
         let receivers = cluster_push::receivers(&settings, cluster)?;
         let key = cluster.key()?.of_job(job.id);
-        let queue = Settings::new(Role::Mover, job.id, job.epoch, key);
+        let timeout: Duration = settings.args.timeout.0;
+        let patience = cluster_push::broker_patience(timeout);
+        let queue = Settings { patience, ..Settings::new(Role::Mover, job.id, job.epoch, key) };
         let queue = JetStream::open(&cluster.access()?, queue).await?;
         let number = usize::try_from(number)?;
-        let patience: Duration = settings.args.timeout.0;
         let seen = Arc::new(Seen::default());
         let observer = Arc::clone(&seen) as Arc<dyn Observer>;
-        let work = async move {
-            let lead = Lead::new((job, Arc::new(queue)), receivers, 1, patience);
-            Ok(lead.take_part(number, observer, Arc::new(spread::Notices)).await?)
-        };
-        Ok((Self { seen }, Box::pin(work)))
+        let lead = Lead::new((job, Arc::new(queue)), receivers, 1, timeout);
+        let served = Arc::clone(&lead.served);
+        let work = async move { Ok(lead.take_part(number, observer, Arc::new(spread::Notices)).await?) };
+        Ok((Self { seen, served, patience }, Box::pin(work)))
+    }
+
+    /// How many work items the node has done.
+    pub(super) fn items(&self) -> u64 {
+        self.served.items()
+    }
+
+    /// How long the head may be silent before nobody leads the job: longer than it waits for a broker.
+    pub(super) fn silence_max(&self) -> Duration {
+        self.patience + SILENCE_BEYOND
     }
 
     /// What the node has found and moved.
@@ -86,10 +101,10 @@ impl Observer for Seen {
                 moved.bytes += bytes;
             }
             Event::Skipped { files, bytes } => {
+                let skipped = Skipped::of(*files, *bytes);
                 let mut moved = self.moved.lock();
-                moved.skipped_files += files;
-                // those of large files are groups, or holes
-                moved.skipped_bytes += if *files > 0 { *bytes } else { 0 };
+                moved.skipped_files += skipped.files;
+                moved.skipped_bytes += skipped.bytes;
             }
             Event::Failed { message } => {
                 terminal::warn(message);
@@ -118,5 +133,7 @@ fn words(notice: &JobNotice) -> Result<PushArgs> {
     Ok(args)
 }
 
+/// How much longer than for a broker a head is waited for.
+const SILENCE_BEYOND: Duration = Duration::from_secs(20);
 /// The most failures that are told at a time.
 const FAILURES_MAX: usize = 100;

@@ -1,0 +1,472 @@
+//! `zmove push --cluster`: nodes, receivers and a broker, processes of their own, with the real `nats-server`.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
+
+use crate::command::{Outcome, Runner, Zmove, finish};
+use crate::daemon::Daemon;
+use crate::harness::{PATIENCE, Site, is_root, skip};
+use crate::tree::{assert_same, paint};
+
+/// Receivers that share a directory, and a node that has made a cluster of them.
+struct Lab {
+    site: Site,
+    daemons: Vec<Daemon>,
+    /// Where the broker listens.
+    port: u16,
+}
+
+/// A process that is killed at the end.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // it may have ended already, which is what is wanted
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// A node that waits for jobs, and what it has said.
+struct Node {
+    _process: Running,
+    said: mpsc::Receiver<String>,
+}
+
+impl Node {
+    /// Waits for a line that has this part.
+    #[track_caller]
+    fn wait_for(&self, part: &str) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let line =
+                self.said.recv_timeout(left).unwrap_or_else(|_| panic!("the node has not said {part:?}"));
+            if line.contains(part) {
+                return;
+            }
+        }
+    }
+}
+
+const HEAD: &str = "head";
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+impl Lab {
+    /// `None` where there is no nats-server, unless there must be one.
+    fn new(receivers: usize) -> Option<Self> {
+        if nats_server().arg("--version").output().is_err() {
+            let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
+            assert!(!required, "ZMOVE_REQUIRE_LAB=1, but there is no nats-server");
+            println!("skipped: there is no nats-server");
+            return None;
+        }
+        let site = Site::local();
+        std::fs::create_dir_all(site.path("shared")).unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut lab = Self { site, daemons: Vec::new(), port };
+        for number in 0..receivers {
+            let home = lab.receiver_home(number);
+            std::fs::create_dir_all(&home).unwrap();
+            lab.daemons.push(Daemon::start(&home, "127.0.0.1:0", &Runner::default()));
+        }
+        lab.allow(HEAD);
+        Some(lab)
+    }
+
+    fn receiver_home(&self, number: usize) -> PathBuf {
+        self.site.path(&format!("receiver{number}"))
+    }
+
+    /// Lets a node write at all receivers.
+    fn allow(&self, node: &str) {
+        let identity = Identity::load_or_create(&self.site.path(node)).unwrap();
+        for number in 0..self.daemons.len() {
+            let roots = vec![self.site.path("shared").canonicalize().unwrap()];
+            let grant = Grant::new(identity.fingerprint(), node, roots, Access::ReadWrite);
+            AuthorizedKeys::allow(&self.receiver_home(number), grant).unwrap();
+        }
+    }
+
+    fn zmove(&self, node: &str, words: &[&str]) -> Zmove {
+        let mut zmove = Runner::default().zmove(&self.site.path(node));
+        zmove.0.args(words);
+        zmove
+    }
+
+    fn init(&self, broker: &[&str]) -> Outcome {
+        let hosts: Vec<_> = self.daemons.iter().map(|daemon| daemon.address.to_string()).collect();
+        let words = ["cluster", "init", "lab", "--accept-new"];
+        let mut zmove = self.zmove(HEAD, &words);
+        zmove.0.args(hosts).args(broker);
+        zmove.outcome()
+    }
+
+    /// Makes a cluster of which each push starts the broker.
+    fn init_with_own_broker(&self) {
+        self.init(&["--listen", &format!("127.0.0.1:{}", self.port)]).done();
+    }
+
+    /// Invites a node.
+    fn invite(&self, node: &str) -> PathBuf {
+        let file = self.site.path(&format!("{node}.toml"));
+        self.zmove(HEAD, &["cluster", "invite", "lab", "-o", file.to_str().unwrap()]).outcome().done();
+        file
+    }
+
+    /// Has a node join, by a command that is put before.
+    fn join(&self, node: &str, before: &[&str]) -> Node {
+        let file = self.invite(node);
+        let program = crate::command::ZMOVE;
+        let words: Vec<_> = before.iter().copied().chain([program, "cluster", "join"]).collect();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(file).env("ZMOVE_HOME", self.site.path(node));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (heard, said) = mpsc::channel();
+        let outputs: [Box<dyn Read + Send>; 2] =
+            [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
+        for output in outputs {
+            let (lines, heard) = (BufReader::new(output).lines(), heard.clone());
+            std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| heard.send(line)));
+        }
+        Node { _process: Running(child), said }
+    }
+
+    /// A push that takes some seconds.
+    fn push(&self, options: &[&str]) -> Zmove {
+        let mut zmove = self.zmove(HEAD, &["push", "--cluster", "lab", "--limit", "20MB"]);
+        zmove.0.args(options).arg(self.source().join("")).arg("t");
+        zmove
+    }
+
+    fn source(&self) -> PathBuf {
+        self.site.path("source")
+    }
+
+    fn paint(&self) {
+        for directory in 0..40 {
+            let directory = self.source().join(format!("d{directory}"));
+            std::fs::create_dir_all(&directory).unwrap();
+            (0..10_u64).for_each(|file| paint(directory.join(format!("f{file}")), 100_000 + file));
+        }
+        paint(self.source().join("large"), (20 << 20) + 1);
+    }
+
+    /// Something for each of several nodes: one takes some 64 MiB at a time.
+    fn paint_more(&self) {
+        self.paint();
+        (0..6).for_each(|number| paint(self.source().join(format!("larger{number}")), 48 << 20));
+    }
+
+    fn assert_done(&self) {
+        // what says that a job has lost sessions stays
+        let target = self.site.path("shared/t");
+        let marks = std::fs::read_dir(&target).unwrap().map(|entry| entry.unwrap().path());
+        for mark in marks.filter(|path| path.to_string_lossy().contains(".zmove-job-")) {
+            std::fs::remove_dir_all(mark).unwrap();
+        }
+        crate::tree::set_old(&self.source());
+        crate::tree::set_old(&target);
+        assert_same(&self.source(), &target);
+    }
+
+    fn broker_directory(&self) -> PathBuf {
+        self.site.path("head/clusters/lab.broker")
+    }
+
+    /// The process of the broker that a push has started.
+    fn broker_pid(&self) -> Pid {
+        let file = self.broker_directory().join("nats-server.pid");
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let read = std::fs::read_to_string(&file).ok().and_then(|pid| pid.trim().parse().ok());
+            if let Some(pid) = read.and_then(Pid::from_raw) {
+                return pid;
+            }
+            assert!(Instant::now() < until, "no broker");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// A broker that is not of the push.
+    fn start_broker(&self) -> Running {
+        let mut command = nats_server();
+        command.args(["-js", "-a", "127.0.0.1", "-p", &self.port.to_string(), "-sd"]);
+        let broker = command.arg(self.site.path("broker")).stderr(Stdio::null()).spawn().unwrap();
+        let until = Instant::now() + PATIENCE;
+        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            assert!(Instant::now() < until, "the broker does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Running(broker)
+    }
+
+    fn broker(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+}
+
+fn nats_server() -> Command {
+    let debian = Path::new("/usr/sbin/nats-server");
+    Command::new(if debian.exists() { debian } else { Path::new("nats-server") })
+}
+
+/// Expects that all that is told is told by zmove: no library speaks for itself.
+#[track_caller]
+fn assert_own_words(outcome: &Outcome) {
+    let others: Vec<_> = outcome.stderr.lines().filter(|line| !line.starts_with("zmove: ")).collect();
+    assert!(others.is_empty(), "{others:?}");
+}
+
+#[test]
+fn two_nodes_do_one_job_and_the_broker_ends_with_it() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint_more();
+    lab.allow("other");
+    let node = lab.join("other", &[]);
+    node.wait_for("waiting for it");
+    let outcome = lab.push(&[]).outcome().expect(0);
+    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
+    assert_own_words(&outcome);
+    node.wait_for("has ended");
+    lab.assert_done();
+    assert!(std::net::TcpStream::connect(("127.0.0.1", lab.port)).is_err(), "the broker is there still");
+    let summary = lab.push(&["--json"]).outcome().expect(0).summary();
+    assert_eq!((&summary["lanes"], &summary["cipher"]), (&serde_json::Value::Null, &"tls".into()));
+    assert_eq!(summary["skipped"], 407);
+}
+
+#[test]
+fn a_broker_that_is_killed_and_loses_all_is_started_again() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint();
+    let push = lab.push(&[]).start();
+    lab.daemons[0].wait_for_log("begun by head");
+    let broker = lab.broker_pid();
+    kill_process(broker, Signal::KILL).unwrap();
+    std::fs::remove_dir_all(lab.broker_directory().join("jetstream")).unwrap();
+    let outcome = finish(push).expect(0).says(&["the broker at", "has been started again"]);
+    assert_own_words(&outcome);
+    assert_ne!(lab.broker_pid(), broker);
+    lab.assert_done();
+}
+
+#[test]
+fn a_broker_of_others_that_stays_away_ends_the_push_with_its_name() {
+    let Some(lab) = Lab::new(1) else { return };
+    let broker = lab.start_broker();
+    lab.init(&["--broker", &lab.broker()]).done();
+    lab.paint();
+    let push = lab.push(&["--timeout", "1s"]).start();
+    lab.daemons[0].wait_for_log("begun by head");
+    drop(broker);
+    let outcome = finish(push).expect(12);
+    let away = lab.broker() + " is away";
+    let outcome =
+        outcome.says(&["the broker", &away]).says(&["the broker", &lab.broker(), "has been away for 1"]);
+    assert!(
+        !outcome.stderr.contains("tried next") && !outcome.stderr.contains("no receiver"),
+        "{}",
+        outcome.stderr
+    );
+    let _broker = lab.start_broker();
+    lab.push(&[]).outcome().expect(0);
+    lab.assert_done();
+}
+
+#[test]
+fn a_push_is_interrupted_within_seconds_whatever_stands_still() {
+    let Some(lab) = Lab::new(2) else { return };
+    let broker = lab.start_broker();
+    lab.init(&["--broker", &lab.broker()]).done();
+    lab.paint();
+    let noted = || std::fs::read_dir(lab.site.path("head/shared-jobs")).unwrap().count();
+    let broker_stops = || signal(&broker.0, Signal::STOP);
+    let receiver_stops = || lab.daemons[1].signal(Signal::STOP);
+    let nothing_stops = || {};
+    let stops: [&dyn Fn(); 3] = [&nothing_stops, &receiver_stops, &broker_stops];
+    for (number, stop) in stops.into_iter().enumerate() {
+        let push = lab.push(&[]).start();
+        lab.daemons[0].wait_for_logs("begun by head", 2 * (number + 1));
+        stop();
+        let began = Instant::now();
+        signal(&push, Signal::INT);
+        finish(push).expect(20);
+        assert!(began.elapsed() < Duration::from_secs(5), "{number}: {:?}", began.elapsed());
+        assert_eq!(noted(), 1, "the next push ends it");
+        lab.daemons[1].signal(Signal::CONT);
+        signal(&broker.0, Signal::CONT);
+    }
+    lab.push(&[]).outcome().expect(0);
+    assert_eq!(noted(), 0);
+    lab.assert_done();
+}
+
+/// Before a broker is there nothing has begun.
+#[test]
+fn a_push_without_a_broker_says_which_and_a_push_that_waits_is_interrupted() {
+    let Some(lab) = Lab::new(1) else { return };
+    lab.init(&["--broker", &lab.broker()]).done();
+    lab.paint();
+    lab.push(&[]).outcome().expect(10).says(&["the broker", &lab.broker(), "cannot be used"]);
+    // one that takes connections and says nothing
+    let _silent = TcpListener::bind(("127.0.0.1", lab.port)).unwrap();
+    let push = lab.push(&[]).start();
+    std::thread::sleep(Duration::from_millis(500));
+    let began = Instant::now();
+    signal(&push, Signal::INT);
+    assert_eq!(finish(push).code.unwrap_or(20), 20);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_node_that_no_receiver_lets_in_is_told_once_at_the_head_and_is_not_counted() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint();
+    let node = lab.join("stranger", &[]);
+    node.wait_for("waiting for it");
+    let outcome = lab.push(&[]).outcome().expect(0).says(&["takes no part", "zmove allow SHA256:"]);
+    assert!(outcome.stdout.contains(", by 1 node\n"), "{}", outcome.stdout);
+    let refused: usize = lab.daemons.iter().map(|daemon| daemon.count_logged("unknown key")).sum();
+    assert!((1..=4).contains(&refused), "{refused} refusals");
+    lab.assert_done();
+}
+
+#[test]
+fn where_all_refuse_nothing_is_said_of_another() {
+    let Some(lab) = Lab::new(2) else { return };
+    let _broker = lab.start_broker();
+    lab.paint();
+    let [first, second] = [0, 1].map(|number: usize| lab.daemons[number].address.to_string());
+    let init = ["cluster", "init", "lab", "--accept-new", "--broker", &lab.broker(), &first];
+    let push = |node| {
+        let mut push = lab.zmove(node, &["push", "--cluster", "lab"]);
+        push.0.arg(lab.source()).arg("t");
+        push.outcome().expect(5)
+    };
+    lab.zmove("one", &init).outcome().done();
+    push("one").lines(1);
+    lab.zmove("two", &[&init[..], &[&second]].concat()).outcome().done();
+    let next = format!("; {second} is tried next");
+    let outcome = push("two").lines(2);
+    assert!(outcome.stderr.lines().next().is_some_and(|line| line.ends_with(&next)), "{}", outcome.stderr);
+}
+
+/// The node would else go on alone, and wait for ever where nobody ends the queue.
+#[test]
+fn a_node_gives_up_a_job_that_nobody_leads_any_more() {
+    let Some(lab) = Lab::new(2) else { return };
+    let _broker = lab.start_broker();
+    lab.init(&["--broker", &lab.broker()]).done();
+    lab.paint();
+    lab.allow("other");
+    let node = lab.join("other", &[]);
+    let mut push = lab.push(&["--timeout", "0"]).start();
+    node.wait_for("begins");
+    push.kill().unwrap();
+    push.wait().unwrap();
+    node.wait_for("has not been heard of for too long");
+    lab.push(&[]).outcome().expect(0);
+    lab.assert_done();
+}
+
+/// What a node does not find there it would else record as done.
+#[test]
+fn a_node_on_which_the_sources_are_not_mounted_is_told_at_the_head_and_loses_nothing() {
+    if !is_root() {
+        return skip("to hide a directory from one process takes root");
+    }
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint();
+    lab.allow("other");
+    let empty = lab.site.path("empty");
+    std::fs::create_dir_all(&empty).unwrap();
+    let hide = format!("mount --bind '{}' '{}' && exec \"$@\"", empty.display(), lab.source().display());
+    let node = lab.join("other", &["unshare", "--mount", "sh", "-c", &hide, "sh"]);
+    node.wait_for("waiting for it");
+    let outcome = lab.push(&[]).outcome().expect(0).says(&["takes no part", "is not mounted"]);
+    assert!(outcome.stdout.contains(", by 1 node\n"), "{}", outcome.stdout);
+    lab.assert_done();
+}
+
+#[test]
+fn an_invitation_is_for_one_node_which_may_not_lead() {
+    let Some(lab) = Lab::new(1) else { return };
+    lab.init_with_own_broker();
+    let [one, other] = ["one", "other"].map(|node| std::fs::read_to_string(lab.invite(node)).unwrap());
+    let seed = |text: &str| text.lines().find(|line| line.starts_with("seed")).unwrap().to_owned();
+    assert_ne!(seed(&one), seed(&other));
+    let own = std::fs::read_to_string(lab.site.path("head/clusters/lab.seed")).unwrap();
+    assert!(!one.contains(own.trim()) && !one.contains("invited"), "{one}");
+    let mode = lab.site.path("one.toml").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let again = lab.site.path("one.toml");
+    let again = ["cluster", "invite", "lab", "-o", again.to_str().unwrap()];
+    lab.zmove(HEAD, &again).outcome().expect(1).says(&["there is a file"]);
+    // a pipe is nobody else's
+    lab.zmove(HEAD, &["cluster", "invite", "lab"]).outcome().done();
+    let mut to_file = lab.zmove(HEAD, &["cluster", "invite", "lab"]).0;
+    let open = std::fs::File::create(lab.site.path("open.toml")).unwrap();
+    open.set_permissions(std::fs::Permissions::from_mode(0o644)).unwrap();
+    let told = to_file.stdout(open).stderr(Stdio::piped()).output().unwrap().stderr;
+    assert!(String::from_utf8_lossy(&told).contains("others can read"), "{told:?}");
+}
+
+#[test]
+fn a_node_that_is_invited_while_a_push_runs_takes_part() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint_more();
+    lab.allow("late");
+    let push = lab.push(&[]).start();
+    lab.daemons[0].wait_for_log("begun by head");
+    let node = lab.join("late", &[]);
+    node.wait_for("is a node of lab");
+    let outcome = finish(push).expect(0);
+    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
+    let leads = lab.zmove("late", &["push", "--cluster", "lab", "/etc/hostname", "t"]).outcome();
+    leads.expect(1).says(&["has been invited"]);
+    lab.assert_done();
+}
+
+#[test]
+fn what_makes_no_cluster_is_refused() {
+    let Some(lab) = Lab::new(1) else { return };
+    let host = lab.daemons[0].address.to_string();
+    lab.init(&[]).expect(1).says(&["--listen ADDRESS:PORT", "--broker URL"]);
+    for url in ["http://b:1", "nats://b", "b:4222", "nats://", "nats://b:4222/x", "nats://b:0"] {
+        lab.init(&["--broker", url]).expect(1).says(&["--broker", "nats://HOST:PORT"]);
+    }
+    for listen in ["0.0.0.0:4222", "127.0.0.1:0", "192.0.2.1:4222"] {
+        lab.init(&["--listen", listen]).expect(1).says(&["--listen", listen]);
+    }
+    lab.init(&["--broker", "nats://b:4222", &host]).expect(1).says(&["is named twice"]);
+    let name = host.replace("127.0.0.1", "localhost");
+    lab.init(&["--broker", "nats://b:4222", &name]).expect(1).says(&["they are one receiver"]);
+    assert!(!lab.site.path("head/clusters/lab.toml").exists());
+    for missing in ["nosuch", "nosuch.toml"] {
+        lab.zmove(HEAD, &["cluster", "join", missing]).outcome().expect(1).says(&["there is no"]);
+    }
+    lab.init(&["--broker", &lab.broker()]).done();
+    lab.paint();
+    for option in ["--ssh", "-essh", "--ssh-ports=5000-5001"] {
+        lab.push(&[option]).outcome().expect(1).says(&["--cluster", "has no meaning"]);
+    }
+    lab.push(&["--delete"]).outcome().expect(1).says(&["not possible with --cluster"]);
+    lab.push(&["-H"]).outcome().expect(1).says(&["hard links"]);
+}
