@@ -61,7 +61,7 @@ const RESERVED: [(&str, &[&str]); 38] = [
     ("utoipa", &["api"]),
     ("utoipa-axum", &["api"]),
     ("tokio", &["api", "cli", "cluster", "daemon", "engine", "jobs", "receiver", "sender", "transport"]),
-    ("rustls", &["cli", "jobs", "transport"]),
+    ("rustls", &["api", "cli", "jobs", "transport"]),
     ("rustls-webpki", &["transport"]),
     ("quinn", &["transport"]),
     ("quinn-proto", &["transport"]),

@@ -1,9 +1,9 @@
 //! What each request has to show before it is looked at, and what each answer tells a browser.
 //!
 //! A page of another site cannot read what is answered here, but may try to send orders, or have its own name resolve
-//! to this host (DNS rebinding). So the `Host` has to be a name of the loopback, and an `Origin` has to be that very
-//! host; what a browser says of a request's site has to agree. That holds for the socket too: ssh may have forwarded
-//! it.
+//! to this host (DNS rebinding). So the `Host` has to be a name of the loopback, or over TLS one of the certificate's, and
+//! an `Origin` has to be that very host; what a browser says of a request's site has to agree. That holds for the socket
+//! too: ssh may have forwarded it.
 
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -15,11 +15,49 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
 use crate::problem::Problem;
+use crate::tls::Names;
 use crate::token::Token;
 
+/// What shows that a client at a door is the user.
+#[derive(Clone, Debug)]
+pub(crate) enum Proof {
+    /// That it could open the socket.
+    Socket,
+    /// A word.
+    Token(Token),
+    /// A certificate, which it has shown before it could ask anything. Here are the names of this side.
+    Certificate(Names),
+}
+
+impl Proof {
+    /// What a page of this door has before its host.
+    fn scheme(&self) -> &'static str {
+        match self {
+            Self::Socket | Self::Token(_) => "http://",
+            Self::Certificate(_) => "https://",
+        }
+    }
+
+    /// Whether a client that means this side may say so.
+    fn is_host(&self, authority: &str) -> bool {
+        let Some(name) = without_port(authority) else { return false };
+        match self {
+            Self::Socket | Self::Token(_) => LOOPBACK.iter().any(|known| known.eq_ignore_ascii_case(name)),
+            Self::Certificate(names) => names.contain(name),
+        }
+    }
+
+    fn hosts(&self) -> &'static str {
+        match self {
+            Self::Socket | Self::Token(_) => "the Host is none of localhost, 127.0.0.1 and [::1]",
+            Self::Certificate(_) => "the Host is no name of the runner's certificate",
+        }
+    }
+}
+
 /// Lets a request through that is the user's own.
-pub(crate) async fn guard(State(token): State<Option<Token>>, request: Request, next: Next) -> Response {
-    let mut response = match admit(token.as_ref(), &request) {
+pub(crate) async fn guard(State(proof): State<Proof>, request: Request, next: Next) -> Response {
+    let mut response = match admit(&proof, &request) {
         Ok(()) => next.run(request).await,
         Err(problem) => problem.into_response(),
     };
@@ -33,17 +71,16 @@ pub(crate) async fn guard(State(token): State<Option<Token>>, request: Request, 
     response
 }
 
-fn admit(token: Option<&Token>, request: &Request) -> Result<(), Problem> {
+fn admit(proof: &Proof, request: &Request) -> Result<(), Problem> {
     let headers = request.headers();
-    let host = one(headers, &HOST).filter(|host| is_loopback(host));
-    let named = request.uri().authority().is_none_or(|authority| is_loopback(authority.as_str()));
+    let host = one(headers, &HOST).filter(|host| proof.is_host(host));
+    let named = request.uri().authority().is_none_or(|authority| proof.is_host(authority.as_str()));
     let Some(host) = host.filter(|_| named) else {
-        let text = "the Host is none of localhost, 127.0.0.1 and [::1]";
-        return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, text));
+        return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, proof.hosts()));
     };
     let is_api = request.uri().path().starts_with(API);
     let is_own = one(headers, &ORIGIN).is_none_or(|origin| {
-        origin.strip_prefix("http://").is_some_and(|origin| origin.eq_ignore_ascii_case(host))
+        origin.strip_prefix(proof.scheme()).is_some_and(|origin| origin.eq_ignore_ascii_case(host))
     });
     // The page itself tells nothing, and may be linked to.
     let is_visit = !is_api
@@ -55,7 +92,7 @@ fn admit(token: Option<&Token>, request: &Request) -> Result<(), Problem> {
     if !is_own || !are_plain || !(is_near || is_visit) {
         return Err(Problem::new(StatusCode::FORBIDDEN, "the request comes from another site"));
     }
-    if let Some(token) = token.filter(|_| is_api) {
+    if let (Proof::Token(token), true) = (proof, is_api) {
         let said = one(headers, &AUTHORIZATION).and_then(|said| said.strip_prefix("Bearer "));
         if !said.is_some_and(|said| token.is(said.trim().as_bytes())) {
             let text = "no token, or not the one of the file 'token' in the directory of the jobs";
@@ -72,16 +109,19 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     values.next().is_none().then_some(value)
 }
 
-fn is_loopback(authority: &str) -> bool {
+/// The host of `HOST` or `HOST:PORT`.
+fn without_port(authority: &str) -> Option<&str> {
     let end = authority.find(']').map_or(0, |end| end + 1);
     let (name, port) = match authority[end..].find(':') {
         Some(at) => (&authority[..end + at], &authority[end + at + 1..]),
         None => (authority, "0"),
     };
     let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    is_port && ["localhost", "127.0.0.1", "[::1]"].iter().any(|known| known.eq_ignore_ascii_case(name))
+    is_port.then_some(name)
 }
 
+/// The names of the loopback.
+const LOOPBACK: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 /// What needs the token.
 const API: &str = "/api/";
 
@@ -111,16 +151,16 @@ mod tests {
 
     use super::*;
 
-    fn answer(token: Option<&Token>, method: &str, path: &str, headers: &[(&str, &str)]) -> u16 {
+    fn answer(proof: &Proof, method: &str, path: &str, headers: &[(&str, &str)]) -> u16 {
         let mut request = axum::http::Request::builder().method(method).uri(path);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        admit(token, &request.body(Body::empty()).unwrap()).map_or_else(|problem| problem.status, |()| 200)
+        admit(proof, &request.body(Body::empty()).unwrap()).map_or_else(|problem| problem.status, |()| 200)
     }
 
     fn get(headers: &[(&str, &str)]) -> u16 {
-        answer(None, "GET", "/api/v1/jobs", headers)
+        answer(&Proof::Socket, "GET", "/api/v1/jobs", headers)
     }
 
     #[test]
@@ -137,7 +177,7 @@ mod tests {
         }
         assert_eq!((get(&[]), get(&[("host", "localhost"), ("host", "localhost")])), (421, 421));
         let absolute = "http://evil.example/api/v1/jobs";
-        assert_eq!(answer(None, "GET", absolute, &[("host", "localhost")]), 421);
+        assert_eq!(answer(&Proof::Socket, "GET", absolute, &[("host", "localhost")]), 421);
     }
 
     #[test]
@@ -163,7 +203,7 @@ mod tests {
         let visit = [host, ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")];
         let framed = [&visit[..], &[("sec-fetch-dest", "iframe")]].concat();
         let visit = [&visit[..], &[("sec-fetch-dest", "document")]].concat();
-        let of = |path, headers: &[(&str, &str)]| answer(None, "GET", path, headers);
+        let of = |path, headers: &[(&str, &str)]| answer(&Proof::Socket, "GET", path, headers);
         assert_eq!((of("/", &visit), of("/", &framed), of("/api/v1/jobs", &visit)), (200, 403, 403));
     }
 
@@ -172,10 +212,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
         let token = Token::renewed(&path).unwrap();
+        let proof = Proof::Token(token);
         let word = std::fs::read_to_string(path).unwrap().trim().to_owned();
-        let of = |path, said: &str| {
-            answer(Some(&token), "GET", path, &[("host", "localhost"), ("authorization", said)])
-        };
+        let of =
+            |path, said: &str| answer(&proof, "GET", path, &[("host", "localhost"), ("authorization", said)]);
         assert_eq!(of("/api/v1/jobs", &format!("Bearer {word}")), 200);
         for said in ["", "Bearer ", "Bearer x", &word, &format!("Basic {word}"), &format!("Bearer {word}0")] {
             assert_eq!(of("/api/v1/jobs", said), 401, "{said}");

@@ -19,10 +19,12 @@ use rustix::fs::Mode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, Sleep};
+use tokio::time::{Instant, Sleep, timeout};
 use zmove_jobs::Place;
 
 use crate::error::ApiError;
+use crate::guard::Proof;
+use crate::tls::{Names, Tls};
 use crate::token::Token;
 
 /// A place where clients come in.
@@ -32,6 +34,8 @@ pub enum Door {
     Unix(std::os::unix::net::UnixListener),
     /// An address of the loopback, where a client has to know the token.
     Tcp(std::net::TcpListener, Token),
+    /// An address where a client has to show a certificate, and the names of this side.
+    Tls(std::net::TcpListener, Tls, Names),
 }
 
 /// The socket of the jobs of a place.
@@ -75,39 +79,69 @@ pub fn bind_tcp(address: SocketAddr, token: Token) -> Result<(Door, SocketAddr),
     if !address.ip().is_loopback() {
         return Err(ApiError::Public(address));
     }
+    let (listener, bound) = listen(address)?;
+    Ok((Door::Tcp(listener, token), bound))
+}
+
+/// Listens at any address, over TLS.
+///
+/// # Errors
+/// The system's.
+pub fn bind_tls(address: SocketAddr, tls: Tls) -> Result<(Door, SocketAddr), ApiError> {
+    let (listener, bound) = listen(address)?;
+    let names = tls.names_at(bound.ip());
+    Ok((Door::Tls(listener, tls, names), bound))
+}
+
+fn listen(address: SocketAddr) -> Result<(std::net::TcpListener, SocketAddr), ApiError> {
     let fail = |source| ApiError::Listen { address, source };
     let listener = std::net::TcpListener::bind(address).map_err(fail)?;
     listener.set_nonblocking(true).map_err(fail)?;
     let bound = listener.local_addr().map_err(fail)?;
-    Ok((Door::Tcp(listener, token), bound))
+    Ok((listener, bound))
 }
 
 /// Serves a door for ever.
-pub(crate) async fn attend(door: Door, router: impl Fn(Option<Token>) -> Router) -> io::Result<()> {
+pub(crate) async fn attend(door: Door, router: impl Fn(Proof) -> Router) -> io::Result<()> {
     match door {
         Door::Unix(listener) => {
             let listener = UnixListener::from_std(listener)?;
             let accept =
                 |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
-            serve_each(accept, router(None)).await;
+            serve_each(accept, ready_at_once, router(Proof::Socket)).await;
         }
         Door::Tcp(listener, token) => {
             let listener = TcpListener::from_std(listener)?;
             let accept =
                 |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
-            serve_each(accept, router(Some(token))).await;
+            serve_each(accept, ready_at_once, router(Proof::Token(token))).await;
+        }
+        Door::Tls(listener, tls, names) => {
+            let acceptor = tls.acceptor();
+            let listener = TcpListener::from_std(listener)?;
+            let accept =
+                |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
+            let welcome = |socket| acceptor.accept(socket);
+            serve_each(accept, welcome, router(Proof::Certificate(names))).await;
         }
     }
     Ok(())
 }
 
-async fn serve_each<Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+/// Serves all that come in. Who has to show something first has a place of its own until then, so that strangers take
+/// none from those who have.
+async fn serve_each<Socket, Welcome, Shown>(
     mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<Socket>>,
+    welcome: impl Fn(Patient<Socket>) -> Welcome,
     router: Router,
-) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+) where
+    Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    Welcome: Future<Output = io::Result<Shown>> + Send + 'static,
+    Shown: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (porch, room) = (Arc::new(Semaphore::new(STRANGERS_MAX)), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
     loop {
-        let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
+        let stranger = Arc::clone(&porch).acquire_owned().await.expect("the semaphore is never closed");
         let Ok(socket) = poll_fn(&mut poll_accept).await else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
@@ -115,13 +149,21 @@ async fn serve_each<Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         let service = TowerToHyperService::new(router.clone());
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_MAX).max_buf_size(BUFFER_BYTES);
-        let conversation = http.serve_connection(TokioIo::new(Patient::new(socket)), service);
+        let (welcome, room) = (welcome(Patient::new(socket)), Arc::clone(&room));
         tokio::spawn(async move {
+            let Ok(Ok(shown)) = timeout(WELCOME_TIME_MAX, welcome).await else { return };
+            let place = room.acquire().await.expect("the semaphore is never closed");
+            drop(stranger);
             // A client that is slow, gone or makes no sense is ignored.
-            let _ended = conversation.await;
+            let _ended = http.serve_connection(TokioIo::new(shown), service).await;
             drop(place);
         });
     }
+}
+
+/// The welcome where nothing has to be shown.
+async fn ready_at_once<Socket>(socket: Socket) -> io::Result<Socket> {
+    Ok(socket)
 }
 
 /// A connection whose other end has to take what it is sent within some time.
@@ -181,6 +223,10 @@ impl<Socket: AsyncWrite + Unpin> AsyncWrite for Patient<Socket> {
 
 /// The most connections of one door that are served at once; further ones wait.
 const CONNECTIONS_MAX: usize = 64;
+/// The most connections of one door that have not shown yet that they may be served; further ones wait.
+const STRANGERS_MAX: usize = 64;
+/// How long a client may take to show a certificate.
+const WELCOME_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long a client may take for the head of a request, and between two requests.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a client may leave what it is sent.

@@ -73,7 +73,7 @@ pub async fn serve(api: Api, doors: Vec<Door>) -> io::Result<()> {
     let (routes, _) = api_routes().split_for_parts();
     let routes = routes.merge(page::routes()).fallback(nothing).method_not_allowed_fallback(no_method);
     let routes = routes.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).layer(from_fn(in_time)).with_state(api);
-    let guarded = move |token| -> Router { routes.clone().layer(from_fn_with_state(token, guard)) };
+    let guarded = move |proof| -> Router { routes.clone().layer(from_fn_with_state(proof, guard)) };
     let mut attended = tokio::task::JoinSet::new();
     for door in doors {
         attended.spawn(attend(door, guarded.clone()));

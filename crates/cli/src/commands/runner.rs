@@ -31,7 +31,7 @@ pub(crate) fn run(args: &RunnerArgs) -> Result<Exit> {
         leave_terminal();
     }
     if let Some(address) = args.http {
-        http::serve(&place, address)?;
+        http::serve(&place, address, args)?;
     }
     let config = config(args)?;
     if args.detached {

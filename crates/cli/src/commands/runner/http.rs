@@ -5,21 +5,33 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tokio::runtime::Builder;
-use zmove_api::{Api, Host, Token, bind_tcp, bind_unix, socket};
+use zmove_api::{Api, Host, Tls, TlsFiles, Token, bind_tcp, bind_tls, bind_unix, socket};
 use zmove_jobs::Place;
 
 use super::options;
-use crate::args::ControlArgs;
+use crate::args::{ControlArgs, RunnerArgs};
 use crate::commands::operate;
 use crate::display::terminal;
 use crate::value::control::{Answer, Request};
+use crate::value::exit::usage_error;
 use crate::value::version::VERSION;
 
 /// Serves the page and the API until the process ends. To be called while it has one thread.
-pub(super) fn serve(place: &Place, address: Option<SocketAddr>) -> Result<()> {
+pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArgs) -> Result<()> {
+    let tls = files(args).map(|files| Tls::read(&files).map(|tls| (tls, files))).transpose()?;
+    if tls.is_some() && address.is_none() {
+        return Err(usage_error("'--http-cert' needs '--http' with an address"));
+    }
     let mut doors = vec![bind_unix(place)?];
     terminal::say(format_args!("the API is at '{}'", socket(place).display()));
-    if let Some(address) = address {
+    if let (Some(address), Some((tls, files))) = (address, tls) {
+        let (door, address) = bind_tls(address, tls)?;
+        doors.push(door);
+        terminal::say(format_args!(
+            "the page is at https://{address}/, for who has a certificate of the authority in '{}'",
+            files.client_authority.display()
+        ));
+    } else if let Some(address) = address {
         let file = place.path().join("token");
         let (door, address) = bind_tcp(address, Token::renewed(&file)?)?;
         doors.push(door);
@@ -41,6 +53,15 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>) -> Result<()> {
     };
     std::thread::Builder::new().name("api".to_owned()).spawn(serve).context("start a thread")?;
     Ok(())
+}
+
+/// The files for TLS, of which all are named or none.
+fn files(args: &RunnerArgs) -> Option<TlsFiles<'_>> {
+    Some(TlsFiles {
+        certificate: args.http_cert.as_deref()?,
+        key: args.http_key.as_deref()?,
+        client_authority: args.http_client_ca.as_deref()?,
+    })
 }
 
 fn version() -> String {
