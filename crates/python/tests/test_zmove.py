@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pickle
+import re
 import runpy
 import shutil
 import signal
@@ -57,7 +58,8 @@ def options_of(description: dict) -> str:
 class Runner:
     """A runner with a place of its own, which serves its API."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
+        self.options = options
         self.directory = Path(tempfile.mkdtemp())
         self.environment = dict(os.environ, ZMOVE_HOME=str(self.directory / "home"))
         self.environment.pop("ZMOVE_JOBS", None)
@@ -67,11 +69,13 @@ class Runner:
 
     def start(self) -> None:
         # The next one has the same address.
-        words = [ZMOVE, "runner", "--http", self.address.replace("http://", "") or "127.0.0.1:0"]
+        words = [ZMOVE, "runner", "--http", self.address.replace("http://", "") or "127.0.0.1:0", *self.options]
         self.process = subprocess.Popen(words, env=self.environment, stdout=subprocess.PIPE, text=True)
-        while "http://" not in (line := self.process.stdout.readline()):
+        while "the page is at " not in (line := self.process.stdout.readline()):
             assert line, "the runner has ended"
-        self.address = "http://" + line.split("http://")[1].split("/")[0]
+        self.address = re.search("[0-9.]+:[0-9]+", line)[0]
+        if not self.options:
+            self.address = "http://" + self.address
         self.reader = threading.Thread(target=self.process.stdout.read, daemon=True)
         self.reader.start()
         self.client = Client(socket=self.jobs / "api.sock", timeout=PATIENCE)
@@ -342,6 +346,83 @@ class RealRunner(unittest.TestCase):
         self.assertEqual(*[end.read_bytes() for end in ends])
 
 
+@unittest.skipUnless(ZMOVE and shutil.which("openssl"), "ZMOVE names no program, or there is no openssl")
+class OverTls(unittest.TestCase):
+    """As from another host: the runner's certificate and that of the client are of one authority."""
+
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.files = Path(directory.name)
+        self.authority("ca")
+        self.issue("runner", "ca", "extendedKeyUsage=serverAuth\nsubjectAltName=DNS:localhost")
+        self.issue("alice", "ca", "extendedKeyUsage=clientAuth")
+        options = {"--http-cert": "runner.pem", "--http-key": "runner.key", "--http-client-ca": "ca.pem"}
+        self.runner = Runner(*(word for option, file in options.items() for word in (option, self.file(file))))
+        self.addCleanup(self.runner.stop)
+
+    def file(self, name: str) -> str:
+        return str(self.files / name)
+
+    def openssl(self, *words: str) -> None:
+        subprocess.run(["openssl", *words], check=True, cwd=self.files, capture_output=True)
+
+    def request(self, name: str, *words: str) -> None:
+        curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        self.openssl("req", *curve, "-nodes", "-keyout", f"{name}.key", "-subj", f"/CN={name}", *words)
+
+    def authority(self, name: str) -> None:
+        self.request(name, "-x509", "-out", f"{name}.pem", "-addext", "keyUsage=critical,keyCertSign")
+
+    def issue(self, name: str, authority: str, extensions: str) -> None:
+        self.request(name, "-new", "-out", f"{name}.csr")
+        (self.files / f"{name}.ext").write_text(extensions)
+        by = ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-CAcreateserial", "-days", "2"]
+        self.openssl("x509", "-req", "-in", f"{name}.csr", *by, "-extfile", f"{name}.ext", "-out", f"{name}.pem")
+
+    def client(self, host: str = "localhost", cert: str = "alice", ca: str = "ca") -> Client:
+        port = self.runner.address.rsplit(":", 1)[1]
+        cert, key, ca = self.file(f"{cert}.pem"), self.file(f"{cert}.key"), self.file(f"{ca}.pem")
+        return Client(f"https://{host}:{port}", cert=cert, key=key, ca=ca, timeout=PATIENCE)
+
+    def test_a_job_is_submitted_and_awaited_in_both_ways(self) -> None:
+        client = self.client()
+        job = client.submit(f"{self.runner.source()}/", self.runner.target(), label="afar")
+        self.assertEqual(job.wait(PATIENCE).state, "done")
+        self.assertEqual(asyncio.run(client.wait_for(job, PATIENCE)).label, "afar")
+        self.assertEqual([job.label for job in client.jobs()], ["afar"])
+
+    def test_a_wait_outlives_the_runner(self) -> None:
+        client = self.client()
+        job = client.submit(f"{self.runner.source()}/", self.runner.target(), at="2100-01-01 00:00")
+        timer = threading.Timer(0.3, lambda: (self.runner.kill(), self.runner.start(), job.cancel()))
+        timer.start()
+        job.wait(PATIENCE)
+        timer.join()
+        self.assertEqual(job.state, "cancelled")
+
+    def test_who_does_not_take_the_certificate_of_the_other_says_so_and_waits_no_longer(self) -> None:
+        self.authority("other")
+        self.issue("mallory", "other", "extendedKeyUsage=clientAuth")
+        for client in [self.client(cert="mallory"), self.client(ca="other"), self.client(host="127.0.0.1")]:
+            with self.assertRaises(zmove.ApiError) as error:
+                client.status()
+            self.assertEqual(error.exception.status, 0)
+            with self.assertRaises(zmove.ApiError):
+                asyncio.run(client.wait_for(1, PATIENCE))
+
+    def test_what_makes_no_sense_is_refused(self) -> None:
+        cert, key = self.file("alice.pem"), self.file("alice.key")
+        for words in [
+            {"address": "https://localhost"},
+            {"address": "https://localhost", "cert": cert, "key": key, "token": "t"},
+            {"address": "http://127.0.0.1:1", "cert": cert, "token": "t"},
+            {"ca": cert},
+        ]:
+            with self.assertRaises(ValueError):
+                Client(**words)
+
+
 class NoRunner(unittest.TestCase):
     def test_nobody_who_answers_is_told(self) -> None:
         client = Client(socket="/nowhere/api.sock")
@@ -385,6 +466,22 @@ class NoRunner(unittest.TestCase):
         for said in [no_http, no_api, moved, unknown]:
             with self.subTest(said):
                 asyncio.run(ask(said))
+
+    def test_a_wait_that_is_given_up_when_something_comes_ends(self) -> None:
+        from zmove._wire import _within
+
+        async def give_up() -> None:
+            comes = asyncio.get_running_loop().create_future()
+            task = asyncio.ensure_future(_within(comes, PATIENCE))
+            await asyncio.sleep(0)
+            comes.set_result(b"something")
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            with self.assertRaises(asyncio.TimeoutError):
+                await _within(asyncio.sleep(PATIENCE), 0.01)
+
+        asyncio.run(give_up())
 
     def test_addresses_that_make_no_sense_are_refused(self) -> None:
         for address in ["127.0.0.1:80", "https://h", "http://"]:

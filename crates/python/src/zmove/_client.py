@@ -23,7 +23,7 @@ from urllib.parse import urlencode
 from ._errors import NotRunning, WaitTimeout, ZmoveError
 from ._models import Change, Event, Notice, Plan, Status, of
 from ._options import FILES, Options
-from ._wire import Wire
+from ._wire import TlsFiles, Wire
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,6 +42,10 @@ class Client:
     Without arguments it is that of this user, over its socket. With ``address`` (``http://127.0.0.1:PORT``) it is
     asked over the loopback, with a token: by default that in the file ``token`` in the directory of jobs, which is
     read again where the runner has begun anew. The socket needs none, and nobody else can take its place.
+
+    With ``https://HOST:PORT`` it is asked over TLS, as from another host. ``cert`` and ``key`` are files in PEM with
+    what this client shows (one file may hold both), ``ca`` that of the authority of the runner's certificate, by
+    default one of those that this host trusts. Files are read once, here.
     """
 
     def __init__(
@@ -50,9 +54,13 @@ class Client:
         token: Optional[str] = None,
         *,
         socket: Optional[Path_] = None,
+        cert: Optional[Path_] = None,
+        key: Optional[Path_] = None,
+        ca: Optional[Path_] = None,
         timeout: float = 60.0,
     ) -> None:
-        self._wire = Wire(address, token, Path(socket) if socket is not None else None, timeout)
+        files = TlsFiles(cert, key, ca)
+        self._wire = Wire(address, token, Path(socket) if socket is not None else None, files, timeout)
 
     def submit(
         self,

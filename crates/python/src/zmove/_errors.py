@@ -19,7 +19,8 @@ class ApiError(ZmoveError):
     def __init__(self, status: int, error: str, exit: Optional[int] = None) -> None:
         super().__init__(error)
         #: The status of HTTP: 401 not this runner's token, 404 no such job, 409 not in that
-        #: state, 422 it makes no sense; 0 where the answer was none of HTTP.
+        #: state, 422 it makes no sense; 0 where the answer was none of HTTP, or
+        #: TLS has failed.
         self.status = status
         #: The exit code of the command that was run for it, as of ``zmove submit``.
         self.exit = exit

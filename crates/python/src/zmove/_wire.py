@@ -1,4 +1,4 @@
-"""HTTP over a Unix socket or the loopback: plain requests, and streams for asyncio."""
+"""HTTP over a Unix socket, the loopback or TLS: plain requests, and streams for asyncio."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import http.client
 import json
 import os
 import socket as sockets
+import ssl
 from pathlib import Path
-from typing import Any, AsyncIterator, Dict, Optional, Tuple
+from typing import Any, AsyncIterator, Awaitable, Dict, NamedTuple, Optional, Tuple, TypeVar, Union
 from urllib.parse import urlsplit
 
-from ._errors import ApiError, NotRunning
+from ._errors import ApiError, NotRunning, ZmoveError
+
+T = TypeVar("T")
 
 #: The longest line of a stream.
 LINE_BYTES_MAX = 16 << 20
@@ -39,33 +42,65 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
+class TlsFiles(NamedTuple):
+    """What a client shows, and whom it believes."""
+
+    cert: Union[None, str, "os.PathLike[str]"] = None
+    key: Union[None, str, "os.PathLike[str]"] = None
+    ca: Union[None, str, "os.PathLike[str]"] = None
+
+    def context(self) -> ssl.SSLContext:
+        """What is said and asked for in the handshake."""
+        if self.cert is None:
+            raise ValueError("https needs a certificate to show: cert=FILE, key=FILE")
+        context = ssl.create_default_context(cafile=self.ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self.cert, self.key)
+        return context
+
+
 class Wire:
     """Where the runner is, and how it is asked."""
 
     def __init__(
-        self, address: Optional[str], token: Optional[str], socket: Optional[Path], timeout: float
+        self,
+        address: Optional[str],
+        token: Optional[str],
+        socket: Optional[Path],
+        files: TlsFiles,
+        timeout: float,
     ) -> None:
         if address is not None and socket is not None:
             raise ValueError("an address or a socket, not both")
         self._timeout = timeout
         self._socket: Optional[Path] = None
         self._host = ("localhost", 80)
+        self._tls: Optional[ssl.SSLContext] = None
         self._headers: Dict[str, str] = {"Host": "localhost"}
         self._token_file: Optional[Path] = None
+        parts = urlsplit(address or "")
+        if any(files) and parts.scheme != "https":
+            raise ValueError("certificates are for https://HOST:PORT")
         if address is None:
             self._socket = socket or jobs_directory() / "api.sock"
             return
-        parts = urlsplit(address)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"'{address}' is no http://HOST:PORT")
-        self._host = (parts.hostname, parts.port or 80)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"'{address}' is no http://HOST:PORT or https://HOST:PORT")
+        self._host = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+        self._headers = {"Host": parts.netloc}
+        if parts.scheme == "https":
+            if token is not None:
+                raise ValueError("over https a certificate is shown in place of a token")
+            self._tls = files.context()
+            return
         if token is None:
             self._token_file = jobs_directory() / "token"
             token = self._token_file.read_text().strip()
-        self._headers = {"Host": parts.netloc, "Authorization": f"Bearer {token}"}
+        self._headers["Authorization"] = f"Bearer {token}"
 
     def __str__(self) -> str:
-        return str(self._socket) if self._socket else f"http://{self._host[0]}:{self._host[1]}"
+        scheme = "https" if self._tls else "http"
+        return str(self._socket) if self._socket else f"{scheme}://{self._host[0]}:{self._host[1]}"
 
     def _has_new_token(self) -> bool:
         """Whether the file holds another token than the one that was refused: the runner has begun anew."""
@@ -93,6 +128,8 @@ class Wire:
         connection: http.client.HTTPConnection
         if self._socket:
             connection = _UnixConnection(self._socket, self._timeout)
+        elif self._tls:
+            connection = http.client.HTTPSConnection(*self._host, timeout=self._timeout, context=self._tls)
         else:
             connection = http.client.HTTPConnection(*self._host, timeout=self._timeout)
         headers = dict(self._headers)
@@ -119,7 +156,10 @@ class Wire:
             raise stranger(answer.status)
         return said.decode(errors="replace") if value is None else value
 
-    def _gone(self, error: Exception) -> NotRunning:
+    def _gone(self, error: Exception) -> ZmoveError:
+        # What TLS refuses it refuses again; an end without its farewell is that of a runner that was killed.
+        if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            return ApiError(0, f"'{self}' and this client do not take each other's certificates: {error}")
         return NotRunning(f"no answer from '{self}': {error}; is 'zmove runner --http' at work?")
 
     async def stream(self, path: str, last: Optional[int]) -> AsyncIterator[Tuple[str, Optional[int], Any]]:
@@ -140,8 +180,8 @@ class Wire:
             if self._socket:
                 connecting = asyncio.open_unix_connection(str(self._socket), limit=LINE_BYTES_MAX)
             else:
-                connecting = asyncio.open_connection(*self._host, limit=LINE_BYTES_MAX)
-            reader, writer = await asyncio.wait_for(connecting, self._timeout)
+                connecting = asyncio.open_connection(*self._host, limit=LINE_BYTES_MAX, ssl=self._tls)
+            reader, writer = await _within(connecting, self._timeout)
         except (OSError, asyncio.TimeoutError) as error:
             raise self._gone(error) from error
         try:
@@ -149,8 +189,8 @@ class Wire:
             if last is not None:
                 headers["Last-Event-ID"] = str(last)
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            # It is short, and is not waited for: drain() might tell of a lost connection in place of why it was.
             writer.write(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
-            await writer.drain()
             lines = _lines(_body(await self._answer(reader), reader))
             async for message in _messages(lines):
                 yield message
@@ -160,7 +200,7 @@ class Wire:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader) -> Dict[str, str]:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._timeout)
+        head = await _within(reader.readuntil(b"\r\n\r\n"), self._timeout)
         first, *rest = head.decode("latin-1").split("\r\n")
         headers = {}
         for line in rest:
@@ -174,8 +214,20 @@ class Wire:
             return headers
         length = headers.get("content-length", "")
         bytes_max = min(int(length), LINE_BYTES_MAX) if length.isdigit() else 0
-        said = await asyncio.wait_for(reader.read(bytes_max), self._timeout)
+        said = await _within(reader.read(bytes_max), self._timeout)
         raise refusal(status, _value(kind, said))
+
+
+async def _within(what: Awaitable[T], seconds: float) -> T:
+    """As ``asyncio.wait_for``, which before Python 3.12 forgets a cancellation that comes together with the result."""
+    task = asyncio.ensure_future(what)
+    try:
+        done, _ = await asyncio.wait([task], timeout=seconds)
+    finally:
+        task.cancel()
+    if not done:
+        raise asyncio.TimeoutError
+    return task.result()
 
 
 def _value(kind: str, said: bytes) -> Any:
@@ -206,14 +258,14 @@ async def _body(headers: Dict[str, str], reader: asyncio.StreamReader) -> AsyncI
     """The pieces of a body, in chunks or until the end of the connection."""
     if headers.get("transfer-encoding", "").lower() != "chunked":
         while True:
-            piece = await asyncio.wait_for(reader.read(65536), SILENCE_MAX)
+            piece = await _within(reader.read(65536), SILENCE_MAX)
             if not piece:
                 return
             yield piece
     while True:
-        line = await asyncio.wait_for(reader.readuntil(b"\r\n"), SILENCE_MAX)
+        line = await _within(reader.readuntil(b"\r\n"), SILENCE_MAX)
         length = int(line.split(b";")[0], 16)
-        piece = await asyncio.wait_for(reader.readexactly(length + 2), SILENCE_MAX)
+        piece = await _within(reader.readexactly(length + 2), SILENCE_MAX)
         if length == 0:
             return
         yield piece[:-2]
