@@ -5,6 +5,7 @@ mod client;
 mod hostile;
 mod page;
 mod stream;
+mod tls;
 
 use serde_json::{Value, json};
 

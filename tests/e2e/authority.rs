@@ -16,13 +16,17 @@ const TRANSPORTS: [&str; 2] = ["tcp", "quic"];
 const AUTHORITY: &str = "ca";
 const PAST: &str = "-startdate 20200101000000Z -enddate 20200201000000Z -batch";
 
-/// What stands in a block of the documentation, behind its mark.
 fn documented(mark: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/OPERATIONS.md");
+    block("docs/OPERATIONS.md", mark)
+}
+
+/// What stands in a block of the documentation, behind its mark.
+pub(crate) fn block(document: &str, mark: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
     let text = std::fs::read_to_string(path).unwrap();
     let (_, behind) = text.split_once(&format!("<!-- {mark} -->\n```")).expect("the block is there");
-    let (_, block) = behind.split_once('\n').unwrap();
-    block.split_once("```").unwrap().0.to_owned()
+    let (_, lines) = behind.split_once('\n').unwrap();
+    lines.split_once("```").unwrap().0.to_owned()
 }
 
 /// A site with an authority that has issued certificates for its client, who is alice, and its host, which is

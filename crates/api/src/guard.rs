@@ -1,9 +1,9 @@
 //! What each request has to show before it is looked at, and what each answer tells a browser.
 //!
 //! A page of another site cannot read what is answered here, but may try to send orders, or have its own name resolve
-//! to this host (DNS rebinding). So the `Host` has to be a name of the loopback, or over TLS one of the certificate's, and
-//! an `Origin` has to be that very host; what a browser says of a request's site has to agree. That holds for the socket
-//! too: ssh may have forwarded it.
+//! to this host (DNS rebinding). So the `Host` has to be a name of the loopback, or over TLS one of the certificate's,
+//! and an `Origin` has to be that very host; what a browser says of a request's site has to agree. That holds for the
+//! socket too: ssh may have forwarded it.
 
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -25,7 +25,7 @@ pub(crate) enum Proof {
     Socket,
     /// A word.
     Token(Token),
-    /// A certificate, which it has shown before it could ask anything. Here are the names of this side.
+    /// A certificate, which it has shown before it could ask anything. Here are the names of the runner's.
     Certificate(Names),
 }
 
@@ -47,7 +47,8 @@ impl Proof {
         }
     }
 
-    fn hosts(&self) -> &'static str {
+    /// What to say to a client that means another.
+    fn no_host(&self) -> &'static str {
         match self {
             Self::Socket | Self::Token(_) => "the Host is none of localhost, 127.0.0.1 and [::1]",
             Self::Certificate(_) => "the Host is no name of the runner's certificate",
@@ -76,7 +77,7 @@ fn admit(proof: &Proof, request: &Request) -> Result<(), Problem> {
     let host = one(headers, &HOST).filter(|host| proof.is_host(host));
     let named = request.uri().authority().is_none_or(|authority| proof.is_host(authority.as_str()));
     let Some(host) = host.filter(|_| named) else {
-        return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, proof.hosts()));
+        return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, proof.no_host()));
     };
     let is_api = request.uri().path().starts_with(API);
     let is_own = one(headers, &ORIGIN).is_none_or(|origin| {
@@ -205,6 +206,26 @@ mod tests {
         let visit = [&visit[..], &[("sec-fetch-dest", "document")]].concat();
         let of = |path, headers: &[(&str, &str)]| answer(&Proof::Socket, "GET", path, headers);
         assert_eq!((of("/", &visit), of("/", &framed), of("/api/v1/jobs", &visit)), (200, 403, 403));
+    }
+
+    #[test]
+    fn over_tls_hosts_and_origins_are_those_of_the_certificate() {
+        let proof = Proof::Certificate(Names::issued(&["dtn.example.org", "192.0.2.7"]));
+        let of = |headers: &[(&str, &str)]| answer(&proof, "GET", "/api/v1/jobs", headers);
+        for host in ["dtn.example.org", "DTN.example.org:8470", "192.0.2.7:8470"] {
+            assert_eq!(of(&[("host", host)]), 200, "{host}");
+        }
+        for host in ["localhost:8470", "127.0.0.1", "evil.example", "dtn.example.org:", "192.0.2.8:8470"] {
+            assert_eq!(of(&[("host", host)]), 421, "{host}");
+        }
+        let host = ("host", "dtn.example.org:8470");
+        assert_eq!(of(&[host, ("origin", "https://dtn.example.org:8470")]), 200);
+        for origin in
+            ["http://dtn.example.org:8470", "https://dtn.example.org", "https://evil.example", "null"]
+        {
+            assert_eq!(of(&[host, ("origin", origin)]), 403, "{origin}");
+        }
+        assert_eq!(of(&[host, ("sec-fetch-site", "cross-site")]), 403);
     }
 
     #[test]

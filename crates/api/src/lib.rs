@@ -2,7 +2,8 @@
 //! `zmove runner --http` serves it; `docs/schema/openapi.json` describes it.
 //!
 //! **Invariants:** nothing is answered before the request has shown that it is the user's own ([`Token`], the
-//! socket's mode, or a certificate, [`Tls`]) and comes from no other site. What a client does not take costs a bounded number of bytes.
+//! socket's mode, or a certificate, [`Tls`]) and comes from no other site. What a client does not take costs a bounded
+//! number of bytes.
 
 mod error;
 mod guard;
@@ -24,6 +25,6 @@ pub use listen::{Door, bind_tcp, bind_tls, bind_unix, socket};
 pub use options::{SubmitOption, Takes};
 pub use routes::{description, serve};
 pub use state::{Api, Host};
-pub use tls::{Names, Tls, TlsFiles};
+pub use tls::{Tls, TlsFiles};
 pub use token::Token;
 pub use view::{EventView, Figures, JobView, reached, tells_time_left};

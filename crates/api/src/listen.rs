@@ -1,5 +1,7 @@
 //! Where the API is reached, and what a connection may cost: so many at each door, each with so much patience.
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
@@ -16,15 +18,16 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::fs::Mode;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, Sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 use zmove_jobs::Place;
 
 use crate::error::ApiError;
 use crate::guard::Proof;
-use crate::tls::{Names, Tls};
+use crate::tls::Tls;
 use crate::token::Token;
 
 /// A place where clients come in.
@@ -34,8 +37,8 @@ pub enum Door {
     Unix(std::os::unix::net::UnixListener),
     /// An address of the loopback, where a client has to know the token.
     Tcp(std::net::TcpListener, Token),
-    /// An address where a client has to show a certificate, and the names of this side.
-    Tls(std::net::TcpListener, Tls, Names),
+    /// Any address, where a client has to show a certificate.
+    Tls(std::net::TcpListener, Tls),
 }
 
 /// The socket of the jobs of a place.
@@ -89,8 +92,7 @@ pub fn bind_tcp(address: SocketAddr, token: Token) -> Result<(Door, SocketAddr),
 /// The system's.
 pub fn bind_tls(address: SocketAddr, tls: Tls) -> Result<(Door, SocketAddr), ApiError> {
     let (listener, bound) = listen(address)?;
-    let names = tls.names_at(bound.ip());
-    Ok((Door::Tls(listener, tls, names), bound))
+    Ok((Door::Tls(listener, tls), bound))
 }
 
 fn listen(address: SocketAddr) -> Result<(std::net::TcpListener, SocketAddr), ApiError> {
@@ -108,62 +110,93 @@ pub(crate) async fn attend(door: Door, router: impl Fn(Proof) -> Router) -> io::
             let listener = UnixListener::from_std(listener)?;
             let accept =
                 |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
-            serve_each(accept, ready_at_once, router(Proof::Socket)).await;
+            serve_each(accept, router(Proof::Socket)).await;
         }
         Door::Tcp(listener, token) => {
             let listener = TcpListener::from_std(listener)?;
             let accept =
                 |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
-            serve_each(accept, ready_at_once, router(Proof::Token(token))).await;
+            serve_each(accept, router(Proof::Token(token))).await;
         }
-        Door::Tls(listener, tls, names) => {
-            let acceptor = tls.acceptor();
+        Door::Tls(listener, tls) => {
             let listener = TcpListener::from_std(listener)?;
-            let accept =
-                |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(socket, _)| socket);
-            let welcome = |socket| acceptor.accept(socket);
-            serve_each(accept, welcome, router(Proof::Certificate(names))).await;
+            let router = router(Proof::Certificate(tls.names().clone()));
+            serve_each_known(&listener, &tls.acceptor(), &router).await;
         }
     }
     Ok(())
 }
 
-/// Serves all that come in. Who has to show something first has a place of its own until then, so that strangers take
-/// none from those who have.
-async fn serve_each<Socket, Welcome, Shown>(
+async fn serve_each<Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<Socket>>,
-    welcome: impl Fn(Patient<Socket>) -> Welcome,
     router: Router,
-) where
-    Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    Welcome: Future<Output = io::Result<Shown>> + Send + 'static,
-    Shown: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (porch, room) = (Arc::new(Semaphore::new(STRANGERS_MAX)), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
+) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        let stranger = Arc::clone(&porch).acquire_owned().await.expect("the semaphore is never closed");
+        let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
         let Ok(socket) = poll_fn(&mut poll_accept).await else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let service = TowerToHyperService::new(router.clone());
-        let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_MAX).max_buf_size(BUFFER_BYTES);
-        let (welcome, room) = (welcome(Patient::new(socket)), Arc::clone(&room));
+        tokio::spawn(converse(Patient::new(socket), router.clone(), place));
+    }
+}
+
+/// Serves all that show a certificate. Until then they have places of their own, so that they take none from those who
+/// have shown one. Where all of these are taken, who has been there longest goes: it is the one that says nothing.
+async fn serve_each_known(listener: &TcpListener, acceptor: &TlsAcceptor, router: &Router) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut strangers: VecDeque<oneshot::Sender<Infallible>> = VecDeque::new();
+    loop {
+        let Ok((socket, _)) = listener.accept().await else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        strangers.retain(|stranger| !stranger.is_closed());
+        if strangers.len() == STRANGERS_MAX {
+            strangers.pop_front();
+        }
+        let (stranger, sent_away) = oneshot::channel();
+        strangers.push_back(stranger);
+        let shown = acceptor.accept(Patient::new(socket)).into_fallible();
+        let (room, router) = (Arc::clone(&room), router.clone());
+        let let_in = async move {
+            match shown.await {
+                Ok(shown) => Some((shown, room.acquire_owned().await.ok()?)),
+                Err((_, socket)) => turn_away(socket).await,
+            }
+        };
         tokio::spawn(async move {
-            let Ok(Ok(shown)) = timeout(WELCOME_TIME_MAX, welcome).await else { return };
-            let place = room.acquire().await.expect("the semaphore is never closed");
-            drop(stranger);
-            // A client that is slow, gone or makes no sense is ignored.
-            let _ended = http.serve_connection(TokioIo::new(shown), service).await;
-            drop(place);
+            let let_in = tokio::select! {
+                let_in = timeout(WELCOME_TIME_MAX, let_in) => let_in.ok().flatten(),
+                _never_said = sent_away => None,
+            };
+            if let Some((socket, place)) = let_in {
+                converse(socket, router, place).await;
+            }
         });
     }
 }
 
-/// The welcome where nothing has to be shown.
-async fn ready_at_once<Socket>(socket: Socket) -> io::Result<Socket> {
-    Ok(socket)
+/// Ends a connection whose client has shown no right certificate. What it goes on to say is taken, since a system that
+/// throws away what was not read resets the connection, and the client might never see the alert that tells why.
+async fn turn_away<Nobody>(mut socket: impl AsyncRead + AsyncWrite + Unpin) -> Option<Nobody> {
+    socket.shutdown().await.ok()?;
+    tokio::io::copy(&mut socket, &mut tokio::io::sink()).await.ok()?;
+    None
+}
+
+/// Answers one client, who keeps a place meanwhile.
+async fn converse(
+    socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    place: OwnedSemaphorePermit,
+) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_MAX).max_buf_size(BUFFER_BYTES);
+    // A client that is slow, gone or makes no sense is ignored.
+    let _ended = http.serve_connection(TokioIo::new(socket), TowerToHyperService::new(router)).await;
+    drop(place);
 }
 
 /// A connection whose other end has to take what it is sent within some time.
@@ -223,10 +256,10 @@ impl<Socket: AsyncWrite + Unpin> AsyncWrite for Patient<Socket> {
 
 /// The most connections of one door that are served at once; further ones wait.
 const CONNECTIONS_MAX: usize = 64;
-/// The most connections of one door that have not shown yet that they may be served; further ones wait.
-const STRANGERS_MAX: usize = 64;
-/// How long a client may take to show a certificate.
-const WELCOME_TIME_MAX: Duration = Duration::from_secs(5);
+/// The most connections of one door that have not shown yet that they may be served.
+const STRANGERS_MAX: usize = 256;
+/// How long a client may take to show a certificate, and then wait for a place.
+const WELCOME_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long a client may take for the head of a request, and between two requests.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a client may leave what it is sent.
@@ -238,8 +271,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncWriteExt as _;
-
     use super::*;
 
     #[test]

@@ -31,7 +31,8 @@ use crate::state::Api;
     title = "zmove jobs",
     version = "1",
     description = "What a runner with '--http' answers: over the socket 'api.sock' in the directory of the jobs, \
-            and over an address of the loopback with 'Authorization: Bearer' and the word in the file 'token' there. \
+            over an address of the loopback with 'Authorization: Bearer' and the word in the file 'token' there, and \
+            with '--http-cert' over TLS at any address, for a client with a certificate of '--http-client-ca'. \
             Fields are added without a new number; the number in the path grows when a field goes or means something \
             else.",
     license(name = "MIT OR Apache-2.0")

@@ -4,7 +4,6 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +34,7 @@ pub struct TlsFiles<'a> {
 #[derive(Clone, Debug)]
 pub struct Tls {
     config: Arc<ServerConfig>,
-    certificate: CertificateDer<'static>,
+    names: Names,
 }
 
 impl Tls {
@@ -44,32 +43,24 @@ impl Tls {
     /// # Errors
     /// One cannot be read, does not hold what it should, or is a key that others may read.
     pub fn read(files: &TlsFiles<'_>) -> Result<Self, ApiError> {
-        let (chain, key) = (certificates(files.certificate)?, key(files.key)?);
-        let unfit = |path: &Path, what| {
-            let path = path.to_owned();
-            move |cause: &dyn ToString| ApiError::Tls { what, path, cause: cause.to_string() }
-        };
-        let certificate = chain[0].clone();
-        ParsedCertificate::try_from(&certificate)
-            .map_err(|error| unfit(files.certificate, "the certificate")(&error))?;
+        let (chain, key) = (certificates(files.certificate, CERTIFICATE)?, key(files.key)?);
+        let names = Names::of(&chain[0]).map_err(unfit(files.certificate, CERTIFICATE))?;
         let mut roots = RootCertStore::empty();
-        for root in certificates(files.client_authority)? {
-            roots.add(root).map_err(|error| unfit(files.client_authority, "the authority")(&error))?;
+        for root in certificates(files.client_authority, AUTHORITY)? {
+            roots.add(root).map_err(unfit(files.client_authority, AUTHORITY))?;
         }
         let provider = Arc::new(default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&provider));
-        let verifier =
-            verifier.build().map_err(|error| unfit(files.client_authority, "the authority")(&error))?;
+        let verifier = verifier.build().map_err(unfit(files.client_authority, AUTHORITY))?;
         let config = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]);
         let config = config.expect("the provider has suites of TLS 1.3").with_client_cert_verifier(verifier);
         // Here it is seen whether the key is the certificate's.
-        let config = config.with_single_cert(chain, key);
-        let mut config = config.map_err(|error| unfit(files.key, "the key")(&error))?;
+        let mut config = config.with_single_cert(chain, key).map_err(unfit(files.key, KEY))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // Each connection shows its certificate anew, so that none is used beyond its time.
+        // Each connection shows its certificate anew, so that none begins beyond its time.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        Ok(Self { config: Arc::new(config), certificate })
+        Ok(Self { config: Arc::new(config), names })
     }
 
     /// What takes clients in.
@@ -77,28 +68,25 @@ impl Tls {
         Arc::clone(&self.config).into()
     }
 
-    /// How clients may name the door at an address.
-    pub(crate) fn names_at(&self, address: IpAddr) -> Names {
-        Names { certificate: self.certificate.clone(), address }
+    pub(crate) fn names(&self) -> &Names {
+        &self.names
     }
 }
 
-/// How clients may name a door: by a name of its certificate, or its address.
+/// How clients may name a door: as its certificate does, or else they could not know that it is the runner's.
 #[derive(Clone, Debug)]
-pub struct Names {
-    certificate: CertificateDer<'static>,
-    address: IpAddr,
-}
+pub(crate) struct Names(CertificateDer<'static>);
 
 impl Names {
+    fn of(certificate: &CertificateDer<'static>) -> Result<Self, rustls::Error> {
+        ParsedCertificate::try_from(certificate)?;
+        Ok(Self(certificate.clone()))
+    }
+
     /// Whether a client may name the door so; an address of IPv6 stands in brackets.
     pub(crate) fn contain(&self, name: &str) -> bool {
-        let inner = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
-        if inner.unwrap_or(name).parse() == Ok(self.address) {
-            return true;
-        }
-        let (Ok(certificate), Ok(name)) =
-            (ParsedCertificate::try_from(&self.certificate), ServerName::try_from(inner.unwrap_or(name)))
+        let inner = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+        let (Ok(certificate), Ok(name)) = (ParsedCertificate::try_from(&self.0), ServerName::try_from(inner))
         else {
             return false;
         };
@@ -106,12 +94,22 @@ impl Names {
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ApiError> {
+#[cfg(test)]
+impl Names {
+    /// The names of a certificate made for them.
+    pub(crate) fn issued(names: &[&str]) -> Self {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        let certificate = rcgen::generate_simple_self_signed(names).unwrap().cert;
+        Self::of(certificate.der()).unwrap()
+    }
+}
+
+fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'static>>, ApiError> {
     let (bytes, _) = read(path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
     let found =
         found.and_then(|found| if found.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(found) });
-    found.map_err(|error| not_pem(path, "the certificate", &error))
+    found.map_err(|error| not_pem(path, what, &error))
 }
 
 fn key(path: &Path) -> Result<PrivateKeyDer<'static>, ApiError> {
@@ -119,7 +117,7 @@ fn key(path: &Path) -> Result<PrivateKeyDer<'static>, ApiError> {
     if mode & 0o077 != 0 {
         return Err(ApiError::Exposed { path: path.to_owned(), mode });
     }
-    PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| not_pem(path, "the key", &error))
+    PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| not_pem(path, KEY, &error))
 }
 
 fn not_pem(path: &Path, what: &'static str, error: &pem::Error) -> ApiError {
@@ -128,6 +126,12 @@ fn not_pem(path: &Path, what: &'static str, error: &pem::Error) -> ApiError {
         error => error.to_string(),
     };
     ApiError::Tls { what, path: path.to_owned(), cause }
+}
+
+/// What to say of a file whose parts are in order, and do not do.
+fn unfit<Cause: ToString>(path: &Path, what: &'static str) -> impl FnOnce(Cause) -> ApiError {
+    let path = path.to_owned();
+    move |cause| ApiError::Tls { what, path, cause: cause.to_string() }
 }
 
 /// What a file holds, and who may use it, both of the same one.
@@ -144,3 +148,107 @@ fn read(path: &Path) -> Result<(Vec<u8>, u32), ApiError> {
 
 /// What is read of a file; a bundle of all public authorities is smaller.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+
+const CERTIFICATE: &str = "the certificate";
+const KEY: &str = "the key";
+const AUTHORITY: &str = "the authority of clients";
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::PathBuf;
+
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+    use super::*;
+
+    /// Files as a runner is given them.
+    struct Made {
+        directory: tempfile::TempDir,
+    }
+
+    impl Made {
+        fn new() -> Self {
+            let made = Self { directory: tempfile::tempdir().unwrap() };
+            let mut authority = CertificateParams::default();
+            authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
+            let key = KeyPair::generate().unwrap();
+            let own = CertificateParams::default().self_signed(&key).unwrap();
+            made.write("ca.pem", &authority.pem(), 0o644);
+            made.write("cert.pem", &own.pem(), 0o644);
+            made.write("key.pem", &key.serialize_pem(), 0o600);
+            made
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.directory.path().join(name)
+        }
+
+        fn write(&self, name: &str, text: &str, mode: u32) {
+            std::fs::write(self.path(name), text).unwrap();
+            std::fs::set_permissions(self.path(name), Permissions::from_mode(mode)).unwrap();
+        }
+
+        fn read(&self) -> Result<Tls, ApiError> {
+            let [certificate, key, client_authority] =
+                ["cert.pem", "key.pem", "ca.pem"].map(|name| self.path(name));
+            Tls::read(&TlsFiles { certificate: &certificate, key: &key, client_authority: &client_authority })
+        }
+
+        #[track_caller]
+        fn refused(&self, file: &str, part: &str) {
+            let said = self.read().unwrap_err().to_string();
+            let path = self.path(file).display().to_string();
+            assert!(said.contains(&path) && said.contains(part), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_door_is_named_as_its_certificate_does() {
+        let names = Names::issued(&["dtn.example.org", "*.lab.example.org", "192.0.2.7", "2001:db8::7"]);
+        for name in ["dtn.example.org", "DTN.Example.ORG", "a.lab.example.org", "192.0.2.7", "[2001:db8::7]"]
+        {
+            assert!(names.contain(name), "{name}");
+        }
+        let others =
+            ["localhost", "127.0.0.1", "example.org", "dtn.example.org.evil.example", "192.0.2.8", ""];
+        for name in
+            others.into_iter().chain(["a.b.lab.example.org", "[2001:db8::8]", "[", "*.lab.example.org"])
+        {
+            assert!(!names.contain(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_others_may_use_is_refused() {
+        let made = Made::new();
+        for mode in [0o640, 0o604, 0o620, 0o601] {
+            std::fs::set_permissions(made.path("key.pem"), Permissions::from_mode(mode)).unwrap();
+            made.refused("key.pem", &format!("has mode {mode:03o}"));
+        }
+        std::fs::set_permissions(made.path("key.pem"), Permissions::from_mode(0o400)).unwrap();
+        made.read().unwrap();
+    }
+
+    #[test]
+    fn what_is_no_certificate_key_or_authority_is_refused_by_name() {
+        let made = Made::new();
+        let damaged = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
+        for file in ["cert.pem", "ca.pem", "key.pem"] {
+            let good = std::fs::read_to_string(made.path(file)).unwrap();
+            for bad in ["", "hello", "-----BEGIN CERTIFICATE-----\n"] {
+                std::fs::write(made.path(file), bad).unwrap();
+                made.refused(file, "use the ");
+            }
+            std::fs::write(made.path(file), damaged).unwrap();
+            made.refused(file, "use the ");
+            std::fs::remove_file(made.path(file)).unwrap();
+            made.refused(file, "No such file");
+            made.write(file, &good, 0o600);
+        }
+        made.write("key.pem", &KeyPair::generate().unwrap().serialize_pem(), 0o600);
+        made.refused("key.pem", "use the key");
+    }
+}

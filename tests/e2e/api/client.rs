@@ -18,7 +18,7 @@ pub(super) struct Served {
     process: Child,
     pub(super) yard: Yard,
     pub(super) client: Client,
-    /// Of the loopback.
+    /// Where it listens.
     pub(super) address: String,
 }
 
@@ -39,8 +39,13 @@ impl Served {
     }
 
     pub(super) fn of(yard: Yard) -> Self {
+        Self::with(yard, &["127.0.0.1:0"])
+    }
+
+    /// At an address, with more options.
+    pub(super) fn with(yard: Yard, words: &[&str]) -> Self {
         let client = Client { socket: yard.place().join("api.sock") };
-        let (process, address) = start(&yard, "127.0.0.1:0");
+        let (process, address) = start(&yard, words);
         Self { process, yard, client, address }
     }
 
@@ -53,7 +58,7 @@ impl Served {
     /// Kills the runner, and starts another one at the same address.
     pub(super) fn restart(&mut self) {
         self.end();
-        (self.process, self.address) = start(&self.yard, &self.address);
+        (self.process, self.address) = start(&self.yard, &[&self.address]);
     }
 
     pub(super) fn token(&self) -> String {
@@ -97,14 +102,15 @@ impl Served {
 }
 
 /// Starts a runner that serves, and returns its address.
-fn start(yard: &Yard, address: &str) -> (Child, String) {
-    let mut process = yard.site.zmove(&["runner", "--http", address]).start();
+fn start(yard: &Yard, words: &[&str]) -> (Child, String) {
+    let mut process = yard.site.zmove(&[&["runner", "--http"], words].concat()).start();
     let mut words = BufReader::new(process.stdout.take().unwrap());
     let address = loop {
         let mut line = String::new();
         assert!(words.read_line(&mut line).unwrap() > 0, "the runner has ended");
-        if let Some((_, rest)) = line.split_once("http://") {
-            break rest.split('/').next().unwrap().to_owned();
+        if let Some((_, rest)) = line.split_once("the page is at ") {
+            let address = rest.trim_start_matches("http://");
+            break address.split(['/', ',']).next().unwrap().to_owned();
         }
     };
     // What else it says is of no interest, and must not stop it.
@@ -185,13 +191,18 @@ pub(super) fn say_over_tcp(address: &str, words: &str) -> Answer {
     converse(TcpStream::connect(address).unwrap(), words)
 }
 
-#[track_caller]
-fn converse(mut socket: impl Read + Write, words: &str) -> Answer {
+/// Says something, and returns all that is answered, as it is.
+pub(super) fn answered(mut socket: impl Read + Write, words: &str) -> String {
     // One that is refused may be closed before all has been said.
     let _refused = socket.write_all(words.as_bytes());
     let mut answer = Vec::new();
     let _cut = socket.read_to_end(&mut answer);
-    let answer = String::from_utf8_lossy(&answer).into_owned();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[track_caller]
+pub(super) fn converse(socket: impl Read + Write, words: &str) -> Answer {
+    let answer = answered(socket, words);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     let (head, text) = (head.to_owned(), body.to_owned());

@@ -18,17 +18,19 @@ use crate::value::version::VERSION;
 
 /// Serves the page and the API until the process ends. To be called while it has one thread.
 pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArgs) -> Result<()> {
-    let tls = files(args).map(|files| Tls::read(&files).map(|tls| (tls, files))).transpose()?;
-    if tls.is_some() && address.is_none() {
+    let files = files(args);
+    if files.is_some() && address.is_none() {
         return Err(usage_error("'--http-cert' needs '--http' with an address"));
     }
+    let tls = files.map(|files| Tls::read(&files).map(|tls| (tls, files))).transpose()?;
     let mut doors = vec![bind_unix(place)?];
     terminal::say(format_args!("the API is at '{}'", socket(place).display()));
     if let (Some(address), Some((tls, files))) = (address, tls) {
         let (door, address) = bind_tls(address, tls)?;
         doors.push(door);
         terminal::say(format_args!(
-            "the page is at https://{address}/, for who has a certificate of the authority in '{}'",
+            "the page is at {address}, over https and by a name of its certificate, for who has one of the authority \
+             in '{}'",
             files.client_authority.display()
         ));
     } else if let Some(address) = address {

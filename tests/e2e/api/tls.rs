@@ -1,0 +1,242 @@
+//! The API over TLS, as other hosts reach it, with certificates made by the commands that docs/GUIDE.md tells.
+
+use std::fs::{Permissions, set_permissions};
+use std::io::Read as _;
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::json;
+
+use super::client::{Answer, Served, answered, converse};
+use crate::authority::block;
+use crate::harness::{PATIENCE, has_program, skip};
+use crate::jobs::Yard;
+
+const OWN: &str = "page";
+
+/// Makes an authority, and certificates of it for the runner at localhost and for alice, in a directory.
+fn issue(site: &Path, authority: &str) {
+    let directory = site.join(authority);
+    std::fs::create_dir(&directory).unwrap();
+    for mark in ["run: page authority", "run: page runner", "run: page client"] {
+        let commands = block("docs/GUIDE.md", mark).replace("dtn.example.org", "localhost");
+        let ran = Command::new("sh").args(["-ec", &commands]).current_dir(&directory).output().unwrap();
+        assert!(ran.status.success(), "{commands}\n{}", String::from_utf8_lossy(&ran.stderr));
+    }
+}
+
+/// A yard whose runner has certificates; `None` where there is no openssl.
+fn issued() -> Option<Yard> {
+    if !has_program("openssl") {
+        skip("openssl is missing: no certificate can be issued");
+        return None;
+    }
+    let yard = Yard::local();
+    issue(&yard.site.path(""), OWN);
+    Some(yard)
+}
+
+fn files(yard: &Yard) -> Vec<String> {
+    let options =
+        [("--http-cert", "runner.pem"), ("--http-key", "runner.key"), ("--http-client-ca", "ca.pem")];
+    options.iter().flat_map(|(option, file)| [(*option).to_owned(), own(yard, file)]).collect()
+}
+
+fn own(yard: &Yard, file: &str) -> String {
+    yard.site.path(OWN).join(file).display().to_string()
+}
+
+/// A runner that other hosts reach.
+struct Secured {
+    served: Served,
+}
+
+/// What a client shows: the files of a certificate and of its key.
+type Shown = (PathBuf, PathBuf);
+
+impl Secured {
+    fn new() -> Option<Self> {
+        let yard = issued()?;
+        let files = files(&yard);
+        let words: Vec<_> = ["0.0.0.0:0"].into_iter().chain(files.iter().map(String::as_str)).collect();
+        Some(Self { served: Served::with(yard, &words) })
+    }
+
+    fn path(&self, authority: &str, file: &str) -> PathBuf {
+        self.served.yard.site.path(authority).join(file)
+    }
+
+    /// A certificate of an authority that the commands have issued.
+    fn shown(&self, authority: &str, name: &str) -> Shown {
+        (self.path(authority, &format!("{name}.pem")), self.path(authority, &format!("{name}.key")))
+    }
+
+    fn port(&self) -> u16 {
+        self.served.address.rsplit_once(':').unwrap().1.parse().unwrap()
+    }
+
+    fn knock(&self) -> TcpStream {
+        let socket = TcpStream::connect(("127.0.0.1", self.port())).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    }
+
+    fn connect(&self, shown: Option<&Shown>) -> StreamOwned<ClientConnection, TcpStream> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(self.path(OWN, "ca.pem")).unwrap()).unwrap();
+        let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));
+        let config = config.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+        let config = match shown {
+            None => config.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let chain = vec![CertificateDer::from_pem_file(certificate).unwrap()];
+                config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(key).unwrap()).unwrap()
+            }
+        };
+        let name = "localhost".try_into().unwrap();
+        StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), self.knock())
+    }
+
+    #[track_caller]
+    fn say(&self, words: &str) -> Answer {
+        converse(self.connect(Some(&self.shown(OWN, "alice"))), words)
+    }
+
+    #[track_caller]
+    fn get(&self, headers: &str) -> Answer {
+        self.say(&format!("GET /api/v1/jobs HTTP/1.1\r\nConnection: close\r\n{headers}\r\n"))
+    }
+
+    /// All of HTTP that comes back to who asks for the jobs.
+    fn told(&self, shown: Option<&Shown>) -> String {
+        let host = format!("Host: localhost:{}\r\nConnection: close\r\n", self.port());
+        let words = format!("GET /api/v1/jobs HTTP/1.1\r\n{host}\r\n");
+        answered(self.connect(shown), &words)
+    }
+
+    /// Writes a certificate of the authority for a client, in the year 2020 or of now.
+    fn of_the_year(&self, year: Option<i32>) -> Shown {
+        let (path, key) = (self.path(OWN, "dated.pem"), KeyPair::generate().unwrap());
+        let mut authority = CertificateParams::default();
+        authority.distinguished_name = rcgen::DistinguishedName::new();
+        authority.distinguished_name.push(DnType::CommonName, "Page of alice");
+        let own = std::fs::read_to_string(self.path(OWN, "ca.key")).unwrap();
+        let issuer = Issuer::new(authority, KeyPair::from_pem(&own).unwrap());
+        let mut client = CertificateParams::default();
+        client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        if let Some(year) = year {
+            client.not_before = rcgen::date_time_ymd(year, 1, 1);
+            client.not_after = rcgen::date_time_ymd(year, 2, 1);
+        }
+        std::fs::write(&path, client.signed_by(&key, &issuer).unwrap().pem()).unwrap();
+        let key_path = self.path(OWN, "dated.key");
+        std::fs::write(&key_path, key.serialize_pem()).unwrap();
+        (path, key_path)
+    }
+}
+
+#[test]
+fn who_has_a_certificate_of_the_authority_submits_a_job_and_sees_it() {
+    let Some(secured) = Secured::new() else { return };
+    let host = format!("Host: localhost:{}\r\n", secured.port());
+    assert_eq!(secured.get(&host).ok()["jobs"], json!([]));
+    let body = secured.served.submission(&json!({ "label": "from afar" })).to_string();
+    let order = secured.say(&format!(
+        "POST /api/v1/jobs HTTP/1.1\r\n{host}Connection: close\r\nContent-Type: application/json\r\n\
+         Origin: https://localhost:{}\r\nContent-Length: {}\r\n\r\n{body}",
+        secured.port(),
+        body.len()
+    ));
+    assert_eq!(order.status, 201, "{order:?}");
+    secured.served.wait_for_end(order.body["id"].as_i64().unwrap());
+    assert_eq!(secured.get(&host).ok()["jobs"][0]["label"], "from afar");
+    assert!(!secured.served.yard.place().join("token").exists(), "there is no word that somebody could read");
+}
+
+#[test]
+fn who_has_no_right_certificate_is_answered_no_byte() {
+    let Some(secured) = Secured::new() else { return };
+    issue(&secured.served.yard.site.path(""), "other");
+    let of_now = secured.of_the_year(None);
+    assert!(
+        secured.told(Some(&of_now)).contains("200 OK"),
+        "what is made here is as it should be, but for the year"
+    );
+    let refused = [
+        ("none", None),
+        ("one of another authority, of the same name", Some(secured.shown("other", "alice"))),
+        ("the runner's own", Some(secured.shown(OWN, "runner"))),
+        ("one whose time is over", Some(secured.of_the_year(Some(2020)))),
+        ("one whose time has not come", Some(secured.of_the_year(Some(2120)))),
+    ];
+    for (what, shown) in refused {
+        assert_eq!(secured.told(shown.as_ref()), "", "{what}");
+    }
+    let plain = answered(secured.knock(), "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    assert!(!plain.contains("HTTP"), "{plain:?}");
+    assert!(secured.told(Some(&secured.shown(OWN, "alice"))).contains("200 OK"));
+}
+
+#[test]
+fn over_tls_another_host_or_site_is_refused() {
+    let Some(secured) = Secured::new() else { return };
+    let port = secured.port();
+    for host in ["127.0.0.1", "0.0.0.0", "evil.example", "localhost.evil.example"] {
+        assert_eq!(secured.get(&format!("Host: {host}:{port}\r\n")).status, 421, "{host}");
+    }
+    let host = format!("Host: localhost:{port}\r\n");
+    for origin in ["https://evil.example", "null", &format!("http://localhost:{port}"), "https://localhost"] {
+        assert_eq!(secured.get(&format!("{host}Origin: {origin}\r\n")).status, 403, "{origin}");
+    }
+    assert_eq!(secured.get(&format!("{host}Sec-Fetch-Site: cross-site\r\n")).status, 403);
+    secured.get(&format!("{host}Origin: https://localhost:{port}\r\nSec-Fetch-Site: same-origin\r\n")).ok();
+}
+
+/// More of them than there are places: who comes last is let in before the time of the first is over.
+#[test]
+fn silent_strangers_hold_up_nobody() {
+    let Some(secured) = Secured::new() else { return };
+    let begun = Instant::now();
+    let mut silent: Vec<_> = (0..300).map(|_| secured.knock()).collect();
+    let host = format!("Host: localhost:{}\r\n", secured.port());
+    secured.get(&host).ok();
+    let waited = begun.elapsed();
+    assert!(waited < Duration::from_secs(8), "{waited:?}");
+    assert_eq!(silent[0].read(&mut [0]).unwrap_or(0), 0, "the first has gone");
+    let last = silent.last_mut().unwrap();
+    last.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    assert!(
+        last.read(&mut [0]).is_err() || begun.elapsed() > Duration::from_secs(8),
+        "the last has its time"
+    );
+}
+
+#[test]
+fn a_key_that_others_may_read_is_refused_by_name() {
+    let Some(yard) = issued() else { return };
+    let files = files(&yard);
+    let words: Vec<_> =
+        ["runner", "--http", "0.0.0.0:0"].into_iter().chain(files.iter().map(String::as_str)).collect();
+    let refused = |parts: &[&str]| drop(yard.run(&words).expect(11).says(parts));
+    set_permissions(own(&yard, "runner.key"), Permissions::from_mode(0o640)).unwrap();
+    refused(&[&own(&yard, "runner.key"), "has mode 640", "chmod 600"]);
+    set_permissions(own(&yard, "runner.key"), Permissions::from_mode(0o600)).unwrap();
+    std::fs::write(own(&yard, "ca.pem"), "nobody").unwrap();
+    refused(&[&own(&yard, "ca.pem"), "the authority of clients", "holds none in PEM"]);
+    std::fs::remove_file(own(&yard, "runner.pem")).unwrap();
+    refused(&[&own(&yard, "runner.pem"), "No such file"]);
+    yard.run(&["runner", "--http", "0.0.0.0:0", "--http-cert", "a"])
+        .expect(1)
+        .says(&["arguments were not provided"]);
+    let nowhere = ["runner", "--http", "--http-cert", "a", "--http-key", "b", "--http-client-ca", "c"];
+    yard.run(&nowhere).expect(1).says(&["needs '--http' with an address"]);
+}
