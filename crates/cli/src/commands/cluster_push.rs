@@ -1,5 +1,7 @@
 //! `zmove push --cluster NAME`: this node leads a job in which all nodes of a cluster take part, itself among them.
 
+mod roll;
+
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::os::unix::ffi::OsStringExt;
@@ -15,6 +17,7 @@ use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob};
 use zmove_engine::{DialSettings, Remote};
 use zmove_types::{Event, Observer};
 
+use self::roll::Roll;
 use crate::commands::spread::{self, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::format::counted;
@@ -88,22 +91,26 @@ impl Leading<'_> {
         let (access, key) = (self.cluster.access()?, self.cluster.key()?);
         let notices = Notices::open(&access, &key).await?;
         let settings = Settings::new(Role::Head, job.id, job.epoch, key.of_job(job.id));
-        let queue = JetStream::open(&access, settings).await?;
-        let mut nodes = Nodes::new(Arc::clone(&self.observer));
+        let queue = Arc::new(JetStream::open(&access, settings).await?);
+        let roll = Arc::new(Roll::new(own_name(), Arc::clone(&self.observer)));
+        let mut telling = Box::pin(roll.tell(Arc::clone(&queue)));
+        let mut nodes = Nodes::new(Arc::clone(&self.observer), Arc::clone(&roll));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
         let count = receivers.len();
         let lead = Lead {
             others: nodes.others.subscribe(),
             others_come_within: OTHERS_COME_WITHIN,
-            ..Lead::new((job, Arc::new(queue)), receivers, count, patience)
+            ..Lead::new((job, queue), receivers, count, patience)
         };
         let mut begun = lead.begun.subscribe();
-        let leading = lead.run(Arc::clone(&self.observer), Arc::new(spread::Notices), interrupted());
+        let observer = Arc::clone(&roll) as Arc<dyn Observer>;
+        let leading = lead.run(observer, Arc::new(spread::Notices), interrupted());
         let mut leading = Box::pin(leading);
         let mut ticks = tokio::time::interval(TELL_EVERY);
         let mut ended = loop {
             tokio::select! {
                 ended = &mut leading => break ended,
+                never = &mut telling => match never {},
                 _ = ticks.tick() => notices.tell(&Notice::Job(self.notice.clone())).await?,
                 changed = begun.changed(), if !self.notice.begun => {
                     changed?;
@@ -161,18 +168,21 @@ impl Leading<'_> {
 /// The other nodes of the job, and what they have told.
 struct Nodes {
     observer: Arc<dyn Observer>,
+    roll: Arc<Roll>,
     parts: BTreeMap<String, NodeMoved>,
     ended: std::collections::BTreeSet<String>,
     others: watch::Sender<usize>,
 }
 
 impl Nodes {
-    fn new(observer: Arc<dyn Observer>) -> Self {
+    fn new(observer: Arc<dyn Observer>, roll: Arc<Roll>) -> Self {
         let ended = std::collections::BTreeSet::new();
-        Self { observer, parts: BTreeMap::new(), ended, others: watch::Sender::new(0) }
+        Self { observer, roll, parts: BTreeMap::new(), ended, others: watch::Sender::new(0) }
     }
 
-    fn take(&mut self, node: String, NodePart { state, moved, .. }: &NodePart) {
+    fn take(&mut self, node: String, part: &NodePart) {
+        self.roll.hear(&node, part);
+        let NodePart { state, moved, .. } = part;
         let before = self.parts.insert(node.clone(), *moved).unwrap_or_default();
         let (files, bytes) =
             (moved.files.saturating_sub(before.files), moved.bytes.saturating_sub(before.bytes));
