@@ -123,7 +123,7 @@ impl Yard {
     }
 
     /// The processes whose standard input is the lock of a job here.
-    fn processes(&self) -> Vec<Pid> {
+    pub(crate) fn processes(&self) -> Vec<Pid> {
         let place = self.place();
         let is_here = |pid: &Pid| {
             let input = std::fs::read_link(format!("/proc/{}/fd/0", pid.as_raw_nonzero()));

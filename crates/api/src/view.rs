@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 use utoipa::ToSchema;
-use zmove_jobs::{Job, JobEvent, JobId, Moment, Moved, Place, Progress, State, Watching, Wish, progress_of};
+use zmove_jobs::{
+    Job, JobEvent, JobId, Moment, Moved, Node, Nodes, Place, Progress, State, Watching, Wish, progress_of,
+};
 
 /// A job, and how far it is if it runs. Times are seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
@@ -84,6 +86,8 @@ pub struct Figures {
     lanes: Option<u32>,
     /// What limits it, or did: as in `docs/schema/events.json`.
     pub limited_by: Option<String>,
+    /// The nodes that take part, while it runs and where there are several.
+    nodes: Option<NodesView>,
 }
 
 impl Figures {
@@ -112,7 +116,46 @@ impl Figures {
             eta_seconds: now.and_then(left).map(|left| left.as_secs()),
             lanes: now.map(|now| now.lanes),
             limited_by: now.map(|now| now.limited_by.clone()).or_else(|| at_the_end?.limited_by.clone()),
+            nodes: now.and_then(|now| now.nodes.as_ref()).map(NodesView::from),
         }
+    }
+}
+
+/// The nodes that take part in a job.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+struct NodesView {
+    /// How many there are.
+    count: u64,
+    /// Items of work that nobody has taken yet, if that is known.
+    items_waiting: Option<u64>,
+    /// The nodes, those first that hold up the others; 64 at most.
+    nodes: Vec<NodeView>,
+}
+
+/// One node of several.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+struct NodeView {
+    /// The name of the node.
+    name: String,
+    /// One of `works`, `slow` (less than half of what the others move), `silent`, `ended`.
+    state: String,
+    /// Files that are at the target by it.
+    files: u64,
+    /// Bytes that it has brought there.
+    bytes: u64,
+    /// The rate of the last seconds.
+    bytes_per_second: u64,
+    /// That rate in percent of the median of the others at work, where there is one.
+    percent_of_others: Option<u64>,
+}
+
+impl From<&Nodes> for NodesView {
+    fn from(Nodes { count, items_waiting, nodes }: &Nodes) -> Self {
+        let view = |node: &Node| {
+            let Node { name, state, files, bytes, bytes_per_second, percent_of_others } = node.clone();
+            NodeView { name, state, files, bytes, bytes_per_second, percent_of_others }
+        };
+        Self { count: *count, items_waiting: *items_waiting, nodes: nodes.iter().map(view).collect() }
     }
 }
 

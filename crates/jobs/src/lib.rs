@@ -19,8 +19,8 @@ pub use job::{AttemptEnd, Job, JobEvent, JobId, Moved, NewJob, Outgoing, Wish, W
 pub use moment::Moment;
 pub use place::{Place, is_shared};
 pub use runner::{
-    COPY_TO_END, Follower, Limits, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig, RunnerError, Stay,
-    Watching, progress_of, samples_of, wake,
+    COPY_TO_END, Follower, Limits, Node, Nodes, OF_THE_SUBMITTER, Progress, Runner, RunnerConfig,
+    RunnerError, Stay, Watching, progress_of, samples_of, wake,
 };
 pub use schedule::{Schedule, parse_moment, shown};
 pub use state::{IllegalStep, State, Step};

@@ -20,6 +20,7 @@ mod ids;
 mod kinds;
 mod lock;
 mod metadata;
+mod nodes;
 mod rate_limit;
 mod rel_path;
 mod stage;
@@ -38,6 +39,7 @@ pub use metadata::{
     ALLOCATION_BYTES, Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special, Timestamp,
     Xattr,
 };
+pub use nodes::{Node, Nodes, Pace};
 pub use rate_limit::{ParseRateError, RateLimit};
 pub use rel_path::{Name, PathError, RelPath};
 pub use stage::{Doing, StageClock, StageTimes, Stopwatch};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::browser::Browser;
@@ -123,6 +124,56 @@ fn names_with_markup_are_text() {
     let markup =
         "try { document.body.innerHTML = '<b>x</b>'; return 'done'; } catch (error) { return error.name; }";
     assert_eq!(browser.script(markup), "TypeError", "the browser itself refuses markup");
+}
+
+/// The process says no more, and what several nodes would have said stands in its place.
+#[test]
+fn the_nodes_of_a_job_are_seen_on_the_page_in_the_api_and_in_a_terminal() {
+    let Some((served, browser)) = shown() else { return };
+    let id = served.submit(&json!({ "limit": "20Mbit" }));
+    served.yard.wait_until_moving(&id.to_string());
+    let [pid] = served.yard.processes()[..] else { panic!("one process") };
+    kill_process(pid, Signal::STOP).unwrap();
+    let node = |name: &str, state: &str, percent: u64| {
+        json!({
+            "name": name, "state": state, "files": 1230, "bytes": percent << 30,
+            "bytes_per_second": percent * 1_250_000, "percent_of_others": percent,
+        })
+    };
+    let nodes = [
+        node("dtn3.beamline.example.org", "slow", 31),
+        node("dtn1", "works", 100),
+        node("dtn2", "works", 98),
+    ];
+    let nodes = json!({ "count": 3, "items_waiting": 12, "nodes": nodes });
+    let path = served.yard.place().join(format!("{id}/events-1"));
+    let told = std::fs::read_to_string(&path).unwrap();
+    let last = told.lines().rev().find(|line| line.contains("\"progress\"")).unwrap();
+    let mut line: Value = serde_json::from_str(last).unwrap();
+    assert_eq!(line["nodes"], Value::Null, "one node is none of several");
+    line["nodes"] = nodes.clone();
+    std::fs::write(&path, format!("{told}{line}\n")).unwrap();
+    assert_eq!(served.wait_until(id, |job| !job["nodes"].is_null())["nodes"], nodes);
+    let printed = served.yard.run(&["job", &id.to_string()]).done().stdout;
+    let slow = "dtn3.beamline.example.org  slow: 1230 files, 31.0 GiB, 310 Mbit/s, 31 % of the others";
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        words(&printed).contains(&words(slow)) && printed.contains("3 nodes, 12 items waiting:"),
+        "{printed}"
+    );
+    browser.click("#running button.name");
+    browser.wait_until("document.querySelectorAll('#job-nodes tbody tr').length === 3");
+    assert_eq!(browser.text("#job-nodes td.error"), "slow");
+    assert_eq!(browser.text("#job-nodes-waiting"), "3 nodes, 12 items waiting.");
+    for (width, mobile) in [(1200, false), (360, true)] {
+        let size = json!({ "width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": mobile });
+        browser.devtools("Emulation.setDeviceMetricsOverride", &size);
+        let within =
+            "document.querySelector('#job').scrollWidth <= document.querySelector('#job').clientWidth";
+        browser.wait_until(&format!("{within} && document.documentElement.scrollWidth <= {width}"));
+    }
+    assert_eq!(browser.errors(), Vec::<String>::new());
+    kill_process(pid, Signal::CONT).unwrap();
 }
 
 #[test]

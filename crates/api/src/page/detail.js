@@ -1,6 +1,6 @@
 // One job: what it is, what limits it, its pictures, and what has happened to it.
 
-import { byId, element, limit, moment, perSecond, rate, say, shown, span, stageOf, STAGES } from "./format.js";
+import { byId, bytes, count, element, limit, moment, perSecond, rate, say, shown, span, stageOf, STAGES } from "./format.js";
 import { get, text } from "./api.js";
 import { draw } from "./chart.js";
 import { actions, badge, facts, fill, isOver, stages } from "./jobs.js";
@@ -68,10 +68,27 @@ export function show(job, done) {
   if (job.exit !== null) more.push(["Exit code", String(job.exit)]);
   const had = facts(job).filter(([, value]) => value !== "–");
   fill(byId("job-facts"), [...had, ...more]);
+  nodes(job.nodes);
   const word = job.limited_by;
   stages(byId("job-stages"), word);
   const verb = isOver(job) ? "Most of the time it was limited by" : "Limited by";
   say(byId("job-limit"), word ? `${verb}: ${limit(word)}.${shares()}` : "Not known yet.");
+}
+
+// The nodes of a push in which several take part.
+function nodes(all) {
+  byId("job-nodes").hidden = !all;
+  if (!all) return;
+  const waiting = all.items_waiting === null ? "" : `, ${count(all.items_waiting)} items waiting`;
+  const rest = all.count > all.nodes.length ? `, of which ${all.nodes.length} are shown` : "";
+  say(byId("job-nodes-waiting"), `${count(all.count)} nodes${waiting}${rest}.`);
+  const row = (node) => element("tr", {},
+    element("td", {}, shown(node.name)),
+    element("td", { class: ["slow", "silent"].includes(node.state) ? "error" : null }, shown(node.state)),
+    element("td", {}, `${bytes(node.bytes)}, ${count(node.files)} files`),
+    element("td", {}, rate(node.bytes_per_second)),
+    element("td", { class: "wide" }, node.percent_of_others === null ? "–" : `${node.percent_of_others} %`));
+  byId("job-nodes").querySelector("tbody").replaceChildren(...all.nodes.map(row));
 }
 
 // How often each stage was the limit, by the samples.

@@ -1,6 +1,7 @@
 //! `zmove push --cluster NAME`: this node leads a job in which all nodes of a cluster take part, itself among them.
 
 mod granting;
+mod roll;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStringExt;
@@ -20,6 +21,7 @@ use zmove_scan::FileSystems;
 use zmove_types::{Event, Observer};
 
 use self::granting::Granting;
+use self::roll::Roll;
 use crate::commands::cluster::sources as node_sources;
 use crate::commands::spread::{self, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
@@ -139,21 +141,26 @@ impl Leading<'_> {
             () = &mut stop => return Ok((Err(JobError::Interrupted), 0)),
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
-        let mut nodes = Nodes::new(Arc::clone(&self.observer));
+        let queue = Arc::new(queue);
+        let roll = Arc::new(Roll::new(own_name(), Arc::clone(&self.observer)));
+        let mut telling = Box::pin(roll.tell(Arc::clone(&queue)));
+        let mut nodes = Nodes::new(Arc::clone(&self.observer), Arc::clone(&roll));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
         let count = receivers.len();
         let lead = Lead {
             others: nodes.others.subscribe(),
             others_come_within: OTHERS_COME_WITHIN,
-            ..Lead::new((job, Arc::new(queue)), receivers, count, patience)
+            ..Lead::new((job, queue), receivers, count, patience)
         };
         let mut begun = lead.begun.subscribe();
-        let leading = lead.run(Arc::clone(&self.observer), Arc::new(spread::Notices), stop);
+        let observer = Arc::clone(&roll) as Arc<dyn Observer>;
+        let leading = lead.run(observer, Arc::new(spread::Notices), stop);
         let mut leading = Box::pin(leading);
         let mut ticks = tokio::time::interval(TELL_EVERY);
         let mut ended = loop {
             tokio::select! {
                 ended = &mut leading => break ended,
+                never = &mut telling => match never {},
                 _ = ticks.tick() => notices.tell(&Notice::Job(self.notice.clone())).await?,
                 changed = begun.changed(), if !self.notice.begun => {
                     changed?;
@@ -256,6 +263,7 @@ impl BrokerWatch {
 /// The other nodes of the job, and what they have told.
 struct Nodes {
     observer: Arc<dyn Observer>,
+    roll: Arc<Roll>,
     /// All nodes that have told that they have nothing to do.
     come: BTreeSet<String>,
     parts: BTreeMap<String, NodePart>,
@@ -265,9 +273,9 @@ struct Nodes {
 }
 
 impl Nodes {
-    fn new(observer: Arc<dyn Observer>) -> Self {
+    fn new(observer: Arc<dyn Observer>, roll: Arc<Roll>) -> Self {
         let (come, parts, absent) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
-        Self { observer, come, parts, absent, others: watch::Sender::new(0) }
+        Self { observer, roll, come, parts, absent, others: watch::Sender::new(0) }
     }
 
     /// A node has nothing to do; returns whether this is the first time.
@@ -295,6 +303,7 @@ impl Nodes {
         }
         let is_absent = part.items == 0 && self.absent.iter().any(|(absent, _)| *absent == node);
         if !is_absent {
+            self.roll.hear(&node, &part);
             self.parts.insert(node, part);
             self.count();
         }
@@ -304,6 +313,7 @@ impl Nodes {
     fn leave(&mut self, NodeFailure { node, message, .. }: NodeFailure) {
         if self.parts.get(&node).is_some_and(|part| part.items == 0) {
             self.parts.remove(&node);
+            self.roll.strike(&node);
             self.count();
         }
         if self.absent.insert((node.clone(), message.clone())) {

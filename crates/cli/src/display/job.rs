@@ -241,6 +241,7 @@ pub(super) mod tests {
             lanes: 4,
             limited_by: "source_reads".into(),
             watch: None,
+            nodes: None,
         };
         let runs = Row::new(job(), Some(progress));
         let waits = Job {

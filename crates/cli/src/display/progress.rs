@@ -13,6 +13,7 @@ use crate::args::PushArgs;
 use crate::ceiling::Moved;
 use crate::display::dry_run;
 use crate::display::failures::{self, Failures, SCHEMA};
+use crate::display::nodes;
 use crate::display::terminal;
 use crate::display::trace::Trace;
 use crate::value::age::Age;
@@ -20,7 +21,7 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use zmove_api::tells_time_left;
 use zmove_engine::{Listener, Notice};
-use zmove_types::{ByteCount, ByteRate, Change, Event, Observer};
+use zmove_types::{ByteCount, ByteRate, Change, Event, Nodes, Observer};
 
 /// The display of one push.
 pub(crate) struct Display {
@@ -103,6 +104,8 @@ struct State {
     waits: Option<(Instant, String)>,
     /// The id of the transfer, by which its host knows it too.
     transfer: Option<String>,
+    /// The nodes, where several take part.
+    nodes: Option<Nodes>,
 }
 
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
@@ -141,6 +144,7 @@ impl Display {
                 lost: None,
                 waits: None,
                 transfer: None,
+                nodes: None,
             }),
         });
         Self { watcher, ticker: OnceLock::new() }
@@ -274,12 +278,14 @@ impl Watcher {
         } else {
             String::new()
         };
+        let nodes = self.state().nodes.as_ref().map(|nodes| format!("; {}", nodes::in_a_line(nodes)));
         format!(
-            "{} of {}{more}, {}{left}, {}, {files} of {found_files}{more} files",
+            "{} of {}{more}, {}{left}, {}, {files} of {found_files}{more} files{}",
             ByteCount(done),
             ByteCount(found),
             ByteRate(rate),
             if flushing { "flushing" } else { self.state().limit },
+            nodes.unwrap_or_default(),
         )
     }
 
@@ -304,6 +310,7 @@ impl Watcher {
             "lanes": totals.lanes.load(Ordering::Relaxed),
             "limited_by": limit_key(state.limit),
             "waiting": waiting,
+            "nodes": state.nodes.as_ref().map(nodes::as_json),
         })
     }
 
@@ -415,6 +422,7 @@ impl Observer for Watcher {
             }
             Event::Flushing => totals.flushing.store(true, Ordering::Relaxed),
             Event::Limited { by } => self.state().limit = by,
+            Event::Nodes(nodes) => self.state().nodes = Some(nodes.clone()),
             Event::Failed { message } => self.fail(message),
             Event::Listed { changes } => self.list(changes),
             Event::NotKept { message } => {
@@ -477,6 +485,7 @@ mod tests {
                 lost: None,
                 waits: None,
                 transfer: None,
+                nodes: None,
             }),
             failures: None,
         }

@@ -1,10 +1,11 @@
 //! What `zmove job ID` shows beside the job's row: its attempts, its failures, and what was told of it.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use zmove_jobs::{AttemptEnd, Delivery, DeliveryState, Job, JobEvent, Moment, Watching, shown};
-use zmove_types::ByteCount;
+use zmove_jobs::{AttemptEnd, Delivery, DeliveryState, Job, JobEvent, Moment, Node, Nodes, Watching, shown};
+use zmove_types::{ByteCount, ByteRate};
 
 use super::{INDENT, Row};
 use crate::display::format::{counted, wrapped};
@@ -54,6 +55,9 @@ impl Details {
         let mut lines = vec![moments.into_iter().flatten().collect::<Vec<_>>().join(", ")];
         if let Some(watch) = row.progress.as_ref().and_then(|progress| progress.watch.as_ref()) {
             lines.push(watched(watch));
+        }
+        if let Some(nodes) = row.progress.as_ref().and_then(|progress| progress.nodes.as_ref()) {
+            lines.extend(taking_part(nodes));
         }
         if *attempt > 0 {
             let (files, bytes) = row.moved().unwrap_or_default();
@@ -107,6 +111,22 @@ fn watched(Watching { by, why, directories, ready, changing, .. }: &Watching) ->
         _ => format!("the tree is walked at intervals: {}", why.as_deref().unwrap_or_default()),
     };
     format!("watches: {}, {} to be moved, {changing} changing", how, counted(*ready, "file"))
+}
+
+/// The nodes as a small table, a line each.
+fn taking_part(Nodes { count, items_waiting, nodes }: &Nodes) -> Vec<String> {
+    let waiting =
+        items_waiting.map_or_else(String::new, |items| format!(", {} waiting", counted(items, "item")));
+    let width = nodes.iter().map(|node| node.name.chars().count()).max().unwrap_or_default();
+    let line = |Node { name, state, files, bytes, bytes_per_second, percent_of_others }: &Node| {
+        let (rate, bytes) = (ByteRate::new(*bytes_per_second, Duration::from_secs(1)), ByteCount(*bytes));
+        let of_others =
+            percent_of_others.map_or_else(String::new, |percent| format!(", {percent} % of the others"));
+        format!("  {name:width$}  {state}: {}, {bytes}, {rate}{of_others}", counted(*files, "file"))
+    };
+    let more = (*count > nodes.len() as u64).then(|| format!("  and {} more", count - nodes.len() as u64));
+    let first = format!("{}{waiting}:", counted(*count, "node"));
+    std::iter::once(first).chain(nodes.iter().map(line)).chain(more).collect()
 }
 
 /// Whether an event was told by a channel, as a line for people.
