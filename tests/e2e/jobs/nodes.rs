@@ -10,7 +10,7 @@ impl Drop for Broker {
     fn drop(&mut self) {
         let is_it = |words: &[u8]| {
             let words = String::from_utf8_lossy(words);
-            words.starts_with("nats-server") && words.contains(&*self.0.to_string_lossy())
+            words.contains("nats-server") && words.contains(&*self.0.to_string_lossy())
         };
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
             let pid = entry.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
