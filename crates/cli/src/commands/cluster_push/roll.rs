@@ -186,7 +186,8 @@ mod tests {
     use super::*;
 
     fn part(bytes: u64, state: NodeState) -> NodePart {
-        NodePart { job: [0; 16], state, moved: NodeMoved { files: 1, bytes, ..NodeMoved::default() } }
+        let moved = NodeMoved { files: 1, bytes, ..NodeMoved::default() };
+        NodePart { job: [0; 16], state, moved, items: 1, granted_until: None }
     }
 
     fn paces(nodes: &Nodes) -> Vec<(&str, Pace)> {
