@@ -72,6 +72,8 @@ pub struct JetStream {
     settings: Settings,
     taker: Mutex<Taker>,
     unreadable: AtomicU64,
+    /// Whether this process has ended the job: then it needs no record of that, which the broker may lose.
+    closed: watch::Sender<bool>,
 }
 
 /// Which queue, and how it is kept.
@@ -143,7 +145,8 @@ impl JetStream {
     pub async fn open(access: &Access, settings: Settings) -> Result<Self, WorkError> {
         let connection = Connection::open(access).await?;
         let broker = Broker::new(connection, &settings);
-        let queue = Self { broker, settings, taker: Mutex::default(), unreadable: AtomicU64::new(0) };
+        let (unreadable, closed) = (AtomicU64::new(0), watch::Sender::new(false));
+        let queue = Self { broker, settings, taker: Mutex::default(), unreadable, closed };
         if queue.settings.role == Role::Head {
             let mut patience = queue.patience("make the queue of the job");
             while let Err(trouble) = queue.begin().await {
@@ -175,7 +178,7 @@ impl JetStream {
     }
 
     async fn check_is_on(&self) -> Result<(), Trouble> {
-        let is_over = self.broker.ended().await? >= Some(self.settings.epoch);
+        let is_over = *self.closed.borrow() || self.broker.ended().await? >= Some(self.settings.epoch);
         if is_over { Err(Trouble::Over) } else { Ok(()) }
     }
 
@@ -213,8 +216,11 @@ impl WorkSource for JetStream {
     type Delivery = Lease;
 
     async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
-        let mut taker = self.taker.lock().await;
-        taker.take(self).await
+        let mut closed = self.closed.subscribe();
+        tokio::select! {
+            _ = closed.wait_for(|closed| *closed) => Ok(None),
+            taken = async { self.taker.lock().await.take(self).await } => taken,
+        }
     }
 
     async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
@@ -255,6 +261,7 @@ impl WorkSource for JetStream {
     }
 
     async fn close(&self) -> Result<(), WorkError> {
+        self.closed.send_replace(true);
         let mut patience = self.patience("end the queue of the job");
         loop {
             let closed = async {

@@ -182,7 +182,9 @@ fn torture_cluster(arguments: &TortureArgs, zmove: &str, place: &Path, first: u6
                 remove(&directory)?;
             } else {
                 let (line, kept) = (tally.failed_line(), directory.display());
-                println!("round failed: --cluster --rounds 1 --seed {seed}: {line} [{options}; kept in {kept}]");
+                println!(
+                    "round failed: --cluster --rounds 1 --seed {seed}: {line} [{options}; kept in {kept}]"
+                );
             }
             lock(&all).add(tally);
         }

@@ -36,7 +36,7 @@ pub use probe::{
 pub use push::config::SenderConfig;
 pub use push::feed::{Feeder, Progress, Sending, SessionOver};
 pub use push::job::{Need, Push, PushJob};
-pub use push::piece::{LargeFound, Settled, Unnamed};
+pub use push::piece::{AtTarget, LargeFound, Settled, Unnamed};
 pub use push::run::Run;
 pub use read::extras::{Instead, Mapped, Mapping, Owners};
 pub use read::holes::Zeros;

@@ -51,6 +51,20 @@ async fn an_end_is_seen_by_who_comes_later_and_after_a_restart_of_the_broker() {
 }
 
 #[tokio::test]
+async fn a_head_knows_that_it_has_ended_the_job_also_where_the_broker_has_lost_it() {
+    let Some(mut lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    head.close().await.unwrap();
+    lab.kill();
+    lab.empty();
+    lab.start_again().await;
+    let taken = tokio::time::timeout(Duration::from_secs(5), head.take()).await;
+    assert!(taken.expect("nobody waits for ever").unwrap().is_none());
+    let put = head.put(vec![data(1)]).await;
+    assert!(matches!(put, Err(WorkError::Over)), "{put:?}");
+}
+
+#[tokio::test]
 async fn a_stream_that_is_missing_is_no_end() {
     let Some(lab) = Lab::start().await else { return };
     let mover = Arc::new(lab.mover().await);

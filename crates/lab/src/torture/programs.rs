@@ -68,7 +68,13 @@ impl Place {
     }
 
     /// Makes the keys of another client, and lets it do what `grants` says below `root` at the daemons of these homes.
-    pub(crate) fn prepare_client(&self, client: &str, homes: &[&str], root: &Path, grants: &[&str]) -> Result<()> {
+    pub(crate) fn prepare_client(
+        &self,
+        client: &str,
+        homes: &[&str],
+        root: &Path,
+        grants: &[&str],
+    ) -> Result<()> {
         fs::create_dir(self.directory.join(client)).context("failed to make a home")?;
         let to = [OsStr::new("--root"), root.as_os_str()];
         homes.iter().try_for_each(|home| self.allow((home, client), grants, &to))

@@ -88,7 +88,8 @@ impl Inspector {
 
     /// The large files that have got their names more often, in words.
     pub(crate) fn take_doubled(&mut self) -> Vec<String> {
-        let is_doubled = |(_, (was_there, files)): &(_, &(bool, Vec<_>))| files.len() > 1 + usize::from(*was_there);
+        let is_doubled =
+            |(_, (was_there, files)): &(_, &(bool, Vec<_>))| files.len() > 1 + usize::from(*was_there);
         let doubled = self.commits.files.iter().filter(is_doubled);
         let doubled = doubled.map(|(path, (_, files))| format!("{path:?} was {files:?}")).collect();
         self.commits.files.values_mut().for_each(|(_, files)| files.truncate(1));

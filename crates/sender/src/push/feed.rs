@@ -74,7 +74,7 @@ pub struct Sending {
 /// What becomes of a piece that is under way.
 #[derive(Debug)]
 pub enum Progress {
-    /// A large file is not sent with the piece, but left to several.
+    /// A large file is not sent with the piece: it is left to several, or at the target already.
     Large(LargeFound),
     /// All else of the piece has settled.
     Settled(Settled),

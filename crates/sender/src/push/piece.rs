@@ -56,13 +56,24 @@ impl Unnamed {
     }
 }
 
-/// A large file that the receiver needs, and which several are to send.
+/// A file that is so large that several are to send it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LargeFound {
     /// The directory that it is in, below its source.
     pub directory: RelPath,
     /// The file.
     pub entry: Entry,
+    /// Whether it is to be sent.
+    pub at_target: AtTarget,
+}
+
+/// Whether the target has a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtTarget {
+    /// The target has it: nothing of it is to be sent.
+    There,
+    /// The receiver needs it.
+    Needed,
 }
 
 /// The ends at which one hears of a piece.
@@ -107,13 +118,26 @@ impl Piece {
 
     /// Leaves a file that the receiver needs to several, if it is so large; returns whether it has.
     pub(crate) fn leaves(&self, directory: &RelPath, entry: &Entry) -> bool {
-        let is_left = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
-        if is_left {
-            self.confirm_without_data();
-            let _nobody_waits =
-                self.large.send(LargeFound { directory: directory.clone(), entry: entry.clone() });
+        self.tell_if_large(directory, entry, AtTarget::Needed)
+    }
+
+    /// The target has had an entry before. A file that would be left to several is told of, and counts for nothing
+    /// here: another may have given it its name.
+    pub(crate) fn stays(&self, directory: &RelPath, entry: &Entry) {
+        if !self.tell_if_large(directory, entry, AtTarget::There) {
+            self.confirm(entry);
         }
-        is_left
+    }
+
+    /// Tells of a file that is left to several, if it is so large; returns whether it is.
+    fn tell_if_large(&self, directory: &RelPath, entry: &Entry, at_target: AtTarget) -> bool {
+        let is_large = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
+        if is_large {
+            self.confirm_without_data();
+            let found = LargeFound { directory: directory.clone(), entry: entry.clone(), at_target };
+            let _nobody_waits = self.large.send(found);
+        }
+        is_large
     }
 
     /// The receiver has a directory itself.

@@ -120,7 +120,9 @@ impl Broker {
         if loss == Loss::Store {
             self.kill()?;
             return match fs::remove_dir_all(self.directory.join("jetstream")) {
-                Err(error) if error.kind() != ErrorKind::NotFound => Err(error).context("failed to empty the broker"),
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    Err(error).context("failed to empty the broker")
+                }
                 _ => Ok(0),
             };
         }
@@ -156,7 +158,8 @@ struct Client {
 
 impl Client {
     fn connect(address: SocketAddr, seed: Option<&Path>) -> Result<Self> {
-        let stream = TcpStream::connect_timeout(&address, ANSWER_MAX).context("failed to reach the broker")?;
+        let stream =
+            TcpStream::connect_timeout(&address, ANSWER_MAX).context("failed to reach the broker")?;
         stream.set_read_timeout(Some(ANSWER_MAX)).context("failed to set a time")?;
         let mut client = Self { reader: BufReader::new(stream), inbox: "_INBOX.lab".to_owned(), requests: 0 };
         let greeting = client.line()?;
@@ -230,7 +233,8 @@ impl Client {
 
     fn lose_messages(&mut self, queue: &str, one_in: u64, dice: &mut Dice) -> Result<u64> {
         let state = self.ask(&format!("STREAM.INFO.{queue}"), &json!({}))?["state"].take();
-        let (first, last) = (state["first_seq"].as_u64().unwrap_or(1), state["last_seq"].as_u64().unwrap_or(0));
+        let (first, last) =
+            (state["first_seq"].as_u64().unwrap_or(1), state["last_seq"].as_u64().unwrap_or(0));
         let mut lost = 0;
         for number in first..=last.min(first + MESSAGES_MAX) {
             if dice.one_in(one_in) {
@@ -278,7 +282,14 @@ mod tests {
 
     #[test]
     fn base64_is_that_of_the_standard() {
-        let texts = [("", ""), ("f", "Zg"), ("fo", "Zm8"), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy"), ("\u{3ff}", "z78")];
+        let texts = [
+            ("", ""),
+            ("f", "Zg"),
+            ("fo", "Zm8"),
+            ("foo", "Zm9v"),
+            ("foobar", "Zm9vYmFy"),
+            ("\u{3ff}", "z78"),
+        ];
         for (bytes, text) in texts {
             assert_eq!(base64(bytes.as_bytes()), text);
         }

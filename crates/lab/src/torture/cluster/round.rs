@@ -19,6 +19,7 @@ use super::tally::ClusterTally;
 use crate::data::trees::names;
 use crate::torture::dice::Dice;
 use crate::torture::metadata::{Features, Kind};
+use crate::torture::old;
 use crate::torture::programs::{CLIENT_HOME, Running, append};
 use crate::torture::same;
 use crate::torture::spread::{self, Row};
@@ -26,7 +27,6 @@ use crate::torture::tally::FailureKind;
 use crate::torture::tree::Tree;
 use crate::torture::versions::Versions;
 use crate::torture::watch::{Files, Inspector, Watch};
-use crate::torture::old;
 
 /// A round that is set up.
 struct Round {

@@ -75,7 +75,8 @@ impl Stand {
             BrokerOf::Head => Broker::of_head(address, &cluster),
         };
         broker.start()?;
-        let mut stand = Self { invitation: directory.join("invitation"), place, receivers, nodes: Vec::new(), broker };
+        let mut stand =
+            Self { invitation: directory.join("invitation"), place, receivers, nodes: Vec::new(), broker };
         stand.make_cluster(address, broker_of)?;
         for home in nodes {
             let mut node = Node { home, running: None };
