@@ -41,6 +41,7 @@ use self::tally::Tally;
 use crate::peers::zmove_binary;
 
 /// How often, and where.
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 #[derive(Args, Debug)]
 pub(crate) struct TortureArgs {
     /// Rounds to run.

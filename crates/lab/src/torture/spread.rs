@@ -390,5 +390,5 @@ const CALM_MAX: u64 = 4;
 const PUSH_PATIENCE: Duration = Duration::from_secs(150);
 /// How long after the end of a push somebody comes back.
 const AFTER_END_MAX: Duration = Duration::from_millis(500);
-const JOB_PREFIX: &str = ".zmove-job-";
+pub(super) const JOB_PREFIX: &str = ".zmove-job-";
 const LAST_EPOCH: &str = ".zmove-epoch-18446744073709551615";

@@ -53,7 +53,7 @@ impl Act {
     }
 }
 
-/// An act, and when it happens after the start of the push.
+/// An act, and when it happens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timed {
     pub(super) after: Duration,
@@ -63,8 +63,19 @@ pub(super) struct Timed {
 /// The acts of a try, in the order in which they happen, and those that it leaves to the next.
 #[derive(Debug)]
 pub(super) struct Acts {
+    /// Whether the time of the acts counts from when the job has begun at the target.
+    pub(super) since: Since,
     pub(super) now: Vec<Timed>,
     pub(super) later: Vec<Timed>,
+}
+
+/// From when on the time of acts counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Since {
+    /// The start of the push.
+    Start,
+    /// The moment at which the job is under way at the target.
+    JobBegun,
 }
 
 /// How many there are of whom.
@@ -87,7 +98,8 @@ impl Crowd {
 
 /// Draws the acts of a try, which begins with some that the one before has left.
 pub(super) fn draw(dice: &mut Dice, crowd: Crowd, before: Vec<Timed>) -> Acts {
-    let mut acts = Acts { now: before, later: Vec::new() };
+    let since = if dice.one_in(4) { Since::Start } else { Since::JobBegun };
+    let mut acts = Acts { since, now: before, later: Vec::new() };
     let mut after = Duration::ZERO;
     for _ in 0..=dice.weighted([3, 4, 3, 2].into_iter()) {
         after += moment(dice, BETWEEN_MICROS_MAX);

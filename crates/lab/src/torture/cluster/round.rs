@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::acts::{self, Act, Crowd, Timed, Who};
+use super::acts::{self, Act, Crowd, Since, Timed, Who};
 use super::stand::{BrokerOf, CLUSTER, NODES_MAX, RECEIVERS_MAX, Stand};
 use super::tally::ClusterTally;
 use crate::data::trees::names;
@@ -124,12 +124,13 @@ impl Round {
             }
             let acts = acts::draw(&mut self.dice, self.stand.crowd(), std::mem::take(&mut later));
             later = acts.later;
-            if self.attempt(&acts.now)? == Ending::Done && self.asleep.is_empty() {
+            if self.attempt(acts.since, &acts.now)? == Ending::Done && self.asleep.is_empty() {
                 self.compare(&format!("after try {number}"))?;
             }
         }
         // whoever is stopped or away comes back during the next push, and after that nothing happens any more
-        if !later.is_empty() && self.attempt(&later)? == Ending::Done && self.asleep.is_empty() {
+        let is_done = !later.is_empty() && self.attempt(Since::Start, &later)? == Ending::Done;
+        if is_done && self.asleep.is_empty() {
             self.compare("after the last one came back")?;
         }
         self.stand.restore()?;
@@ -151,7 +152,7 @@ impl Round {
     /// Runs the same command until it is done.
     fn finish(&mut self) -> Result<bool> {
         for _ in 0..CALM_MAX {
-            if self.attempt(&[])? == Ending::Done {
+            if self.attempt(Since::Start, &[])? == Ending::Done {
                 self.compare("after a calm try")?;
                 return Ok(true);
             }
@@ -162,11 +163,14 @@ impl Round {
     }
 
     /// Runs the command once.
-    fn attempt(&mut self, acts: &[Timed]) -> Result<Ending> {
+    fn attempt(&mut self, since: Since, acts: &[Timed]) -> Result<Ending> {
         self.tally.common.tries += 1;
         let said = self.stand.place.directory.join(format!("head-{}.json", self.tally.common.tries));
-        let began = Instant::now();
         let mut head = self.start_head(&said)?;
+        if since == Since::JobBegun {
+            self.wait_until_begun(&head)?;
+        }
+        let began = Instant::now();
         let (mut is_over, mut is_stopped) = (false, false);
         for Timed { after, act } in acts {
             is_over = is_over || head.ends((began + *after).saturating_duration_since(Instant::now()))?;
@@ -208,6 +212,19 @@ impl Round {
         Ok(Ending::Failed)
     }
 
+    /// Waits until a job is under way at the target, or nobody comes to it.
+    fn wait_until_begun(&self, head: &Running) -> Result<()> {
+        let deadline = Instant::now() + BEGIN_MAX;
+        let is_under_way = || -> Result<bool> {
+            let hidden = if self.target.exists() { names(&self.target)? } else { Default::default() };
+            let mut jobs =
+                hidden.iter().filter(|name| name.to_string_lossy().starts_with(spread::JOB_PREFIX));
+            Ok(jobs.any(|name| !spread::is_mark(&self.target.join(name))))
+        };
+        while Instant::now() < deadline && !is_under_way()? && !head.ends(Duration::from_millis(1))? {}
+        Ok(())
+    }
+
     fn start_head(&self, said: &Path) -> Result<Running> {
         let mut command = self.stand.place.command(CLIENT_HOME);
         command.args(["push", "--cluster", CLUSTER, "--json", "--timeout", "5s"]).args(&self.options);
@@ -233,6 +250,9 @@ impl Round {
 
     /// Heads that were stopped while others led end as well.
     fn wake_heads(&mut self) -> Result<()> {
+        if self.asleep.is_empty() {
+            return Ok(());
+        }
         for mut head in std::mem::take(&mut self.asleep) {
             head.signal(Signal::CONT);
             if head.wait(PUSH_PATIENCE)?.is_none() {
@@ -240,6 +260,8 @@ impl Round {
                 head.kill()?;
             }
         }
+        // of two pushes at the same time each may have given a file its name
+        self.inspector().expect_one_commit();
         Ok(())
     }
 
@@ -247,7 +269,7 @@ impl Round {
     fn look_at_summary(&mut self, said: &Path, acts: &[Timed]) -> Result<()> {
         let text = fs::read_to_string(said).context("failed to read what the head has said")?;
         let objects = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let summary = objects.filter(|object| object["skipped"].is_u64()).last();
+        let summary = objects.filter(|object| object["skipped"].is_u64()).next_back();
         let summary = summary.context("the head has said no summary")?;
         let count = |what: &str| summary[what].as_u64().unwrap_or_default();
         let is_file = |(_, kind): &&(PathBuf, Kind)| *kind == Kind::File;
@@ -358,5 +380,7 @@ const CALM_MAX: u64 = 4;
 /// How long a push may take: an item whose node has died is handed out again after half a minute, and a silent peer is
 /// given up after a minute.
 const PUSH_PATIENCE: Duration = Duration::from_secs(240);
+/// How long it is waited for a job to begin.
+const BEGIN_MAX: Duration = Duration::from_secs(5);
 /// How long after the end of a push somebody comes back.
 const AFTER_END_MAX: Duration = Duration::from_millis(500);
