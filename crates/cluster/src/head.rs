@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use zmove_engine::Listener;
 use zmove_sender::{Feeder, SessionError};
 use zmove_types::{Event, NoObserver, Observer};
-use zmove_wire::{SharedJobCount, SharedJobOrder, SharedJobResult};
+use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder, SharedJobResult};
 
 use crate::error::{SessionEnd, Stop, refused};
 use crate::job::{Part, SharedJob};
@@ -113,8 +113,14 @@ impl<W: WorkSource> Lead<W> {
             movers.spawn(unless_others_come((number, self.others_come_within), self.others.clone(), mover));
         }
         let has_lost_sessions = Arc::clone(&ears.has_lost_sessions);
-        let mut progress =
-            Progress { walks: 0, in_vain: (0, 0), finishing: false, movers, has_lost_sessions };
+        let mut progress = Progress {
+            walks: 0,
+            in_vain: (0, 0),
+            finishing: false,
+            is_over: false,
+            movers,
+            has_lost_sessions,
+        };
         let patient = self.patient(0, ears);
         let ended = tokio::select! {
             ended = self.lead(patient, &mut progress) => ended,
@@ -170,15 +176,16 @@ impl<W: WorkSource> Lead<W> {
                 self.lead_in(feeder, progress, (&mut outage, &mut count))
             });
             match session.await {
-                Ok(()) => {
-                    let skipped = patient.ears.skipped.so_far();
-                    return Ok(JobEnd { count, skipped, walks: progress.walks });
-                }
-                Err(error) => {
+                Err(error) if !(progress.is_over && is_closed(&error)) => {
                     let has_begun = *self.begun.borrow();
                     patient.pause(error, &mut outage, has_begun).await.map_err(|error| {
                         if has_begun { JobError::Lost(error) } else { JobError::NotBegun(error) }
                     })?;
+                }
+                // ended, or closed by an order the answer to which was lost
+                Ok(()) | Err(_) => {
+                    let skipped = patient.ears.skipped.so_far();
+                    return Ok(JobEnd { count, skipped, walks: progress.walks });
                 }
             }
         }
@@ -191,8 +198,12 @@ impl<W: WorkSource> Lead<W> {
         progress: &mut Progress,
         (outage, count): (&mut Outage, &mut SharedJobCount),
     ) -> Result<(), Stop> {
-        *count = self.conduct(&feeder, progress, outage).await?;
-        self.source.close().await?;
+        // a session that breaks later than this takes nothing of it back
+        if !progress.is_over {
+            *count = self.conduct(&feeder, progress, outage).await?;
+            self.source.close().await?;
+            progress.is_over = true;
+        }
         // their sessions end before the job's directory goes
         while progress.movers.join_next().await.is_some() {}
         let mut others = self.others.clone();
@@ -260,6 +271,8 @@ struct Progress {
     in_vain: (u64, u32),
     /// Whether what finishes the job has been put in since the last walk began.
     finishing: bool,
+    /// Whether all work has ended, and the queue knows that the job is over.
+    is_over: bool,
     movers: JoinSet<Result<(), SessionEnd>>,
     /// Whether any session has ended otherwise than it should.
     has_lost_sessions: Arc<AtomicBool>,
@@ -273,7 +286,10 @@ impl Progress {
     fn next(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
         let sources = job.source_count();
         let first = |walk| WorkItem::first(job.id, Work::Begin(sources), walk);
-        if count.missing_work() == Some(1) && !self.finishing && self.walks > 0 {
+        // Where work has ended whose announcer has not, which perhaps had other children, the number says nothing; and
+        // what is made in a directory after that has been finished takes its time away.
+        let is_all_else = count.missing_work() == Some(1) && count.work_without_parent == 0;
+        if is_all_else && !self.finishing && self.walks > 0 {
             self.finishing = true;
             return Ok(first(self.walks).child(job.id, Work::finish(sources)));
         }
@@ -285,6 +301,15 @@ impl Progress {
         self.finishing = false;
         self.walks += 1;
         Ok(first(self.walks))
+    }
+}
+
+/// Whether a session has failed because the job has been closed.
+fn is_closed(error: &SessionEnd) -> bool {
+    match error {
+        SessionEnd::Session(SessionError::Refused(refusal)) => refusal.code == RefusalCode::Denied,
+        SessionEnd::Stop(stop) => matches!(stop, Stop::Fenced),
+        SessionEnd::Connect(_) | SessionEnd::Session(_) => false,
     }
 }
 
@@ -349,7 +374,11 @@ impl<W: WorkSource> Patient<W> {
         self.ears.has_lost_sessions.store(true, Ordering::Relaxed);
         let since = *outage.since.get_or_insert_with(Instant::now);
         outage.refusals = if error.is_final() || !has_begun { outage.refusals + 1 } else { 0 };
-        let ends_all = matches!(error, SessionEnd::Stop(Stop::Fenced | Stop::Movers(_) | Stop::Missing(_)));
+        // whoever asks a queue has had patience before it fails
+        let ends_all = matches!(
+            error,
+            SessionEnd::Stop(Stop::Fenced | Stop::Movers(_) | Stop::Missing(_) | Stop::Queue(_))
+        );
         if ends_all || outage.refusals >= self.receivers.len() || since.elapsed() >= self.patience {
             return Err(Box::new(error));
         }
@@ -406,3 +435,34 @@ const OTHERS_END_MAX: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long one waits before the next session.
 const PAUSE: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_engine::SenderConfig;
+    use zmove_scan::ScanRoot;
+    use zmove_types::{RelPath, SharedJobId};
+    use zmove_wire::{NodeName, Open};
+
+    fn job() -> SharedJob {
+        let sources = vec![ScanRoot::new("/source".into(), RelPath::root())];
+        let names = (SharedJobId([7; 16]), 1, NodeName::new("head").unwrap());
+        SharedJob::new(names, sources, Open::new(b"t".to_vec(), [0; 16]), SenderConfig::default())
+    }
+
+    fn after_a_walk() -> Progress {
+        let has_lost_sessions = Arc::default();
+        let movers = JoinSet::new();
+        Progress { walks: 1, in_vain: (0, 0), finishing: false, is_over: false, movers, has_lost_sessions }
+    }
+
+    /// Two items are missing: what finishes, and the end of one that has announced another, which has ended.
+    #[test]
+    fn nothing_is_finished_before_the_announcer_of_all_work_has_ended() {
+        let whole = SharedJobCount { work_ended: 3, work_announced: 3, ..SharedJobCount::default() };
+        let orphaned = SharedJobCount { work_without_parent: 1, ..whole };
+        let next = |count| after_a_walk().next(&job(), &count).unwrap().work;
+        assert!(matches!(next(whole), Work::Finish(_)));
+        assert!(matches!(next(orphaned), Work::Begin(1)));
+    }
+}
