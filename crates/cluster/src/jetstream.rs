@@ -143,10 +143,7 @@ impl JetStream {
     /// # Errors
     /// The broker cannot be reached, or does not let this node in; or this epoch is over.
     pub async fn open(access: &Access, settings: Settings) -> Result<Self, WorkError> {
-        let connection = Connection::open(access).await?;
-        let broker = Broker::new(connection, &settings);
-        let (unreadable, closed) = (AtomicU64::new(0), watch::Sender::new(false));
-        let queue = Self { broker, settings, taker: Mutex::default(), unreadable, closed };
+        let queue = Self::connect(access, settings).await?;
         if queue.settings.role == Role::Head {
             let mut patience = queue.patience("make the queue of the job");
             while let Err(trouble) = queue.begin().await {
@@ -154,6 +151,22 @@ impl JetStream {
             }
         }
         Ok(queue)
+    }
+
+    /// Ends an epoch of a job that nobody leads any more: movers that still wait for its work learn that it is over,
+    /// and the broker, which keeps room for each queue, keeps none for this one.
+    ///
+    /// # Errors
+    /// The broker cannot be reached, or does not let this node in.
+    pub async fn end_abandoned(access: &Access, settings: Settings) -> Result<(), WorkError> {
+        Self::connect(access, settings).await?.close().await
+    }
+
+    async fn connect(access: &Access, settings: Settings) -> Result<Self, WorkError> {
+        let connection = Connection::open(access).await?;
+        let broker = Broker::new(connection, &settings);
+        let (unreadable, closed) = (AtomicU64::new(0), watch::Sender::new(false));
+        Ok(Self { broker, settings, taker: Mutex::default(), unreadable, closed })
     }
 
     async fn begin(&self) -> Result<(), Trouble> {

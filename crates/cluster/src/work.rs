@@ -11,9 +11,9 @@
 //!
 //! **Invariant:** an item's id follows from what it says, and what it announces from that and the sources: who does an
 //! item again, after a death or because the queue has lost it, announces the same items. Where the sources have
-//! changed meanwhile, the receivers' journals contradict each other, which is counted. A large file that is at the target
-//! is announced by nobody, unless it has got its name by this very job: which is asked for where an item may have been
-//! done before.
+//! changed meanwhile, the receivers' journals contradict each other, which is counted. A large file that is at the
+//! target is announced by nobody, unless it has got its name by this very job: which is asked for where an item may
+//! have been done before.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zmove_types::{Name, RelPath, SharedJobId, Timestamp, WorkId};

@@ -15,7 +15,7 @@ use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob};
 use zmove_engine::{DialSettings, Remote};
 use zmove_types::{Event, Observer};
 
-use crate::commands::spread::{self, fresh_epoch, fresh_id, tell_end, threads};
+use crate::commands::spread::{self, Unended, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::format::counted;
 use crate::display::progress::Display;
@@ -41,11 +41,12 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         nodes: BTreeMap::from([(own_name(), 0)]),
         begun: false,
     };
-    let unended = spread::begin(&job, &receivers)?;
+    let before = spread::end_before(&job, &receivers)?;
+    let unended = spread::note(&job, &receivers)?;
     display.start();
     let leading = Leading { cluster, observer: display.observer(), notice };
     let patience = settings.args.timeout.0;
-    let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience)));
+    let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience, before)));
     display.end();
     let (ended, nodes) = ended?;
     if ended.is_ok() {
@@ -83,12 +84,19 @@ impl Leading<'_> {
         job: SharedJob,
         receivers: Vec<Receiver>,
         patience: Duration,
+        before: Vec<Unended>,
     ) -> Result<(Result<JobEnd, JobError>, usize)> {
         let _broker = self.start_broker().await?;
         let (access, key) = (self.cluster.access()?, self.cluster.key()?);
         let notices = Notices::open(&access, &key).await?;
         let settings = Settings::new(Role::Head, job.id, job.epoch, key.of_job(job.id));
         let queue = JetStream::open(&access, settings).await?;
+        for before in before {
+            let (job, epoch) = (before.job(), before.epoch());
+            let settings = Settings::new(Role::Head, job, epoch, key.of_job(job));
+            JetStream::end_abandoned(&access, settings).await?;
+            before.forget()?;
+        }
         let mut nodes = Nodes::new(Arc::clone(&self.observer));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
         let count = receivers.len();
