@@ -228,18 +228,23 @@ fn ranges_of_a_large_file_that_the_queue_loses_are_sent_all_the_same() {
     spread.assert_done();
 }
 
-/// A mover may die between the announcement of a large file and the end of its walk, which others do again when the file
-/// has its name.
+/// A mover may die between the announcement of a large file and the end of its walk, which others do again when the
+/// file has its name.
 #[test]
 fn a_walk_that_is_done_again_announces_a_large_file_that_has_got_its_name_meanwhile() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 70 << 20);
     paint(spread.source().join("small"), 7);
+    // of an empty target nothing is asked
+    std::fs::create_dir_all(spread.target_directory().join("other")).unwrap();
     let source = Arc::new(Repeating::new());
     let JobEnd { count, walks, .. } = spread.lead(&source, spread.receivers());
     assert!(source.repeated.load(Ordering::Relaxed) > 0 && count.repeats > 0, "{count:?}");
     assert_eq!((walks, count.contradictions, count.failed, count.files), (1, 0, 0, 2), "{count:?}");
+    std::fs::remove_dir(spread.target_directory().join("other")).unwrap();
+    crate::tree::set_old(spread.source());
+    crate::tree::set_old(spread.target_directory());
     spread.assert_done();
 }
 
