@@ -268,8 +268,8 @@ impl Round {
     /// All that there is has come, or was there: each file once.
     fn look_at_summary(&mut self, said: &Path, acts: &[Timed]) -> Result<()> {
         let text = fs::read_to_string(said).context("failed to read what the head has said")?;
-        let objects = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let summary = objects.filter(|object| object["skipped"].is_u64()).next_back();
+        let mut objects = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let summary = objects.rfind(|object| object["skipped"].is_u64());
         let summary = summary.context("the head has said no summary")?;
         let count = |what: &str| summary[what].as_u64().unwrap_or_default();
         let is_file = |(_, kind): &&(PathBuf, Kind)| *kind == Kind::File;
