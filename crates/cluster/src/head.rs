@@ -445,7 +445,7 @@ mod tests {
     use zmove_wire::{NodeName, Open};
 
     fn job() -> SharedJob {
-        let sources = vec![ScanRoot::new("/source".into(), RelPath::root())];
+        let sources = vec![ScanRoot::new("/source", RelPath::root())];
         let names = (SharedJobId([7; 16]), 1, NodeName::new("head").unwrap());
         SharedJob::new(names, sources, Open::new(b"t".to_vec(), [0; 16]), SenderConfig::default())
     }
