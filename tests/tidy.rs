@@ -92,7 +92,7 @@ const RESERVED: [(&str, &[&str]); 38] = [
     ("lettre", &["jobs"]),
     ("rustls-native-certs", &["jobs"]),
     ("async-nats", &["cluster"]),
-    ("nkeys", &["cluster"]),
+    ("nkeys", &["cluster", "lab"]),
     ("libfuzzer-sys", &["fuzz"]),
     ("fuser", &["lab"]),
 ];

@@ -176,8 +176,8 @@ impl Lab {
         for mark in marks.filter(|path| path.to_string_lossy().contains(".zmove-job-")) {
             std::fs::remove_dir_all(mark).unwrap();
         }
-        crate::tree::set_old(&self.source());
-        crate::tree::set_old(&target);
+        crate::tree::set_old(self.source());
+        crate::tree::set_old(target.as_path());
         assert_same(&self.source(), &target);
     }
 

@@ -5,6 +5,7 @@ mod queue;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Signal;
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KnownHosts};
@@ -13,6 +14,9 @@ use crate::command::{Runner, Zmove};
 use crate::daemon::Daemon;
 use crate::harness::Site;
 use crate::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old};
+
+/// The directory of the epoch that stands for the end of a job.
+const END: &str = ".zmove-epoch-18446744073709551615";
 
 /// Receivers that share a directory, and a sender who may write there.
 struct Spread {
@@ -100,6 +104,17 @@ impl Spread {
         set_old(self.target_directory());
     }
 
+    /// The directory of a job, once one has begun.
+    fn wait_for_job(&self) -> PathBuf {
+        let find = || {
+            let entries = std::fs::read_dir(self.target_directory()).into_iter().flatten().flatten();
+            let mut paths = entries.map(|entry| entry.path());
+            paths.find(|path| path.to_string_lossy().contains(".zmove-job-"))
+        };
+        crate::jobs::wait_for("the beginning of a job", || find().is_some());
+        find().expect("it has just been there")
+    }
+
     /// Expects that several receivers have got something: which ones is by chance.
     fn assert_several_have_received(&self) {
         // the first one has a session of the head beside
@@ -150,6 +165,34 @@ fn a_receiver_that_is_killed_costs_time_and_nothing_else() {
     spread.remove_marks();
     spread.assert_done();
     spread.daemons.remove(1);
+}
+
+/// The receiver dies between the end of the job and its answer.
+#[test]
+fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
+    let spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("f"), 7);
+    let child = spread.push(&[], "source").start();
+    let job = spread.wait_for_job();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // what is made there again and again keeps the receiver at removing it
+        let busy = scope.spawn(|| {
+            for number in 0.. {
+                let _gone_already = std::fs::create_dir_all(job.join(format!("busy/{number}")));
+                if ended.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        crate::jobs::wait_for("the end of the job", || job.join(END).exists());
+        spread.daemons[0].signal(Signal::KILL);
+        ended.store(true, Ordering::Relaxed);
+        busy.join().unwrap();
+    });
+    crate::command::finish(child).done();
+    assert_same(&spread.source(), &spread.target_directory());
 }
 
 #[test]

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use zmove_engine::Listener;
 use zmove_sender::{Feeder, SessionError};
 use zmove_types::{Event, NoObserver, Observer};
-use zmove_wire::{SharedJobCount, SharedJobOrder, SharedJobResult};
+use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder, SharedJobResult};
 
 use crate::error::{SessionEnd, Stop, WorkError, refused};
 use crate::job::{Part, SharedJob};
@@ -180,11 +180,7 @@ impl<W: WorkSource> Lead<W> {
                 self.lead_in(feeder, progress, (&mut outage, &mut count))
             });
             match session.await {
-                Ok(()) => {
-                    let skipped = patient.ears.skipped.so_far();
-                    return Ok(JobEnd { count, skipped, walks: progress.walks });
-                }
-                Err(error) => {
+                Err(error) if !(progress.is_over() && is_closed(&error)) => {
                     let has_begun = *self.begun.borrow();
                     let paused = patient.pause(error, &mut outage, has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
@@ -192,6 +188,11 @@ impl<W: WorkSource> Lead<W> {
                         Err(error) if has_begun => JobError::Lost(Box::new(error)),
                         Err(error) => JobError::NotBegun(Box::new(error)),
                     })?;
+                }
+                // ended, or closed by an order the answer to which was lost
+                Ok(()) | Err(_) => {
+                    let skipped = patient.ears.skipped.so_far();
+                    return Ok(JobEnd { count, skipped, walks: progress.walks });
                 }
             }
         }
@@ -204,9 +205,12 @@ impl<W: WorkSource> Lead<W> {
         progress: &mut Progress,
         (outage, count): (&mut Outage, &mut SharedJobCount),
     ) -> Result<(), Stop> {
-        *count = self.conduct(&feeder, progress, outage).await?;
-        self.source.close().await?;
-        progress.over.send_replace(true);
+        // a session that breaks later than this takes nothing of it back
+        if !progress.is_over() {
+            *count = self.conduct(&feeder, progress, outage).await?;
+            self.source.close().await?;
+            progress.over.send_replace(true);
+        }
         // their sessions end before the job's directory goes
         while progress.movers.join_next().await.is_some() {}
         let mut others = self.others.clone();
@@ -278,13 +282,17 @@ struct Progress {
     /// Whether what finishes the job has been put in since the last walk began.
     finishing: bool,
     movers: JoinSet<Result<(), SessionEnd>>,
-    /// Told when the queue has been closed.
+    /// Set when all work has ended, and the queue knows that the job is over.
     over: watch::Sender<bool>,
     /// Whether any session has ended otherwise than it should.
     has_lost_sessions: Arc<AtomicBool>,
 }
 
 impl Progress {
+    fn is_over(&self) -> bool {
+        *self.over.borrow()
+    }
+
     /// What is to be done where nobody has anything to do, and the journals say this.
     ///
     /// # Errors
@@ -292,7 +300,10 @@ impl Progress {
     fn next(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
         let sources = job.source_count();
         let first = |walk| WorkItem::first(job.id, Work::Begin(sources), walk);
-        if count.missing_work() == Some(1) && !self.finishing && self.walks > 0 {
+        // Where work has ended whose announcer has not, which perhaps had other children, the number says nothing; and
+        // what is made in a directory after that has been finished takes its time away.
+        let is_all_else = count.missing_work() == Some(1) && count.work_without_parent == 0;
+        if is_all_else && !self.finishing && self.walks > 0 {
             self.finishing = true;
             return Ok(first(self.walks).child(job.id, Work::finish(sources)));
         }
@@ -304,6 +315,15 @@ impl Progress {
         self.finishing = false;
         self.walks += 1;
         Ok(first(self.walks))
+    }
+}
+
+/// Whether a session has failed because the job has been closed.
+fn is_closed(error: &SessionEnd) -> bool {
+    match error {
+        SessionEnd::Session(SessionError::Refused(refusal)) => refusal.code == RefusalCode::Denied,
+        SessionEnd::Stop(stop) => matches!(stop, Stop::Fenced),
+        SessionEnd::Connect(_) | SessionEnd::Session(_) => false,
     }
 }
 
@@ -443,3 +463,35 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long one waits before the next session.
 const PAUSE: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_engine::SenderConfig;
+    use zmove_scan::ScanRoot;
+    use zmove_types::{RelPath, SharedJobId};
+    use zmove_wire::{NodeName, Open};
+
+    fn job() -> SharedJob {
+        let sources = vec![ScanRoot::new("/source", RelPath::root())];
+        let names = (SharedJobId([7; 16]), 1, NodeName::new("head").unwrap());
+        SharedJob::new(names, sources, Open::new(b"t".to_vec(), [0; 16]), SenderConfig::default())
+    }
+
+    fn after_a_walk() -> Progress {
+        let has_lost_sessions = Arc::default();
+        let movers = JoinSet::new();
+        let over = watch::Sender::new(false);
+        Progress { walks: 1, in_vain: (0, 0), finishing: false, movers, over, has_lost_sessions }
+    }
+
+    /// Two items are missing: what finishes, and the end of one that has announced another, which has ended.
+    #[test]
+    fn nothing_is_finished_before_the_announcer_of_all_work_has_ended() {
+        let whole = SharedJobCount { work_ended: 3, work_announced: 3, ..SharedJobCount::default() };
+        let orphaned = SharedJobCount { work_without_parent: 1, ..whole };
+        let next = |count| after_a_walk().next(&job(), &count).unwrap().work;
+        assert!(matches!(next(whole), Work::Finish(_)));
+        assert!(matches!(next(orphaned), Work::Begin(1)));
+    }
+}

@@ -77,6 +77,8 @@ pub struct JetStream {
     settings: Settings,
     taker: Mutex<Taker>,
     unreadable: AtomicU64,
+    /// Whether this process has ended the job: then it needs no record of that, which the broker may lose.
+    closed: watch::Sender<bool>,
 }
 
 /// Which queue, and how it is kept.
@@ -147,9 +149,7 @@ impl JetStream {
     /// # Errors
     /// The broker cannot be reached, or does not let this node in; or this epoch is over.
     pub async fn open(access: &Access, settings: Settings) -> Result<Self, WorkError> {
-        let connection = Connection::open(access).await?;
-        let broker = Broker::new(connection, &settings);
-        let queue = Self { broker, settings, taker: Mutex::default(), unreadable: AtomicU64::new(0) };
+        let queue = Self::connect(access, settings).await?;
         if queue.settings.role == Role::Head {
             let mut patience = queue.patience("make the queue of the job");
             while let Err(trouble) = queue.begin().await {
@@ -157,6 +157,22 @@ impl JetStream {
             }
         }
         Ok(queue)
+    }
+
+    /// Ends an epoch of a job that nobody leads any more: movers that still wait for its work learn that it is over,
+    /// and the broker, which keeps room for each queue, keeps none for this one.
+    ///
+    /// # Errors
+    /// The broker cannot be reached, or does not let this node in.
+    pub async fn end_abandoned(access: &Access, settings: Settings) -> Result<(), WorkError> {
+        Self::connect(access, settings).await?.close().await
+    }
+
+    async fn connect(access: &Access, settings: Settings) -> Result<Self, WorkError> {
+        let connection = Connection::open(access).await?;
+        let broker = Broker::new(connection, &settings);
+        let (unreadable, closed) = (AtomicU64::new(0), watch::Sender::new(false));
+        Ok(Self { broker, settings, taker: Mutex::default(), unreadable, closed })
     }
 
     async fn begin(&self) -> Result<(), Trouble> {
@@ -181,7 +197,7 @@ impl JetStream {
     }
 
     async fn check_is_on(&self) -> Result<(), Trouble> {
-        let is_over = self.broker.ended().await? >= Some(self.settings.epoch);
+        let is_over = *self.closed.borrow() || self.broker.ended().await? >= Some(self.settings.epoch);
         if is_over { Err(Trouble::Over) } else { Ok(()) }
     }
 
@@ -219,8 +235,11 @@ impl WorkSource for JetStream {
     type Delivery = Lease;
 
     async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
-        let mut taker = self.taker.lock().await;
-        taker.take(self).await
+        let mut closed = self.closed.subscribe();
+        tokio::select! {
+            _ = closed.wait_for(|closed| *closed) => Ok(None),
+            taken = async { self.taker.lock().await.take(self).await } => taken,
+        }
     }
 
     async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
@@ -261,6 +280,7 @@ impl WorkSource for JetStream {
     }
 
     async fn close(&self) -> Result<(), WorkError> {
+        self.closed.send_replace(true);
         let mut patience = self.patience("end the queue of the job");
         loop {
             let closed = async {

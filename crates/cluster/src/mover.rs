@@ -61,6 +61,13 @@ impl<D> Had<D> {
             Self::Own(item) => item,
         }
     }
+
+    /// The item, as it is to be done.
+    fn to_do(&self) -> WorkItem {
+        let item = self.item().clone();
+        let comes_again = matches!(self, Self::Taken(Taken { deliveries: 2.., .. }));
+        WorkItem { is_repeat: item.is_repeat || comes_again, ..item }
+    }
 }
 
 /// How often something of an item has been done: it is kept only as long as that goes on.
@@ -147,7 +154,7 @@ impl<W: WorkSource> Mover<W> {
     }
 
     async fn do_item(self: Arc<Self>, had: Had<W::Delivery>) -> Result<WorkItem, Stop> {
-        let item = had.item().clone();
+        let item = had.to_do();
         let progress = Progress::default();
         let done = {
             let doing = self.end(&item, &progress);

@@ -11,7 +11,9 @@
 //!
 //! **Invariant:** an item's id follows from what it says, and what it announces from that and the sources: who does an
 //! item again, after a death or because the queue has lost it, announces the same items. Where the sources have
-//! changed meanwhile, the receivers' journals contradict each other, which is counted.
+//! changed meanwhile, the receivers' journals contradict each other, which is counted. A large file that is at the
+//! target is announced by nobody, unless it has got its name by this very job: which is asked for where an item may
+//! have been done before.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zmove_types::{Name, RelPath, SharedJobId, Timestamp, WorkId};
@@ -27,6 +29,8 @@ pub struct WorkItem {
     /// How often the head has begun to walk the sources when the item was announced: a queue that passes over what it
     /// has had takes an item of a later walk.
     pub walk: u32,
+    /// Whether the item may have been done before, or the one that has announced it.
+    pub is_repeat: bool,
     /// What is to be done.
     pub work: Work,
 }
@@ -98,13 +102,13 @@ impl WorkItem {
     #[must_use]
     pub fn first(job: SharedJobId, work: Work, walk: u32) -> Self {
         let parent = work.id(job);
-        Self { parent, walk, work }
+        Self { parent, walk, is_repeat: walk > 1, work }
     }
 
     /// Work that this one announces.
     #[must_use]
     pub fn child(&self, job: SharedJobId, work: Work) -> Self {
-        Self { parent: self.id(job), walk: self.walk, work }
+        Self { parent: self.id(job), work, ..self.clone() }
     }
 
     /// The item's id.
@@ -261,7 +265,7 @@ mod tests {
     #[test]
     fn what_is_encoded_comes_back() {
         for work in each() {
-            let item = WorkItem { parent: WorkId([3; 16]), walk: 2, work };
+            let item = WorkItem { parent: WorkId([3; 16]), walk: 2, is_repeat: true, work };
             assert_eq!(WorkItem::decode(&item.encode()).unwrap(), item);
         }
     }
@@ -273,7 +277,7 @@ mod tests {
         for work in each() {
             let first = WorkItem::first(JOB, work.clone(), 1);
             assert_eq!(first.parent, first.id(JOB), "the first has announced itself");
-            let again = WorkItem { parent: WorkId([1; 16]), walk: 2, work };
+            let again = WorkItem { parent: WorkId([1; 16]), walk: 2, is_repeat: true, work };
             assert_eq!(again.id(JOB), first.id(JOB));
             assert_ne!(again.id(SharedJobId([8; 16])), first.id(JOB));
         }
@@ -281,7 +285,8 @@ mod tests {
 
     #[test]
     fn what_is_no_item_is_refused() {
-        let item = WorkItem { parent: WorkId([3; 16]), walk: 2, work: each()[2].clone() };
+        let work = each()[2].clone();
+        let item = WorkItem { parent: WorkId([3; 16]), walk: 2, is_repeat: true, work };
         let bytes = item.encode();
         assert!((0..bytes.len()).all(|len| WorkItem::decode(&bytes[..len]).is_err()));
         let dots = String::from_utf8_lossy(&bytes).replace('x', ".").into_bytes();

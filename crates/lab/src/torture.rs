@@ -5,6 +5,7 @@
 //! **Invariant:** all that a round starts ends with it, and a round that went well leaves nothing.
 
 mod attempt;
+mod cluster;
 pub(crate) mod dice;
 mod events;
 mod jobs;
@@ -25,11 +26,14 @@ pub(crate) mod watch;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use clap::Args;
 
+use self::cluster::ClusterTally;
 use self::jobs::JobsTally;
 use self::options::Direction;
 use self::spread::SpreadTally;
@@ -37,6 +41,7 @@ use self::tally::Tally;
 use crate::peers::zmove_binary;
 
 /// How often, and where.
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 #[derive(Args, Debug)]
 pub(crate) struct TortureArgs {
     /// Rounds to run.
@@ -54,6 +59,12 @@ pub(crate) struct TortureArgs {
     /// Push to several daemons that share the target's storage, which are killed and stopped, instead.
     #[arg(long, conflicts_with_all = ["direction", "jobs"])]
     spread: bool,
+    /// Push by all nodes of a cluster, any of which is killed and stopped, its broker and receivers, too, instead.
+    #[arg(long, conflicts_with_all = ["direction", "jobs", "spread"])]
+    cluster: bool,
+    /// How many rounds of a cluster run at the same time: they wait most of their time.
+    #[arg(long, requires = "cluster", default_value_t = 1)]
+    at_once: usize,
     /// Go on after a round that failed.
     #[arg(long)]
     keep_going: bool,
@@ -74,6 +85,9 @@ pub(crate) fn torture(arguments: &TortureArgs) -> Result<ExitCode> {
     let start = Instant::now();
     if arguments.jobs {
         return torture_jobs(arguments, &zmove, &place, first);
+    }
+    if arguments.cluster {
+        return torture_cluster(arguments, &zmove, &place, first);
     }
     if arguments.spread {
         return torture_spread(arguments, &zmove, &place, first);
@@ -151,6 +165,47 @@ fn torture_spread(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64
     }
     println!("torture of spread pushes from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn torture_cluster(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64) -> Result<ExitCode> {
+    let start = Instant::now();
+    let seeds = Mutex::new(first..first.saturating_add(arguments.rounds));
+    let all = Mutex::new(ClusterTally::default());
+    let next_seed = || {
+        let goes_on = arguments.keep_going || lock(&all).is_well();
+        lock(&seeds).next().filter(|_| goes_on)
+    };
+    let work = || -> Result<()> {
+        while let Some(seed) = next_seed() {
+            let directory = place.join(seed.to_string());
+            let (tally, options) = cluster::run(zmove, &directory, seed);
+            if tally.is_well() {
+                remove(&directory)?;
+            } else {
+                let (line, kept) = (tally.failed_line(), directory.display());
+                println!(
+                    "round failed: --cluster --rounds 1 --seed {seed}: {line} [{options}; kept in {kept}]"
+                );
+            }
+            lock(&all).add(tally);
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..arguments.at_once.max(1)).map(|_| scope.spawn(work)).collect();
+        let panicked = |_| anyhow::anyhow!("a worker panicked");
+        workers.into_iter().try_for_each(|worker| worker.join().map_err(panicked)?)
+    })?;
+    let all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if all.is_well() {
+        remove(place)?;
+    }
+    println!("torture of clusters from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
+    Ok(if all.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) fn draw_seed() -> u64 {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use zmove_cluster::{
-    JobEnd, Lead, Lease, Queue, Receiver, SharedJob, Taken, Waiting, WorkError, WorkItem, WorkSource,
+    JobEnd, Lead, Lease, Queue, Receiver, SharedJob, Taken, Waiting, Work, WorkError, WorkItem, WorkSource,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
@@ -101,6 +101,75 @@ impl WorkSource for Careless {
     }
 }
 
+/// A queue that hands out walks once more when a large file has got its name, as after the death of who had them.
+struct Repeating {
+    queue: Queue,
+    walks: Mutex<Vec<WorkItem>>,
+    again: Mutex<Vec<WorkItem>>,
+    repeated: AtomicU64,
+}
+
+impl Repeating {
+    fn new() -> Self {
+        let [walks, again] = [(); 2].map(|()| Mutex::default());
+        Self { queue: Queue::new(JOB), walks, again, repeated: AtomicU64::new(0) }
+    }
+}
+
+impl WorkSource for Repeating {
+    type Delivery = Option<Lease>;
+
+    async fn take(&self) -> Result<Option<Taken<Self::Delivery>>, WorkError> {
+        loop {
+            if let Some(item) = self.again.lock().unwrap().pop() {
+                return Ok(Some(Taken { item, deliveries: 2, delivery: None }));
+            }
+            let taken = tokio::time::timeout(Duration::from_millis(20), self.queue.take()).await;
+            let Ok(taken) = taken else { continue };
+            let Some(Taken { item, deliveries, delivery }) = taken? else { return Ok(None) };
+            if matches!(item.work, Work::Trees(_)) {
+                self.walks.lock().unwrap().push(item.clone());
+            }
+            return Ok(Some(Taken { item, deliveries, delivery: Some(delivery) }));
+        }
+    }
+
+    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+        self.queue.put(items).await
+    }
+
+    async fn keep(&self, _taken: &Taken<Self::Delivery>) -> Result<(), WorkError> {
+        Ok(())
+    }
+
+    async fn done(&self, taken: Taken<Self::Delivery>) -> Result<(), WorkError> {
+        let Taken { item, deliveries, delivery } = taken;
+        let Some(delivery) = delivery else {
+            self.repeated.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        };
+        if matches!(item.work, Work::Large(_)) {
+            self.again.lock().unwrap().append(&mut self.walks.lock().unwrap());
+        }
+        self.queue.done(Taken { item, deliveries, delivery }).await
+    }
+
+    async fn give_back(&self, taken: Taken<Self::Delivery>, after: Duration) -> Result<(), WorkError> {
+        let Taken { item, deliveries, delivery } = taken;
+        let delivery = delivery.expect("no session ends early");
+        self.queue.give_back(Taken { item, deliveries, delivery }, after).await
+    }
+
+    async fn waiting(&self) -> Result<Waiting, WorkError> {
+        let Waiting { waiting, taken } = self.queue.waiting().await?;
+        Ok(Waiting { waiting: waiting + self.again.lock().unwrap().len() as u64, taken })
+    }
+
+    async fn close(&self) -> Result<(), WorkError> {
+        self.queue.close().await
+    }
+}
+
 impl Spread {
     /// Leads a job to its end, with a mover for each receiver.
     fn lead<W: WorkSource>(&self, source: &Arc<W>, receivers: Vec<Receiver>) -> JobEnd {
@@ -156,6 +225,26 @@ fn ranges_of_a_large_file_that_the_queue_loses_are_sent_all_the_same() {
     let JobEnd { count, .. } = spread.lead(&source, spread.receivers());
     assert!(source.counts().0 > 0);
     assert_eq!((count.failed, count.files), (0, 1));
+    spread.assert_done();
+}
+
+/// A mover may die between the announcement of a large file and the end of its walk, which others do again when the
+/// file has its name.
+#[test]
+fn a_walk_that_is_done_again_announces_a_large_file_that_has_got_its_name_meanwhile() {
+    let spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("huge"), 70 << 20);
+    paint(spread.source().join("small"), 7);
+    // of an empty target nothing is asked
+    std::fs::create_dir_all(spread.target_directory().join("other")).unwrap();
+    let source = Arc::new(Repeating::new());
+    let JobEnd { count, walks, .. } = spread.lead(&source, spread.receivers());
+    assert!(source.repeated.load(Ordering::Relaxed) > 0 && count.repeats > 0, "{count:?}");
+    assert_eq!((walks, count.contradictions, count.failed, count.files), (1, 0, 0, 2), "{count:?}");
+    std::fs::remove_dir(spread.target_directory().join("other")).unwrap();
+    crate::tree::set_old(spread.source());
+    crate::tree::set_old(spread.target_directory());
     spread.assert_done();
 }
 

@@ -23,7 +23,7 @@ use zmove_types::{Event, Observer};
 use self::granting::Granting;
 use self::roll::Roll;
 use crate::commands::cluster::sources as node_sources;
-use crate::commands::spread::{self, fresh_epoch, fresh_id, tell_end, threads};
+use crate::commands::spread::{self, Unended, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::format::counted;
 use crate::display::progress::Display;
@@ -57,12 +57,13 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         nodes: BTreeMap::from([(own_name(), 0)]),
         begun: false,
     };
-    let unended = spread::begin(&job, &receivers)?;
+    let before = spread::end_before(&job, &receivers)?;
+    let unended = spread::note(&job, &receivers)?;
     display.start();
     let granting = Granting::new(&job, &receivers)?;
     let leading = Leading { cluster, observer: display.observer(), notice, granting };
     let patience = settings.args.timeout.0;
-    let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience)));
+    let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience, before)));
     display.end();
     let (ended, nodes) = ended?;
     if ended.is_ok() {
@@ -100,7 +101,13 @@ type Led = (Result<JobEnd, JobError>, usize);
 
 impl Leading<'_> {
     /// Leads the job to its end, with a broker of this node's where none is there.
-    async fn lead(mut self, job: SharedJob, receivers: Vec<Receiver>, patience: Duration) -> Result<Led> {
+    async fn lead(
+        mut self,
+        job: SharedJob,
+        receivers: Vec<Receiver>,
+        patience: Duration,
+        before: Vec<Unended>,
+    ) -> Result<Led> {
         let mut stop: Stop = Box::pin(interrupted());
         let mut keeper = match self.cluster.server()? {
             Some(server) => Some(tokio::select! {
@@ -117,7 +124,7 @@ impl Leading<'_> {
             }
         };
         tokio::select! {
-            led = self.lead_by_broker(job, receivers, patience, stop) => led,
+            led = self.lead_by_broker(job, receivers, patience, before, stop) => led,
             never = keeping => match never {},
         }
     }
@@ -127,19 +134,27 @@ impl Leading<'_> {
         job: SharedJob,
         receivers: Vec<Receiver>,
         patience: Duration,
+        before: Vec<Unended>,
         mut stop: Stop,
     ) -> Result<Led> {
         let (access, key) = (self.cluster.access()?, self.cluster.key()?);
-        let settings = Settings {
+        let head_of = |job, epoch| Settings {
             patience: broker_patience(patience),
-            ..Settings::new(Role::Head, job.id, job.epoch, key.of_job(job.id))
+            ..Settings::new(Role::Head, job, epoch, key.of_job(job))
         };
-        let opened =
-            async { Ok((Notices::open(&access, &key).await?, JetStream::open(&access, settings).await?)) };
+        let opened = async {
+            let notices = Notices::open(&access, &key).await?;
+            Ok((notices, JetStream::open(&access, head_of(job.id, job.epoch)).await?))
+        };
         let (notices, queue) = tokio::select! {
             opened = opened => opened.map_err(|error| self.no_broker(error))?,
             () = &mut stop => return Ok((Err(JobError::Interrupted), 0)),
         };
+        for before in before {
+            let abandoned = head_of(before.job(), before.epoch());
+            JetStream::end_abandoned(&access, abandoned).await.map_err(|error| self.no_broker(error))?;
+            before.forget()?;
+        }
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
         let queue = Arc::new(queue);
         let roll = Arc::new(Roll::new(own_name(), Arc::clone(&self.observer)));

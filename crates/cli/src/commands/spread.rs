@@ -15,7 +15,7 @@ use zmove_transport::KnownHosts;
 use zmove_types::{ByteCount, ByteRate, Kinds, SharedJobId};
 use zmove_wire::{Keeping, NodeName, Open, TargetShape};
 
-use self::unended::Unended;
+pub(crate) use self::unended::Unended;
 use crate::ceiling::Shares;
 use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::commands::trust::get_to_know;
@@ -35,7 +35,10 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let count = receivers.len();
     let id = fresh_id()?;
     let job = job(settings, &sources, (id, fresh_epoch()))?;
-    let unended = begin(&job, &receivers)?;
+    for before in end_before(&job, &receivers)? {
+        before.forget()?;
+    }
+    let unended = note(&job, &receivers)?;
     display.start();
     let lead = Lead::new((job, Arc::new(Queue::new(id))), receivers, count, args.timeout.0);
     let ended = settings::block_on(threads(), async {
@@ -92,15 +95,19 @@ pub(crate) fn fresh_epoch() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Notes that a job begins, after those have been ended that pushes to the same target have left.
-pub(crate) fn begin(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
-    let home = settings::home(Role::Client)?;
-    for before in Unended::of_the_same(&home, receivers)? {
+/// Ends at the receivers the jobs that pushes to the same target have left; returns what was noted of them.
+pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver]) -> Result<Vec<Unended>> {
+    let before = Unended::of_the_same(&settings::home(Role::Client)?, receivers)?;
+    for before in &before {
         let old = SharedJob { id: before.job(), epoch: before.epoch(), ..job.clone() };
         settings::block_on(threads(), async { end(&old, receivers).await })?;
-        before.forget()?;
     }
-    Unended::note(&home, (job.id, job.epoch), receivers)
+    Ok(before)
+}
+
+/// Notes that a job begins.
+pub(crate) fn note(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
+    Unended::note(&settings::home(Role::Client)?, (job.id, job.epoch), receivers)
 }
 
 /// Ends a job whose push was killed. Receivers that were stopped then and go on later would write what it had from the
@@ -175,7 +182,8 @@ fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
     Summary {
         files: count.files.saturating_sub(skipped.files),
         bytes: count.bytes.saturating_sub(skipped.bytes),
-        skipped: skipped.files,
+        // what is done again finds what was moved before
+        skipped: skipped.files.min(count.files),
         failed: count.failed,
         elapsed: started.elapsed(),
         measured: started.elapsed(),

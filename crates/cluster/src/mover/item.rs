@@ -11,7 +11,7 @@ use zmove_scan::{
     Directory, Entry, Portion, PortionSize, ScanConfig, ScanItem, ScanRoot, Wanted, look_up_portion,
     walk_portion,
 };
-use zmove_sender::{self as sender, LargeFound, Sending, SessionOver, Settled, Unnamed};
+use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, SessionOver, Settled, Unnamed};
 use zmove_types::{Event, Name};
 use zmove_wire::{Batch, EntryFault, Fault, FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
@@ -47,8 +47,14 @@ impl Done {
 impl<W: WorkSource> Mover<W> {
     /// Does an item, and has the receiver record its end.
     pub(super) async fn end(&self, item: &WorkItem, progress: &Progress) -> Result<(), Stop> {
-        let Done { children, files, bytes, failed } = self.act(item, progress).await?;
+        let done = self.act(item, progress).await?;
         progress.made();
+        self.record(item, done).await
+    }
+
+    /// Has the receiver record the end of an item.
+    async fn record(&self, item: &WorkItem, done: Done) -> Result<(), Stop> {
+        let Done { children, files, bytes, failed } = done;
         let (work, parent) = (item.id(self.job.id), item.parent);
         let end = WorkEnd { work, parent, children, files, bytes, failed };
         match self.feeder.order(SharedJobOrder::End(end), None).await? {
@@ -164,8 +170,7 @@ impl<W: WorkSource> Mover<W> {
                     }
                     sender::Progress::HalfRead => self.note_sent(item, progress),
                     sender::Progress::Large(found) => {
-                        let work = work_of(&large_file(source, found)).collect();
-                        announced = announced.and(self.announce_work(item, work).await?);
+                        announced = announced.and(self.take_large(item, (found, source)).await?);
                     }
                 },
                 () = tokio::time::sleep(LOOK_EVERY) => {
@@ -176,6 +181,35 @@ impl<W: WorkSource> Mover<W> {
                 }
             }
         }
+    }
+
+    /// Leaves a large file to several, unless it is at the target already. Where `item` may have been done before, the
+    /// file may be there because of what was announced then: that is announced again, and has ended, whatever the queue
+    /// has lost of it.
+    async fn take_large(&self, item: &WorkItem, (found, source): (LargeFound, u32)) -> Result<Done, Stop> {
+        let at_target = found.at_target;
+        let file = large_file(source, found);
+        let was_there = Done { files: 1, bytes: file.bytes, ..Done::default() };
+        match at_target {
+            AtTarget::Needed => self.announce_work(item, work_of(&file).collect()).await,
+            AtTarget::There if item.is_repeat && self.has_name_by_this_job(&file).await? => {
+                let large = item.child(self.job.id, Work::Large(file.clone()));
+                self.end_ranges(&large, &file).await?;
+                self.record(&large, was_there).await?;
+                Ok(Done { children: work_of(&file).count() as u64, ..Done::default() })
+            }
+            AtTarget::There => Ok(was_there),
+        }
+    }
+
+    /// Whether a large file that is at the target has got its name by this job, and not before.
+    async fn has_name_by_this_job(&self, file: &LargeFile) -> Result<bool, Stop> {
+        let Some((directory, entry)) = self.find(file).await? else { return Ok(false) };
+        let Ok(Unnamed { head, .. }) = self.feeder.declaration(directory, entry).await? else {
+            return Ok(false);
+        };
+        let order = SharedJobOrder::Commit { head, root: None };
+        Ok(matches!(self.feeder.order(order, None).await?, SharedJobResult::Committed { .. }))
     }
 
     fn tell_parts(&self, portion: &Portion) {
@@ -356,7 +390,7 @@ impl<W: WorkSource> Mover<W> {
     }
 }
 
-fn large_file(source: u32, LargeFound { directory, entry }: LargeFound) -> LargeFile {
+fn large_file(source: u32, LargeFound { directory, entry, .. }: LargeFound) -> LargeFile {
     let directory = Place { source, path: directory };
     LargeFile { directory, name: entry.name, bytes: entry.size, mtime: entry.metadata.mtime }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zmove_cluster::jetstream::{BrokerState, Role, Settings};
+use zmove_cluster::jetstream::{BrokerState, JetStream, Role, Settings};
 use zmove_cluster::{WorkError, WorkSource};
 
 use crate::lab::{EPOCH, JOB, Lab, data, key, next, put_all, settings, stream, until};
@@ -48,6 +48,35 @@ async fn an_end_is_seen_by_who_comes_later_and_after_a_restart_of_the_broker() {
     assert!(matches!(put, Err(WorkError::Over)), "{put:?}");
     let begun_again = lab.open(settings(Role::Head)).await;
     assert!(matches!(begun_again, Err(WorkError::Over)), "{begun_again:?}");
+}
+
+#[tokio::test]
+async fn a_head_knows_that_it_has_ended_the_job_also_where_the_broker_has_lost_it() {
+    let Some(mut lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    head.close().await.unwrap();
+    lab.kill();
+    lab.empty();
+    lab.start_again().await;
+    let taken = tokio::time::timeout(Duration::from_secs(5), head.take()).await;
+    assert!(taken.expect("nobody waits for ever").unwrap().is_none());
+    let put = head.put(vec![data(1)]).await;
+    assert!(matches!(put, Err(WorkError::Over)), "{put:?}");
+}
+
+#[tokio::test]
+async fn a_job_whose_head_has_died_is_ended_by_another_also_twice_and_leaves_nothing() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.head().await;
+    put_all(&head, [data(1)]).await;
+    drop(head);
+    let mover = lab.mover().await;
+    for _ in 0..2 {
+        JetStream::end_abandoned(&lab.access(), settings(Role::Head)).await.unwrap();
+    }
+    assert!(mover.take().await.unwrap().is_none());
+    let left = lab.context().await.get_stream(stream()).await;
+    assert!(left.is_err(), "{left:?}");
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ impl Place {
         for home in [CLIENT_HOME, DAEMON_HOME] {
             fs::create_dir(directory.join(home)).context("failed to make a home")?;
         }
-        place.allow(DAEMON_HOME, grants, &[OsStr::new("--root"), root.as_os_str()])?;
+        place.allow((DAEMON_HOME, CLIENT_HOME), grants, &[OsStr::new("--root"), root.as_os_str()])?;
         Ok(place)
     }
 
@@ -58,18 +58,31 @@ impl Place {
         fs::create_dir(self.directory.join(SENDER_HOME)).context("failed to make a home")?;
         let to = to.to_string();
         let words = ["--read-root".as_ref(), root.as_os_str(), "--to".as_ref(), to.as_ref()];
-        self.allow(SENDER_HOME, &[], &words)
+        self.allow((SENDER_HOME, CLIENT_HOME), &[], &words)
     }
 
     /// Makes the keys of another daemon, and lets the client do what `grants` says below `root`.
     pub(crate) fn prepare_another(&self, home: &str, root: &Path, grants: &[&str]) -> Result<()> {
         fs::create_dir(self.directory.join(home)).context("failed to make a home")?;
-        self.allow(home, grants, &[OsStr::new("--root"), root.as_os_str()])
+        self.allow((home, CLIENT_HOME), grants, &[OsStr::new("--root"), root.as_os_str()])
     }
 
-    /// Lets the client do something with the daemon of that home.
-    fn allow(&self, home: &str, grants: &[&str], to: &[&OsStr]) -> Result<()> {
-        let shown = self.command(CLIENT_HOME).args(["key", "show"]).output();
+    /// Makes the keys of another client, and lets it do what `grants` says below `root` at the daemons of these homes.
+    pub(crate) fn prepare_client(
+        &self,
+        client: &str,
+        homes: &[&str],
+        root: &Path,
+        grants: &[&str],
+    ) -> Result<()> {
+        fs::create_dir(self.directory.join(client)).context("failed to make a home")?;
+        let to = [OsStr::new("--root"), root.as_os_str()];
+        homes.iter().try_for_each(|home| self.allow((home, client), grants, &to))
+    }
+
+    /// Lets a client do something with the daemon of a home.
+    fn allow(&self, (home, client): (&str, &str), grants: &[&str], to: &[&OsStr]) -> Result<()> {
+        let shown = self.command(client).args(["key", "show"]).output();
         let shown = shown.with_context(|| format!("failed to start {}", self.zmove))?;
         let text = String::from_utf8_lossy(&shown.stdout).into_owned();
         let fingerprint = text.split_whitespace().rfind(|word| word.starts_with("SHA256:"));
@@ -77,7 +90,7 @@ impl Place {
             format!("zmove key show: no fingerprint; {}", String::from_utf8_lossy(&shown.stderr).trim())
         })?;
         let mut allow = self.command(home);
-        allow.args(["allow", fingerprint, "--name", "torture"]).args(grants).args(to);
+        allow.args(["allow", fingerprint, "--name", client]).args(grants).args(to);
         let allowed = allow.output().context("failed to start zmove allow")?;
         if !allowed.status.success() {
             bail!("zmove allow failed: {}", String::from_utf8_lossy(&allowed.stderr).trim());
@@ -310,9 +323,14 @@ impl Drop for Running {
 
 /// An address of this host at which nobody listens, where no outgoing connection takes the port while a daemon is away.
 pub(crate) fn free_address(dice: &mut Dice) -> Result<SocketAddr> {
+    free_address_of(Ipv4Addr::LOCALHOST, dice)
+}
+
+/// The same for one of the addresses of this host.
+pub(crate) fn free_address_of(host: Ipv4Addr, dice: &mut Dice) -> Result<SocketAddr> {
     for _ in 0..PORTS_TRIED_MAX {
         let port = u16::try_from(dice.within(10_000..=30_000)).context("a port")?;
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let address = SocketAddr::from((host, port));
         if TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok() {
             return Ok(address);
         }

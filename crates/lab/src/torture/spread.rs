@@ -319,7 +319,7 @@ impl Round {
 }
 
 /// Several receivers remove nothing, also not what is in the way of a directory.
-fn clear_ways(tree: &Tree, target: &Path) -> Result<()> {
+pub(super) fn clear_ways(tree: &Tree, target: &Path) -> Result<()> {
     for (path, kind) in tree.entries() {
         let there = target.join(path);
         let is_other = there.symlink_metadata().is_ok_and(|metadata| !metadata.is_dir());
@@ -331,7 +331,7 @@ fn clear_ways(tree: &Tree, target: &Path) -> Result<()> {
 }
 
 /// Whether this is what stays of a job that has ended, and no more.
-fn is_mark(path: &Path) -> bool {
+pub(super) fn is_mark(path: &Path) -> bool {
     let entries = |path: &Path| names(path).map(|names| names.into_iter().collect::<Vec<_>>());
     let is_job = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(JOB_PREFIX));
     is_job
@@ -349,13 +349,13 @@ fn is_sane(status: ExitStatus, was_killed: bool, acts: &[Timed]) -> bool {
     }
 }
 
-fn draw(rows: &[Row], dice: &mut Dice) -> Vec<&'static str> {
+pub(super) fn draw(rows: &[Row], dice: &mut Dice) -> Vec<&'static str> {
     let choose = |row: &Row| row[dice.weighted(row.iter().map(|(weight, _)| *weight))].1;
     rows.iter().flat_map(choose).copied().collect()
 }
 
 /// Choices of which one is taken: how likely each is, and what is said for it.
-type Row = &'static [(u64, &'static [&'static str])];
+pub(super) type Row = &'static [(u64, &'static [&'static str])];
 
 /// What the command is given beside.
 const COMMAND: [Row; 3] = [
@@ -365,12 +365,12 @@ const COMMAND: [Row; 3] = [
     &[(3, &[]), (1, &["--io-engine=uring"])],
 ];
 /// What all daemons are given beside.
-const SERVE: [Row; 1] = [&[(3, &[]), (1, &["--io-engine", "uring"]), (1, &["--direct", "off"])]];
+pub(super) const SERVE: [Row; 1] = [&[(3, &[]), (1, &["--io-engine", "uring"]), (1, &["--direct", "off"])]];
 const GRANTS: [&str; 2] = ["--write", "--set-owner"];
 const HOMES: [&str; 3] = [DAEMON_HOME, "daemon-2", "daemon-3"];
 
 /// Several names of one file become files of their own in such a push.
-const SHAPES: [Shape; 5] = [
+pub(super) const SHAPES: [Shape; 5] = [
     Shape { weight: 3, directories: 40, files: 300, hard_links: 0, sizes: [10, 60, 20, 6, 4, 1] },
     // directories that more than one item has
     Shape { weight: 2, directories: 2, files: 6000, hard_links: 0, sizes: [20, 80, 0, 0, 0, 0] },
@@ -379,7 +379,7 @@ const SHAPES: [Shape; 5] = [
     Shape { weight: 1, directories: 40, files: 3, hard_links: 0, sizes: [1, 1, 1, 1, 0, 0] },
 ];
 /// A file is cut into ranges from 64 MiB on.
-const LARGE_BYTES_MIN: u64 = 64 << 20;
+pub(super) const LARGE_BYTES_MIN: u64 = 64 << 20;
 const LARGE_BYTES_MAX: u64 = 200 << 20;
 
 /// Tries of a round during which something happens.
@@ -390,5 +390,5 @@ const CALM_MAX: u64 = 4;
 const PUSH_PATIENCE: Duration = Duration::from_secs(150);
 /// How long after the end of a push somebody comes back.
 const AFTER_END_MAX: Duration = Duration::from_millis(500);
-const JOB_PREFIX: &str = ".zmove-job-";
+pub(super) const JOB_PREFIX: &str = ".zmove-job-";
 const LAST_EPOCH: &str = ".zmove-epoch-18446744073709551615";

@@ -23,6 +23,8 @@ pub(crate) enum FailureKind {
     Unfinished,
     /// Something of zmove's own stayed behind.
     Left,
+    /// What should have happened once has happened twice, or was counted twice.
+    Doubled,
     /// A program did not end.
     Hung,
     /// An exit code or a death that nothing explains, or a panic.
@@ -56,6 +58,7 @@ impl FailureKind {
             Self::Partial => "partial",
             Self::Unfinished => "unfinished",
             Self::Left => "left behind",
+            Self::Doubled => "doubled",
             Self::Hung => "hung",
             Self::Odd => "odd",
             Self::Lab => "lab",

@@ -29,6 +29,15 @@ pub(crate) struct Inspector {
     block: Vec<u8>,
     found: Vec<String>,
     passes: u64,
+    commits: Commits,
+}
+
+/// The files that have had the name of each large file, for which one push does: to give it its name once.
+#[derive(Debug, Default)]
+struct Commits {
+    /// Whether the first one was there before.
+    files: HashMap<PathBuf, (bool, Vec<(u64, u64)>)>,
+    is_before: bool,
 }
 
 /// What may stand under the final name of a file.
@@ -66,7 +75,25 @@ impl Inspector {
             block: vec![0; BLOCK_BYTES],
             found: Vec::new(),
             passes: 0,
+            commits: Commits::default(),
         }
+    }
+
+    /// From now on a large file gets its name once at the most.
+    pub(crate) fn expect_one_commit(&mut self) {
+        self.commits = Commits { is_before: true, ..Commits::default() };
+        self.pass();
+        self.commits.is_before = false;
+    }
+
+    /// The large files that have got their names more often, in words.
+    pub(crate) fn take_doubled(&mut self) -> Vec<String> {
+        let is_doubled =
+            |(_, (was_there, files)): &(_, &(bool, Vec<_>))| files.len() > 1 + usize::from(*was_there);
+        let doubled = self.commits.files.iter().filter(is_doubled);
+        let doubled = doubled.map(|(path, (_, files))| format!("{path:?} was {files:?}")).collect();
+        self.commits.files.values_mut().for_each(|(_, files)| files.truncate(1));
+        doubled
     }
 
     /// What may stand there, to be added to.
@@ -119,8 +146,11 @@ impl Inspector {
             if !self.versions.of(path).contains(&special) {
                 self.tell(format!("{path:?} is {special:?}, as it never was"));
             }
-        } else if self.files == Files::Whole && self.seen.get(path) != Some(&Look::of(&metadata)) {
-            self.file(path, &whole);
+        } else {
+            self.commits.note(path, &metadata);
+            if self.files == Files::Whole && self.seen.get(path) != Some(&Look::of(&metadata)) {
+                self.file(path, &whole);
+            }
         }
     }
 
@@ -151,6 +181,20 @@ impl Inspector {
     fn tell(&mut self, what: String) {
         if !self.found.contains(&what) {
             self.found.push(what);
+        }
+    }
+}
+
+impl Commits {
+    fn note(&mut self, path: &Path, metadata: &Metadata) {
+        if metadata.len() < LARGE_BYTES_MIN {
+            return;
+        }
+        let file = (metadata.dev(), metadata.ino());
+        match self.files.get_mut(path) {
+            Some((_, files)) if files.contains(&file) => {}
+            Some((_, files)) => files.push(file),
+            None => drop(self.files.insert(path.to_owned(), (self.is_before, vec![file]))),
         }
     }
 }
@@ -195,6 +239,8 @@ pub(crate) fn is_hidden(name: &OsStr) -> bool {
 }
 
 const BLOCK_BYTES: usize = 1 << 20;
+/// A file is cut into ranges from this size on.
+const LARGE_BYTES_MIN: u64 = 64 << 20;
 /// Between two looks at the whole target.
 const PAUSE: Duration = Duration::from_millis(20);
 

@@ -493,7 +493,8 @@ impl Planner<'_> {
                     if let Some(shared) = entry.shared {
                         self.skipped_name(shared.number, path);
                     }
-                    directory.piece().into_iter().for_each(|piece| piece.confirm(&entry));
+                    let piece = directory.piece();
+                    piece.into_iter().for_each(|piece| piece.stays(directory.source_path(), &entry));
                 }
             }
         }

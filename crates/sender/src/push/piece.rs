@@ -31,7 +31,7 @@ pub(crate) struct Piece {
 /// What becomes of a piece that is under way.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// A large file is not sent with the piece, but left to several.
+    /// A large file is not sent with the piece: it is left to several, or at the target already.
     Large(LargeFound),
     /// Half of the bytes are on their way to the lanes: another piece keeps them busy. Not said of all pieces.
     HalfRead,
@@ -78,13 +78,24 @@ impl Unnamed {
     }
 }
 
-/// A large file that the receiver needs, and which several are to send.
+/// A file that is so large that several are to send it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LargeFound {
     /// The directory that it is in, below its source.
     pub directory: RelPath,
     /// The file.
     pub entry: Entry,
+    /// Whether it is to be sent.
+    pub at_target: AtTarget,
+}
+
+/// Whether the target has a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtTarget {
+    /// The target has it: nothing of it is to be sent.
+    There,
+    /// The receiver needs it.
+    Needed,
 }
 
 impl Piece {
@@ -135,12 +146,26 @@ impl Piece {
 
     /// Leaves a file that the receiver needs to several, if it is so large; returns whether it has.
     pub(crate) fn leaves(&self, directory: &RelPath, entry: &Entry) -> bool {
-        let is_left = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
-        if is_left {
-            self.confirm_without_data();
-            self.tell(Progress::Large(LargeFound { directory: directory.clone(), entry: entry.clone() }));
+        self.tell_if_large(directory, entry, AtTarget::Needed)
+    }
+
+    /// The target has had an entry before. A file that would be left to several is told of, and counts for nothing
+    /// here: another may have given it its name.
+    pub(crate) fn stays(&self, directory: &RelPath, entry: &Entry) {
+        if !self.tell_if_large(directory, entry, AtTarget::There) {
+            self.confirm(entry);
         }
-        is_left
+    }
+
+    /// Tells of a file that is left to several, if it is so large; returns whether it is.
+    fn tell_if_large(&self, directory: &RelPath, entry: &Entry, at_target: AtTarget) -> bool {
+        let is_large = entry.kind == EntryKind::File && entry.size >= self.large_bytes;
+        if is_large {
+            self.confirm_without_data();
+            let found = LargeFound { directory: directory.clone(), entry: entry.clone(), at_target };
+            self.tell(Progress::Large(found));
+        }
+        is_large
     }
 
     /// The receiver has a directory itself.

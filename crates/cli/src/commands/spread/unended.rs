@@ -100,11 +100,13 @@ impl Unended {
         Some(Self { path, _locked: file, note })
     }
 
-    pub(super) fn job(&self) -> SharedJobId {
+    /// The job.
+    pub(crate) fn job(&self) -> SharedJobId {
         SharedJobId(self.note.job)
     }
 
-    pub(super) fn epoch(&self) -> u64 {
+    /// The epoch.
+    pub(crate) fn epoch(&self) -> u64 {
         self.note.epoch
     }
 

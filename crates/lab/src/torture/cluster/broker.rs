@@ -1,0 +1,297 @@
+//! The broker of a round: the server, and a small client that has it lose what it holds.
+//!
+//! The client speaks what NATS documents as its client protocol, and of JetStream what loses something.
+
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde_json::{Value, json};
+
+use super::acts::Loss;
+use crate::measure::race;
+use crate::torture::dice::Dice;
+
+/// A broker, whoever starts it.
+#[derive(Debug)]
+pub(super) struct Broker {
+    address: SocketAddr,
+    /// The directory with its configuration and its store.
+    directory: PathBuf,
+    /// The file with the seed of the nkey that it asks for.
+    seed: Option<PathBuf>,
+}
+
+impl Broker {
+    /// A broker that the lab starts, which lets everybody in.
+    pub(super) fn of_lab(address: SocketAddr, directory: &Path) -> Result<Self> {
+        fs::create_dir(directory).context("failed to make a directory for the broker")?;
+        let broker = Self { address, directory: directory.to_owned(), seed: None };
+        let (path, log) = (directory.display(), directory.join("nats-server.log"));
+        let text = format!(
+            "host: \"{}\"\nport: {}\nlogfile: \"{}\"\njetstream {{ store_dir: \"{path}\", max_file_store: {} }}\n",
+            address.ip(),
+            address.port(),
+            log.display(),
+            8_u64 << 30,
+        );
+        fs::write(broker.configuration(), text).context("failed to write the broker's configuration")?;
+        Ok(broker)
+    }
+
+    /// A broker that a head starts, whose cluster is described in this file.
+    pub(super) fn of_head(address: SocketAddr, cluster: &Path) -> Self {
+        let (directory, seed) = (cluster.with_extension("broker"), Some(cluster.with_extension("seed")));
+        Self { address, directory, seed }
+    }
+
+    fn configuration(&self) -> PathBuf {
+        self.directory.join("nats.conf")
+    }
+
+    /// Starts it, where none runs; `false` where nobody has ever started it yet.
+    pub(super) fn start(&self) -> Result<bool> {
+        if !self.configuration().exists() {
+            return Ok(false);
+        }
+        if self.processes()?.is_empty() {
+            let mut command = Command::new(SERVER);
+            command.arg("-c").arg(self.configuration());
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut child = command.spawn().context("failed to start nats-server")?;
+            // whoever is killed is waited for, so that nothing of it stays
+            std::thread::spawn(move || drop(child.wait()));
+        }
+        let deadline = Instant::now() + START_MAX;
+        while TcpStream::connect(self.address).is_err() {
+            if Instant::now() > deadline {
+                bail!("the broker does not listen at {}", self.address);
+            }
+            sleep(Duration::from_millis(5));
+        }
+        Ok(true)
+    }
+
+    /// Its processes; a head may have started one while another was being ended.
+    fn processes(&self) -> Result<Vec<OwnedFd>> {
+        let configuration = self.configuration();
+        let wanted = configuration.as_os_str().as_encoded_bytes();
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").context("failed to list processes")? {
+            let name = entry.context("failed to list processes")?.file_name();
+            let id = name.to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
+            let Some((id, handle)) = id.and_then(|id| Some((id, pidfd_open(id, PidfdFlags::empty()).ok()?)))
+            else {
+                continue;
+            };
+            let words = fs::read(format!("/proc/{}/cmdline", id.as_raw_nonzero())).unwrap_or_default();
+            if words.split(|byte| *byte == 0).any(|word| word == wanted) {
+                found.push(handle);
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn signal(&self, signal: Signal) -> Result<()> {
+        for handle in self.processes()? {
+            let _ended_before = pidfd_send_signal(&handle, signal);
+        }
+        Ok(())
+    }
+
+    /// `kill -9`.
+    pub(super) fn kill(&self) -> Result<()> {
+        for handle in self.processes()? {
+            let _ended_before = pidfd_send_signal(&handle, Signal::KILL);
+            race::ends_by(&handle, Instant::now() + END_MAX)?;
+        }
+        Ok(())
+    }
+
+    /// Loses something, as far as it is there; returns the number of single messages.
+    pub(super) fn lose(&self, loss: Loss, dice: &mut Dice) -> Result<u64> {
+        if loss == Loss::Store {
+            self.kill()?;
+            return match fs::remove_dir_all(self.directory.join("jetstream")) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    Err(error).context("failed to empty the broker")
+                }
+                _ => Ok(0),
+            };
+        }
+        // none that runs, or that answers, loses nothing now
+        let Ok(mut client) = self.client() else { return Ok(0) };
+        Ok(client.lose(loss, dice).unwrap_or_default())
+    }
+
+    /// The queues that it has.
+    pub(super) fn queues(&self) -> Result<Vec<String>> {
+        self.client()?.queues()
+    }
+
+    fn client(&self) -> Result<Client> {
+        Client::connect(self.address, self.seed.as_deref())
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        if let Err(error) = self.kill() {
+            eprintln!("zmove-lab: {error:#}");
+        }
+    }
+}
+
+/// A connection to a broker.
+struct Client {
+    reader: BufReader<TcpStream>,
+    inbox: String,
+    requests: u64,
+}
+
+impl Client {
+    fn connect(address: SocketAddr, seed: Option<&Path>) -> Result<Self> {
+        let stream =
+            TcpStream::connect_timeout(&address, ANSWER_MAX).context("failed to reach the broker")?;
+        stream.set_read_timeout(Some(ANSWER_MAX)).context("failed to set a time")?;
+        let mut client = Self { reader: BufReader::new(stream), inbox: "_INBOX.lab".to_owned(), requests: 0 };
+        let greeting = client.line()?;
+        let greeting: Value = serde_json::from_str(greeting.strip_prefix("INFO ").context("no greeting")?)?;
+        let mut words = json!({ "verbose": false, "pedantic": false, "lang": "lab", "version": "1" });
+        if let Some(seed) = seed {
+            let seed = fs::read_to_string(seed).context("failed to read the seed")?;
+            let key = nkeys::KeyPair::from_seed(seed.trim())?;
+            let nonce = greeting["nonce"].as_str().context("the broker asks for no key")?;
+            words["nkey"] = key.public_key().into();
+            words["sig"] = base64(&key.sign(nonce.as_bytes())?).into();
+            client.inbox = format!("_INBOX.{}", key.public_key());
+        }
+        let subscribed = format!("CONNECT {words}\r\nSUB {}.> 1\r\n", client.inbox);
+        client.reader.get_mut().write_all(subscribed.as_bytes()).context("failed to write to the broker")?;
+        Ok(client)
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        if self.reader.read_line(&mut line).context("failed to read from the broker")? == 0 {
+            bail!("the broker has ended the connection");
+        }
+        Ok(line.trim_end().to_owned())
+    }
+
+    /// Asks JetStream for something.
+    fn ask(&mut self, what: &str, words: &Value) -> Result<Value> {
+        self.requests += 1;
+        let (inbox, words) = (format!("{}.{}", self.inbox, self.requests), words.to_string());
+        let request = format!("PUB $JS.API.{what} {inbox} {}\r\n{words}\r\n", words.len());
+        self.reader.get_mut().write_all(request.as_bytes()).context("failed to write to the broker")?;
+        loop {
+            let line = self.line()?;
+            if line == "PING" {
+                self.reader.get_mut().write_all(b"PONG\r\n").context("failed to write to the broker")?;
+            }
+            if let Some(error) = line.strip_prefix("-ERR ") {
+                bail!("the broker says {error}");
+            }
+            let Some(message) = line.strip_prefix("MSG ") else { continue };
+            let bytes: usize = message.rsplit(' ').next().unwrap_or_default().parse()?;
+            let mut body = vec![0; bytes + 2];
+            self.reader.read_exact(&mut body).context("failed to read from the broker")?;
+            if message.starts_with(&inbox) {
+                return Ok(serde_json::from_slice(&body)?);
+            }
+        }
+    }
+
+    fn queues(&mut self) -> Result<Vec<String>> {
+        let answer = self.ask("STREAM.NAMES", &json!({ "offset": 0 }))?;
+        let names = answer["streams"].as_array().cloned().unwrap_or_default();
+        let names = names.iter().filter_map(Value::as_str).filter(|name| *name != ENDS);
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    fn lose(&mut self, loss: Loss, dice: &mut Dice) -> Result<u64> {
+        let mut lost = 0;
+        for queue in self.queues()? {
+            match loss {
+                Loss::Messages(one_in) => lost += self.lose_messages(&queue, one_in, dice)?,
+                Loss::Queue => drop(self.ask(&format!("STREAM.PURGE.{queue}"), &json!({}))?),
+                Loss::Stream => drop(self.ask(&format!("STREAM.DELETE.{queue}"), &json!({}))?),
+                Loss::Consumers => self.lose_consumers(&queue)?,
+                Loss::Store => {}
+            }
+        }
+        Ok(lost)
+    }
+
+    fn lose_messages(&mut self, queue: &str, one_in: u64, dice: &mut Dice) -> Result<u64> {
+        let state = self.ask(&format!("STREAM.INFO.{queue}"), &json!({}))?["state"].take();
+        let (first, last) =
+            (state["first_seq"].as_u64().unwrap_or(1), state["last_seq"].as_u64().unwrap_or(0));
+        let mut lost = 0;
+        for number in first..=last.min(first + MESSAGES_MAX) {
+            if dice.one_in(one_in) {
+                let words = json!({ "seq": number, "no_erase": true });
+                let answer = self.ask(&format!("STREAM.MSG.DELETE.{queue}"), &words)?;
+                lost += u64::from(answer["success"] == true);
+            }
+        }
+        Ok(lost)
+    }
+
+    fn lose_consumers(&mut self, queue: &str) -> Result<()> {
+        let names = self.ask(&format!("CONSUMER.NAMES.{queue}"), &json!({ "offset": 0 }))?;
+        for name in names["consumers"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            self.ask(&format!("CONSUMER.DELETE.{queue}.{name}"), &json!({}))?;
+        }
+        Ok(())
+    }
+}
+
+/// RFC 4648, section 5, without padding.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let all = three.iter().fold(0, |all, byte| all << 8 | usize::from(*byte)) << (8 * (3 - three.len()));
+        let digits = (0..=three.len()).map(|place| DIGITS[all >> (18 - 6 * place) & 63]);
+        text.extend(digits.map(char::from));
+    }
+    text
+}
+
+/// Debian has it where only root looks for programs.
+const SERVER: &str = "/usr/sbin/nats-server";
+/// The stream with the ends of jobs.
+const ENDS: &str = "zmove-ended";
+const START_MAX: Duration = Duration::from_secs(20);
+const END_MAX: Duration = Duration::from_secs(20);
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+const MESSAGES_MAX: u64 = 500;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_that_of_the_standard() {
+        let texts = [
+            ("", ""),
+            ("f", "Zg"),
+            ("fo", "Zm8"),
+            ("foo", "Zm9v"),
+            ("foobar", "Zm9vYmFy"),
+            ("\u{3ff}", "z78"),
+        ];
+        for (bytes, text) in texts {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
+}

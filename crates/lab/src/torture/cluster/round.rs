@@ -1,0 +1,386 @@
+//! One round.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::acts::{self, Act, Crowd, Since, Timed, Who};
+use super::stand::{BrokerOf, CLUSTER, NODES_MAX, RECEIVERS_MAX, Stand};
+use super::tally::ClusterTally;
+use crate::data::trees::names;
+use crate::torture::dice::Dice;
+use crate::torture::metadata::{Features, Kind};
+use crate::torture::old;
+use crate::torture::programs::{CLIENT_HOME, Running, append};
+use crate::torture::same;
+use crate::torture::spread::{self, Row};
+use crate::torture::tally::FailureKind;
+use crate::torture::tree::Tree;
+use crate::torture::versions::Versions;
+use crate::torture::watch::{Files, Inspector, Watch};
+
+/// A round that is set up.
+struct Round {
+    stand: Stand,
+    tree: Tree,
+    /// What all receivers share.
+    shared: PathBuf,
+    target: PathBuf,
+    /// What stands in the target and not in the source.
+    extra: Vec<PathBuf>,
+    options: Vec<&'static str>,
+    inspector: Arc<Mutex<Inspector>>,
+    /// Heads that are stopped while others lead.
+    asleep: Vec<Running>,
+    dice: Dice,
+    tally: ClusterTally,
+}
+
+/// How a try ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Done,
+    Failed,
+}
+
+/// Runs the round of this seed in the new directory `directory`; returns how it went and what it ran with.
+pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (ClusterTally, String) {
+    let mut shown = String::new();
+    let outcome = Round::set_up(zmove, directory, seed).map(|(mut round, broker_of)| {
+        let Crowd { receivers, nodes } = round.stand.crowd();
+        let options = round.options.join(" ");
+        shown = format!("{receivers} receivers, {nodes} nodes, broker of {broker_of:?}, {options}");
+        let outcome = round.run();
+        let mut tally = std::mem::take(&mut round.tally);
+        let mut inspector = round.inspector();
+        inspector.pass();
+        tally.common.looks = inspector.passes();
+        inspector.take_found().into_iter().for_each(|found| tally.fail(FailureKind::Partial, found));
+        drop(inspector);
+        if let Err(error) = outcome {
+            tally.fail(FailureKind::Lab, format!("{error:#}"));
+        }
+        tally
+    });
+    let mut tally = outcome.unwrap_or_else(|error| {
+        let mut tally = ClusterTally::default();
+        tally.fail(FailureKind::Lab, format!("{error:#}"));
+        tally
+    });
+    tally.common.rounds = 1;
+    (tally, shown)
+}
+
+impl Round {
+    fn set_up(zmove: &str, directory: &Path, seed: u64) -> Result<(Self, BrokerOf)> {
+        let mut dice = Dice::new(seed);
+        let (shared, source) = (directory.join("shared"), directory.join("source"));
+        let failed = || format!("failed to create {}", shared.display());
+        fs::create_dir_all(&shared).with_context(failed)?;
+        let target = shared.join("target");
+        let (options, serve) = (spread::draw(&COMMAND, &mut dice), spread::draw(&spread::SERVE, &mut dice));
+        let held = Features::of(directory)?;
+        let features = Features { privileged: held.privileged && options.contains(&"-a"), ..held };
+        let mut versions = Versions::default();
+        let mut tree = Tree::grow_like(&spread::SHAPES, &source, features, dice.fork(), &mut versions)?;
+        if dice.one_in(2) {
+            tree.add_large(dice.within(spread::LARGE_BYTES_MIN..=LARGE_BYTES_MAX), &mut versions)?;
+        }
+        let mut extra = Vec::new();
+        if dice.one_in(3) {
+            fs::create_dir(&target).with_context(failed)?;
+            extra = old::plant(&tree, &target, dice.fork(), &mut versions)?;
+            spread::clear_ways(&tree, &target)?;
+        }
+        let crowd = Crowd { receivers: 2 + dice.index(RECEIVERS_MAX - 1), nodes: 1 + dice.index(NODES_MAX) };
+        let broker_of = if dice.one_in(2) { BrokerOf::Head } else { BrokerOf::Lab };
+        let host = (host_of(seed), &mut dice);
+        let stand = Stand::set_up((zmove, directory, &shared), (crowd, broker_of), &serve, host)?;
+        let inspector = Arc::new(Mutex::new(Inspector::new(&target, versions, Files::Whole)));
+        let (asleep, tally) = (Vec::new(), ClusterTally::default());
+        let round = Self { stand, tree, shared, target, extra, options, inspector, asleep, dice, tally };
+        Ok((round, broker_of))
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let watch = Watch::start(&self.inspector);
+        let mut later = Vec::new();
+        self.inspector().expect_one_commit();
+        for number in 1..=self.dice.within(1..=DISTURBED_MAX) {
+            // a head that wakes up may have read what the source was
+            if number > 1 && self.asleep.is_empty() && self.dice.one_in(3) {
+                let mut inspector = self.inspector.lock().unwrap_or_else(PoisonError::into_inner);
+                self.tree.change(inspector.versions())?;
+                inspector.expect_one_commit();
+            }
+            let acts = acts::draw(&mut self.dice, self.stand.crowd(), std::mem::take(&mut later));
+            later = acts.later;
+            if self.attempt(acts.since, &acts.now)? == Ending::Done && self.asleep.is_empty() {
+                self.compare(&format!("after try {number}"))?;
+            }
+        }
+        // whoever is stopped or away comes back during the next push, and after that nothing happens any more
+        let is_done = !later.is_empty() && self.attempt(Since::Start, &later)? == Ending::Done;
+        if is_done && self.asleep.is_empty() {
+            self.compare("after the last one came back")?;
+        }
+        self.stand.restore()?;
+        self.wake_heads()?;
+        let finished = self.finish()?;
+        self.look_at_queues()?;
+        for what in self.stand.end()? {
+            self.tally.fail(FailureKind::Odd, what);
+        }
+        drop(watch);
+        if finished {
+            self.compare("at the end")?;
+            self.look_for_leftovers()?;
+        }
+        self.look_for_panics();
+        Ok(())
+    }
+
+    /// Runs the same command until it is done.
+    fn finish(&mut self) -> Result<bool> {
+        for _ in 0..CALM_MAX {
+            if self.attempt(Since::Start, &[])? == Ending::Done {
+                self.compare("after a calm try")?;
+                return Ok(true);
+            }
+            self.tally.common.calm_failed += 1;
+        }
+        self.tally.fail(FailureKind::Unfinished, format!("{CALM_MAX} tries that nothing disturbed"));
+        Ok(false)
+    }
+
+    /// Runs the command once.
+    fn attempt(&mut self, since: Since, acts: &[Timed]) -> Result<Ending> {
+        self.tally.common.tries += 1;
+        let said = self.stand.place.directory.join(format!("head-{}.json", self.tally.common.tries));
+        let mut head = self.start_head(&said)?;
+        if since == Since::JobBegun {
+            self.wait_until_begun(&head)?;
+        }
+        let began = Instant::now();
+        let (mut is_over, mut is_stopped) = (false, false);
+        for Timed { after, act } in acts {
+            is_over = is_over || head.ends((began + *after).saturating_duration_since(Instant::now()))?;
+            if is_over && !act.restores() {
+                continue;
+            }
+            if is_over {
+                // of one that comes back after the end of the push
+                sleep((began + *after).saturating_duration_since(Instant::now()).min(AFTER_END_MAX));
+            }
+            match act {
+                Act::Stop(Who::Head) => is_stopped = true,
+                Act::Kill(Who::Head) => is_stopped = false,
+                Act::Wake(Who::Head) if self.asleep.is_empty() => is_stopped = false,
+                _ => {}
+            }
+            self.perform(*act, &head)?;
+        }
+        if is_stopped && !is_over {
+            self.asleep.push(head);
+            return Ok(Ending::Failed);
+        }
+        let was_killed = acts.iter().any(|timed| timed.act == Act::Kill(Who::Head));
+        let Some(status) = head.wait(PUSH_PATIENCE)? else {
+            self.tally.fail(FailureKind::Hung, format!("the push does not end after {acts:?}"));
+            head.kill()?;
+            return Ok(Ending::Failed);
+        };
+        for dead in self.stand.dead()? {
+            self.tally.fail(FailureKind::Odd, dead);
+        }
+        if status.success() {
+            self.look_at_summary(&said, acts)?;
+            return Ok(Ending::Done);
+        }
+        if !is_sane(status, was_killed, acts) {
+            self.tally.fail(FailureKind::Odd, format!("the push ended with {status} after {acts:?}"));
+        }
+        Ok(Ending::Failed)
+    }
+
+    /// Waits until a job is under way at the target, or nobody comes to it.
+    fn wait_until_begun(&self, head: &Running) -> Result<()> {
+        let deadline = Instant::now() + BEGIN_MAX;
+        let is_under_way = || -> Result<bool> {
+            let hidden = if self.target.exists() { names(&self.target)? } else { Default::default() };
+            let mut jobs =
+                hidden.iter().filter(|name| name.to_string_lossy().starts_with(spread::JOB_PREFIX));
+            Ok(jobs.any(|name| !spread::is_mark(&self.target.join(name))))
+        };
+        while Instant::now() < deadline && !is_under_way()? && !head.ends(Duration::from_millis(1))? {}
+        Ok(())
+    }
+
+    fn start_head(&self, said: &Path) -> Result<Running> {
+        let mut command = self.stand.place.command(CLIENT_HOME);
+        command.args(["push", "--cluster", CLUSTER, "--json", "--timeout", "5s"]).args(&self.options);
+        command.arg(self.tree.root().join("")).arg(&self.target);
+        Running::start(command.stdout(append(said)?).stderr(append(&self.client_log())?))
+    }
+
+    fn perform(&mut self, act: Act, head: &Running) -> Result<()> {
+        self.tally.happened(act);
+        match act {
+            Act::Kill(Who::Head) => head.signal(Signal::KILL),
+            Act::Stop(Who::Head) => head.signal(Signal::STOP),
+            Act::Wake(Who::Head) if self.asleep.is_empty() => head.signal(Signal::CONT),
+            Act::Wake(Who::Head) => self.asleep.iter().for_each(|head| head.signal(Signal::CONT)),
+            Act::Kill(who) => self.stand.kill(who)?,
+            Act::Start(who) => self.stand.start(who)?,
+            Act::Stop(who) => self.stand.signal(who, Signal::STOP)?,
+            Act::Wake(who) => self.stand.signal(who, Signal::CONT)?,
+            Act::Lose(loss) => self.tally.messages_lost += self.stand.lose(loss, &mut self.dice)?,
+        }
+        Ok(())
+    }
+
+    /// Heads that were stopped while others led end as well.
+    fn wake_heads(&mut self) -> Result<()> {
+        if self.asleep.is_empty() {
+            return Ok(());
+        }
+        for mut head in std::mem::take(&mut self.asleep) {
+            head.signal(Signal::CONT);
+            if head.wait(PUSH_PATIENCE)?.is_none() {
+                self.tally.fail(FailureKind::Hung, "a push that was stopped does not end");
+                head.kill()?;
+            }
+        }
+        // of two pushes at the same time each may have given a file its name
+        self.inspector().expect_one_commit();
+        Ok(())
+    }
+
+    /// All that there is has come, or was there: each file once.
+    fn look_at_summary(&mut self, said: &Path, acts: &[Timed]) -> Result<()> {
+        let text = fs::read_to_string(said).context("failed to read what the head has said")?;
+        let mut objects = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let summary = objects.rfind(|object| object["skipped"].is_u64());
+        let summary = summary.context("the head has said no summary")?;
+        let count = |what: &str| summary[what].as_u64().unwrap_or_default();
+        let is_file = |(_, kind): &&(PathBuf, Kind)| *kind == Kind::File;
+        let expected = self.tree.entries().iter().filter(is_file).count() as u64;
+        let counted = count("files") + count("skipped");
+        if counted != expected {
+            let (files, skipped) = (count("files"), count("skipped"));
+            let what = format!("{files} files and {skipped} skipped of {expected} after {acts:?}");
+            self.tally.fail(FailureKind::Doubled, what);
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self, when: &str) -> Result<()> {
+        for difference in same::differences(self.tree.root(), &self.target, &self.extra)? {
+            self.tally.fail(FailureKind::Wrong, format!("{difference} {when}"));
+        }
+        let mut inspector = self.inspector();
+        inspector.pass();
+        let doubled = inspector.take_doubled();
+        drop(inspector);
+        doubled.into_iter().for_each(|what| self.tally.fail(FailureKind::Doubled, what));
+        Ok(())
+    }
+
+    /// The queue of a job goes with the job, also where its head was killed and another has ended the job.
+    fn look_at_queues(&mut self) -> Result<()> {
+        for queue in self.stand.queues()? {
+            self.tally.fail(FailureKind::Left, format!("{queue} at the broker"));
+        }
+        Ok(())
+    }
+
+    /// Of a job that has lost sessions the mark of its end stays; nothing else does.
+    fn look_for_leftovers(&mut self) -> Result<()> {
+        let mut left = Vec::new();
+        for path in same::hidden_names(&self.target)? {
+            if path.parent() == Some(&self.target) && spread::is_mark(&path) {
+                self.tally.marks += 1;
+            } else {
+                left.push(path);
+            }
+        }
+        for home in self.stand.homes() {
+            left.extend(same::hidden_names(&home.join("journal"))?);
+            let unended = home.join("shared-jobs");
+            if unended.exists() {
+                left.extend(names(&unended)?.iter().map(|name| unended.join(name)));
+            }
+        }
+        let is_other = |path: &PathBuf| *path != self.target;
+        left.extend(names(&self.shared)?.iter().map(|name| self.shared.join(name)).filter(is_other));
+        for path in left {
+            let within: Vec<_> = names(&path).into_iter().flatten().collect();
+            self.tally.fail(FailureKind::Left, format!("{path:?} with {within:?}"));
+        }
+        Ok(())
+    }
+
+    fn look_for_panics(&mut self) {
+        for log in self.stand.logs().into_iter().chain([self.client_log()]) {
+            let said = fs::read(&log).unwrap_or_default();
+            if String::from_utf8_lossy(&said).contains("panicked") {
+                self.tally.fail(FailureKind::Odd, format!("a panic in {}", log.display()));
+            }
+        }
+    }
+
+    fn client_log(&self) -> PathBuf {
+        self.stand.place.directory.join("client.log")
+    }
+
+    fn inspector(&self) -> MutexGuard<'_, Inspector> {
+        self.inspector.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether an end other than success is one that the acts explain: no connection, a broken one, files that could not be
+/// stored; no broker.
+fn is_sane(status: ExitStatus, was_killed: bool, acts: &[Timed]) -> bool {
+    match (status.code(), status.signal()) {
+        (Some(10..=12 | 23), _) => !acts.is_empty(),
+        (_, Some(9)) => was_killed,
+        _ => false,
+    }
+}
+
+/// An address of this host that no other round has which runs at the same time.
+fn host_of(seed: u64) -> Ipv4Addr {
+    let part = |number: u64| u8::try_from(1 + number % 250).expect("up to 250");
+    Ipv4Addr::new(127, 7, part(seed / 250), part(seed))
+}
+
+/// What the command is given beside.
+const COMMAND: [Row; 4] = [
+    // nothing is drawn that these do not keep
+    &[(2, &["--strict-metadata"]), (1, &["-a", "--strict-metadata"])],
+    &[(3, &[]), (1, &["--transport", "quic"]), (1, &["--streams=2"])],
+    &[(3, &[]), (1, &["--io-engine=uring"])],
+    &[(2, &[]), (1, &["--limit=400Mbit"])],
+];
+
+const LARGE_BYTES_MAX: u64 = 160 << 20;
+/// Tries of a round during which something happens.
+const DISTURBED_MAX: u64 = 2;
+/// Tries after them that may be needed, with nothing happening any more.
+const CALM_MAX: u64 = 4;
+/// How long a push may take: an item whose node has died is handed out again after half a minute, and a silent peer is
+/// given up after a minute.
+const PUSH_PATIENCE: Duration = Duration::from_secs(240);
+/// How long it is waited for a job to begin.
+const BEGIN_MAX: Duration = Duration::from_secs(5);
+/// How long after the end of a push somebody comes back.
+const AFTER_END_MAX: Duration = Duration::from_millis(500);

@@ -1,0 +1,263 @@
+//! The programs of a round: receivers, nodes and a broker, and the heads that come and go.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+
+use super::acts::{Crowd, Loss, Who};
+use super::broker::Broker;
+use crate::torture::attempt::PATIENCE;
+use crate::torture::dice::Dice;
+use crate::torture::programs::{CLIENT_HOME, DAEMON_HOME, Daemon, Place, Running, append, free_address_of};
+
+/// All programs of a round but the heads.
+#[derive(Debug)]
+pub(super) struct Stand {
+    pub(super) place: Place,
+    receivers: Vec<Receiver>,
+    nodes: Vec<Node>,
+    broker: Broker,
+    /// What the nodes join by.
+    invitation: PathBuf,
+}
+
+/// A receiver, and whether somebody has ended it.
+#[derive(Debug)]
+struct Receiver {
+    daemon: Daemon,
+    is_away: bool,
+}
+
+/// A node other than the head.
+#[derive(Debug)]
+struct Node {
+    home: &'static str,
+    /// `None` while somebody has ended it.
+    running: Option<Running>,
+}
+
+/// Who starts the broker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BrokerOf {
+    Head,
+    Lab,
+}
+
+impl Stand {
+    /// Starts all, in the new directory `directory`; receivers may write below `shared`.
+    pub(super) fn set_up(
+        (zmove, directory, shared): (&str, &Path, &Path),
+        (crowd, broker_of): (Crowd, BrokerOf),
+        serve: &[&'static str],
+        (host, dice): (Ipv4Addr, &mut Dice),
+    ) -> Result<Self> {
+        let place = Place::prepare(zmove, directory, shared, &GRANTS)?;
+        let (homes, nodes) = (&RECEIVER_HOMES[..crowd.receivers], &NODE_HOMES[..crowd.nodes]);
+        for home in &homes[1..] {
+            place.prepare_another(home, shared, &GRANTS)?;
+        }
+        for node in nodes {
+            place.prepare_client(node, homes, shared, &GRANTS)?;
+        }
+        let mut receivers = Vec::new();
+        for home in homes {
+            let address = free_address_of(host, dice)?;
+            let daemon = place.serve_from(home, address, serve, log_of(directory, home))?;
+            receivers.push(Receiver { daemon, is_away: false });
+        }
+        let address = free_address_of(host, dice)?;
+        let cluster = directory.join(CLIENT_HOME).join("clusters").join(CLUSTER).with_extension("toml");
+        let broker = match broker_of {
+            BrokerOf::Lab => Broker::of_lab(address, &directory.join("broker"))?,
+            BrokerOf::Head => Broker::of_head(address, &cluster),
+        };
+        broker.start()?;
+        let mut stand =
+            Self { invitation: directory.join("invitation"), place, receivers, nodes: Vec::new(), broker };
+        stand.make_cluster(address, broker_of)?;
+        for home in nodes {
+            let mut node = Node { home, running: None };
+            stand.start_node(&mut node)?;
+            stand.nodes.push(node);
+        }
+        Ok(stand)
+    }
+
+    fn make_cluster(&self, address: SocketAddr, broker_of: BrokerOf) -> Result<()> {
+        let mut words: Vec<String> = ["cluster", "init", "--accept-new", CLUSTER].map(str::to_owned).into();
+        words.extend(self.receivers.iter().map(|receiver| receiver.daemon.address().to_string()));
+        words.extend(match broker_of {
+            BrokerOf::Head => ["--listen".to_owned(), address.to_string()],
+            BrokerOf::Lab => ["--broker".to_owned(), format!("nats://{address}")],
+        });
+        self.output(&words)?;
+        let invitation = self.output(&["cluster", "invite", CLUSTER].map(str::to_owned))?;
+        fs::write(&self.invitation, invitation).context("failed to write an invitation")
+    }
+
+    fn output(&self, words: &[String]) -> Result<Vec<u8>> {
+        let output = self.place.command(CLIENT_HOME).args(words).output().context("failed to start zmove")?;
+        if !output.status.success() {
+            bail!("zmove {} failed: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(output.stdout)
+    }
+
+    fn start_node(&self, node: &mut Node) -> Result<()> {
+        let mut command = self.place.command(node.home);
+        let log = append(&log_of(&self.place.directory, node.home))?;
+        command.args(["cluster", "join"]).arg(&self.invitation).stdout(log.try_clone()?).stderr(log);
+        node.running = Some(Running::start(&mut command)?);
+        Ok(())
+    }
+
+    pub(super) fn crowd(&self) -> Crowd {
+        Crowd { receivers: self.receivers.len(), nodes: self.nodes.len() }
+    }
+
+    pub(super) fn kill(&mut self, who: Who) -> Result<()> {
+        match who {
+            Who::Head => {}
+            Who::Receiver(which) => {
+                self.receivers[which].daemon.running().kill()?;
+                self.receivers[which].is_away = true;
+            }
+            Who::Node(which) => {
+                if let Some(mut running) = self.nodes[which].running.take() {
+                    running.kill()?;
+                }
+            }
+            Who::Broker => self.broker.kill()?,
+        }
+        Ok(())
+    }
+
+    /// Starts whoever does not run.
+    pub(super) fn start(&mut self, who: Who) -> Result<()> {
+        match who {
+            Who::Head => {}
+            Who::Receiver(which) => {
+                let receiver = &mut self.receivers[which];
+                if receiver.is_away {
+                    self.place.serve_again(&mut receiver.daemon)?;
+                    receiver.is_away = false;
+                }
+            }
+            Who::Node(which) if self.nodes[which].running.is_none() => {
+                let mut node = Node { home: self.nodes[which].home, running: None };
+                self.start_node(&mut node)?;
+                self.nodes[which] = node;
+            }
+            Who::Node(_) => {}
+            Who::Broker => drop(self.broker.start()?),
+        }
+        Ok(())
+    }
+
+    pub(super) fn signal(&mut self, who: Who, signal: Signal) -> Result<()> {
+        match who {
+            Who::Head => {}
+            Who::Receiver(which) => self.receivers[which].daemon.running().signal(signal),
+            Who::Node(which) => {
+                if let Some(running) = &self.nodes[which].running {
+                    running.signal(signal);
+                }
+            }
+            Who::Broker => self.broker.signal(signal)?,
+        }
+        Ok(())
+    }
+
+    /// Wakes all who are stopped, and starts all who are away.
+    pub(super) fn restore(&mut self) -> Result<()> {
+        let Crowd { receivers, nodes } = self.crowd();
+        let all = (0..receivers).map(Who::Receiver).chain((0..nodes).map(Who::Node)).chain([Who::Broker]);
+        for who in all.collect::<Vec<_>>() {
+            self.signal(who, Signal::CONT)?;
+            self.start(who)?;
+        }
+        Ok(())
+    }
+
+    /// Has the broker lose something; returns the number of single messages.
+    pub(super) fn lose(&self, loss: Loss, dice: &mut Dice) -> Result<u64> {
+        self.broker.lose(loss, dice)
+    }
+
+    /// The queues that the broker has, if it runs.
+    pub(super) fn queues(&self) -> Result<Vec<String>> {
+        if self.broker.start()? { self.broker.queues() } else { Ok(Vec::new()) }
+    }
+
+    /// Who has ended by itself, in words, and is started again: nobody should.
+    pub(super) fn dead(&mut self) -> Result<Vec<String>> {
+        let mut dead = Vec::new();
+        for receiver in self.receivers.iter_mut().filter(|receiver| !receiver.is_away) {
+            if let Some(status) = receiver.daemon.running().ended()? {
+                dead.push(format!("a receiver ended by itself with {status}"));
+                self.place.serve_again(&mut receiver.daemon)?;
+            }
+        }
+        for which in 0..self.nodes.len() {
+            let running = self.nodes[which].running.as_mut();
+            if let Some(status) = running.map(Running::ended).transpose()?.flatten() {
+                dead.push(format!("{} ended by itself with {status}", self.nodes[which].home));
+                self.nodes[which].running = None;
+                self.start(Who::Node(which))?;
+            }
+        }
+        Ok(dead)
+    }
+
+    /// Ends all; returns who has not ended well, in words.
+    pub(super) fn end(&mut self) -> Result<Vec<String>> {
+        let mut bad = Vec::new();
+        for node in &mut self.nodes {
+            let Some(mut running) = node.running.take() else { continue };
+            running.signal(Signal::TERM);
+            match running.wait(PATIENCE)? {
+                Some(status) if status.code() == Some(INTERRUPTED) => {}
+                other => bad.push(format!("{} ended with {other:?} on SIGTERM", node.home)),
+            }
+        }
+        for receiver in &mut self.receivers {
+            let running = receiver.daemon.running();
+            running.signal(Signal::TERM);
+            match running.wait(PATIENCE)? {
+                Some(status) if status.success() => {}
+                other => bad.push(format!("a receiver ended with {other:?} on SIGTERM")),
+            }
+        }
+        self.broker.kill()?;
+        Ok(bad)
+    }
+
+    /// The logs of all programs but the heads.
+    pub(super) fn logs(&self) -> Vec<PathBuf> {
+        let homes = RECEIVER_HOMES.iter().chain(&NODE_HOMES);
+        homes.map(|home| log_of(&self.place.directory, home)).collect()
+    }
+
+    /// The homes of all programs.
+    pub(super) fn homes(&self) -> Vec<PathBuf> {
+        let homes = [CLIENT_HOME].into_iter().chain(RECEIVER_HOMES).chain(NODE_HOMES);
+        homes.map(|home| self.place.directory.join(home)).collect()
+    }
+}
+
+fn log_of(directory: &Path, home: &str) -> PathBuf {
+    directory.join(format!("{home}.log"))
+}
+
+pub(super) const RECEIVERS_MAX: usize = RECEIVER_HOMES.len();
+pub(super) const NODES_MAX: usize = NODE_HOMES.len();
+/// The name of the cluster.
+pub(super) const CLUSTER: &str = "t";
+const GRANTS: [&str; 2] = ["--write", "--set-owner"];
+const RECEIVER_HOMES: [&str; 3] = [DAEMON_HOME, "daemon-2", "daemon-3"];
+const NODE_HOMES: [&str; 3] = ["node-1", "node-2", "node-3"];
+/// The exit code of a command that the user has ended.
+const INTERRUPTED: i32 = 20;

@@ -1,0 +1,102 @@
+//! What rounds of `torture --cluster` came to.
+
+use std::fmt;
+
+use super::acts::{Act, Who};
+use crate::torture::tally::{FailureKind, Tally};
+
+/// Counts of one round or of many.
+#[derive(Debug, Default)]
+pub(crate) struct ClusterTally {
+    /// What all kinds of torture count.
+    pub(super) common: Tally,
+    killed: Struck,
+    stopped: Struck,
+    losses: u64,
+    /// Messages that were taken out of queues.
+    pub(super) messages_lost: u64,
+    /// Jobs whose marks were left, as documented.
+    pub(super) marks: u64,
+}
+
+/// How often each kind of program was struck.
+#[derive(Debug, Default)]
+struct Struck {
+    heads: u64,
+    receivers: u64,
+    nodes: u64,
+    brokers: u64,
+}
+
+impl Struck {
+    fn note(&mut self, who: Who) {
+        *match who {
+            Who::Head => &mut self.heads,
+            Who::Receiver(_) => &mut self.receivers,
+            Who::Node(_) => &mut self.nodes,
+            Who::Broker => &mut self.brokers,
+        } += 1;
+    }
+
+    fn add(&mut self, Self { heads, receivers, nodes, brokers }: &Self) {
+        self.heads += heads;
+        self.receivers += receivers;
+        self.nodes += nodes;
+        self.brokers += brokers;
+    }
+}
+
+impl fmt::Display for Struck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { heads, receivers, nodes, brokers } = self;
+        write!(f, "{heads} heads, {receivers} receivers, {nodes} nodes, {brokers} brokers")
+    }
+}
+
+impl ClusterTally {
+    pub(super) fn fail(&mut self, kind: FailureKind, what: impl Into<String>) {
+        self.common.fail(kind, what);
+    }
+
+    pub(super) fn happened(&mut self, act: Act) {
+        match act {
+            Act::Kill(who) => self.killed.note(who),
+            Act::Stop(who) => self.stopped.note(who),
+            Act::Lose(_) => self.losses += 1,
+            Act::Start(_) | Act::Wake(_) => {}
+        }
+    }
+
+    pub(crate) fn is_well(&self) -> bool {
+        self.common.failures.is_empty()
+    }
+
+    pub(crate) fn failed_line(&self) -> String {
+        self.common.failed_line()
+    }
+
+    /// Adds another's counts to these.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.common.add(other.common);
+        self.killed.add(&other.killed);
+        self.stopped.add(&other.stopped);
+        self.losses += other.losses;
+        self.messages_lost += other.messages_lost;
+        self.marks += other.marks;
+    }
+}
+
+impl fmt::Display for ClusterTally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { common, killed, stopped, losses, messages_lost, marks } = self;
+        let Tally { rounds, tries, looks, calm_failed, .. } = common;
+        let doubled = common.failures.iter().filter(|found| found.kind == FailureKind::Doubled).count();
+        write!(
+            f,
+            "{rounds} rounds, {tries} tries; killed: {killed}; stopped: {stopped}; {losses} losses of the broker, \
+             {messages_lost} of single messages; {looks} looks at targets, {calm_failed} calm tries failed, \
+             {marks} marks: {}, doubled {doubled}",
+            common.columns()
+        )
+    }
+}
