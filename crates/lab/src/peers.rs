@@ -8,6 +8,7 @@ mod gridftp;
 mod homes;
 mod local;
 mod programs;
+mod ssh;
 mod xrootd;
 
 use std::path::Path;
@@ -22,9 +23,11 @@ use crate::processes::groups::Group;
 use crate::processes::inside;
 
 use self::client::Client;
-use self::homes::SSH_PORT;
+pub(crate) use self::client::{FPSYNC_OPTIONS, FPSYNC_PARTS};
 pub(crate) use self::homes::{Homes, ZmoveProgram, zmove_binary};
 pub(crate) use self::local::Local;
+pub(crate) use self::programs::absent;
+pub(crate) use self::ssh::{SSH_PORT, Ssh};
 
 /// One tool with its arguments.
 #[derive(Clone, Debug)]
@@ -329,8 +332,9 @@ pub(crate) struct Server<'a> {
 }
 
 fn sshd(namespace: &str, group: &Group, homes: &Homes) -> Result<Command> {
-    let mut command = inside::command(Some(namespace), Some(group), &programs::path("sshd"))?;
-    command.args(["-D", "-e", "-f"]).arg(homes.ssh.join("sshd_config"));
+    let (program, arguments) = homes.ssh.daemon();
+    let mut command = inside::command(Some(namespace), Some(group), &program)?;
+    command.args(arguments);
     Ok(command)
 }
 

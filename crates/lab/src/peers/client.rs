@@ -1,9 +1,8 @@
 //! The commands that copy, one for each tool: on the source's host, or on the target's where they pull.
 
-use std::env;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::homes::Homes;
 use super::{Kind, MBUFFER_FLAGS, RUN_DIRECTORY, Stage, Tool, gridftp, programs, shell, xrootd};
@@ -40,17 +39,19 @@ impl<'a> Client<'a> {
     pub(super) fn command(&self) -> Result<Command> {
         let (address, port, target) = (self.address, self.port, &self.target);
         match self.tool.kind {
-            Kind::Rsync => self.rsync(&["-a", "--whole-file", "-e", &self.homes.ssh_line()], self.over_ssh()),
+            Kind::Rsync => self.rsync(&["-a", "--whole-file", "-e", &self.homes.ssh.line()], self.over_ssh()),
             Kind::RsyncSimple => {
-                self.rsync(&["-av", "-e", &self.homes.ssh_line_of_choice()], self.over_ssh())
+                self.rsync(&["-av", "-e", &self.homes.ssh.line_of_choice()], self.over_ssh())
             }
             Kind::RsyncDaemon => self.rsync(&["-a", "--whole-file"], self.daemon_url()),
             Kind::Fpsync => self.fpsync(),
             Kind::TarSsh => {
-                let ssh = self.homes.ssh_line();
+                let ssh = self.homes.ssh.line();
                 self.shell(&format!("tar cf - . | {ssh} root@{address} tar xf - -C {target}"))
             }
-            Kind::Scp => self.shell(&format!("{} -r -p -q * root@{address}:{target}", self.homes.scp_line())),
+            Kind::Scp => {
+                self.shell(&format!("{} -r -p -q * root@{address}:{target}", self.homes.ssh.scp_line()))
+            }
             Kind::TarNetcat => self.shell(&format!("tar cf - . | nc -N {address} {port}")),
             Kind::TarMbuffer => {
                 self.shell(&format!("tar cf - . | mbuffer {MBUFFER_FLAGS} -O {address}:{port}"))
@@ -77,13 +78,13 @@ impl<'a> Client<'a> {
             }
             Kind::RsyncPull => {
                 let mut command = self.on_target("rsync")?;
-                command.args(["-a", "--whole-file", "-e", &self.homes.ssh_line()]).args(&self.tool.arguments);
+                command.args(["-a", "--whole-file", "-e", &self.homes.ssh.line()]).args(&self.tool.arguments);
                 let source = format!("root@{}:{}", self.stage.hosts.source_address, self.source);
                 command.args([&source, target]);
                 Ok(command)
             }
             Kind::ZmoveSsh => {
-                let (ssh, program) = (self.homes.ssh_line(), &self.homes.zmove.binary);
+                let (ssh, program) = (self.homes.ssh.line(), &self.homes.zmove.binary);
                 let target = format!("root@{address}:{}", self.stage.target.display());
                 self.zmove(&["--ssh-command", &ssh, "--remote-zmove", program], target)
             }
@@ -124,9 +125,16 @@ impl<'a> Client<'a> {
     }
 
     fn fpsync(&self) -> Result<Command> {
-        let mut command = self.on_source("fpsync")?;
-        command.arg("-t").arg(self.homes.fpsync.join(RUN_DIRECTORY)).args(FPSYNC_FLAGS);
+        let mut command = self.fpsync_of(&FPSYNC_JOBS)?;
         command.args(&self.tool.arguments).args([&self.source, &self.daemon_url()]);
+        Ok(command)
+    }
+
+    /// fpsync with all but the tool's own arguments, the source and the target.
+    pub(super) fn fpsync_of(&self, jobs: &[&str]) -> Result<Command> {
+        let mut command = self.on_source("fpsync")?;
+        command.arg("-t").arg(self.homes.fpsync.join(RUN_DIRECTORY)).args(FPSYNC_PARTS);
+        command.args(["-o", FPSYNC_OPTIONS]).args(jobs);
         Ok(command)
     }
 
@@ -134,7 +142,7 @@ impl<'a> Client<'a> {
         let mut command = self.on_source("rclone")?;
         command.args(["copy", "--config", "/dev/null"]).args(RCLONE_FLAGS);
         command.args(["--sftp-host", self.address, "--sftp-port", &self.port.to_string()]);
-        command.args(["--sftp-user", "root", "--sftp-key-file"]).arg(self.homes.ssh.join("user_key"));
+        command.args(["--sftp-user", "root", "--sftp-key-file"]).arg(self.homes.ssh.user_key());
         command.args(&self.tool.arguments).args([&self.source, &format!(":sftp:{}", self.target)]);
         Ok(command)
     }
@@ -143,7 +151,7 @@ impl<'a> Client<'a> {
         let syq = programs::path("syq");
         let mut command = self.on_source(&syq)?;
         command.env("HOME", &self.homes.syq).env("SYQ_TUNING_CACHE", "").env("SYQ_NO_UPDATE_CHECK", "1");
-        command.args(["cp", "--rsh", &self.homes.ssh_line(), "--syq-path", &syq]).args(SYQ_FLAGS);
+        command.args(["cp", "--rsh", &self.homes.ssh.line(), "--syq-path", &syq]).args(SYQ_FLAGS);
         command.args(&self.tool.arguments).args(["--srcs-in", &self.source]);
         command.args(["--to", &format!("root@{}", self.address), "--into", &self.target]);
         Ok(command)
@@ -183,9 +191,7 @@ impl<'a> Client<'a> {
         let master = &self.stage.hosts.source_address;
         let mut command =
             self.shell(&format!("rcp {flags} --bind-ip {master} {further} {source} {target}"))?;
-        let places = env::var_os("PATH").unwrap_or_default();
-        let places = std::iter::once(self.homes.ssh_of_path()).chain(env::split_paths(&places));
-        command.env("PATH", env::join_paths(places).context("the session's directory has no colon")?);
+        command.env("PATH", self.homes.ssh.path()?);
         Ok(command)
     }
 
@@ -193,7 +199,7 @@ impl<'a> Client<'a> {
     fn qcp(&self) -> Result<Command> {
         let (further, target) = (self.further(), self.over_ssh());
         let rtt_ms = self.stage.hosts.round_trip().milliseconds().ceil();
-        let ssh = self.homes.ssh_arguments().replace(' ', " -S ");
+        let ssh = self.homes.ssh.arguments().replace(' ', " -S ");
         self.shell(&format!("qcp {QCP_FLAGS} --rtt {rtt_ms} -S {ssh} {further} * {target}"))
     }
 
@@ -220,9 +226,12 @@ const RCLONE_FLAGS: [&str; 8] = [
 const RCP_FLAGS: &str = "--preserve-settings=all --overwrite --max-files-in-flight=64";
 /// Trees with their modes; files at a time; 10 Gbit/s in bytes, whatever the path carries, and its largest datagrams.
 const QCP_FLAGS: &str = "-r -p -q --parallel 16 --tx 1250M --max-mtu 8972";
-/// Eight at a time; of the options of rsync its own, without the list of files, and whole files.
-pub(super) const FPSYNC_FLAGS: [&str; 8] =
-    ["-n", "8", "-f", "1000", "-s", "64M", "-o", "-lptgoD --numeric-ids --whole-file"];
+/// Eight at a time.
+const FPSYNC_JOBS: [&str; 2] = ["-n", "8"];
+/// Into how large parts fpsync cuts a tree: files and bytes.
+pub(crate) const FPSYNC_PARTS: [&str; 4] = ["-f", "1000", "-s", "64M"];
+/// Of the options of rsync those that fpsync has of itself, without the list of files, and whole files.
+pub(crate) const FPSYNC_OPTIONS: &str = "-lptgoD --numeric-ids --whole-file";
 /// Sixteen connections at once were its fastest here; without a tuning cache each run stands for itself.
 const SYQ_FLAGS: [&str; 4] =
     ["--no-progress", "--preserve=permissions", "--performance-tuning", "workers=16"];

@@ -1,21 +1,19 @@
 //! Keys and settings of the tools, made once per comparison in the session's directory.
 
-use std::fmt::Write as _;
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Kind, Tool, programs};
-use crate::processes::run;
+use super::ssh::{SSH_PORT, Ssh};
+use super::{Kind, Tool};
 use crate::processes::session::Session;
 
 /// What the tools need.
 #[derive(Debug)]
 pub(crate) struct Homes {
-    pub(super) ssh: PathBuf,
+    pub(super) ssh: Ssh,
     pub(super) rsyncd_config: PathBuf,
     pub(super) fpsync: PathBuf,
     pub(super) syq: PathBuf,
@@ -35,7 +33,7 @@ impl Homes {
         zmove: ZmoveProgram,
     ) -> Result<Self> {
         let homes = Self {
-            ssh: session.subdirectory("ssh")?,
+            ssh: Ssh::new(session)?,
             rsyncd_config: session.directory().join("rsyncd.conf"),
             fpsync: session.subdirectory("fpsync")?,
             syq: session.subdirectory("syq")?,
@@ -47,7 +45,9 @@ impl Homes {
         };
         let uses = |kind| tools.iter().any(|tool| tool.kind == kind);
         if tools.iter().any(|tool| tool.port() == Some(SSH_PORT)) {
-            homes.prepare_ssh()?;
+            let (syq, zmove) = (homes.syq.display(), homes.zmove_target.display());
+            let environment = format!("XDG_CACHE_HOME={syq} SYQ_NO_UPDATE_CHECK=1 ZMOVE_HOME={zmove}");
+            homes.ssh.prepare(&environment)?;
         }
         if uses(Kind::RsyncDaemon) || uses(Kind::Fpsync) {
             homes.prepare_rsyncd(target_root)?;
@@ -65,72 +65,6 @@ impl Homes {
             homes.allow_zmove((&homes.zmove_target, &homes.zmove_source), &["--read", "--root"], root)?;
         }
         Ok(homes)
-    }
-
-    fn prepare_ssh(&self) -> Result<()> {
-        let home = self.ssh.display();
-        for key in ["host_key", "user_key"] {
-            run::output("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", &format!("{home}/{key}")])?;
-        }
-        fs::copy(self.ssh.join("user_key.pub"), self.ssh.join("authorized_keys"))?;
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create("/run/sshd")
-            .context("failed to create /run/sshd")?;
-        self.write_ssh_of_path()?;
-        let mut config = format!("Port {SSH_PORT}\n");
-        write!(config, "HostKey {home}/host_key\nAuthorizedKeysFile {home}/authorized_keys\n")?;
-        config.push_str("PidFile none\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\n");
-        config.push_str("Subsystem sftp internal-sftp\n");
-        config.push_str("MaxStartups 1000\nMaxSessions 1000\nUseDNS no\nLogLevel ERROR\n");
-        let (syq, zmove) = (self.syq.display(), self.zmove_target.display());
-        writeln!(config, "SetEnv XDG_CACHE_HOME={syq} SYQ_NO_UPDATE_CHECK=1 ZMOVE_HOME={zmove}")?;
-        fs::write(self.ssh.join("sshd_config"), config).context("failed to write sshd_config")
-    }
-
-    /// An `ssh` for programs that take the first one on the path and pass it no options of theirs.
-    fn write_ssh_of_path(&self) -> Result<()> {
-        let script = format!("#!/bin/sh\nexec {} {} \"$@\"\n", programs::path("ssh"), self.ssh_arguments());
-        let path = self.ssh_of_path().join("ssh");
-        fs::create_dir_all(self.ssh_of_path())
-            .and_then(|()| fs::write(&path, script))
-            .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
-            .with_context(|| format!("failed to write {}", path.display()))
-    }
-
-    /// The directory of that `ssh`.
-    pub(super) fn ssh_of_path(&self) -> PathBuf {
-        self.ssh.join("bin")
-    }
-
-    /// The command-line arguments of ssh, with its fastest cipher.
-    pub(super) fn ssh_arguments(&self) -> String {
-        format!("-p {SSH_PORT} {} {FASTEST_CIPHER}", self.ssh_options())
-    }
-
-    /// The ssh client as one line, for rsync's `-e` and for shells, with its fastest cipher.
-    pub(super) fn ssh_line(&self) -> String {
-        format!("ssh {}", self.ssh_arguments())
-    }
-
-    /// The ssh client as one line, with the cipher that ssh chooses.
-    pub(super) fn ssh_line_of_choice(&self) -> String {
-        format!("ssh -p {SSH_PORT} {}", self.ssh_options())
-    }
-
-    /// scp as one line, with the fastest cipher.
-    pub(super) fn scp_line(&self) -> String {
-        format!("scp -P {SSH_PORT} {} {FASTEST_CIPHER}", self.ssh_options())
-    }
-
-    fn ssh_options(&self) -> String {
-        let key = self.ssh.join("user_key");
-        format!(
-            "-F none -i {} -o IdentitiesOnly=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
-             -o Compression=no -o LogLevel=ERROR",
-            key.display()
-        )
     }
 
     fn prepare_rsyncd(&self, target_root: &Path) -> Result<()> {
@@ -199,6 +133,3 @@ pub(crate) fn zmove_binary(asked: Option<&Path>) -> Result<String> {
     };
     Ok(found.to_str().context("the path of zmove is not UTF-8")?.to_owned())
 }
-
-pub(super) const SSH_PORT: u16 = 2222;
-const FASTEST_CIPHER: &str = "-c aes128-gcm@openssh.com";
