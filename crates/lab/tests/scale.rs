@@ -1,6 +1,8 @@
 //! More nodes, in small: two senders and two receivers, and a few megabytes, by the zmove that lies beside the lab's
 //! program.
 
+#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
+
 use std::path::Path;
 use std::process::{Command, Output};
 
