@@ -23,9 +23,11 @@ use crate::processes::groups::Group;
 use crate::processes::inside;
 
 use self::client::Client;
+pub(crate) use self::client::{FPSYNC_OPTIONS, FPSYNC_PARTS};
 pub(crate) use self::homes::{Homes, ZmoveProgram, zmove_binary};
 pub(crate) use self::local::Local;
-use self::ssh::SSH_PORT;
+pub(crate) use self::programs::absent;
+pub(crate) use self::ssh::{SSH_PORT, Ssh};
 
 /// One tool with its arguments.
 #[derive(Clone, Debug)]

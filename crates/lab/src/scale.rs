@@ -8,6 +8,7 @@
 
 mod data;
 mod figure;
+mod fpsync;
 mod report;
 mod run;
 mod stand;
@@ -15,7 +16,6 @@ mod stand;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -26,6 +26,7 @@ use self::report::{Entry, Report};
 use self::run::{Figures, Place};
 use self::stand::Stand;
 use crate::data::datasets;
+use crate::peers::Ssh;
 use crate::processes::session::Session;
 use crate::units::{Rate, RoundTrip};
 
@@ -87,9 +88,13 @@ pub(crate) enum Method {
     Cluster,
     /// Pushes at the same time, as many as nodes, each of its share of the files, cut by hand: the ceiling.
     Shares,
+    /// fpsync, whose ssh workers are the senders, eight at most; all to one host, whose link is as wide as all of a
+    /// side together. Programs of the packages fpart, rsync and openssh.
+    Fpsync,
 }
 
 impl Method {
+    /// What runs unless something else is asked for.
     const BESIDE: [Self; 3] = [Self::OneSender, Self::Cluster, Self::Shares];
 
     /// The method's name in tables and pictures.
@@ -99,6 +104,7 @@ impl Method {
             Self::OneSender => "one sender",
             Self::Cluster => "cluster",
             Self::Shares => "shares by hand",
+            Self::Fpsync => "fpsync, 8 workers at most",
         }
     }
 }
@@ -110,10 +116,12 @@ pub(crate) fn scale(arguments: &ScaleArgs) -> Result<ExitCode> {
     }
     let zmove = crate::peers::zmove_binary(arguments.zmove.as_deref())?;
     let session = Session::open()?;
+    let ssh = arguments.methods.contains(&Method::Fpsync).then(|| fpsync::prepare(&session)).transpose()?;
     let place = Place::open(&session, arguments.dir.as_deref())?;
+    let lab = Lab { arguments, zmove: &zmove, session: &session, place: &place, ssh: ssh.as_ref() };
     let mut report = Report::default();
     for set in &arguments.data {
-        measure(&Lab { arguments, zmove: &zmove, session: &session, place: &place }, set, &mut report)?;
+        measure(&lab, set, &mut report)?;
     }
     if let Some(file) = &arguments.svg {
         let drawing = figure::draw(&report, arguments).svg();
@@ -130,6 +138,7 @@ struct Lab<'a> {
     zmove: &'a str,
     session: &'a Session,
     place: &'a Place,
+    ssh: Option<&'a Ssh>,
 }
 
 /// All runs with one data set.
@@ -165,7 +174,7 @@ fn run_once(lab: &Lab<'_>, stand: &Stand<'_>, set: &Set, method: Method) -> Resu
     };
     let data = data.ensure(&lab.arguments.data_dir)?;
     datasets::warm(&data)?;
-    run::run(stand, lab.place, method, &data, Duration::from_secs(lab.arguments.timeout)).map(Some)
+    run::run(lab, stand, method, &data).map(Some)
 }
 
 /// The router joins each of them, and the addresses of its links are counted in a byte.

@@ -1,33 +1,25 @@
-//! More nodes, in small: two senders and two receivers, and four megabytes, by the zmove that lies beside the lab's
+//! More nodes, in small: two senders and two receivers, and a few megabytes, by the zmove that lies beside the lab's
 //! program.
+
+#![expect(clippy::unwrap_used, reason = "in a test, helpers included, a panic is the report")]
 
 use std::path::Path;
 use std::process::{Command, Output};
+
+use serde_json::Value;
 
 const LAB: &str = env!("CARGO_BIN_EXE_zmove-lab");
 
 #[test]
 fn two_nodes_are_set_against_one_and_drawn() {
-    if let Err(reason) = can_run() {
-        let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
-        assert!(!required, "ZMOVE_REQUIRE_LAB=1, but {reason}");
-        return eprintln!("skipped: {reason}");
+    if is_skipped() {
+        return;
     }
     let place = tempfile::tempdir().unwrap();
     let drawing = place.path().join("scale.svg");
-    let mut command = Command::new(LAB);
-    command.args(["scale", "--nodes", "2", "--data", "large:4x1MiB", "--rate", "20Mbit"]);
-    command.args(["--methods", "one-sender,shares", "--json", "--svg"]).arg(&drawing).arg("--data-dir");
-    let output = command.arg(place.path()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    let json: serde_json::Value = serde_json::from_str(&said).unwrap();
-    let runs: Vec<_> = json.as_array().unwrap().iter().collect();
-    let methods: Vec<_> = runs.iter().map(|run| (&run["method"], &run["nodes"], &run["verdict"])).collect();
-    let expected = [("single", 1), ("one-sender", 2), ("shares", 2)];
-    for (found, (method, nodes)) in methods.iter().zip(expected) {
-        assert_eq!(*found, (&method.into(), &nodes.into(), &"right".into()), "{said}");
-    }
+    let drawn = drawing.to_str().unwrap();
+    let runs = scale("20Mbit", &["--data", "large:4x1MiB", "--methods", "one-sender,shares", "--svg", drawn]);
+    assert_eq!(methods(&runs), [("single", 1), ("one-sender", 2), ("shares", 2)]);
     for run in runs {
         let number = |name: &str| run[name].as_f64().unwrap_or_else(|| panic!("{name}: {run}"));
         assert!(number("efficiency") > 0.0 && number("first_byte_seconds") < number("seconds"), "{run}");
@@ -37,6 +29,48 @@ fn two_nodes_are_set_against_one_and_drawn() {
         assert!(number("bits_per_second") < links, "no link carries more than it can: {run}");
     }
     assert!(std::fs::read_to_string(drawing).unwrap().contains("shares by hand"));
+}
+
+/// A run with what no other test needs, which need not be installed.
+#[test]
+fn fpsync_copies_by_a_worker_on_each_sender() {
+    if is_skipped() {
+        return;
+    }
+    if Command::new("fpsync").arg("-h").output().is_err() {
+        return eprintln!("skipped: there is no fpsync (package fpart)");
+    }
+    let runs = scale("20Mbit", &["--data", "losf:2000x1KiB", "--methods", "fpsync"]);
+    assert_eq!(methods(&runs), [("single", 1), ("fpsync", 2)]);
+    let number = |name: &str| runs[1][name].as_f64().unwrap();
+    assert!(number("wire_bytes") > number("bytes"), "what its one receiver's link carries: {}", runs[1]);
+    assert!(number("cpu_seconds") > 0.0, "what its own processes take is counted: {}", runs[1]);
+}
+
+/// The runs with two nodes behind links of a rate, all of which have ended well.
+fn scale(rate: &str, arguments: &[&str]) -> Vec<Value> {
+    let place = tempfile::tempdir().unwrap();
+    let mut command = Command::new(LAB);
+    command.args(["scale", "--nodes", "2", "--rate", rate, "--json"]).args(arguments);
+    let output = command.arg("--data-dir").arg(place.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_str(&said).unwrap()
+}
+
+/// Methods and nodes of runs whose copies are right.
+fn methods(runs: &[Value]) -> Vec<(&str, u64)> {
+    runs.iter().for_each(|run| assert_eq!(run["verdict"], "right", "{run}"));
+    runs.iter().map(|run| (run["method"].as_str().unwrap(), run["nodes"].as_u64().unwrap())).collect()
+}
+
+/// Whether this machine cannot run these tests, and need not.
+fn is_skipped() -> bool {
+    let Err(reason) = can_run() else { return false };
+    let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
+    assert!(!required, "ZMOVE_REQUIRE_LAB=1, but {reason}");
+    eprintln!("skipped: {reason}");
+    true
 }
 
 /// Whether this machine can make hosts whose links have a rate.

@@ -125,9 +125,16 @@ impl<'a> Client<'a> {
     }
 
     fn fpsync(&self) -> Result<Command> {
-        let mut command = self.on_source("fpsync")?;
-        command.arg("-t").arg(self.homes.fpsync.join(RUN_DIRECTORY)).args(FPSYNC_FLAGS);
+        let mut command = self.fpsync_of(&FPSYNC_JOBS)?;
         command.args(&self.tool.arguments).args([&self.source, &self.daemon_url()]);
+        Ok(command)
+    }
+
+    /// fpsync with all but the tool's own arguments, the source and the target.
+    pub(super) fn fpsync_of(&self, jobs: &[&str]) -> Result<Command> {
+        let mut command = self.on_source("fpsync")?;
+        command.arg("-t").arg(self.homes.fpsync.join(RUN_DIRECTORY)).args(FPSYNC_PARTS);
+        command.args(["-o", FPSYNC_OPTIONS]).args(jobs);
         Ok(command)
     }
 
@@ -219,9 +226,12 @@ const RCLONE_FLAGS: [&str; 8] = [
 const RCP_FLAGS: &str = "--preserve-settings=all --overwrite --max-files-in-flight=64";
 /// Trees with their modes; files at a time; 10 Gbit/s in bytes, whatever the path carries, and its largest datagrams.
 const QCP_FLAGS: &str = "-r -p -q --parallel 16 --tx 1250M --max-mtu 8972";
-/// Eight at a time; of the options of rsync its own, without the list of files, and whole files.
-pub(super) const FPSYNC_FLAGS: [&str; 8] =
-    ["-n", "8", "-f", "1000", "-s", "64M", "-o", "-lptgoD --numeric-ids --whole-file"];
+/// Eight at a time.
+const FPSYNC_JOBS: [&str; 2] = ["-n", "8"];
+/// Into how large parts fpsync cuts a tree: files and bytes.
+pub(crate) const FPSYNC_PARTS: [&str; 4] = ["-f", "1000", "-s", "64M"];
+/// Of the options of rsync those that fpsync has of itself, without the list of files, and whole files.
+pub(crate) const FPSYNC_OPTIONS: &str = "-lptgoD --numeric-ids --whole-file";
 /// Sixteen connections at once were its fastest here; without a tuning cache each run stands for itself.
 const SYQ_FLAGS: [&str; 4] =
     ["--no-progress", "--preserve=permissions", "--performance-tuning", "workers=16"];

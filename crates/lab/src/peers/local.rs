@@ -7,9 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::client::{Client, FPSYNC_FLAGS};
+use super::client::Client;
 use super::homes::Homes;
-use super::{RUN_DIRECTORY, programs};
+use super::programs;
 
 /// What is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,9 +50,8 @@ impl Local {
             Self::Cp => client.shell(&format!("cp -r {further} {source}. {target}")),
             Self::Rsync => client.shell(&format!("rsync -a --whole-file {further} {source} {target}")),
             Self::Fpsync => {
-                let mut command = client.on_source("fpsync")?;
-                command.arg("-t").arg(client.homes.fpsync.join(RUN_DIRECTORY)).args(FPSYNC_FLAGS);
-                command.args(FPSYNC_MORE).args(&client.tool.arguments).args([source, target]);
+                let mut command = client.fpsync_of(&FPSYNC_JOBS)?;
+                command.args(&client.tool.arguments).args([source, target]);
                 Ok(command)
             }
             Self::Tar => client.shell(&format!("tar cf - . | tar xf - -C {target}")),
@@ -102,7 +101,7 @@ fn bare(client: &Client<'_>, operation: &str) -> Result<Command> {
 }
 
 /// Sixteen at a time, and parts so small that all have work.
-const FPSYNC_MORE: [&str; 4] = ["-n", "16", "-f", "300"];
+const FPSYNC_JOBS: [&str; 4] = ["-n", "16", "-f", "300"];
 const RCLONE_FLAGS: &str = "--config /dev/null --transfers 16 --checkers 16 --multi-thread-streams 8 --quiet";
 /// Enough bytes at a time to keep storage busy that takes milliseconds for each request.
 const FIO_FLAGS: &str = "--name=lab --bs=1M --iodepth=32 --ioengine=libaio --direct=1";

@@ -8,7 +8,12 @@ use super::Kind;
 
 /// The names of what the tool needs and is not installed; none if it can run.
 pub(super) fn missing(kind: Kind) -> Option<String> {
-    let absent: Vec<&str> = needed(kind).iter().copied().filter(|name| find(name).is_none()).collect();
+    absent(needed(kind))
+}
+
+/// Which of these programs are not installed; none if all are.
+pub(crate) fn absent(names: &[&str]) -> Option<String> {
+    let absent: Vec<&str> = names.iter().copied().filter(|name| find(name).is_none()).collect();
     if absent.is_empty() { None } else { Some(format!("no {}", absent.join(", no "))) }
 }
 
@@ -71,5 +76,7 @@ mod tests {
     fn programs_are_found_where_they_are() {
         assert!(path("sh").ends_with("/sh"));
         assert_eq!(path("no-such-program-anywhere"), "no-such-program-anywhere");
+        assert_eq!(absent(&["sh"]), None);
+        assert_eq!(absent(&["nope-1", "sh", "nope-2"]).as_deref(), Some("no nope-1, no nope-2"));
     }
 }

@@ -1,5 +1,6 @@
 //! The paper's figure of linear scalability: efficiency against nodes, a line for each data set.
 
+use clap::ValueEnum;
 use zmove_drawing::{Heading, Pen};
 
 use super::report::{Entry, Report};
@@ -12,9 +13,10 @@ pub(super) fn draw(report: &Report, arguments: &ScaleArgs) -> Chart {
     let mut nodes: Vec<usize> = report.entries.iter().map(|entry| entry.nodes).collect();
     nodes.sort_unstable();
     nodes.dedup();
-    let panels: Vec<Panel> = Method::BESIDE
-        .into_iter()
-        .map(|method| Panel {
+    let panels: Vec<Panel> = Method::value_variants()
+        .iter()
+        .filter(|method| **method != Method::Single)
+        .map(|&method| Panel {
             title: format!("{}: % of the nodes × one push", method.name()),
             upwards: Upwards::Linear,
             curves: curves(report, method, &nodes),

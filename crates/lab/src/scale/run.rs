@@ -12,9 +12,10 @@ use anyhow::{Context, Result};
 use rustix::fs::syncfs;
 use serde::Serialize;
 
-use super::Method;
 use super::data;
-use super::stand::Stand;
+use super::fpsync::{self, Workers};
+use super::stand::{Node, Stand};
+use super::{Lab, Method};
 use crate::data::datasets::DataSet;
 use crate::data::trees::{self, Modes};
 use crate::measure::first_byte::FirstByte;
@@ -99,20 +100,25 @@ impl Drop for Place {
 struct Crew {
     clients: Vec<Command>,
     movers: Vec<Child>,
+    /// Of fpsync.
+    workers: Option<Workers>,
+}
+
+impl Crew {
+    /// Processor time of all processes so far.
+    fn cpu_time(&self, stand: &Stand<'_>) -> Result<Duration> {
+        let workers = self.workers.as_ref().map_or(Ok(Duration::ZERO), |workers| workers.group.cpu_time())?;
+        Ok(stand.group.cpu_time()? + workers)
+    }
 }
 
 /// Copies a data set into an empty directory.
-pub(super) fn run(
-    stand: &Stand<'_>,
-    place: &Place,
-    method: Method,
-    data: &DataSet,
-    timeout: Duration,
-) -> Result<Figures> {
-    let target = place.fresh()?;
-    let mut crew = assemble(stand, method, data, &target)?;
+pub(super) fn run(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, data: &DataSet) -> Result<Figures> {
+    let target = lab.place.fresh()?;
+    let mut crew = assemble(lab, stand, method, data, &target)?;
     race::settle()?;
-    let timed = timed(stand, place, &mut crew.clients, timeout);
+    let timed = timed(lab, stand, method, &mut crew);
+    drop(crew.workers);
     for mut mover in crew.movers {
         mover.kill().context("failed to end a mover")?;
         mover.wait().context("failed to wait for a mover")?;
@@ -123,15 +129,15 @@ pub(super) fn run(
     {
         figures.verdict = Verdict::Wrong(difference);
     }
-    place.clear()?;
+    lab.place.clear()?;
     Ok(figures)
 }
 
-fn assemble(stand: &Stand<'_>, method: Method, data: &DataSet, target: &Path) -> Result<Crew> {
+fn assemble(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, data: &DataSet, target: &Path) -> Result<Crew> {
     let source = format!("{}/", data.root.display());
     let receivers: Vec<String> = stand.receivers.iter().map(|receiver| receiver.listens_at()).collect();
     let target = target.display();
-    let mut movers = Vec::new();
+    let (mut movers, mut workers) = (Vec::new(), None);
     let clients = match method {
         Method::Single | Method::OneSender => {
             let (sender, to) = match method {
@@ -163,8 +169,14 @@ fn assemble(stand: &Stand<'_>, method: Method, data: &DataSet, target: &Path) ->
             push.args(["push", "--json", "--cluster", CLUSTER, &source, &format!("{target}/")]);
             vec![push]
         }
+        Method::Fpsync => {
+            let ssh = lab.ssh.context("fpsync's workers have no keys")?;
+            let (started, command) = fpsync::start(stand, ssh, lab.session, [&source, &target.to_string()])?;
+            workers = Some(started);
+            vec![command]
+        }
     };
-    Ok(Crew { clients, movers })
+    Ok(Crew { clients, movers, workers })
 }
 
 /// The first sender is the head, whose push starts the broker and moves too; on the others movers wait for it.
@@ -188,20 +200,25 @@ fn join(stand: &Stand<'_>, receivers: &[String]) -> Result<Vec<Child>> {
     movers.collect()
 }
 
-fn timed(stand: &Stand<'_>, place: &Place, clients: &mut [Command], timeout: Duration) -> Result<Figures> {
-    let watch = FirstByte::watch(place.root())?;
+fn timed(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, crew: &mut Crew) -> Result<Figures> {
+    let watch = FirstByte::watch(lab.place.root())?;
+    let timeout = Duration::from_secs(lab.arguments.timeout);
+    let receivers = match method {
+        Method::Fpsync => std::slice::from_ref(&stand.wide),
+        _ => &stand.receivers,
+    };
     thread::scope(|scope| {
         let (stopped_watching, stop_watching) = std::io::pipe().context("failed to make a pipe")?;
         let first = scope.spawn(move || watch.wait(&stopped_watching));
-        let cpu_before = stand.group.cpu_time()?;
-        let carried_before = stand.carried_bytes()?;
+        let cpu_before = crew.cpu_time(stand)?;
+        let carried_before = carried_bytes(receivers)?;
         let before = race::processor_ticks()?;
         let start = Instant::now();
-        let verdict = wait_for_all(stand, clients, start + timeout)?;
-        place.sync()?;
+        let verdict = wait_for_all(stand, &mut crew.clients, start + timeout)?;
+        lab.place.sync()?;
         let seconds = start.elapsed().as_secs_f64();
         let after = race::processor_ticks()?;
-        let cpu_seconds = (stand.group.cpu_time()? - cpu_before).as_secs_f64();
+        let cpu_seconds = (crew.cpu_time(stand)? - cpu_before).as_secs_f64();
         drop(stop_watching);
         let first = first.join().map_err(|_| anyhow::anyhow!("the watching thread panicked"))?;
         Ok(Figures {
@@ -211,9 +228,14 @@ fn timed(stand: &Stand<'_>, place: &Place, clients: &mut [Command], timeout: Dur
             first_byte_seconds: first.map(|first| (first - start).as_secs_f64()),
             idle: idle_share(before, after),
             cpu_seconds,
-            wire_bytes: stand.carried_bytes()? - carried_before,
+            wire_bytes: carried_bytes(receivers)? - carried_before,
         })
     })
+}
+
+/// What the links of these nodes have carried so far.
+fn carried_bytes(nodes: &[Node]) -> Result<u64> {
+    nodes.iter().map(|node| node.host.carried_bytes()).sum()
 }
 
 fn wait_for_all(stand: &Stand<'_>, clients: &mut [Command], deadline: Instant) -> Result<Verdict> {

@@ -20,7 +20,7 @@ pub(super) struct Stand<'a> {
     servers: Vec<Child>,
     pub(super) senders: Vec<Node>,
     pub(super) receivers: Vec<Node>,
-    /// A sender whose link is as wide as those of all receivers together.
+    /// A host whose link is as wide as those of all receivers, or of all senders, together.
     pub(super) wide: Node,
     /// Where runs keep what they need.
     pub(super) scratch: PathBuf,
@@ -30,8 +30,8 @@ pub(super) struct Stand<'a> {
 /// A host with its keys and all else that its zmove keeps.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
-    host: Host,
-    home: PathBuf,
+    pub(super) host: Host,
+    pub(super) home: PathBuf,
 }
 
 impl<'a> Stand<'a> {
@@ -53,8 +53,8 @@ impl<'a> Stand<'a> {
         let receivers = senders.split_off(nodes);
         let group = Group::create(lab.session.id(), "scale")?;
         let servers = Vec::new();
-        let mut stand =
-            Self { zmove: lab.zmove, group, servers, senders, receivers, wide, scratch, _star: star };
+        let zmove = lab.zmove;
+        let mut stand = Self { zmove, group, servers, senders, receivers, wide, scratch, _star: star };
         stand.serve(lab.place.root())?;
         stand.introduce()?;
         Ok(stand)
@@ -102,16 +102,17 @@ impl<'a> Stand<'a> {
 
     /// zmove on a node, which is known by the name of its host; the processor time that it takes is counted.
     pub(super) fn command(&self, node: &Node) -> Result<Command> {
-        let namespace = &node.host.namespace;
-        let mut command = inside::command(Some(namespace), Some(&self.group), "unshare")?;
-        command.args(["--uts", "sh", "-c", NAMED, namespace, self.zmove]);
-        command.env("ZMOVE_HOME", &node.home).stdin(Stdio::null());
+        let mut command = self.program(node, &self.group, self.zmove)?;
+        command.env("ZMOVE_HOME", &node.home);
         Ok(command)
     }
 
-    /// What the links of all receivers have carried so far.
-    pub(super) fn carried_bytes(&self) -> Result<u64> {
-        self.receivers.iter().map(|receiver| receiver.host.carried_bytes()).sum()
+    /// A program on a node, counted in a group.
+    pub(super) fn program(&self, node: &Node, group: &Group, program: &str) -> Result<Command> {
+        let namespace = &node.host.namespace;
+        let mut command = inside::command(Some(namespace), Some(group), "unshare")?;
+        command.args(["--uts", "sh", "-c", NAMED, namespace, program]).stdin(Stdio::null());
+        Ok(command)
     }
 
     /// Runs zmove on a node to its end, and returns what it has printed.
