@@ -12,20 +12,23 @@ mod operations;
 mod pace;
 mod passthrough;
 pub(crate) mod place;
+pub(crate) mod shared;
 
-use std::ffi::OsString;
-use std::io::Read;
+use std::ffi::{OsStr, OsString};
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use fuser::{BackgroundSession, Config, MountOption};
+use fuser::{BackgroundSession, Config, INodeNo, MountOption};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use self::operations::Operations;
 use self::passthrough::Passthrough;
+use self::shared::Client;
 use crate::data::volume::Volume;
 use crate::session::Session;
 use crate::units::{ByteCount, ByteRate, RoundTrip};
@@ -75,12 +78,23 @@ pub(crate) struct Late {
 impl Late {
     /// Mounts `over` at `root`.
     pub(crate) fn mount(root: PathBuf, over: &Path, delays: Delays) -> Result<Self> {
+        Self::serve(root, over, delays, None)
+    }
+
+    /// Mounts `over`, which others have mounted too, at `root` for one of them.
+    pub(crate) fn mount_shared(root: PathBuf, over: &Path, client: Client) -> Result<Self> {
+        let none = RoundTrip(Duration::ZERO);
+        let delays = Delays { delay: none, data_delay: none, rate: None, depth: SHARED_DEPTH };
+        Self::serve(root, over, delays, Some(client))
+    }
+
+    fn serve(root: PathBuf, over: &Path, delays: Delays, client: Option<Client>) -> Result<Self> {
         // each file that the kernel knows holds a descriptor here
         let maximum = getrlimit(Resource::Nofile).maximum;
         let limit = Rlimit { current: maximum, maximum };
         setrlimit(Resource::Nofile, limit).context("failed to raise the limit of descriptors")?;
         let operations = Arc::new(Operations::default());
-        let served = Passthrough::new(over, delays, Arc::clone(&operations))
+        let served = Passthrough::new(over, delays, client, Arc::clone(&operations))
             .with_context(|| format!("failed to open {}", over.display()))?;
         let mut config = Config::default();
         config.mount_options =
@@ -90,6 +104,18 @@ impl Late {
             .and_then(fuser::Session::spawn)
             .context("failed to mount by /dev/fuse")?;
         Ok(Self { root, operations, session: Some(session) })
+    }
+
+    /// Lets the kernel forget a name in the root, which is no longer there, and all below it: a file that it knows is
+    /// held open here, and keeps its room.
+    pub(crate) fn forget(&self, name: &OsStr) -> Result<()> {
+        let Some(session) = &self.session else { return Ok(()) };
+        match session.notifier().inval_entry(INodeNo::ROOT, name) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("failed to forget {}", name.display()))
+            }
+            _done_or_not_known => Ok(()),
+        }
     }
 }
 
@@ -136,3 +162,5 @@ pub(crate) fn late(arguments: &LateArgs) -> Result<ExitCode> {
 
 /// More than any tool here has under way.
 const DEPTH: u16 = 300;
+/// Of each client, of which there may be many: more than a receiver's threads for writing.
+const SHARED_DEPTH: u16 = 64;

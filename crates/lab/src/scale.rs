@@ -4,11 +4,13 @@
 //! Nodes are network namespaces of this machine, each behind a link of its own (`network/star.rs`). The links are what
 //! limits: a run in which the machine's processors were idle for less than a quarter of the time is void. All nodes use
 //! one file system, which is coherent and has no locks between nodes, so what a cluster file system adds is not in the
-//! figures.
+//! figures. With `--model` each receiver sees the target by a mount of its own, which charges what clients of a cluster
+//! file system cost each other (`late/shared.rs` says what of it).
 
 mod data;
 mod figure;
 mod fpsync;
+mod model;
 mod report;
 mod run;
 mod stand;
@@ -26,6 +28,7 @@ use self::report::{Entry, Report};
 use self::run::{Figures, Place};
 use self::stand::Stand;
 use crate::data::datasets;
+use crate::late::shared::Costs;
 use crate::peers::Ssh;
 use crate::processes::session::Session;
 use crate::units::{Rate, RoundTrip};
@@ -61,6 +64,11 @@ pub(crate) struct ScaleArgs {
     /// Directory for the target. Default: a tmpfs of the lab's own.
     #[arg(long)]
     dir: Option<PathBuf>,
+    /// Charge what clients of a cluster file system cost each other at the target: a model of one.
+    #[arg(long)]
+    model: bool,
+    #[command(flatten)]
+    costs: Costs,
     /// Directory of the data sets.
     #[arg(long, default_value = datasets::DEFAULT_DIRECTORY)]
     data_dir: PathBuf,
@@ -119,7 +127,7 @@ pub(crate) fn scale(arguments: &ScaleArgs) -> Result<ExitCode> {
     let ssh = arguments.methods.contains(&Method::Fpsync).then(|| fpsync::prepare(&session)).transpose()?;
     let place = Place::open(&session, arguments.dir.as_deref())?;
     let lab = Lab { arguments, zmove: &zmove, session: &session, place: &place, ssh: ssh.as_ref() };
-    let mut report = Report::default();
+    let mut report = Report::of(arguments.model.then_some(arguments.costs));
     for set in &arguments.data {
         measure(&lab, set, &mut report)?;
     }

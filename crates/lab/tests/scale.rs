@@ -31,6 +31,29 @@ fn two_nodes_are_set_against_one_and_drawn() {
     assert!(std::fs::read_to_string(drawing).unwrap().contains("shares by hand"));
 }
 
+#[test]
+fn clients_of_a_model_are_charged_for_what_they_take_from_each_other() {
+    if is_skipped() {
+        return;
+    }
+    let model = ["--model", "--model-extent", "1GiB"];
+    let charges = |run: &Value, name: &str| run["charges"][name].as_u64().unwrap_or_else(|| panic!("{run}"));
+    let runs =
+        scale("20Mbit", &[&["--data", "losf-flat:200x1KiB", "--methods", "shares"], &model[..]].concat());
+    assert_eq!(methods(&runs), [("single", 1), ("shares", 2)]);
+    for run in &runs {
+        assert!(charges(run, "entries") >= 200, "each file is an entry: {run}");
+        assert!(run["model"].as_str().unwrap().contains("1 ms for 1048576 KiB"), "{run}");
+    }
+    assert_eq!(charges(&runs[0], "entry_handovers"), 0, "one client is alone: {}", runs[0]);
+    assert!(charges(&runs[1], "entry_handovers") > 0, "two make files in one directory: {}", runs[1]);
+    let runs =
+        scale("100Mbit", &[&["--data", "huge:1x64MiB", "--methods", "one-sender"], &model[..]].concat());
+    assert_eq!(methods(&runs), [("single", 1), ("one-sender", 2)]);
+    assert_eq!(charges(&runs[0], "extent_handovers"), 0, "one client is alone: {}", runs[0]);
+    assert!(charges(&runs[1], "extent_handovers") > 0, "two write to one extent: {}", runs[1]);
+}
+
 /// A run with what no other test needs, which need not be installed.
 #[test]
 fn fpsync_copies_by_a_worker_on_each_sender() {

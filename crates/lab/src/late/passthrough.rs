@@ -1,4 +1,7 @@
 //! The file system: each request sleeps, is counted, and is then done on the directory that is served.
+//!
+//! Where others have the directory mounted too (`shared.rs`), the kernel is told to keep nothing, so that what they do
+//! is seen at once.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -27,6 +30,7 @@ use super::Delays;
 use super::nodes::{Nodes, file_type};
 use super::operations::Operations;
 use super::pace::Pace;
+use super::shared::Client;
 
 /// A FUSE file system that passes a directory through and delays its operations.
 #[derive(Debug)]
@@ -34,6 +38,8 @@ pub(super) struct Passthrough {
     nodes: Nodes,
     delays: Delays,
     pace: Option<Pace>,
+    /// The one for whom it is mounted, where there are others.
+    client: Option<Client>,
     operations: Arc<Operations>,
     files: Handles<File>,
     listings: Handles<Vec<Listed>>,
@@ -79,16 +85,30 @@ impl<T> Handles<T> {
 }
 
 impl Passthrough {
-    pub(super) fn new(over: &Path, delays: Delays, operations: Arc<Operations>) -> io::Result<Self> {
+    pub(super) fn new(
+        over: &Path,
+        delays: Delays,
+        client: Option<Client>,
+        operations: Arc<Operations>,
+    ) -> io::Result<Self> {
         let nodes = Nodes::new(over)?;
         let pace = delays.rate.map(Pace::new);
-        Ok(Self { nodes, delays, pace, operations, files: Handles::new(), listings: Handles::new() })
+        let (files, listings) = (Handles::new(), Handles::new());
+        Ok(Self { nodes, delays, pace, client, operations, files, listings })
     }
 
     /// Books a metadata operation and lets the time pass that it takes.
     fn metadata(&self, name: &'static str) {
         let _under_way = self.operations.begin(name);
         sleep(self.delays.delay.0);
+    }
+
+    /// Books a metadata operation that changes entries of directories, and lets the time pass that it takes.
+    fn change(&self, name: &'static str, directories: &[INodeNo]) {
+        let _under_way = self.operations.begin(name);
+        let now = Instant::now();
+        let turn = |client: &Client| directories.iter().map(|inode| client.change(inode.0, now)).max();
+        sleep(self.delays.delay.0 + self.client.as_ref().and_then(turn).unwrap_or_default());
     }
 
     /// Books a read or a write and lets the time pass that it takes: its turn at the rate and its delay.
@@ -111,7 +131,7 @@ impl Passthrough {
         reply: ReplyEntry,
     ) {
         let made = self.nodes.descriptor(parent).and_then(|directory| Ok(make(&directory)?));
-        entry(made.and_then(|()| self.look_up(parent, name)), reply);
+        self.entry(made.and_then(|()| self.look_up(parent, name)), reply);
     }
 
     fn create_file(
@@ -130,6 +150,31 @@ impl Passthrough {
     fn open_file(&self, inode: INodeNo, flags: OpenFlags) -> io::Result<File> {
         let (_held, path) = self.nodes.path(inode)?;
         Ok(File::from(open(path, kept_flags(flags.0), Mode::empty())?))
+    }
+
+    /// How long the kernel may answer by itself what it was told.
+    fn kept_for(&self) -> Duration {
+        if self.client.is_some() { Duration::ZERO } else { KEPT_FOR }
+    }
+
+    /// How the kernel treats an open file.
+    fn open_flags(&self) -> FopenFlags {
+        let direct = if self.client.is_some() { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() };
+        FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES | direct
+    }
+
+    fn entry(&self, looked_up: io::Result<FileAttr>, reply: ReplyEntry) {
+        match looked_up {
+            Ok(attributes) => reply.entry(&self.kept_for(), &attributes, Generation(0)),
+            Err(error) => reply.error(Errno::from(error)),
+        }
+    }
+
+    fn attributes(&self, got: io::Result<FileAttr>, reply: ReplyAttr) {
+        match got {
+            Ok(attributes) => reply.attr(&self.kept_for(), &attributes),
+            Err(error) => reply.error(Errno::from(error)),
+        }
     }
 
     fn list(&self, inode: INodeNo) -> io::Result<Vec<Listed>> {
@@ -193,7 +238,7 @@ impl Filesystem for Passthrough {
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         self.metadata("lookup");
-        entry(self.look_up(parent, name), reply);
+        self.entry(self.look_up(parent, name), reply);
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, lookups: u64) {
@@ -202,7 +247,7 @@ impl Filesystem for Passthrough {
 
     fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
         self.metadata("getattr");
-        attributes(self.nodes.attributes(inode), reply);
+        self.attributes(self.nodes.attributes(inode), reply);
     }
 
     fn setattr(
@@ -224,7 +269,7 @@ impl Filesystem for Passthrough {
         reply: ReplyAttr,
     ) {
         self.metadata("setattr");
-        attributes(self.set(inode, &Change { mode, owner, group, size, accessed, modified }), reply);
+        self.attributes(self.set(inode, &Change { mode, owner, group, size, accessed, modified }), reply);
     }
 
     fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {
@@ -246,7 +291,7 @@ impl Filesystem for Passthrough {
         device: u32,
         reply: ReplyEntry,
     ) {
-        self.metadata("mknod");
+        self.change("mknod", &[parent]);
         let kind = rustix::fs::FileType::from_raw_mode(mode);
         let mode = Mode::from_raw_mode(mode & 0o7777);
         self.make(parent, name, |directory| mknodat(directory, name, kind, mode, u64::from(device)), reply);
@@ -261,24 +306,24 @@ impl Filesystem for Passthrough {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        self.metadata("mkdir");
+        self.change("mkdir", &[parent]);
         self.make(parent, name, |directory| mkdirat(directory, name, Mode::from_raw_mode(mode)), reply);
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.metadata("unlink");
+        self.change("unlink", &[parent]);
         let removed = self.nodes.descriptor(parent);
         done(removed.and_then(|parent| Ok(unlinkat(parent, name, AtFlags::empty())?)), reply);
     }
 
     fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.metadata("rmdir");
+        self.change("rmdir", &[parent]);
         let removed = self.nodes.descriptor(parent);
         done(removed.and_then(|parent| Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)), reply);
     }
 
     fn symlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        self.metadata("symlink");
+        self.change("symlink", &[parent]);
         self.make(parent, name, |directory| symlinkat(target, directory, name), reply);
     }
 
@@ -292,7 +337,8 @@ impl Filesystem for Passthrough {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        self.metadata("rename");
+        let across = [parent, new_parent];
+        self.change("rename", if parent == new_parent { &across[1..] } else { &across });
         let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
         let renamed = || {
             let (from, to) = (self.nodes.descriptor(parent)?, self.nodes.descriptor(new_parent)?);
@@ -309,7 +355,7 @@ impl Filesystem for Passthrough {
         new_name: &OsStr,
         reply: ReplyEntry,
     ) {
-        self.metadata("link");
+        self.change("link", &[new_parent]);
         match self.nodes.path(inode) {
             Ok((_held, path)) => self.make(
                 new_parent,
@@ -324,7 +370,7 @@ impl Filesystem for Passthrough {
     fn open(&self, _request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.metadata("open");
         match self.open_file(inode, flags) {
-            Ok(file) => reply.opened(self.files.add(file), FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES),
+            Ok(file) => reply.opened(self.files.add(file), self.open_flags()),
             Err(error) => reply.error(Errno::from(error)),
         }
     }
@@ -351,7 +397,7 @@ impl Filesystem for Passthrough {
     fn write(
         &self,
         _request: &Request,
-        _inode: INodeNo,
+        inode: INodeNo,
         handle: FileHandle,
         offset: u64,
         data: &[u8],
@@ -361,6 +407,9 @@ impl Filesystem for Passthrough {
         reply: ReplyWrite,
     ) {
         self.data("write", data.len());
+        if let Some(client) = &self.client {
+            sleep(client.write(inode.0, offset, data.len(), Instant::now()));
+        }
         match self.files.get(handle).and_then(|file| file.write_at(data, offset)) {
             Ok(bytes) => reply.written(u32::try_from(bytes).unwrap_or(u32::MAX)),
             Err(error) => reply.error(Errno::from(error)),
@@ -500,12 +549,11 @@ impl Filesystem for Passthrough {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        self.metadata("create");
+        self.change("create", &[parent]);
         match self.create_file(parent, name, mode, flags) {
             Ok((attributes, file)) => {
                 let handle = self.files.add(file);
-                let flags = FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
-                reply.created(&CACHED, &attributes, Generation(0), handle, flags);
+                reply.created(&self.kept_for(), &attributes, Generation(0), handle, self.open_flags());
             }
             Err(error) => reply.error(Errno::from(error)),
         }
@@ -515,20 +563,6 @@ impl Filesystem for Passthrough {
 fn sleep(time: Duration) {
     if !time.is_zero() {
         std::thread::sleep(time);
-    }
-}
-
-fn entry(looked_up: io::Result<FileAttr>, reply: ReplyEntry) {
-    match looked_up {
-        Ok(attributes) => reply.entry(&CACHED, &attributes, Generation(0)),
-        Err(error) => reply.error(Errno::from(error)),
-    }
-}
-
-fn attributes(got: io::Result<FileAttr>, reply: ReplyAttr) {
-    match got {
-        Ok(attributes) => reply.attr(&CACHED, &attributes),
-        Err(error) => reply.error(Errno::from(error)),
     }
 }
 
@@ -566,8 +600,8 @@ fn timespec(time: Option<TimeOrNow>) -> Timespec {
     }
 }
 
-/// How long the kernel may answer by itself what it was told: libfuse's default.
-const CACHED: Duration = Duration::from_secs(1);
+/// What libfuse has by default.
+const KEPT_FOR: Duration = Duration::from_secs(1);
 const NANOS_IN_A_SECOND: i64 = 1_000_000_000;
 /// `EBADF`.
 const BAD_DESCRIPTOR: i32 = 9;

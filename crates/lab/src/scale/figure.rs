@@ -29,9 +29,10 @@ pub(super) fn draw(report: &Report, arguments: &ScaleArgs) -> Chart {
         .flat_map(|curve| &curve.points)
         .any(|point| point.is_cut);
     let below = format!(
-        "links of {} Mbit/s, {} ms, nodes on one machine",
+        "links of {} Mbit/s, {} ms, nodes on one machine{}",
         arguments.rate.0 / 1_000_000,
-        arguments.rtt.milliseconds()
+        arguments.rtt.milliseconds(),
+        if arguments.model { ", model of a cluster file system" } else { "" }
     );
     Chart {
         heading: Heading { title: "Linear scalability efficiency".to_owned(), below },
@@ -80,16 +81,8 @@ const VOID: &str = "Hollow: void, the machine's processors were idle for less th
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
-    use super::super::report::tests::entry;
+    use super::super::report::tests::{entry, typed};
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Typed {
-        #[command(flatten)]
-        scale: ScaleArgs,
-    }
 
     #[test]
     fn each_data_set_is_a_line_from_one_node_on_and_void_runs_are_hollow() {
@@ -99,7 +92,7 @@ mod tests {
         let mut busy = entry(4, Method::OneSender, 1.25);
         busy.figures.idle = 0.1;
         report.add(busy);
-        let drawing = draw(&report, &Typed::parse_from(["lab"]).scale);
+        let drawing = draw(&report, &typed(&[]));
         assert_eq!(drawing.panels.len(), 1, "nothing else was measured");
         let points = &drawing.panels[0].curves[0].points;
         let found: Vec<_> = points.iter().map(|point| (point.x, point.y.round(), point.is_cut)).collect();

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::Method;
 use super::run::Figures;
+use crate::late::shared::Costs;
 use crate::measure::figures;
 use crate::measure::race::Verdict;
 
@@ -12,6 +13,8 @@ use crate::measure::race::Verdict;
 #[derive(Debug, Default)]
 pub(super) struct Report {
     pub(super) entries: Vec<Entry>,
+    /// What the model of a cluster file system charges, where there is one.
+    costs: Option<Costs>,
 }
 
 /// One run.
@@ -34,6 +37,10 @@ struct Judged<'a> {
     bits_per_second: Option<f64>,
     efficiency: Option<f64>,
     is_void: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extent_handovers_per_gibibyte: Option<f64>,
 }
 
 impl Entry {
@@ -50,12 +57,26 @@ impl Entry {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "byte counts are far below 2^52")]
+    fn gibibytes(&self) -> f64 {
+        self.figures.bytes as f64 / f64::from(1 << 30)
+    }
+
     fn cpu_seconds_per_gibibyte(&self) -> f64 {
-        self.figures.cpu_seconds / (self.figures.bytes as f64 / f64::from(1 << 30))
+        self.figures.cpu_seconds / self.gibibytes()
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+    fn extent_handovers_per_gibibyte(&self) -> Option<f64> {
+        Some(self.figures.charges?.extent_handovers as f64 / self.gibibytes())
     }
 }
 
 impl Report {
+    /// An empty one of runs on a target with these costs, or on the target as it is.
+    pub(super) fn of(costs: Option<Costs>) -> Self {
+        Self { entries: Vec::new(), costs }
+    }
+
     pub(super) fn add(&mut self, entry: Entry) {
         self.entries.push(entry);
     }
@@ -84,9 +105,19 @@ impl Report {
 
     pub(super) fn text(&self) -> String {
         let rows: Vec<Vec<String>> = self.entries.iter().map(|entry| self.row(entry)).collect();
-        let headings =
-            ["data", "nodes", "run", "s", "Mbit/s", "E %", "idle %", "first byte s", "CPU-s/GiB", "wire", ""];
-        figures::table(&headings, &rows)
+        let mut headings =
+            vec!["data", "nodes", "run", "s", "Mbit/s", "E %", "idle %", "first byte s", "CPU-s/GiB", "wire"];
+        if self.costs.is_some() {
+            headings.extend(["entries", "of them handed over", "extents handed over/GiB"]);
+        }
+        headings.push("");
+        let table = figures::table(&headings, &rows);
+        self.headline().map_or(table.clone(), |headline| format!("{headline}\n\n{table}"))
+    }
+
+    /// What stands above all figures that are of a model.
+    fn headline(&self) -> Option<String> {
+        self.costs.map(|costs| format!("Model of a cluster file system: {costs}."))
     }
 
     #[expect(clippy::cast_precision_loss, reason = "byte counts are far below 2^52")]
@@ -96,7 +127,7 @@ impl Report {
             Verdict::Right if entry.is_void() => "VOID".to_owned(),
             verdict => verdict.to_string(),
         };
-        vec![
+        let mut row = vec![
             entry.data.to_owned(),
             entry.nodes.to_string(),
             entry.method.name().to_owned(),
@@ -107,8 +138,13 @@ impl Report {
             figures::shown(figures.first_byte_seconds, 2),
             format!("{:.2}", entry.cpu_seconds_per_gibibyte()),
             format!("{:.3}", figures.wire_bytes as f64 / figures.bytes as f64),
-            verdict,
-        ]
+        ];
+        if let Some(charges) = figures.charges {
+            row.extend([charges.entries.to_string(), charges.entry_handovers.to_string()]);
+            row.push(figures::shown(entry.extent_handovers_per_gibibyte(), 1));
+        }
+        row.push(verdict);
+        row
     }
 
     pub(super) fn json(&self) -> Result<String> {
@@ -120,6 +156,8 @@ impl Report {
                 bits_per_second: entry.rate(),
                 efficiency: self.efficiency(entry),
                 is_void: entry.is_void(),
+                model: self.headline(),
+                extent_handovers_per_gibibyte: entry.extent_handovers_per_gibibyte(),
             })
             .collect();
         serde_json::to_string_pretty(&judged).context("failed to write JSON")
@@ -131,7 +169,22 @@ pub(super) const IDLE_MIN: f64 = 0.25;
 
 #[cfg(test)]
 pub(super) mod tests {
+    use clap::Parser;
+
+    use super::super::ScaleArgs;
     use super::*;
+    use crate::late::shared::Charges;
+
+    #[derive(Debug, Parser)]
+    struct Typed {
+        #[command(flatten)]
+        scale: ScaleArgs,
+    }
+
+    /// What is typed behind the name of the command.
+    pub(in super::super) fn typed(words: &[&str]) -> ScaleArgs {
+        Typed::parse_from([&["scale"], words].concat()).scale
+    }
 
     /// One run of `seconds` over a gigabit of data.
     pub(in super::super) fn entry(nodes: usize, method: Method, seconds: f64) -> Entry {
@@ -143,6 +196,7 @@ pub(super) mod tests {
             idle: 0.6,
             cpu_seconds: 1.0,
             wire_bytes: 130_000_000,
+            charges: None,
         };
         Entry { data: "large", nodes, method, number: 1, figures }
     }
@@ -160,6 +214,22 @@ pub(super) mod tests {
         }
         let efficiency = report.efficiency(&entry(4, Method::Cluster, 1.25)).unwrap();
         assert!((efficiency - 80.0).abs() < 1e-9, "{efficiency}");
+    }
+
+    #[test]
+    fn figures_of_a_model_stand_below_what_it_charges_and_beside_what_it_has_charged() {
+        let typed = typed(&["--model", "--model-entry", "0.3"]);
+        let mut report = Report::of(Some(typed.costs));
+        let mut entry = entry(2, Method::Cluster, 2.0);
+        let charges = Charges { entries: 90, entry_handovers: 7, extent_handovers: 2 };
+        entry.figures.charges = Some(charges);
+        // 2 in 125 MB
+        assert!(report.line(&entry).contains("90  7  17.2"), "{}", report.line(&entry));
+        report.add(entry);
+        let text = report.text();
+        assert!(text.starts_with("Model of a cluster file system: 0.3 ms for an entry"), "{text}");
+        assert!(text.contains("extents handed over/GiB"), "{text}");
+        assert!(!Report::default().text().contains("odel"), "there is none");
     }
 
     #[test]

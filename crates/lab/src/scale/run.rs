@@ -14,10 +14,12 @@ use serde::Serialize;
 
 use super::data;
 use super::fpsync::{self, Workers};
+use super::model::Model;
 use super::stand::{Node, Stand};
 use super::{Lab, Method};
 use crate::data::datasets::DataSet;
 use crate::data::trees::{self, Modes};
+use crate::late::shared::Charges;
 use crate::measure::first_byte::FirstByte;
 use crate::measure::race::{self, Verdict};
 use crate::processes::run as programs;
@@ -37,6 +39,9 @@ pub(super) struct Figures {
     pub(super) cpu_seconds: f64,
     /// What the links of the receivers have carried, in both directions: work that was done twice shows here.
     pub(super) wire_bytes: u64,
+    /// What the model of a cluster file system has charged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) charges: Option<Charges>,
 }
 
 /// Where the target is.
@@ -66,8 +71,8 @@ impl Place {
     }
 
     /// An empty directory for one run.
-    fn fresh(&self) -> Result<PathBuf> {
-        self.clear()?;
+    fn fresh(&self, model: Option<&Model>) -> Result<PathBuf> {
+        self.clear(model)?;
         let target = self.root.join("run");
         fs::create_dir(&target).context("failed to make the target")?;
         self.sync()?;
@@ -75,9 +80,10 @@ impl Place {
     }
 
     /// Removes all that a run has left, the directory of its job too.
-    fn clear(&self) -> Result<()> {
+    fn clear(&self, model: Option<&Model>) -> Result<()> {
         for name in trees::names(&self.root)? {
-            fs::remove_dir_all(self.root.join(name)).context("failed to empty the target")?;
+            fs::remove_dir_all(self.root.join(&name)).context("failed to empty the target")?;
+            model.map_or(Ok(()), |model| model.forget(&name))?;
         }
         Ok(())
     }
@@ -114,7 +120,8 @@ impl Crew {
 
 /// Copies a data set into an empty directory.
 pub(super) fn run(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, data: &DataSet) -> Result<Figures> {
-    let target = lab.place.fresh()?;
+    let (place, model) = (lab.place, stand.model.as_ref());
+    let target = place.fresh(model)?;
     let mut crew = assemble(lab, stand, method, data, &target)?;
     race::settle()?;
     let timed = timed(lab, stand, method, &mut crew);
@@ -129,7 +136,7 @@ pub(super) fn run(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, data: &DataS
     {
         figures.verdict = Verdict::Wrong(difference);
     }
-    lab.place.clear()?;
+    place.clear(model)?;
     Ok(figures)
 }
 
@@ -212,12 +219,14 @@ fn timed(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, crew: &mut Crew) -> R
         let first = scope.spawn(move || watch.wait(&stopped_watching));
         let cpu_before = crew.cpu_time(stand)?;
         let carried_before = carried_bytes(receivers)?;
+        stand.model.iter().for_each(Model::begin);
         let before = race::processor_ticks()?;
         let start = Instant::now();
         let verdict = wait_for_all(stand, &mut crew.clients, start + timeout)?;
         lab.place.sync()?;
         let seconds = start.elapsed().as_secs_f64();
         let after = race::processor_ticks()?;
+        let charges = stand.model.as_ref().map(Model::charges);
         let cpu_seconds = (crew.cpu_time(stand)? - cpu_before).as_secs_f64();
         drop(stop_watching);
         let first = first.join().map_err(|_| anyhow::anyhow!("the watching thread panicked"))?;
@@ -229,6 +238,7 @@ fn timed(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, crew: &mut Crew) -> R
             idle: idle_share(before, after),
             cpu_seconds,
             wire_bytes: carried_bytes(receivers)? - carried_before,
+            charges,
         })
     })
 }

@@ -6,6 +6,8 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use super::Lab;
+use super::model::Model;
+use crate::late::shared::Costs;
 use crate::network::star::{Host, Spoke, Star};
 use crate::processes::groups::Group;
 use crate::processes::{inside, server};
@@ -22,6 +24,8 @@ pub(super) struct Stand<'a> {
     pub(super) receivers: Vec<Node>,
     /// A host whose link is as wide as those of all receivers, or of all senders, together.
     pub(super) wide: Node,
+    /// How receivers and the wide host see the target, unless as it is.
+    pub(super) model: Option<Model>,
     /// Where runs keep what they need.
     pub(super) scratch: PathBuf,
     _star: Star,
@@ -32,6 +36,15 @@ pub(super) struct Stand<'a> {
 pub(super) struct Node {
     pub(super) host: Host,
     pub(super) home: PathBuf,
+    /// What its programs find in place of the target's root.
+    view: Option<View>,
+}
+
+/// A directory that stands for another one.
+#[derive(Clone, Debug)]
+struct View {
+    directory: PathBuf,
+    root: PathBuf,
 }
 
 impl<'a> Stand<'a> {
@@ -46,15 +59,18 @@ impl<'a> Stand<'a> {
         let node = |(host, spoke): (Host, &Spoke)| {
             let home = scratch.join(&spoke.name);
             std::fs::create_dir(&home).with_context(|| format!("failed to make {}", home.display()))?;
-            Ok(Node { host, home })
+            Ok(Node { host, home, view: None })
         };
         let mut senders: Vec<Node> = hosts.into_iter().zip(&spokes).map(node).collect::<Result<_>>()?;
         let wide = senders.pop().context("the last host is the wide one")?;
         let receivers = senders.split_off(nodes);
         let group = Group::create(lab.session.id(), "scale")?;
         let servers = Vec::new();
-        let zmove = lab.zmove;
-        let mut stand = Self { zmove, group, servers, senders, receivers, wide, scratch, _star: star };
+        let (zmove, model) = (lab.zmove, None);
+        let mut stand = Self { zmove, group, servers, senders, receivers, wide, model, scratch, _star: star };
+        if lab.arguments.model {
+            stand.see_by_model(lab.arguments.costs, lab.place.root())?;
+        }
         stand.serve(lab.place.root())?;
         stand.introduce()?;
         Ok(stand)
@@ -62,6 +78,19 @@ impl<'a> Stand<'a> {
 
     pub(super) fn nodes(&self) -> usize {
         self.senders.len()
+    }
+
+    /// Gives all who write to the target a view of it as a client of its own.
+    fn see_by_model(&mut self, costs: Costs, root: &Path) -> Result<()> {
+        let model = self.model.insert(Model::new(costs));
+        for node in self.receivers.iter_mut().chain([&mut self.wide]) {
+            let directory = node.home.join("view");
+            std::fs::create_dir(&directory)
+                .with_context(|| format!("failed to make {}", directory.display()))?;
+            model.add(directory.clone(), root)?;
+            node.view = Some(View { directory, root: root.to_owned() });
+        }
+        Ok(())
     }
 
     /// Every sender may write below the root of the target, at every receiver.
@@ -107,11 +136,19 @@ impl<'a> Stand<'a> {
         Ok(command)
     }
 
-    /// A program on a node, counted in a group.
+    /// A program on a node, which sees the target as that node does.
     pub(super) fn program(&self, node: &Node, group: &Group, program: &str) -> Result<Command> {
         let namespace = &node.host.namespace;
         let mut command = inside::command(Some(namespace), Some(group), "unshare")?;
-        command.args(["--uts", "sh", "-c", NAMED, namespace, program]).stdin(Stdio::null());
+        match &node.view {
+            Some(View { directory, root }) => {
+                command.args(["--uts", "--mount", "sh", "-c", SEEING, namespace]).args([directory, root]);
+            }
+            None => {
+                command.args(["--uts", "sh", "-c", NAMED, namespace]);
+            }
+        }
+        command.arg(program).stdin(Stdio::null());
         Ok(command)
     }
 
@@ -151,6 +188,9 @@ impl Node {
     }
 }
 
+/// Gives the host its name, puts its view in the target's place, and becomes the program.
+const SEEING: &str =
+    r#"echo "$0" > /proc/sys/kernel/hostname && mount --bind "$1" "$2" && shift 2 && exec "$@""#;
 /// Gives the host its name, and becomes the program.
 const NAMED: &str = r#"echo "$0" > /proc/sys/kernel/hostname && exec "$@""#;
 const PORT: u16 = 5870;
