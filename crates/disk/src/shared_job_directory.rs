@@ -322,6 +322,8 @@ mod tests {
     use crate::new_files::NewFiles;
     use crate::publish::Replace;
     use crate::staging_place::StagingPlace;
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::Barrier;
     use zmove_types::Timestamp;

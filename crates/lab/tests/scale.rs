@@ -18,7 +18,7 @@ fn two_nodes_are_set_against_one_and_drawn() {
     let place = tempfile::tempdir().unwrap();
     let drawing = place.path().join("scale.svg");
     let drawn = drawing.to_str().unwrap();
-    let runs = scale(&["--data", "large:4x1MiB", "--methods", "one-sender,shares", "--svg", drawn]);
+    let runs = scale("20Mbit", &["--data", "large:4x1MiB", "--methods", "one-sender,shares", "--svg", drawn]);
     assert_eq!(methods(&runs), [("single", 1), ("one-sender", 2), ("shares", 2)]);
     for run in runs {
         let number = |name: &str| run[name].as_f64().unwrap_or_else(|| panic!("{name}: {run}"));
@@ -38,7 +38,8 @@ fn clients_of_a_model_are_charged_for_what_they_take_from_each_other() {
     }
     let model = ["--model", "--model-extent", "1GiB"];
     let charges = |run: &Value, name: &str| run["charges"][name].as_u64().unwrap_or_else(|| panic!("{run}"));
-    let runs = scale(&[&["--data", "losf-flat:200x1KiB", "--methods", "shares"], &model[..]].concat());
+    let runs =
+        scale("20Mbit", &[&["--data", "losf-flat:200x1KiB", "--methods", "shares"], &model[..]].concat());
     assert_eq!(methods(&runs), [("single", 1), ("shares", 2)]);
     for run in &runs {
         assert!(charges(run, "entries") >= 200, "each file is an entry: {run}");
@@ -46,7 +47,8 @@ fn clients_of_a_model_are_charged_for_what_they_take_from_each_other() {
     }
     assert_eq!(charges(&runs[0], "entry_handovers"), 0, "one client is alone: {}", runs[0]);
     assert!(charges(&runs[1], "entry_handovers") > 0, "two make files in one directory: {}", runs[1]);
-    let runs = scale(&[&["--data", "huge:1x32MiB", "--methods", "one-sender"], &model[..]].concat());
+    let runs =
+        scale("100Mbit", &[&["--data", "huge:1x64MiB", "--methods", "one-sender"], &model[..]].concat());
     assert_eq!(methods(&runs), [("single", 1), ("one-sender", 2)]);
     assert_eq!(charges(&runs[0], "extent_handovers"), 0, "one client is alone: {}", runs[0]);
     assert!(charges(&runs[1], "extent_handovers") > 0, "two write to one extent: {}", runs[1]);
@@ -61,18 +63,18 @@ fn fpsync_copies_by_a_worker_on_each_sender() {
     if Command::new("fpsync").arg("-h").output().is_err() {
         return eprintln!("skipped: there is no fpsync (package fpart)");
     }
-    let runs = scale(&["--data", "losf:2000x1KiB", "--methods", "fpsync"]);
+    let runs = scale("20Mbit", &["--data", "losf:2000x1KiB", "--methods", "fpsync"]);
     assert_eq!(methods(&runs), [("single", 1), ("fpsync", 2)]);
     let number = |name: &str| runs[1][name].as_f64().unwrap();
     assert!(number("wire_bytes") > number("bytes"), "what its one receiver's link carries: {}", runs[1]);
     assert!(number("cpu_seconds") > 0.0, "what its own processes take is counted: {}", runs[1]);
 }
 
-/// The runs with two nodes behind links of 20 Mbit/s, all of which have ended well.
-fn scale(arguments: &[&str]) -> Vec<Value> {
+/// The runs with two nodes behind links of a rate, all of which have ended well.
+fn scale(rate: &str, arguments: &[&str]) -> Vec<Value> {
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new(LAB);
-    command.args(["scale", "--nodes", "2", "--rate", "20Mbit", "--json"]).args(arguments);
+    command.args(["scale", "--nodes", "2", "--rate", rate, "--json"]).args(arguments);
     let output = command.arg("--data-dir").arg(place.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));

@@ -55,11 +55,11 @@ pub enum GroupOfNew {
 /// The part that one session has in an epoch.
 #[derive(Debug)]
 pub struct EpochSession {
-    job: Arc<OwnedFd>,
+    pub(super) job: Arc<OwnedFd>,
     number: u64,
-    directory: Arc<OwnedFd>,
+    pub(super) directory: Arc<OwnedFd>,
     own_name: Name,
-    own: Arc<OwnedFd>,
+    pub(super) own: Arc<OwnedFd>,
     device: Dev,
     is_fenced: AtomicBool,
     began: Instant,
@@ -155,7 +155,7 @@ impl EpochSession {
     /// Whether an entry has its final name although the call has failed that was to give it: where an answer is lost,
     /// the client of a network file system asks once more, and hears that there is nothing to be renamed, or that
     /// something has the name.
-    fn look_after_failure(
+    pub(super) fn look_after_failure(
         &self,
         (staged, hidden): (FileNumber, &Name),
         (directory, name): (&OwnedFd, &Name),

@@ -70,7 +70,7 @@ impl fmt::Display for Costs {
 pub(crate) struct Charges {
     /// Changes of entries of directories.
     pub(crate) entries: u64,
-    /// Those of them that came after one by another client.
+    /// How many of them came after one by another client.
     pub(crate) entry_handovers: u64,
     /// Writes to an extent that another client had written to last.
     pub(crate) extent_handovers: u64,
