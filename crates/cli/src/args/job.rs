@@ -168,16 +168,18 @@ pub(crate) struct RunnerArgs {
     /// How many jobs run at once
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) max: usize,
-    /// How many of them with the same other host
+    /// How many of them with one other host
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub(crate) max_per_host: usize,
-    /// How many of them with the same target [default: no limit]
+    /// How many with one target [default: no limit]
     #[arg(long, value_name = "N")]
     pub(crate) max_per_target: Option<usize>,
-    /// How many of them with the same key, that of one ZMOVE_HOME [default: no limit]
+    /// How many with one key [default: no limit]
+    ///
+    /// A ZMOVE_HOME has one.
     #[arg(long, value_name = "N")]
     pub(crate) max_per_key: Option<usize>,
-    /// End once there has been nothing to do for so long: 10min, 1h
+    /// End once nothing was to do for so long: 10min, 1h
     #[arg(long, value_name = "TIME")]
     pub(crate) until_idle: Option<Age>,
     /// Serve the page and the API for programs
@@ -187,15 +189,18 @@ pub(crate) struct RunnerArgs {
     /// that other hosts reach need '--http-cert'.
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, conflicts_with = "detached", value_parser = parse_http)]
     pub(crate) http: Option<Option<SocketAddr>>,
-    /// Serve them over TLS, at an address that other hosts may reach: the runner's certificate, in PEM
+    /// Serve other hosts over TLS with this certificate
     ///
+    /// In PEM, with those that it follows from.
     /// Who has a certificate of the authority of '--http-client-ca' is served, and needs no word; nobody else is.
     #[arg(long, value_name = "FILE", requires_all = ["http", "http_key", "http_client_ca"])]
     pub(crate) http_cert: Option<PathBuf>,
-    /// The key of this certificate, which only its owner may read
+    /// The certificate's key, readable by its owner alone
     #[arg(long, value_name = "FILE", requires = "http_cert")]
     pub(crate) http_key: Option<PathBuf>,
-    /// The authority of the clients' certificates, for this alone: each of them may do all that the user may
+    /// The authority of the clients' certificates
+    ///
+    /// It is for this alone: each of them may do all that the user may.
     #[arg(long, value_name = "FILE", requires = "http_cert")]
     pub(crate) http_client_ca: Option<PathBuf>,
     /// Leave the terminal, and end without a word where there is a runner

@@ -79,7 +79,7 @@ impl Broker {
         Ok(true)
     }
 
-    /// Its processes; a head may have started one while another was being ended.
+    /// The processes; a head may have started one while another was being ended.
     fn processes(&self) -> Result<Vec<OwnedFd>> {
         let configuration = self.configuration();
         let wanted = configuration.as_os_str().as_encoded_bytes();

@@ -39,7 +39,7 @@ struct Node {
     running: Option<Running>,
 }
 
-/// Who starts the broker.
+/// The one who starts the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BrokerOf {
     Head,
@@ -192,7 +192,7 @@ impl Stand {
         if self.broker.start()? { self.broker.queues() } else { Ok(Vec::new()) }
     }
 
-    /// Who has ended by itself, in words, and is started again: nobody should.
+    /// The one that has ended by itself, in words, and is started again: nobody should.
     pub(super) fn dead(&mut self) -> Result<Vec<String>> {
         let mut dead = Vec::new();
         for receiver in self.receivers.iter_mut().filter(|receiver| !receiver.is_away) {
