@@ -191,7 +191,7 @@ fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
         ended.store(true, Ordering::Relaxed);
         busy.join().unwrap();
     });
-    crate::command::finish(child).done();
+    crate::command::finish(child).expect(0);
     assert_same(&spread.source(), &spread.target_directory());
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     cluster.refuse_to_lead()?;
     let id = fresh_id()?;
     let epoch = fresh_epoch();
-    let job = spread::job(settings, &sources, (id, epoch))?;
+    let job = spread::job(settings, &sources, (id, epoch), receivers.len())?;
     let directory = std::env::current_dir().context("find the working directory")?;
     let mountinfo = match settings.args.selection.file_systems() {
         FileSystems::All => std::fs::read("/proc/self/mountinfo").unwrap_or_default(),

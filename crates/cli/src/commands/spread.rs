@@ -12,7 +12,7 @@ use zmove_cluster::{JobEnd, JobError, Lead, Queue, Receiver, SessionEnd, SharedJ
 use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
 use zmove_transport::KnownHosts;
-use zmove_types::{ByteCount, ByteRate, Kinds, SharedJobId};
+use zmove_types::{ByteCount, ByteRate, Kinds, RateLimit, SharedJobId};
 use zmove_wire::{Keeping, NodeName, Open, TargetShape};
 
 pub(crate) use self::unended::Unended;
@@ -34,7 +34,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let receivers = receivers(settings)?;
     let count = receivers.len();
     let id = fresh_id()?;
-    let job = job(settings, &sources, (id, fresh_epoch()))?;
+    let job = job(settings, &sources, (id, fresh_epoch()), count)?;
     for before in end_before(&job, &receivers)? {
         before.forget()?;
     }
@@ -139,11 +139,12 @@ fn receivers(settings: &PushSettings) -> Result<Vec<Receiver>> {
     settings.receivers().map(receiver).collect()
 }
 
-/// The job that these settings ask for.
+/// The job that these settings ask for, which this node does in so many sessions at once: together they keep '--limit'.
 pub(crate) fn job(
     settings: &PushSettings,
     sources: &Sources,
     (id, epoch): (SharedJobId, u64),
+    sessions: usize,
 ) -> Result<SharedJob> {
     let job = settings.job(sources)?;
     let keeping = job.open.keeping.map(|keeping| {
@@ -170,7 +171,9 @@ pub(crate) fn job(
         owners: settings.owners(),
         zeros: settings.zeros(),
         instead: settings.instead(),
-        rate_max: settings.args.limit(),
+        rate_max: settings.args.limit().map(|limit| {
+            RateLimit::nearest(limit.bytes_per_second() / u64::try_from(sessions.max(1)).unwrap_or(u64::MAX))
+        }),
         ..SenderConfig::default()
     };
     let node = NodeName::new(&own_name()).or_else(|| NodeName::new("sender")).expect("this is a name");

@@ -114,8 +114,17 @@ impl Cluster {
         // where a broker listens, and whom it lets in, is for its own node to say
         cluster.listen = None;
         cluster.invited = Vec::new();
-        if file(&cluster.name)?.exists() && Self::load(&cluster.name)?.key != cluster.key {
-            return Err(usage_error(format!("there is another cluster '{}' here already", cluster.name)));
+        if file(&cluster.name)?.exists() {
+            let there = Self::load(&cluster.name)?;
+            if there.key != cluster.key {
+                return Err(usage_error(format!("there is another cluster '{}' here already", cluster.name)));
+            }
+            if there.listen.is_some() {
+                return Err(usage_error(format!(
+                    "this node has made the cluster '{}': an invitation is for another node",
+                    cluster.name
+                )));
+            }
         }
         cluster.save()?;
         if let Some(seed) = seed {

@@ -49,7 +49,7 @@ impl Part {
         let looked = settings.look_at_sources(&NoListener);
         let sources = looked.context("the sources are not here as at the node that sends")?;
         compare(&sources, notice)?;
-        let job = spread::job(&settings, &sources, (notice.id(), notice.epoch))?;
+        let job = spread::job(&settings, &sources, (notice.id(), notice.epoch), SESSIONS)?;
         let job = SharedJob { grant, ..job };
         let receivers = cluster_push::receivers(&settings, cluster)?;
         let key = cluster.key()?.of_job(job.id);
@@ -60,7 +60,7 @@ impl Part {
         let number = usize::try_from(number)?;
         let seen = Arc::new(Seen::default());
         let observer = Arc::clone(&seen) as Arc<dyn Observer>;
-        let lead = Lead::new((job, Arc::new(queue)), receivers, 1, timeout);
+        let lead = Lead::new((job, Arc::new(queue)), receivers, SESSIONS, timeout);
         let served = Arc::clone(&lead.served);
         let work = async move { Ok(lead.take_part(number, observer, Arc::new(spread::Notices)).await?) };
         Ok((Self { seen, served, patience }, Box::pin(work)))
@@ -135,5 +135,7 @@ fn words(notice: &JobNotice) -> Result<PushArgs> {
 
 /// How much longer than for a broker a head is waited for.
 const SILENCE_BEYOND: Duration = Duration::from_secs(20);
+/// How many sessions a node has at once; the head has one with each receiver that no node serves.
+const SESSIONS: usize = 1;
 /// The most failures that are told at a time.
 const FAILURES_MAX: usize = 100;
