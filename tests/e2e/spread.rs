@@ -192,6 +192,8 @@ fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {
         busy.join().unwrap();
     });
     crate::command::finish(child).expect(0);
+    spread.remove_marks();
+    set_old(spread.source());
     assert_same(&spread.source(), &spread.target_directory());
 }
 
