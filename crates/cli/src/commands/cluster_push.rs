@@ -299,29 +299,14 @@ impl Nodes {
     }
 
     fn take(&mut self, node: String, part: NodePart) {
-        let moved = part.moved;
+        if part.items == 0 && self.absent.iter().any(|(absent, _)| *absent == node) {
+            return;
+        }
         let before = self.parts.get(&node).map(|part| part.moved).unwrap_or_default();
-        let (files, bytes) =
-            (moved.files.saturating_sub(before.files), moved.bytes.saturating_sub(before.bytes));
-        if files + bytes > 0 {
-            self.observer.on(&Event::Stored { files, bytes });
-        }
-        let files = moved.found_files.saturating_sub(before.found_files);
-        let bytes = moved.found_bytes.saturating_sub(before.found_bytes);
-        if files + bytes > 0 {
-            self.observer.on(&Event::Found { files, bytes });
-        }
-        let files = moved.skipped_files.saturating_sub(before.skipped_files);
-        let bytes = moved.skipped_bytes.saturating_sub(before.skipped_bytes);
-        if files + bytes > 0 {
-            self.observer.on(&Event::Skipped { files, bytes });
-        }
-        let is_absent = part.items == 0 && self.absent.iter().any(|(absent, _)| *absent == node);
-        if !is_absent {
-            self.roll.hear(&node, &part);
-            self.parts.insert(node, part);
-            self.count();
-        }
+        part.moved.events_since(&before).for_each(|event| self.observer.on(&event));
+        self.roll.hear(&node, &part);
+        self.parts.insert(node, part);
+        self.count();
     }
 
     /// Tells, once, why a node takes no part.

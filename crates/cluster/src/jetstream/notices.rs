@@ -12,7 +12,7 @@ use aws_lc_rs::aead::RandomizedNonceKey;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
-use zmove_types::SharedJobId;
+use zmove_types::{Event, SharedJobId};
 
 use super::connection::{Access, Connection};
 use super::seal::{JobKey, aes_of, open, seal};
@@ -158,6 +158,27 @@ pub struct NodeMoved {
     pub skipped_files: u64,
     /// The bytes of these files.
     pub skipped_bytes: u64,
+}
+
+impl NodeMoved {
+    /// What has come since the node told `before`.
+    pub fn events_since(&self, before: &Self) -> impl Iterator<Item = Event> {
+        let more = |now: fn(&Self) -> u64| now(self).saturating_sub(now(before));
+        let stored = Event::Stored { files: more(|moved| moved.files), bytes: more(|moved| moved.bytes) };
+        let (files, bytes) = (more(|moved| moved.found_files), more(|moved| moved.found_bytes));
+        let found = Event::Found { files, bytes };
+        let (files, bytes) = (more(|moved| moved.skipped_files), more(|moved| moved.skipped_bytes));
+        let skipped = Event::Skipped { files, bytes };
+        let says_something = |event: &Event| {
+            !matches!(
+                event,
+                Event::Stored { files: 0, bytes: 0 }
+                    | Event::Found { files: 0, bytes: 0 }
+                    | Event::Skipped { files: 0, bytes: 0 }
+            )
+        };
+        [stored, found, skipped].into_iter().filter(says_something)
+    }
 }
 
 impl Notices {
