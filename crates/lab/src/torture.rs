@@ -17,6 +17,7 @@ pub(crate) mod programs;
 mod relay;
 mod round;
 pub(crate) mod same;
+mod shared_target;
 mod spread;
 mod tally;
 pub(crate) mod tree;
@@ -144,27 +145,25 @@ fn torture_jobs(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64) 
 fn torture_spread(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64) -> Result<ExitCode> {
     let start = Instant::now();
     let mut all = SpreadTally::default();
-    let mut is_well = true;
     for seed in first..first.saturating_add(arguments.rounds) {
         let directory = place.join(seed.to_string());
         let (tally, options) = spread::run(zmove, &directory, seed);
-        if tally.is_well() {
+        if tally.common.is_well() {
             remove(&directory)?;
         } else {
-            is_well = false;
-            let (line, kept) = (tally.failed_line(), directory.display());
+            let (line, kept) = (tally.common.failed_line(), directory.display());
             println!("round failed: --spread --rounds 1 --seed {seed}: {line} [{options}; kept in {kept}]");
         }
         all.add(tally);
-        if !is_well && !arguments.keep_going {
+        if !all.common.is_well() && !arguments.keep_going {
             break;
         }
     }
-    if is_well {
+    if all.common.is_well() {
         remove(place)?;
     }
     println!("torture of spread pushes from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
-    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if all.common.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn torture_cluster(arguments: &TortureArgs, zmove: &str, place: &Path, first: u64) -> Result<ExitCode> {
@@ -172,17 +171,17 @@ fn torture_cluster(arguments: &TortureArgs, zmove: &str, place: &Path, first: u6
     let seeds = Mutex::new(first..first.saturating_add(arguments.rounds));
     let all = Mutex::new(ClusterTally::default());
     let next_seed = || {
-        let goes_on = arguments.keep_going || lock(&all).is_well();
+        let goes_on = arguments.keep_going || lock(&all).common.is_well();
         lock(&seeds).next().filter(|_| goes_on)
     };
     let work = || -> Result<()> {
         while let Some(seed) = next_seed() {
             let directory = place.join(seed.to_string());
             let (tally, options) = cluster::run(zmove, &directory, seed);
-            if tally.is_well() {
+            if tally.common.is_well() {
                 remove(&directory)?;
             } else {
-                let (line, kept) = (tally.failed_line(), directory.display());
+                let (line, kept) = (tally.common.failed_line(), directory.display());
                 println!(
                     "round failed: --cluster --rounds 1 --seed {seed}: {line} [{options}; kept in {kept}]"
                 );
@@ -197,11 +196,11 @@ fn torture_cluster(arguments: &TortureArgs, zmove: &str, place: &Path, first: u6
         workers.into_iter().try_for_each(|worker| worker.join().map_err(panicked)?)
     })?;
     let all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if all.is_well() {
+    if all.common.is_well() {
         remove(place)?;
     }
     println!("torture of clusters from seed {first}: {all}; {:.0} s", start.elapsed().as_secs_f64());
-    Ok(if all.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if all.common.is_well() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -42,6 +42,8 @@ pub(crate) struct Tally {
     pub(crate) calm_failed: u64,
     pub(crate) bytes: u64,
     pub(crate) looks: u64,
+    /// Jobs of several receivers whose marks were left, as documented.
+    pub(crate) marks: u64,
     /// Hidden names that killed daemons left, as documented.
     pub(crate) orphans: u64,
     /// Transfers that waited after bytes were harmed until their connections were cut.
@@ -74,6 +76,10 @@ impl Tally {
         }
     }
 
+    pub(crate) fn is_well(&self) -> bool {
+        self.failures.is_empty()
+    }
+
     /// Adds another's counts to these.
     pub(crate) fn add(&mut self, other: Self) {
         self.rounds += other.rounds;
@@ -81,6 +87,7 @@ impl Tally {
         self.calm_failed += other.calm_failed;
         self.bytes += other.bytes;
         self.looks += other.looks;
+        self.marks += other.marks;
         self.orphans += other.orphans;
         self.harms_cut += other.harms_cut;
         for (kind, count) in other.events {

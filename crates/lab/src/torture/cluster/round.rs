@@ -5,7 +5,6 @@ use std::net::Ipv4Addr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -18,27 +17,17 @@ use super::stand::{BrokerOf, CLUSTER, NODES_MAX, RECEIVERS_MAX, Stand};
 use super::tally::ClusterTally;
 use crate::data::trees::names;
 use crate::torture::dice::Dice;
-use crate::torture::metadata::{Features, Kind};
-use crate::torture::old;
+use crate::torture::metadata::Kind;
 use crate::torture::programs::{CLIENT_HOME, Running, append};
 use crate::torture::same;
-use crate::torture::spread::{self, Row};
+use crate::torture::shared_target::{Draws, JOB_PREFIX, Row, SharedTarget, is_mark, look_for_panics};
 use crate::torture::tally::FailureKind;
-use crate::torture::tree::Tree;
-use crate::torture::versions::Versions;
-use crate::torture::watch::{Files, Inspector, Watch};
+use crate::torture::watch::Watch;
 
 /// A round that is set up.
 struct Round {
     stand: Stand,
-    tree: Tree,
-    /// What all receivers share.
-    shared: PathBuf,
-    target: PathBuf,
-    /// What stands in the target and not in the source.
-    extra: Vec<PathBuf>,
-    options: Vec<&'static str>,
-    inspector: Arc<Mutex<Inspector>>,
+    at: SharedTarget,
     /// Heads that are stopped while others lead.
     asleep: Vec<Running>,
     dice: Dice,
@@ -57,23 +46,16 @@ pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (ClusterTally, St
     let mut shown = String::new();
     let outcome = Round::set_up(zmove, directory, seed).map(|(mut round, broker_of)| {
         let Crowd { receivers, nodes } = round.stand.crowd();
-        let options = round.options.join(" ");
+        let options = round.at.options.join(" ");
         shown = format!("{receivers} receivers, {nodes} nodes, broker of {broker_of:?}, {options}");
         let outcome = round.run();
         let mut tally = std::mem::take(&mut round.tally);
-        let mut inspector = round.inspector();
-        inspector.pass();
-        tally.common.looks = inspector.passes();
-        inspector.take_found().into_iter().for_each(|found| tally.fail(FailureKind::Partial, found));
-        drop(inspector);
-        if let Err(error) = outcome {
-            tally.fail(FailureKind::Lab, format!("{error:#}"));
-        }
+        round.at.conclude(outcome, &mut tally.common);
         tally
     });
     let mut tally = outcome.unwrap_or_else(|error| {
         let mut tally = ClusterTally::default();
-        tally.fail(FailureKind::Lab, format!("{error:#}"));
+        tally.common.fail(FailureKind::Lab, format!("{error:#}"));
         tally
     });
     tally.common.rounds = 1;
@@ -83,44 +65,25 @@ pub(crate) fn run(zmove: &str, directory: &Path, seed: u64) -> (ClusterTally, St
 impl Round {
     fn set_up(zmove: &str, directory: &Path, seed: u64) -> Result<(Self, BrokerOf)> {
         let mut dice = Dice::new(seed);
-        let (shared, source) = (directory.join("shared"), directory.join("source"));
-        let failed = || format!("failed to create {}", shared.display());
-        fs::create_dir_all(&shared).with_context(failed)?;
-        let target = shared.join("target");
-        let (options, serve) = (spread::draw(&COMMAND, &mut dice), spread::draw(&spread::SERVE, &mut dice));
-        let held = Features::of(directory)?;
-        let features = Features { privileged: held.privileged && options.contains(&"-a"), ..held };
-        let mut versions = Versions::default();
-        let mut tree = Tree::grow_like(&spread::SHAPES, &source, features, dice.fork(), &mut versions)?;
-        if dice.one_in(2) {
-            tree.add_large(dice.within(spread::LARGE_BYTES_MIN..=LARGE_BYTES_MAX), &mut versions)?;
-        }
-        let mut extra = Vec::new();
-        if dice.one_in(3) {
-            fs::create_dir(&target).with_context(failed)?;
-            extra = old::plant(&tree, &target, dice.fork(), &mut versions)?;
-            spread::clear_ways(&tree, &target)?;
-        }
+        let draws = Draws { command: &COMMAND, large_one_in: 2, large_bytes_max: LARGE_BYTES_MAX };
+        let (at, serve) = SharedTarget::draw(directory, &draws, &mut dice)?;
         let crowd = Crowd { receivers: 2 + dice.index(RECEIVERS_MAX - 1), nodes: 1 + dice.index(NODES_MAX) };
         let broker_of = if dice.one_in(2) { BrokerOf::Head } else { BrokerOf::Lab };
         let host = (host_of(seed), &mut dice);
-        let stand = Stand::set_up((zmove, directory, &shared), (crowd, broker_of), &serve, host)?;
-        let inspector = Arc::new(Mutex::new(Inspector::new(&target, versions, Files::Whole)));
+        let stand = Stand::set_up((zmove, directory, &at.shared), (crowd, broker_of), &serve, host)?;
         let (asleep, tally) = (Vec::new(), ClusterTally::default());
-        let round = Self { stand, tree, shared, target, extra, options, inspector, asleep, dice, tally };
-        Ok((round, broker_of))
+        Ok((Self { stand, at, asleep, dice, tally }, broker_of))
     }
 
     fn run(&mut self) -> Result<()> {
-        let watch = Watch::start(&self.inspector);
+        let watch = Watch::start(&self.at.inspector);
         let mut later = Vec::new();
-        self.inspector().expect_one_commit();
+        self.at.inspector().expect_one_commit();
         for number in 1..=self.dice.within(1..=DISTURBED_MAX) {
             // a head that wakes up may have read what the source was
             if number > 1 && self.asleep.is_empty() && self.dice.one_in(3) {
-                let mut inspector = self.inspector.lock().unwrap_or_else(PoisonError::into_inner);
-                self.tree.change(inspector.versions())?;
-                inspector.expect_one_commit();
+                self.at.change_source()?;
+                self.at.inspector().expect_one_commit();
             }
             let acts = acts::draw(&mut self.dice, self.stand.crowd(), std::mem::take(&mut later));
             later = acts.later;
@@ -138,7 +101,7 @@ impl Round {
         let finished = self.finish()?;
         self.look_at_queues()?;
         for what in self.stand.end()? {
-            self.tally.fail(FailureKind::Odd, what);
+            self.tally.common.fail(FailureKind::Odd, what);
         }
         drop(watch);
         if finished {
@@ -158,7 +121,7 @@ impl Round {
             }
             self.tally.common.calm_failed += 1;
         }
-        self.tally.fail(FailureKind::Unfinished, format!("{CALM_MAX} tries that nothing disturbed"));
+        self.tally.common.fail(FailureKind::Unfinished, format!("{CALM_MAX} tries that nothing disturbed"));
         Ok(false)
     }
 
@@ -195,19 +158,19 @@ impl Round {
         }
         let was_killed = acts.iter().any(|timed| timed.act == Act::Kill(Who::Head));
         let Some(status) = head.wait(PUSH_PATIENCE)? else {
-            self.tally.fail(FailureKind::Hung, format!("the push does not end after {acts:?}"));
+            self.tally.common.fail(FailureKind::Hung, format!("the push does not end after {acts:?}"));
             head.kill()?;
             return Ok(Ending::Failed);
         };
         for dead in self.stand.dead()? {
-            self.tally.fail(FailureKind::Odd, dead);
+            self.tally.common.fail(FailureKind::Odd, dead);
         }
         if status.success() {
             self.look_at_summary(&said, acts)?;
             return Ok(Ending::Done);
         }
         if !is_sane(status, was_killed, acts) {
-            self.tally.fail(FailureKind::Odd, format!("the push ended with {status} after {acts:?}"));
+            self.tally.common.fail(FailureKind::Odd, format!("the push ended with {status} after {acts:?}"));
         }
         Ok(Ending::Failed)
     }
@@ -216,10 +179,9 @@ impl Round {
     fn wait_until_begun(&self, head: &Running) -> Result<()> {
         let deadline = Instant::now() + BEGIN_MAX;
         let is_under_way = || -> Result<bool> {
-            let hidden = if self.target.exists() { names(&self.target)? } else { Default::default() };
-            let mut jobs =
-                hidden.iter().filter(|name| name.to_string_lossy().starts_with(spread::JOB_PREFIX));
-            Ok(jobs.any(|name| !spread::is_mark(&self.target.join(name))))
+            let hidden = if self.at.target.exists() { names(&self.at.target)? } else { Default::default() };
+            let mut jobs = hidden.iter().filter(|name| name.to_string_lossy().starts_with(JOB_PREFIX));
+            Ok(jobs.any(|name| !is_mark(&self.at.target.join(name))))
         };
         while Instant::now() < deadline && !is_under_way()? && !head.ends(Duration::from_millis(1))? {}
         Ok(())
@@ -227,8 +189,8 @@ impl Round {
 
     fn start_head(&self, said: &Path) -> Result<Running> {
         let mut command = self.stand.place.command(CLIENT_HOME);
-        command.args(["push", "--cluster", CLUSTER, "--json", "--timeout", "5s"]).args(&self.options);
-        command.arg(self.tree.root().join("")).arg(&self.target);
+        command.args(["push", "--cluster", CLUSTER, "--json", "--timeout", "5s"]).args(&self.at.options);
+        command.arg(self.at.tree.root().join("")).arg(&self.at.target);
         Running::start(command.stdout(append(said)?).stderr(append(&self.client_log())?))
     }
 
@@ -256,12 +218,12 @@ impl Round {
         for mut head in std::mem::take(&mut self.asleep) {
             head.signal(Signal::CONT);
             if head.wait(PUSH_PATIENCE)?.is_none() {
-                self.tally.fail(FailureKind::Hung, "a push that was stopped does not end");
+                self.tally.common.fail(FailureKind::Hung, "a push that was stopped does not end");
                 head.kill()?;
             }
         }
         // of two pushes at the same time each may have given a file its name
-        self.inspector().expect_one_commit();
+        self.at.inspector().expect_one_commit();
         Ok(())
     }
 
@@ -273,46 +235,35 @@ impl Round {
         let summary = summary.context("the head has said no summary")?;
         let count = |what: &str| summary[what].as_u64().unwrap_or_default();
         let is_file = |(_, kind): &&(PathBuf, Kind)| *kind == Kind::File;
-        let expected = self.tree.entries().iter().filter(is_file).count() as u64;
+        let expected = self.at.tree.entries().iter().filter(is_file).count() as u64;
         let counted = count("files") + count("skipped");
         if counted != expected {
             let (files, skipped) = (count("files"), count("skipped"));
             let what = format!("{files} files and {skipped} skipped of {expected} after {acts:?}");
-            self.tally.fail(FailureKind::Doubled, what);
+            self.tally.common.fail(FailureKind::Doubled, what);
         }
         Ok(())
     }
 
     fn compare(&mut self, when: &str) -> Result<()> {
-        for difference in same::differences(self.tree.root(), &self.target, &self.extra)? {
-            self.tally.fail(FailureKind::Wrong, format!("{difference} {when}"));
-        }
-        let mut inspector = self.inspector();
+        self.at.compare(when, &mut self.tally.common)?;
+        let mut inspector = self.at.inspector();
         inspector.pass();
         let doubled = inspector.take_doubled();
-        drop(inspector);
-        doubled.into_iter().for_each(|what| self.tally.fail(FailureKind::Doubled, what));
+        doubled.into_iter().for_each(|what| self.tally.common.fail(FailureKind::Doubled, what));
         Ok(())
     }
 
     /// The queue of a job goes with the job, also where its head was killed and another has ended the job.
     fn look_at_queues(&mut self) -> Result<()> {
         for queue in self.stand.queues()? {
-            self.tally.fail(FailureKind::Left, format!("{queue} at the broker"));
+            self.tally.common.fail(FailureKind::Left, format!("{queue} at the broker"));
         }
         Ok(())
     }
 
-    /// Of a job that has lost sessions the mark of its end stays; nothing else does.
     fn look_for_leftovers(&mut self) -> Result<()> {
         let mut left = Vec::new();
-        for path in same::hidden_names(&self.target)? {
-            if path.parent() == Some(&self.target) && spread::is_mark(&path) {
-                self.tally.marks += 1;
-            } else {
-                left.push(path);
-            }
-        }
         for home in self.stand.homes() {
             left.extend(same::hidden_names(&home.join("journal"))?);
             let unended = home.join("shared-jobs");
@@ -320,30 +271,16 @@ impl Round {
                 left.extend(names(&unended)?.iter().map(|name| unended.join(name)));
             }
         }
-        let is_other = |path: &PathBuf| *path != self.target;
-        left.extend(names(&self.shared)?.iter().map(|name| self.shared.join(name)).filter(is_other));
-        for path in left {
-            let within: Vec<_> = names(&path).into_iter().flatten().collect();
-            self.tally.fail(FailureKind::Left, format!("{path:?} with {within:?}"));
-        }
-        Ok(())
+        self.at.look_for_leftovers(left, &mut self.tally.common)
     }
 
     fn look_for_panics(&mut self) {
-        for log in self.stand.logs().into_iter().chain([self.client_log()]) {
-            let said = fs::read(&log).unwrap_or_default();
-            if String::from_utf8_lossy(&said).contains("panicked") {
-                self.tally.fail(FailureKind::Odd, format!("a panic in {}", log.display()));
-            }
-        }
+        let logs = self.stand.logs().into_iter().chain([self.client_log()]);
+        look_for_panics(logs, &mut self.tally.common);
     }
 
     fn client_log(&self) -> PathBuf {
         self.stand.place.directory.join("client.log")
-    }
-
-    fn inspector(&self) -> MutexGuard<'_, Inspector> {
-        self.inspector.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -9,14 +9,12 @@ use crate::torture::tally::{FailureKind, Tally};
 #[derive(Debug, Default)]
 pub(crate) struct ClusterTally {
     /// What all kinds of torture count.
-    pub(super) common: Tally,
+    pub(crate) common: Tally,
     killed: Struck,
     stopped: Struck,
     losses: u64,
     /// Messages that were taken out of queues.
     pub(super) messages_lost: u64,
-    /// Jobs whose marks were left, as documented.
-    pub(super) marks: u64,
 }
 
 /// How often each kind of program was struck.
@@ -54,10 +52,6 @@ impl fmt::Display for Struck {
 }
 
 impl ClusterTally {
-    pub(super) fn fail(&mut self, kind: FailureKind, what: impl Into<String>) {
-        self.common.fail(kind, what);
-    }
-
     pub(super) fn happened(&mut self, act: Act) {
         match act {
             Act::Kill(who) => self.killed.note(who),
@@ -67,14 +61,6 @@ impl ClusterTally {
         }
     }
 
-    pub(crate) fn is_well(&self) -> bool {
-        self.common.failures.is_empty()
-    }
-
-    pub(crate) fn failed_line(&self) -> String {
-        self.common.failed_line()
-    }
-
     /// Adds another's counts to these.
     pub(crate) fn add(&mut self, other: Self) {
         self.common.add(other.common);
@@ -82,14 +68,13 @@ impl ClusterTally {
         self.stopped.add(&other.stopped);
         self.losses += other.losses;
         self.messages_lost += other.messages_lost;
-        self.marks += other.marks;
     }
 }
 
 impl fmt::Display for ClusterTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { common, killed, stopped, losses, messages_lost, marks } = self;
-        let Tally { rounds, tries, looks, calm_failed, .. } = common;
+        let Self { common, killed, stopped, losses, messages_lost } = self;
+        let Tally { rounds, tries, looks, calm_failed, marks, .. } = common;
         let doubled = common.failures.iter().filter(|found| found.kind == FailureKind::Doubled).count();
         write!(
             f,

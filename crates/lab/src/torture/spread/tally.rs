@@ -3,25 +3,19 @@
 use std::fmt;
 
 use super::acts::Act;
-use crate::torture::tally::{FailureKind, Tally};
+use crate::torture::tally::Tally;
 
 /// Counts of one round or of many.
 #[derive(Debug, Default)]
 pub(crate) struct SpreadTally {
     /// What all kinds of torture count.
-    pub(super) common: Tally,
+    pub(crate) common: Tally,
     pushes_killed: u64,
     daemons_killed: u64,
     daemons_stopped: u64,
-    /// Jobs whose marks were left, as documented.
-    pub(super) marks: u64,
 }
 
 impl SpreadTally {
-    pub(super) fn fail(&mut self, kind: FailureKind, what: impl Into<String>) {
-        self.common.fail(kind, what);
-    }
-
     pub(super) fn happened(&mut self, act: Act) {
         match act {
             Act::KillPush => self.pushes_killed += 1,
@@ -31,28 +25,19 @@ impl SpreadTally {
         }
     }
 
-    pub(crate) fn is_well(&self) -> bool {
-        self.common.failures.is_empty()
-    }
-
-    pub(crate) fn failed_line(&self) -> String {
-        self.common.failed_line()
-    }
-
     /// Adds another's counts to these.
     pub(crate) fn add(&mut self, other: Self) {
         self.common.add(other.common);
         self.pushes_killed += other.pushes_killed;
         self.daemons_killed += other.daemons_killed;
         self.daemons_stopped += other.daemons_stopped;
-        self.marks += other.marks;
     }
 }
 
 impl fmt::Display for SpreadTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { common, pushes_killed, daemons_killed, daemons_stopped, marks } = self;
-        let Tally { rounds, tries, looks, calm_failed, .. } = common;
+        let Self { common, pushes_killed, daemons_killed, daemons_stopped } = self;
+        let Tally { rounds, tries, looks, calm_failed, marks, .. } = common;
         write!(
             f,
             "{rounds} rounds, {tries} tries; killed: {pushes_killed} pushes, {daemons_killed} daemons; stopped: \

@@ -1,0 +1,180 @@
+//! What rounds have in common in which several receivers share the storage of the target: the trees that are drawn for
+//! them, what the target must be at the end, and what may be left.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result};
+
+use super::dice::Dice;
+use super::metadata::{Features, Kind};
+use super::old;
+use super::same;
+use super::tally::{FailureKind, Tally};
+use super::tree::{Shape, Tree};
+use super::versions::Versions;
+use super::watch::{Files, Inspector};
+use crate::data::trees::names;
+
+/// The source and the target of a round.
+pub(super) struct SharedTarget {
+    pub(super) tree: Tree,
+    /// What all receivers share.
+    pub(super) shared: PathBuf,
+    pub(super) target: PathBuf,
+    /// What stands in the target and not in the source.
+    extra: Vec<PathBuf>,
+    /// What the command is given beside.
+    pub(super) options: Vec<&'static str>,
+    pub(super) inspector: Arc<Mutex<Inspector>>,
+}
+
+/// What is drawn from.
+pub(super) struct Draws<'a> {
+    /// The options of the command.
+    pub(super) command: &'a [Row],
+    /// One round in so many has a file that is cut into ranges.
+    pub(super) large_one_in: u64,
+    /// The most bytes of this file.
+    pub(super) large_bytes_max: u64,
+}
+
+impl SharedTarget {
+    /// Draws a source and what stands at the target, below a new directory; returns what all receivers are given
+    /// beside, too.
+    pub(super) fn draw(
+        directory: &Path,
+        draws: &Draws<'_>,
+        dice: &mut Dice,
+    ) -> Result<(Self, Vec<&'static str>)> {
+        let (shared, source) = (directory.join("shared"), directory.join("source"));
+        let failed = || format!("failed to create {}", shared.display());
+        fs::create_dir_all(&shared).with_context(failed)?;
+        let target = shared.join("target");
+        let (options, serve) = (draw(draws.command, dice), draw(&SERVE, dice));
+        let held = Features::of(directory)?;
+        let features = Features { privileged: held.privileged && options.contains(&"-a"), ..held };
+        let mut versions = Versions::default();
+        let mut tree = Tree::grow_like(&SHAPES, &source, features, dice.fork(), &mut versions)?;
+        if dice.one_in(draws.large_one_in) {
+            tree.add_large(dice.within(LARGE_BYTES_MIN..=draws.large_bytes_max), &mut versions)?;
+        }
+        let mut extra = Vec::new();
+        if dice.one_in(3) {
+            fs::create_dir(&target).with_context(failed)?;
+            extra = old::plant(&tree, &target, dice.fork(), &mut versions)?;
+            clear_ways(&tree, &target)?;
+        }
+        let inspector = Arc::new(Mutex::new(Inspector::new(&target, versions, Files::Whole)));
+        Ok((Self { tree, shared, target, extra, options, inspector }, serve))
+    }
+
+    pub(super) fn inspector(&self) -> MutexGuard<'_, Inspector> {
+        self.inspector.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the source, and lets what it is now stand at the target.
+    pub(super) fn change_source(&mut self) -> Result<()> {
+        let mut inspector = self.inspector.lock().unwrap_or_else(PoisonError::into_inner);
+        self.tree.change(inspector.versions())
+    }
+
+    /// Compares the target with the source.
+    pub(super) fn compare(&self, when: &str, tally: &mut Tally) -> Result<()> {
+        for difference in same::differences(self.tree.root(), &self.target, &self.extra)? {
+            tally.fail(FailureKind::Wrong, format!("{difference} {when}"));
+        }
+        Ok(())
+    }
+
+    /// Tells what is left at the target and beside it, and `elsewhere`. Of a job that has lost sessions the mark of its
+    /// end stays; nothing else does.
+    pub(super) fn look_for_leftovers(&self, elsewhere: Vec<PathBuf>, tally: &mut Tally) -> Result<()> {
+        let mut left = Vec::new();
+        for path in same::hidden_names(&self.target)? {
+            if path.parent() == Some(&self.target) && is_mark(&path) {
+                tally.marks += 1;
+            } else {
+                left.push(path);
+            }
+        }
+        left.extend(elsewhere);
+        let is_other = |path: &PathBuf| *path != self.target;
+        left.extend(names(&self.shared)?.iter().map(|name| self.shared.join(name)).filter(is_other));
+        for path in left {
+            let within: Vec<_> = names(&path).into_iter().flatten().collect();
+            tally.fail(FailureKind::Left, format!("{path:?} with {within:?}"));
+        }
+        Ok(())
+    }
+
+    /// Adds to what a round has come to what has stood at the target, and how the round has ended.
+    pub(super) fn conclude(&self, outcome: Result<()>, tally: &mut Tally) {
+        let mut inspector = self.inspector();
+        inspector.pass();
+        tally.looks = inspector.passes();
+        inspector.take_found().into_iter().for_each(|found| tally.fail(FailureKind::Partial, found));
+        drop(inspector);
+        if let Err(error) = outcome {
+            tally.fail(FailureKind::Lab, format!("{error:#}"));
+        }
+    }
+}
+
+/// Tells of programs that have panicked, by their logs.
+pub(super) fn look_for_panics(logs: impl IntoIterator<Item = PathBuf>, tally: &mut Tally) {
+    for log in logs {
+        let said = fs::read(&log).unwrap_or_default();
+        if String::from_utf8_lossy(&said).contains("panicked") {
+            tally.fail(FailureKind::Odd, format!("a panic in {}", log.display()));
+        }
+    }
+}
+
+/// Several receivers remove nothing, also not what is in the way of a directory.
+fn clear_ways(tree: &Tree, target: &Path) -> Result<()> {
+    for (path, kind) in tree.entries() {
+        let there = target.join(path);
+        let is_other = there.symlink_metadata().is_ok_and(|metadata| !metadata.is_dir());
+        if *kind == Kind::Directory && is_other {
+            fs::remove_file(&there).with_context(|| format!("failed to remove {}", there.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether this is what stays of a job that has ended, and no more.
+pub(super) fn is_mark(path: &Path) -> bool {
+    let entries = |path: &Path| names(path).map(|names| names.into_iter().collect::<Vec<_>>());
+    let is_job = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(JOB_PREFIX));
+    is_job
+        && entries(path).is_ok_and(|names| names == [OsString::from(LAST_EPOCH)])
+        && entries(&path.join(LAST_EPOCH)).is_ok_and(|names| names.is_empty())
+}
+
+fn draw(rows: &[Row], dice: &mut Dice) -> Vec<&'static str> {
+    let choose = |row: &Row| row[dice.weighted(row.iter().map(|(weight, _)| *weight))].1;
+    rows.iter().flat_map(choose).copied().collect()
+}
+
+/// Choices of which one is taken: how likely each is, and what is said for it.
+pub(super) type Row = &'static [(u64, &'static [&'static str])];
+
+/// What all receivers are given beside.
+const SERVE: [Row; 1] = [&[(3, &[]), (1, &["--io-engine", "uring"]), (1, &["--direct", "off"])]];
+
+/// Several names of one file become files of their own in such a push.
+const SHAPES: [Shape; 5] = [
+    Shape { weight: 3, directories: 40, files: 300, hard_links: 0, sizes: [10, 60, 20, 6, 4, 1] },
+    // directories that more than one item has
+    Shape { weight: 2, directories: 2, files: 6000, hard_links: 0, sizes: [20, 80, 0, 0, 0, 0] },
+    Shape { weight: 2, directories: 150, files: 500, hard_links: 0, sizes: [10, 80, 5, 0, 0, 0] },
+    Shape { weight: 2, directories: 4, files: 12, hard_links: 0, sizes: [1, 2, 2, 2, 6, 4] },
+    Shape { weight: 1, directories: 40, files: 3, hard_links: 0, sizes: [1, 1, 1, 1, 0, 0] },
+];
+/// A file is cut into ranges from 64 MiB on.
+const LARGE_BYTES_MIN: u64 = 64 << 20;
+pub(super) const JOB_PREFIX: &str = ".zmove-job-";
+const LAST_EPOCH: &str = ".zmove-epoch-18446744073709551615";
