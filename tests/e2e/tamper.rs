@@ -154,7 +154,9 @@ fn head_of_a_batch() {
         let damage = Damage { permille, ..Damage::once(FrameKind::Batch, Part::Head, 0) };
         expect_repaired(&site, &push(&site, 1, &[damage]), 1);
     }
-    let pushed = push(&site, 1, &[Damage::once(FrameKind::Batch, Part::Head, 0)]);
+    // the directories may go before the files, in a batch that has no data
+    let damage = Damage { bytes_min: 1, ..Damage::once(FrameKind::Batch, Part::Head, 0) };
+    let pushed = push(&site, 1, &[damage]);
     expect_repaired(&site, &pushed, 1);
     assert!(pushed.resent()[0].contains("/f'"), "{:?}", pushed.resent());
 }
@@ -211,8 +213,9 @@ fn what_is_always_damaged_is_given_up_and_named() {
         let summary = pushed.summary();
         let small = damages.iter().any(|damage| damage.kind == FrameKind::Batch);
         let large = damages.iter().any(|damage| damage.kind != FrameKind::Batch);
-        // with the two small files goes the source directory itself
-        assert_eq!(summary.failed, 3 * u64::from(small) + u64::from(large), "{:?}", pushed.failed());
+        // the source directory itself goes with the two small files, or before them
+        let failed = 2 * u64::from(small) + u64::from(large);
+        assert!((failed..=failed + u64::from(small)).contains(&summary.failed), "{:?}", pushed.failed());
         let expected: Vec<_> = if small { vec![] } else { vec!["one", "two"] }
             .into_iter()
             .chain((!large).then_some("big"))
