@@ -13,6 +13,7 @@ mod options;
 mod page;
 mod problem;
 mod program;
+mod room;
 mod routes;
 mod state;
 mod stores;
