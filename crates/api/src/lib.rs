@@ -26,6 +26,6 @@ pub use listen::{Door, bind_tcp, bind_tls, bind_unix, socket};
 pub use options::{SubmitOption, Takes};
 pub use routes::{description, serve};
 pub use state::{Api, Host};
-pub use tls::{Tls, TlsFiles};
+pub use tls::{Reminders, Tls, TlsFiles};
 pub use token::Token;
 pub use view::{EventView, Figures, JobView, reached, tells_time_left};

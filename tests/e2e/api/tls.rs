@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::pem::PemObject as _;
@@ -283,6 +284,48 @@ fn a_client_has_half_of_the_streams_of_events_at_most_and_is_told_to_come_again(
     assert!(secured.told(Some(&alice)).contains("200 OK"), "all else is answered");
     drop(streams);
     wait_for("room", || secured.events(&alice).0.starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn a_certificate_whose_time_ends_soon_is_told_of() {
+    let Some(yard) = issued() else { return };
+    run(&yard.site.path(OWN), "page runner", |commands| commands.replace("-days 365", "-days 3"));
+    let mut secured = Secured::at(yard);
+    // It is said before anything is answered.
+    secured.get(&format!("Host: localhost:{}\r\n", secured.port())).ok();
+    secured.served.end();
+    let said = secured.served.complaints();
+    let runner = secured.path(OWN, "runner.pem").display().to_string();
+    assert!(said.contains(&format!("the certificate in '{runner}' expires at ")), "{said}");
+}
+
+#[test]
+fn what_no_client_could_use_is_refused_by_name() {
+    let Some(yard) = issued() else { return };
+    let (own, files) = (|file: &str| own(&yard, file), files(&yard));
+    // The file of an option is another one.
+    let refused = |option: &str, file: &str, part: &str| {
+        let mut words: Vec<_> = ["runner", "--http", "0.0.0.0:0"].map(str::to_owned).to_vec();
+        words.extend(files.iter().cloned());
+        let at = words.iter().position(|word| word == option).unwrap();
+        words[at + 1] = own(file);
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        yard.run(&words).expect(11).says(&[&own(file), part]);
+    };
+    run(&yard.site.path(OWN), "page runner", |commands| {
+        commands.replace("runner.", "unnamed.").replace("subjectAltName=DNS:localhost", "")
+    });
+    refused("--http-cert", "unnamed.pem", "it names no host");
+    refused("--http-cert", "alice.pem", "it is not for a server");
+    refused("--http-key", "alice.key", "it does not belong to the certificate in");
+    // Whatever the key of a client signs would be let in.
+    refused("--http-client-ca", "alice.pem", "it is no authority's");
+    let fifo = Path::new(&own("fifo")).to_owned();
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    for option in ["--http-cert", "--http-key", "--http-client-ca"] {
+        refused(option, "fifo", "name a regular file");
+        refused(option, "", "name a regular file");
+    }
 }
 
 #[test]
