@@ -167,7 +167,10 @@ impl Drop for Work {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::sync::oneshot::error::TryRecvError;
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -226,12 +229,15 @@ mod tests {
         assert!(entered(&room, &client(3)).is_some());
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn who_waits_for_a_place_gets_the_first_that_is_free() {
         let room = Room::new(1);
         let guest = room.serve(&None).unwrap();
-        let (second, ()) = tokio::join!(room.enter(&None), async { drop(guest) });
+        let enter = || timeout(Duration::from_secs(1), room.enter(&None));
+        let (second, ()) = tokio::join!(enter(), async { drop(guest) });
+        let second = second.unwrap();
         drop(second.seat.work());
-        let (_third, ()) = tokio::join!(room.enter(&None), async { second.seat.sent() });
+        let (third, ()) = tokio::join!(enter(), async { second.seat.sent() });
+        third.unwrap();
     }
 }
