@@ -62,7 +62,7 @@ const RESERVED: [(&str, &[&str]); 38] = [
     ("utoipa-axum", &["api"]),
     ("tokio", &["api", "cli", "cluster", "daemon", "engine", "jobs", "receiver", "sender", "transport"]),
     ("rustls", &["api", "cli", "jobs", "transport"]),
-    ("rustls-webpki", &["transport"]),
+    ("rustls-webpki", &["api", "transport"]),
     ("quinn", &["transport"]),
     ("quinn-proto", &["transport"]),
     ("clap", &["cli", "lab"]),

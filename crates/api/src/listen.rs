@@ -1,7 +1,5 @@
 //! Where the API is reached, and what a connection may cost: so many at each door, each with so much patience.
 
-use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
@@ -14,19 +12,23 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::fs::Mode;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::{Instant, Sleep, timeout};
-use tokio_rustls::TlsAcceptor;
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::time::{Instant, Sleep, timeout, timeout_at};
+use tokio_rustls::server::TlsStream;
+use tokio_rustls::{Accept, TlsAcceptor};
 use zmove_jobs::Place;
 
 use crate::error::ApiError;
 use crate::guard::Proof;
+use crate::room::{Client, Guest, Room, Seat};
 use crate::tls::Tls;
 use crate::token::Token;
 
@@ -127,76 +129,130 @@ pub(crate) async fn attend(door: Door, router: impl Fn(Proof) -> Router) -> io::
     Ok(())
 }
 
+/// The rooms of a door.
+struct Rooms {
+    connections: Arc<Room>,
+    streams: Arc<Room>,
+}
+
+impl Rooms {
+    fn new() -> Self {
+        Self { connections: Room::new(CONNECTIONS_MAX), streams: Room::new(STREAMS_MAX) }
+    }
+
+    fn visitor(&self, client: Client, seat: Arc<Seat>) -> Visitor {
+        Visitor { client, seat, streams: Arc::clone(&self.streams) }
+    }
+}
+
+/// The client at the other end of a connection; each request has it among its extensions.
+#[derive(Debug)]
+pub(crate) struct Visitor {
+    pub(crate) client: Client,
+    /// The place of the connection.
+    pub(crate) seat: Arc<Seat>,
+    /// Where streams of events have their places.
+    pub(crate) streams: Arc<Room>,
+}
+
 async fn serve_each<Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<Socket>>,
     router: Router,
 ) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let rooms = Rooms::new();
     loop {
-        let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
         let Ok(socket) = poll_fn(&mut poll_accept).await else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        tokio::spawn(converse(Patient::new(socket), router.clone(), place));
+        // Where all are being served, others wait to be accepted.
+        let guest = rooms.connections.enter(&None).await;
+        let visitor = rooms.visitor(None, Arc::clone(&guest.seat));
+        let socket = Patient { seat: Some(Arc::clone(&guest.seat)), ..Patient::new(socket) };
+        tokio::spawn(converse(socket, router.clone(), guest, visitor));
     }
 }
 
-/// Serves all that show a certificate. Until then they have places of their own, so that they take none from those who
-/// have shown one. Where all of these are taken, who has been there longest goes: it is the one that says nothing.
+/// Serves all that show a certificate. Until then they have a room of their own, so that they take no place from those
+/// who have shown one.
 async fn serve_each_known(listener: &TcpListener, acceptor: &TlsAcceptor, router: &Router) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let mut strangers: VecDeque<oneshot::Sender<Infallible>> = VecDeque::new();
+    let (strangers, rooms) = (Room::new(STRANGERS_MAX), Arc::new(Rooms::new()));
     loop {
         let Ok((socket, _)) = listener.accept().await else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        strangers.retain(|stranger| !stranger.is_closed());
-        if strangers.len() == STRANGERS_MAX {
-            strangers.pop_front();
-        }
-        let (stranger, sent_away) = oneshot::channel();
-        strangers.push_back(stranger);
-        let shown = acceptor.accept(Patient::new(socket)).into_fallible();
-        let (room, router) = (Arc::clone(&room), router.clone());
-        let let_in = async move {
-            match shown.await {
-                Ok(shown) => Some((shown, room.acquire_owned().await.ok()?)),
-                Err((_, socket)) => turn_away(socket).await,
-            }
-        };
+        // There is a place at once: all strangers are waited for, so that one of them gives way.
+        let stranger = strangers.enter(&None).await;
+        let (rooms, router) = (Arc::clone(&rooms), router.clone());
+        let shown = acceptor.accept(Patient::new(socket));
         tokio::spawn(async move {
-            let let_in = tokio::select! {
-                let_in = timeout(WELCOME_TIME_MAX, let_in) => let_in.ok().flatten(),
-                _never_said = sent_away => None,
+            let known = tokio::select! {
+                known = welcome(shown, &rooms) => known,
+                _given_up = stranger.given_up => None,
             };
-            if let Some((socket, place)) = let_in {
-                converse(socket, router, place).await;
+            drop(stranger.seat);
+            if let Some((socket, guest, visitor)) = known {
+                converse(socket, router, guest, visitor).await;
             }
         });
     }
 }
 
-/// Ends a connection whose client has shown no right certificate. What it goes on to say is taken, since a system that
-/// throws away what was not read resets the connection, and the client might never see the alert that tells why.
-async fn turn_away<Nobody>(mut socket: impl AsyncRead + AsyncWrite + Unpin) -> Option<Nobody> {
-    socket.shutdown().await.ok()?;
-    tokio::io::copy(&mut socket, &mut tokio::io::sink()).await.ok()?;
+type Known = TlsStream<Patient<TcpStream>>;
+
+/// Waits until a client has shown a certificate, and has a place.
+async fn welcome(shown: Accept<Patient<TcpStream>>, rooms: &Rooms) -> Option<(Known, Guest, Visitor)> {
+    let until = Instant::now() + WELCOME_TIME_MAX;
+    let mut socket = match timeout_at(until, shown.into_fallible()).await.ok()? {
+        Ok(socket) => socket,
+        Err((_, socket)) => {
+            let _late = timeout_at(until, turn_away(socket)).await;
+            return None;
+        }
+    };
+    let (patient, session) = socket.get_mut();
+    let client = session.peer_certificates().and_then(|shown| shown.first()).cloned();
+    if let Ok(guest) = timeout_at(until, rooms.connections.enter(&client)).await {
+        patient.seat = Some(Arc::clone(&guest.seat));
+        let visitor = rooms.visitor(client, Arc::clone(&guest.seat));
+        return Some((socket, guest, visitor));
+    }
+    let _gone = timeout(FAREWELL_TIME_MAX, async {
+        socket.write_all(FULL.as_bytes()).await.ok()?;
+        turn_away(socket).await
+    })
+    .await;
     None
 }
 
-/// Answers one client, who keeps a place meanwhile.
+/// Ends a connection that is not served. What its client goes on to say is taken, since a system that throws away what
+/// was not read resets the connection, and the client might never see why.
+async fn turn_away(mut socket: impl AsyncRead + AsyncWrite + Unpin) -> Option<()> {
+    socket.shutdown().await.ok()?;
+    tokio::io::copy(&mut socket, &mut tokio::io::sink()).await.ok()?;
+    Some(())
+}
+
+/// Answers one client, until its place is somebody else's.
 async fn converse(
     socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
-    place: OwnedSemaphorePermit,
+    guest: Guest,
+    visitor: Visitor,
 ) {
+    let (visitor, router) = (Arc::new(visitor), TowerToHyperService::new(router));
+    let answer = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Arc::clone(&visitor));
+        router.call(request)
+    });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_MAX).max_buf_size(BUFFER_BYTES);
-    // A client that is slow, gone or makes no sense is ignored.
-    let _ended = http.serve_connection(TokioIo::new(socket), TowerToHyperService::new(router)).await;
-    drop(place);
+    tokio::select! {
+        // A client that is slow, gone or makes no sense is ignored.
+        _ended = http.serve_connection(TokioIo::new(socket), answer) => {}
+        _given_up = guest.given_up => {}
+    }
 }
 
 /// A connection whose other end has to take what it is sent within some time.
@@ -204,11 +260,13 @@ struct Patient<Socket> {
     socket: Socket,
     /// When patience ends, while something waits to be taken.
     until: Option<Pin<Box<Sleep>>>,
+    /// The place of the connection, which is told when all is taken.
+    seat: Option<Arc<Seat>>,
 }
 
 impl<Socket: AsyncWrite + Unpin> Patient<Socket> {
     fn new(socket: Socket) -> Self {
-        Self { socket, until: None }
+        Self { socket, until: None, seat: None }
     }
 
     fn bounded<T>(
@@ -246,7 +304,11 @@ impl<Socket: AsyncWrite + Unpin> AsyncWrite for Patient<Socket> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.bounded(context, AsyncWrite::poll_flush)
+        let flushed = self.bounded(context, AsyncWrite::poll_flush);
+        if let (Poll::Ready(Ok(())), Some(seat)) = (&flushed, &self.seat) {
+            seat.sent();
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -256,10 +318,14 @@ impl<Socket: AsyncWrite + Unpin> AsyncWrite for Patient<Socket> {
 
 /// The most connections of one door that are served at once; further ones wait.
 const CONNECTIONS_MAX: usize = 64;
+/// The most of them that are streams of events, so that connections are left for all else.
+const STREAMS_MAX: usize = 32;
 /// The most connections of one door that have not shown yet that they may be served.
 const STRANGERS_MAX: usize = 256;
 /// How long a client may take to show a certificate, and then wait for a place.
 const WELCOME_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long a client for which there was no place may take to be told so.
+const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long a client may take for the head of a request, and between two requests.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a client may leave what it is sent.
@@ -268,10 +334,28 @@ const STALL_TIME_MAX: Duration = Duration::from_secs(30);
 const BUFFER_BYTES: usize = 32 << 10;
 /// How long to pause when the system has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What a client is told for which there was no place.
+const FULL: &str = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 5\r\n\
+     Connection: close\r\nContent-Length: 80\r\n\r\n\
+     {\"error\":\"there are too many connections, of this client or in all\",\"exit\":null}";
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use axum::middleware::from_fn;
+    use axum::routing::get;
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    use rustls::pki_types::pem::PemObject as _;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use rustls::{ClientConfig, RootCertStore};
+    use tokio::io::AsyncReadExt as _;
+    use tokio_rustls::TlsConnector;
+
     use super::*;
+    use crate::routes::at_work;
+    use crate::tls::TlsFiles;
 
     #[test]
     fn addresses_that_other_hosts_reach_are_refused() {
@@ -289,5 +373,144 @@ mod tests {
         let (own, _theirs) = tokio::io::duplex(10);
         let error = Patient::new(own).write_all(&[0; 100]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// A door over TLS, where `/` never answers and `/large` answers with many bytes.
+    struct Secured {
+        address: SocketAddr,
+        authority: CertifiedIssuer<'static, KeyPair>,
+    }
+
+    impl Secured {
+        fn new() -> Self {
+            let mut params = CertificateParams::default();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+            let directory = tempfile::tempdir().unwrap();
+            let [certificate, key, client_authority] =
+                ["cert.pem", "key.pem", "ca.pem"].map(|name| directory.path().join(name));
+            let (own, own_key) = issued(&authority);
+            std::fs::write(&certificate, own.pem()).unwrap();
+            std::fs::write(&client_authority, authority.pem()).unwrap();
+            std::fs::write(&key, own_key.serialize_pem()).unwrap();
+            std::fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+            let files =
+                TlsFiles { certificate: &certificate, key: &key, client_authority: &client_authority };
+            let tls = Tls::read(&files).unwrap();
+            let (door, address) = bind_tls("127.0.0.1:0".parse().unwrap(), tls).unwrap();
+            let routes = Router::new()
+                .route("/", get(std::future::pending::<()>))
+                .route("/large", get(async || vec![b'x'; LARGE_BYTES]))
+                .layer(from_fn(at_work));
+            tokio::spawn(attend(door, move |_| routes.clone()));
+            Self { address, authority }
+        }
+
+        /// What connects as a client of its own.
+        fn client(&self) -> TlsConnector {
+            let mut roots = RootCertStore::empty();
+            roots.add(self.authority.der().clone()).unwrap();
+            let (certificate, key) = issued(&self.authority);
+            let chain = vec![CertificateDer::from_pem_slice(certificate.pem().as_bytes()).unwrap()];
+            let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
+            let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+            let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+            let config = config.unwrap().with_root_certificates(roots).with_client_auth_cert(chain, key);
+            TlsConnector::from(Arc::new(config.unwrap()))
+        }
+
+        /// A connection over which something has been said.
+        async fn say(
+            &self,
+            client: &TlsConnector,
+            words: &str,
+        ) -> tokio_rustls::client::TlsStream<TcpStream> {
+            let socket = TcpStream::connect(self.address).await.unwrap();
+            let mut socket = client.connect("localhost".try_into().unwrap(), socket).await.unwrap();
+            socket.write_all(words.as_bytes()).await.unwrap();
+            socket
+        }
+
+        /// All that is answered to one request.
+        async fn get(&self, client: &TlsConnector, path: &str) -> String {
+            let words = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+            let mut said = Vec::new();
+            let _end = self.say(client, &words).await.read_to_end(&mut said).await;
+            String::from_utf8(said).unwrap()
+        }
+    }
+
+    fn issued(authority: &CertifiedIssuer<'static, KeyPair>) -> (rcgen::Certificate, KeyPair) {
+        let (key, params) = (KeyPair::generate().unwrap(), CertificateParams::new(["localhost".to_owned()]));
+        (params.unwrap().signed_by(&key, authority).unwrap(), key)
+    }
+
+    const LARGE_BYTES: usize = 32 << 20;
+    const ENDLESS: &str = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
+    /// So many connections that say the same, and no word of which is answered yet.
+    async fn say_often(
+        secured: &Secured,
+        client: &TlsConnector,
+        words: &str,
+        count: usize,
+    ) -> Vec<impl AsyncRead> {
+        let mut said = Vec::new();
+        for _ in 0..count {
+            said.push(secured.say(client, words).await);
+        }
+        said
+    }
+
+    #[tokio::test]
+    async fn a_client_that_is_served_often_keeps_out_no_other_and_is_told_to_come_again() {
+        let secured = Secured::new();
+        let [alice, bob] = [secured.client(), secured.client()];
+        let _busy = say_often(&secured, &alice, ENDLESS, CONNECTIONS_MAX / 2).await;
+        let begun = Instant::now();
+        assert!(secured.get(&bob, "/nowhere").await.starts_with("HTTP/1.1 404"));
+        assert!(begun.elapsed() < WELCOME_TIME_MAX / 2);
+        let refused = secured.get(&alice, "/nowhere").await;
+        assert!(begun.elapsed() >= WELCOME_TIME_MAX, "it is waited for first");
+        let (head, body) = refused.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 503") && head.contains("Retry-After: 5"), "{refused}");
+        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{refused}");
+        let told: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(told["error"], "there are too many connections, of this client or in all");
+    }
+
+    /// Heads, bodies and pauses between two requests.
+    #[tokio::test]
+    async fn clients_that_are_waited_for_keep_out_nobody() {
+        let secured = Secured::new();
+        let clients = [secured.client(), secured.client(), secured.client()];
+        let slow = [
+            "GET /nowhere HTT",
+            "POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{",
+            "",
+        ];
+        let mut held = Vec::new();
+        for (client, words) in clients.iter().zip(slow) {
+            held.extend(say_often(&secured, client, words, CONNECTIONS_MAX).await);
+        }
+        let begun = Instant::now();
+        for client in &clients {
+            assert!(secured.get(client, "/nowhere").await.starts_with("HTTP/1.1 404"));
+        }
+        assert!(begun.elapsed() < WELCOME_TIME_MAX / 2);
+    }
+
+    #[tokio::test]
+    async fn a_large_answer_comes_whole_although_others_come_in() {
+        let secured = Secured::new();
+        let [alice, bob, eve] = [secured.client(), secured.client(), secured.client()];
+        let words = "GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        let mut large = secured.say(&alice, words).await;
+        large.read_exact(&mut [0; 1]).await.unwrap();
+        let mut held = say_often(&secured, &bob, "", CONNECTIONS_MAX).await;
+        held.extend(say_often(&secured, &eve, "", CONNECTIONS_MAX).await);
+        let mut said = Vec::new();
+        large.read_to_end(&mut said).await.unwrap();
+        assert!(said.len() > LARGE_BYTES, "{}", said.len());
     }
 }

@@ -8,19 +8,22 @@ mod orders;
 mod stream;
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::body::{Body, to_bytes};
+use axum::extract::{Extension, Request};
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
+use http_body_util::BodyExt as _;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::guard::guard;
-use crate::listen::{Door, attend};
+use crate::listen::{Door, Visitor, attend};
 use crate::options::{SubmitOption, describe};
 use crate::page;
 use crate::problem::Problem;
@@ -73,7 +76,7 @@ pub fn description(options: &[SubmitOption]) -> String {
 pub async fn serve(api: Api, doors: Vec<Door>) -> io::Result<()> {
     let (routes, _) = api_routes().split_for_parts();
     let routes = routes.merge(page::routes()).fallback(nothing).method_not_allowed_fallback(no_method);
-    let routes = routes.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).layer(from_fn(in_time)).with_state(api);
+    let routes = routes.layer(from_fn(at_work)).layer(from_fn(in_time)).with_state(api);
     let guarded = move |proof| -> Router { routes.clone().layer(from_fn_with_state(proof, guard)) };
     let mut attended = tokio::task::JoinSet::new();
     for door in doors {
@@ -89,6 +92,28 @@ pub async fn serve(api: Api, doors: Vec<Door>) -> io::Result<()> {
 async fn in_time(request: Request, next: Next) -> Response {
     let late = || Problem::new(StatusCode::REQUEST_TIMEOUT, "it took too long").into_response();
     tokio::time::timeout(REQUEST_TIME_MAX, next.run(request)).await.unwrap_or_else(|_| late())
+}
+
+/// Takes a request in, and keeps the connection's place from when it is whole until all of the answer is sent: a client
+/// whose request does not come is waited for as any that says nothing.
+pub(crate) async fn at_work(
+    Extension(visitor): Extension<Arc<Visitor>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (head, body) = request.into_parts();
+    let Ok(body) = to_bytes(body, BODY_BYTES_MAX).await else {
+        return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long").into_response();
+    };
+    let work = visitor.seat.work();
+    let answer = next.run(Request::from_parts(head, body.into())).await;
+    // The body of the answer holds it, and goes once it is handed on.
+    answer.map(|body| {
+        Body::new(body.map_err(move |error| {
+            let _held = &work;
+            error
+        }))
+    })
 }
 
 async fn nothing() -> Problem {

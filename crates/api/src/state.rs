@@ -40,8 +40,6 @@ pub struct Api {
     /// Held by each process that a request has run.
     pub(crate) processes: Arc<Semaphore>,
     pub(crate) hub: Arc<Hub>,
-    /// Held by each stream of events.
-    pub(crate) streams: Arc<Semaphore>,
 }
 
 impl Api {
@@ -50,18 +48,9 @@ impl Api {
     pub fn new(place: &Place, host: Host) -> Self {
         let processes = Arc::new(Semaphore::new(PROCESSES_MAX));
         let (stores, hub) = (Stores::new(place.clone()), Hub::new(place, host.daemon));
-        Self {
-            place: place.clone(),
-            host,
-            stores,
-            processes,
-            hub,
-            streams: Arc::new(Semaphore::new(STREAMS_MAX)),
-        }
+        Self { place: place.clone(), host, stores, processes, hub }
     }
 }
 
 /// How many processes requests run at once: each is a `zmove` that takes a job or looks what there is to do.
 const PROCESSES_MAX: usize = 4;
-/// How many streams of events there are at once, so that connections are left for all else.
-const STREAMS_MAX: usize = 32;

@@ -2,22 +2,28 @@
 //!
 //! **Invariant:** who has no certificate of that authority is read no request of.
 
-use std::fs::File;
+mod judge;
+mod reminders;
+
+use std::fs::OpenOptions;
 use std::io::{self, Read as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::fs::OFlags;
 use rustls::client::verify_server_name;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use rustls::version::TLS13;
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{InconsistentKeys, RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 
 use crate::error::ApiError;
+use judge::{judge_authority, judge_server, now};
+pub use reminders::Reminders;
 
 /// Files in PEM.
 #[derive(Clone, Copy, Debug)]
@@ -35,18 +41,27 @@ pub struct TlsFiles<'a> {
 pub struct Tls {
     config: Arc<ServerConfig>,
     names: Names,
+    reminders: Reminders,
 }
 
 impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// One cannot be read, does not hold what it should, or is a key that others may read.
+    /// One cannot be read, does not hold what it should or what a client could use now, or is a key that others may
+    /// read.
     pub fn read(files: &TlsFiles<'_>) -> Result<Self, ApiError> {
         let (chain, key) = (certificates(files.certificate, CERTIFICATE)?, key(files.key)?);
         let names = Names::of(&chain[0]).map_err(unfit(files.certificate, CERTIFICATE))?;
+        judge_server(&chain[0], now()).map_err(unfit(files.certificate, CERTIFICATE))?;
+        let mut reminders = Reminders::default();
+        // Of those that follow, clients may need none.
+        chain.iter().for_each(|certificate| reminders.add(CERTIFICATE, files.certificate, certificate));
         let mut roots = RootCertStore::empty();
         for root in certificates(files.client_authority, AUTHORITY)? {
+            // The handshake takes whatever is named as an authority for one, whenever.
+            judge_authority(&root, now()).map_err(unfit(files.client_authority, AUTHORITY))?;
+            reminders.add(AUTHORITY, files.client_authority, &root);
             roots.add(root).map_err(unfit(files.client_authority, AUTHORITY))?;
         }
         let provider = Arc::new(default_provider());
@@ -54,13 +69,18 @@ impl Tls {
         let verifier = verifier.build().map_err(unfit(files.client_authority, AUTHORITY))?;
         let config = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]);
         let config = config.expect("the provider has suites of TLS 1.3").with_client_cert_verifier(verifier);
-        // Here it is seen whether the key is the certificate's.
-        let mut config = config.with_single_cert(chain, key).map_err(unfit(files.key, KEY))?;
+        let mut config = config.with_single_cert(chain, key).map_err(|error| not_its_key(files, error))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         // Each connection shows its certificate anew, so that none begins beyond its time.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        Ok(Self { config: Arc::new(config), names })
+        Ok(Self { config: Arc::new(config), names, reminders })
+    }
+
+    /// What is to be said while it is used.
+    #[must_use]
+    pub fn reminders(&self) -> Reminders {
+        self.reminders.clone()
     }
 
     /// What takes clients in.
@@ -109,7 +129,7 @@ fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'s
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
     let found =
         found.and_then(|found| if found.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(found) });
-    found.map_err(|error| not_pem(path, what, &error))
+    found.map_err(|error| not_pem(path, what, &bytes, &error))
 }
 
 fn key(path: &Path) -> Result<PrivateKeyDer<'static>, ApiError> {
@@ -117,15 +137,32 @@ fn key(path: &Path) -> Result<PrivateKeyDer<'static>, ApiError> {
     if mode & 0o077 != 0 {
         return Err(ApiError::Exposed { path: path.to_owned(), mode });
     }
-    PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| not_pem(path, KEY, &error))
+    PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| not_pem(path, KEY, &bytes, &error))
 }
 
-fn not_pem(path: &Path, what: &'static str, error: &pem::Error) -> ApiError {
+fn not_pem(path: &Path, what: &'static str, bytes: &[u8], error: &pem::Error) -> ApiError {
     let cause = match error {
-        pem::Error::NoItemsFound => "the file holds none in PEM, or an encrypted one".to_owned(),
+        pem::Error::NoItemsFound if bytes.is_empty() => "the file is empty".to_owned(),
+        pem::Error::NoItemsFound if what == KEY => {
+            "the file holds none in PEM, or an encrypted one: decrypt it by openssl pkey -in FILE -out FILE"
+                .to_owned()
+        }
+        pem::Error::NoItemsFound => "the file holds none in PEM (BEGIN CERTIFICATE)".to_owned(),
         error => error.to_string(),
     };
     ApiError::Tls { what, path: path.to_owned(), cause }
+}
+
+/// What to say of a key that cannot be used with the certificate.
+fn not_its_key(files: &TlsFiles<'_>, error: rustls::Error) -> ApiError {
+    let certificate = files.certificate.display();
+    let cause = match error {
+        rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => format!(
+            "it does not belong to the certificate in '{certificate}': name the key with which that one was requested"
+        ),
+        error => error.to_string(),
+    };
+    ApiError::Tls { what: KEY, path: files.key.to_owned(), cause }
 }
 
 /// What to say of a file whose parts are in order, and do not do.
@@ -137,11 +174,17 @@ fn unfit<Cause: ToString>(path: &Path, what: &'static str) -> impl FnOnce(Cause)
 /// What a file holds, and who may use it, both of the same one.
 fn read(path: &Path) -> Result<(Vec<u8>, u32), ApiError> {
     let read = || -> io::Result<_> {
-        let file = File::open(path)?;
-        let mode = file.metadata()?.mode() & 0o777;
+        // A FIFO would be opened only once somebody writes to it.
+        let at_once = OFlags::NONBLOCK.bits().cast_signed();
+        let file = OpenOptions::new().read(true).custom_flags(at_once).open(path)?;
+        let found = file.metadata()?;
+        if !found.is_file() {
+            let other = "it is a directory, a FIFO or a device: name a regular file";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, other));
+        }
         let mut bytes = Vec::new();
         file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
-        Ok((bytes, mode))
+        Ok((bytes, found.mode() & 0o777))
     };
     read().map_err(|source| ApiError::Io { operation: "read", path: path.to_owned(), source })
 }
@@ -159,7 +202,9 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::PathBuf;
 
-    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use zmove_jobs::Moment;
 
     use super::*;
 
@@ -175,7 +220,8 @@ mod tests {
             authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
             let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
             let key = KeyPair::generate().unwrap();
-            let own = CertificateParams::default().self_signed(&key).unwrap();
+            let own =
+                CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
             made.write("ca.pem", &authority.pem(), 0o644);
             made.write("cert.pem", &own.pem(), 0o644);
             made.write("key.pem", &key.serialize_pem(), 0o600);
@@ -238,17 +284,56 @@ mod tests {
         let damaged = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
         for file in ["cert.pem", "ca.pem", "key.pem"] {
             let good = std::fs::read_to_string(made.path(file)).unwrap();
-            for bad in ["", "hello", "-----BEGIN CERTIFICATE-----\n"] {
+            for (bad, why) in [
+                ("", "the file is empty"),
+                ("hello", "the file holds none in PEM"),
+                ("-----BEGIN CERTIFICATE-----\n", "use the "),
+            ] {
                 std::fs::write(made.path(file), bad).unwrap();
-                made.refused(file, "use the ");
+                made.refused(file, why);
             }
             std::fs::write(made.path(file), damaged).unwrap();
             made.refused(file, "use the ");
             std::fs::remove_file(made.path(file)).unwrap();
             made.refused(file, "No such file");
+            std::fs::create_dir(made.path(file)).unwrap();
+            made.refused(file, "name a regular file");
+            std::fs::remove_dir(made.path(file)).unwrap();
+            // Nobody writes to it.
+            mknodat(CWD, made.path(file), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+            made.refused(file, "name a regular file");
+            std::fs::remove_file(made.path(file)).unwrap();
             made.write(file, &good, 0o600);
         }
         made.write("key.pem", &KeyPair::generate().unwrap().serialize_pem(), 0o600);
-        made.refused("key.pem", "use the key");
+        let certificate = made.path("cert.pem").display().to_string();
+        made.refused("key.pem", &format!("it does not belong to the certificate in '{certificate}'"));
+    }
+
+    #[test]
+    fn what_no_client_could_use_is_refused_by_name() {
+        let made = Made::new();
+        let issued = |year, names: &[&str], is_ca| {
+            let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+            let mut params = CertificateParams::new(names).unwrap();
+            params.not_after = date_time_ymd(year, 1, 15);
+            params.is_ca = is_ca;
+            let key = KeyPair::from_pem(&std::fs::read_to_string(made.path("key.pem")).unwrap()).unwrap();
+            params.self_signed(&key).unwrap().pem()
+        };
+        let authority = || IsCa::Ca(BasicConstraints::Unconstrained);
+        let good = issued(2100, &["localhost"], IsCa::NoCa);
+        made.write("cert.pem", &issued(2020, &["localhost"], IsCa::NoCa), 0o644);
+        made.refused("cert.pem", "it expired at 2020-01-1");
+        made.write("cert.pem", &issued(2100, &[], IsCa::NoCa), 0o644);
+        made.refused("cert.pem", "it names no host: issue one with subjectAltName");
+        made.write("cert.pem", &good, 0o644);
+        made.write("ca.pem", &issued(2020, &[], authority()), 0o644);
+        made.refused("ca.pem", "it expired at 2020-01-1");
+        // Behind one that is in order, too.
+        made.write("ca.pem", &(issued(2100, &[], authority()) + &good), 0o644);
+        made.refused("ca.pem", "it is no authority's");
+        made.write("ca.pem", &issued(2100, &[], authority()), 0o644);
+        assert_eq!(made.read().unwrap().reminders().due(Moment(i64::MAX)).len(), 4);
     }
 }

@@ -16,6 +16,7 @@ import time
 import unittest
 import unittest.mock
 from pathlib import Path
+from typing import Sequence
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
@@ -374,14 +375,26 @@ class OverTls(unittest.TestCase):
     def authority(self, name: str) -> None:
         self.request(name, "-x509", "-out", f"{name}.pem", "-addext", "keyUsage=critical,keyCertSign")
 
-    def issue(self, name: str, authority: str, extensions: str) -> None:
+    def issue(self, name: str, authority: str, extensions: str, dates: Sequence[str] = ()) -> None:
         self.request(name, "-new", "-out", f"{name}.csr")
         (self.files / f"{name}.ext").write_text(extensions)
-        by = ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-CAcreateserial", "-days", "2"]
-        self.openssl("x509", "-req", "-in", f"{name}.csr", *by, "-extfile", f"{name}.ext", "-out", f"{name}.pem")
+        given = ["-in", f"{name}.csr", "-extfile", f"{name}.ext", "-out", f"{name}.pem"]
+        if not dates:
+            by = ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-CAcreateserial", "-days", "2"]
+            self.openssl("x509", "-req", *by, *given)
+            return
+        # Before OpenSSL 3.4 this alone takes dates.
+        (self.files / "index.txt").touch()
+        (self.files / "ca.cnf").write_text(
+            "[ca]\ndefault_ca=d\n[d]\ndatabase=index.txt\nserial=serial\nnew_certs_dir=.\npolicy=p\n[p]\ncommonName=supplied\n"
+        )
+        by = ["-cert", f"{authority}.pem", "-keyfile", f"{authority}.key", "-rand_serial", "-md", "sha256"]
+        start, end = dates
+        when = ["-startdate", start, "-enddate", end]
+        self.openssl("ca", "-batch", "-notext", "-config", "ca.cnf", *by, *when, *given)
 
-    def client(self, host: str = "localhost", cert: str = "alice", ca: str = "ca") -> Client:
-        port = self.runner.address.rsplit(":", 1)[1]
+    def client(self, host: str = "localhost", cert: str = "alice", ca: str = "ca", port: str = "") -> Client:
+        port = port or self.runner.address.rsplit(":", 1)[1]
         cert, key, ca = self.file(f"{cert}.pem"), self.file(f"{cert}.key"), self.file(f"{ca}.pem")
         return Client(f"https://{host}:{port}", cert=cert, key=key, ca=ca, timeout=PATIENCE)
 
@@ -404,12 +417,69 @@ class OverTls(unittest.TestCase):
     def test_who_does_not_take_the_certificate_of_the_other_says_so_and_waits_no_longer(self) -> None:
         self.authority("other")
         self.issue("mallory", "other", "extendedKeyUsage=clientAuth")
-        for client in [self.client(cert="mallory"), self.client(ca="other"), self.client(host="127.0.0.1")]:
-            with self.assertRaises(zmove.ApiError) as error:
-                client.status()
-            self.assertEqual(error.exception.status, 0)
-            with self.assertRaises(zmove.ApiError):
-                asyncio.run(client.wait_for(1, PATIENCE))
+        address = self.runner.address.rsplit(":", 1)[1]
+        for client, cause, parts in [
+            (self.client(cert="mallory"), "client", [self.file("mallory.pem")]),
+            (self.client(ca="other"), "authority", [self.file("other.pem"), f"https://localhost:{address}"]),
+            (self.client(host="127.0.0.1"), "name", [f"https://127.0.0.1:{address}"]),
+        ]:
+            self.assert_refused(client, cause, parts)
+
+    def test_a_runner_whose_time_is_over_or_has_not_come_is_told_from_others(self) -> None:
+        for name, dates, cause in [
+            ("past", ["20200101000000Z", "20200201000000Z"], "expired"),
+            ("future", ["21200101000000Z", "21200201000000Z"], "not yet valid"),
+        ]:
+            self.issue(name, "ca", "extendedKeyUsage=serverAuth\nsubjectAltName=DNS:localhost", dates)
+            with subprocess.Popen(
+                ["openssl", "s_server", "-accept", "localhost:0", "-cert", f"{name}.pem", "-key", f"{name}.key"],
+                cwd=self.files,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            ) as server:
+                try:
+                    while "ACCEPT" not in (line := server.stdout.readline()):
+                        assert line, "the server has ended"
+                    port = line.strip().rsplit(":", 1)[1]
+                    self.assert_refused(self.client(port=port), cause, [f"https://localhost:{port}"])
+                finally:
+                    server.kill()
+
+    def assert_refused(self, client: Client, cause: str, parts: list) -> None:
+        """It is refused in both ways, and told so in these words."""
+        with self.assertRaises(zmove.TlsError) as plain:
+            client.status()
+        with self.assertRaises(zmove.TlsError) as stream:
+            asyncio.run(client.wait_for(1, PATIENCE))
+        for error in [plain.exception, stream.exception]:
+            self.assertEqual((error.status, error.cause), (0, cause), error)
+            for part in parts:
+                self.assertIn(part, str(error))
+
+    def test_a_file_that_is_of_no_use_is_named(self) -> None:
+        self.authority("other")
+        (self.files / "empty.pem").touch()
+        (self.files / "words.pem").write_text("hello\n")
+        os.mkfifo(self.file("fifo"))
+        good = {"cert": "alice.pem", "key": "alice.key", "ca": "ca.pem"}
+        for term in good:
+            for file, why in [
+                ("missing.pem", "No such file"),
+                ("fifo", "no regular file"),
+                ("", "no regular file"),
+                ("empty.pem", "in PEM"),
+                ("words.pem", "in PEM"),
+            ]:
+                files = {name: self.file(file if name == term else own) for name, own in good.items()}
+                with self.subTest(files), self.assertRaises(zmove.TlsError) as error:
+                    Client("https://localhost", **files)
+                self.assertEqual(error.exception.cause, "file")
+                self.assertIn(f"'{files[term]}'", str(error.exception))
+                self.assertIn(why, str(error.exception))
+        with self.assertRaisesRegex(zmove.TlsError, "other.key' does not belong to .*alice.pem'"):
+            Client("https://localhost", cert=self.file("alice.pem"), key=self.file("other.key"))
 
     def test_what_makes_no_sense_is_refused(self) -> None:
         cert, key = self.file("alice.pem"), self.file("alice.key")

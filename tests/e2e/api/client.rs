@@ -61,6 +61,13 @@ impl Served {
         (self.process, self.address) = start(&self.yard, &[&self.address]);
     }
 
+    /// What a runner that has ended said on standard error.
+    pub(super) fn complaints(&mut self) -> String {
+        let mut said = String::new();
+        self.process.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        said
+    }
+
     pub(super) fn token(&self) -> String {
         std::fs::read_to_string(self.yard.place().join("token")).unwrap().trim().to_owned()
     }

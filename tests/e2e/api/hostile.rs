@@ -1,8 +1,10 @@
 //! Requests that are to get nowhere.
 
 use std::io::Write as _;
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -129,6 +131,24 @@ fn clients_that_hang_cost_the_others_nothing() {
         })
         .collect();
     served.wait_for_end(served.submit(&json!({})));
+    drop(hanging);
+}
+
+/// More of them than there are places, of whom no word is known.
+#[test]
+fn whoever_hangs_over_the_loopback_keeps_out_nobody() {
+    let served = Served::local();
+    let hang = |_| {
+        let mut socket = TcpStream::connect(&served.address).unwrap();
+        socket.write_all(b"GET / HTTP/1.1\r\nHost: local").unwrap();
+        socket
+    };
+    let hanging: Vec<_> = (0..100).map(hang).collect();
+    let begun = Instant::now();
+    let head = format!("Host: {}\r\nAuthorization: Bearer {}", served.address, served.token());
+    let words = format!("GET /api/v1/jobs HTTP/1.1\r\n{head}\r\nConnection: close\r\n\r\n");
+    assert_eq!(say_over_tcp(&served.address, &words).ok()["jobs"], json!([]));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     drop(hanging);
 }
 

@@ -1,7 +1,7 @@
 //! The API over TLS, as other hosts reach it, with certificates made by the commands that docs/GUIDE.md tells.
 
 use std::fs::{Permissions, set_permissions};
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::pem::PemObject as _;
@@ -19,7 +20,7 @@ use serde_json::json;
 use super::client::{Answer, Served, answered, converse};
 use crate::authority::block;
 use crate::harness::{PATIENCE, has_program, skip};
-use crate::jobs::Yard;
+use crate::jobs::{Yard, wait_for};
 
 const OWN: &str = "page";
 
@@ -27,11 +28,17 @@ const OWN: &str = "page";
 fn issue(site: &Path, authority: &str) {
     let directory = site.join(authority);
     std::fs::create_dir(&directory).unwrap();
-    for mark in ["run: page authority", "run: page runner", "run: page client"] {
-        let commands = block("docs/GUIDE.md", mark).replace("dtn.example.org", "localhost");
-        let ran = Command::new("sh").args(["-ec", &commands]).current_dir(&directory).output().unwrap();
-        assert!(ran.status.success(), "{commands}\n{}", String::from_utf8_lossy(&ran.stderr));
+    for mark in ["page authority", "page runner", "page client"] {
+        run(&directory, mark, |commands| commands);
     }
+}
+
+/// Runs commands of the documentation in the directory of an authority, changed for this case.
+fn run(directory: &Path, mark: &str, change: impl FnOnce(String) -> String) {
+    let commands = block("docs/GUIDE.md", &format!("run: {mark}")).replace("dtn.example.org", "localhost");
+    let commands = change(commands);
+    let ran = Command::new("sh").args(["-ec", &commands]).current_dir(directory).output().unwrap();
+    assert!(ran.status.success(), "{commands}\n{}", String::from_utf8_lossy(&ran.stderr));
 }
 
 /// A yard whose runner has certificates; `None` where there is no openssl.
@@ -65,10 +72,13 @@ type Shown = (PathBuf, PathBuf);
 
 impl Secured {
     fn new() -> Option<Self> {
-        let yard = issued()?;
+        issued().map(Self::at)
+    }
+
+    fn at(yard: Yard) -> Self {
         let files = files(&yard);
         let words: Vec<_> = ["0.0.0.0:0"].into_iter().chain(files.iter().map(String::as_str)).collect();
-        Some(Self { served: Served::with(yard, &words) })
+        Self { served: Served::with(yard, &words) }
     }
 
     fn path(&self, authority: &str, file: &str) -> PathBuf {
@@ -78,6 +88,25 @@ impl Secured {
     /// A certificate of an authority that the commands have issued.
     fn shown(&self, authority: &str, name: &str) -> Shown {
         (self.path(authority, &format!("{name}.pem")), self.path(authority, &format!("{name}.key")))
+    }
+
+    /// A certificate for another client.
+    fn other(&self, name: &str) -> Shown {
+        run(&self.path(OWN, ""), "page client", |commands| commands.replace("alice", name));
+        self.shown(OWN, name)
+    }
+
+    /// The answer to a client that asks for the events, and the connection by which they come.
+    fn events(&self, shown: &Shown) -> (String, StreamOwned<ClientConnection, TcpStream>) {
+        let mut socket = self.connect(Some(shown));
+        write!(socket, "GET /api/v1/events HTTP/1.1\r\nHost: localhost:{}\r\n\r\n", self.port()).unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            socket.read_exact(&mut byte).unwrap();
+            head.extend(byte);
+        }
+        (String::from_utf8(head).unwrap(), socket)
     }
 
     fn port(&self) -> u16 {
@@ -218,6 +247,85 @@ fn silent_strangers_hold_up_nobody() {
         last.read(&mut [0]).is_err() || begun.elapsed() > Duration::from_secs(8),
         "the last has its time"
     );
+}
+
+/// More of them than there are places, all of one client that is known.
+#[test]
+fn slow_clients_hold_up_nobody() {
+    let Some(secured) = Secured::new() else { return };
+    let [alice, bob] = [secured.shown(OWN, "alice"), secured.other("bob")];
+    let slow = |_| {
+        let mut socket = secured.connect(Some(&alice));
+        socket.write_all(b"GET /api/v1/jobs HTTP/1.1\r\nHost: local").unwrap();
+        socket
+    };
+    let slow: Vec<_> = (0..100).map(slow).collect();
+    let begun = Instant::now();
+    for shown in [&alice, &bob] {
+        assert!(secured.told(Some(shown)).contains("200 OK"));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    drop(slow);
+}
+
+#[test]
+fn a_client_has_half_of_the_streams_of_events_at_most_and_is_told_to_come_again() {
+    let Some(secured) = Secured::new() else { return };
+    let [alice, bob] = [secured.shown(OWN, "alice"), secured.other("bob")];
+    let mut streams = Vec::new();
+    for _ in 0..16 {
+        let (head, stream) = secured.events(&alice);
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        streams.push(stream);
+    }
+    let (refused, _) = secured.events(&alice);
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after: 5\r\n"), "{refused}");
+    assert!(secured.events(&bob).0.starts_with("HTTP/1.1 200"));
+    assert!(secured.told(Some(&alice)).contains("200 OK"), "all else is answered");
+    drop(streams);
+    wait_for("room", || secured.events(&alice).0.starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn a_certificate_whose_time_ends_soon_is_told_of() {
+    let Some(yard) = issued() else { return };
+    run(&yard.site.path(OWN), "page runner", |commands| commands.replace("-days 365", "-days 3"));
+    let mut secured = Secured::at(yard);
+    // It is said before anything is answered.
+    secured.get(&format!("Host: localhost:{}\r\n", secured.port())).ok();
+    secured.served.end();
+    let said = secured.served.complaints();
+    let runner = secured.path(OWN, "runner.pem").display().to_string();
+    assert!(said.contains(&format!("the certificate in '{runner}' expires at ")), "{said}");
+}
+
+#[test]
+fn what_no_client_could_use_is_refused_by_name() {
+    let Some(yard) = issued() else { return };
+    let (own, files) = (|file: &str| own(&yard, file), files(&yard));
+    // The file of an option is another one.
+    let refused = |option: &str, file: &str, part: &str| {
+        let mut words: Vec<_> = ["runner", "--http", "0.0.0.0:0"].map(str::to_owned).to_vec();
+        words.extend(files.iter().cloned());
+        let at = words.iter().position(|word| word == option).unwrap();
+        words[at + 1] = own(file);
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        yard.run(&words).expect(11).says(&[&own(file), part]);
+    };
+    run(&yard.site.path(OWN), "page runner", |commands| {
+        commands.replace("runner.", "unnamed.").replace("subjectAltName=DNS:localhost", "")
+    });
+    refused("--http-cert", "unnamed.pem", "it names no host");
+    refused("--http-cert", "alice.pem", "it is not for a server");
+    refused("--http-key", "alice.key", "it does not belong to the certificate in");
+    // Whatever the key of a client signs would be let in.
+    refused("--http-client-ca", "alice.pem", "it is no authority's");
+    let fifo = Path::new(&own("fifo")).to_owned();
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    for option in ["--http-cert", "--http-key", "--http-client-ca"] {
+        refused(option, "fifo", "name a regular file");
+        refused(option, "", "name a regular file");
+    }
 }
 
 #[test]

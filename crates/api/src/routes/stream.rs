@@ -8,17 +8,19 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::State as Shared;
+use axum::extract::{Extension, State as Shared};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use hyper::body::{Bytes, Frame};
 use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{OwnedSemaphorePermit, broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc};
 
 use crate::hub::{Message, numbered, words};
+use crate::listen::Visitor;
 use crate::problem::Problem;
+use crate::room::Guest;
 use crate::state::Api;
 
 /// Streams what happens, as server-sent events.
@@ -35,25 +37,32 @@ use crate::state::Api;
     responses(
         (status = 200, body = String, content_type = "text/event-stream"),
         (status = 401, body = Problem),
-        (status = 503, body = Problem, description = "There are too many streams.")
+        (
+            status = 503,
+            body = Problem,
+            description = "There are too many streams. `Retry-After` says when to ask again."
+        )
     )
 )]
-pub(super) async fn events(Shared(api): Shared<Api>, headers: HeaderMap) -> Result<Response, Problem> {
+pub(super) async fn events(
+    Shared(api): Shared<Api>,
+    Extension(visitor): Extension<Arc<Visitor>>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
     let seen = match headers.get("last-event-id").map(|value| value.to_str()) {
         None | Some(Ok("")) => None,
         Some(Ok(text)) => Some(text.parse().map_err(|_| no_number())?),
         Some(Err(_)) => return Err(no_number()),
     };
-    let room = Arc::clone(&api.streams).try_acquire_owned();
-    let room = room
-        .map_err(|_| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "there are too many streams already"))?;
+    let place = visitor.streams.serve(&visitor.client);
+    let place = place.ok_or_else(|| Problem::new(StatusCode::SERVICE_UNAVAILABLE, TOO_MANY))?;
     // Before the store is read, so that nothing falls between.
     let messages = api.hub.subscribe();
     let last = api.stores.with(|_, store| Ok(store.last_event()?)).await?;
     let from = seen.filter(|seen| (last.saturating_sub(CATCH_UP_MAX)..=last).contains(seen));
     let hello = words("hello", Some(from.unwrap_or(last)), &json!({ "last": last, "reset": from.is_none() }));
     let (sender, receiver) = mpsc::channel(TAKEN_AHEAD);
-    let feeder = Feeder { api, messages, sender, sent: from.unwrap_or(last), _room: room };
+    let feeder = Feeder { api, messages, sender, sent: from.unwrap_or(last), _place: place };
     tokio::spawn(feeder.feed(hello));
     Ok(([(CONTENT_TYPE, "text/event-stream")], Body::new(Stream(receiver))).into_response())
 }
@@ -69,7 +78,7 @@ struct Feeder {
     sender: mpsc::Sender<Bytes>,
     /// The last event that was sent.
     sent: i64,
-    _room: OwnedSemaphorePermit,
+    _place: Guest,
 }
 
 /// The client is gone, or the store.
@@ -134,6 +143,7 @@ impl hyper::body::Body for Stream {
     }
 }
 
+const TOO_MANY: &str = "there are too many streams of events, of this client or in all";
 /// How many events a client may have missed to be told them.
 const CATCH_UP_MAX: i64 = 10_000;
 /// How many events are read at once for a stream.

@@ -8,13 +8,22 @@ import json
 import os
 import socket as sockets
 import ssl
+import stat
 from pathlib import Path
 from typing import Any, AsyncIterator, Awaitable, Dict, NamedTuple, Optional, Tuple, TypeVar, Union
 from urllib.parse import urlsplit
 
-from ._errors import ApiError, NotRunning, ZmoveError
+from ._errors import ApiError, NotRunning, TlsError, ZmoveError
 
 T = TypeVar("T")
+
+#: What is wrong with a certificate, by OpenSSL's numbers (``X509_V_ERR_*`` of ``x509_vfy.h``).
+CAUSES = {
+    9: "not yet valid",
+    10: "expired",
+    **dict.fromkeys([2, 7, 18, 19, 20, 21], "authority"),
+    **dict.fromkeys([62, 64], "name"),
+}
 
 #: The longest line of a stream.
 LINE_BYTES_MAX = 16 << 20
@@ -53,10 +62,39 @@ class TlsFiles(NamedTuple):
         """What is said and asked for in the handshake."""
         if self.cert is None:
             raise ValueError("https needs a certificate to show: cert=FILE, key=FILE")
-        context = ssl.create_default_context(cafile=self.ca)
+        key = self.cert if self.key is None else self.key
+        for what, path in [("certificate", self.cert), ("key", key), ("authority", self.ca)]:
+            if path is not None:
+                _look(what, path)
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except ssl.SSLError as error:
+            raise TlsError("file", f"the authority '{self.ca}' is no certificate in PEM: {_reason(error)}") from error
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_cert_chain(self.cert, self.key)
+        try:
+            context.load_cert_chain(self.cert, self.key)
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                wrong = f"the key '{key}' does not belong to the certificate '{self.cert}'"
+            else:
+                wrong = f"the certificate '{self.cert}' or the key '{key}' is none in PEM: {_reason(error)}"
+            raise TlsError("file", wrong) from error
         return context
+
+
+def _look(what: str, path: Union[str, "os.PathLike[str]"]) -> None:
+    """Refuses a file that cannot be read, whose path ``ssl`` would not tell, or which it would wait for."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise TlsError("file", f"the {what} '{path}' is no regular file")
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise TlsError("file", f"cannot read the {what} '{path}': {error.strerror}") from error
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return error.reason or str(error)
 
 
 class Wire:
@@ -76,6 +114,7 @@ class Wire:
         self._socket: Optional[Path] = None
         self._host = ("localhost", 80)
         self._tls: Optional[ssl.SSLContext] = None
+        self._files = files
         self._headers: Dict[str, str] = {"Host": "localhost"}
         self._token_file: Optional[Path] = None
         parts = urlsplit(address or "")
@@ -159,8 +198,20 @@ class Wire:
     def _gone(self, error: Exception) -> ZmoveError:
         # What TLS refuses it refuses again; an end without its farewell is that of a runner that was killed.
         if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-            return ApiError(0, f"'{self}' and this client do not take each other's certificates: {error}")
+            return self._refused(error)
         return NotRunning(f"no answer from '{self}': {error}; is 'zmove runner --http' at work?")
+
+    def _refused(self, error: ssl.SSLError) -> TlsError:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            cause = CAUSES.get(error.verify_code, "other")
+            where = f" (ca='{self._files.ca}')" if cause == "authority" and self._files.ca else ""
+            why = f"its certificate is not taken: {error.verify_message}{where}"
+        elif "ALERT" in (error.reason or "").upper():
+            # The runner says why.
+            cause, why = "client", f"it does not take the certificate '{self._files.cert}': {error.reason}"
+        else:
+            cause, why = "other", f"TLS has failed: {_reason(error)}"
+        return TlsError(cause, f"'{self}': {why}")
 
     async def stream(self, path: str, last: Optional[int]) -> AsyncIterator[Tuple[str, Optional[int], Any]]:
         """The messages of a stream of server-sent events, until it ends: name, number and data of each."""

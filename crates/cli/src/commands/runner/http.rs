@@ -1,12 +1,13 @@
 //! `zmove runner --http`: the page and the API, on threads beside the runner's.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tokio::runtime::Builder;
-use zmove_api::{Api, Host, Tls, TlsFiles, Token, bind_tcp, bind_tls, bind_unix, socket};
-use zmove_jobs::Place;
+use zmove_api::{Api, Host, Reminders, Tls, TlsFiles, Token, bind_tcp, bind_tls, bind_unix, socket};
+use zmove_jobs::{Moment, Place};
 
 use super::options;
 use crate::args::{ControlArgs, RunnerArgs};
@@ -23,6 +24,7 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
         return Err(usage_error("'--http-cert' needs '--http' with an address"));
     }
     let tls = files.map(|files| Tls::read(&files).map(|tls| (tls, files))).transpose()?;
+    let reminders = tls.as_ref().map(|(tls, _)| tls.reminders());
     let mut doors = vec![bind_unix(place)?];
     terminal::say(format_args!("the API is at '{}'", socket(place).display()));
     if let (Some(address), Some((tls, files))) = (address, tls) {
@@ -49,12 +51,23 @@ pub(super) fn serve(place: &Place, address: Option<SocketAddr>, args: &RunnerArg
     let runtime = Builder::new_multi_thread().worker_threads(1).max_blocking_threads(8).enable_all().build();
     let runtime = runtime.context("start the runtime")?;
     let serve = move || {
+        if let Some(reminders) = reminders {
+            runtime.spawn(remind(reminders));
+        }
         if let Err(error) = runtime.block_on(zmove_api::serve(api, doors)) {
             terminal::warn(format_args!("the API is not served any more: {error}"));
         }
     };
     std::thread::Builder::new().name("api".to_owned()).spawn(serve).context("start a thread")?;
     Ok(())
+}
+
+/// Says what there is to be said of certificates, for ever.
+async fn remind(mut reminders: Reminders) {
+    loop {
+        reminders.due(Moment::now()).into_iter().for_each(terminal::warn);
+        tokio::time::sleep(REMINDERS_INTERVAL).await;
+    }
 }
 
 /// The files for TLS, of which all are named or none.
@@ -77,3 +90,6 @@ fn daemon() -> Result<Value, String> {
         Err(error) => Err(format!("{error:#}")),
     }
 }
+
+/// How often it is looked whether the time of a certificate ends.
+const REMINDERS_INTERVAL: Duration = Duration::from_secs(60 * 60);
