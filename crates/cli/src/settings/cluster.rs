@@ -184,6 +184,12 @@ impl Cluster {
         Ok(Some(ServerConfig { address: listen.ip(), port: listen.port(), users, ..usual }))
     }
 
+    /// The same, of the cluster of this name as its file is now.
+    pub(crate) fn server_now(name: &str) -> io::Result<ServerConfig> {
+        let server = Self::load(name).and_then(|cluster| cluster.server()).map_err(io::Error::other)?;
+        server.ok_or_else(|| io::Error::other("the cluster's broker is not of this node any more"))
+    }
+
     fn save(&self) -> Result<()> {
         let path = file(&self.name)?;
         make_directory(&path)?;
