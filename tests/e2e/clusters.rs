@@ -564,6 +564,20 @@ fn an_invitation_is_for_one_node_which_may_not_lead() {
 }
 
 #[test]
+fn an_invitation_that_others_can_read_is_refused() {
+    let Some(lab) = Lab::new(1) else { return };
+    lab.init_with_own_broker();
+    let file = lab.invite("node");
+    let join = ["cluster", "join", file.to_str().unwrap()];
+    for mode in [0o644, 0o640, 0o604] {
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        let chmod = format!("'chmod 600 {}'", file.display());
+        lab.zmove("node", &join).outcome().expect(1).says(&["others can read", &chmod]);
+    }
+    assert!(!lab.site.path("node/clusters/lab.toml").exists());
+}
+
+#[test]
 fn a_node_that_is_invited_while_a_push_runs_takes_part() {
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();

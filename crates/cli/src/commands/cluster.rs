@@ -4,8 +4,10 @@ mod part;
 pub(crate) mod sources;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -21,7 +23,7 @@ use zmove_cluster::jetstream::{
 };
 use zmove_engine::Remote;
 use zmove_transport::Identity;
-use zmove_types::{Hex, SharedJobId};
+use zmove_types::{Escaped, Hex, SharedJobId};
 use zmove_wire::SignedJobGrant;
 
 use self::part::Part;
@@ -92,7 +94,7 @@ fn check_broker(listen: Option<SocketAddr>, broker: Option<&str>) -> Result<()> 
 fn invite(name: &str, output: Option<&Path>) -> Result<Exit> {
     let mut cluster = Cluster::load(name)?;
     let Some(output) = output else {
-        if stdout_is_for_others() {
+        if is_for_others(std::io::stdout()) {
             terminal::warn("others can read the file that this is written to: use -o FILE");
         }
         cluster.invite()?.lines().for_each(terminal::say);
@@ -105,30 +107,40 @@ fn invite(name: &str, output: Option<&Path>) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Whether standard output is a file that others than its owner may read.
-fn stdout_is_for_others() -> bool {
-    let Ok(stat) = rustix::fs::fstat(std::io::stdout()) else { return false };
+/// Whether this is a file that others than its owner may read; a pipe is nobody else's.
+fn is_for_others(open: impl AsFd) -> bool {
+    let Ok(stat) = rustix::fs::fstat(open) else { return false };
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     is_file && Mode::from_raw_mode(stat.st_mode).intersects(Mode::RGRP | Mode::ROTH)
+}
+
+/// Reads an invitation: one in a file that others than its owner may read is as good as anybody's.
+fn read(invitation: &Path) -> Result<String> {
+    let mut text = String::new();
+    if invitation == Path::new("-") {
+        std::io::stdin().read_to_string(&mut text).context("read standard input")?;
+        return Ok(text);
+    }
+    let shown = Escaped::path(invitation);
+    let opened = File::open(invitation);
+    if opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        return Err(usage_error(format!("there is no file '{shown}'")));
+    }
+    let mut file = opened.with_context(|| format!("read '{shown}'"))?;
+    if is_for_others(&file) {
+        return Err(usage_error(format!(
+            "others can read '{shown}', and take part in its node's place: 'chmod 600 {shown}' if nobody has"
+        )));
+    }
+    file.read_to_string(&mut text).with_context(|| format!("read '{shown}'"))?;
+    Ok(text)
 }
 
 fn join(invitation: &Path) -> Result<Exit> {
     let name = invitation.to_str().filter(|name| !name.contains(['/', '.']) && *name != "-");
     let cluster = match name {
         Some(name) if !invitation.exists() => Cluster::load(name)?,
-        _ => {
-            let mut text = String::new();
-            let read = if invitation == Path::new("-") {
-                std::io::stdin().read_to_string(&mut text)
-            } else {
-                std::fs::File::open(invitation).and_then(|mut file| file.read_to_string(&mut text))
-            };
-            if read.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-                return Err(usage_error(format!("there is no file '{}'", invitation.display())));
-            }
-            read.with_context(|| format!("read '{}'", invitation.display()))?;
-            Cluster::join(&text).with_context(|| format!("read '{}'", invitation.display()))?
-        }
+        _ => Cluster::join(&read(invitation)?).with_context(|| format!("read '{}'", invitation.display()))?,
     };
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     settings::block_on(cores, async {
