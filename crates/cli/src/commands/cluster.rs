@@ -2,8 +2,9 @@
 
 mod part;
 pub(crate) mod sources;
+mod status;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener};
@@ -13,7 +14,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::fs::{FileType, Mode};
-use serde_json::json;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use zmove_cluster::HeldGrant;
@@ -42,7 +42,7 @@ pub(crate) fn run(command: ClusterCommand) -> Result<Exit> {
         ClusterCommand::Init(args) => init(args),
         ClusterCommand::Invite { name, output } => invite(&name, output.as_deref()),
         ClusterCommand::Join(args) => join(&args.invitation),
-        ClusterCommand::Status { name, json } => status(&Cluster::load(&name)?, json),
+        ClusterCommand::Status { name, json } => status::status(&Cluster::load(&name)?, json),
     }
 }
 
@@ -359,57 +359,9 @@ impl<'a> Member<'a> {
     }
 }
 
-/// Shows who tells something within a few seconds.
-fn status(cluster: &Cluster, as_json: bool) -> Result<Exit> {
-    let (jobs, nodes) = settings::block_on(1, async {
-        let (access, key) = (cluster.access()?, cluster.key()?);
-        let unreached =
-            || format!("no broker at {}: one that a push starts is there while it runs", cluster.broker);
-        let opened = tokio::time::timeout(LISTEN_FOR, Notices::open(&access, &key)).await;
-        let notices = opened.map_err(anyhow::Error::from).and_then(|opened| Ok(opened?));
-        let notices = notices.map_err(|_no_broker| failure(Exit::Connection, unreached()))?;
-        let (mut jobs, mut nodes) = (BTreeMap::new(), BTreeMap::new());
-        let until = Instant::now() + LISTEN_FOR;
-        while let Ok(heard) = tokio::time::timeout_at(until, notices.hear()).await {
-            match heard? {
-                Notice::Job(job) => drop(jobs.insert(job.job, job)),
-                Notice::Node(node) => drop(nodes.insert(node.node.clone(), node)),
-                Notice::Failed(_) | Notice::Absent(_) | Notice::Grant(_) => {}
-            }
-        }
-        Ok((jobs, nodes))
-    })?;
-    for job in jobs.values() {
-        let (id, nodes) = (job.id().to_string(), job.nodes.keys().cloned().collect::<Vec<_>>());
-        terminal::say(if as_json {
-            json!({ "job": id, "nodes": nodes }).to_string()
-        } else {
-            format!("job {id}: {}", nodes.join(", "))
-        });
-    }
-    for node in nodes.values() {
-        let part = node.part.as_ref();
-        let job = part.map(|part| SharedJobId(part.job).to_string());
-        let moved = part.map(|part| part.moved).unwrap_or_default();
-        terminal::say(if as_json {
-            json!({ "node": node.node, "job": job, "files": moved.files, "bytes": moved.bytes }).to_string()
-        } else {
-            let bytes = zmove_types::ByteCount(moved.bytes);
-            let what = job.map_or("has no work".to_owned(), |job| format!("job {job}, {bytes} moved"));
-            format!("node {}: {what}", node.node)
-        });
-    }
-    if nodes.is_empty() && jobs.is_empty() && !as_json {
-        terminal::say("no node is there, and no job is under way");
-    }
-    Ok(Exit::Done)
-}
-
 /// How often a broker that is not there is asked for.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// How often a node tells that it is there.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long a node leaves a job to others that it could not take part in.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// How long it is listened who is there.
-const LISTEN_FOR: Duration = Duration::from_secs(3);
