@@ -580,6 +580,38 @@ fn an_invitation_that_others_can_read_is_refused() {
 }
 
 #[test]
+fn a_second_node_by_one_invitation_takes_no_part() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint_more();
+    let invitation = lab.invite("one");
+    let nodes = ["one", "two"].map(|node| lab.join_by(&invitation, node, &[]));
+    nodes.iter().for_each(|node| node.wait_for("waiting for it"));
+    let outcome = lab.push(&[]).outcome().expect(0);
+    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
+    outcome.says(&["takes no part: another node has come by its invitation", "'zmove cluster invite lab'"]);
+    lab.assert_done();
+    let cluster = std::fs::read_to_string(lab.site.path("head/clusters/lab.toml")).unwrap();
+    let noted = cluster.lines().filter(|line| line.starts_with('U') && line.contains("SHA256:"));
+    assert_eq!(noted.count(), 1, "the first stays the one: {cluster}");
+}
+
+#[test]
+fn all_of_many_invitations_at_once_are_good() {
+    let Some(lab) = Lab::new(1) else { return };
+    lab.init_with_own_broker();
+    let inviting: Vec<_> = (0..8).map(|_| lab.zmove(HEAD, &["cluster", "invite", "lab"]).start()).collect();
+    let cluster = lab.site.path("head/clusters/lab.toml");
+    let invitations: Vec<_> = inviting.into_iter().map(|invite| finish(invite).done().stdout).collect();
+    let cluster = std::fs::read_to_string(cluster).unwrap();
+    for invitation in invitations {
+        let line = invitation.lines().find(|line| line.starts_with("nkey")).unwrap();
+        let nkey = line.split('"').nth(1).unwrap();
+        assert!(cluster.contains(nkey), "{nkey} is lost: {cluster}");
+    }
+}
+
+#[test]
 fn a_node_that_is_invited_while_a_push_runs_takes_part() {
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();

@@ -201,10 +201,13 @@ impl<'a> Member<'a> {
         let mut ticks = tokio::time::interval(TELL_EVERY);
         loop {
             tokio::select! {
-                heard = notices.hear() => match heard? {
+                heard = notices.hear() => match heard?.notice {
                     Notice::Job(job) => self.take(job, &notices).await?,
                     Notice::Grant(grant) => self.hold(&grant),
-                    Notice::Node(_) | Notice::Failed(_) | Notice::Absent(_) => {}
+                    Notice::Refused(refusal) if refusal.node == self.node => {
+                        self.be_refused(refusal, &notices).await?;
+                    }
+                    Notice::Node(_) | Notice::Failed(_) | Notice::Absent(_) | Notice::Refused(_) => {}
                 },
                 _ = ticks.tick() => {
                     self.abandon(&notices).await?;
@@ -260,8 +263,7 @@ impl<'a> Member<'a> {
             at_work.heard = Instant::now();
             return Ok(());
         }
-        let is_put_off = self.put_off.get(&id).is_some_and(|until| Instant::now() < *until);
-        if is_put_off || self.ended.contains(&id) {
+        if self.is_put_off(id) || self.ended.contains(&id) {
             return Ok(());
         }
         if job.version != *VERSION {
@@ -321,6 +323,19 @@ impl<'a> Member<'a> {
             notices.tell(&self.notice(Some(part))).await?;
         }
         Ok(())
+    }
+
+    /// Leaves a job to others whose head does not let this node in; a node may have asked several times.
+    async fn be_refused(&mut self, refusal: NodeFailure, notices: &Notices) -> Result<()> {
+        let id = SharedJobId(refusal.job);
+        if self.is_put_off(id) {
+            return Ok(());
+        }
+        self.put_off(id, &failure(Exit::Authentication, refusal.message), notices).await
+    }
+
+    fn is_put_off(&self, id: SharedJobId) -> bool {
+        self.put_off.get(&id).is_some_and(|until| Instant::now() < *until)
     }
 
     /// Leaves a job to others for a while, and has its head told why.

@@ -21,7 +21,7 @@ use zmove_engine::DialSettings;
 use zmove_scan::FileSystems;
 use zmove_types::{Event, Observer};
 
-use self::granting::Granting;
+use self::granting::{Answer, Granting};
 use self::roll::Roll;
 use crate::commands::cluster::sources as node_sources;
 use crate::commands::spread::{self, Unended, fresh_epoch, fresh_id, tell_end, threads};
@@ -61,7 +61,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let before = spread::end_before(&job, &receivers)?;
     let unended = spread::note(&job, &receivers)?;
     display.start();
-    let granting = Granting::new(&job, &receivers)?;
+    let granting = Granting::new(&job, &receivers, cluster)?;
     let leading = Leading { cluster, observer: display.observer(), notice, granting };
     let patience = settings.args.timeout.0;
     let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience, before)));
@@ -171,10 +171,15 @@ impl Leading<'_> {
                 }
                 heard = notices.hear() => {
                     let heard = heard?;
-                    if let Some(grant) = self.granting.answer(&heard)? {
-                        notices.tell(&grant).await?;
+                    match self.granting.answer(&heard)? {
+                        Answer::Refusal(refusal) => {
+                            notices.tell(&refusal).await?;
+                            continue;
+                        }
+                        Answer::Grant(grant) => notices.tell(&grant).await?,
+                        Answer::Nothing => {}
                     }
-                    if self.take(heard, &mut nodes) {
+                    if self.take(heard.notice, &mut nodes) {
                         notices.tell(&Notice::Job(self.notice.clone())).await?;
                     }
                 }

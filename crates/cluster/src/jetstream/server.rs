@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use super::Role;
 use super::connection::inbox;
-use super::notices::SUBJECT as NOTICES;
+use super::notices::{SUBJECTS, subject_of};
 
 /// How a `nats-server` is run.
 #[derive(Clone, Debug)]
@@ -256,14 +256,15 @@ fn program() -> PathBuf {
 }
 
 fn user(user: &User) -> String {
+    let key = &user.public_key;
     let publish = match user.role {
         Role::Head => HEAD_PUBLISHES,
         Role::Mover => MOVER_PUBLISHES,
     };
-    let publish: Vec<_> = publish.iter().map(|subject| format!("\"{subject}\"")).collect();
-    let key = &user.public_key;
+    let publish = publish.iter().map(ToString::to_string).chain([subject_of(key)]);
+    let publish: Vec<_> = publish.map(|subject| format!("\"{subject}\"")).collect();
     format!(
-        "  {{ nkey: {key}, permissions: {{ publish: [{}], subscribe: [\"{}.>\", \"zmove.*.*.news\", \"{NOTICES}\"] }} }}\n",
+        "  {{ nkey: {key}, permissions: {{ publish: [{}], subscribe: [\"{}.>\", \"zmove.*.*.news\", \"{SUBJECTS}\"] }} }}\n",
         publish.join(", "),
         inbox(key),
     )
@@ -323,7 +324,6 @@ const MOVER_PUBLISHES: &[&str] = &[
     "zmove.*.*.data",
     "zmove.*.*.walk",
     "zmove.*.*.news",
-    NOTICES,
     "$JS.API.STREAM.INFO.*",
     "$JS.API.STREAM.MSG.GET.zmove-ended",
     "$JS.API.CONSUMER.NAMES.*",

@@ -50,10 +50,10 @@ impl Told {
         let mut told = Self::default();
         let until = Instant::now() + LISTEN_FOR;
         while let Ok(heard) = timeout_at(until, notices.hear()).await {
-            match heard? {
+            match heard?.notice {
                 Notice::Job(job) => drop(told.jobs.insert(job.id(), job)),
                 Notice::Node(node) => drop(told.nodes.insert(node.node.clone(), node)),
-                Notice::Failed(_) | Notice::Absent(_) | Notice::Grant(_) => {}
+                Notice::Failed(_) | Notice::Absent(_) | Notice::Grant(_) | Notice::Refused(_) => {}
             }
         }
         Ok(told)
