@@ -10,8 +10,10 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use zmove_cluster::jetstream::{Access as BrokerAccess, JobKey, NodeNotice, Notice, Notices};
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
 
+use crate::clock::Clock;
 use crate::command::{Outcome, ZMOVE, Zmove, finish};
 use crate::daemon::Daemon;
 use crate::harness::{PATIENCE, Site, is_root, skip};
@@ -253,6 +255,28 @@ impl Lab {
             std::thread::sleep(Duration::from_millis(20));
         }
         Running(broker)
+    }
+
+    /// Waits until a node tells of a grant that ends later than this, in seconds since 1970; returns when it ends.
+    fn wait_for_grant_until(&self, before: u64) -> u64 {
+        let text = std::fs::read_to_string(self.site.path("head/clusters/lab.toml")).unwrap();
+        let key = text.lines().find_map(|line| line.strip_prefix("key = ")).unwrap();
+        let key = JobKey::new(zmove_types::from_hex(key.trim_matches('"').as_bytes()).unwrap());
+        let nkey_seed = Some(self.site.path("head/clusters/lab.seed"));
+        let access = BrokerAccess { urls: vec![self.broker()], nkey_seed, ..BrokerAccess::default() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let hear = async {
+            let notices = Notices::open(&access, &key).await.unwrap();
+            loop {
+                let heard = notices.hear().await.unwrap();
+                if let Notice::Node(NodeNotice { part: Some(part), .. }) = heard.notice
+                    && let Some(until) = part.granted_until.filter(|until| *until > before)
+                {
+                    return until;
+                }
+            }
+        };
+        runtime.block_on(async { tokio::time::timeout(PATIENCE, hear).await }).expect("no such grant")
     }
 
     /// Expects that the broker has ended with the last push.
@@ -609,6 +633,33 @@ fn all_of_many_invitations_at_once_are_good() {
         let nkey = line.split('"').nth(1).unwrap();
         assert!(cluster.contains(nkey), "{nkey} is lost: {cluster}");
     }
+}
+
+/// A grant is good for a day, and the session of a node that shows one ends with it at the latest.
+#[test]
+fn a_push_goes_on_for_longer_than_a_grant_is_good() {
+    let Some((site, clock)) = Clock::site() else { return };
+    let Some(mut lab) = Lab::at(site, 2) else { return };
+    lab.init_with_own_broker();
+    lab.paint_more();
+    let node = lab.join("node", &[]);
+    node.wait_for("waiting for it");
+    let push = lab.push(&[]).start();
+    node.wait_for("begins");
+    let first = lab.wait_for_grant_until(0);
+    clock.jump("+13h");
+    lab.wait_for_grant_until(first);
+    clock.jump("+25h");
+    for number in 0..2 {
+        lab.daemons[number].kill();
+        let listen = lab.daemons[number].address.to_string();
+        lab.daemons[number] = Daemon::start(&lab.receiver_home(number), &listen, &lab.site.runner);
+    }
+    let outcome = finish(push).expect(0);
+    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
+    assert!(!outcome.stderr.contains("takes no part"), "{}", outcome.stderr);
+    assert!(lab.daemons.iter().any(|daemon| daemon.has_logged("begun by node ")), "it has come again");
+    lab.assert_done();
 }
 
 #[test]
