@@ -12,11 +12,11 @@ use crate::harness::{Site, has_program, skip};
 use crate::resume::{assert_done, stalled};
 
 /// The wall clock of a site's programs, as a shift from the true one that can be changed while they run.
-struct Clock(PathBuf);
+pub(crate) struct Clock(PathBuf);
 
 impl Clock {
     /// A site whose programs go by such a clock; `None` where that is not possible.
-    fn site() -> Option<(Site, Self)> {
+    pub(crate) fn site() -> Option<(Site, Self)> {
         if !has_program("faketime") {
             skip("a clock that jumps needs faketime");
             return None;
@@ -38,7 +38,7 @@ impl Clock {
         Some((site, clock))
     }
 
-    fn jump(&self, shift: &str) {
+    pub(crate) fn jump(&self, shift: &str) {
         // never half written
         let new = self.0.with_extension("new");
         std::fs::write(&new, format!("{shift}\n")).unwrap();

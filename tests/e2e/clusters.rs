@@ -1,6 +1,7 @@
 //! `zmove push --cluster`: nodes, receivers and a broker, processes of their own, with the real `nats-server`.
 
-use std::io::{BufRead, BufReader, Read};
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,19 +10,42 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use zmove_cluster::jetstream::{Access as BrokerAccess, JobKey, NodeNotice, Notice, Notices};
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
 
-use crate::command::{Outcome, Runner, Zmove, finish};
+use crate::clock::Clock;
+use crate::command::{Outcome, ZMOVE, Zmove, finish};
 use crate::daemon::Daemon;
 use crate::harness::{PATIENCE, Site, is_root, skip};
 use crate::tree::{assert_same, paint};
 
 /// Receivers that share a directory, and a node that has made a cluster of them.
 struct Lab {
+    _broker: LeftBroker,
     site: Site,
     daemons: Vec<Daemon>,
     /// Where the broker listens.
     port: u16,
+}
+
+/// The broker that a push with this home has left, which is killed at the end.
+pub(crate) struct LeftBroker(pub(crate) PathBuf);
+
+impl Drop for LeftBroker {
+    fn drop(&mut self) {
+        let is_it = |words: &[u8]| {
+            let words = String::from_utf8_lossy(words);
+            words.contains("nats-server") && words.contains(&*self.0.to_string_lossy())
+        };
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let pid = entry.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
+            if let Some(pid) = pid
+                && std::fs::read(entry.path().join("cmdline")).is_ok_and(|words| is_it(&words))
+            {
+                let _may_just_have_ended = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
 }
 
 /// A process that is killed at the end.
@@ -66,20 +90,25 @@ fn signal(child: &Child, signal: Signal) {
 impl Lab {
     /// `None` where there is no nats-server, unless there must be one.
     fn new(receivers: usize) -> Option<Self> {
+        Self::at(Site::local(), receivers)
+    }
+
+    /// The same at a site, whose program all run.
+    fn at(site: Site, receivers: usize) -> Option<Self> {
         if nats_server().arg("--version").output().is_err() {
             let required = std::env::var_os("ZMOVE_REQUIRE_LAB").is_some_and(|value| value == "1");
             assert!(!required, "ZMOVE_REQUIRE_LAB=1, but there is no nats-server");
             println!("skipped: there is no nats-server");
             return None;
         }
-        let site = Site::local();
         std::fs::create_dir_all(site.path("shared")).unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut lab = Self { site, daemons: Vec::new(), port };
+        let broker = LeftBroker(site.path("head"));
+        let mut lab = Self { _broker: broker, site, daemons: Vec::new(), port };
         for number in 0..receivers {
             let home = lab.receiver_home(number);
             std::fs::create_dir_all(&home).unwrap();
-            lab.daemons.push(Daemon::start(&home, "127.0.0.1:0", &Runner::default()));
+            lab.daemons.push(Daemon::start(&home, "127.0.0.1:0", &lab.site.runner));
         }
         lab.allow(HEAD);
         Some(lab)
@@ -104,7 +133,7 @@ impl Lab {
     }
 
     fn zmove(&self, node: &str, words: &[&str]) -> Zmove {
-        let mut zmove = Runner::default().zmove(&self.site.path(node));
+        let mut zmove = self.site.runner.zmove(&self.site.path(node));
         zmove.0.args(words);
         zmove
     }
@@ -131,11 +160,15 @@ impl Lab {
 
     /// Has a node join, by a command that is put before.
     fn join(&self, node: &str, before: &[&str]) -> Node {
-        let file = self.invite(node);
-        let program = crate::command::ZMOVE;
-        let words: Vec<_> = before.iter().copied().chain([program, "cluster", "join"]).collect();
+        self.join_by(&self.invite(node), node, before)
+    }
+
+    fn join_by(&self, invitation: &Path, node: &str, before: &[&str]) -> Node {
+        let program = self.site.runner.program.as_deref().unwrap_or(Path::new(ZMOVE));
+        let words = before.iter().map(OsStr::new).chain([program.as_os_str()]);
+        let words: Vec<_> = words.chain(["cluster", "join"].map(OsStr::new)).collect();
         let mut command = Command::new(words[0]);
-        command.args(&words[1..]).arg(file).env("ZMOVE_HOME", self.site.path(node));
+        command.args(&words[1..]).arg(invitation).env("ZMOVE_HOME", self.site.path(node));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (heard, said) = mpsc::channel();
         let outputs: [Box<dyn Read + Send>; 2] =
@@ -149,8 +182,12 @@ impl Lab {
 
     /// A push that takes some seconds.
     fn push(&self, options: &[&str]) -> Zmove {
+        self.push_to("t", options)
+    }
+
+    fn push_to(&self, target: &str, options: &[&str]) -> Zmove {
         let mut zmove = self.zmove(HEAD, &["push", "--cluster", "lab", "--limit", "20MB"]);
-        zmove.0.args(options).arg(self.source().join("")).arg("t");
+        zmove.0.args(options).arg(self.source().join("")).arg(target);
         zmove
     }
 
@@ -205,15 +242,47 @@ impl Lab {
 
     /// A broker that is not of the push.
     fn start_broker(&self) -> Running {
+        self.start_broker_with(&["-js", "-sd", self.site.path("broker").to_str().unwrap()])
+    }
+
+    fn start_broker_with(&self, options: &[&str]) -> Running {
         let mut command = nats_server();
-        command.args(["-js", "-a", "127.0.0.1", "-p", &self.port.to_string(), "-sd"]);
-        let broker = command.arg(self.site.path("broker")).stderr(Stdio::null()).spawn().unwrap();
+        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string()]).args(options);
+        let broker = command.stderr(Stdio::null()).spawn().unwrap();
         let until = Instant::now() + PATIENCE;
         while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
             assert!(Instant::now() < until, "the broker does not listen");
             std::thread::sleep(Duration::from_millis(20));
         }
         Running(broker)
+    }
+
+    /// Waits until a node tells of a grant that ends later than this, in seconds since 1970; returns when it ends.
+    fn wait_for_grant_until(&self, before: u64) -> u64 {
+        let text = std::fs::read_to_string(self.site.path("head/clusters/lab.toml")).unwrap();
+        let key = text.lines().find_map(|line| line.strip_prefix("key = ")).unwrap();
+        let key = JobKey::new(zmove_types::from_hex(key.trim_matches('"').as_bytes()).unwrap());
+        let nkey_seed = Some(self.site.path("head/clusters/lab.seed"));
+        let access = BrokerAccess { urls: vec![self.broker()], nkey_seed, ..BrokerAccess::default() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let hear = async {
+            let notices = Notices::open(&access, &key).await.unwrap();
+            loop {
+                let heard = notices.hear().await.unwrap();
+                if let Notice::Node(NodeNotice { part: Some(part), .. }) = heard.notice
+                    && let Some(until) = part.granted_until.filter(|until| *until > before)
+                {
+                    return until;
+                }
+            }
+        };
+        runtime.block_on(async { tokio::time::timeout(PATIENCE, hear).await }).expect("no such grant")
+    }
+
+    /// Expects that the broker has ended with the last push.
+    #[track_caller]
+    fn assert_no_broker(&self) {
+        assert!(std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err(), "the broker is there still");
     }
 
     fn broker(&self) -> String {
@@ -246,7 +315,7 @@ fn two_nodes_do_one_job_and_the_broker_ends_with_it() {
     assert_own_words(&outcome);
     node.wait_for("has ended");
     lab.assert_done();
-    assert!(std::net::TcpStream::connect(("127.0.0.1", lab.port)).is_err(), "the broker is there still");
+    lab.assert_no_broker();
     let summary = lab.push(&["--json"]).outcome().expect(0).summary();
     assert_eq!((&summary["lanes"], &summary["cipher"]), (&serde_json::Value::Null, &"tls".into()));
     assert_eq!(summary["skipped"], 407);
@@ -266,6 +335,60 @@ fn a_broker_that_is_killed_and_loses_all_is_started_again() {
     assert_own_words(&outcome);
     assert_ne!(lab.broker_pid(), broker);
     lab.assert_done();
+}
+
+#[test]
+fn the_broker_of_a_killed_push_serves_the_next_one_and_ends_with_it() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint();
+    let mut push = lab.push(&[]).start();
+    lab.daemons[0].wait_for_log("begun by head");
+    push.kill().unwrap();
+    push.wait().unwrap();
+    let broker = lab.broker_pid();
+    let outcome = lab.push(&[]).outcome().expect(0);
+    assert!(!outcome.stderr.contains("broker"), "{}", outcome.stderr);
+    assert_eq!(lab.broker_pid(), broker, "no other was started");
+    lab.assert_no_broker();
+    lab.assert_done();
+}
+
+#[test]
+fn of_two_pushes_the_last_one_ends_the_broker() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint();
+    let starter = lab.push(&[]).start();
+    lab.daemons[0].wait_for_log("begun by head");
+    let other = lab.push_to("u", &[]).start();
+    let until = Instant::now() + PATIENCE;
+    while !lab.site.path("shared/u").exists() {
+        assert!(Instant::now() < until, "the other push has not begun");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    signal(&starter, Signal::INT);
+    finish(starter).expect(20);
+    let outcome = finish(other).expect(0);
+    assert!(!outcome.stderr.contains("broker"), "{}", outcome.stderr);
+    lab.assert_no_broker();
+}
+
+#[test]
+fn what_else_listens_at_the_broker_s_address_is_named() {
+    let Some(lab) = Lab::new(1) else { return };
+    lab.init_with_own_broker();
+    paint(lab.source().join("f"), 10);
+    let at = format!("at 127.0.0.1, port {}, listens ", lab.port);
+    let other = TcpListener::bind(("127.0.0.1", lab.port)).unwrap();
+    let says = std::thread::spawn(move || other.accept().unwrap().0.write_all(b"SSH-2.0-x\r\n").unwrap());
+    let refused = lab.push(&[]).outcome().expect(10);
+    refused.says(&[&at, "another program, which says 'SSH-2.0-x'", "ss -ltnp", "zmove cluster init"]);
+    says.join().unwrap();
+    let broker = lab.start_broker();
+    lab.push(&[]).outcome().expect(10).says(&[&at, "a NATS server that is not of this cluster"]);
+    drop(broker);
+    lab.push(&[]).outcome().expect(0);
 }
 
 #[test]
@@ -317,6 +440,32 @@ fn a_push_is_interrupted_within_seconds_whatever_stands_still() {
     lab.push(&[]).outcome().expect(0);
     assert_eq!(noted(), 0);
     lab.assert_done();
+}
+
+/// A broker without queues, that is: one that answers no question about them.
+#[test]
+fn a_push_that_ends_the_queue_of_a_killed_one_is_interrupted_at_once() {
+    let Some(lab) = Lab::new(1) else { return };
+    let broker = lab.start_broker();
+    lab.init(&["--broker", &lab.broker()]).done();
+    lab.paint();
+    let mut push = lab.push(&[]).start();
+    lab.daemons[0].wait_for_log("begun by head");
+    push.kill().unwrap();
+    push.wait().unwrap();
+    drop(broker);
+    let log = lab.site.path("broker.log");
+    let _broker = lab.start_broker_with(&["-DV", "-l", log.to_str().unwrap()]);
+    let push = lab.push(&[]).start();
+    let until = Instant::now() + PATIENCE;
+    while !std::fs::read_to_string(&log).unwrap().contains("$JS.API.") {
+        assert!(Instant::now() < until, "the push asks nothing");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let began = Instant::now();
+    signal(&push, Signal::INT);
+    finish(push).expect(20);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
 }
 
 /// Before a broker is there nothing has begun.
@@ -386,6 +535,8 @@ fn a_node_gives_up_a_job_that_nobody_leads_any_more() {
     node.wait_for("begins");
     push.kill().unwrap();
     push.wait().unwrap();
+    let status = lab.zmove(HEAD, &["cluster", "status", "lab"]).outcome().done().stdout;
+    assert!(status.contains(": its push is not heard of"), "{status}");
     node.wait_for("has not been heard of for too long");
     lab.push(&[]).outcome().expect(0);
     lab.assert_done();
@@ -439,6 +590,79 @@ fn an_invitation_is_for_one_node_which_may_not_lead() {
 }
 
 #[test]
+fn an_invitation_that_others_can_read_is_refused() {
+    let Some(lab) = Lab::new(1) else { return };
+    lab.init_with_own_broker();
+    let file = lab.invite("node");
+    let join = ["cluster", "join", file.to_str().unwrap()];
+    for mode in [0o644, 0o640, 0o604] {
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        let chmod = format!("'chmod 600 {}'", file.display());
+        lab.zmove("node", &join).outcome().expect(1).says(&["others can read", &chmod]);
+    }
+    assert!(!lab.site.path("node/clusters/lab.toml").exists());
+}
+
+#[test]
+fn a_second_node_by_one_invitation_takes_no_part() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint_more();
+    let invitation = lab.invite("one");
+    let nodes = ["one", "two"].map(|node| lab.join_by(&invitation, node, &[]));
+    nodes.iter().for_each(|node| node.wait_for("waiting for it"));
+    let outcome = lab.push(&[]).outcome().expect(0);
+    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
+    outcome.says(&["takes no part: another node has come by its invitation", "'zmove cluster invite lab'"]);
+    lab.assert_done();
+    let cluster = std::fs::read_to_string(lab.site.path("head/clusters/lab.toml")).unwrap();
+    let noted = cluster.lines().filter(|line| line.starts_with('U') && line.contains("SHA256:"));
+    assert_eq!(noted.count(), 1, "the first stays the one: {cluster}");
+}
+
+#[test]
+fn all_of_many_invitations_at_once_are_good() {
+    let Some(lab) = Lab::new(1) else { return };
+    lab.init_with_own_broker();
+    let inviting: Vec<_> = (0..8).map(|_| lab.zmove(HEAD, &["cluster", "invite", "lab"]).start()).collect();
+    let cluster = lab.site.path("head/clusters/lab.toml");
+    let invitations: Vec<_> = inviting.into_iter().map(|invite| finish(invite).done().stdout).collect();
+    let cluster = std::fs::read_to_string(cluster).unwrap();
+    for invitation in invitations {
+        let line = invitation.lines().find(|line| line.starts_with("nkey")).unwrap();
+        let nkey = line.split('"').nth(1).unwrap();
+        assert!(cluster.contains(nkey), "{nkey} is lost: {cluster}");
+    }
+}
+
+/// A grant is good for a day, and the session of a node that shows one ends with it at the latest.
+#[test]
+fn a_push_goes_on_for_longer_than_a_grant_is_good() {
+    let Some((site, clock)) = Clock::site() else { return };
+    let Some(mut lab) = Lab::at(site, 2) else { return };
+    lab.init_with_own_broker();
+    lab.paint_more();
+    let node = lab.join("node", &[]);
+    node.wait_for("waiting for it");
+    let push = lab.push(&[]).start();
+    node.wait_for("begins");
+    let first = lab.wait_for_grant_until(0);
+    clock.jump("+13h");
+    lab.wait_for_grant_until(first);
+    clock.jump("+25h");
+    for number in 0..2 {
+        lab.daemons[number].kill();
+        let listen = lab.daemons[number].address.to_string();
+        lab.daemons[number] = Daemon::start(&lab.receiver_home(number), &listen, &lab.site.runner);
+    }
+    let outcome = finish(push).expect(0);
+    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
+    assert!(!outcome.stderr.contains("takes no part"), "{}", outcome.stderr);
+    assert!(lab.daemons.iter().any(|daemon| daemon.has_logged("begun by node ")), "it has come again");
+    lab.assert_done();
+}
+
+#[test]
 fn a_node_that_is_invited_while_a_push_runs_takes_part() {
     let Some(lab) = Lab::new(2) else { return };
     lab.init_with_own_broker();
@@ -448,7 +672,9 @@ fn a_node_that_is_invited_while_a_push_runs_takes_part() {
     lab.daemons[0].wait_for_log("begun by head");
     let node = lab.join("late", &[]);
     node.wait_for("is a node of lab");
-    let outcome = finish(push).expect(0);
+    // the broker that is started again knows it too
+    kill_process(lab.broker_pid(), Signal::KILL).unwrap();
+    let outcome = finish(push).expect(0).says(&["has been started again"]);
     assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
     let leads = lab.zmove("late", &["push", "--cluster", "lab", "/etc/hostname", "t"]).outcome();
     leads.expect(1).says(&["has been invited"]);

@@ -71,7 +71,7 @@ pub(crate) use every_way;
 /// One case's world.
 pub(crate) struct Site {
     directory: TempDir,
-    runner: Runner,
+    pub(crate) runner: Runner,
     daemon: Option<Daemon>,
     /// Said on every push.
     push_options: &'static [&'static str],

@@ -241,8 +241,9 @@ fn two_nodes_of_which_only_the_head_is_allowed_move_data_to_both_receivers() {
     let told = lab.zmove("head", &init).outcome().done().stdout;
     let key = lab.zmove("head", &["key", "show"]).outcome().done().stdout;
     assert!(told.contains(&format!("zmove allow {}", key.trim())), "{told}");
-    let invitation = lab.zmove("head", &["cluster", "invite", "lab"]).outcome().done().stdout;
-    std::fs::write(lab.site.path("lab.toml"), invitation).unwrap();
+    let invitation = lab.site.path("lab.toml");
+    let invite = ["cluster", "invite", "lab", "-o", invitation.to_str().unwrap()];
+    lab.zmove("head", &invite).outcome().done();
     let node = lab.join("node");
     node.wait_for("no broker at");
     let source = lab.site.source();

@@ -263,12 +263,16 @@ async fn unless_others_come(
     mover: impl Future<Output = Result<(), SessionEnd>>,
 ) -> Result<(), SessionEnd> {
     if number > 0 && !within.is_zero() {
-        sleep(within).await;
+        let is_needed = async {
+            sleep(within).await;
+            // the head holds the other end
+            drop(others.wait_for(|others| *others < number).await);
+        };
         tokio::select! {
             biased;
-            // the head holds the other end of both
+            // a job that is over before is not held up
             _ = over.wait_for(|over| *over) => return Ok(()),
-            _ = others.wait_for(|others| *others < number) => {}
+            () = is_needed => {}
         }
     }
     mover.await
@@ -493,5 +497,17 @@ mod tests {
         let next = |count| after_a_walk().next(&job(), &count).unwrap().work;
         assert!(matches!(next(whole), Work::Finish(_)));
         assert!(matches!(next(orphaned), Work::Begin(1)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_mover_that_waits_whether_it_is_needed_does_not_hold_up_a_job_that_is_over() {
+        let others = watch::Sender::new(0);
+        let over = watch::Sender::new(false);
+        let began = Instant::now();
+        let heard = (others.subscribe(), over.subscribe());
+        let mover = unless_others_come((1, Duration::from_secs(2)), heard, std::future::pending());
+        let (ended, _before) = tokio::join!(mover, async { over.send_replace(true) });
+        ended.unwrap();
+        assert_eq!(began.elapsed(), Duration::ZERO);
     }
 }

@@ -64,7 +64,7 @@ use take::Taker;
 pub use connection::{Access, BrokerState, NodeCertificate, check_address};
 pub use keeper::Keeper;
 pub use notices::{
-    GrantNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
+    GrantNotice, Heard, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
     SourceNotice,
 };
 pub use seal::JobKey;

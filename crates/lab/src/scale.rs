@@ -15,6 +15,7 @@ mod report;
 mod run;
 mod stand;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -152,9 +153,15 @@ struct Lab<'a> {
 /// All runs with one data set.
 fn measure(lab: &Lab<'_>, set: &Set, report: &mut Report) -> Result<()> {
     let arguments = lab.arguments;
-    for nodes in std::iter::once(1).chain(arguments.nodes.iter().copied()) {
-        let is_base = report.single(set.name()).is_none();
-        let methods = if is_base { vec![Method::Single] } else { arguments.methods.clone() };
+    // all is held against a push between two nodes, whether one node was asked for or not
+    let mut methods_of = BTreeMap::from([(1, vec![Method::Single])]);
+    for &nodes in &arguments.nodes {
+        let methods = methods_of.entry(nodes).or_default();
+        let more = arguments.methods.iter().filter(|method| !methods.contains(method)).copied();
+        let more: Vec<_> = more.collect();
+        methods.extend(more);
+    }
+    for (nodes, methods) in methods_of {
         let set = if arguments.grow { set.grown(nodes) } else { *set };
         let stand = Stand::open(lab, &format!("{}-{nodes}", set.name()), nodes)?;
         for number in 1..=arguments.runs {

@@ -70,11 +70,24 @@ fn fpsync_copies_by_a_worker_on_each_sender() {
     assert!(number("cpu_seconds") > 0.0, "what its own processes take is counted: {}", runs[1]);
 }
 
+#[test]
+fn one_node_is_no_second_base_and_a_number_that_is_named_twice_is_run_once() {
+    if is_skipped() {
+        return;
+    }
+    let runs = scale_of("1,2,2", "20Mbit", &["--data", "large:1x1MiB", "--methods", "single,shares"]);
+    assert_eq!(methods(&runs), [("single", 1), ("shares", 1), ("single", 2), ("shares", 2)]);
+}
+
 /// The runs with two nodes behind links of a rate, all of which have ended well.
 fn scale(rate: &str, arguments: &[&str]) -> Vec<Value> {
+    scale_of("2", rate, arguments)
+}
+
+fn scale_of(nodes: &str, rate: &str, arguments: &[&str]) -> Vec<Value> {
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new(LAB);
-    command.args(["scale", "--nodes", "2", "--rate", rate, "--json"]).args(arguments);
+    command.args(["scale", "--nodes", nodes, "--rate", rate, "--json"]).args(arguments);
     let output = command.arg("--data-dir").arg(place.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));

@@ -1,30 +1,11 @@
 //! Jobs that all nodes of a cluster do: the process of the job is the head.
 
 use super::*;
+use crate::clusters::LeftBroker;
 use crate::harness::{has_program, skip};
 
-/// The broker that a head leaves behind which was killed.
-struct Broker(PathBuf);
-
-impl Drop for Broker {
-    fn drop(&mut self) {
-        let is_it = |words: &[u8]| {
-            let words = String::from_utf8_lossy(words);
-            words.contains("nats-server") && words.contains(&*self.0.to_string_lossy())
-        };
-        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-            let pid = entry.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
-            if let Some(pid) = pid
-                && std::fs::read(entry.path().join("cmdline")).is_ok_and(|words| is_it(&words))
-            {
-                kill(pid);
-            }
-        }
-    }
-}
-
 /// A cluster of one receiver, of which this host is the only node.
-fn yard() -> Option<(Yard, Broker)> {
+fn yard() -> Option<(Yard, LeftBroker)> {
     if !has_program("nats-server") {
         skip("there is no nats-server");
         return None;
@@ -33,7 +14,7 @@ fn yard() -> Option<(Yard, Broker)> {
     let receiver = yard.site.the_daemon().address.to_string();
     let broker = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     yard.run(&["cluster", "init", "lab", &receiver, "--listen", &broker, "--accept-new"]).done();
-    let broker = Broker(yard.site.path("client"));
+    let broker = LeftBroker(yard.site.path("client"));
     Some((yard, broker))
 }
 

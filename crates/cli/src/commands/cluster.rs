@@ -2,16 +2,18 @@
 
 mod part;
 pub(crate) mod sources;
+mod status;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::fs::{FileType, Mode};
-use serde_json::json;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use zmove_cluster::HeldGrant;
@@ -21,7 +23,7 @@ use zmove_cluster::jetstream::{
 };
 use zmove_engine::Remote;
 use zmove_transport::Identity;
-use zmove_types::{Hex, SharedJobId};
+use zmove_types::{Escaped, Hex, SharedJobId};
 use zmove_wire::SignedJobGrant;
 
 use self::part::Part;
@@ -40,7 +42,7 @@ pub(crate) fn run(command: ClusterCommand) -> Result<Exit> {
         ClusterCommand::Init(args) => init(args),
         ClusterCommand::Invite { name, output } => invite(&name, output.as_deref()),
         ClusterCommand::Join(args) => join(&args.invitation),
-        ClusterCommand::Status { name, json } => status(&Cluster::load(&name)?, json),
+        ClusterCommand::Status { name, json } => status::status(&Cluster::load(&name)?, json),
     }
 }
 
@@ -92,7 +94,7 @@ fn check_broker(listen: Option<SocketAddr>, broker: Option<&str>) -> Result<()> 
 fn invite(name: &str, output: Option<&Path>) -> Result<Exit> {
     let mut cluster = Cluster::load(name)?;
     let Some(output) = output else {
-        if stdout_is_for_others() {
+        if is_for_others(std::io::stdout()) {
             terminal::warn("others can read the file that this is written to: use -o FILE");
         }
         cluster.invite()?.lines().for_each(terminal::say);
@@ -105,30 +107,40 @@ fn invite(name: &str, output: Option<&Path>) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Whether standard output is a file that others than its owner may read.
-fn stdout_is_for_others() -> bool {
-    let Ok(stat) = rustix::fs::fstat(std::io::stdout()) else { return false };
+/// Whether this is a file that others than its owner may read; a pipe is nobody else's.
+fn is_for_others(open: impl AsFd) -> bool {
+    let Ok(stat) = rustix::fs::fstat(open) else { return false };
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     is_file && Mode::from_raw_mode(stat.st_mode).intersects(Mode::RGRP | Mode::ROTH)
+}
+
+/// Reads an invitation: one in a file that others than its owner may read is as good as anybody's.
+fn read(invitation: &Path) -> Result<String> {
+    let mut text = String::new();
+    if invitation == Path::new("-") {
+        std::io::stdin().read_to_string(&mut text).context("read standard input")?;
+        return Ok(text);
+    }
+    let shown = Escaped::path(invitation);
+    let opened = File::open(invitation);
+    if opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        return Err(usage_error(format!("there is no file '{shown}'")));
+    }
+    let mut file = opened.with_context(|| format!("read '{shown}'"))?;
+    if is_for_others(&file) {
+        return Err(usage_error(format!(
+            "others can read '{shown}', and take part in its node's place: 'chmod 600 {shown}' if nobody has"
+        )));
+    }
+    file.read_to_string(&mut text).with_context(|| format!("read '{shown}'"))?;
+    Ok(text)
 }
 
 fn join(invitation: &Path) -> Result<Exit> {
     let name = invitation.to_str().filter(|name| !name.contains(['/', '.']) && *name != "-");
     let cluster = match name {
         Some(name) if !invitation.exists() => Cluster::load(name)?,
-        _ => {
-            let mut text = String::new();
-            let read = if invitation == Path::new("-") {
-                std::io::stdin().read_to_string(&mut text)
-            } else {
-                std::fs::File::open(invitation).and_then(|mut file| file.read_to_string(&mut text))
-            };
-            if read.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-                return Err(usage_error(format!("there is no file '{}'", invitation.display())));
-            }
-            read.with_context(|| format!("read '{}'", invitation.display()))?;
-            Cluster::join(&text).with_context(|| format!("read '{}'", invitation.display()))?
-        }
+        _ => Cluster::join(&read(invitation)?).with_context(|| format!("read '{}'", invitation.display()))?,
     };
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     settings::block_on(cores, async {
@@ -189,10 +201,13 @@ impl<'a> Member<'a> {
         let mut ticks = tokio::time::interval(TELL_EVERY);
         loop {
             tokio::select! {
-                heard = notices.hear() => match heard? {
+                heard = notices.hear() => match heard?.notice {
                     Notice::Job(job) => self.take(job, &notices).await?,
                     Notice::Grant(grant) => self.hold(&grant),
-                    Notice::Node(_) | Notice::Failed(_) | Notice::Absent(_) => {}
+                    Notice::Refused(refusal) if refusal.node == self.node => {
+                        self.be_refused(refusal, &notices).await?;
+                    }
+                    Notice::Node(_) | Notice::Failed(_) | Notice::Absent(_) | Notice::Refused(_) => {}
                 },
                 _ = ticks.tick() => {
                     self.abandon(&notices).await?;
@@ -248,8 +263,7 @@ impl<'a> Member<'a> {
             at_work.heard = Instant::now();
             return Ok(());
         }
-        let is_put_off = self.put_off.get(&id).is_some_and(|until| Instant::now() < *until);
-        if is_put_off || self.ended.contains(&id) {
+        if self.is_put_off(id) || self.ended.contains(&id) {
             return Ok(());
         }
         if job.version != *VERSION {
@@ -311,6 +325,19 @@ impl<'a> Member<'a> {
         Ok(())
     }
 
+    /// Leaves a job to others whose head does not let this node in; a node may have asked several times.
+    async fn be_refused(&mut self, refusal: NodeFailure, notices: &Notices) -> Result<()> {
+        let id = SharedJobId(refusal.job);
+        if self.is_put_off(id) {
+            return Ok(());
+        }
+        self.put_off(id, &failure(Exit::Authentication, refusal.message), notices).await
+    }
+
+    fn is_put_off(&self, id: SharedJobId) -> bool {
+        self.put_off.get(&id).is_some_and(|until| Instant::now() < *until)
+    }
+
     /// Leaves a job to others for a while, and has its head told why.
     async fn put_off(&mut self, id: SharedJobId, error: &anyhow::Error, notices: &Notices) -> Result<()> {
         let why = terminal::causes(error).to_string();
@@ -347,57 +374,9 @@ impl<'a> Member<'a> {
     }
 }
 
-/// Shows who tells something within a few seconds.
-fn status(cluster: &Cluster, as_json: bool) -> Result<Exit> {
-    let (jobs, nodes) = settings::block_on(1, async {
-        let (access, key) = (cluster.access()?, cluster.key()?);
-        let unreached =
-            || format!("no broker at {}: one that a push starts is there while it runs", cluster.broker);
-        let opened = tokio::time::timeout(LISTEN_FOR, Notices::open(&access, &key)).await;
-        let notices = opened.map_err(anyhow::Error::from).and_then(|opened| Ok(opened?));
-        let notices = notices.map_err(|_no_broker| failure(Exit::Connection, unreached()))?;
-        let (mut jobs, mut nodes) = (BTreeMap::new(), BTreeMap::new());
-        let until = Instant::now() + LISTEN_FOR;
-        while let Ok(heard) = tokio::time::timeout_at(until, notices.hear()).await {
-            match heard? {
-                Notice::Job(job) => drop(jobs.insert(job.job, job)),
-                Notice::Node(node) => drop(nodes.insert(node.node.clone(), node)),
-                Notice::Failed(_) | Notice::Absent(_) | Notice::Grant(_) => {}
-            }
-        }
-        Ok((jobs, nodes))
-    })?;
-    for job in jobs.values() {
-        let (id, nodes) = (job.id().to_string(), job.nodes.keys().cloned().collect::<Vec<_>>());
-        terminal::say(if as_json {
-            json!({ "job": id, "nodes": nodes }).to_string()
-        } else {
-            format!("job {id}: {}", nodes.join(", "))
-        });
-    }
-    for node in nodes.values() {
-        let part = node.part.as_ref();
-        let job = part.map(|part| SharedJobId(part.job).to_string());
-        let moved = part.map(|part| part.moved).unwrap_or_default();
-        terminal::say(if as_json {
-            json!({ "node": node.node, "job": job, "files": moved.files, "bytes": moved.bytes }).to_string()
-        } else {
-            let bytes = zmove_types::ByteCount(moved.bytes);
-            let what = job.map_or("has no work".to_owned(), |job| format!("job {job}, {bytes} moved"));
-            format!("node {}: {what}", node.node)
-        });
-    }
-    if nodes.is_empty() && jobs.is_empty() && !as_json {
-        terminal::say("no node is there, and no job is under way");
-    }
-    Ok(Exit::Done)
-}
-
 /// How often a broker that is not there is asked for.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// How often a node tells that it is there.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long a node leaves a job to others that it could not take part in.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// How long it is listened who is there.
-const LISTEN_FOR: Duration = Duration::from_secs(3);

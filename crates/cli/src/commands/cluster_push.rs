@@ -4,6 +4,7 @@ mod granting;
 mod roll;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStringExt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use zmove_engine::DialSettings;
 use zmove_scan::FileSystems;
 use zmove_types::{Event, Observer};
 
-use self::granting::Granting;
+use self::granting::{Answer, Granting};
 use self::roll::Roll;
 use crate::commands::cluster::sources as node_sources;
 use crate::commands::spread::{self, Unended, fresh_epoch, fresh_id, tell_end, threads};
@@ -60,7 +61,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let before = spread::end_before(&job, &receivers)?;
     let unended = spread::note(&job, &receivers)?;
     display.start();
-    let granting = Granting::new(&job, &receivers)?;
+    let granting = Granting::new(&job, &receivers, cluster)?;
     let leading = Leading { cluster, observer: display.observer(), notice, granting };
     let patience = settings.args.timeout.0;
     let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience, before)));
@@ -110,8 +111,8 @@ impl Leading<'_> {
     ) -> Result<Led> {
         let mut stop: Stop = Box::pin(interrupted());
         let mut keeper = match self.cluster.server()? {
-            Some(server) => Some(tokio::select! {
-                started = Keeper::start(server) => started.context(NO_BROKER)?,
+            Some(_of_this_node) => Some(tokio::select! {
+                started = self.own_broker() => started?,
                 () = &mut stop => return Ok((Err(JobError::Interrupted), 0)),
             }),
             None => None,
@@ -137,24 +138,10 @@ impl Leading<'_> {
         before: Vec<Unended>,
         mut stop: Stop,
     ) -> Result<Led> {
-        let (access, key) = (self.cluster.access()?, self.cluster.key()?);
-        let head_of = |job, epoch| Settings {
-            patience: broker_patience(patience),
-            ..Settings::new(Role::Head, job, epoch, key.of_job(job))
-        };
-        let opened = async {
-            let notices = Notices::open(&access, &key).await?;
-            Ok((notices, JetStream::open(&access, head_of(job.id, job.epoch)).await?))
-        };
         let (notices, queue) = tokio::select! {
-            opened = opened => opened.map_err(|error| self.no_broker(error))?,
+            opened = self.open(&job, patience, before) => opened?,
             () = &mut stop => return Ok((Err(JobError::Interrupted), 0)),
         };
-        for before in before {
-            let abandoned = head_of(before.job(), before.epoch());
-            JetStream::end_abandoned(&access, abandoned).await.map_err(|error| self.no_broker(error))?;
-            before.forget()?;
-        }
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
         let queue = Arc::new(queue);
         let roll = Arc::new(Roll::new(own_name(), Arc::clone(&self.observer)));
@@ -184,10 +171,15 @@ impl Leading<'_> {
                 }
                 heard = notices.hear() => {
                     let heard = heard?;
-                    if let Some(grant) = self.granting.answer(&heard)? {
-                        notices.tell(&grant).await?;
+                    match self.granting.answer(&heard)? {
+                        Answer::Refusal(refusal) => {
+                            notices.tell(&refusal).await?;
+                            continue;
+                        }
+                        Answer::Grant(grant) => notices.tell(&grant).await?,
+                        Answer::Nothing => {}
                     }
-                    if self.take(heard, &mut nodes) {
+                    if self.take(heard.notice, &mut nodes) {
                         notices.tell(&Notice::Job(self.notice.clone())).await?;
                     }
                 }
@@ -204,7 +196,40 @@ impl Leading<'_> {
         Ok((ended, 1 + nodes.served()))
     }
 
-    fn no_broker(&self, error: WorkError) -> anyhow::Error {
+    /// Connects to the broker, where the queues that pushes have left end before that of this job begins.
+    async fn open(
+        &self,
+        job: &SharedJob,
+        patience: Duration,
+        before: Vec<Unended>,
+    ) -> Result<(Notices, JetStream)> {
+        let (access, key) = (self.cluster.access()?, self.cluster.key()?);
+        let head_of = |job, epoch| Settings {
+            patience: broker_patience(patience),
+            ..Settings::new(Role::Head, job, epoch, key.of_job(job))
+        };
+        let no_broker = |error| self.no_broker(&error);
+        let notices = Notices::open(&access, &key).await.map_err(no_broker)?;
+        for before in before {
+            let abandoned = head_of(before.job(), before.epoch());
+            JetStream::end_abandoned(&access, abandoned).await.map_err(no_broker)?;
+            before.forget()?;
+        }
+        Ok((notices, JetStream::open(&access, head_of(job.id, job.epoch)).await.map_err(no_broker)?))
+    }
+
+    /// The broker of this node, which other pushes may have started.
+    async fn own_broker(&self) -> Result<Keeper> {
+        let name = self.cluster.name.clone();
+        let started = Keeper::start(move || Cluster::server_now(&name)).await;
+        started.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => anyhow::Error::new(error).context(NO_SERVER),
+            ErrorKind::AddrInUse => failure(Exit::Connection, format!("{NO_BROKER}: {error}")),
+            _ => anyhow::Error::new(error).context(NO_BROKER),
+        })
+    }
+
+    fn no_broker(&self, error: &WorkError) -> anyhow::Error {
         let broker = &self.cluster.broker;
         failure(Exit::Connection, format!("the broker {broker} cannot be used: {error}"))
     }
@@ -332,7 +357,8 @@ impl Nodes {
     }
 }
 
-const NO_BROKER: &str =
+const NO_BROKER: &str = "start a broker for the cluster";
+const NO_SERVER: &str =
     "start a broker for the cluster ('nats-server' has to be installed, as by Debian's package of that name)";
 /// How often the other nodes are told of the job.
 const TELL_EVERY: Duration = Duration::from_secs(1);

@@ -2,16 +2,20 @@
 //!
 //! **Invariant:** both files are for their owner alone.
 
-use std::fs::{DirBuilder, OpenOptions};
+use std::collections::BTreeMap;
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use zmove_cluster::jetstream::{Access, JobKey, Nkey, Role as NodeRole, ServerConfig, User, make_nkey};
 use zmove_engine::{Remote, random};
+use zmove_transport::Fingerprint;
 use zmove_types::{Hex, from_hex};
 
 use super::{Role, home};
@@ -39,6 +43,9 @@ pub(crate) struct Cluster {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     invited: Vec<String>,
     pub(crate) receivers: Vec<ClusterReceiver>,
+    /// The key of the node that has come by each invitation first, by the public part of its nkey.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    nodes: BTreeMap<String, String>,
 }
 
 /// A receiver of a cluster.
@@ -82,7 +89,8 @@ impl Cluster {
         let listens = listen.map(|listen| format!("nats://{listen}"));
         let broker = broker.or(listens).unwrap_or_default();
         let (name, key) = (name.to_owned(), Hex(&bytes).to_string());
-        let cluster = Self { name, key, broker, listen, nkey, seed: None, invited: Vec::new(), receivers };
+        let (invited, nodes) = (Vec::new(), BTreeMap::new());
+        let cluster = Self { name, key, broker, listen, nkey, seed: None, invited, receivers, nodes };
         cluster.save()?;
         Ok(cluster)
     }
@@ -114,6 +122,7 @@ impl Cluster {
         // where a broker listens, and whom it lets in, is for its own node to say
         cluster.listen = None;
         cluster.invited = Vec::new();
+        cluster.nodes = BTreeMap::new();
         if file(&cluster.name)?.exists() {
             let there = Self::load(&cluster.name)?;
             if there.key != cluster.key {
@@ -139,15 +148,45 @@ impl Cluster {
         self.refuse_to_lead()?;
         let nkey = self.nkey.as_ref().map(|_| Nkey::new()).transpose().context("make an nkey")?;
         if let Some(nkey) = &nkey {
-            self.invited.push(nkey.public_key.clone());
-            self.save()?;
-            if let Some(server) = self.server()? {
-                server.reload().context("tell the broker of another node")?;
-            }
+            self.change(|cluster| {
+                cluster.invited.push(nkey.public_key.clone());
+                cluster.save()?;
+                match cluster.server()? {
+                    Some(server) => server.reload().map(drop).context("tell the broker of another node"),
+                    None => Ok(()),
+                }
+            })?;
         }
         let (seed, nkey) = nkey.map(|nkey| (nkey.seed, nkey.public_key)).unzip();
-        let invitation = Self { listen: None, seed, nkey, invited: Vec::new(), ..self.clone() };
+        let (invited, nodes) = (Vec::new(), BTreeMap::new());
+        let invitation = Self { listen: None, seed, nkey, invited, nodes, ..self.clone() };
         Ok(toml::to_string(&invitation)?)
+    }
+
+    /// Whether the node of this key may take part by the invitation with this nkey: the first that comes by it, from
+    /// then on. Where the broker is not made here, invitations have no nkey.
+    pub(crate) fn admits(&mut self, nkey: &str, key: &Fingerprint) -> Result<bool> {
+        let is_own = self.nkey.as_deref() == Some(nkey);
+        if self.listen.is_none() || is_own {
+            return Ok(true);
+        }
+        let key = key.to_string();
+        if let Some(first) = self.nodes.get(nkey) {
+            return Ok(*first == key);
+        }
+        self.change(|cluster| {
+            let first = cluster.nodes.entry(nkey.to_owned()).or_insert_with(|| key.clone());
+            let is_first = *first == key;
+            cluster.save()?;
+            Ok(is_first)
+        })
+    }
+
+    /// Changes what is in the file now, which no other process changes meanwhile.
+    fn change<T>(&mut self, change: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let _locked = lock(&file(&self.name)?.with_extension("lock"))?;
+        *self = Self::load(&self.name)?;
+        change(self)
     }
 
     /// Refuses what the broker lets the node alone do that makes it.
@@ -182,6 +221,12 @@ impl Cluster {
         let users = std::iter::once(head).chain(self.invited.iter().map(mover)).collect();
         let usual = ServerConfig::on_loopback(file(&self.name)?.with_extension("broker"));
         Ok(Some(ServerConfig { address: listen.ip(), port: listen.port(), users, ..usual }))
+    }
+
+    /// The same, of the cluster of this name as its file is now.
+    pub(crate) fn server_now(name: &str) -> io::Result<ServerConfig> {
+        let server = Self::load(name).and_then(|cluster| cluster.server()).map_err(io::Error::other)?;
+        server.ok_or_else(|| io::Error::other("the cluster's broker is not of this node any more"))
     }
 
     fn save(&self) -> Result<()> {
@@ -223,6 +268,22 @@ pub(crate) fn write_new(path: &Path, text: &str) -> Result<()> {
         file.sync_all()
     };
     write().with_context(|| format!("write '{}'", path.display()))
+}
+
+/// Waits for the lock on a file, which is made where it is not there, until what is returned is dropped. Where the file
+/// system has no locks, goes on without.
+fn lock(path: &Path) -> Result<File> {
+    let lock = || -> io::Result<File> {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        loop {
+            match flock(&file, FlockOperation::LockExclusive) {
+                Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(file),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    };
+    lock().with_context(|| format!("lock '{}'", path.display()))
 }
 
 /// Writes a file for its owner alone, by way of another.

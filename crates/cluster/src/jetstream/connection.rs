@@ -57,6 +57,8 @@ pub(super) struct Connection {
     pub(super) context: Context,
     /// The broker's addresses, for messages.
     pub(super) broker: String,
+    /// The public part of this node's nkey.
+    pub(super) nkey: Option<String>,
     told: Arc<Told>,
 }
 
@@ -72,7 +74,7 @@ impl Connection {
         let urls: Result<Vec<ServerAddr>, _> = access.urls.iter().map(|url| url.parse()).collect();
         let urls = urls.map_err(|error| failed(error.into()))?;
         let told = Arc::new(Told { state: watch::Sender::new(BrokerState::Lost), refusal: Lock::default() });
-        let options = access.options().map_err(|error| failed(error.into()))?;
+        let (options, nkey) = access.options().map_err(|error| failed(error.into()))?;
         let options = options.event_callback({
             let told = Arc::clone(&told);
             move |event| {
@@ -83,7 +85,7 @@ impl Connection {
         let client = options.connect(urls).await.map_err(|error| failed(error.into()))?;
         told.state.send_replace(BrokerState::Ready);
         let context = ContextBuilder::new().timeout(ANSWER_MAX).build(client.clone());
-        Ok(Self { client, context, broker: access.urls.join(", "), told })
+        Ok(Self { client, context, broker: access.urls.join(", "), nkey, told })
     }
 
     /// What is known of the broker. A connection that has been made anew is a change.
@@ -140,7 +142,9 @@ impl Told {
 }
 
 impl Access {
-    fn options(&self) -> Result<ConnectOptions, Error> {
+    /// How a connection is made, and the public part of the nkey that is shown there.
+    fn options(&self) -> Result<(ConnectOptions, Option<String>), Error> {
+        let mut nkey = None;
         let mut options = ConnectOptions::new()
             .name("zmove")
             .connection_timeout(ANSWER_MAX)
@@ -151,6 +155,7 @@ impl Access {
             let seed = read_seed(path)?;
             let key = nkeys::KeyPair::from_seed(&seed).map_err(|error| within(path, &error))?;
             options = options.nkey(seed).custom_inbox_prefix(inbox(&key.public_key()));
+            nkey = Some(key.public_key());
         }
         if let Some(path) = &self.authority {
             fs::metadata(path).map_err(|error| within(path, &error))?;
@@ -159,7 +164,7 @@ impl Access {
         if let Some(NodeCertificate { certificate, key }) = &self.certificate {
             options = options.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
         }
-        Ok(options)
+        Ok((options, nkey))
     }
 }
 

@@ -1,33 +1,53 @@
-//! Keeps a broker of one's own there for as long as a job needs it.
+//! Keeps a broker of one's own there for as long as a push needs it.
 //!
-//! Another push of this host may have started the one that listens, and ends it before this job has ended: then this
-//! push starts one in its place. What a server that is started again has lost, the head makes anew.
+//! All pushes of a host have one broker in common: the first starts it, and the last ends it, whoever has started it
+//! and however that one has ended. Where it ends before, one of them starts another; what that has lost, the heads make
+//! anew.
+//!
+//! **Invariant:** whoever uses the broker holds a shared lock, which the kernel takes from a process that is killed;
+//! and only who has that lock alone ends the broker.
 
 use std::convert::Infallible;
-use std::io;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Error, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::time::Duration;
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
+use zmove_types::Escaped;
 
-use super::server::{Server, ServerConfig};
+use super::server::{START_MAX, Server, ServerConfig};
 
-/// A broker that is started where none is, and again where it ends; killed when this is dropped.
-#[derive(Debug)]
+/// A user of the broker, who starts it where none is, and again where it ends.
 pub struct Keeper {
-    config: ServerConfig,
-    /// `None` while another's listens there.
+    config: Config,
+    /// `None` where another push has started the broker.
     server: Option<Server>,
+    /// Locked for as long as this lives.
+    users: File,
 }
 
+/// The configuration as it is now: nodes may be invited while a push runs.
+type Config = Box<dyn Fn() -> io::Result<ServerConfig> + Send + Sync>;
+
 impl Keeper {
-    /// Starts a broker, unless one is there.
+    /// Starts a broker by what `config` returns, unless one is there.
     ///
     /// # Errors
-    /// It cannot be started.
-    pub async fn start(config: ServerConfig) -> io::Result<Self> {
-        let server = if listens(&config).await { None } else { Some(config.start().await?) };
-        Ok(Self { config, server })
+    /// It cannot be started, or something else listens in its place.
+    pub async fn start(
+        config: impl Fn() -> io::Result<ServerConfig> + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let now = config()?;
+        let users = lock_file(&now, USERS)?;
+        // whoever has it alone ends the broker
+        lock(&users, FlockOperation::NonBlockingLockShared).await?;
+        let server = start_unless_there(&now).await?;
+        Ok(Self { config: Box::new(config), server, users })
     }
 
     /// Starts the broker again whenever it has ended; `tell` gets what becomes of it.
@@ -35,12 +55,9 @@ impl Keeper {
         let mut fails = false;
         loop {
             sleep(LOOK_EVERY).await;
-            if self.is_there().await {
-                continue;
-            }
-            self.server = None;
-            match self.config.start().await {
-                Ok(server) => {
+            match self.look().await {
+                Ok(None) => {}
+                Ok(Some(server)) => {
                     tell(format!("the broker at {} had ended: it has been started again", server.url()));
                     self.server = Some(server);
                     fails = false;
@@ -54,21 +71,97 @@ impl Keeper {
         }
     }
 
-    async fn is_there(&mut self) -> bool {
-        match &mut self.server {
-            Some(server) => server.is_running(),
-            None => listens(&self.config).await,
+    /// Starts the broker if it has ended, and no other push has.
+    async fn look(&mut self) -> io::Result<Option<Server>> {
+        if self.server.as_mut().is_some_and(Server::is_running) {
+            return Ok(None);
+        }
+        self.server = None;
+        let config = (self.config)()?;
+        if config.running_pid().is_some() { Ok(None) } else { start_unless_there(&config).await }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // a file system that has no locks tells of no other user
+        let is_used = flock(&self.users, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK);
+        match self.server.take() {
+            Some(server) if is_used => server.leave(),
+            _killed_when_dropped => {}
+        }
+        if !is_used && let Ok(config) = (self.config)() {
+            config.stop();
         }
     }
 }
 
-/// Whether somebody listens where the broker is to.
-async fn listens(config: &ServerConfig) -> bool {
-    let connecting = TcpStream::connect((config.address, config.port));
-    timeout(CONNECT_MAX, connecting).await.is_ok_and(|connected| connected.is_ok())
+impl std::fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keeper").field("server", &self.server).finish_non_exhaustive()
+    }
 }
+
+/// Starts a broker; `None` where one runs by this configuration.
+async fn start_unless_there(config: &ServerConfig) -> io::Result<Option<Server>> {
+    let starting = lock_file(config, STARTING)?;
+    // a process that was stopped while it held this is not waited for for ever
+    let _not_for_ever = timeout(START_MAX, lock(&starting, FlockOperation::NonBlockingLockExclusive)).await;
+    let address = (config.address, config.port);
+    let Ok(Ok(listener)) = timeout(ANSWER_MAX, TcpStream::connect(address)).await else {
+        // one that does not listen is of no use: its push was killed while it began, or its address is another now
+        config.stop();
+        return config.start().await.map(Some);
+    };
+    // what has changed since it was started it takes from the file
+    if config.reload()? { Ok(None) } else { Err(taken(config, listener).await) }
+}
+
+/// Why no broker can be started where this listens.
+async fn taken(config: &ServerConfig, mut listener: TcpStream) -> Error {
+    let mut said = [0; 64];
+    let read = timeout(ANSWER_MAX, listener.read(&mut said)).await;
+    let line = &said[..read.ok().and_then(Result::ok).unwrap_or_default()];
+    let line = line.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
+    let what = match line {
+        [] => "another program".to_owned(),
+        line if line.starts_with(b"INFO {") => "a NATS server that is not of this cluster".to_owned(),
+        line => format!("another program, which says '{}'", Escaped(line)),
+    };
+    let (address, port) = (config.address, config.port);
+    let text = format!(
+        "at {address}, port {port}, listens {what}: end it ('ss -ltnp sport = :{port}' names it), or make a cluster \
+         with another address ('zmove cluster init')"
+    );
+    Error::new(ErrorKind::AddrInUse, text)
+}
+
+/// Opens a file for locks beside the configuration.
+fn lock_file(config: &ServerConfig, name: &str) -> io::Result<File> {
+    DirBuilder::new().recursive(true).mode(0o700).create(&config.directory)?;
+    let path = config.directory.join(name);
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+/// Waits for a lock, held until the file is closed. Where the file system has no locks, goes on without.
+async fn lock(file: &File, operation: FlockOperation) -> io::Result<()> {
+    loop {
+        match flock(file, operation) {
+            Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(()),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => sleep(LOCK_EVERY).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Locked by all who use the broker.
+const USERS: &str = "users.lock";
+/// Locked by who starts it.
+const STARTING: &str = "starting.lock";
 
 /// How often the broker is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How long a broker that is there may take to take a connection.
-const CONNECT_MAX: Duration = Duration::from_secs(1);
+/// How often a lock is asked for that another holds.
+const LOCK_EVERY: Duration = Duration::from_millis(20);
+/// How long whoever listens may take to take a connection, and to say something.
+const ANSWER_MAX: Duration = Duration::from_secs(1);

@@ -39,9 +39,21 @@ pub enum Notice {
     Absent(NodeFailure),
     /// The head of a job lets a node of it in at the receivers.
     Grant(GrantNotice),
+    /// The head of a job does not let a node in, for this reason.
+    Refused(NodeFailure),
 }
 
-/// What a node cannot do.
+/// A notice that has been heard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heard {
+    /// What is told.
+    pub notice: Notice,
+    /// The nkey of whoever tells it, for which a broker that [zmove has made](super::ServerConfig) vouches; `None` from
+    /// nodes that have none.
+    pub nkey: Option<String>,
+}
+
+/// What a node cannot do, or may not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFailure {
     /// The job.
@@ -188,7 +200,7 @@ impl Notices {
     /// The broker cannot be reached, or does not let this node in.
     pub async fn open(access: &Access, key: &JobKey) -> Result<Self, WorkError> {
         let connection = Connection::open(access).await?;
-        let heard = connection.client.subscribe(SUBJECT).await;
+        let heard = connection.client.subscribe(SUBJECTS).await;
         let heard = heard.map_err(|error| failed("listen at the broker", error))?;
         let key = aes_of(key, "zmove 2026-11-26 notices of the nodes of a cluster");
         Ok(Self { connection, key, heard: Mutex::new(heard) })
@@ -204,7 +216,8 @@ impl Notices {
             return Ok(());
         }
         let body = seal(&self.key, STANDS_FOR, postcard::to_stdvec(notice)?);
-        let told = self.connection.client.publish(SUBJECT, body.into()).await;
+        let subject = self.connection.nkey.as_deref().map_or_else(|| SUBJECT.to_owned(), subject_of);
+        let told = self.connection.client.publish(subject, body.into()).await;
         told.map_err(|error| failed("tell the other nodes", error))
     }
 
@@ -212,13 +225,13 @@ impl Notices {
     ///
     /// # Errors
     /// The connection has been given up.
-    pub async fn hear(&self) -> Result<Notice, WorkError> {
+    pub async fn hear(&self) -> Result<Heard, WorkError> {
         let mut heard = self.heard.lock().await;
         while let Some(message) = heard.next().await {
             let opened = open(&self.key, STANDS_FOR, &message.payload);
             // of another cluster, or of nobody's
             if let Some(notice) = opened.and_then(|body| postcard::from_bytes(&body).ok()) {
-                return Ok(notice);
+                return Ok(Heard { notice, nkey: nkey_of(&message.subject) });
             }
         }
         Err(failed("hear the other nodes", "the connection has ended"))
@@ -229,6 +242,17 @@ fn failed(operation: &'static str, error: impl Into<Box<dyn std::error::Error + 
     WorkError::Queue { operation, source: error.into() }
 }
 
-/// Where notices are told.
-pub(super) const SUBJECT: &str = "zmove.cluster.notices";
+/// Where a node tells that has this nkey: no other may tell anything there, so none speaks by another's invitation.
+pub(super) fn subject_of(nkey: &str) -> String {
+    format!("{PREFIX}{nkey}")
+}
+
+fn nkey_of(subject: &str) -> Option<String> {
+    subject.strip_prefix(PREFIX).filter(|_| subject != SUBJECT).map(str::to_owned)
+}
+
+/// Where notices are told by nodes that have no nkey, and where all are heard.
+const SUBJECT: &str = "zmove.cluster.notices";
+pub(super) const SUBJECTS: &str = "zmove.cluster.*";
+const PREFIX: &str = "zmove.cluster.";
 const STANDS_FOR: &[u8] = b"notice";

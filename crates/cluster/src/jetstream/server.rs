@@ -14,12 +14,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use super::Role;
 use super::connection::inbox;
-use super::notices::SUBJECT as NOTICES;
+use super::notices::{SUBJECTS, subject_of};
 
 /// How a `nats-server` is run.
 #[derive(Clone, Debug)]
@@ -180,12 +181,29 @@ impl ServerConfig {
         if told.success() { Ok(true) } else { Err(Error::other(self.failed(&told))) }
     }
 
-    /// The process that has this configuration: a number that another has by now is none.
-    fn running_pid(&self) -> Option<u32> {
-        let pid: u32 = fs::read_to_string(self.directory.join(PID)).ok()?.trim().parse().ok()?;
-        let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let config = self.config_path();
-        words.split(|byte| *byte == 0).any(|word| word == config.as_os_str().as_bytes()).then_some(pid)
+    /// The process that runs by this configuration, whoever has started it: a number that another has by now is none,
+    /// and one that could not listen has left its number in place of that of the one that does.
+    pub(super) fn running_pid(&self) -> Option<u32> {
+        let noted = fs::read_to_string(self.directory.join(PID)).ok().and_then(|pid| pid.trim().parse().ok());
+        let all = fs::read_dir("/proc").into_iter().flatten();
+        let all = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        noted.into_iter().chain(all).find(|pid| self.is_run_by(*pid))
+    }
+
+    fn is_run_by(&self, pid: u32) -> bool {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut words = words.split(|byte| *byte == 0).skip(1);
+        words.next() == Some(b"-c") && words.next() == Some(self.config_path().as_os_str().as_bytes())
+    }
+
+    /// Kills the server that runs by this configuration, and waits until it has gone.
+    pub(super) fn stop(&self) {
+        let is_there = || self.running_pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        for _ in 0..STOP_LOOKS_MAX {
+            let Some(pid) = is_there() else { return };
+            let _ended_meanwhile = kill_process(pid, Signal::KILL);
+            std::thread::sleep(STOP_LOOK_EVERY);
+        }
     }
 
     fn config_path(&self) -> PathBuf {
@@ -238,14 +256,15 @@ fn program() -> PathBuf {
 }
 
 fn user(user: &User) -> String {
+    let key = &user.public_key;
     let publish = match user.role {
         Role::Head => HEAD_PUBLISHES,
         Role::Mover => MOVER_PUBLISHES,
     };
-    let publish: Vec<_> = publish.iter().map(|subject| format!("\"{subject}\"")).collect();
-    let key = &user.public_key;
+    let publish = publish.iter().map(ToString::to_string).chain([subject_of(key)]);
+    let publish: Vec<_> = publish.map(|subject| format!("\"{subject}\"")).collect();
     format!(
-        "  {{ nkey: {key}, permissions: {{ publish: [{}], subscribe: [\"{}.>\", \"zmove.*.*.news\", \"{NOTICES}\"] }} }}\n",
+        "  {{ nkey: {key}, permissions: {{ publish: [{}], subscribe: [\"{}.>\", \"zmove.*.*.news\", \"{SUBJECTS}\"] }} }}\n",
         publish.join(", "),
         inbox(key),
     )
@@ -270,6 +289,11 @@ impl Server {
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Leaves the server to others that use it.
+    pub(super) fn leave(self) {
+        std::mem::forget(self);
     }
 
     /// Whether the server runs.
@@ -300,7 +324,6 @@ const MOVER_PUBLISHES: &[&str] = &[
     "zmove.*.*.data",
     "zmove.*.*.walk",
     "zmove.*.*.news",
-    NOTICES,
     "$JS.API.STREAM.INFO.*",
     "$JS.API.STREAM.MSG.GET.zmove-ended",
     "$JS.API.CONSUMER.NAMES.*",
@@ -316,4 +339,8 @@ const LOG: &str = "nats-server.log";
 const PID: &str = "nats-server.pid";
 
 /// How long a server may take to listen. It reads what its streams hold before.
-const START_MAX: Duration = Duration::from_secs(30);
+pub(super) const START_MAX: Duration = Duration::from_secs(30);
+
+/// How often one that is killed is looked for, and how many times: a second in all.
+const STOP_LOOK_EVERY: Duration = Duration::from_millis(5);
+const STOP_LOOKS_MAX: u32 = 200;

@@ -9,10 +9,11 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use tempfile::TempDir;
 use zmove_cluster::WorkSource;
 use zmove_cluster::jetstream::{
-    Access, BrokerState, JetStream, NodeCertificate, Role, ServerTls, User, make_nkey,
+    Access, BrokerState, Heard, JetStream, NodeCertificate, NodeFailure, Notice, Notices, Role, ServerTls,
+    User, make_nkey,
 };
 
-use crate::lab::{JOB, Lab, data, next, put_all, settings, stream};
+use crate::lab::{JOB, Lab, data, key, next, put_all, settings, stream};
 
 fn nkey(directory: &Path, name: &str) -> (PathBuf, String) {
     let path = directory.join(name);
@@ -63,6 +64,40 @@ async fn each_node_may_do_what_its_role_needs() {
     assert!(heard.await.is_err(), "another's answers");
     head.close().await.unwrap();
     assert!(queue.take().await.unwrap().is_none());
+}
+
+/// By the nkey the head of a job tells whose invitation a node has come by.
+#[tokio::test]
+async fn a_notice_comes_with_the_nkey_of_its_node_and_of_no_other() {
+    let keys = TempDir::new().unwrap();
+    let [head, mover] = ["head", "mover"].map(|name| nkey(keys.path(), name));
+    let users = vec![
+        User { public_key: head.1.clone(), role: Role::Head },
+        User { public_key: mover.1.clone(), role: Role::Mover },
+    ];
+    let Some(lab) = Lab::start_with(|config| config.users = users).await else { return };
+    let with = |seed: &Path| Access { nkey_seed: Some(seed.to_owned()), ..lab.access() };
+    let hears = Notices::open(&with(&head.0), &key(1)).await.unwrap();
+    let tells = Notices::open(&with(&mover.0), &key(1)).await.unwrap();
+    let notice = |message: &str| {
+        Notice::Absent(NodeFailure { job: JOB.0, node: "n".to_owned(), message: message.to_owned() })
+    };
+    tells.tell(&notice("as itself")).await.unwrap();
+    let heard = hears.hear().await.unwrap();
+    assert_eq!(heard, Heard { notice: notice("as itself"), nkey: Some(mover.1.clone()) });
+
+    let seed = fs::read_to_string(&mover.0).unwrap().trim().to_owned();
+    let client = async_nats::ConnectOptions::new().nkey(seed).connect(lab.server.url()).await.unwrap();
+    let mut all = client.subscribe("zmove.cluster.*").await.unwrap();
+    tells.tell(&notice("once more")).await.unwrap();
+    let sealed = futures_util::StreamExt::next(&mut all).await.unwrap().payload;
+    for subject in [format!("zmove.cluster.{}", head.1), "zmove.cluster.notices".to_owned()] {
+        client.publish(subject, sealed.clone()).await.unwrap();
+    }
+    client.flush().await.unwrap();
+    tells.tell(&notice("at last")).await.unwrap();
+    assert_eq!(hears.hear().await.unwrap().notice, notice("once more"));
+    assert_eq!(hears.hear().await.unwrap().notice, notice("at last"), "nothing was told as the head");
 }
 
 /// A node may be invited while a push runs, and its invitation taken back.

@@ -125,7 +125,8 @@ async fn a_broker_that_is_kept_comes_back_whoever_has_started_it() {
     let Some(mut lab) = Lab::start().await else { return };
     let head = lab.head().await;
     // this push has found the broker of another, which ends
-    let mut keeper = Keeper::start(lab.config.clone()).await.unwrap();
+    let config = lab.config.clone();
+    let mut keeper = Keeper::start(move || Ok(config.clone())).await.unwrap();
     let (told_in, mut told) = tokio::sync::mpsc::unbounded_channel();
     let keeping = tokio::spawn(async move { keeper.keep(|message| told_in.send(message).unwrap()).await });
     tokio::time::sleep(Duration::from_secs(1)).await;

@@ -242,7 +242,7 @@ async fn who_has_another_key_hears_of_no_job() {
         heard = stranger.hear() => panic!("{heard:?}"),
         () = async {
             for _ in 0..5 {
-                assert_eq!(node.hear().await.unwrap(), told);
+                assert_eq!(node.hear().await.unwrap().notice, told);
             }
         } => {}
     }

@@ -189,16 +189,18 @@ fn assemble(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, data: &DataSet, ta
 /// The first sender is the head, whose push starts the broker and moves too; on the others movers wait for it.
 fn join(stand: &Stand<'_>, receivers: &[String]) -> Result<Vec<Child>> {
     let head = &stand.senders[0];
-    let invitation = stand.scratch.join("invitation");
-    if !invitation.exists() {
+    if !head.home.join("clusters").join(CLUSTER).with_extension("toml").exists() {
         let broker = head.at(BROKER_PORT);
         let mut words = vec!["cluster", "init", "--listen", &broker, CLUSTER];
         words.extend(receivers.iter().map(String::as_str));
         stand.output(head, &words)?;
-        let text = stand.output(head, &["cluster", "invite", CLUSTER])?;
-        fs::write(&invitation, text).context("failed to write the invitation")?;
     }
     let movers = stand.senders[1..].iter().enumerate().map(|(number, sender)| {
+        let invitation = stand.scratch.join(format!("mover{number}.toml"));
+        if !invitation.exists() {
+            let output = invitation.to_str().context("the lab's directory is not UTF-8")?;
+            stand.output(head, &["cluster", "invite", CLUSTER, "-o", output])?;
+        }
         let log = File::create(stand.scratch.join(format!("mover{number}.log")))?;
         let mut mover = stand.command(sender)?;
         mover.args(["cluster", "join"]).arg(&invitation).stdout(log.try_clone()?).stderr(log);

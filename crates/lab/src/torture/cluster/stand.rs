@@ -1,6 +1,5 @@
 //! The programs of a round: receivers, nodes and a broker, and the heads that come and go.
 
-use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -20,8 +19,6 @@ pub(super) struct Stand {
     receivers: Vec<Receiver>,
     nodes: Vec<Node>,
     broker: Broker,
-    /// What the nodes join by.
-    invitation: PathBuf,
 }
 
 /// A receiver, and whether somebody has ended it.
@@ -75,8 +72,7 @@ impl Stand {
             BrokerOf::Head => Broker::of_head(address, &cluster),
         };
         broker.start()?;
-        let mut stand =
-            Self { invitation: directory.join("invitation"), place, receivers, nodes: Vec::new(), broker };
+        let mut stand = Self { place, receivers, nodes: Vec::new(), broker };
         stand.make_cluster(address, broker_of)?;
         for home in nodes {
             let mut node = Node { home, running: None };
@@ -93,23 +89,26 @@ impl Stand {
             BrokerOf::Head => ["--listen".to_owned(), address.to_string()],
             BrokerOf::Lab => ["--broker".to_owned(), format!("nats://{address}")],
         });
-        self.output(&words)?;
-        let invitation = self.output(&["cluster", "invite", CLUSTER].map(str::to_owned))?;
-        fs::write(&self.invitation, invitation).context("failed to write an invitation")
+        self.run(&words)
     }
 
-    fn output(&self, words: &[String]) -> Result<Vec<u8>> {
+    fn run(&self, words: &[String]) -> Result<()> {
         let output = self.place.command(CLIENT_HOME).args(words).output().context("failed to start zmove")?;
         if !output.status.success() {
             bail!("zmove {} failed: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());
         }
-        Ok(output.stdout)
+        Ok(())
     }
 
     fn start_node(&self, node: &mut Node) -> Result<()> {
+        let invitation = self.place.directory.join(node.home).with_extension("toml");
+        if !invitation.exists() {
+            let output = invitation.to_str().context("the lab's directory is not UTF-8")?;
+            self.run(&["cluster", "invite", CLUSTER, "-o", output].map(str::to_owned))?;
+        }
         let mut command = self.place.command(node.home);
         let log = append(&log_of(&self.place.directory, node.home))?;
-        command.args(["cluster", "join"]).arg(&self.invitation).stdout(log.try_clone()?).stderr(log);
+        command.args(["cluster", "join"]).arg(&invitation).stdout(log.try_clone()?).stderr(log);
         node.running = Some(Running::start(&mut command)?);
         Ok(())
     }

@@ -1,0 +1,141 @@
+//! `zmove cluster status`: who tells something within a few seconds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::json;
+use tokio::time::{Instant, timeout, timeout_at};
+use zmove_cluster::jetstream::{JobNotice, NodeNotice, NodePart, NodeState, Notice, Notices};
+use zmove_types::{ByteCount, SharedJobId};
+
+use crate::display::terminal;
+use crate::settings;
+use crate::settings::cluster::Cluster;
+use crate::value::exit::{Exit, failure};
+
+/// What has been heard.
+#[derive(Default)]
+struct Told {
+    jobs: BTreeMap<SharedJobId, JobNotice>,
+    nodes: BTreeMap<String, NodeNotice>,
+}
+
+/// Shows it.
+pub(super) fn status(cluster: &Cluster, as_json: bool) -> Result<Exit> {
+    let told = settings::block_on(1, Told::by(cluster))?;
+    if as_json {
+        told.as_json().for_each(terminal::say);
+    } else if told.nodes.is_empty() && told.jobs.is_empty() {
+        terminal::say("no node is there, and no job is under way");
+    } else {
+        told.as_text().for_each(terminal::say);
+    }
+    Ok(Exit::Done)
+}
+
+impl Told {
+    async fn by(cluster: &Cluster) -> Result<Self> {
+        let (access, key) = (cluster.access()?, cluster.key()?);
+        let no_broker = |why: String| {
+            let broker = &cluster.broker;
+            let text =
+                format!("no broker at {broker}: one that a push starts is there while it runs ({why})");
+            failure(Exit::Connection, text)
+        };
+        let notices = match timeout(LISTEN_FOR, Notices::open(&access, &key)).await {
+            Ok(opened) => opened.map_err(|error| no_broker(error.to_string()))?,
+            Err(_elapsed) => return Err(no_broker("it does not answer".to_owned())),
+        };
+        let mut told = Self::default();
+        let until = Instant::now() + LISTEN_FOR;
+        while let Ok(heard) = timeout_at(until, notices.hear()).await {
+            match heard?.notice {
+                Notice::Job(job) => drop(told.jobs.insert(job.id(), job)),
+                Notice::Node(node) => drop(told.nodes.insert(node.node.clone(), node)),
+                Notice::Failed(_) | Notice::Absent(_) | Notice::Grant(_) | Notice::Refused(_) => {}
+            }
+        }
+        Ok(told)
+    }
+
+    /// Jobs of which nodes tell, and no push: it has been killed, or cannot reach the broker.
+    fn unled(&self) -> BTreeSet<SharedJobId> {
+        let parts = self.nodes.values().filter_map(|node| node.part.as_ref());
+        let at_work = parts.filter(|part| part.state == NodeState::Works).map(|part| SharedJobId(part.job));
+        at_work.filter(|job| !self.jobs.contains_key(job)).collect()
+    }
+
+    fn as_text(&self) -> impl Iterator<Item = String> {
+        let led = self.jobs.iter().map(|(id, job)| {
+            let nodes: Vec<_> = job.nodes.keys().cloned().collect();
+            format!("job {id}: {}", nodes.join(", "))
+        });
+        let unled = self.unled().into_iter().map(|id| {
+            format!("job {id}: its push is not heard of, and if it was killed is to be run again; nodes wait for it")
+        });
+        let nodes = self.nodes.values().map(|node| {
+            let what = node.part.as_ref().map_or("has no work".to_owned(), text_of);
+            format!("node {}: {what}", node.node)
+        });
+        led.chain(unled).chain(nodes)
+    }
+
+    fn as_json(&self) -> impl Iterator<Item = String> {
+        let led = self.jobs.iter().map(|(id, job)| {
+            let nodes: Vec<_> = job.nodes.keys().collect();
+            json!({ "job": id.to_string(), "nodes": nodes, "led": true }).to_string()
+        });
+        let unled = self.unled().into_iter();
+        let unled = unled.map(|id| json!({ "job": id.to_string(), "nodes": [], "led": false }).to_string());
+        let nodes = self.nodes.values().map(|NodeNotice { node, part, .. }| {
+            let job = part.as_ref().map(|part| SharedJobId(part.job).to_string());
+            let moved = part.as_ref().map(|part| part.moved).unwrap_or_default();
+            json!({ "node": node, "job": job, "files": moved.files, "bytes": moved.bytes }).to_string()
+        });
+        led.chain(unled).chain(nodes)
+    }
+}
+
+fn text_of(part: &NodePart) -> String {
+    let (id, bytes) = (SharedJobId(part.job), ByteCount(part.moved.bytes));
+    match part.state {
+        NodeState::Offers => format!("is about to take part in job {id}"),
+        NodeState::Works => format!("job {id}, {bytes} moved"),
+        NodeState::HasEnded => format!("job {id} has ended, {bytes} moved"),
+    }
+}
+
+/// How long it is listened.
+const LISTEN_FOR: Duration = Duration::from_secs(3);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_cluster::jetstream::NodeMoved;
+
+    fn node(name: &str, part: Option<(u8, NodeState)>) -> (String, NodeNotice) {
+        let moved = NodeMoved { files: 1, bytes: 2048, ..NodeMoved::default() };
+        let part_of = |(job, state)| NodePart { job: [job; 16], state, moved, items: 1, granted_until: None };
+        let (version, part) = (String::new(), part.map(part_of));
+        (name.to_owned(), NodeNotice { node: name.to_owned(), version, key: [0; 32], part })
+    }
+
+    #[test]
+    fn a_job_whose_push_is_gone_is_told_as_such() {
+        let nodes = [
+            node("a", Some((1, NodeState::Works))),
+            node("b", Some((2, NodeState::HasEnded))),
+            node("c", None),
+        ];
+        let told = Told { jobs: BTreeMap::new(), nodes: nodes.into() };
+        let lines: Vec<_> = told.as_text().collect();
+        assert!(lines[0].starts_with("job 01010101"), "{lines:?}");
+        assert!(lines[0].contains("its push is not heard of"), "{lines:?}");
+        assert!(lines[1].contains("node a: job 0101") && lines[1].ends_with(" moved"), "{lines:?}");
+        assert!(lines[2].contains("has ended"), "{lines:?}");
+        assert_eq!(lines[3], "node c: has no work");
+        let json: Vec<_> = told.as_json().collect();
+        assert!(json[0].contains(r#""led":false"#) && json.len() == 4, "{json:?}");
+    }
+}
