@@ -2,9 +2,11 @@
 //! hosts share a file system.
 
 mod queue;
+mod trouble;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Signal;
@@ -13,6 +15,7 @@ use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KnownHosts};
 use crate::command::{Runner, Zmove};
 use crate::daemon::Daemon;
 use crate::harness::Site;
+use crate::namespace::Namespace;
 use crate::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old};
 
 /// The directory of the epoch that stands for the end of a job.
@@ -22,17 +25,25 @@ const END: &str = ".zmove-epoch-18446744073709551615";
 struct Spread {
     site: Site,
     daemons: Vec<Daemon>,
+    runner: Runner,
 }
 
 impl Spread {
     fn new(receivers: usize) -> Self {
+        Self::within(receivers, |_shared| Some(None)).expect("a directory as any")
+    }
+
+    /// The same, where what the receivers share may be a file system of its own; `None` where that is not possible.
+    fn within(receivers: usize, namespace: impl FnOnce(&Path) -> Option<Option<Namespace>>) -> Option<Self> {
         let site = Site::local();
-        std::fs::create_dir_all(site.path("shared")).unwrap();
-        let mut spread = Self { site, daemons: Vec::new() };
+        let shared = site.path("shared");
+        std::fs::create_dir_all(&shared).unwrap();
+        let runner = Runner { namespace: namespace(&shared)?.map(Arc::new), ..Runner::default() };
+        let mut spread = Self { site, daemons: Vec::new(), runner };
         for _ in 0..receivers {
             spread.start("shared");
         }
-        spread
+        Some(spread)
     }
 
     fn home(&self) -> PathBuf {
@@ -47,7 +58,7 @@ impl Spread {
         let roots = vec![self.site.path(directory).canonicalize().unwrap()];
         let grant = Grant::new(identity.fingerprint(), "sender", roots, Access::ReadWrite);
         AuthorizedKeys::allow(&home, grant).unwrap();
-        let daemon = Daemon::start_with(&home, &["--listen", "127.0.0.1:0"], &Runner::default());
+        let daemon = Daemon::start_with(&home, &["--listen", "127.0.0.1:0"], &self.runner);
         let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
         KnownHosts::open(&self.home()).unwrap().pin(&host, port, daemon.fingerprint).unwrap();
         self.daemons.push(daemon);
@@ -70,7 +81,13 @@ impl Spread {
     }
 
     fn target_directory(&self) -> PathBuf {
-        self.site.path("shared/t")
+        self.shared().join("t")
+    }
+
+    /// What the receivers share, as it is seen from here.
+    fn shared(&self) -> PathBuf {
+        let shared = self.site.path("shared");
+        self.runner.namespace.as_ref().map_or(shared.clone(), |namespace| namespace.outside(&shared))
     }
 
     /// A tree that is cut into many items: a wide directory, deep ones, and a file for several.
@@ -204,7 +221,8 @@ fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() 
     let child = spread.push(&["--timeout", "2s"], "source").start();
     spread.daemons[0].wait_for_logs("begun by sender", 2);
     spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::KILL));
-    crate::command::finish(child).expect(12);
+    // each that is away, and the end
+    crate::command::finish(child).expect(12).lines(3).says(&["no receiver goes on: "]);
     spread.daemons.clear();
     spread.start("shared");
     spread.start("shared");

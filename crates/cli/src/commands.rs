@@ -16,6 +16,7 @@ pub(crate) mod probe;
 pub(crate) mod pull;
 pub(crate) mod push;
 pub(crate) mod receive;
+pub(crate) mod roll;
 pub(crate) mod runner;
 pub(crate) mod scan;
 pub(crate) mod serve;

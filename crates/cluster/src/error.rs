@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use zmove_engine::ConnectError;
 use zmove_sender::{SessionError, SessionOver};
-use zmove_wire::{FaultCode, Operation, SharedJobResult};
+use zmove_wire::{FaultCode, Operation, Refusal, RefusalCode, SharedJobResult};
 
 /// Why work cannot be had, or told of.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +82,18 @@ pub enum SessionEnd {
     /// The session has broken off, or was refused.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// The receiver cannot record what has been done: its storage is full, or a quota of it is used up.
+    #[error("receiver: {operation} '{target}': {code} (at {receiver})")]
+    NoRoom {
+        /// The receiver.
+        receiver: String,
+        /// The target there.
+        target: String,
+        /// What it was doing.
+        operation: Operation,
+        /// Why it could not.
+        code: FaultCode,
+    },
     /// What was done in it could not go on.
     #[error(transparent)]
     Stop(#[from] Stop),
@@ -99,10 +111,42 @@ impl SessionEnd {
         }
     }
 
-    /// Whether no session with any receiver is of use after this.
+    /// Whether no session with any receiver is of use after this: all of them have one storage.
     pub(crate) fn ends_all(&self) -> bool {
-        let Self::Stop(stop) = self else { return false };
-        matches!(stop, Stop::Fenced | Stop::Movers(_) | Stop::Missing(_) | Stop::Queue(_))
+        match self {
+            Self::Stop(stop) => {
+                matches!(stop, Stop::Fenced | Stop::Movers(_) | Stop::Missing(_) | Stop::Queue(_))
+            }
+            other => other.is_no_room(),
+        }
+    }
+
+    /// What the receiver was doing when it found no room, and how it has told that.
+    pub(crate) fn found_no_room(&self) -> Option<(Operation, FaultCode)> {
+        match self {
+            Self::Stop(Stop::Receiver { operation, code }) if code.is_no_room() => Some((*operation, *code)),
+            Self::Session(SessionError::Refused(refusal)) => Some((Operation::Write, no_room_of(refusal)?)),
+            _ => None,
+        }
+    }
+
+    /// Whether there is no room at the target.
+    pub(crate) fn is_no_room(&self) -> bool {
+        match self {
+            Self::NoRoom { .. } => true,
+            Self::Stop(Stop::Movers(end)) => end.is_no_room(),
+            Self::Connect(_) | Self::Session(_) | Self::Stop(_) => false,
+        }
+    }
+
+    /// Whether all that this says is that the receiver is away.
+    pub(crate) fn is_away(&self) -> bool {
+        match self {
+            Self::Connect(error) => error.is_lost(),
+            Self::Session(error) => error.is_lost(),
+            Self::Stop(stop) => matches!(stop, Stop::Session(_)),
+            Self::NoRoom { .. } => false,
+        }
     }
 
     /// Whether nothing is gained by another session with the same receiver.
@@ -110,9 +154,16 @@ impl SessionEnd {
         match self {
             Self::Connect(error) => !error.is_lost(),
             Self::Session(error) => !error.is_lost(),
+            Self::NoRoom { .. } => true,
             Self::Stop(stop) => matches!(stop, Stop::Fenced | Stop::Nonsense(_)),
         }
     }
+}
+
+/// Why a session is refused that finds no room for its journal: a refusal has words and no number for that.
+fn no_room_of(refusal: &Refusal) -> Option<FaultCode> {
+    let says = |code: &FaultCode| refusal.text.contains(&code.to_string());
+    FaultCode::NO_ROOM.into_iter().find(says).filter(|_| refusal.code == RefusalCode::Target)
 }
 
 /// An order that was not done, for which the session ends: what it has not recorded is done again.

@@ -25,7 +25,7 @@ use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder, SharedJobResult};
 use crate::error::{SessionEnd, Stop, WorkError, refused};
 use crate::job::{Part, SharedJob};
 use crate::mover::Mover;
-use crate::receiver::{Ears, Receiver, Served, Skipped, in_session};
+use crate::receiver::{Ears, Receiver, Served, SessionEars, Skipped, in_session};
 use crate::source::WorkSource;
 use crate::work::{Work, WorkItem};
 
@@ -72,6 +72,9 @@ pub enum JobError {
     /// No receiver goes on with it.
     #[error("no receiver goes on: {0}; run the same command again")]
     Lost(#[source] Box<SessionEnd>),
+    /// There is no room at the target, not even for what tells how far the job is.
+    #[error("{0}; what is whole stays: make room, and run the same command again")]
+    NoRoom(#[source] Box<SessionEnd>),
     /// The queue fails: its broker is away, or refuses.
     #[error("{0}; run the same command again")]
     Queue(#[source] WorkError),
@@ -112,7 +115,7 @@ impl<W: WorkSource> Lead<W> {
         listener: Arc<dyn Listener + Send + Sync>,
         stop: impl Future<Output = ()>,
     ) -> Result<JobEnd, JobError> {
-        let ears = Ears::new(observer, listener);
+        let ears = Ears::new(observer, listener, Arc::clone(&self.served));
         let mut movers = JoinSet::new();
         let over = watch::Sender::new(false);
         for number in 0..self.movers {
@@ -145,7 +148,7 @@ impl<W: WorkSource> Lead<W> {
         observer: Arc<dyn Observer>,
         listener: Arc<dyn Listener + Send + Sync>,
     ) -> Result<(), SessionEnd> {
-        let ears = Ears::new(observer, listener);
+        let ears = Ears::new(observer, listener, Arc::clone(&self.served));
         self.begun.send_replace(true);
         let mut movers = JoinSet::new();
         for mover in 0..self.movers {
@@ -166,7 +169,6 @@ impl<W: WorkSource> Lead<W> {
             receivers: Arc::clone(&self.receivers),
             next: number,
             patience: self.patience,
-            served: Arc::clone(&self.served),
             ears,
         }
     }
@@ -175,16 +177,18 @@ impl<W: WorkSource> Lead<W> {
         let mut outage = Outage::default();
         let mut count = SharedJobCount::default();
         loop {
-            let (receiver, ears) = (patient.next_receiver(), patient.ears.clone());
+            let (number, receiver) = patient.next_receiver();
+            let ears = patient.ears.within(number, &receiver);
             let session = in_session(&receiver, &self.job, Part::Head, &ears, |feeder| {
-                self.lead_in(feeder, progress, (&mut outage, &mut count))
+                self.lead_in((feeder, &ears), progress, (&mut outage, &mut count))
             });
             match session.await {
                 Err(error) if !(progress.is_over() && is_closed(&error)) => {
                     let has_begun = *self.begun.borrow();
-                    let paused = patient.pause(error, &mut outage, has_begun).await;
+                    let paused = patient.pause((number, error), &mut outage, has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
                         Ok(error) => JobError::Queue(error),
+                        Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
                         Err(error) if has_begun => JobError::Lost(Box::new(error)),
                         Err(error) => JobError::NotBegun(Box::new(error)),
                     })?;
@@ -201,13 +205,13 @@ impl<W: WorkSource> Lead<W> {
     /// Leads the job in one session, as far as that goes.
     async fn lead_in(
         &self,
-        feeder: Feeder,
+        (feeder, ears): (Feeder, &SessionEars),
         progress: &mut Progress,
         (outage, count): (&mut Outage, &mut SharedJobCount),
     ) -> Result<(), Stop> {
         // a session that breaks later than this takes nothing of it back
         if !progress.is_over() {
-            *count = self.conduct(&feeder, progress, outage).await?;
+            *count = self.conduct((&feeder, ears), progress, outage).await?;
             self.source.close().await?;
             progress.over.send_replace(true);
         }
@@ -226,13 +230,14 @@ impl<W: WorkSource> Lead<W> {
     /// Sees to it that all work ends; returns what the journals say then.
     async fn conduct(
         &self,
-        feeder: &Feeder,
+        (feeder, ears): (&Feeder, &SessionEars),
         progress: &mut Progress,
         outage: &mut Outage,
     ) -> Result<SharedJobCount, Stop> {
         // an answer shows that the session has begun
         count(feeder).await?;
         outage.ends();
+        ears.is_of_use();
         self.begun.send_replace(true);
         loop {
             if self.source.waiting().await?.is_idle() {
@@ -327,7 +332,7 @@ fn is_closed(error: &SessionEnd) -> bool {
     match error {
         SessionEnd::Session(SessionError::Refused(refusal)) => refusal.code == RefusalCode::Denied,
         SessionEnd::Stop(stop) => matches!(stop, Stop::Fenced),
-        SessionEnd::Connect(_) | SessionEnd::Session(_) => false,
+        SessionEnd::Connect(_) | SessionEnd::Session(_) | SessionEnd::NoRoom { .. } => false,
     }
 }
 
@@ -338,7 +343,6 @@ struct Patient<W> {
     receivers: Arc<[Receiver]>,
     next: usize,
     patience: Duration,
-    served: Arc<Served>,
     ears: Ears,
 }
 
@@ -361,10 +365,11 @@ impl<W: WorkSource> Patient<W> {
         self.next % self.receivers.len()
     }
 
-    fn next_receiver(&mut self) -> Receiver {
-        let receiver = self.receivers[self.next_number()].clone();
+    /// The next receiver, with its number.
+    fn next_receiver(&mut self) -> (usize, Receiver) {
+        let number = self.next_number();
         self.next += 1;
-        receiver
+        (number, self.receivers[number].clone())
     }
 
     /// Does items in sessions, one after the other, until the job is over.
@@ -374,13 +379,13 @@ impl<W: WorkSource> Patient<W> {
         }
         let mut outage = Outage::default();
         loop {
-            let number = self.next_number();
-            let (receiver, ears) = (self.next_receiver(), self.ears.clone());
+            let (number, receiver) = self.next_receiver();
+            let ears = self.ears.within(number, &receiver);
             let session = in_session(&receiver, &self.job, Part::Mover, &ears, |feeder| {
                 let (job, source) = (Arc::clone(&self.job), Arc::clone(&self.source));
-                Mover::new(job, source, feeder, Arc::clone(&ears.observer)).run(|| {
+                Mover::new(job, source, feeder, Arc::clone(&ears)).run(|| {
                     outage.ends();
-                    self.served.note(number);
+                    ears.has_ended();
                 })
             });
             match session.await {
@@ -390,7 +395,9 @@ impl<W: WorkSource> Patient<W> {
                     self.ears.has_lost_sessions.store(true, Ordering::Relaxed);
                     return Ok(());
                 }
-                Err(error) => self.pause(error, &mut outage, true).await.map_err(|error| *error)?,
+                Err(error) => {
+                    self.pause((number, error), &mut outage, true).await.map_err(|error| *error)?;
+                }
             }
         }
     }
@@ -399,7 +406,7 @@ impl<W: WorkSource> Patient<W> {
     /// receiver is tried once, so that a wrong name is told at once.
     async fn pause(
         &self,
-        error: SessionEnd,
+        (number, error): (usize, SessionEnd),
         outage: &mut Outage,
         has_begun: bool,
     ) -> Result<(), Box<SessionEnd>> {
@@ -409,11 +416,17 @@ impl<W: WorkSource> Patient<W> {
         if error.ends_all() || outage.refusals >= self.receivers.len() || since.elapsed() >= self.patience {
             return Err(Box::new(error));
         }
-        let message = match &*self.receivers {
-            [_only] => format!("{error}; it is tried again"),
-            several => format!("{error}; {} is tried next", several[self.next_number()].remote),
-        };
-        self.ears.observer.on(&Event::Warned { message });
+        if self.ears.is_news(number, &error) {
+            let at = match &error {
+                SessionEnd::Connect(_says_where) => String::new(),
+                _ => format!("{}: ", self.receivers[number].remote),
+            };
+            let message = match &*self.receivers {
+                [_only] => format!("{at}{error}; it is tried again"),
+                several => format!("{at}{error}; {} is tried next", several[self.next_number()].remote),
+            };
+            self.ears.observer.on(&Event::Warned { message });
+        }
         sleep(PAUSE).await;
         Ok(())
     }
@@ -429,9 +442,10 @@ pub async fn end_abandoned(
     receivers: &[Receiver],
     listener: Arc<dyn Listener + Send + Sync>,
 ) -> Result<(), Box<SessionEnd>> {
-    let ears = Ears::new(Arc::new(NoObserver), listener);
+    let ears = Ears::new(Arc::new(NoObserver), listener, Arc::default());
     let mut ended = Ok(());
-    for receiver in receivers {
+    for (number, receiver) in receivers.iter().enumerate() {
+        let ears = ears.within(number, receiver);
         ended = in_session(receiver, job, Part::Head, &ears, async |feeder| close(&feeder).await).await;
         match &ended {
             // that it has ended already is a refusal, too

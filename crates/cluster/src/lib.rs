@@ -19,6 +19,7 @@ mod mover;
 mod queue;
 mod receiver;
 mod source;
+mod told;
 mod work;
 
 pub use error::{SessionEnd, Stop, WorkError};
@@ -27,4 +28,5 @@ pub use job::{HeldGrant, SharedJob};
 pub use queue::{Lease, Queue};
 pub use receiver::{Receiver, Served, Skipped};
 pub use source::{Taken, Waiting, WorkSource};
+pub use told::Told;
 pub use work::{ITEM_BYTES_MAX, LargeFile, Place, Work, WorkItem};

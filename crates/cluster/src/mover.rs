@@ -23,13 +23,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use zmove_scan::ScanError;
 use zmove_sender::{Feeder, SessionOver};
 use zmove_types::{Event, Lock, Observer};
 
 use self::ahead::Ahead;
 use crate::error::Stop;
 use crate::job::SharedJob;
+use crate::receiver::SessionEars;
 use crate::source::{Taken, WorkSource};
 use crate::work::{Work, WorkItem};
 
@@ -38,7 +38,7 @@ pub(crate) struct Mover<W: WorkSource> {
     pub(crate) job: Arc<SharedJob>,
     pub(crate) source: Arc<W>,
     pub(crate) feeder: Feeder,
-    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) ears: Arc<SessionEars>,
     /// Items that the queue had no room for.
     own: Lock<VecDeque<WorkItem>>,
     /// How many items are being walked, or have more than half of their bytes to be read.
@@ -87,17 +87,12 @@ impl Progress {
 }
 
 impl<W: WorkSource> Mover<W> {
-    pub(crate) fn new(
-        job: Arc<SharedJob>,
-        source: Arc<W>,
-        feeder: Feeder,
-        observer: Arc<dyn Observer>,
-    ) -> Self {
+    pub(crate) fn new(job: Arc<SharedJob>, source: Arc<W>, feeder: Feeder, ears: Arc<SessionEars>) -> Self {
         Self {
             job,
             source,
             feeder,
-            observer,
+            ears,
             own: Lock::default(),
             unsent: AtomicUsize::new(0),
             has_sent: Notify::new(),
@@ -207,11 +202,7 @@ impl<W: WorkSource> Mover<W> {
 
     /// Tells the user of something that fails this side of the session.
     fn tell_failure(&self, message: String) {
-        self.observer.on(&Event::Failed { message });
-    }
-
-    fn tell_changed(&self, path: std::path::PathBuf) {
-        self.tell_failure(ScanError::Vanished { path }.to_string());
+        self.ears.on(&Event::Failed { message });
     }
 }
 

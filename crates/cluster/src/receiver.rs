@@ -1,6 +1,8 @@
 //! Sessions with the receivers of a job.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,10 +11,11 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run};
 use zmove_sender::{Feeder, Link};
-use zmove_types::{Event, Lock, Observer};
+use zmove_types::{Escaped, Event, Lock, Observer, WorkId};
 
 use crate::error::{SessionEnd, Stop};
 use crate::job::{Part, SharedJob};
+use crate::told::Told;
 
 /// A receiver of a job, and how it is reached.
 #[derive(Clone, Debug)]
@@ -31,28 +34,119 @@ pub(crate) struct Ears {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) listener: Arc<dyn Listener + Send + Sync>,
     pub(crate) skipped: Arc<SkippedCount>,
+    pub(crate) served: Arc<Served>,
     /// Set when a session has ended otherwise than it should.
     pub(crate) has_lost_sessions: Arc<AtomicBool>,
+    /// The failures that have been told.
+    told: Arc<Told>,
+    /// Receivers of which it has been told why they are of no use, each with the reason; that it is away is none.
+    useless: Arc<Lock<BTreeSet<Useless>>>,
+    /// The large files of which a range has failed, by the items that give them their names.
+    spoiled: Arc<Lock<HashSet<WorkId>>>,
 }
 
+/// A receiver's number, and why it is of no use.
+type Useless = (usize, Option<String>);
+
 impl Ears {
-    pub(crate) fn new(observer: Arc<dyn Observer>, listener: Arc<dyn Listener + Send + Sync>) -> Self {
-        Self { observer, listener, skipped: Arc::default(), has_lost_sessions: Arc::default() }
+    pub(crate) fn new(
+        observer: Arc<dyn Observer>,
+        listener: Arc<dyn Listener + Send + Sync>,
+        served: Arc<Served>,
+    ) -> Self {
+        Self {
+            observer,
+            listener,
+            skipped: Arc::default(),
+            served,
+            has_lost_sessions: Arc::default(),
+            told: Arc::default(),
+            useless: Arc::default(),
+            spoiled: Arc::default(),
+        }
+    }
+
+    /// Whether it is to be told that the receiver of this number is of no use for this reason: it has not been since a
+    /// session with the receiver was of use.
+    pub(crate) fn is_news(&self, receiver: usize, why: &SessionEnd) -> bool {
+        self.useless.lock().insert((receiver, (!why.is_away()).then(|| why.to_string())))
+    }
+
+    /// The ears for a session with a receiver of this number.
+    pub(crate) fn within(&self, number: usize, receiver: &Receiver) -> Arc<SessionEars> {
+        Arc::new(SessionEars { ears: self.clone(), number, receiver: receiver.remote.to_string() })
     }
 }
 
-/// The work that has ended in the sessions of this process.
+/// What one session has moved, failed and warned of, for all who listen to the job.
+pub(crate) struct SessionEars {
+    ears: Ears,
+    number: usize,
+    receiver: String,
+}
+
+impl SessionEars {
+    /// The session is of use.
+    pub(crate) fn is_of_use(&self) {
+        self.ears.useless.lock().retain(|(number, _)| *number != self.number);
+    }
+
+    /// A work item has ended.
+    pub(crate) fn has_ended(&self) {
+        self.is_of_use();
+        self.ears.served.items.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A range of the large file that this item gives its name could not be sent, or stored.
+    pub(crate) fn spoil(&self, file: WorkId) {
+        self.ears.spoiled.lock().insert(file);
+    }
+
+    /// Whether a range of that file has failed here.
+    pub(crate) fn is_spoiled(&self, file: WorkId) -> bool {
+        self.ears.spoiled.lock().contains(&file)
+    }
+}
+
+impl Observer for SessionEars {
+    fn on(&self, event: &Event) {
+        match event {
+            Event::Failed { message } => {
+                if !self.ears.told.is_first(message) {
+                    return;
+                }
+                let is_of_receiver = message.starts_with("receiver: ");
+                let at = if is_of_receiver { format!(" (at {})", self.receiver) } else { String::new() };
+                return self.ears.observer.on(&Event::Failed { message: format!("{message}{at}") });
+            }
+            Event::Skipped { files, bytes } => self.ears.skipped.add(Skipped::of(*files, *bytes)),
+            Event::Stored { files, bytes } => self.ears.served.stored(self.number, (*files, *bytes)),
+            Event::Found { .. }
+            | Event::Resent { .. }
+            | Event::NotKept { .. }
+            | Event::Warned { .. }
+            | Event::Limited { .. } => {}
+            // of the session alone
+            _ => return,
+        }
+        self.ears.observer.on(event);
+    }
+}
+
+/// The work that has ended in the sessions of this process, and what the receivers have stored by it.
 #[derive(Debug, Default)]
 pub struct Served {
     items: AtomicU64,
-    receivers: Lock<BTreeSet<usize>>,
+    stored: Lock<BTreeMap<usize, (u64, u64)>>,
 }
 
 impl Served {
-    /// Notes that work has ended by the receiver of this number.
-    pub(crate) fn note(&self, receiver: usize) {
-        self.items.fetch_add(1, Ordering::Relaxed);
-        self.receivers.lock().insert(receiver);
+    fn stored(&self, receiver: usize, (files, bytes): (u64, u64)) {
+        if files > 0 || bytes > 0 {
+            let mut stored = self.stored.lock();
+            let so_far = stored.entry(receiver).or_default();
+            *so_far = (so_far.0 + files, so_far.1 + bytes);
+        }
     }
 
     /// How many work items have ended.
@@ -61,10 +155,10 @@ impl Served {
         self.items.load(Ordering::Relaxed)
     }
 
-    /// How many receivers have served.
+    /// The files and bytes that each receiver has stored, by its number; one that has stored nothing is left out.
     #[must_use]
-    pub fn receivers(&self) -> usize {
-        self.receivers.lock().len()
+    pub fn by_receiver(&self) -> BTreeMap<usize, (u64, u64)> {
+        self.stored.lock().clone()
     }
 }
 
@@ -109,12 +203,12 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
     receiver: &Receiver,
     job: &SharedJob,
     part: Part,
-    ears: &Ears,
+    ears: &Arc<SessionEars>,
     work: impl FnOnce(Feeder) -> Doing,
 ) -> Result<(), SessionEnd> {
     let Receiver { home, remote, settings } = receiver;
     let settings = &DialSettings { job_grant: job.grant.current(), ..settings.clone() };
-    let connector = Connector { home, remote, settings, listener: &*ears.listener };
+    let connector = Connector { home, remote, settings, listener: &*ears.ears.listener };
     let reached = Box::pin(connector.connect(None)).await?;
     let (push, feeder) = Push::fed(job.opening(part), job.config.clone(), Instant::now());
     let mut run = Run::begin(None, Instant::now());
@@ -123,7 +217,7 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
         // resolves also when the other end is dropped, which it is when there is nothing more to do
         let _told_or_dropped = broken_off.await;
     };
-    let observer = Arc::new(OfOneSession(ears.clone()));
+    let observer = Arc::clone(ears);
     let link = Link { quota: None, ..reached.link };
     let ended = {
         let mut session = Box::pin(push.run(&mut run, link, observer, stop));
@@ -146,30 +240,11 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
     if let Some(ssh) = reached.ssh {
         ssh.end().await;
     }
-    ended
-}
-
-/// What of the events of one session says something of the job.
-struct OfOneSession(Ears);
-
-impl Observer for OfOneSession {
-    fn on(&self, event: &Event) {
-        let is_of_the_job = matches!(
-            event,
-            Event::Found { .. }
-                | Event::Stored { .. }
-                | Event::Skipped { .. }
-                | Event::Resent { .. }
-                | Event::Failed { .. }
-                | Event::NotKept { .. }
-                | Event::Warned { .. }
-                | Event::Limited { .. }
-        );
-        if let Event::Skipped { files, bytes } = event {
-            self.0.skipped.add(Skipped::of(*files, *bytes));
+    ended.map_err(|end| match end.found_no_room() {
+        Some((operation, code)) => {
+            let target = Escaped::path(OsStr::from_bytes(&job.open.target)).to_string();
+            SessionEnd::NoRoom { receiver: ears.receiver.clone(), target, operation, code }
         }
-        if is_of_the_job {
-            self.0.observer.on(event);
-        }
-    }
+        None => end,
+    })
 }

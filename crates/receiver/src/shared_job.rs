@@ -65,7 +65,7 @@ impl SharedJobSession {
                 self.set_directories(transfer, directories(batch)?)
             }
             SharedJobOrder::Count => self.count().map(SharedJobResult::Counted),
-            SharedJobOrder::Close => self.close().map(|()| SharedJobResult::Done),
+            SharedJobOrder::Close => self.close(transfer).map(|()| SharedJobResult::Done),
             SharedJobOrder::Forget => self.forget(transfer).map(|()| SharedJobResult::Done),
         };
         Ok(done.unwrap_or_else(|(operation, error)| {
@@ -145,7 +145,9 @@ impl SharedJobSession {
         Ok(counted)
     }
 
-    fn close(&self) -> Result<(), Failure> {
+    fn close(&self, transfer: &Transfer) -> Result<(), Failure> {
+        // the mark of the end needs some room, and this may be all that there is
+        transfer.parts.give_back_room();
         let cannot = failed_to(Operation::Delete);
         self.directory.close(self.epoch.number(), PATIENCE).map_err(|error| match error {
             // of the latter somebody else has closed it

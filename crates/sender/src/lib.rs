@@ -22,6 +22,7 @@ mod send;
 mod tune;
 
 pub use account::bottleneck::Bottleneck;
+pub use account::failure::file_changed;
 pub use account::limit::Limit;
 pub use account::manifest::{Extent, Known, Manifest, Prover};
 pub use account::summary::{AtBest, Learnt, Preview, Summary};

@@ -39,7 +39,7 @@ pub use metadata::{
     ALLOCATION_BYTES, Account, Accounts, Extra, FileNumber, Ids, Metadata, NoAccounts, Special, Timestamp,
     Xattr,
 };
-pub use nodes::{Node, Nodes, Pace};
+pub use nodes::{Node, Nodes, Pace, Party};
 pub use rate_limit::{ParseRateError, RateLimit};
 pub use rel_path::{Name, PathError, RelPath};
 pub use stage::{Doing, StageClock, StageTimes, Stopwatch};

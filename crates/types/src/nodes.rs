@@ -1,14 +1,37 @@
-//! The nodes that take part in one push, as their head sees them.
+//! Those who share the work of one push, as its head sees them.
 
 /// The nodes of a push in which several take part.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nodes {
+    /// What they are.
+    pub party: Party,
     /// How many there are.
     pub count: u64,
     /// Items of work that nobody has taken yet; `None` where the queue does not say.
     pub waiting: Option<u64>,
     /// The nodes, those first that hold up the others; of very many not all.
     pub nodes: Vec<Node>,
+}
+
+/// What shares the work of a push.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Party {
+    /// The nodes of a cluster.
+    #[default]
+    Nodes,
+    /// Several receivers of one node.
+    Receivers,
+}
+
+impl Party {
+    /// One word for one of them.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Nodes => "node",
+            Self::Receivers => "receiver",
+        }
+    }
 }
 
 /// One of them.

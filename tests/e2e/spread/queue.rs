@@ -1,6 +1,7 @@
 //! Jobs whose queue or whose sessions fail: the queue is a cache, and what it loses is found again.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use zmove_cluster::{
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
-use zmove_types::{NoObserver, RelPath, SharedJobId};
+use zmove_types::{Event, NoObserver, Observer, RelPath, SharedJobId};
 use zmove_wire::{Durability, NodeName, Open};
 
 use super::Spread;
@@ -101,18 +102,19 @@ impl WorkSource for Careless {
     }
 }
 
-/// A queue that hands out walks once more when a large file has got its name, as after the death of who had them.
+/// A queue that hands out walks once more when some work has ended, as after the death of who had them.
 struct Repeating {
     queue: Queue,
+    after: fn(&Work) -> bool,
     walks: Mutex<Vec<WorkItem>>,
     again: Mutex<Vec<WorkItem>>,
     repeated: AtomicU64,
 }
 
 impl Repeating {
-    fn new() -> Self {
+    fn new(after: fn(&Work) -> bool) -> Self {
         let [walks, again] = [(); 2].map(|()| Mutex::default());
-        Self { queue: Queue::new(JOB), walks, again, repeated: AtomicU64::new(0) }
+        Self { queue: Queue::new(JOB), after, walks, again, repeated: AtomicU64::new(0) }
     }
 }
 
@@ -148,7 +150,7 @@ impl WorkSource for Repeating {
             self.repeated.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         };
-        if matches!(item.work, Work::Large(_)) {
+        if (self.after)(&item.work) {
             self.again.lock().unwrap().append(&mut self.walks.lock().unwrap());
         }
         self.queue.done(Taken { item, deliveries, delivery }).await
@@ -173,6 +175,15 @@ impl WorkSource for Repeating {
 impl Spread {
     /// Leads a job to its end, with a mover for each receiver.
     fn lead<W: WorkSource>(&self, source: &Arc<W>, receivers: Vec<Receiver>) -> JobEnd {
+        self.lead_with(source, receivers, Arc::new(NoObserver))
+    }
+
+    fn lead_with<W: WorkSource>(
+        &self,
+        source: &Arc<W>,
+        receivers: Vec<Receiver>,
+        observer: Arc<dyn Observer>,
+    ) -> JobEnd {
         let sources = vec![ScanRoot::new(self.source(), RelPath::root())];
         let open = Open { durability: Durability::End, ..Open::new(b"t".to_vec(), [0; 16]) };
         let names = (JOB, 1, NodeName::new("sender").unwrap());
@@ -180,7 +191,7 @@ impl Spread {
         let movers = receivers.len();
         let lead = Lead::new((job, Arc::clone(source)), receivers, movers, PATIENCE);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        let running = lead.run(Arc::new(NoObserver), Arc::new(NoListener), std::future::pending());
+        let running = lead.run(observer, Arc::new(NoListener), std::future::pending());
         let ended = runtime.block_on(async { tokio::time::timeout(2 * PATIENCE, running).await });
         ended.expect("the job ends").expect("it ends well")
     }
@@ -238,7 +249,7 @@ fn a_walk_that_is_done_again_announces_a_large_file_that_has_got_its_name_meanwh
     paint(spread.source().join("small"), 7);
     // of an empty target nothing is asked
     std::fs::create_dir_all(spread.target_directory().join("other")).unwrap();
-    let source = Arc::new(Repeating::new());
+    let source = Arc::new(Repeating::new(|work| matches!(work, Work::Large(_))));
     let JobEnd { count, walks, .. } = spread.lead(&source, spread.receivers());
     assert!(source.repeated.load(Ordering::Relaxed) > 0 && count.repeats > 0, "{count:?}");
     assert_eq!((walks, count.contradictions, count.failed, count.files), (1, 0, 0, 2), "{count:?}");
@@ -246,6 +257,98 @@ fn a_walk_that_is_done_again_announces_a_large_file_that_has_got_its_name_meanwh
     crate::tree::set_old(spread.source());
     crate::tree::set_old(spread.target_directory());
     spread.assert_done();
+}
+
+/// Whoever was stopped in the middle of it may go on when the directories have got their times.
+#[test]
+fn what_is_done_again_after_the_end_takes_no_directory_its_time() {
+    let spread = Spread::new(2);
+    let source = spread.source();
+    for directory in ["d", "d/e"] {
+        std::fs::create_dir_all(source.join(directory)).unwrap();
+        (0..20).for_each(|file| paint(source.join(format!("{directory}/f{file}")), 1000));
+        std::os::unix::fs::symlink("f1", source.join(directory).join("link")).unwrap();
+    }
+    ["d/e", "d", ""].into_iter().for_each(|directory| crate::tree::set_old(source.join(directory)));
+    let queue = Arc::new(Repeating::new(|work| matches!(work, Work::Finish(_))));
+    let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
+    assert!(queue.repeated.load(Ordering::Relaxed) > 0 && count.failed == 0, "{count:?}");
+    spread.assert_done();
+}
+
+/// A queue before which a directory is replaced by a link when entries of it are taken.
+struct Swapping {
+    queue: Queue,
+    directory: PathBuf,
+    elsewhere: PathBuf,
+}
+
+impl WorkSource for Swapping {
+    type Delivery = Lease;
+
+    async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
+        let taken = self.queue.take().await?;
+        let is_names = |taken: &Taken<Lease>| matches!(taken.item.work, Work::Names { .. });
+        if taken.as_ref().is_some_and(is_names) && !self.directory.is_symlink() {
+            std::fs::rename(&self.directory, &self.elsewhere).unwrap();
+            std::os::unix::fs::symlink("/", &self.directory).unwrap();
+        }
+        Ok(taken)
+    }
+
+    async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
+        self.queue.put(items).await
+    }
+
+    async fn keep(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
+        self.queue.keep(taken).await
+    }
+
+    async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
+        self.queue.done(taken).await
+    }
+
+    async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
+        self.queue.give_back(taken, after).await
+    }
+
+    async fn waiting(&self) -> Result<Waiting, WorkError> {
+        self.queue.waiting().await
+    }
+
+    async fn close(&self) -> Result<(), WorkError> {
+        self.queue.close().await
+    }
+}
+
+#[derive(Default)]
+struct Failures(Mutex<Vec<String>>);
+
+impl Observer for Failures {
+    fn on(&self, event: &Event) {
+        if let Event::Failed { message } = event {
+            self.0.lock().unwrap().push(message.clone());
+        }
+    }
+}
+
+#[test]
+fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_counts() {
+    let spread = Spread::new(1);
+    let wide = spread.source().join("wide");
+    std::fs::create_dir_all(&wide).unwrap();
+    (0..4500_u64).for_each(|file| paint(wide.join(file.to_string()), 1));
+    let failures = Arc::new(Failures::default());
+    let elsewhere = spread.site.path("elsewhere");
+    let queue = Arc::new(Swapping { queue: Queue::new(JOB), directory: wide, elsewhere });
+    let JobEnd { count, .. } =
+        spread.lead_with(&queue, spread.receivers(), Arc::clone(&failures) as Arc<dyn Observer>);
+    let told = failures.0.lock().unwrap();
+    let of_directory = told.iter().filter(|message| message.contains("sender: open directory '"));
+    assert_eq!(of_directory.count(), 1, "{told:?}");
+    let there = std::fs::read_dir(spread.target_directory().join("wide")).unwrap().count() as u64;
+    assert_eq!((count.files, count.failed), (there, 4500 - there));
+    assert!(count.failed >= 3500, "{count:?}");
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! `zmove push --cluster NAME`: this node leads a job in which all nodes of a cluster take part, itself among them.
 
 mod granting;
-mod roll;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStringExt;
 use std::pin::Pin;
@@ -13,17 +12,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use tokio::sync::watch;
 use zmove_cluster::jetstream::{
-    BrokerState, JetStream, JobNotice, Keeper, NodeFailure, NodePart, NodeState, Notice, Notices, Role,
-    Settings,
+    BrokerState, JetStream, JobNotice, Keeper, NodeFailure, Notice, Notices, Role, Settings,
 };
-use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob, WorkError};
+use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob, Skipped, WorkError};
 use zmove_engine::DialSettings;
 use zmove_scan::FileSystems;
 use zmove_types::{Event, Observer};
 
 use self::granting::{Answer, Granting};
-use self::roll::Roll;
 use crate::commands::cluster::sources as node_sources;
+use crate::commands::roll::Roll;
 use crate::commands::spread::{self, Unended, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::format::counted;
@@ -144,13 +142,12 @@ impl Leading<'_> {
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
         let queue = Arc::new(queue);
-        let roll = Arc::new(Roll::new(own_name(), Arc::clone(&self.observer)));
-        let mut telling = Box::pin(roll.tell(Arc::clone(&queue)));
-        let mut nodes = Nodes::new(Arc::clone(&self.observer), Arc::clone(&roll));
+        let roll = Arc::new(Roll::of_nodes(own_name(), Arc::clone(&self.observer)));
+        let mut telling = Box::pin(roll.tell(Arc::clone(&queue), Vec::new));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
         let count = receivers.len();
         let lead = Lead {
-            others: nodes.others.subscribe(),
+            others: roll.others(),
             others_come_within: OTHERS_COME_WITHIN,
             ..Lead::new((job, queue), receivers, count, patience)
         };
@@ -179,7 +176,7 @@ impl Leading<'_> {
                         Answer::Grant(grant) => notices.tell(&grant).await?,
                         Answer::Nothing => {}
                     }
-                    if self.take(heard.notice, &mut nodes) {
+                    if self.take(heard.notice, &roll) {
                         notices.tell(&Notice::Job(self.notice.clone())).await?;
                     }
                 }
@@ -187,13 +184,11 @@ impl Leading<'_> {
             }
         };
         if let Ok(ended) = &mut ended {
-            nodes.parts.values().for_each(|part| {
-                ended.skipped.files += part.moved.skipped_files;
-                ended.skipped.bytes += part.moved.skipped_bytes;
-            });
+            let Skipped { files, bytes } = roll.skipped();
+            ended.skipped.files += files;
+            ended.skipped.bytes += bytes;
         }
-        // the head itself is one
-        Ok((ended, 1 + nodes.served()))
+        Ok((ended, roll.served(lead.served.items() > 0)))
     }
 
     /// Connects to the broker, where the queues that pushes have left end before that of this job begins.
@@ -235,23 +230,23 @@ impl Leading<'_> {
     }
 
     /// Takes a notice; returns whether the nodes are to be told of the job at once: a node is new, here or in the job.
-    fn take(&mut self, notice: Notice, nodes: &mut Nodes) -> bool {
+    fn take(&mut self, notice: Notice, roll: &Roll) -> bool {
         match notice {
             Notice::Failed(NodeFailure { job, node, message }) if job == self.notice.job => {
-                self.observer.on(&Event::Failed { message: format!("{message} (at {node})") });
+                roll.on(&Event::Failed { message: format!("{message} (at {node})") });
                 false
             }
             Notice::Absent(failure) if failure.job == self.notice.job => {
-                nodes.leave(failure);
+                roll.leave(failure);
                 false
             }
             Notice::Node(node) if node.version == self.notice.version => match node.part {
-                None => nodes.has_come(node.node),
+                None => roll.has_come(node.node),
                 Some(part) if part.job == self.notice.job => {
                     let number = u32::try_from(self.notice.nodes.len()).unwrap_or(u32::MAX);
                     let is_new = !self.notice.nodes.contains_key(&node.node);
                     self.notice.nodes.entry(node.node.clone()).or_insert(number);
-                    nodes.take(node.node, part);
+                    roll.hear(&node.node, &part);
                     is_new
                 }
                 Some(_of_another_job) => false,
@@ -297,63 +292,6 @@ impl BrokerWatch {
                 _ => {}
             }
         }
-    }
-}
-
-/// The other nodes of the job, and what they have told.
-struct Nodes {
-    observer: Arc<dyn Observer>,
-    roll: Arc<Roll>,
-    /// All nodes that have told that they have nothing to do.
-    come: BTreeSet<String>,
-    parts: BTreeMap<String, NodePart>,
-    /// Why nodes take no part, as the user has been told.
-    absent: BTreeSet<(String, String)>,
-    others: watch::Sender<usize>,
-}
-
-impl Nodes {
-    fn new(observer: Arc<dyn Observer>, roll: Arc<Roll>) -> Self {
-        let (come, parts, absent) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
-        Self { observer, roll, come, parts, absent, others: watch::Sender::new(0) }
-    }
-
-    /// A node has nothing to do; returns whether this is the first time.
-    fn has_come(&mut self, node: String) -> bool {
-        self.come.insert(node)
-    }
-
-    fn take(&mut self, node: String, part: NodePart) {
-        if part.items == 0 && self.absent.iter().any(|(absent, _)| *absent == node) {
-            return;
-        }
-        let before = self.parts.get(&node).map(|part| part.moved).unwrap_or_default();
-        part.moved.events_since(&before).for_each(|event| self.observer.on(&event));
-        self.roll.hear(&node, &part);
-        self.parts.insert(node, part);
-        self.count();
-    }
-
-    /// Tells, once, why a node takes no part.
-    fn leave(&mut self, NodeFailure { node, message, .. }: NodeFailure) {
-        if self.parts.get(&node).is_some_and(|part| part.items == 0) {
-            self.parts.remove(&node);
-            self.roll.strike(&node);
-            self.count();
-        }
-        if self.absent.insert((node.clone(), message.clone())) {
-            self.observer.on(&Event::Warned { message: format!("{node} takes no part: {message}") });
-        }
-    }
-
-    fn count(&self) {
-        let at_work = self.parts.values().filter(|part| part.state != NodeState::HasEnded);
-        self.others.send_replace(at_work.count());
-    }
-
-    /// How many have done any of the work.
-    fn served(&self) -> usize {
-        self.parts.values().filter(|part| part.items > 0).count()
     }
 }
 

@@ -8,15 +8,17 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use zmove_cluster::jetstream::NodeMoved;
 use zmove_cluster::{JobEnd, JobError, Lead, Queue, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
 use zmove_transport::KnownHosts;
-use zmove_types::{ByteCount, ByteRate, Kinds, RateLimit, SharedJobId};
+use zmove_types::{ByteCount, ByteRate, Kinds, Observer, RateLimit, SharedJobId};
 use zmove_wire::{Keeping, NodeName, Open, TargetShape};
 
 pub(crate) use self::unended::Unended;
 use crate::ceiling::Shares;
+use crate::commands::roll::Roll;
 use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::commands::trust::get_to_know;
 use crate::display::format::counted;
@@ -40,16 +42,31 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     }
     let unended = note(&job, &receivers)?;
     display.start();
-    let lead = Lead::new((job, Arc::new(Queue::new(id))), receivers, count, args.timeout.0);
+    let names: Vec<_> = receivers.iter().map(|receiver| receiver.remote.to_string()).collect();
+    let roll = Arc::new(Roll::of_receivers(names.clone(), display.observer()));
+    let queue = Arc::new(Queue::new(id));
+    let lead = Lead::new((job, Arc::clone(&queue)), receivers, count, args.timeout.0);
+    let moved = || {
+        let stored = lead.served.by_receiver().into_iter();
+        let moved = |(number, (files, bytes))| {
+            let name: &String = names.get(number)?;
+            Some((name.clone(), NodeMoved { files, bytes, ..NodeMoved::default() }))
+        };
+        stored.filter_map(moved).collect()
+    };
     let ended = settings::block_on(threads(), async {
-        Ok(Box::pin(lead.run(display.observer(), Arc::new(Notices), interrupted())).await)
+        let observer = Arc::clone(&roll) as Arc<dyn Observer>;
+        tokio::select! {
+            ended = Box::pin(lead.run(observer, Arc::new(Notices), interrupted())) => Ok(ended),
+            never = roll.tell(queue, moved) => match never {},
+        }
     });
     display.end();
     let ended = ended?;
     if ended.is_ok() {
         unended.forget()?;
     }
-    let by = format!("by {}", counted(lead.served.receivers() as u64, "receiver"));
+    let by = format!("by {}", counted(lead.served.by_receiver().len() as u64, "receiver"));
     tell_end(ended, settings, &sources, (id, &by, started))
 }
 
@@ -207,10 +224,13 @@ fn as_text(summary: &Summary, by: &str) -> String {
 fn as_failure(error: JobError) -> anyhow::Error {
     match error {
         JobError::Interrupted => failure(Exit::Interrupted, "interrupted"),
+        // as where all that there is no room for are files
+        JobError::NoRoom(_) => failure(Exit::Partial, error.to_string()),
         JobError::Lost(_) | JobError::Queue(_) => failure(Exit::Broken, error.to_string()),
         JobError::NotBegun(error) => match *error {
             SessionEnd::Connect(error) => error.into(),
             SessionEnd::Session(error) => error.into(),
+            error @ SessionEnd::NoRoom { .. } => failure(Exit::Partial, error.to_string()),
             SessionEnd::Stop(error) => error.into(),
         },
     }

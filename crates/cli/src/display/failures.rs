@@ -58,7 +58,7 @@ pub(crate) fn print_end(error: &anyhow::Error, exit: Exit) {
 /// The parts of a message `SIDE: OPERATION 'PATH': CAUSE`, for programs; a part that it has not is null. It may come
 /// from another host, whose words are the only form in which it has told it.
 pub(crate) fn parts(message: &str) -> Value {
-    let message = without_node(message);
+    let message = without_places(message);
     let (side, rest) = match message.split_once(": ") {
         Some((side @ ("sender" | "receiver"), rest)) => (Some(side), rest),
         _ => (None, message),
@@ -69,7 +69,7 @@ pub(crate) fn parts(message: &str) -> Value {
     });
     let (operation, path) = (whole.map(|whole| whole.0), whole.map(|whole| whole.1));
     let cause = whole.map(|whole| whole.2);
-    let number = cause.and_then(|cause| cause.rsplit_once("(os error ")?.1.strip_suffix(')')?.parse().ok());
+    let number = cause.and_then(|cause| cause.rsplit_once("(os error ")?.1.split_once(')')?.0.parse().ok());
     let cause = cause.map(|cause| cause.split(" (os error ").next().unwrap_or(cause));
     json!({
         "side": side,
@@ -80,10 +80,10 @@ pub(crate) fn parts(message: &str) -> Value {
     })
 }
 
-/// A message without what says at which node of a cluster it has failed.
-fn without_node(message: &str) -> &str {
+/// A message without what says at which receiver of several, and at which node of a cluster, something has failed.
+pub(crate) fn without_places(message: &str) -> &str {
     match message.rsplit_once(" (at ") {
-        Some((said, node)) if node.ends_with(')') && !node.contains('\'') => said,
+        Some((said, place)) if place.ends_with(')') && !place.contains('\'') => without_places(said),
         _ => message,
     }
 }
@@ -102,8 +102,9 @@ const NAMED_MAX: u64 = 10;
 const KINDS_MAX: usize = 100;
 /// What the system calls a full disk, and a quota that is used up.
 const NO_ROOM: [&str; 2] = ["No space left on device", "quota exceeded"];
-const MAKE_ROOM: &str = "receiver: No space left on device: what is whole stays, and so do parts of large files, from \
-                         which the same command goes on; 'zmove journal clean --all' there frees the parts";
+const MAKE_ROOM: &str = "receiver: No space left on device: what is whole stays, and the same command goes on from \
+                         there; one receiver alone keeps parts of large files as well: 'zmove journal clean --all' \
+                         there frees them";
 const OTHERS: &str = "failures of other kinds";
 
 #[cfg(test)]
@@ -137,7 +138,8 @@ mod tests {
         let expected = json!({ "side": "receiver", "operation": "write", "path": "it's a: b",
             "cause": "No space left on device", "errno": "ENOSPC" });
         assert_eq!(parts(message), expected);
-        assert_eq!(parts(&format!("{message} (at dtn2-1f)")), expected);
+        assert_eq!(parts(&format!("{message} (at 10.0.0.1:7) (at dtn2-1f)")), expected);
+        assert_eq!(parts(&format!("{message} (at 10.0.0.1:7); what is whole stays")), expected);
         let whole = parts("something else");
         assert!(whole.as_object().unwrap().values().all(Value::is_null) && whole["errno"].is_null());
     }

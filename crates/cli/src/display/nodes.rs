@@ -6,14 +6,14 @@ use zmove_types::{Node, Nodes, Pace};
 use crate::display::format::counted;
 
 /// The nodes in one line, those named that hold up the others.
-pub(crate) fn in_a_line(Nodes { count, waiting, nodes }: &Nodes) -> String {
+pub(crate) fn in_a_line(Nodes { party, count, waiting, nodes }: &Nodes) -> String {
     let waiting =
         waiting.map_or_else(String::new, |waiting| format!(", {} waiting", counted(waiting, "item")));
     let named = |pace: Pace| {
         let of_it = nodes.iter().filter(|node| node.pace == pace).map(name).collect::<Vec<_>>();
         if of_it.is_empty() { String::new() } else { format!("; {}: {}", pace.word(), of_it.join(", ")) }
     };
-    format!("{}{waiting}{}{}", counted(*count, "node"), named(Pace::Silent), named(Pace::Slow))
+    format!("{}{waiting}{}{}", counted(*count, party.word()), named(Pace::Silent), named(Pace::Slow))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "it is shown with one digit")]
@@ -27,7 +27,7 @@ fn name(Node { name, pace, percent_of_others, .. }: &Node) -> String {
 }
 
 /// The nodes as programs read them.
-pub(crate) fn as_json(Nodes { count, waiting, nodes }: &Nodes) -> Value {
+pub(crate) fn as_json(Nodes { count, waiting, nodes, .. }: &Nodes) -> Value {
     let node = |node: &Node| {
         let Node { name, pace, files, bytes, bytes_per_second, percent_of_others } = node;
         json!({
@@ -41,6 +41,7 @@ pub(crate) fn as_json(Nodes { count, waiting, nodes }: &Nodes) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zmove_types::Party;
 
     #[test]
     fn who_holds_up_the_others_is_named_in_one_line() {
@@ -52,12 +53,18 @@ mod tests {
             bytes_per_second: 3,
             percent_of_others,
         };
-        let mut nodes =
-            Nodes { count: 4, waiting: Some(12), nodes: vec![node("node3", Pace::Slow, Some(31))] };
+        let mut nodes = Nodes {
+            party: Party::Nodes,
+            count: 4,
+            waiting: Some(12),
+            nodes: vec![node("node3", Pace::Slow, Some(31))],
+        };
         assert_eq!(in_a_line(&nodes), "4 nodes, 12 items waiting; slow: node3 (0.3 of the median)");
         nodes.nodes = vec![node("node2", Pace::Silent, None), node("node1", Pace::Works, Some(100))];
         nodes.waiting = None;
         assert_eq!(in_a_line(&nodes), "4 nodes; silent: node2");
+        let receivers = Nodes { party: Party::Receivers, ..nodes.clone() };
+        assert_eq!(in_a_line(&receivers), "4 receivers; silent: node2");
         let told = as_json(&nodes);
         let expected = json!({
             "name": "node2", "state": "silent", "files": 1, "bytes": 2, "bytes_per_second": 3, "percent_of_others": null,

@@ -12,7 +12,7 @@ use zmove_scan::{
     walk_portion,
 };
 use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, SessionOver, Settled, Unnamed};
-use zmove_types::{Event, Name};
+use zmove_types::{Event, Name, Observer};
 use zmove_wire::{Batch, EntryFault, Fault, FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
 use super::{Mover, Progress};
@@ -74,12 +74,22 @@ impl<W: WorkSource> Mover<W> {
             Work::Trees(places) => self.walk(item, places, progress).await,
             Work::Names { directory, names } => {
                 let portion = self.look_up(directory, names.clone(), ITEM).await?;
-                self.send_portion(item, (portion, directory.source), progress).await
+                let is_gone = matches!(&portion.items[..], [ScanItem::Error(_)]);
+                let done = self.send_portion(item, (portion, directory.source), progress).await?;
+                // each item of a directory that is gone fails, and tells the same: what counts is what is missing
+                let failed = if is_gone { done.failed.max(names.len() as u64) } else { done.failed };
+                Ok(Done { failed, ..done })
             }
+            // A range that fails is told, and counts for nothing: its file does, once, since it gets no name.
             Work::Range { file, first, groups } => {
                 let groups = *first..first.saturating_add(*groups);
-                let Some(found) = self.find(file).await? else { return Ok(Done::FAILED) };
-                self.send_range(item, found, groups, progress).await
+                if let Ok(found) = self.find(file).await?
+                    && self.send_range(item, found, groups, progress).await?.failed > 0
+                {
+                    let large = WorkItem { work: Work::Large(file.clone()), ..item.clone() };
+                    self.ears.spoil(large.id(self.job.id));
+                }
+                Ok(Done::default())
             }
             Work::Large(file) => {
                 let done = self.name(item, file, progress).await?;
@@ -204,7 +214,7 @@ impl<W: WorkSource> Mover<W> {
 
     /// Whether a large file that is at the target has got its name by this job, and not before.
     async fn has_name_by_this_job(&self, file: &LargeFile) -> Result<bool, Stop> {
-        let Some((directory, entry)) = self.find(file).await? else { return Ok(false) };
+        let Ok((directory, entry)) = self.find(file).await? else { return Ok(false) };
         let Ok(Unnamed { head, .. }) = self.feeder.declaration(directory, entry).await? else {
             return Ok(false);
         };
@@ -214,7 +224,7 @@ impl<W: WorkSource> Mover<W> {
 
     fn tell_parts(&self, portion: &Portion) {
         if let Some(message) = portion.parts.warning() {
-            self.observer.on(&Event::Warned { message });
+            self.ears.on(&Event::Warned { message });
         }
     }
 
@@ -239,8 +249,7 @@ impl<W: WorkSource> Mover<W> {
             SharedJobResult::Failed(operation, code)
                 if operation != Operation::Flush && code != FaultCode::Fenced =>
             {
-                self.tell_failure(format!("receiver: {operation} '{}': {code}", path.display()));
-                Committed::Named(Done::FAILED)
+                Committed::Named(self.fail(format!("receiver: {operation} '{}': {code}", path.display())))
             }
             other => return Err(refused(other)),
         })
@@ -259,30 +268,25 @@ impl<W: WorkSource> Mover<W> {
         Ok(Done { failed, ..Done::default() })
     }
 
-    /// A large file as it was when it was found; one that has changed is told.
-    async fn find(&self, file: &LargeFile) -> Result<Option<(Arc<Directory>, Entry)>, Stop> {
+    /// A large file as it was when it was found; the inner error is why it is not there as it was.
+    async fn find(&self, file: &LargeFile) -> Result<Result<(Arc<Directory>, Entry), String>, Stop> {
         let size = PortionSize { large_bytes: u64::MAX, ..ITEM };
         let portion = self.look_up(&file.directory, vec![file.name.clone()], size).await?;
-        let mut found = None;
+        let is_it = |entry: &Entry| {
+            entry.name == file.name && entry.size == file.bytes && entry.metadata.mtime == file.mtime
+        };
         for item in portion.items {
             match item {
                 ScanItem::Batch(batch) => {
-                    let is_it = |entry: &Entry| {
-                        entry.name == file.name
-                            && entry.size == file.bytes
-                            && entry.metadata.mtime == file.mtime
-                    };
-                    let entry = batch.entries.into_iter().find(is_it);
-                    found = entry.map(|entry| (batch.directory, entry));
+                    if let Some(entry) = batch.entries.into_iter().find(is_it) {
+                        return Ok(Ok((batch.directory, entry)));
+                    }
                 }
-                ScanItem::Error(error) => self.tell_failure(error.to_string()),
+                ScanItem::Error(error) => return Ok(Err(format!("sender: {error}"))),
                 ScanItem::Root { .. } => {}
             }
         }
-        if found.is_none() {
-            self.tell_changed(self.path_of(file));
-        }
-        Ok(found)
+        Ok(Err(sender::file_changed(self.path_of(file))))
     }
 
     fn path_of(&self, file: &LargeFile) -> PathBuf {
@@ -292,15 +296,15 @@ impl<W: WorkSource> Mover<W> {
 
     /// Has a large file get its name, once all of its groups are there; sends what others do not.
     async fn name(&self, item: &WorkItem, file: &LargeFile, progress: &Progress) -> Result<Done, Stop> {
-        let Some((directory, entry)) = self.find(file).await? else { return Ok(Done::FAILED) };
+        let (directory, entry) = match self.find(file).await? {
+            Ok(found) => found,
+            Err(why) => return Ok(self.fail(why)),
+        };
         self.feeder.find()?;
         let declared = self.feeder.declaration(Arc::clone(&directory), entry.clone()).await?;
         let unnamed = match declared {
             Ok(unnamed) => unnamed,
-            Err(message) => {
-                self.tell_failure(message);
-                return Ok(Done::FAILED);
-            }
+            Err(why) => return Ok(self.fail(why)),
         };
         let mut missing_before = Vec::new();
         let mut since = Instant::now();
@@ -312,25 +316,34 @@ impl<W: WorkSource> Mover<W> {
             if missing != missing_before {
                 progress.made();
                 (missing_before, since) = (missing, Instant::now());
-            } else if since.elapsed() >= STUCK_AFTER {
-                let mut failed = 0;
+            } else if since.elapsed() >= self.stuck_after(item) {
                 for (first, groups) in std::mem::take(&mut missing_before) {
                     let groups = first..first.saturating_add(groups);
                     let found = (Arc::clone(&directory), entry.clone());
-                    failed += self.send_range(item, found, groups, progress).await?.failed;
-                }
-                if failed > 0 {
-                    return Ok(Done::FAILED);
+                    if self.send_range(item, found, groups, progress).await?.failed > 0 {
+                        return Ok(Done::FAILED);
+                    }
                 }
                 since = Instant::now();
                 continue;
             }
             tokio::time::sleep(LOOK_EVERY).await;
-            if self.find(file).await?.is_none() {
+            if let Err(why) = self.find(file).await? {
                 // nobody can send the rest of what it was
-                return Ok(Done::FAILED);
+                return Ok(self.fail(why));
             }
         }
+    }
+
+    /// After how long without another group of a file nobody seems to send what is missing.
+    fn stuck_after(&self, large: &WorkItem) -> Duration {
+        if self.ears.is_spoiled(large.id(self.job.id)) { SPOILED_AFTER } else { STUCK_AFTER }
+    }
+
+    /// Tells why something has failed, which counts once.
+    fn fail(&self, why: String) -> Done {
+        self.tell_failure(why);
+        Done::FAILED
     }
 
     /// Ends the ranges of a file that has its name. Where the queue has lost one, no walk would announce it again: the
@@ -410,3 +423,5 @@ const NO_SOURCE: Stop = Stop::Nonsense("a work item is about a source that the j
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.
 const STUCK_AFTER: Duration = Duration::from_secs(40);
+/// The same where a range has failed here: what others are sending comes.
+const SPOILED_AFTER: Duration = Duration::from_secs(2);

@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, CWD, Dev, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath};
 
-use crate::entry::{number_at, number_of};
+use crate::entry::{FileIdentity, number_at, number_of, set_file_mtime};
 use crate::file_io::data_file::Direct;
 use crate::hidden::make_hidden;
 use crate::inheritance::Inheritance;
@@ -140,16 +140,23 @@ impl EpochSession {
         if self.is_fenced() { Err(self.fenced()) } else { Ok(()) }
     }
 
-    /// Gives what has this name in the session's directory its final one.
+    /// Gives what has this name in the session's directory its final one. Where that replaces something, the directory
+    /// keeps its time: what is done a second time may come after the directory has got that, and would take it away.
+    /// One that gets its time between the two calls here loses it all the same.
     pub(crate) fn publish(
         &self,
         hidden: &Name,
-        place: (&OwnedFd, &Name),
+        place @ (directory, name): (&OwnedFd, &Name),
         replace: Replace,
     ) -> io::Result<()> {
         let staged = number_at(&self.own, hidden.as_os_str()).map_err(|error| self.fenced_if_dead(error))?;
+        let is_there = number_at(directory, name.as_os_str()).is_ok();
+        let before = is_there.then(|| FileIdentity::of(directory)).transpose()?;
         let moved = move_to((&self.own, hidden), place, replace);
-        moved.or_else(|error| self.look_after_failure((staged, hidden), place, error))
+        moved.or_else(|error| self.look_after_failure((staged, hidden), place, error))?;
+        // who may not set it gives no directory its time
+        let _best_effort = before.map(|before| set_file_mtime(directory, before.mtime));
+        Ok(())
     }
 
     /// Whether an entry has its final name although the call has failed that was to give it: where an answer is lost,

@@ -66,7 +66,7 @@ pub(crate) struct Parts {
 struct State {
     journal: Option<Arc<Journal>>,
     /// Why nothing more is journalled. The journal until then stays held, and so do its parts.
-    trouble: Option<String>,
+    trouble: Option<Trouble>,
     /// The parts that earlier transfers have left, by their final path.
     earlier: HashMap<RelPath, Earlier>,
     /// Older parts of files that have a newer one.
@@ -79,6 +79,19 @@ struct State {
     staying: HashSet<FileId>,
     /// The memory booked for this state.
     held: Option<Booking>,
+}
+
+/// Why nothing more is journalled.
+#[derive(Debug)]
+struct Trouble {
+    message: String,
+    errno: Errno,
+}
+
+impl From<JournalError> for Trouble {
+    fn from(error: JournalError) -> Self {
+        Self { message: error.to_string(), errno: error.errno() }
+    }
 }
 
 #[derive(Debug)]
@@ -123,7 +136,7 @@ impl Parts {
             match orphans_like(directory, &begin, ours) {
                 // A journal that cannot be read is left for `zmove journal`.
                 Ok(orphans) => state.find_earlier(orphans.into_iter().filter_map(Result::ok)),
-                Err(error) => state.trouble = Some(error.to_string()),
+                Err(error) => state.trouble = Some(error.into()),
             }
         }
         let (unflushed, quota) = (AtomicBool::new(false), Quota::default());
@@ -136,7 +149,10 @@ impl Parts {
         let state = self.state.get_mut();
         match quota.book_memory(state.bytes()) {
             Ok(held) => state.held = Some(held),
-            Err(error) => *state = State { trouble: Some(error.to_string()), ..State::default() },
+            Err(error) => {
+                let trouble = Trouble { message: error.to_string(), errno: Errno::NOMEM };
+                *state = State { trouble: Some(trouble), ..State::default() };
+            }
         }
         self
     }
@@ -148,7 +164,7 @@ impl Parts {
 
     /// Why no journal is kept although it should be.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.state.lock().trouble.clone()
+        self.state.lock().trouble.as_ref().map(|trouble| trouble.message.clone())
     }
 
     /// The values of an offered file's groups that are held and need not come again, by number. At least one group of
@@ -241,7 +257,7 @@ impl Parts {
         self.look_where(&staged);
         match self.journal().map(|journal| journal.adopt(id.0, &earlier.file)) {
             Some(Ok(())) => self.state.lock().forget(&earlier),
-            Some(Err(error)) => self.note(&error),
+            Some(Err(error)) => self.note(error),
             None => {}
         }
         Some(Prior {
@@ -275,7 +291,7 @@ impl Parts {
         match journal.part(id.0, &part) {
             // Only a part that a journal lists may get a lasting name: another would stay for ever.
             Ok(()) => staged.last_as(part.part)?,
-            Err(error) => self.note(&error),
+            Err(error) => self.note(error),
         }
         Ok(staged)
     }
@@ -288,21 +304,38 @@ impl Parts {
         &self,
         record: impl FnOnce(&Journal) -> Result<(), JournalError>,
     ) -> io::Result<()> {
-        record(&*self.running().ok_or(Errno::IO)?).map_err(|error| {
-            self.note(&error);
-            Errno::IO.into()
+        let journal = {
+            let state = self.state.lock();
+            let why_not = || state.trouble.as_ref().map_or(Errno::IO, |trouble| trouble.errno);
+            state.running().ok_or_else(why_not)?
+        };
+        record(&journal).map_err(|error| {
+            let errno = error.errno();
+            self.note(error);
+            errno.into()
         })
     }
 
     /// Records that a group has been written.
-    pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) {
-        let mut shared = self.shared.as_ref().map(|shared| shared.written.lock());
-        if let Some(written) = &mut shared {
-            // A flush covers the parts that are held here.
-            let Some(part) = written.get_mut(&id).filter(|part| !part.is_closing) else { return };
-            part.is_dirty = true;
-        }
-        self.record(|journal| journal.groups(id.0, group, &[cv]));
+    ///
+    /// # Errors
+    /// In a job, where it does not count: the journal is full.
+    pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) -> io::Result<()> {
+        let Some(shared) = &self.shared else {
+            self.record(|journal| journal.groups(id.0, group, &[cv]));
+            return Ok(());
+        };
+        // A flush covers the parts that are held here.
+        let mut written = shared.written.lock();
+        let Some(part) = written.get_mut(&id).filter(|part| !part.is_closing) else { return Ok(()) };
+        part.is_dirty = true;
+        self.record_work(|journal| journal.groups(id.0, group, &[cv]))
+    }
+
+    /// Gives back the room that the storage keeps for the journal of a session in a job, which is about to end.
+    pub(crate) fn give_back_room(&self) {
+        // it goes with the journal
+        let _best_effort = self.running().map(|journal| journal.give_back_room());
     }
 
     /// Records that nothing more is written to the part of a file.
@@ -427,7 +460,7 @@ impl Parts {
         if state.journal.is_none() && state.trouble.is_none() {
             match Journal::create_within(directory, &self.begin, self.quota.room()) {
                 Ok(journal) => state.journal = Some(Arc::new(journal)),
-                Err(error) => state.trouble = Some(error.to_string()),
+                Err(error) => state.trouble = Some(error.into()),
             }
         }
         state.running()
@@ -439,13 +472,13 @@ impl Parts {
 
     fn record(&self, write: impl FnOnce(&Journal) -> Result<(), JournalError>) {
         if let Some(Err(error)) = self.running().map(|journal| write(&journal)) {
-            self.note(&error);
+            self.note(error);
         }
     }
 
     /// Notes why the journal cannot be written any more. It is kept, since its records are true.
-    fn note(&self, error: &JournalError) {
-        self.state.lock().trouble = Some(error.to_string());
+    fn note(&self, error: JournalError) {
+        self.state.lock().trouble = Some(error.into());
     }
 }
 

@@ -547,7 +547,7 @@ fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     assert_eq!(there(), 77);
     // a client of a network file system may send it when it flushes
     write();
-    transfer.parts.written(FileId(1), 0, Cv([1; 32]));
+    transfer.parts.written(FileId(1), 0, Cv([1; 32])).unwrap();
     transfer.parts.flush_shared(shared).unwrap();
     assert_eq!(there(), 77);
 }
@@ -560,11 +560,11 @@ fn a_part_is_flushed_again_only_when_it_has_been_written_to() {
     let file = transfer.files.find(FileId(1)).unwrap().unwrap();
     let _part = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap();
     let shared = transfer.parts.shared.as_ref().unwrap();
-    transfer.parts.written(FileId(1), 0, Cv([1; 32]));
+    transfer.parts.written(FileId(1), 0, Cv([1; 32])).unwrap();
     transfer.parts.flush_shared(shared).unwrap();
     shared.spoil(FileId(1));
     transfer.parts.flush_shared(shared).unwrap();
-    transfer.parts.written(FileId(1), 1, Cv([2; 32]));
+    transfer.parts.written(FileId(1), 1, Cv([2; 32])).unwrap();
     transfer.parts.flush_shared(shared).unwrap_err();
     transfer.parts.flush_shared(shared).unwrap_err();
 }
@@ -582,14 +582,14 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
     let shared = transfer.parts.shared.as_ref().unwrap();
     assert!(shared.holds(FileId(1)));
     let key = (part.hidden_name().unwrap().clone(), part.file().metadata().unwrap().ino());
-    transfer.parts.written(FileId(1), 0, Cv([1; 32]));
+    transfer.parts.written(FileId(1), 0, Cv([1; 32])).unwrap();
     drop(part);
     transfer.abandon_file(FileId(1));
     assert!(!shared.holds(FileId(1)), "a sender that abandons files without end keeps none open");
     let parts = std::fs::read_dir(job_directory(home.path()).join(".zmove-epoch-1")).unwrap();
     assert_eq!(parts.count(), 2, "the session's directory, and the part, which others may write");
     // a writer may have been at it still
-    transfer.parts.written(FileId(1), 1, Cv([2; 32]));
+    transfer.parts.written(FileId(1), 1, Cv([2; 32])).unwrap();
     transfer.parts.flush_shared(shared).unwrap();
     let groups = flushed_groups(&job_directory(home.path()), key);
     assert_eq!(groups, BTreeMap::from([(0, Cv([1; 32]))]));

@@ -305,7 +305,7 @@ mod tests {
         let span = GroupSpan::of(head.bytes, 0).unwrap();
         let bytes = vec![7; span.len as usize];
         part.file().write_all_at(&bytes, 0).unwrap();
-        earlier.parts.written(FileId(3), 0, group_cv(0, &bytes));
+        earlier.parts.written(FileId(3), 0, group_cv(0, &bytes)).unwrap();
         earlier.parts.left(FileId(3), &FileIdentity::of(part.file()).unwrap());
         head
     }

@@ -110,7 +110,7 @@ fn store_chunk(
             return Ok(staged);
         }
         write_group(transfer, &staged, &file.head, span, data)?;
-        is_written(transfer, file, span, cv);
+        is_written(transfer, file, span, cv).map_err(cannot)?;
         shared.map_or(Ok(()), |shared| shared.has_written(file.id)).map_err(cannot)?;
         Ok(staged)
     });
@@ -174,9 +174,10 @@ fn keep_group(
     });
     match kept.transpose() {
         Some(kept) => {
-            if kept.is_ok() {
-                is_written(transfer, file, span, cv);
-            }
+            let kept = kept.and_then(|kept| {
+                is_written(transfer, file, span, cv).map_err(failed_to(Operation::Write))?;
+                Ok(kept)
+            });
             book_group(transfer, turn, file, (item, span), kept);
         }
         None => {
@@ -188,11 +189,12 @@ fn keep_group(
 }
 
 /// Notes that a group is in its place with this value.
-fn is_written(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) {
-    transfer.parts.written(file.id, span.index, cv);
+fn is_written(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) -> io::Result<()> {
+    transfer.parts.written(file.id, span.index, cv)?;
     if let Err(error) = file.group_came(span.index, cv) {
         transfer.reports.tell(Outcome::OverLimit(error));
     }
+    Ok(())
 }
 
 /// Books a group that is in its place, or could not be put there, and settles its items with all that follows from it.

@@ -61,6 +61,12 @@ pub(crate) enum FileError {
     Unaccounted { files: u64 },
 }
 
+/// What is told of a file that is not as it was when it was found.
+#[must_use]
+pub fn file_changed(path: PathBuf) -> String {
+    FileError::Changed { path }.to_string()
+}
+
 impl FileError {
     /// Whether a file or link that the scan has found could not be read completely.
     pub(crate) fn is_unread(&self) -> bool {

@@ -99,8 +99,12 @@ impl Receipts {
             }
             ToSender::Stored(Stored { items, files }) => {
                 not_empty(!items.is_empty() || !files.is_empty())?;
+                // a file that has failed is not whole when its last group is settled
+                let (failed, whole): (Vec<_>, Vec<_>) =
+                    files.into_iter().partition(|file| file.fault.is_some());
+                failed.into_iter().try_for_each(|file| self.take_file(file))?;
                 items.into_iter().try_for_each(|item| self.take_item(item))?;
-                files.into_iter().try_for_each(|file| self.take_file(file))?;
+                whole.into_iter().try_for_each(|file| self.take_file(file))?;
             }
             ToSender::Published { items } => {
                 not_empty(!items.is_empty())?;
@@ -202,7 +206,7 @@ impl Receipts {
                     (false, false) => self.session.account.show(0, bytes),
                 }
                 file.directory.piece().into_iter().for_each(Piece::has_moved);
-                if let Some(piece) = file.directory.piece().filter(|_| stored.is_all) {
+                if let Some(piece) = file.directory.piece().filter(|_| stored.is_all && stored.counts) {
                     // It gets its name by an order, perhaps of another.
                     piece.confirm_large(file.head());
                     self.session.in_flight.abandon_large(file.id);

@@ -155,6 +155,15 @@ impl FaultCode {
         }
     }
 
+    /// The codes of a storage that is full, and of a quota that is used up.
+    pub const NO_ROOM: [Self; 2] = [Self::Os(ENOSPC), Self::Os(EDQUOT)];
+
+    /// Whether there is no room.
+    #[must_use]
+    pub fn is_no_room(self) -> bool {
+        Self::NO_ROOM.contains(&self)
+    }
+
     /// The code of an error of the operating system.
     #[must_use]
     pub fn os(error: &io::Error) -> Self {
@@ -166,6 +175,10 @@ impl FaultCode {
 const EIO: i32 = 5;
 /// "Invalid cross-device link".
 const EXDEV: i32 = 18;
+/// "No space left on device".
+const ENOSPC: i32 = 28;
+/// "Disk quota exceeded".
+const EDQUOT: i32 = 122;
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

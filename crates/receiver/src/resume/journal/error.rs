@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use thiserror::Error;
 use zmove_types::Escaped;
 
@@ -67,5 +68,14 @@ impl JournalError {
     /// Adds the operation and the path to an error of the system.
     pub(super) fn io(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { operation, path: path.to_owned(), source }
+    }
+
+    /// The system's error, or the one that comes nearest.
+    pub(crate) fn errno(&self) -> Errno {
+        match self {
+            Self::Io { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),
+            Self::NoRoom { .. } => Errno::DQUOT,
+            _ => Errno::IO,
+        }
     }
 }

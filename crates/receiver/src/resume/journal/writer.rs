@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
 use zmove_types::{Cv, Name, Timestamp};
 use zmove_wire::WorkEnd;
 
@@ -74,12 +74,18 @@ struct State {
     /// Whether the directory has been flushed since the journal got its name.
     named: bool,
     broken: bool,
+    /// The offset up to which the storage keeps room for the journal.
+    room_until: u64,
 }
 
 /// One journal may take one part in so many of what those of one owner may take.
 const SHARES: u64 = 4;
 /// The least length at which a journal is rewritten.
 const COMPACT_BYTES_MIN: u64 = 8 << 20;
+/// The room that the storage keeps for the journal of a session in a job, beyond its end. Smaller, and where a target
+/// is full fewer work items can be recorded as ended; larger, and more room is taken from files until the job has
+/// ended.
+const ROOM_AHEAD_BYTES: u64 = 256 << 10;
 /// A journal is rewritten if no more than this part of it is about files that have not ended.
 const COMPACT_SHARE: u64 = 4;
 
@@ -128,9 +134,8 @@ impl Journal {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(directory, name.as_os_str(), flags, Mode::RUSR | Mode::WUSR);
         let file = made.map_err(|error| JournalError::io("create", &path)(error.into()))?;
-        let mut state = State::new(file.into());
+        let mut state = State { compact_at: u64::MAX, room_until: 0, ..State::new(file.into()) };
         state.append(&Record::Begin(begin.clone(), BootId::current()).encode()?, &path)?;
-        state.compact_at = u64::MAX;
         Ok(Self { place: Place::Job(Arc::clone(directory)), path, state: Lock::new(state), bytes_max })
     }
 
@@ -143,6 +148,16 @@ impl Journal {
         self.check_room(&state)?;
         state.append(&Record::WorkEnded(end).encode()?, &self.path)?;
         self.sync(state)
+    }
+
+    /// Gives back the room that the storage keeps for what would follow: little more does.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn give_back_room(&self) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.room_until = u64::MAX;
+        state.file.set_len(state.end)
     }
 
     fn check_room(&self, state: &State) -> Result<(), JournalError> {
@@ -333,6 +348,7 @@ impl State {
             compact_at: COMPACT_BYTES_MIN,
             named: false,
             broken: false,
+            room_until: u64::MAX,
         }
     }
 
@@ -349,12 +365,25 @@ impl State {
         if self.broken {
             return Err(JournalError::Broken);
         }
+        self.keep_room(record.len() as u64);
         if let Err(error) = self.file.write_all_at(record, self.end) {
             self.broken = self.file.set_len(self.end).is_err();
             return Err(JournalError::io("write", path)(error));
         }
         self.end += record.len() as u64;
         Ok(())
+    }
+
+    /// Has the storage keep room for what follows, while there is some: where a target fills up, the files that have
+    /// failed are to be recorded still.
+    fn keep_room(&mut self, bytes: u64) {
+        if self.end + bytes + ROOM_AHEAD_BYTES / 2 > self.room_until {
+            self.room_until = self.end + bytes + ROOM_AHEAD_BYTES;
+            // not all file systems can; and where there is no room, the next record says so
+            let keep_size = FallocateFlags::KEEP_SIZE;
+            let _best_effort =
+                rustix::fs::fallocate(&self.file, keep_size, self.end, bytes + ROOM_AHEAD_BYTES);
+        }
     }
 }
 

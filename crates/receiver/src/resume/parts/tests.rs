@@ -67,7 +67,7 @@ impl World {
             }
             let (span, bytes) = group(index);
             part.file().write_all_at(&bytes, span.offset()).unwrap();
-            parts.written(FileId(3), index, group_cv(index, &bytes));
+            parts.written(FileId(3), index, group_cv(index, &bytes)).unwrap();
         }
         if flushed >= groups.len() {
             parts.flushed(parts.mark().unwrap());
@@ -276,7 +276,7 @@ fn of_two_journals_with_the_same_part_the_later_one_tells() {
     let prior = parts.take_up(FileId(8), &world.head.path, &world.head).unwrap();
     let (span, bytes) = group(1);
     prior.staged.file().write_all_at(&bytes, span.offset()).unwrap();
-    parts.written(FileId(8), 1, group_cv(1, &bytes));
+    parts.written(FileId(8), 1, group_cv(1, &bytes)).unwrap();
     let later = SystemTime::now() + Duration::from_millis(500);
     drop((prior, parts));
     std::fs::write(&journal, left).unwrap();

@@ -74,7 +74,7 @@ fn a_group_that_was_written_during_a_flush_does_not_count_as_flushed() {
     let directory = transfer.target.tree.open_directory(&RelPath::root()).unwrap();
     let names = LastingNames::new("t");
     let _part = transfer.parts.create(FileId(3), (&head.path, &head), &directory, &names).unwrap();
-    let written = |index| transfer.parts.written(FileId(3), index, Cv([7; 32]));
+    let written = |index| transfer.parts.written(FileId(3), index, Cv([7; 32])).unwrap();
     let flushed = || {
         let found = list(journals.path()).unwrap().remove(0).contents.unwrap();
         found.files[0].groups.values().map(|(_, flushed)| *flushed).collect::<Vec<_>>()

@@ -65,7 +65,7 @@ impl World {
             part.file().write_all_at(&block(*byte), span(*index).offset()).unwrap();
         }
         for (index, byte) in groups {
-            transfer.parts.written(FileId(3), *index, cv(*index, *byte));
+            transfer.parts.written(FileId(3), *index, cv(*index, *byte)).unwrap();
         }
     }
 

@@ -1,30 +1,43 @@
-//! The roll of the nodes in a job: what each has moved and how fast, and which hold up the others.
+//! The roll of those who share the work of one push: the nodes of a cluster, or several receivers. What each has moved
+//! and how fast, which hold up the others, and who takes no part.
 //!
 //! The head's own share is counted here too, as the observer of its movers.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::watch;
 use tokio::time::{interval, timeout};
-use zmove_cluster::WorkSource;
-use zmove_cluster::jetstream::{NodePart, NodeState};
-use zmove_types::{Event, Node, Nodes, Observer, Pace};
+use zmove_cluster::jetstream::{NodeFailure, NodeMoved, NodePart, NodeState};
+use zmove_cluster::{Skipped, Told, WorkSource};
+use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
+
+use crate::display::failures::without_places;
 
 /// The roll of one job.
-pub(super) struct Roll {
+pub(crate) struct Roll {
     observer: Arc<dyn Observer>,
-    head: String,
-    entries: Mutex<BTreeMap<String, Entry>>,
+    party: Party,
+    /// The node that leads, among the nodes.
+    head: Option<String>,
+    entries: Lock<BTreeMap<String, Entry>>,
+    /// All nodes that have told that they have nothing to do.
+    come: Lock<BTreeSet<String>>,
+    /// Why nodes take no part, as the user has been told.
+    absent: Lock<BTreeSet<(String, String)>>,
+    /// The failures that have been told, by whichever node.
+    told: Told,
+    others: watch::Sender<usize>,
 }
 
 /// What is known of a node.
 #[derive(Default)]
 struct Entry {
-    files: u64,
-    bytes: u64,
+    moved: NodeMoved,
+    has_served: bool,
     has_ended: bool,
     was_slow: bool,
     heard: Option<Instant>,
@@ -43,32 +56,77 @@ struct Look {
 }
 
 impl Roll {
-    /// The roll of a job with this head.
-    pub(super) fn new(head: String, observer: Arc<dyn Observer>) -> Self {
-        let entries = Mutex::new(BTreeMap::from([(head.clone(), Entry::default())]));
-        Self { observer, head, entries }
+    /// The roll of the nodes of a cluster, with this head.
+    pub(crate) fn of_nodes(head: String, observer: Arc<dyn Observer>) -> Self {
+        Self::new(Party::Nodes, vec![head.clone()], Some(head), observer)
+    }
+
+    /// The roll of these receivers.
+    pub(crate) fn of_receivers(receivers: Vec<String>, observer: Arc<dyn Observer>) -> Self {
+        Self::new(Party::Receivers, receivers, None, observer)
+    }
+
+    fn new(party: Party, names: Vec<String>, head: Option<String>, observer: Arc<dyn Observer>) -> Self {
+        let entries = Lock::new(names.into_iter().map(|name| (name, Entry::default())).collect());
+        let (come, absent) = (Lock::default(), Lock::default());
+        let (told, others) = (Told::default(), watch::Sender::new(0));
+        Self { observer, party, head, entries, come, absent, told, others }
+    }
+
+    /// How many other nodes are at work, or have ended otherwise than they should.
+    pub(crate) fn others(&self) -> watch::Receiver<usize> {
+        self.others.subscribe()
+    }
+
+    /// A node has nothing to do; returns whether this is the first time.
+    pub(crate) fn has_come(&self, node: String) -> bool {
+        self.come.lock().insert(node)
     }
 
     /// Takes what a node tells, which it does each second.
-    pub(super) fn hear(&self, node: &str, NodePart { state, moved, .. }: &NodePart) {
-        let mut entries = self.entries();
+    pub(crate) fn hear(&self, node: &str, NodePart { state, moved, items, .. }: &NodePart) {
+        if *items == 0 && self.absent.lock().iter().any(|(absent, _)| absent == node) {
+            return;
+        }
+        let mut entries = self.entries.lock();
         let entry = entries.entry(node.to_owned()).or_default();
-        (entry.files, entry.bytes) = (moved.files, moved.bytes);
+        let before = std::mem::replace(&mut entry.moved, *moved);
+        // one that has been stopped before its first item had ended has moved something all the same
+        entry.has_served |= *items > 0 || moved.files > 0 || moved.bytes > 0;
         entry.has_ended = *state == NodeState::HasEnded;
         entry.heard = Some(Instant::now());
+        self.count(&entries);
+        drop(entries);
+        moved.events_since(&before).for_each(|event| self.observer.on(&event));
     }
 
-    /// Forgets a node that takes no part after all.
-    pub(super) fn strike(&self, node: &str) {
-        self.entries().remove(node);
+    /// Tells, once, why a node takes no part.
+    pub(crate) fn leave(&self, NodeFailure { node, message, .. }: NodeFailure) {
+        let mut entries = self.entries.lock();
+        if entries.get(&node).is_some_and(|entry| !entry.has_served) {
+            entries.remove(&node);
+            self.count(&entries);
+        }
+        drop(entries);
+        if self.absent.lock().insert((node.clone(), message.clone())) {
+            self.observer.on(&Event::Warned { message: format!("{node} takes no part: {message}") });
+        }
     }
 
-    /// Tells the observer each second how the nodes are, for ever.
-    pub(super) async fn tell(&self, queue: Arc<impl WorkSource>) -> Infallible {
+    /// Tells the observer each second how the nodes are, for ever. `moved` says what those have moved who do not tell
+    /// it themselves.
+    pub(crate) async fn tell(
+        &self,
+        queue: Arc<impl WorkSource>,
+        moved: impl Fn() -> Vec<(String, NodeMoved)>,
+    ) -> Infallible {
         let mut ticks = interval(TELL_EVERY);
         loop {
             ticks.tick().await;
-            if self.entries().len() > 1 {
+            for (name, moved) in moved() {
+                self.entries.lock().entry(name).or_default().moved = moved;
+            }
+            if self.entries.lock().len() > 1 {
                 // A broker that is away is not waited for: it is not what is wanted here.
                 let waiting = timeout(TELL_EVERY, queue.waiting()).await;
                 let waiting = waiting.ok().and_then(Result::ok).map(|waiting| waiting.waiting);
@@ -79,7 +137,7 @@ impl Roll {
 
     /// How the nodes are now.
     fn look(&self, waiting: Option<u64>, now: Instant) -> Nodes {
-        let mut entries = self.entries();
+        let mut entries = self.entries.lock();
         let looks = entries.iter_mut().map(|(name, entry)| entry.look(name, now));
         let mut looks: Vec<_> = looks.collect();
         compare(&mut looks, waiting);
@@ -91,21 +149,43 @@ impl Roll {
         let count = nodes.len() as u64;
         nodes.sort_by_key(|node| Reverse(matches!(node.pace, Pace::Slow | Pace::Silent)));
         nodes.truncate(NODES_MAX);
-        Nodes { count, waiting, nodes }
+        Nodes { party: self.party, count, waiting, nodes }
     }
 
-    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    fn count(&self, entries: &BTreeMap<String, Entry>) {
+        let is_at_work =
+            |(name, entry): &(&String, &Entry)| self.head.as_ref() != Some(name) && !entry.has_ended;
+        self.others.send_replace(entries.iter().filter(is_at_work).count());
+    }
+
+    /// How many nodes have done any of the work, this one among them if it `has_served`.
+    pub(crate) fn served(&self, has_served: bool) -> usize {
+        let others = self.entries.lock().values().filter(|entry| entry.has_served).count();
+        others + usize::from(has_served)
+    }
+
+    /// What the other nodes have found at the target already.
+    pub(crate) fn skipped(&self) -> Skipped {
+        let mut skipped = Skipped::default();
+        for Entry { moved, .. } in self.entries.lock().values() {
+            skipped.files += moved.skipped_files;
+            skipped.bytes += moved.skipped_bytes;
+        }
+        skipped
     }
 }
 
 impl Observer for Roll {
     fn on(&self, event: &Event) {
-        if let Event::Stored { files, bytes } = event {
-            let mut entries = self.entries();
-            let own = entries.entry(self.head.clone()).or_default();
-            own.files += files;
-            own.bytes += bytes;
+        match (event, &self.head) {
+            (Event::Failed { message }, _) if !self.told.is_first(without_places(message)) => return,
+            (Event::Stored { files, bytes }, Some(head)) => {
+                let mut entries = self.entries.lock();
+                let own = &mut entries.entry(head.clone()).or_default().moved;
+                own.files += files;
+                own.bytes += bytes;
+            }
+            _ => {}
         }
         self.observer.on(event);
     }
@@ -120,7 +200,7 @@ impl Entry {
             (false, false) => Pace::Works,
         };
         let bytes_per_second = self.rate(now);
-        let (name, files, bytes) = (name.to_owned(), self.files, self.bytes);
+        let (name, files, bytes) = (name.to_owned(), self.moved.files, self.moved.bytes);
         let node = Node { name, pace, files, bytes, bytes_per_second, percent_of_others: None };
         let ago = |span| move |(then, _): &&(Instant, u64)| now.duration_since(*then) >= span;
         let is_known = self.marks.iter().any(|mark| ago(WINDOW)(&mark));
@@ -131,13 +211,13 @@ impl Entry {
 
     /// The bytes of a second, over the last seconds.
     fn rate(&mut self, now: Instant) -> u64 {
-        self.marks.push_back((now, self.bytes));
+        self.marks.push_back((now, self.moved.bytes));
         while self.marks.len() > 2 && now.duration_since(self.marks[1].0) >= WINDOW {
             self.marks.pop_front();
         }
         let (since, before) = self.marks[0];
         let millis = u64::try_from(now.duration_since(since).as_millis()).unwrap_or(u64::MAX);
-        self.bytes.saturating_sub(before).saturating_mul(1000).checked_div(millis).unwrap_or_default()
+        self.moved.bytes.saturating_sub(before).saturating_mul(1000).checked_div(millis).unwrap_or_default()
     }
 }
 
@@ -180,7 +260,6 @@ const NODES_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
-    use zmove_cluster::jetstream::NodeMoved;
     use zmove_types::NoObserver;
 
     use super::*;
@@ -196,7 +275,7 @@ mod tests {
 
     /// A roll that the head and three nodes have told of so many bytes, as it is after 12 s.
     fn told(bytes: impl Fn(u64) -> [u64; 4], waiting: u64) -> Nodes {
-        let roll = Roll::new("head".into(), Arc::new(NoObserver));
+        let roll = Roll::of_nodes("head".into(), Arc::new(NoObserver));
         let began = Instant::now();
         let mut nodes = Nodes::default();
         for second in 0..=12 {
@@ -204,10 +283,10 @@ mod tests {
             for (node, bytes) in ["n1", "n2", "n3"].into_iter().zip(others) {
                 roll.hear(node, &part(bytes, NodeState::Works));
             }
-            let before = roll.entries()["head"].bytes;
+            let before = roll.entries.lock()["head"].moved.bytes;
             roll.on(&Event::Stored { files: 0, bytes: head - before });
             // that time has not passed
-            roll.entries().values_mut().for_each(|entry| entry.heard = None);
+            roll.entries.lock().values_mut().for_each(|entry| entry.heard = None);
             nodes = roll.look(Some(waiting), began + Duration::from_secs(second));
         }
         nodes
@@ -240,12 +319,55 @@ mod tests {
 
     #[test]
     fn a_node_that_says_nothing_is_silent_unless_it_has_ended() {
-        let roll = Roll::new("head".into(), Arc::new(NoObserver));
+        let roll = Roll::of_nodes("head".into(), Arc::new(NoObserver));
         let began = Instant::now();
         roll.hear("n1", &part(10, NodeState::Works));
         roll.hear("n2", &part(10, NodeState::HasEnded));
         assert_eq!(roll.look(None, began).nodes[1].pace, Pace::Works);
         let later = roll.look(None, began + SILENT_AFTER + Duration::from_secs(2));
         assert_eq!(paces(&later), [("n1", Pace::Silent), ("head", Pace::Works), ("n2", Pace::Ended)]);
+    }
+
+    #[derive(Default)]
+    struct Heard(Lock<Vec<Event>>);
+
+    impl Observer for Heard {
+        fn on(&self, event: &Event) {
+            self.0.lock().push(event.clone());
+        }
+    }
+
+    fn absent(node: &str) -> NodeFailure {
+        NodeFailure { job: [0; 16], node: node.into(), message: "it is tired".into() }
+    }
+
+    #[test]
+    fn who_has_moved_something_is_counted_also_if_it_stops_then_and_who_has_not_is_not() {
+        let roll = Roll::of_nodes("head".into(), Arc::new(NoObserver));
+        let told = |files, items| NodePart {
+            moved: NodeMoved { files, ..NodeMoved::default() },
+            items,
+            ..part(0, NodeState::Works)
+        };
+        roll.hear("walks", &told(0, 3));
+        roll.hear("stops", &told(7, 0));
+        roll.hear("refused", &told(0, 0));
+        assert_eq!(*roll.others().borrow(), 3);
+        ["stops", "refused"].into_iter().for_each(|node| roll.leave(absent(node)));
+        // it begins anew, and has done nothing yet
+        roll.hear("stops", &told(0, 0));
+        assert_eq!((roll.served(false), roll.served(true)), (2, 3));
+        assert_eq!(*roll.others().borrow(), 2, "one that has stopped may have sessions still");
+    }
+
+    #[test]
+    fn a_failure_is_told_once_whichever_node_tells_it() {
+        let heard = Arc::new(Heard::default());
+        let roll = Roll::of_nodes("head".into(), Arc::clone(&heard) as Arc<dyn Observer>);
+        for at in ["", " (at 10.0.0.1:7)", " (at 10.0.0.2:7) (at n1)"] {
+            roll.on(&Event::Failed { message: format!("receiver: write 'x': full{at}") });
+        }
+        roll.on(&Event::Failed { message: "receiver: write 'y': full".into() });
+        assert_eq!(heard.0.lock().len(), 2);
     }
 }

@@ -1,0 +1,36 @@
+//! What has been told of a job, so that it is told once.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+
+use zmove_types::Lock;
+
+/// The lines that have been told of a job: work that is done again, in another session or by another node, fails again
+/// in the same words.
+#[derive(Debug, Default)]
+pub struct Told {
+    hasher: RandomState,
+    lines: Lock<HashSet<u64>>,
+}
+
+impl Told {
+    /// Whether a line is told for the first time. From very many lines on all are.
+    pub fn is_first(&self, line: &str) -> bool {
+        let mut lines = self.lines.lock();
+        lines.len() >= LINES_MAX || lines.insert(self.hasher.hash_one(line))
+    }
+}
+
+/// Half a million lines have 10 MB.
+const LINES_MAX: usize = 1 << 19;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_told_once() {
+        let told = Told::default();
+        assert_eq!(["a", "b", "a"].map(|line| told.is_first(line)), [true, true, false]);
+    }
+}

@@ -1,0 +1,136 @@
+//! Targets that are full, and sources that change: each fact is told once, and counts once.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::Spread;
+use crate::command::{Outcome, finish};
+use crate::namespace::{Image, Namespace};
+use crate::tree::{assert_part_of, names, paint};
+
+const EXT4: Image = Image { bytes: 96 << 20, make: "mkfs.ext4 -q -F", options: "loop" };
+const NO_ROOM: &str = "No space left on device (os error 28)";
+/// What the same files need by a receiver that waits for nothing.
+const SOON: Duration = Duration::from_secs(40);
+
+/// Each line says what was done to which path, that there is no room, and at which receiver.
+#[track_caller]
+fn assert_no_room_is_told(spread: &Spread, outcome: &Outcome) {
+    let is_advice =
+        |line: &&str| line.contains("; one receiver alone keeps") || line.contains(" free, and what");
+    let told: Vec<_> = outcome.stderr.lines().filter(|line| !is_advice(line)).collect();
+    assert!(!told.is_empty());
+    for line in told {
+        let at = |number: usize| line.contains(&format!("(at {})", spread.daemons[number].address));
+        let is_whole = line.starts_with("zmove: receiver: ") && line.contains(" '") && line.contains(NO_ROOM);
+        assert!(is_whole && (at(0) || at(1)), "{line}");
+    }
+}
+
+fn fill(file: &Path) {
+    let mut filler = std::fs::File::create(file).unwrap();
+    while filler.write_all(&[7; 64 << 10]).is_ok() {}
+    while filler.write_all(&[7]).is_ok() {}
+}
+
+/// What is too large for the storage is sent by ranges, and by one session.
+#[test]
+fn a_storage_that_fills_up_fails_what_has_no_room_and_the_rest_is_there() {
+    let image = |shared: &Path| Namespace::with_image(shared, &EXT4);
+    let memory = |shared: &Path| Namespace::with_small_disk(shared, 90 << 20);
+    let storages: [fn(&Path) -> Option<Namespace>; 2] = [image, memory];
+    for storage in storages {
+        let Some(spread) = Spread::within(2, |shared| storage(shared).map(Some)) else { return };
+        let source = spread.source();
+        let is_large = |name: &str| name == "huge" || name.starts_with("large");
+        std::fs::create_dir_all(source.join("small")).unwrap();
+        (0..60_u64).for_each(|file| paint(source.join(format!("small/{file}")), 50_000 + file));
+        (0..4).for_each(|file| paint(source.join(format!("large{file}")), 20 << 20));
+        paint(source.join("huge"), 100 << 20);
+        let began = Instant::now();
+        let outcome = spread.push(&["--json", "-v"], "source").outcome().expect(23);
+        assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+        assert_no_room_is_told(&spread, &outcome);
+        assert_eq!(outcome.stderr.matches("huge'").count(), 1, "{}", outcome.stderr);
+        let there = spread.target_directory();
+        assert_part_of(&source, &there);
+        let whole =
+            names(&there).iter().filter(|name| is_large(name)).count() + names(&there.join("small")).len();
+        let summary = outcome.summary();
+        assert_eq!(
+            (&summary["failed"], &summary["files"]),
+            (&(65 - whole).into(), &whole.into()),
+            "{summary}"
+        );
+        std::fs::remove_file(source.join("huge")).unwrap();
+        (1..4).for_each(|file| std::fs::remove_file(source.join(format!("large{file}"))).unwrap());
+        (1..4).for_each(|file| drop(std::fs::remove_file(there.join(format!("large{file}")))));
+        spread.push(&[], "source").outcome().expect(0);
+        assert_part_of(&source, &there);
+        assert!(there.join("large0").exists() && names(&there.join("small")).len() == 60);
+    }
+}
+
+#[test]
+fn a_storage_without_any_room_is_told_in_one_line_and_ends_with_the_same_code() {
+    let disk = |shared: &Path| Namespace::with_small_disk(shared, 4 << 20).map(Some);
+    let Some(spread) = Spread::within(2, disk) else { return };
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("f"), 70_000);
+    let filler = spread.shared().join("filler");
+    fill(&filler);
+    let outcome = spread.push(&["--json"], "source").outcome().expect(23).lines(1);
+    assert_no_room_is_told(&spread, &outcome);
+    let end: Value = serde_json::from_str(outcome.stdout.lines().last().unwrap()).unwrap();
+    assert_eq!(
+        (&end["errno"], &end["exit"], &end["path"]),
+        (&"ENOSPC".into(), &23.into(), &"t".into()),
+        "{end}"
+    );
+    std::fs::remove_file(filler).unwrap();
+    spread.push(&[], "source").outcome().expect(0);
+    assert!(spread.target_directory().join("f").exists());
+}
+
+#[test]
+fn a_large_file_that_changes_is_told_once_and_counts_once() {
+    let spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("huge"), 120 << 20);
+    paint(spread.source().join("other"), 7);
+    let push = spread.push(&["--json", "--limit", "40MB"], "source").start();
+    spread.daemons[1].wait_for_log("begun by sender");
+    std::thread::sleep(Duration::from_secs(1));
+    let mut huge = std::fs::File::options().append(true).open(spread.source().join("huge")).unwrap();
+    huge.write_all(b"more").unwrap();
+    let outcome = finish(push).expect(23).lines(1).says(&["sender: read '", "huge': the file changed while"]);
+    let summary = outcome.summary();
+    assert_eq!((&summary["failed"], &summary["files"]), (&1.into(), &1.into()), "{summary}");
+    assert!(!spread.target_directory().join("huge").exists());
+}
+
+#[test]
+fn receivers_are_shown_while_they_work_and_those_that_have_stored_something_are_counted() {
+    let spread = Spread::new(2);
+    std::fs::create_dir_all(spread.source()).unwrap();
+    paint(spread.source().join("huge"), 100 << 20);
+    let outcome = spread.push(&["--json", "--limit", "40MB"], "source").outcome().done();
+    let events = outcome.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut shown = events.filter(|event| event["event"] == "progress").map(|event| event["nodes"].clone());
+    let names = |nodes: &Value| {
+        let nodes = nodes["nodes"].as_array().unwrap().iter();
+        let have_moved = nodes.filter(|node| node["bytes"].as_u64() > Some(0));
+        have_moved.map(|node| node["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let last = shown.rfind(|nodes| !nodes.is_null()).expect("receivers are shown");
+    assert_eq!((&last["count"], names(&last).len()), (&2.into(), 2), "{last}");
+    assert!(names(&last).contains(&spread.daemons[1].address.to_string()), "{last}");
+    // one has walked, perhaps, and stored nothing
+    std::fs::remove_file(spread.source().join("huge")).unwrap();
+    paint(spread.source().join("one"), 7);
+    let outcome = spread.push(&[], "source").outcome().done();
+    assert!(outcome.stdout.contains(", by 1 receiver\n"), "{}", outcome.stdout);
+}
