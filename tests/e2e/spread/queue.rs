@@ -173,10 +173,18 @@ impl WorkSource for Repeating {
 impl Spread {
     /// Leads a job to its end, with a mover for each receiver.
     fn lead<W: WorkSource>(&self, source: &Arc<W>, receivers: Vec<Receiver>) -> JobEnd {
+        Self::lead_job(self.job(), source, receivers)
+    }
+
+    /// A job in which nodes compare what they see.
+    fn job(&self) -> SharedJob {
         let sources = vec![ScanRoot::new(self.source(), RelPath::root())];
         let open = Open { durability: Durability::End, ..Open::new(b"t".to_vec(), [0; 16]) };
         let names = (JOB, 1, NodeName::new("sender").unwrap());
-        let job = SharedJob::new(names, sources, open, SenderConfig::default());
+        SharedJob::new(names, sources, open, SenderConfig::default()).with_marks()
+    }
+
+    fn lead_job<W: WorkSource>(job: SharedJob, source: &Arc<W>, receivers: Vec<Receiver>) -> JobEnd {
         let movers = receivers.len();
         let lead = Lead::new((job, Arc::clone(source)), receivers, movers, PATIENCE);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -246,6 +254,19 @@ fn a_walk_that_is_done_again_announces_a_large_file_that_has_got_its_name_meanwh
     crate::tree::set_old(spread.source());
     crate::tree::set_old(spread.target_directory());
     spread.assert_done();
+}
+
+/// By the node that leads, which nobody else can stand in for.
+#[test]
+fn what_is_not_as_it_was_found_fails_and_the_job_ends() {
+    let spread = Spread::new(1);
+    spread.paint();
+    let mut job = spread.job();
+    job.source_marks[0].as_mut().unwrap().inode += 1;
+    let end = Spread::lead_job(job, &Arc::new(Queue::new(JOB)), spread.receivers());
+    assert_eq!((end.walks, end.count.files), (1, 0));
+    // once when it is sent, and once when its directories are finished
+    assert_eq!(end.count.failed, 2, "{end:?}");
 }
 
 #[test]
