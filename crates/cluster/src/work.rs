@@ -9,8 +9,8 @@
 //! | *large file* | a file of which ranges are sent gets its name | nothing |
 //! | *finish* | directories get mode and time, with all below them | the rest of the walk |
 //!
-//! An item carries what its announcer has seen of the directories that it is about ([`DirectoryMark`]): a node that sees
-//! others there gives it back and leaves the job, and at the node that leads they fail.
+//! An item carries what its announcer has seen of the directories that it is about ([`DirectoryMark`]): a node that
+//! sees others there gives it back and leaves the job, and at the node that leads they fail.
 //!
 //! **Invariant:** an item's id follows from what it says, and what it announces from that and the sources: who does an
 //! item again, after a death or because the queue has lost it, announces the same items. Where the sources have

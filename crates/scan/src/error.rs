@@ -87,7 +87,7 @@ pub enum ScanError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Difference {
-    /// It is another directory.
+    /// Another directory is there.
     #[error("it is another directory here, inode {here} and not {there}")]
     Another {
         /// The inode number of the one that is here.
@@ -95,10 +95,10 @@ pub enum Difference {
         /// The inode number of the one that the other node has found.
         there: u64,
     },
-    /// It has changed there later than here.
+    /// The entry has changed there later than here.
     #[error("it is older here: a copy that lags behind, or the cache of a network file system")]
     Older,
-    /// It is not there.
+    /// Nothing is there.
     #[error("it is not here")]
     Missing,
     /// Something is mounted on it, and not at the node that leads.

@@ -209,7 +209,7 @@ impl Leading<'_> {
         Ok((ended, 1 + nodes.served()))
     }
 
-    /// Lists the mounts below the sources again where something has been mounted since, perhaps because it was looked at.
+    /// Lists the mounts below the sources again where something has been mounted since, as what is looked at may be.
     fn look_at_mounts(&mut self) {
         let mountinfo = node_sources::mountinfo();
         if mountinfo != self.mountinfo {

@@ -112,7 +112,8 @@ fn ask_above(path: &RelPath, open: &impl Fn(&RelPath) -> Result<Arc<Directory>, 
 
 /// How long is waited before it is looked again, each time. The first time asks the servers for all directories above;
 /// the others are for file systems that cannot be asked, and keep names and attributes for a second or so.
-const PAUSES: [Duration; 3] = [Duration::ZERO, Duration::from_millis(500), Duration::from_millis(2500)];
+const PAUSES: [Duration; 3] = [Duration::ZERO, A_MOMENT, A_MOMENT.saturating_mul(5)];
+const A_MOMENT: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 });
 
 #[cfg(test)]
 mod tests {
