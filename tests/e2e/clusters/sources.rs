@@ -12,8 +12,8 @@ impl Lab {
     fn paint_many(&self) {
         for directory in (0..DIRECTORIES).map(|number| self.source().join(format!("d{number}"))) {
             std::fs::create_dir_all(directory.join("below")).unwrap();
-            (0..100_u64).for_each(|file| paint(directory.join(format!("f{file}")), 10_000 + file));
-            (0..10_u64).for_each(|file| paint(directory.join(format!("below/g{file}")), 10_000 + file));
+            (0..100_u64).for_each(|file| paint(directory.join(format!("f{file}")), 20_000 + file));
+            (0..10_u64).for_each(|file| paint(directory.join(format!("below/g{file}")), 20_000 + file));
         }
         for directory in [self.source(), self.site.path("copies")] {
             std::fs::create_dir_all(directory).unwrap();
@@ -138,4 +138,4 @@ fn change(directory: &Path, number: u32) {
     std::thread::sleep(std::time::Duration::from_micros(100));
 }
 
-const DIRECTORIES: u32 = 48;
+const DIRECTORIES: u32 = 64;
