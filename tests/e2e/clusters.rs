@@ -1,5 +1,7 @@
 //! `zmove push --cluster`: nodes, receivers and a broker, processes of their own, with the real `nats-server`.
 
+mod sources;
+
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;

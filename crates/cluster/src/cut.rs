@@ -2,20 +2,33 @@
 //!
 //! **Invariant:** the cut follows from what was found alone.
 
-use zmove_scan::Portion;
-use zmove_types::{GroupSpan, RelPath};
+use zmove_scan::{MarkedPath, Portion};
+use zmove_types::GroupSpan;
 
-use crate::work::{LargeFile, Place, Work};
+use crate::work::{LargeFile, Marks, Place, Work};
 
 /// What a portion of a source leaves to other items.
-pub(crate) fn rest_of(portion: &Portion, source: u32) -> Vec<Work> {
-    let place = |path: &RelPath| Place { source, path: path.clone() };
-    let directories: Vec<_> = portion.directories.iter().map(place).collect();
-    let mut rest: Vec<_> = in_turns(&directories).map(|some| Work::Trees(some.to_vec())).collect();
-    for (directory, names) in &portion.names {
-        rest.push(Work::Names { directory: place(directory), names: names.clone() });
+pub(crate) fn rest_of(portion: &Portion, source: u32) -> Vec<(Work, Marks)> {
+    let mut rest = directories_of(portion, source, Work::Trees);
+    for (MarkedPath { path, mark }, names) in &portion.names {
+        let directory = Place { source, path: path.clone() };
+        rest.push((Work::Names { directory, names: names.clone() }, vec![*mark]));
     }
     rest
+}
+
+/// What a portion of directories alone leaves to other items.
+pub(crate) fn rest_to_finish(portion: &Portion, source: u32) -> Vec<(Work, Marks)> {
+    directories_of(portion, source, Work::Finish)
+}
+
+fn directories_of(portion: &Portion, source: u32, work: impl Fn(Vec<Place>) -> Work) -> Vec<(Work, Marks)> {
+    let place = |found: &MarkedPath| Place { source, path: found.path.clone() };
+    let item = |some: &[MarkedPath]| {
+        let marks = some.iter().map(|found| found.mark).collect();
+        (work(some.iter().map(place).collect()), marks)
+    };
+    in_turns(&portion.directories).map(item).collect()
 }
 
 /// What is to be done for a large file: its ranges, and that it gets its name.
@@ -25,7 +38,7 @@ pub(crate) fn work_of(file: &LargeFile) -> impl Iterator<Item = Work> {
 
 /// Directories that are walked by one item each time: few where there are few, which may be large, so that all nodes
 /// get some; and not too few where there are many, which may be small.
-pub(crate) fn in_turns(directories: &[Place]) -> impl Iterator<Item = &[Place]> {
+pub(crate) fn in_turns<T>(directories: &[T]) -> impl Iterator<Item = &[T]> {
     let at_once = directories.len().div_ceil(ITEMS_AT_ONCE).clamp(1, DIRECTORIES_MAX);
     directories.chunks(at_once)
 }
@@ -62,7 +75,7 @@ const RANGE_GROUPS_MAX: u32 = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_types::{GROUP_BYTES, Name, Timestamp};
+    use zmove_types::{GROUP_BYTES, Name, RelPath, Timestamp};
 
     fn ranges_of(groups: u64) -> Vec<(u32, u32)> {
         let directory = Place { source: 0, path: RelPath::root() };

@@ -68,6 +68,9 @@ pub enum Stop {
         "{0} work items have not ended, and no walk of the sources finds them: they have changed meanwhile"
     )]
     Missing(u64),
+    /// This node sees other sources than another, and does not lead.
+    #[error("this node does not see the same sources: failed to {0}")]
+    Differs(String),
     /// The protocol has been broken, by the receiver or by what the queue holds.
     #[error("{0}")]
     Nonsense(&'static str),
@@ -115,7 +118,10 @@ impl SessionEnd {
     pub(crate) fn ends_all(&self) -> bool {
         match self {
             Self::Stop(stop) => {
-                matches!(stop, Stop::Fenced | Stop::Movers(_) | Stop::Missing(_) | Stop::Queue(_))
+                matches!(
+                    stop,
+                    Stop::Fenced | Stop::Movers(_) | Stop::Missing(_) | Stop::Queue(_) | Stop::Differs(_)
+                )
             }
             other => other.is_no_room(),
         }

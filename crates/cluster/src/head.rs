@@ -308,13 +308,14 @@ impl Progress {
     /// Something stays missing that no walk finds any more, as where the sources have changed: another job does it.
     fn next(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
         let sources = job.source_count();
-        let first = |walk| WorkItem::first(job.id, Work::Begin(sources), walk);
+        let marks = || job.source_marks.clone();
+        let first = |walk| WorkItem { marks: marks(), ..WorkItem::first(job.id, Work::Begin(sources), walk) };
         // Where work has ended whose announcer has not, which perhaps had other children, the number says nothing; and
         // what is made in a directory after that has been finished takes its time away.
         let is_all_else = count.missing_work() == Some(1) && count.work_without_parent == 0;
         if is_all_else && !self.finishing && self.walks > 0 {
             self.finishing = true;
-            return Ok(first(self.walks).child(job.id, Work::finish(sources)));
+            return Ok(first(self.walks).child(job.id, (Work::finish(sources), marks())));
         }
         let as_before = self.walks > 0 && self.in_vain.0 == count.work_ended;
         self.in_vain = (count.work_ended, if as_before { self.in_vain.1 + 1 } else { 0 });

@@ -65,7 +65,7 @@ pub use connection::{Access, BrokerState, NodeCertificate, check_address};
 pub use keeper::Keeper;
 pub use notices::{
     GrantNotice, Heard, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
-    SourceNotice,
+    SourceMark, SourceNotice,
 };
 pub use seal::JobKey;
 pub use server::{Nkey, Server, ServerConfig, ServerTls, User, make_nkey};

@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use zmove_engine::SenderConfig;
-use zmove_scan::{PortionSize, ScanRoot, Wanted};
+use zmove_scan::{PortionSize, ScanRoot, Wanted, mark_root};
 use zmove_types::{GROUP_BYTES, Lock, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
 use zmove_wire::{
     JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver, TopName, Version,
 };
 
-use crate::work::Place;
+use crate::work::{Marks, Place};
 
 /// A job of many nodes, as each of its movers knows it.
 #[derive(Clone, Debug)]
@@ -30,6 +30,21 @@ pub struct SharedJob {
     pub config: SenderConfig,
     /// The grant by which this node is let in. Default: none, so that its own key has to be.
     pub grant: HeldGrant,
+    /// What the node that leads has seen of the sources. Default: nothing, and no directory is compared with what
+    /// another node has seen.
+    pub source_marks: Marks,
+    /// What follows where this node sees other directories than another. Default: this node leads.
+    pub view: View,
+}
+
+/// Whose view of the sources is right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum View {
+    /// This node's, which leads: what another has found otherwise fails here, since it may have sent what it saw.
+    #[default]
+    Leads,
+    /// The leading node's: this one leaves the job where it sees something else.
+    Follows,
 }
 
 /// The newest grant of a node. Clones share it.
@@ -65,7 +80,15 @@ impl SharedJob {
         mut config: SenderConfig,
     ) -> Self {
         config.walk_for(&open);
-        Self { id, epoch, node, sources, open, config, grant: HeldGrant::default() }
+        let (grant, source_marks, view) = (HeldGrant::default(), Marks::new(), View::default());
+        Self { id, epoch, node, sources, open, config, grant, source_marks, view }
+    }
+
+    /// Looks at the sources, so that all nodes compare what they see with each other. May block on files.
+    #[must_use]
+    pub fn with_marks(self) -> Self {
+        let source_marks = self.sources.iter().map(|source| mark_root(source, &self.config.scan)).collect();
+        Self { source_marks, ..self }
     }
 
     /// The grant for the node of this key, at the receivers of these, for the time of these seconds since 1970. Of

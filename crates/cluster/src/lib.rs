@@ -24,9 +24,9 @@ mod work;
 
 pub use error::{SessionEnd, Stop, WorkError};
 pub use head::{JobEnd, JobError, Lead, end_abandoned};
-pub use job::{HeldGrant, SharedJob};
+pub use job::{HeldGrant, SharedJob, View};
 pub use queue::{Lease, Queue};
 pub use receiver::{Receiver, Served, Skipped};
 pub use source::{Taken, Waiting, WorkSource};
 pub use told::Told;
-pub use work::{ITEM_BYTES_MAX, LargeFile, Place, Work, WorkItem};
+pub use work::{ITEM_BYTES_MAX, LargeFile, Marks, Place, Work, WorkItem};

@@ -9,6 +9,9 @@
 //! | *large file* | a file of which ranges are sent gets its name | nothing |
 //! | *finish* | directories get mode and time, with all below them | the rest of the walk |
 //!
+//! An item carries what its announcer has seen of the directories that it is about ([`DirectoryMark`]): a node that
+//! sees others there gives it back and leaves the job, and at the node that leads they fail.
+//!
 //! **Invariant:** an item's id follows from what it says, and what it announces from that and the sources: who does an
 //! item again, after a death or because the queue has lost it, announces the same items. Where the sources have
 //! changed meanwhile, the receivers' journals contradict each other, which is counted. A large file that is at the
@@ -16,6 +19,7 @@
 //! have been done before.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use zmove_scan::DirectoryMark;
 use zmove_types::{Name, RelPath, SharedJobId, Timestamp, WorkId};
 
 use crate::error::WorkError;
@@ -31,9 +35,16 @@ pub struct WorkItem {
     pub walk: u32,
     /// Whether the item may have been done before, or the one that has announced it.
     pub is_repeat: bool,
+    /// What the announcer has seen of the directories that the work is about, in their order; of *begin*, of the
+    /// sources. None of it is part of the id: a directory may change between two announcements.
+    #[serde(with = "marks")]
+    pub marks: Marks,
     /// What is to be done.
     pub work: Work,
 }
+
+/// Marks of directories, as far as whoever has seen them has made some.
+pub type Marks = Vec<Option<DirectoryMark>>;
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,13 +113,19 @@ impl WorkItem {
     #[must_use]
     pub fn first(job: SharedJobId, work: Work, walk: u32) -> Self {
         let parent = work.id(job);
-        Self { parent, walk, is_repeat: walk > 1, work }
+        Self { parent, walk, is_repeat: walk > 1, marks: Marks::new(), work }
     }
 
     /// Work that this one announces.
     #[must_use]
-    pub fn child(&self, job: SharedJobId, work: Work) -> Self {
-        Self { parent: self.id(job), work, ..self.clone() }
+    pub fn child(&self, job: SharedJobId, (work, marks): (Work, Marks)) -> Self {
+        let Self { walk, is_repeat, .. } = *self;
+        Self { parent: self.id(job), walk, is_repeat, marks, work }
+    }
+
+    /// The mark of the directory of this number.
+    pub(crate) fn mark(&self, number: usize) -> Option<DirectoryMark> {
+        self.marks.get(number).copied().flatten()
     }
 
     /// The item's id.
@@ -222,6 +239,32 @@ mod names {
     }
 }
 
+mod marks {
+    use super::{Deserialize, Deserializer, DirectoryMark, Marks, Serialize, Serializer, Timestamp};
+
+    type Time = (i64, u32);
+
+    pub(super) fn serialize<S: Serializer>(
+        marks: &[Option<DirectoryMark>],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let time = |time: Timestamp| (time.seconds, time.nanos);
+        let mark = |mark: DirectoryMark| (mark.inode, time(mark.ctime), mark.parent_ctime.map(time));
+        marks.iter().map(|seen| seen.map(mark)).collect::<Vec<_>>().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Marks, D::Error> {
+        let time = |(seconds, nanos): Time| Timestamp { seconds, nanos };
+        let mark = |(inode, ctime, parent): (u64, Time, Option<Time>)| DirectoryMark {
+            inode,
+            ctime: time(ctime),
+            parent_ctime: parent.map(time),
+        };
+        let marks: Vec<Option<_>> = Deserialize::deserialize(deserializer)?;
+        Ok(marks.into_iter().map(|seen| seen.map(mark)).collect())
+    }
+}
+
 mod timestamp {
     use super::{Deserialize, Deserializer, Serialize, Serializer, Timestamp};
 
@@ -264,8 +307,12 @@ mod tests {
 
     #[test]
     fn what_is_encoded_comes_back() {
+        let ctime = Timestamp { seconds: 1 << 33, nanos: 999_999_999 };
+        let marks = [Some(ctime), None]
+            .map(|parent_ctime| Some(DirectoryMark { inode: 1 << 60, ctime, parent_ctime }));
         for work in each() {
-            let item = WorkItem { parent: WorkId([3; 16]), walk: 2, is_repeat: true, work };
+            let marks = [&marks[..], &[None]].concat();
+            let item = WorkItem { parent: WorkId([3; 16]), walk: 2, is_repeat: true, marks, work };
             assert_eq!(WorkItem::decode(&item.encode()).unwrap(), item);
         }
     }
@@ -277,7 +324,8 @@ mod tests {
         for work in each() {
             let first = WorkItem::first(JOB, work.clone(), 1);
             assert_eq!(first.parent, first.id(JOB), "the first has announced itself");
-            let again = WorkItem { parent: WorkId([1; 16]), walk: 2, is_repeat: true, work };
+            let again =
+                WorkItem { parent: WorkId([1; 16]), walk: 2, is_repeat: true, marks: vec![None], work };
             assert_eq!(again.id(JOB), first.id(JOB));
             assert_ne!(again.id(SharedJobId([8; 16])), first.id(JOB));
         }
@@ -286,7 +334,7 @@ mod tests {
     #[test]
     fn what_is_no_item_is_refused() {
         let work = each()[2].clone();
-        let item = WorkItem { parent: WorkId([3; 16]), walk: 2, is_repeat: true, work };
+        let item = WorkItem { parent: WorkId([3; 16]), walk: 2, is_repeat: true, marks: vec![None], work };
         let bytes = item.encode();
         assert!((0..bytes.len()).all(|len| WorkItem::decode(&bytes[..len]).is_err()));
         let dots = String::from_utf8_lossy(&bytes).replace('x', ".").into_bytes();

@@ -2,6 +2,7 @@
 //!
 //! Values are taken as they are; a zero counts as one.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -55,6 +56,9 @@ pub struct ScanConfig {
     /// Which names of a directory are passed over in trees and lists. Default: none. [`unfinished`] has those of what
     /// the program itself has not finished.
     pub apart: Option<Apart>,
+    /// The paths below the roots on which something is mounted at the node that leads a job of many. Default: none is
+    /// known, and nothing is compared. Only portions of a walk compare.
+    pub mounts: Option<Arc<BTreeSet<PathBuf>>>,
     /// The record by which a later walk of the same roots knows that they are the same. Default: none. A record costs a
     /// system call for each directory, and an open descriptor for each root.
     pub first_walk: Option<Arc<FirstWalk>>,
@@ -97,6 +101,7 @@ impl Default for ScanConfig {
             file_systems: FileSystems::default(),
             xattrs: None,
             apart: None,
+            mounts: None,
             first_walk: None,
         }
     }

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, fstat, makedev, open, statx};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, Statx, StatxAttributes, StatxFlags, fstat, makedev, open, statx,
+};
 use rustix::io::Result;
 use zmove_disk::open_beneath;
 use zmove_types::{FileNumber, Name, PathError, RelPath, Timestamp};
@@ -64,6 +66,20 @@ pub(crate) struct Status {
     pub(crate) mtime: Timestamp,
     /// The change time: that of the last change of anything about it.
     pub(crate) ctime: Timestamp,
+}
+
+/// Whether something is mounted where this was found; `None` from kernels before 5.8.
+pub(crate) fn is_mount(stat: &Statx) -> Option<bool> {
+    let is_told = stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
+    is_told.then(|| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+/// Whether something is mounted at a path, as [`Entry::is_mount`](crate::Entry::is_mount) says it of an entry there.
+///
+/// # Errors
+/// The kernel's error: nothing can be seen at the path.
+pub fn is_mount_at(path: &Path) -> std::io::Result<Option<bool>> {
+    Ok(is_mount(&statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)?))
 }
 
 impl Status {
@@ -160,15 +176,24 @@ impl Directory {
 
     /// The directory's identity and times at this moment.
     pub(crate) fn status(&self) -> Result<Status> {
+        self.ask_status(AtFlags::empty())
+    }
+
+    /// The same as the server of a network file system says it now, whatever is cached here. What is listed after that
+    /// is of that moment, too.
+    pub(crate) fn status_at_server(&self) -> Result<Status> {
+        self.ask_status(AtFlags::STATX_FORCE_SYNC)
+    }
+
+    fn ask_status(&self, flags: AtFlags) -> Result<Status> {
         let asked = StatxFlags::INO | StatxFlags::MTIME | StatxFlags::CTIME;
-        let stat = statx(&self.fd, c"", AtFlags::EMPTY_PATH, asked)?;
-        let says_mounts = stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
+        let stat = statx(&self.fd, c"", flags | AtFlags::EMPTY_PATH, asked)?;
         Ok(Status {
             number: FileNumber {
                 device: makedev(stat.stx_dev_major, stat.stx_dev_minor),
                 inode: stat.stx_ino,
             },
-            is_mount: says_mounts.then(|| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)),
+            is_mount: is_mount(&stat),
             mtime: Timestamp { seconds: stat.stx_mtime.tv_sec, nanos: stat.stx_mtime.tv_nsec },
             ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
         })

@@ -13,7 +13,7 @@ use zmove_chunk::xattr_digest;
 use zmove_disk::{FoundXattrs, HasXattrs, Named, mode_without_acl};
 use zmove_types::{FileNumber, Ids, Kinds, Metadata, Name, Special, Timestamp};
 
-use crate::directory::Directory;
+use crate::directory::{Directory, is_mount};
 use crate::error::{Operation, ScanError};
 
 /// One item that the walk emits.
@@ -62,6 +62,8 @@ pub struct Entry {
     /// Whether the file may have holes: it takes less storage than its length, as one that is compressed does too, or
     /// it has attributes, whose storage may make up for that of the holes.
     pub may_have_holes: bool,
+    /// Whether something is mounted on the entry; `None` where the kernel does not say (before 5.8).
+    pub is_mount: Option<bool>,
     /// The file that it is a name of, where a file has more than one.
     pub shared: Option<SharedFile>,
     /// The properties beside kind, size, mode and time.
@@ -152,6 +154,7 @@ impl Entry {
             inode: stat.stx_ino,
             ctime: Timestamp { seconds: stat.stx_ctime.tv_sec, nanos: stat.stx_ctime.tv_nsec },
             may_have_holes: beside.xattrs.is_some() || is_sparse(&stat),
+            is_mount: is_mount(&stat),
             shared,
             beside,
         })

@@ -67,12 +67,46 @@ pub enum ScanError {
         /// The path of the mount.
         path: PathBuf,
     },
+    /// An entry is not the one that another node has found there.
+    #[error("find '{}' as another node has found it: {difference}", Escaped::path(path))]
+    Differs {
+        /// The path of the entry.
+        path: PathBuf,
+        /// How it differs.
+        difference: Difference,
+    },
     /// The threads of the walk could not be started: nothing was walked.
     #[error("start the threads of the scan: {source}")]
     Threads {
         /// The error of starting the threads.
         source: io::Error,
     },
+}
+
+/// How an entry differs from what another node has found in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Difference {
+    /// Another directory is there.
+    #[error("it is another directory here, inode {here} and not {there}")]
+    Another {
+        /// The inode number of the one that is here.
+        here: u64,
+        /// The inode number of the one that the other node has found.
+        there: u64,
+    },
+    /// The entry has changed there later than here.
+    #[error("it is older here: a copy that lags behind, or the cache of a network file system")]
+    Older,
+    /// Nothing is there.
+    #[error("it is not here")]
+    Missing,
+    /// Something is mounted on it, and not at the node that leads.
+    #[error("something is mounted on it here, and not at the node that leads")]
+    MountedHere,
+    /// Something is mounted on it at the node that leads.
+    #[error("nothing is mounted on it here, and something is at the node that leads")]
+    NotMountedHere,
 }
 
 /// The reason why one path of a list cannot be sent.
@@ -130,6 +164,7 @@ impl ScanError {
             | Self::Vanished { path }
             | Self::Exchanged { path }
             | Self::Unmounted { path }
+            | Self::Differs { path, .. }
             | Self::Path { path, .. }
             | Self::Listed { path, .. }
             | Self::List { path, .. } => Some(path),

@@ -40,9 +40,9 @@ mod source_names;
 mod walk;
 
 pub use config::{Apart, ScanConfig, ScanRoot, Unfinished, means_contents, unfinished};
-pub use directory::{Directory, FileSystems, SourceRoot};
+pub use directory::{Directory, FileSystems, SourceRoot, is_mount_at};
 pub use entry::{Beside, Entry, EntryBatch, EntryKind, ScanItem, SharedFile, XattrMark};
-pub use error::{ListFault, Operation, ScanError};
+pub use error::{Difference, ListFault, Operation, ScanError};
 pub use first_walk::FirstWalk;
 pub use histogram::{Extreme, Histogram, Share, Table, histogram};
 pub use name_glob::{glob_matches, is_glob};
@@ -50,4 +50,7 @@ pub use path_list::{PathList, Separator};
 pub use scan::{Scan, scan, scan_list};
 pub use selection::{Effect, PathKind, PatternError, Rule, Selection};
 pub use source_names::{DirectoryNames, SourceNames};
-pub use walk::{Found, Parts, Portion, PortionSize, Tally, Wanted, look_up_portion, walk_portion};
+pub use walk::{
+    DirectoryMark, Found, MarkedPath, Parts, Portion, PortionSize, Tally, Wanted, look_up_portion, mark_root,
+    walk_portion,
+};

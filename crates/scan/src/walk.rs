@@ -23,13 +23,15 @@ use crate::selection::{DirectoryFilter, PathKind};
 
 mod descriptor_wait;
 mod files_from;
+mod mark;
 mod names;
 mod portion;
 mod tally;
 
 use descriptor_wait::DescriptorWait;
+pub use mark::{DirectoryMark, MarkedPath};
 use names::NameList;
-pub use portion::{Portion, PortionSize, Wanted, look_up_portion, walk_portion};
+pub use portion::{Portion, PortionSize, Wanted, look_up_portion, mark_root, walk_portion};
 pub use tally::{Found, Parts, Tally};
 
 /// The state that all jobs of one walk share. The stream ends when the last job lets go of it.

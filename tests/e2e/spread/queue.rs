@@ -175,19 +175,23 @@ impl WorkSource for Repeating {
 impl Spread {
     /// Leads a job to its end, with a mover for each receiver.
     fn lead<W: WorkSource>(&self, source: &Arc<W>, receivers: Vec<Receiver>) -> JobEnd {
-        self.lead_with(source, receivers, Arc::new(NoObserver))
+        Self::lead_job(self.job(), source, receivers, Arc::new(NoObserver))
     }
 
-    fn lead_with<W: WorkSource>(
-        &self,
+    /// A job in which nodes compare what they see.
+    fn job(&self) -> SharedJob {
+        let sources = vec![ScanRoot::new(self.source(), RelPath::root())];
+        let open = Open { durability: Durability::End, ..Open::new(b"t".to_vec(), [0; 16]) };
+        let names = (JOB, 1, NodeName::new("sender").unwrap());
+        SharedJob::new(names, sources, open, SenderConfig::default()).with_marks()
+    }
+
+    fn lead_job<W: WorkSource>(
+        job: SharedJob,
         source: &Arc<W>,
         receivers: Vec<Receiver>,
         observer: Arc<dyn Observer>,
     ) -> JobEnd {
-        let sources = vec![ScanRoot::new(self.source(), RelPath::root())];
-        let open = Open { durability: Durability::End, ..Open::new(b"t".to_vec(), [0; 16]) };
-        let names = (JOB, 1, NodeName::new("sender").unwrap());
-        let job = SharedJob::new(names, sources, open, SenderConfig::default());
         let movers = receivers.len();
         let lead = Lead::new((job, Arc::clone(source)), receivers, movers, PATIENCE);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -341,14 +345,31 @@ fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_count
     let failures = Arc::new(Failures::default());
     let elsewhere = spread.site.path("elsewhere");
     let queue = Arc::new(Swapping { queue: Queue::new(JOB), directory: wide, elsewhere });
-    let JobEnd { count, .. } =
-        spread.lead_with(&queue, spread.receivers(), Arc::clone(&failures) as Arc<dyn Observer>);
+    let JobEnd { count, .. } = Spread::lead_job(
+        spread.job(),
+        &queue,
+        spread.receivers(),
+        Arc::clone(&failures) as Arc<dyn Observer>,
+    );
     let told = failures.0.lock().unwrap();
     let of_directory = told.iter().filter(|message| message.contains("sender: open directory '"));
     assert_eq!(of_directory.count(), 1, "{told:?}");
     let there = std::fs::read_dir(spread.target_directory().join("wide")).unwrap().count() as u64;
     assert_eq!((count.files, count.failed), (there, 4500 - there));
     assert!(count.failed >= 3500, "{count:?}");
+}
+
+/// By the node that leads, which nobody else can stand in for.
+#[test]
+fn what_is_not_as_it_was_found_fails_and_the_job_ends() {
+    let spread = Spread::new(1);
+    spread.paint();
+    let mut job = spread.job();
+    job.source_marks[0].as_mut().unwrap().inode += 1;
+    let end = Spread::lead_job(job, &Arc::new(Queue::new(JOB)), spread.receivers(), Arc::new(NoObserver));
+    assert_eq!((end.walks, end.count.files), (1, 0));
+    // once when it is sent, and once when its directories are finished
+    assert_eq!(end.count.failed, 2, "{end:?}");
 }
 
 #[test]

@@ -3,8 +3,10 @@
 mod granting;
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io::ErrorKind;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +17,7 @@ use zmove_cluster::jetstream::{
     BrokerState, JetStream, JobNotice, Keeper, NodeFailure, Notice, Notices, Role, Settings,
 };
 use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob, Skipped, WorkError};
-use zmove_engine::DialSettings;
-use zmove_scan::FileSystems;
+use zmove_engine::{DialSettings, Sources};
 use zmove_types::{Event, Observer};
 
 use self::granting::{Answer, Granting};
@@ -39,17 +40,14 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     cluster.refuse_to_lead()?;
     let id = fresh_id()?;
     let epoch = fresh_epoch();
-    let job = spread::job(settings, &sources, (id, epoch), receivers.len())?;
+    let job = spread::job(settings, &sources, (id, epoch), receivers.len())?.with_marks();
     let directory = std::env::current_dir().context("find the working directory")?;
-    let mountinfo = match settings.args.selection.file_systems() {
-        FileSystems::All => std::fs::read("/proc/self/mountinfo").unwrap_or_default(),
-        FileSystems::OfRoot => Vec::new(),
-    };
+    let mountinfo = node_sources::mountinfo();
     let notice = JobNotice {
         job: id.0,
         epoch,
         version: VERSION.clone(),
-        sources: node_sources::notices(&directory, &sources),
+        sources: node_sources::notices(&mountinfo, &directory, &sources),
         mounts: node_sources::mounts(&mountinfo, &directory, &sources),
         directory: directory.into_os_string().into_vec(),
         words: std::env::args_os().skip(1).map(OsStringExt::into_vec).collect(),
@@ -60,7 +58,8 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let unended = spread::note(&job, &receivers)?;
     display.start();
     let granting = Granting::new(&job, &receivers, cluster)?;
-    let leading = Leading { cluster, observer: display.observer(), notice, granting };
+    let sources = &sources;
+    let leading = Leading { cluster, sources, observer: display.observer(), notice, mountinfo, granting };
     let patience = settings.args.timeout.0;
     let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience, before)));
     display.end();
@@ -68,7 +67,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     if ended.is_ok() {
         unended.forget()?;
     }
-    tell_end(ended, settings, &sources, (id, &format!("by {}", counted(nodes as u64, "node")), started))
+    tell_end(ended, settings, sources, (id, &format!("by {}", counted(nodes as u64, "node")), started))
 }
 
 /// The receivers of a cluster, with the keys that its file names.
@@ -90,8 +89,11 @@ pub(crate) fn broker_patience(timeout: Duration) -> Duration {
 /// A job that is led from here.
 struct Leading<'a> {
     cluster: &'a Cluster,
+    sources: &'a Sources,
     observer: Arc<dyn Observer>,
     notice: JobNotice,
+    /// What was mounted where when the notice's mounts were listed.
+    mountinfo: Vec<u8>,
     granting: Granting,
 }
 
@@ -160,7 +162,10 @@ impl Leading<'_> {
             tokio::select! {
                 ended = &mut leading => break ended,
                 never = &mut telling => match never {},
-                _ = ticks.tick() => notices.tell(&Notice::Job(self.notice.clone())).await?,
+                _ = ticks.tick() => {
+                    self.look_at_mounts();
+                    notices.tell(&Notice::Job(self.notice.clone())).await?;
+                }
                 changed = begun.changed(), if !self.notice.begun => {
                     changed?;
                     self.notice.begun = true;
@@ -222,6 +227,16 @@ impl Leading<'_> {
             ErrorKind::AddrInUse => failure(Exit::Connection, format!("{NO_BROKER}: {error}")),
             _ => anyhow::Error::new(error).context(NO_BROKER),
         })
+    }
+
+    /// Lists the mounts below the sources again where something has been mounted since, as what is looked at may be.
+    fn look_at_mounts(&mut self) {
+        let mountinfo = node_sources::mountinfo();
+        if mountinfo != self.mountinfo {
+            let directory = Path::new(OsStr::from_bytes(&self.notice.directory));
+            self.notice.mounts = node_sources::mounts(&mountinfo, directory, self.sources);
+            self.mountinfo = mountinfo;
+        }
     }
 
     fn no_broker(&self, error: &WorkError) -> anyhow::Error {

@@ -114,6 +114,17 @@ pub struct SourceNotice {
     /// Some of the names in it: a node that has none of them has another directory there, or an empty one where a file
     /// system is to be mounted.
     pub names: Vec<Vec<u8>>,
+    /// What it is.
+    pub mark: Option<SourceMark>,
+}
+
+/// By what a source is known to be the same on two hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceMark {
+    /// The inode number, which a shared file system has the same everywhere.
+    pub inode: u64,
+    /// The host's boot id and the device number there, of a file system that no two hosts can share.
+    pub local: Option<(u128, u64)>,
 }
 
 /// A node that is there.

@@ -1,5 +1,6 @@
 //! What a mover does with one work item.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,19 +9,19 @@ use std::time::Duration;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::Instant;
 use zmove_scan::{
-    Directory, Entry, Portion, PortionSize, ScanConfig, ScanItem, ScanRoot, Wanted, look_up_portion,
-    walk_portion,
+    Directory, DirectoryMark, Entry, MarkedPath, Portion, PortionSize, ScanConfig, ScanItem, ScanRoot,
+    Wanted, look_up_portion, walk_portion,
 };
 use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, SessionOver, Settled, Unnamed};
-use zmove_types::{Event, Name, Observer};
+use zmove_types::{Event, Name, Observer, RelPath};
 use zmove_wire::{Batch, EntryFault, Fault, FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
 use super::{Mover, Progress};
-use crate::cut::{in_turns, rest_of, work_of};
+use crate::cut::{rest_of, rest_to_finish, work_of};
 use crate::error::{Stop, refused};
-use crate::job::ITEM;
+use crate::job::{ITEM, View};
 use crate::source::WorkSource;
-use crate::work::{LargeFile, Place, Work, WorkItem};
+use crate::work::{LargeFile, Marks, Place, Work, WorkItem};
 
 /// What has become of an item.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,14 +67,17 @@ impl<W: WorkSource> Mover<W> {
     async fn act(&self, item: &WorkItem, progress: &Progress) -> Result<Done, Stop> {
         match &item.work {
             Work::Begin(sources) => {
-                let trees = Place::roots(*sources).map(|root| Work::Trees(vec![root]));
+                let marks = (0..).map(|number| item.mark(number));
+                let trees = Place::roots(*sources)
+                    .zip(marks)
+                    .map(|(root, mark)| (Work::Trees(vec![root]), vec![mark]));
                 let done = self.announce_work(item, trees.collect()).await?;
                 // the head puts in what finishes the job, when all else has ended
                 Ok(Done { children: done.children + 1, ..done })
             }
             Work::Trees(places) => self.walk(item, places, progress).await,
             Work::Names { directory, names } => {
-                let portion = self.look_up(directory, names.clone(), ITEM).await?;
+                let portion = self.look_up((directory, item.mark(0)), names.clone(), ITEM).await?;
                 let is_gone = matches!(&portion.items[..], [ScanItem::Error(_)]);
                 let done = self.send_portion(item, (portion, directory.source), progress).await?;
                 // each item of a directory that is gone fails, and tells the same: what counts is what is missing
@@ -83,7 +87,7 @@ impl<W: WorkSource> Mover<W> {
             // A range that fails is told, and counts for nothing: its file does, once, since it gets no name.
             Work::Range { file, first, groups } => {
                 let groups = *first..first.saturating_add(*groups);
-                if let Ok(found) = self.find(file).await?
+                if let Ok(found) = self.find(file, item.mark(0)).await?
                     && self.send_range(item, found, groups, progress).await?.failed > 0
                 {
                     let large = WorkItem { work: Work::Large(file.clone()), ..item.clone() };
@@ -102,7 +106,7 @@ impl<W: WorkSource> Mover<W> {
         }
     }
 
-    async fn announce_work(&self, item: &WorkItem, work: Vec<Work>) -> Result<Done, Stop> {
+    async fn announce_work(&self, item: &WorkItem, work: Vec<(Work, Marks)>) -> Result<Done, Stop> {
         let children: Vec<_> = work.into_iter().map(|work| item.child(self.job.id, work)).collect();
         let count = children.len() as u64;
         self.announce(children).await?;
@@ -111,32 +115,48 @@ impl<W: WorkSource> Mover<W> {
 
     async fn walk(&self, item: &WorkItem, places: &[Place], progress: &Progress) -> Result<Done, Stop> {
         let source = places.first().map_or(0, |place| place.source);
-        let portion = self.walk_places(places, ITEM).await?;
+        let portion = self.walk_places((places, &item.marks), ITEM).await?;
         self.send_portion(item, (portion, source), progress).await
     }
 
-    /// Walks places of one source.
-    async fn walk_places(&self, places: &[Place], size: PortionSize) -> Result<Portion, Stop> {
+    /// Walks places of one source, with the marks of these.
+    async fn walk_places(
+        &self,
+        (places, marks): (&[Place], &[Option<DirectoryMark>]),
+        size: PortionSize,
+    ) -> Result<Portion, Stop> {
         let Some(first) = places.first() else { return Ok(Portion::default()) };
-        let paths: Vec<_> = places.iter().map(|place| place.path.clone()).collect();
+        let marks = marks.iter().copied().chain(std::iter::repeat(None));
+        let paths: Vec<_> = places.iter().zip(marks).map(|(place, mark)| marked(place, mark)).collect();
         self.scan(first, move |root, config| walk_portion(root, &paths, size, config)).await
     }
 
-    async fn look_up(&self, directory: &Place, names: Vec<Name>, size: PortionSize) -> Result<Portion, Stop> {
-        let path = directory.path.clone();
+    async fn look_up(
+        &self,
+        (directory, mark): (&Place, Option<DirectoryMark>),
+        names: Vec<Name>,
+        size: PortionSize,
+    ) -> Result<Portion, Stop> {
+        let path = marked(directory, mark);
         self.scan(directory, move |root, config| look_up_portion(root, (&path, &names), size, config)).await
     }
 
-    /// Scans the source that a place is in, on a thread that may block.
+    /// Scans the source that a place is in, on a thread that may block. Nothing is sent of it by a node that sees other
+    /// directories than the ones that it is to walk.
     async fn scan(
         &self,
         place: &Place,
         scan: impl FnOnce(&ScanRoot, &ScanConfig) -> Portion + Send + 'static,
     ) -> Result<Portion, Stop> {
-        let root = self.job.root_of(place).ok_or(NO_SOURCE)?.clone();
-        let config = self.job.config.scan.clone();
-        let scanned = spawn_blocking(move || scan(&root, &config)).await;
-        scanned.map_err(|_panic| Stop::Nonsense("a walk panicked"))
+        let root = self.job.root_of(place).ok_or(NO_SOURCE)?;
+        let (at, config) = (root.clone(), self.job.config.scan.clone());
+        let scanned = spawn_blocking(move || scan(&at, &config)).await;
+        let portion = scanned.map_err(|_panic| Stop::Nonsense("a walk panicked"))?;
+        let differs = || portion.difference().or_else(|| portion.failure_at(&root.source));
+        match differs().filter(|_| self.job.view == View::Follows) {
+            Some(error) => Err(Stop::Differs(error.to_string())),
+            None => Ok(portion),
+        }
     }
 
     /// Announces what a portion leaves, sends the portion, and has its large files get their names.
@@ -153,7 +173,7 @@ impl<W: WorkSource> Mover<W> {
         }
         let sending = self.feeder.send(portion.items, ITEM.large_bytes)?;
         let (Settled { failed, files, bytes, unnamed }, large) =
-            self.settle(sending, (item, source), progress).await?;
+            self.settle(sending, Found { item, source, marks: &portion.marks }, progress).await?;
         let mut done = announced.and(large).and(Done { children: 0, files, bytes, failed });
         for file in unnamed {
             done = done.and(self.commit_now(&file).await?);
@@ -166,7 +186,7 @@ impl<W: WorkSource> Mover<W> {
     async fn settle(
         &self,
         mut sending: Sending,
-        (item, source): (&WorkItem, u32),
+        found_by: Found<'_>,
         progress: &Progress,
     ) -> Result<(Settled, Done), Stop> {
         let mut before = 0;
@@ -175,12 +195,12 @@ impl<W: WorkSource> Mover<W> {
             tokio::select! {
                 next = sending.next() => match next? {
                     sender::Progress::Settled(settled) => {
-                        self.note_sent(item, progress);
+                        self.note_sent(found_by.item, progress);
                         return Ok((settled, announced));
                     }
-                    sender::Progress::HalfRead => self.note_sent(item, progress),
+                    sender::Progress::HalfRead => self.note_sent(found_by.item, progress),
                     sender::Progress::Large(found) => {
-                        announced = announced.and(self.take_large(item, (found, source)).await?);
+                        announced = announced.and(self.take_large(found_by, found).await?);
                     }
                 },
                 () = tokio::time::sleep(LOOK_EVERY) => {
@@ -196,14 +216,21 @@ impl<W: WorkSource> Mover<W> {
     /// Leaves a large file to several, unless it is at the target already. Where `item` may have been done before, the
     /// file may be there because of what was announced then: that is announced again, and has ended, whatever the queue
     /// has lost of it.
-    async fn take_large(&self, item: &WorkItem, (found, source): (LargeFound, u32)) -> Result<Done, Stop> {
+    async fn take_large(
+        &self,
+        Found { item, source, marks }: Found<'_>,
+        found: LargeFound,
+    ) -> Result<Done, Stop> {
         let at_target = found.at_target;
+        let mark = marks.get(&found.directory).copied();
         let file = large_file(source, found);
         let was_there = Done { files: 1, bytes: file.bytes, ..Done::default() };
         match at_target {
-            AtTarget::Needed => self.announce_work(item, work_of(&file).collect()).await,
-            AtTarget::There if item.is_repeat && self.has_name_by_this_job(&file).await? => {
-                let large = item.child(self.job.id, Work::Large(file.clone()));
+            AtTarget::Needed => {
+                self.announce_work(item, work_of(&file).map(|work| (work, vec![mark])).collect()).await
+            }
+            AtTarget::There if item.is_repeat && self.has_name_by_this_job(&file, mark).await? => {
+                let large = item.child(self.job.id, (Work::Large(file.clone()), vec![mark]));
                 self.end_ranges(&large, &file).await?;
                 self.record(&large, was_there).await?;
                 Ok(Done { children: work_of(&file).count() as u64, ..Done::default() })
@@ -213,8 +240,12 @@ impl<W: WorkSource> Mover<W> {
     }
 
     /// Whether a large file that is at the target has got its name by this job, and not before.
-    async fn has_name_by_this_job(&self, file: &LargeFile) -> Result<bool, Stop> {
-        let Ok((directory, entry)) = self.find(file).await? else { return Ok(false) };
+    async fn has_name_by_this_job(
+        &self,
+        file: &LargeFile,
+        mark: Option<DirectoryMark>,
+    ) -> Result<bool, Stop> {
+        let Ok((directory, entry)) = self.find(file, mark).await? else { return Ok(false) };
         let Ok(Unnamed { head, .. }) = self.feeder.declaration(directory, entry).await? else {
             return Ok(false);
         };
@@ -264,14 +295,19 @@ impl<W: WorkSource> Mover<W> {
         progress: &Progress,
     ) -> Result<Done, Stop> {
         let sending = self.feeder.send_range(directory, entry, groups)?;
-        let (Settled { failed, .. }, _whole) = self.settle(sending, (item, 0), progress).await?;
+        let (Settled { failed, .. }, _whole) =
+            self.settle(sending, Found { item, source: 0, marks: &HashMap::new() }, progress).await?;
         Ok(Done { failed, ..Done::default() })
     }
 
     /// A large file as it was when it was found; the inner error is why it is not there as it was.
-    async fn find(&self, file: &LargeFile) -> Result<Result<(Arc<Directory>, Entry), String>, Stop> {
+    async fn find(
+        &self,
+        file: &LargeFile,
+        mark: Option<DirectoryMark>,
+    ) -> Result<Result<(Arc<Directory>, Entry), String>, Stop> {
         let size = PortionSize { large_bytes: u64::MAX, ..ITEM };
-        let portion = self.look_up(&file.directory, vec![file.name.clone()], size).await?;
+        let portion = self.look_up((&file.directory, mark), vec![file.name.clone()], size).await?;
         let is_it = |entry: &Entry| {
             entry.name == file.name && entry.size == file.bytes && entry.metadata.mtime == file.mtime
         };
@@ -296,7 +332,7 @@ impl<W: WorkSource> Mover<W> {
 
     /// Has a large file get its name, once all of its groups are there; sends what others do not.
     async fn name(&self, item: &WorkItem, file: &LargeFile, progress: &Progress) -> Result<Done, Stop> {
-        let (directory, entry) = match self.find(file).await? {
+        let (directory, entry) = match self.find(file, item.mark(0)).await? {
             Ok(found) => found,
             Err(why) => return Ok(self.fail(why)),
         };
@@ -328,7 +364,7 @@ impl<W: WorkSource> Mover<W> {
                 continue;
             }
             tokio::time::sleep(LOOK_EVERY).await;
-            if let Err(why) = self.find(file).await? {
+            if let Err(why) = self.find(file, item.mark(0)).await? {
                 // nobody can send the rest of what it was
                 return Ok(self.fail(why));
             }
@@ -369,14 +405,18 @@ impl<W: WorkSource> Mover<W> {
     /// Sets mode and time of directories.
     async fn finish(&self, item: &WorkItem, places: &[Place]) -> Result<Done, Stop> {
         let mut done = Done::default();
+        let mut marks = &item.marks[..];
         for places in places.chunk_by(|one, other| one.source == other.source) {
             let source = places.first().map_or(0, |place| place.source);
             let size = PortionSize { wanted: Wanted::Directories, ..ITEM };
-            let portion = self.walk_places(places, size).await?;
-            let left: Vec<_> =
-                portion.directories.iter().map(|path| Place { source, path: path.clone() }).collect();
-            let rest = in_turns(&left).map(|some| Work::Finish(some.to_vec())).collect();
-            done = done.and(self.announce_work(item, rest).await?);
+            let portion = self.walk_places((places, marks), size).await?;
+            marks = marks.get(places.len()..).unwrap_or_default();
+            done = done.and(self.announce_work(item, rest_to_finish(&portion, source)).await?);
+            // what else cannot be walked has been told when it was sent
+            if let Some(difference) = portion.difference() {
+                self.tell_failure(difference.to_string());
+                done = done.and(Done::FAILED);
+            }
             for head in self.feeder.directory_heads(portion.items).await? {
                 let failed = self.set_directories(head).await?;
                 done = done.and(Done { failed, ..Done::default() });
@@ -401,6 +441,18 @@ impl<W: WorkSource> Mover<W> {
             other => Err(refused(other)),
         }
     }
+}
+
+/// What a portion is found by: what has found a large file in it says where that is.
+#[derive(Clone, Copy)]
+struct Found<'a> {
+    item: &'a WorkItem,
+    source: u32,
+    marks: &'a HashMap<RelPath, DirectoryMark>,
+}
+
+fn marked(place: &Place, mark: Option<DirectoryMark>) -> MarkedPath {
+    MarkedPath { path: place.path.clone(), mark }
 }
 
 fn large_file(source: u32, LargeFound { directory, entry, .. }: LargeFound) -> LargeFile {

@@ -3,8 +3,10 @@
 //! **Invariant:** of sources that do not change a portion is the same whoever walks it, and however often: names are
 //! taken in the order of their bytes, and what ends it is counted in entries and bytes and never in time.
 
+use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::{FileType, OFlags, RawDir};
@@ -14,8 +16,9 @@ use zmove_types::{Name, RelPath};
 use crate::config::{ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem};
-use crate::error::{Operation, ScanError};
+use crate::error::{Difference, Operation, ScanError};
 
+use super::mark::{DirectoryMark, MarkedPath, open_as_seen};
 use super::names::NameList;
 use super::{Parts, Tally, Walk, Worker};
 
@@ -46,21 +49,44 @@ pub enum Wanted {
 pub struct Portion {
     /// What has been found, in the order in which the receiver is to have it.
     pub items: Vec<ScanItem>,
-    /// Directories, by their paths below the root, with which the walk goes on.
-    pub directories: Vec<RelPath>,
+    /// Directories with which the walk goes on.
+    pub directories: Vec<MarkedPath>,
     /// Entries with which it goes on: names of a directory.
-    pub names: Vec<(RelPath, Vec<Name>)>,
+    pub names: Vec<(MarkedPath, Vec<Name>)>,
+    /// The marks of the directories that were opened, where they were compared, by their paths below the root.
+    pub marks: HashMap<RelPath, DirectoryMark>,
     /// How many entries the selection has left out.
     pub left_out: u64,
     /// The parts of unfinished transfers that have been passed over.
     pub parts: Parts,
 }
 
+impl Portion {
+    /// What is not as another node has found it, if anything is not.
+    #[must_use]
+    pub fn difference(&self) -> Option<&ScanError> {
+        self.errors().find(|error| matches!(error, ScanError::Differs { .. }))
+    }
+
+    /// The error about this very path.
+    #[must_use]
+    pub fn failure_at(&self, path: &Path) -> Option<&ScanError> {
+        self.errors().find(|error| error.path() == Some(path))
+    }
+
+    fn errors(&self) -> impl Iterator<Item = &ScanError> {
+        self.items.iter().filter_map(|item| match item {
+            ScanItem::Error(error) => Some(error),
+            ScanItem::Root { .. } | ScanItem::Batch(_) => None,
+        })
+    }
+}
+
 /// Walks the trees of these directories below a root, as far as a portion goes.
 #[must_use]
 pub fn walk_portion(
     root: &ScanRoot,
-    directories: &[RelPath],
+    directories: &[MarkedPath],
     size: PortionSize,
     config: &ScanConfig,
 ) -> Portion {
@@ -71,7 +97,7 @@ pub fn walk_portion(
 #[must_use]
 pub fn look_up_portion(
     root: &ScanRoot,
-    (directory, names): (&RelPath, &[Name]),
+    (directory, names): (&MarkedPath, &[Name]),
     size: PortionSize,
     config: &ScanConfig,
 ) -> Portion {
@@ -79,6 +105,19 @@ pub fn look_up_portion(
         Ok((root, _)) => walker.look_up_in(&root, directory, names),
         Err((operation, errno)) => walker.report_root(root, operation, errno),
     })
+}
+
+/// The mark of a root, or of the directory that holds one which is a single entry; `None` where it cannot be opened.
+#[must_use]
+pub fn mark_root(root: &ScanRoot, config: &ScanConfig) -> Option<DirectoryMark> {
+    let mut mark = None;
+    portion(config, PortionSize { entries: 0, bytes: 0, large_bytes: 0, wanted: Wanted::All }, |walker| {
+        let opened = walker.open_root(root).map_err(|(_, errno)| errno);
+        let directory = opened.and_then(|(root, _)| walker.worker.walk.open(&root, &RelPath::root()));
+        let status = directory.and_then(|directory| directory.status_at_server());
+        mark = status.ok().map(|status| DirectoryMark::of_root(&status));
+    });
+    mark
 }
 
 fn portion(config: &ScanConfig, size: PortionSize, work: impl FnOnce(&mut Walker<'_, '_>)) -> Portion {
@@ -107,20 +146,21 @@ impl Walker<'_, '_> {
         self.entries >= self.size.entries || self.bytes >= self.size.bytes
     }
 
-    fn walk(&mut self, root: &ScanRoot, directories: &[RelPath]) {
+    fn walk(&mut self, root: &ScanRoot, directories: &[MarkedPath]) {
         let (opened, extent) = match self.open_root(root) {
             Ok(opened) => opened,
             Err((operation, errno)) => return self.report_root(root, operation, errno),
         };
         if extent == Extent::SingleEntry {
             let name = root.parent_and_name().and_then(|(_, name)| Name::from_bytes(name.as_bytes()).ok());
-            return self.look_up_in(&opened, &RelPath::root(), name.as_slice());
+            let Some(directory) = directories.first() else { return };
+            return self.look_up_in(&opened, directory, name.as_slice());
         }
         let mut ahead: Vec<_> = directories.iter().rev().cloned().collect();
         while !self.is_full()
-            && let Some(path) = ahead.pop()
+            && let Some(place) = ahead.pop()
         {
-            let below = self.visit(&opened, &path);
+            let below = self.visit(&opened, &place);
             ahead.extend(below.into_iter().rev());
         }
         ahead.reverse();
@@ -146,15 +186,18 @@ impl Walker<'_, '_> {
     }
 
     /// Lists a directory and looks up what is in it, as far as the portion goes; returns the directories in it.
-    fn visit(&mut self, root: &Arc<SourceRoot>, path: &RelPath) -> Vec<RelPath> {
-        let opened = self.open(root, path).and_then(|directory| {
-            let within = directory.is_within(self.worker.walk.config.file_systems)?;
-            Ok((directory, within))
+    fn visit(&mut self, root: &Arc<SourceRoot>, place: &MarkedPath) -> Vec<MarkedPath> {
+        let path = &place.path;
+        let opened = self.open(root, place).and_then(|directory| {
+            match directory.is_within(self.worker.walk.config.file_systems) {
+                Ok(within) => Ok((directory, within)),
+                Err(errno) => Err(not_opened(root, path, errno)),
+            }
         });
         let (directory, within) = match opened {
             Ok(opened) => opened,
-            Err(errno) => {
-                self.report(ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno));
+            Err(error) => {
+                self.report(error);
                 return Vec::new();
             }
         };
@@ -174,13 +217,26 @@ impl Walker<'_, '_> {
         names.sort_unstable();
         if self.size.wanted == Wanted::All {
             let rest = names.split_off(names.len().min(self.size.entries));
-            self.leave_names(path, &rest);
+            self.leave_names(&directory, &rest);
         }
         self.take(&directory, &names)
     }
 
-    fn open(&self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Arc<Directory>, Errno> {
-        self.worker.walk.open(root, path)
+    /// Opens a directory that is as it was seen by whoever has marked it.
+    fn open(&mut self, root: &Arc<SourceRoot>, place: &MarkedPath) -> Result<Arc<Directory>, ScanError> {
+        let MarkedPath { path, mark } = place;
+        let Some(seen) = *mark else {
+            return self.worker.walk.open(root, path).map_err(|errno| not_opened(root, path, errno));
+        };
+        let (directory, now) = open_as_seen(root, path, seen, |path| self.worker.walk.open(root, path))?;
+        self.portion.marks.insert(path.clone(), now);
+        Ok(directory)
+    }
+
+    /// A directory that was opened, with its mark.
+    fn marked(&self, directory: &Directory) -> MarkedPath {
+        let path = directory.source_path().clone();
+        MarkedPath { mark: self.portion.marks.get(&path).copied(), path }
     }
 
     /// All names of a directory; those that cannot be told are reported.
@@ -209,7 +265,8 @@ impl Walker<'_, '_> {
     }
 
     /// Leaves names to others, in stretches of one portion each.
-    fn leave_names(&mut self, path: &RelPath, names: &[CString]) {
+    fn leave_names(&mut self, directory: &Directory, names: &[CString]) {
+        let path = directory.source_path();
         for stretch in names.chunks(self.size.entries) {
             let mut known = Vec::with_capacity(stretch.len());
             for name in stretch {
@@ -221,17 +278,14 @@ impl Walker<'_, '_> {
                     }
                 }
             }
-            self.portion.names.push((path.clone(), known));
+            self.portion.names.push((self.marked(directory), known));
         }
     }
 
-    fn look_up_in(&mut self, root: &Arc<SourceRoot>, path: &RelPath, names: &[Name]) {
-        let directory = match self.open(root, path) {
+    fn look_up_in(&mut self, root: &Arc<SourceRoot>, place: &MarkedPath, names: &[Name]) {
+        let directory = match self.open(root, place) {
             Ok(directory) => directory,
-            Err(errno) => {
-                let path = root.path().join(path.as_path());
-                return self.report(ScanError::listed(path, Operation::Open, errno));
-            }
+            Err(error) => return self.report(error),
         };
         let names: Vec<_> = names.iter().filter_map(|name| CString::new(name.as_bytes()).ok()).collect();
         let below = self.take(&directory, &names);
@@ -240,13 +294,15 @@ impl Walker<'_, '_> {
 
     /// Takes entries of a directory, as far as the portion goes, and leaves the others; returns the directories among
     /// them.
-    fn take(&mut self, directory: &Arc<Directory>, names: &[CString]) -> Vec<RelPath> {
+    fn take(&mut self, directory: &Arc<Directory>, names: &[CString]) -> Vec<MarkedPath> {
         let mut list = NameList::default();
         names.iter().for_each(|name| list.push(name));
         let mut errors = Vec::new();
         let entries = self.worker.gather(directory, &list, |_, error| errors.push(error));
         errors.into_iter().for_each(|error| self.report(error));
-        let below = super::children(directory, &entries);
+        self.compare_mounts(directory, &entries);
+        let marked = self.marked(directory);
+        let below = directories_below(&marked, &entries);
         self.entries += entries.len();
         let mut taken = Vec::with_capacity(entries.len());
         let (mut left, mut left_bytes) = (Vec::new(), 0);
@@ -261,12 +317,12 @@ impl Walker<'_, '_> {
                 left.push(entry.name);
                 if left_bytes >= self.size.bytes {
                     left_bytes = 0;
-                    self.portion.names.push((directory.source_path().clone(), std::mem::take(&mut left)));
+                    self.portion.names.push((marked.clone(), std::mem::take(&mut left)));
                 }
             }
         }
         if !left.is_empty() {
-            self.portion.names.push((directory.source_path().clone(), left));
+            self.portion.names.push((marked, left));
         }
         if !taken.is_empty() {
             let directory = Arc::clone(directory);
@@ -274,13 +330,49 @@ impl Walker<'_, '_> {
         }
         below
     }
+
+    /// Reports entries on which something is mounted here and not at the node that leads, or the other way round. What
+    /// is mounted hides what all nodes see.
+    fn compare_mounts(&mut self, directory: &Directory, entries: &[Entry]) {
+        let Some(mounts) = &self.worker.walk.config.mounts else { return };
+        if directory.root().extent == Extent::SingleEntry {
+            return; // a source itself, which is compared before the walk
+        }
+        let is_another = |entry: &Entry| {
+            let is_mount = entry.is_mount?;
+            if !is_mount && mounts.is_empty() {
+                return None;
+            }
+            let path = directory.display_path(&entry.name);
+            let difference = match (is_mount, mounts.contains(&path)) {
+                (true, false) => Difference::MountedHere,
+                (false, true) => Difference::NotMountedHere,
+                (true, true) | (false, false) => return None,
+            };
+            Some(ScanError::Differs { path, difference })
+        };
+        let others: Vec<_> = entries.iter().filter_map(is_another).collect();
+        others.into_iter().for_each(|error| self.report(error));
+    }
+}
+
+/// The directories among the entries of one, with marks where it has one.
+fn directories_below(directory: &MarkedPath, entries: &[Entry]) -> Vec<MarkedPath> {
+    let below = |entry: &Entry| MarkedPath {
+        path: directory.path.join(&entry.name).expect("its length was checked"),
+        mark: directory.mark.map(|mark| mark.below(entry)),
+    };
+    entries.iter().filter(|entry| entry.kind == EntryKind::Directory).map(below).collect()
+}
+
+fn not_opened(root: &SourceRoot, path: &RelPath, errno: Errno) -> ScanError {
+    ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno)
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
     use std::fs::{File, create_dir_all};
-    use std::path::Path;
 
     use super::*;
 
@@ -288,6 +380,10 @@ mod tests {
 
     fn path(text: &str) -> RelPath {
         RelPath::from_bytes(text.as_bytes()).unwrap()
+    }
+
+    fn unmarked(text: &str) -> MarkedPath {
+        MarkedPath { path: path(text), mark: None }
     }
 
     fn make(home: &Path, files: &[(&str, u64)]) -> ScanRoot {
@@ -314,7 +410,7 @@ mod tests {
     fn walk_all(root: &ScanRoot, config: &ScanConfig) -> (usize, Vec<String>) {
         let mut all = Vec::new();
         let mut portions = 0;
-        let mut ahead = vec![walk_portion(root, &[RelPath::root()], SIZE, config)];
+        let mut ahead = vec![walk_portion(root, &[unmarked("")], SIZE, config)];
         while let Some(portion) = ahead.pop() {
             portions += 1;
             all.extend(found(&portion));
@@ -356,11 +452,11 @@ mod tests {
         let files = [("a/1", 60), ("a/2", 60), ("a/3", 60), ("b/1", 1), ("c/1", 1)];
         let root = make(home.path(), &files);
         for _ in 0..2 {
-            let portion = walk_portion(&root, &[RelPath::root()], SIZE, &ScanConfig::default());
+            let portion = walk_portion(&root, &[unmarked("")], SIZE, &ScanConfig::default());
             assert_eq!(found(&portion), ["a", "b", "c", "a/1", "a/2"]);
-            assert_eq!(portion.directories, [path("b"), path("c")]);
+            assert_eq!(portion.directories, [unmarked("b"), unmarked("c")]);
             let name = Name::from_bytes(b"3").unwrap();
-            assert_eq!(portion.names, [(path("a"), vec![name])]);
+            assert_eq!(portion.names, [(unmarked("a"), vec![name])]);
         }
     }
 
@@ -369,7 +465,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let root = make(home.path(), &[("a/1", 60), ("a/b/1", 60), ("2", 6000)]);
         let size = PortionSize { wanted: Wanted::Directories, ..SIZE };
-        let portion = walk_portion(&root, &[RelPath::root()], size, &ScanConfig::default());
+        let portion = walk_portion(&root, &[unmarked("")], size, &ScanConfig::default());
         assert_eq!(found(&portion), ["a", "a/b"]);
         assert!(portion.names.is_empty(), "{portion:?}");
     }
@@ -379,18 +475,18 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         make(home.path(), &[("f", 7)]);
         let root = ScanRoot::new(home.path().join("f"), path("g"));
-        let portion = walk_portion(&root, &[RelPath::root()], SIZE, &ScanConfig::default());
+        let portion = walk_portion(&root, &[unmarked("")], SIZE, &ScanConfig::default());
         assert_eq!(found(&portion), ["f"]);
     }
 
     #[test]
     fn what_cannot_be_walked_is_told() {
         let root = ScanRoot::new("/does/not/exist", RelPath::root());
-        let portion = walk_portion(&root, &[RelPath::root()], SIZE, &ScanConfig::default());
+        let portion = walk_portion(&root, &[unmarked("")], SIZE, &ScanConfig::default());
         assert!(matches!(portion.items[..], [ScanItem::Error(_)]), "{portion:?}");
         let home = tempfile::tempdir().unwrap();
         let root = make(home.path(), &[("a/1", 60)]);
-        let gone = walk_portion(&root, &[path("gone")], SIZE, &ScanConfig::default());
+        let gone = walk_portion(&root, &[unmarked("gone")], SIZE, &ScanConfig::default());
         assert!(matches!(gone.items[..], [ScanItem::Error(ScanError::Vanished { .. })]), "{gone:?}");
     }
 }

@@ -557,6 +557,7 @@ mod tests {
             inode: 1,
             ctime: Timestamp::default(),
             may_have_holes: false,
+            is_mount: None,
             shared: None,
             beside: Beside { xattrs: Some(Box::new(mark)), ..Beside::default() },
         }

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use zmove_cluster::jetstream::{JetStream, JobNotice, NodeMoved, Role, Settings};
-use zmove_cluster::{HeldGrant, Lead, Served, SharedJob, Skipped};
+use zmove_cluster::{HeldGrant, Lead, Served, SharedJob, Skipped, View};
 use zmove_engine::NoListener;
 use zmove_types::{Event, Lock, Observer};
 
-use super::sources::compare;
+use super::sources::{compare, mount_points};
 use crate::args::{Args, Command, PushArgs};
 use crate::commands::{cluster_push, spread};
 use crate::display::prompt::Prompt;
@@ -50,7 +50,8 @@ impl Part {
         let sources = looked.context("the sources are not here as at the node that sends")?;
         compare(&sources, notice)?;
         let job = spread::job(&settings, &sources, (notice.id(), notice.epoch), SESSIONS)?;
-        let job = SharedJob { grant, ..job };
+        let mut job = SharedJob { grant, view: View::Follows, ..job };
+        job.config.scan.mounts = Some(Arc::new(mount_points(notice)));
         let receivers = cluster_push::receivers(&settings, cluster)?;
         let key = cluster.key()?.of_job(job.id);
         let timeout: Duration = settings.args.timeout.0;

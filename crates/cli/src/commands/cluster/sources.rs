@@ -1,24 +1,39 @@
 //! Whether a node has the sources of a job as its head has them.
 //!
+//! What is compared here keeps a node away from the start that has other sources: a copy, or nothing at all, where a
+//! file system is not mounted. What lies below is compared as the work goes on (`scan/walk/mark.rs`).
+//!
 //! **Invariant:** a node takes part only where its list of sources is the head's: work names a source by its number.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use zmove_cluster::jetstream::{JobNotice, SourceNotice};
-use zmove_disk::Mount;
+use zmove_cluster::jetstream::{JobNotice, SourceMark, SourceNotice};
+use zmove_disk::{Mount, boot_id};
 use zmove_engine::Sources;
+use zmove_scan::is_mount_at;
 use zmove_types::Escaped;
 
 /// The sources as the head sees them.
-pub(crate) fn notices(directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
+pub(crate) fn notices(mountinfo: &[u8], directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
     let notice = |path: &Path| SourceNotice {
         path: directory.join(path).into_os_string().into_vec(),
         names: some_names(path),
+        mark: mark(mountinfo, path),
     };
     sources.paths().map(notice).collect()
+}
+
+/// What is at a path; a link at its end is not followed.
+fn mark(mountinfo: &[u8], path: &Path) -> Option<SourceMark> {
+    let found = path.symlink_metadata().ok()?;
+    let is_local = || Some(LOCAL.contains(&&*Mount::around(mountinfo, &path.canonicalize().ok()?)?.kind));
+    let local = is_local().filter(|is_local| *is_local).and_then(|_| Some((boot_id()?, found.dev())));
+    Some(SourceMark { inode: found.ino(), local })
 }
 
 /// Some names in a directory; none of what is no directory, or empty.
@@ -29,7 +44,7 @@ fn some_names(path: &Path) -> Vec<Vec<u8>> {
 }
 
 /// What is mounted below the sources, as the head sees it: where one of these is not mounted at a node, the directory
-/// is empty there.
+/// is empty there, or has what is hidden here.
 pub(crate) fn mounts(mountinfo: &[u8], directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
     let mut found = Vec::new();
     for source in sources.paths() {
@@ -38,9 +53,12 @@ pub(crate) fn mounts(mountinfo: &[u8], directory: &Path, sources: &Sources) -> V
             let below =
                 mount.point.strip_prefix(&canonical).ok().filter(|below| !below.as_os_str().is_empty());
             let Some(below) = below else { continue };
-            let (path, names) = (directory.join(source).join(below), some_names(&mount.point));
-            if !names.is_empty() && found.len() < MOUNTS {
-                found.push(SourceNotice { path: path.into_os_string().into_vec(), names });
+            // what is mounted above it later hides it
+            let is_seen = is_mount_at(&mount.point).is_ok_and(|is_mount| is_mount != Some(false));
+            if is_seen && found.len() < MOUNTS {
+                let path = directory.join(source).join(below).into_os_string().into_vec();
+                let (names, mark) = (some_names(&mount.point), mark(mountinfo, &mount.point));
+                found.push(SourceNotice { path, names, mark });
             }
         }
     }
@@ -62,12 +80,26 @@ pub(super) fn compare(here: &Sources, head: &JobNotice) -> Result<()> {
     if let Some(more) = paths.next() {
         bail!("the source '{}' is here, and not at the node that sends", Escaped::path(&more));
     }
-    head.sources.iter().chain(&head.mounts).try_for_each(compare_names)
+    let mountinfo = mountinfo();
+    head.sources.iter().chain(&head.mounts).try_for_each(|there| {
+        compare_names(there)?;
+        compare_marks(there, &mountinfo)
+    })
+}
+
+/// The paths on which something is mounted at the head.
+pub(super) fn mount_points(head: &JobNotice) -> BTreeSet<PathBuf> {
+    head.mounts.iter().map(|mount| PathBuf::from(OsStr::from_bytes(&mount.path))).collect()
+}
+
+/// What is mounted where.
+pub(crate) fn mountinfo() -> Vec<u8> {
+    std::fs::read("/proc/self/mountinfo").unwrap_or_default()
 }
 
 /// Looks for the names that the head has seen in a directory. All of some few may have gone since; then this node takes
 /// no part, and loses nothing.
-fn compare_names(SourceNotice { path, names }: &SourceNotice) -> Result<()> {
+fn compare_names(SourceNotice { path, names, .. }: &SourceNotice) -> Result<()> {
     let path = Path::new(OsStr::from_bytes(path));
     let is_here = |name: &Vec<u8>| path.join(OsStr::from_bytes(name)).symlink_metadata().is_ok();
     match names.first() {
@@ -80,10 +112,39 @@ fn compare_names(SourceNotice { path, names }: &SourceNotice) -> Result<()> {
     }
 }
 
+/// Tells a copy from what it is a copy of.
+fn compare_marks(SourceNotice { path, mark: there, .. }: &SourceNotice, mountinfo: &[u8]) -> Result<()> {
+    let path = Path::new(OsStr::from_bytes(path));
+    let (Some(there), Some(here)) = (there, mark(mountinfo, path)) else { return Ok(()) };
+    if let (Some(one), Some(other)) = (there.local, here.local)
+        && one != other
+    {
+        bail!(
+            "'{}' is on a file system of this host alone, and at the node that sends on one of that host: all nodes \
+             need one file system that they share",
+            Escaped::path(&path)
+        );
+    }
+    if there.inode != here.inode {
+        bail!(
+            "'{}' is not the same here as at the node that sends, but perhaps a copy (inode {}, and {} there): all \
+             nodes need one file system that they share",
+            Escaped::path(&path),
+            here.inode,
+            there.inode
+        );
+    }
+    Ok(())
+}
+
+/// The kinds of file systems that no two hosts have mounted at once and can write to. A replica of a volume, as by
+/// snapshots that are sent, has the inode numbers of what it was made of, and lags behind.
+const LOCAL: [&str; 10] =
+    ["bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"];
 /// How many names are told: more than go at once where a source changes.
 const NAMES: usize = 8;
 /// How many mounts are told, every second.
-const MOUNTS: usize = 64;
+const MOUNTS: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -110,7 +171,7 @@ mod tests {
         std::fs::create_dir(&one).unwrap();
         std::fs::create_dir(&other).unwrap();
         std::fs::write(one.join("f"), "f").unwrap();
-        let head = told(notices(Path::new("/"), &sources(&[&one, &other])), Vec::new());
+        let head = told(notices(b"", Path::new("/"), &sources(&[&one, &other])), Vec::new());
         let compared = |paths: &[&Path]| compare(&sources(paths), &head).map_err(|error| error.to_string());
         assert_eq!(compared(&[&one, &other]), Ok(()));
         std::fs::write(other.join("came"), "later").unwrap();
@@ -134,12 +195,33 @@ mod tests {
         let mountinfo =
             [&root, &root.join("a/mounted"), &root.join("empty"), Path::new("/elsewhere")].map(line);
         let seen = mounts(mountinfo.concat().as_bytes(), Path::new("/"), &sources(&[&root]));
+        assert_eq!(seen, [], "one that another mount hides is none");
+        let all = mounts(&super::mountinfo(), Path::new("/"), &sources(&[Path::new("/")]));
+        assert!(all.iter().any(|mount| mount.path == b"/proc"), "{all:?}");
         let path = root.join("a/mounted").into_os_string().into_vec();
-        assert_eq!(seen, [SourceNotice { path, names: vec![b"f".to_vec()] }]);
-        let head = told(notices(Path::new("/"), &sources(&[&root])), seen);
+        let seen = vec![SourceNotice { path, names: vec![b"f".to_vec()], mark: None }];
+        let head = told(notices(b"", Path::new("/"), &sources(&[&root])), seen);
         compare(&sources(&[&root]), &head).unwrap();
         std::fs::remove_file(root.join("a/mounted/f")).unwrap();
         let error = compare(&sources(&[&root]), &head).unwrap_err().to_string();
         assert!(error.contains("a/mounted' is another directory here, or is not mounted"), "{error}");
+    }
+
+    #[test]
+    fn a_copy_is_told_from_what_it_is_a_copy_of_and_one_host_from_another() {
+        let site = tempfile::tempdir().unwrap();
+        let here = sources(&[site.path()]);
+        let told_with = |change: fn(&mut SourceMark)| {
+            let mut seen = notices(&mountinfo(), Path::new("/"), &here);
+            change(seen[0].mark.as_mut().unwrap());
+            compare(&here, &told(seen, Vec::new())).map_err(|error| error.to_string())
+        };
+        assert_eq!(told_with(|_| {}), Ok(()));
+        assert!(told_with(|mark| mark.inode += 1).unwrap_err().contains("perhaps a copy"));
+        let is_local = mark(&mountinfo(), site.path()).unwrap().local.is_some();
+        let elsewhere = told_with(|mark| mark.local = Some((1, 2)));
+        assert_eq!(elsewhere.is_err(), is_local, "{elsewhere:?}");
+        // one of the two may be the server of the other
+        assert_eq!(told_with(|mark| mark.local = None), Ok(()));
     }
 }

@@ -1,0 +1,241 @@
+//! Marks of directories: what one node of a job has seen of them, so that another knows whether it sees the same.
+//!
+//! On a file system that all nodes share an inode number is the same for all, and a change time, which nobody can set,
+//! never goes back. In a copy inode numbers are others; in one that has them too, as of a snapshot or a volume, what
+//! has changed since is older. A directory that has changed *later* than its mark says is walked as it is, as by any
+//! push; so is one that has taken the place of another, which shows in the change time of the directory above.
+//!
+//! **Invariant:** a directory with a mark is listed only after it was held against it, and after the server was asked:
+//! a cache of this node that is behind is brought up to date, and is no difference.
+
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use zmove_types::{RelPath, Timestamp};
+
+use crate::directory::{Directory, SourceRoot, Status};
+use crate::entry::Entry;
+use crate::error::{Difference, Operation, ScanError};
+
+/// What has been seen of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectoryMark {
+    /// The inode number.
+    pub inode: u64,
+    /// The change time.
+    pub ctime: Timestamp,
+    /// The change time of the directory that it is in, before that was listed; `None` for a root.
+    pub parent_ctime: Option<Timestamp>,
+}
+
+/// A directory below a root, and what has been seen of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MarkedPath {
+    /// The path below the root.
+    pub path: RelPath,
+    /// The mark. Default: none, and nothing is compared, here or below.
+    pub mark: Option<DirectoryMark>,
+}
+
+impl DirectoryMark {
+    pub(super) fn of_root(status: &Status) -> Self {
+        Self { inode: status.number.inode, ctime: status.ctime, parent_ctime: None }
+    }
+
+    /// The mark of a directory that is an entry of the one with this mark.
+    pub(super) fn below(self, entry: &Entry) -> Self {
+        Self { inode: entry.inode, ctime: entry.ctime, parent_ctime: Some(self.ctime) }
+    }
+
+    fn difference(self, here: &Status) -> Option<Difference> {
+        match here.number.inode {
+            inode if inode != self.inode => Some(Difference::Another { here: inode, there: self.inode }),
+            _ if here.ctime < self.ctime => Some(Difference::Older),
+            _ => None,
+        }
+    }
+
+    /// The same directory, or the one that has taken its place, as it is now.
+    fn again(self, here: &Status) -> Self {
+        Self { inode: here.number.inode, ctime: here.ctime, ..self }
+    }
+}
+
+/// Opens a directory of which this has been seen; returns what is to be seen of it now.
+pub(super) fn open_as_seen(
+    root: &Arc<SourceRoot>,
+    path: &RelPath,
+    seen: DirectoryMark,
+    open: impl Fn(&RelPath) -> Result<Arc<Directory>, Errno>,
+) -> Result<(Arc<Directory>, DirectoryMark), ScanError> {
+    let failed = |errno| ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno);
+    let mut pauses = PAUSES.into_iter();
+    let mut parent_has_changed = false;
+    loop {
+        let opened = open(path).and_then(|directory| Ok((directory.status_at_server()?, directory)));
+        let difference = match &opened {
+            Ok((here, _)) => seen.difference(here),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => Some(Difference::Missing),
+            Err(errno) => return Err(failed(*errno)),
+        };
+        let is_replaced = parent_has_changed && difference != Some(Difference::Older);
+        match (difference, opened) {
+            (None, Ok((here, directory))) => return Ok((directory, seen.again(&here))),
+            (Some(_), Ok((here, directory))) if is_replaced => return Ok((directory, seen.again(&here))),
+            (Some(_), Err(errno)) if is_replaced => return Err(failed(errno)),
+            (difference, _) => {
+                let difference = difference.unwrap_or(Difference::Missing);
+                let Some(pause) = pauses.next() else {
+                    return Err(ScanError::Differs { path: root.path().join(path.as_path()), difference });
+                };
+                // one that has gone takes this with it
+                parent_has_changed = match ask_above(path, &open) {
+                    Some(now) => seen.parent_ctime.is_some_and(|then| now > then),
+                    None => !path.is_root(),
+                };
+                sleep(pause);
+            }
+        }
+    }
+}
+
+/// The change time of the directory above a path. All above that is asked for as well, from the root downwards, so that
+/// no name on the way is taken from a cache.
+fn ask_above(path: &RelPath, open: &impl Fn(&RelPath) -> Result<Arc<Directory>, Errno>) -> Option<Timestamp> {
+    let parent = path.parent()?;
+    ask_above(&parent, open);
+    let status = open(&parent).and_then(|directory| directory.status_at_server());
+    status.ok().map(|status| status.ctime)
+}
+
+/// How long is waited before it is looked again, each time. The first time asks the servers for all directories above;
+/// the others are for file systems that cannot be asked, and keep names and attributes for a second or so.
+const PAUSES: [Duration; 3] = [Duration::ZERO, A_MOMENT, A_MOMENT.saturating_mul(5)];
+const A_MOMENT: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 });
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs::{create_dir, create_dir_all, remove_dir, rename, write};
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::{ScanConfig, ScanRoot};
+    use crate::walk::{Portion, PortionSize, Wanted, mark_root, walk_portion};
+
+    const NOTHING_BELOW: PortionSize =
+        PortionSize { entries: 1, bytes: 100, large_bytes: 1000, wanted: Wanted::All };
+
+    fn walk(home: &Path, places: &[MarkedPath]) -> Portion {
+        walk_portion(&ScanRoot::new(home, RelPath::root()), places, NOTHING_BELOW, &ScanConfig::default())
+    }
+
+    /// Walks the root alone; returns what was found in it.
+    fn found_in(home: &Path) -> Vec<MarkedPath> {
+        let mark = mark_root(&ScanRoot::new(home, RelPath::root()), &ScanConfig::default());
+        assert!(mark.is_some());
+        let portion = walk(home, &[MarkedPath { path: RelPath::root(), mark }]);
+        assert!(portion.difference().is_none(), "{portion:?}");
+        assert!(portion.directories.iter().all(|found| found.mark.is_some()));
+        // what happens now has another time
+        sleep(Duration::from_millis(30));
+        portion.directories
+    }
+
+    fn difference(portion: &Portion) -> Option<Difference> {
+        match portion.difference() {
+            Some(ScanError::Differs { difference, .. }) => Some(*difference),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_directory_that_changes_after_it_was_seen_or_is_replaced_is_walked_as_it_is() {
+        let home = tempfile::tempdir().unwrap();
+        create_dir(home.path().join("d")).unwrap();
+        let found = found_in(home.path());
+        assert_eq!(difference(&walk(home.path(), &found)), None);
+        write(home.path().join("d/f"), "").unwrap();
+        let changed = walk(home.path(), &found);
+        assert_eq!((changed.difference().is_some(), changed.items.len()), (false, 1), "{changed:?}");
+        rename(home.path().join("d"), home.path().join("aside")).unwrap();
+        create_dir_all(home.path().join("d/e")).unwrap();
+        let replaced = walk(home.path(), &found);
+        assert_eq!((replaced.difference().is_some(), replaced.items.len()), (false, 1), "{replaced:?}");
+        // what is below is compared with the one that was walked
+        assert_eq!(difference(&walk(home.path(), &replaced.directories)), None);
+    }
+
+    #[test]
+    fn a_directory_that_goes_after_it_was_seen_has_vanished() {
+        let home = tempfile::tempdir().unwrap();
+        create_dir_all(home.path().join("d/e")).unwrap();
+        let found = found_in(home.path());
+        let below = walk(home.path(), &found).directories;
+        std::fs::remove_dir_all(home.path().join("d")).unwrap();
+        for gone in [found, below] {
+            let portion = walk(home.path(), &gone);
+            let items = &portion.items[..];
+            assert!(matches!(items, [crate::ScanItem::Error(ScanError::Vanished { .. })]), "{items:?}");
+        }
+    }
+
+    /// The directory above has not changed, so nobody has removed or replaced anything in it.
+    #[test]
+    fn another_directory_an_older_one_and_none_are_told() {
+        let home = tempfile::tempdir().unwrap();
+        create_dir(home.path().join("d")).unwrap();
+        let all = found_in(home.path());
+        let [found] = &all[..] else { panic!("{all:?}") };
+        let mark = found.mark.unwrap();
+        let other = |change: fn(&mut DirectoryMark)| {
+            let mut mark = mark;
+            change(&mut mark);
+            difference(&walk(home.path(), &[MarkedPath { mark: Some(mark), ..found.clone() }]))
+        };
+        let another = Difference::Another { here: mark.inode, there: mark.inode + 1 };
+        assert_eq!(other(|mark| mark.inode += 1), Some(another));
+        assert_eq!(other(|mark| mark.ctime.seconds += 1), Some(Difference::Older));
+        remove_dir(home.path().join("d")).unwrap();
+        // seen in a directory that has changed since, as far as this node knows
+        assert_eq!(
+            other(|mark| mark.parent_ctime.as_mut().unwrap().seconds += 10),
+            Some(Difference::Missing)
+        );
+    }
+
+    #[test]
+    fn a_root_is_compared_too() {
+        let home = tempfile::tempdir().unwrap();
+        let mark = mark_root(&ScanRoot::new(home.path(), RelPath::root()), &ScanConfig::default()).unwrap();
+        let mark = Some(DirectoryMark { inode: mark.inode + 1, ..mark });
+        let portion = walk(home.path(), &[MarkedPath { path: RelPath::root(), mark }]);
+        assert!(matches!(difference(&portion), Some(Difference::Another { .. })), "{portion:?}");
+    }
+
+    #[test]
+    fn what_is_mounted_here_alone_or_there_alone_is_told() {
+        let walk = |root: &Path, mounts: &[&Path]| {
+            let mounts = mounts.iter().map(|path| path.to_path_buf()).collect::<BTreeSet<_>>();
+            let config = ScanConfig { mounts: Some(Arc::new(mounts)), ..ScanConfig::default() };
+            let size = PortionSize { wanted: Wanted::Directories, ..NOTHING_BELOW };
+            let places = [MarkedPath { path: RelPath::root(), mark: None }];
+            let portion = walk_portion(&ScanRoot::new(root, RelPath::root()), &places, size, &config);
+            let errors = portion.items.into_iter().filter_map(|item| match item {
+                crate::ScanItem::Error(ScanError::Differs { path, difference }) => Some((path, difference)),
+                _ => None,
+            });
+            errors.collect::<Vec<_>>()
+        };
+        let proc = (std::path::PathBuf::from("/proc"), Difference::MountedHere);
+        assert!(walk(Path::new("/"), &[]).contains(&proc));
+        assert!(!walk(Path::new("/"), &[Path::new("/proc")]).contains(&proc));
+        let home = tempfile::tempdir().unwrap();
+        let below = home.path().join("d");
+        create_dir(&below).unwrap();
+        assert_eq!(walk(home.path(), &[]), []);
+        assert_eq!(walk(home.path(), &[&below]), [(below.clone(), Difference::NotMountedHere)]);
+    }
+}

@@ -1,0 +1,141 @@
+//! Nodes that do not see the sources as the one that leads.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use super::{Lab, Node, Outcome, finish, is_root, paint, skip};
+
+impl Lab {
+    /// So many entries that all nodes get some: one takes a thousand at a time.
+    fn paint_many(&self) {
+        for directory in (0..DIRECTORIES).map(|number| self.source().join(format!("d{number}"))) {
+            std::fs::create_dir_all(directory.join("below")).unwrap();
+            (0..100_u64).for_each(|file| paint(directory.join(format!("f{file}")), 20_000 + file));
+            (0..10_u64).for_each(|file| paint(directory.join(format!("below/g{file}")), 20_000 + file));
+        }
+        for directory in [self.source(), self.site.path("copies")] {
+            std::fs::create_dir_all(directory).unwrap();
+        }
+    }
+
+    /// A node that has run this in its own mounts, with the sources as `$S` and a directory elsewhere as `$C`.
+    fn join_seeing(&self, mounts: &str) -> Node {
+        let (source, copies) = (self.source(), self.site.path("copies"));
+        let script =
+            format!("set -e; S='{}'; C='{}'; {mounts}; exec \"$@\"", source.display(), copies.display());
+        let node = self.join("other", &["unshare", "--mount", "sh", "-c", &script, "sh"]);
+        node.wait_for("waiting for it");
+        node
+    }
+}
+
+/// Has one node see other sources by these mounts, and pushes.
+fn push_with_another(mounts: &str) -> Option<(Lab, Outcome)> {
+    if !is_root() {
+        skip("to mount in one process takes root");
+        return None;
+    }
+    let lab = Lab::new(2)?;
+    lab.init_with_own_broker();
+    lab.paint_many();
+    let _node = lab.join_seeing(mounts);
+    let outcome = lab.push(&[]).outcome().expect(0);
+    assert!(outcome.stdout.contains(", by 1 node\n") || outcome.stdout.contains(", by 2 nodes\n"));
+    lab.assert_done();
+    Some((lab, outcome))
+}
+
+/// Copies of directories, which are mounted over them one by one, so that the top is the same.
+fn copies_changed_by(change: &str) -> String {
+    format!(
+        "cp -a \"$S/.\" \"$C\"; {change}; for d in \"$S\"/*; do mount --bind \"$C/${{d##*/}}\" \"$d\"; done"
+    )
+}
+
+const AS_FOUND: [&str; 2] =
+    ["takes no part: this node does not see the same sources", "as another node has found it"];
+
+#[test]
+fn a_node_with_empty_directories_below_leaves_and_nothing_is_missing() {
+    let empty = "mkdir \"$C/empty\"; for d in \"$S\"/*; do mount --bind \"$C/empty\" \"$d\"; done";
+    let Some((_lab, outcome)) = push_with_another(empty) else { return };
+    outcome.says(&AS_FOUND);
+}
+
+#[test]
+fn a_node_with_older_files_in_directories_of_the_same_time_leaves_and_none_is_sent() {
+    let older = "for d in \"$C\"/*; do echo older > \"$d/f7\"; touch -d 2001-01-01 \"$d/f7\"; done";
+    let Some((_lab, outcome)) = push_with_another(&copies_changed_by(older)) else { return };
+    outcome.says(&AS_FOUND);
+}
+
+#[test]
+fn a_node_that_lacks_what_is_below_leaves_and_nothing_is_missing() {
+    let lacking = "rm -r \"$C\"/*/below";
+    let Some((_lab, outcome)) = push_with_another(&copies_changed_by(lacking)) else { return };
+    outcome.says(&AS_FOUND);
+}
+
+/// Files are mounted over too, which no directory shows.
+#[test]
+fn a_node_with_another_file_over_one_leaves() {
+    let over = "echo other > \"$C/file\"; for d in \"$S\"/*; do mount --bind \"$C/file\" \"$d/f7\"; done";
+    let Some((_lab, outcome)) = push_with_another(over) else { return };
+    outcome.says(&[AS_FOUND[0], "something is mounted on it here"]);
+}
+
+/// By whatever it was copied: nobody can tell whether it lags behind.
+#[test]
+fn a_node_with_a_copy_of_the_source_takes_no_part() {
+    let copy = "cp -a \"$S/.\" \"$C\"; mount --bind \"$C\" \"$S\"";
+    let Some((_lab, outcome)) = push_with_another(copy) else { return };
+    let outcome = outcome.says(&["takes no part", "is not the same here", "perhaps a copy"]);
+    assert!(outcome.stdout.contains(", by 1 node\n"), "{}", outcome.stdout);
+}
+
+/// The names of directories change all the time, directories are replaced, and all see the same.
+#[test]
+fn a_tree_that_changes_is_no_difference() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint_many();
+    let directories =
+        (0..DIRECTORIES).map(|number| lab.source().join(format!("d{number}"))).collect::<Vec<_>>();
+    for name in ["turning", "over"] {
+        directories.iter().for_each(|directory| std::fs::create_dir(directory.join(name)).unwrap());
+    }
+    let node = lab.join("other", &[]);
+    node.wait_for("waiting for it");
+    let is_over = AtomicBool::new(false);
+    let outcome = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in (0..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                for directory in &directories {
+                    change(directory, number);
+                }
+            }
+        });
+        let outcome = finish(lab.push(&[]).start());
+        is_over.store(true, Ordering::Relaxed);
+        outcome
+    });
+    let outcome = outcome.expect(0);
+    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
+    assert!(!outcome.stderr.contains("takes no part"), "{}", outcome.stderr);
+    lab.push(&[]).outcome().expect(0);
+    lab.assert_done();
+}
+
+/// Makes an empty file, which is the same whenever it is read, and has two directories take each other's place.
+fn change(directory: &Path, number: u32) {
+    if number.is_multiple_of(16) {
+        std::fs::write(directory.join(format!("new{number}")), "").unwrap();
+    }
+    renameat_with(CWD, directory.join("turning"), CWD, directory.join("over"), RenameFlags::EXCHANGE)
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_micros(100));
+}
+
+const DIRECTORIES: u32 = 64;
