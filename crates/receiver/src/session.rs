@@ -30,8 +30,8 @@ use zmove_wire::limits::{
 use zmove_wire::session::{ReceiverAction, ReceiverTransfer};
 use zmove_wire::{
     Answer, EntryFault, FaultCode, Finished, Greeting, Offer, OfferWith, Open, Opened, Operation, Purpose,
-    ReceiverSays, Role, SharedJobAnswer, SharedJobRequest, SignedReceipt, StageReport, StoredItem,
-    TargetState, ToReceiver, ToSender, TopName, Version, WireError,
+    ReceiverSays, Role, SharedJobAnswer, SharedJobOrder, SharedJobRequest, SharedJobResult, SignedReceipt,
+    StageReport, StoredItem, TargetState, ToReceiver, ToSender, TopName, Version, WireError,
 };
 
 use crate::config::ReceiverConfig;
@@ -490,6 +490,12 @@ impl Running {
             return Err(
                 WireError::OutOfOrder { what: "an order before the earlier ones are answered" }.into()
             );
+        }
+        if request.order == SharedJobOrder::Ping {
+            // not behind what waits for the storage
+            let answer = SharedJobAnswer { number: request.number, result: SharedJobResult::Done };
+            self.transfer.reports.tell(Outcome::SharedJob(answer));
+            return Ok(());
         }
         self.comparing.start_for(&self.transfer, move |transfer| {
             let _until_it_is_answered = held;

@@ -67,6 +67,7 @@ impl SharedJobSession {
             SharedJobOrder::Count => self.count().map(SharedJobResult::Counted),
             SharedJobOrder::Close => self.close(transfer).map(|()| SharedJobResult::Done),
             SharedJobOrder::Forget => self.forget(transfer).map(|()| SharedJobResult::Done),
+            SharedJobOrder::Ping => Ok(SharedJobResult::Done),
         };
         Ok(done.unwrap_or_else(|(operation, error)| {
             let (operation, code) = failure(operation, &error);

@@ -46,7 +46,7 @@ pub enum SessionError {
     /// No lane could be set up.
     #[error("no data lane could be set up")]
     NoLane,
-    /// The receiver has not answered the opening in time.
+    /// The receiver has not answered the opening in time, or later says nothing more.
     #[error("the receiver does not answer")]
     Silent,
     /// The manifest could not be written.

@@ -16,14 +16,15 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::oneshot::error::TryRecvError;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 use zmove_transport::{ControlReader, Inbox, LaneBreaker, LaneError, LaneSink, blocking};
 use zmove_types::{Event, Observer, Sample};
 use zmove_wire::limits::LANES_UNASKED_MAX;
 use zmove_wire::{
-    Cipher, Extraneous, Finished, FoundSoFar, Open, Purpose, TargetShape, TargetState, ToReceiver, ToSender,
-    Version, Waiting, WireError,
+    Cipher, Extraneous, Finished, FoundSoFar, Open, Purpose, SharedJobOrder, SharedJobResult, TargetShape,
+    TargetState, ToReceiver, ToSender, Version, Waiting, WireError,
 };
 
 use self::feed::{Asked, Feed};
@@ -179,6 +180,9 @@ impl Running<'_> {
         // a rate over hardly any time is none
         steps.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut samples = self.pipeline.config.sample_interval.map(tokio::time::interval);
+        let mut pings =
+            self.asked.is_some().then(|| tokio::time::interval(self.pipeline.config.ping_interval));
+        let mut ping = None;
         let mut before = Reading::default();
         // a receiver that has dialled hears more, beside the transfer
         let hears_found = said.hears_found && self.dialled_by == DialledBy::Sender;
@@ -196,6 +200,7 @@ impl Running<'_> {
                 _ = steps.tick() => self.steering.step(&mut self.pipeline)?,
                 _ = tellings.tick(), if hears_found => self.tell_found(&mut found),
                 () = next(&mut samples) => self.tell_sample(),
+                () = next(&mut pings) => self.ping(&mut ping)?,
                 Some(asked) = next_asked(&mut self.asked) => self.take_asked(asked),
                 lane = self.lanes.recv(), if self.lanes_open => {
                     self.take_lane(lane, self.lanes_max);
@@ -208,13 +213,7 @@ impl Running<'_> {
                 }
                 Some(error) = self.unsayable.recv() => return self.explain(error.into()).await,
                 message = hear(&mut self.inbox) => {
-                    let message = message?;
-                    self.note_answer(&message);
-                    if message == ToSender::LaneFailed {
-                        self.lane_failed()?;
-                        continue;
-                    }
-                    if let Some(finished) = self.receipts.take(message)? {
+                    if let Some(finished) = self.take_message(message?)? {
                         if samples.is_some() {
                             self.tell_sample();
                         }
@@ -223,6 +222,34 @@ impl Running<'_> {
                 }
             }
         }
+    }
+
+    /// Takes what the receiver says; returns its last message.
+    fn take_message(&mut self, message: ToSender) -> Result<Option<Finished>, SessionError> {
+        self.note_answer(&message);
+        if message == ToSender::LaneFailed {
+            self.lane_failed()?;
+            return Ok(None);
+        }
+        self.receipts.take(message)
+    }
+
+    /// Asks the receiver of a shared job whether it is there, and whether it has answered before: the kernel of one
+    /// that is stopped goes on to acknowledge bytes.
+    fn ping(&mut self, before: &mut Option<Ping>) -> Result<(), SessionError> {
+        if let Some(Ping { answer, missed }) = before
+            && answer.try_recv() == Err(TryRecvError::Empty)
+        {
+            *missed += 1;
+            return if *missed < PINGS_MISSED_MAX { Ok(()) } else { Err(SessionError::Silent) };
+        }
+        // a session that is about to end is asked nothing more
+        if self.asked.as_ref().is_some_and(|asked| !asked.is_closed()) {
+            let (answered, answer) = oneshot::channel();
+            self.receipts.order(SharedJobOrder::Ping, None, answered);
+            *before = Some(Ping { answer, missed: 0 });
+        }
+        Ok(())
     }
 
     fn take_asked(&mut self, asked: Asked) {
@@ -491,10 +518,21 @@ fn leave(session: &Session, lanes: usize, run: &mut Run) {
     run.earlier.add(&account.totals, lanes, timeline.first_byte());
 }
 
-/// Waits until the next sample is to be reported; for ever if no samples were asked for.
-async fn next(samples: &mut Option<tokio::time::Interval>) {
-    match samples {
-        Some(samples) => drop(samples.tick().await),
+/// A question whether the receiver is there.
+struct Ping {
+    answer: oneshot::Receiver<SharedJobResult>,
+    /// How often it was time for the next one before this was answered. Not a time: whoever was stopped itself looks
+    /// for the answer first.
+    missed: u32,
+}
+
+/// With pings every 10 s, as long as [`CONTROL_SILENCE_MAX`](zmove_transport::CONTROL_SILENCE_MAX).
+const PINGS_MISSED_MAX: u32 = 6;
+
+/// Waits for the next tick; for ever where there is none.
+async fn next(ticks: &mut Option<tokio::time::Interval>) {
+    match ticks {
+        Some(ticks) => drop(ticks.tick().await),
         None => std::future::pending().await,
     }
 }

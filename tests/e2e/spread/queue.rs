@@ -391,3 +391,19 @@ fn what_a_mover_had_when_its_session_broke_is_done_by_others_and_nothing_is_walk
     spread.assert_done();
     spread.daemons.clear();
 }
+
+/// Neither connection ends: the kernel of a receiver that is stopped takes bytes, and nobody reads them.
+#[test]
+fn the_work_of_a_receiver_that_says_nothing_more_is_done_by_others() {
+    let spread = Spread::new(2);
+    spread.paint();
+    let relay = Proxy::start(spread.daemons[1].address, 300 << 10);
+    let receivers = vec![spread.receiver(1, relay.address), spread.receiver(0, spread.daemons[0].address)];
+    let mut job = spread.job();
+    job.config.ping_interval = Duration::from_millis(500);
+    let end = Spread::lead_job(job, &Arc::new(Queue::new(JOB)), receivers, Arc::new(NoObserver));
+    relay.wait_for_stall();
+    assert_eq!(end.count.failed, 0);
+    spread.remove_marks();
+    spread.assert_done();
+}

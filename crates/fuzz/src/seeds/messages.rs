@@ -207,6 +207,7 @@ fn job_orders() -> Vec<ToReceiver> {
         SharedJobOrder::Count,
         SharedJobOrder::Close,
         SharedJobOrder::Forget,
+        SharedJobOrder::Ping,
     ];
     (1..)
         .zip(orders)

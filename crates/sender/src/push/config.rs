@@ -39,6 +39,10 @@ pub struct SenderConfig {
     /// How often [`Event::Sampled`](zmove_types::Event::Sampled) is told. Default: never. Shorter shows more and
     /// costs a system call for each lane each time. Not zero.
     pub sample_interval: Option<Duration>,
+    /// How often a receiver of a shared job is asked whether it is there; one that has not answered when it should be
+    /// asked for the seventh time is not. Default: 10 s. Shorter takes a path that stands still for a receiver that is
+    /// away. Not zero.
+    pub ping_interval: Duration,
     /// The storage engine.
     pub file_io: Arc<dyn FileIo>,
     /// Whether large files pass by the page cache. Default: where it pays.
@@ -74,6 +78,7 @@ impl Default for SenderConfig {
             zeros: Zeros::default(),
             instead: Instead::default(),
             sample_interval: None,
+            ping_interval: Duration::from_secs(10),
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
             storage: StorageMemory::default(),

@@ -125,6 +125,8 @@ pub enum SharedJobOrder {
     Close,
     /// To remove that mark: no session of the job can come any more.
     Forget,
+    /// To answer at once, whatever the storage does.
+    Ping,
 }
 
 /// The end of a work item.
@@ -285,6 +287,7 @@ mod tests {
         assert_eq!(order(1, SharedJobOrder::Count), [16, 1, 3]);
         assert_eq!(order(1, SharedJobOrder::Close), [16, 1, 4]);
         assert_eq!(order(1, SharedJobOrder::Forget), [16, 1, 5]);
+        assert_eq!(order(1, SharedJobOrder::Ping), [16, 1, 6]);
         let answer = |result| {
             encode_message(&ToSender::SharedJob(SharedJobAnswer { number: 300, result }))[4..].to_vec()
         };
