@@ -485,17 +485,17 @@ impl Running {
         if self.transfer.target.shared_job.is_none() {
             return Err(WireError::OutOfOrder { what: "an order about a job" }.into());
         }
+        if request.order == SharedJobOrder::Ping {
+            // not behind what waits for the storage
+            let answer = SharedJobAnswer { number: request.number, result: SharedJobResult::Done };
+            self.ledger.tell(ToSender::SharedJob(answer));
+            return Ok(());
+        }
         self.orders += 1;
         if self.orders > JOB_ORDERS_OUTSTANDING_MAX {
             return Err(
                 WireError::OutOfOrder { what: "an order before the earlier ones are answered" }.into()
             );
-        }
-        if request.order == SharedJobOrder::Ping {
-            // not behind what waits for the storage
-            let answer = SharedJobAnswer { number: request.number, result: SharedJobResult::Done };
-            self.transfer.reports.tell(Outcome::SharedJob(answer));
-            return Ok(());
         }
         self.comparing.start_for(&self.transfer, move |transfer| {
             let _until_it_is_answered = held;

@@ -145,7 +145,7 @@ pub const TOLD_CHARS_MAX: usize = 300_000;
 /// The most hashes in one [`Relay`](crate::Relay).
 pub const HASHED_MAX: usize = 1024;
 
-/// The most orders about a job in one session that wait for an answer, a ping among them.
+/// The most orders about a job in one session that wait for an answer, beside pings.
 pub const JOB_ORDERS_OUTSTANDING_MAX: usize = 64;
 /// The longest name of a node of a job, in bytes.
 pub const NODE_BYTES_MAX: usize = 64;

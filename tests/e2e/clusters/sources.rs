@@ -1,5 +1,6 @@
 //! Nodes that do not see the sources as the one that leads.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -117,10 +118,12 @@ fn a_tree_that_changes_is_no_difference() {
                 }
             }
         });
-        let outcome = finish(lab.push(&[]).start());
+        // also where the push does not end
+        let outcome = catch_unwind(AssertUnwindSafe(|| finish(lab.push(&[]).start())));
         is_over.store(true, Ordering::Relaxed);
         outcome
     });
+    let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
     let outcome = outcome.expect(0);
     assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
     assert!(!outcome.stderr.contains("takes no part"), "{}", outcome.stderr);

@@ -91,7 +91,7 @@ impl Feeder {
     pub(crate) fn new() -> (Self, Feed) {
         let (fed_in, fed) = unbounded();
         let (asked_in, asked) = mpsc::unbounded_channel();
-        let orders = Arc::new(Semaphore::new(JOB_ORDERS_OUTSTANDING_MAX - 1));
+        let orders = Arc::new(Semaphore::new(JOB_ORDERS_OUTSTANDING_MAX));
         (Self { fed: fed_in, asked: asked_in, orders }, Feed { fed, asked })
     }
 
