@@ -37,6 +37,8 @@ pub(crate) struct Roll {
 #[derive(Default)]
 struct Entry {
     moved: NodeMoved,
+    /// What of that it has told since it began, which it does anew after a failure.
+    part: NodeMoved,
     has_served: bool,
     has_ended: bool,
     was_slow: bool,
@@ -90,14 +92,16 @@ impl Roll {
         }
         let mut entries = self.entries.lock();
         let entry = entries.entry(node.to_owned()).or_default();
-        let before = std::mem::replace(&mut entry.moved, *moved);
+        let more = moved.since(&entry.part);
+        entry.part = *moved;
+        entry.moved += more;
         // one that has been stopped before its first item had ended has moved something all the same
         entry.has_served |= *items > 0 || moved.files > 0 || moved.bytes > 0;
         entry.has_ended = *state == NodeState::HasEnded;
         entry.heard = Some(Instant::now());
         self.count(&entries);
         drop(entries);
-        moved.events_since(&before).for_each(|event| self.observer.on(&event));
+        more.events().for_each(|event| self.observer.on(&event));
     }
 
     /// Tells, once, why a node takes no part.
@@ -271,6 +275,16 @@ mod tests {
 
     fn paces(nodes: &Nodes) -> Vec<(&str, Pace)> {
         nodes.nodes.iter().map(|node| (node.name.as_str(), node.pace)).collect()
+    }
+
+    #[test]
+    fn a_node_that_begins_anew_loses_nothing_of_what_it_has_told() {
+        let roll = Roll::of_nodes("head".into(), Arc::new(NoObserver));
+        for skipped_files in [4, 10, 0, 2] {
+            let moved = NodeMoved { skipped_files, ..NodeMoved::default() };
+            roll.hear("n1", &NodePart { moved, ..part(0, NodeState::Works) });
+        }
+        assert_eq!(roll.skipped().files, 12);
     }
 
     /// A roll that the head and three nodes have told of so many bytes, as it is after 12 s.

@@ -7,6 +7,7 @@
 //! has ended, which the receivers know.
 
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
 
 use aws_lc_rs::aead::RandomizedNonceKey;
 use futures_util::StreamExt;
@@ -184,14 +185,28 @@ pub struct NodeMoved {
 }
 
 impl NodeMoved {
-    /// What has come since the node told `before`.
-    pub fn events_since(&self, before: &Self) -> impl Iterator<Item = Event> {
-        let more = |now: fn(&Self) -> u64| now(self).saturating_sub(now(before));
-        let stored = Event::Stored { files: more(|moved| moved.files), bytes: more(|moved| moved.bytes) };
-        let (files, bytes) = (more(|moved| moved.found_files), more(|moved| moved.found_bytes));
-        let found = Event::Found { files, bytes };
-        let (files, bytes) = (more(|moved| moved.skipped_files), more(|moved| moved.skipped_bytes));
-        let skipped = Event::Skipped { files, bytes };
+    /// What has come since the node told `before`: all, where it has told more before, since then it has begun anew.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        self.minus(before).unwrap_or(*self)
+    }
+
+    fn minus(&self, before: &Self) -> Option<Self> {
+        Some(Self {
+            found_files: self.found_files.checked_sub(before.found_files)?,
+            found_bytes: self.found_bytes.checked_sub(before.found_bytes)?,
+            files: self.files.checked_sub(before.files)?,
+            bytes: self.bytes.checked_sub(before.bytes)?,
+            skipped_files: self.skipped_files.checked_sub(before.skipped_files)?,
+            skipped_bytes: self.skipped_bytes.checked_sub(before.skipped_bytes)?,
+        })
+    }
+
+    /// This, as events.
+    pub fn events(&self) -> impl Iterator<Item = Event> {
+        let stored = Event::Stored { files: self.files, bytes: self.bytes };
+        let found = Event::Found { files: self.found_files, bytes: self.found_bytes };
+        let skipped = Event::Skipped { files: self.skipped_files, bytes: self.skipped_bytes };
         let says_something = |event: &Event| {
             !matches!(
                 event,
@@ -201,6 +216,17 @@ impl NodeMoved {
             )
         };
         [stored, found, skipped].into_iter().filter(says_something)
+    }
+}
+
+impl AddAssign for NodeMoved {
+    fn add_assign(&mut self, more: Self) {
+        self.found_files += more.found_files;
+        self.found_bytes += more.found_bytes;
+        self.files += more.files;
+        self.bytes += more.bytes;
+        self.skipped_files += more.skipped_files;
+        self.skipped_bytes += more.skipped_bytes;
     }
 }
 
