@@ -104,10 +104,14 @@ pub(super) fn open_as_seen(
 /// The change time of the directory above a path. All above that is asked for as well, from the root downwards, so that
 /// no name on the way is taken from a cache.
 fn ask_above(path: &RelPath, open: &impl Fn(&RelPath) -> Result<Arc<Directory>, Errno>) -> Option<Timestamp> {
-    let parent = path.parent()?;
-    ask_above(&parent, open);
-    let status = open(&parent).and_then(|directory| directory.status_at_server());
-    status.ok().map(|status| status.ctime)
+    let above: Vec<_> = path.lineage().skip(1).collect();
+    let ask = |above: &[u8]| {
+        let above = RelPath::from_bytes(above).ok()?;
+        let status = open(&above).and_then(|directory| directory.status_at_server());
+        status.ok().map(|status| status.ctime)
+    };
+    // a loop: there may be more directories than a stack has room for
+    above.into_iter().rev().fold(None, |_, above| ask(above))
 }
 
 /// How long is waited before it is looked again, each time. The first time asks the servers for all directories above;
