@@ -78,7 +78,7 @@ impl<W: WorkSource> Mover<W> {
             Work::Trees(places) => self.walk(item, places, progress).await,
             Work::Names { directory, names } => {
                 let portion = self.look_up((directory, item.mark(0)), names.clone(), ITEM).await?;
-                let is_gone = matches!(&portion.items[..], [ScanItem::Error(_)]);
+                let is_gone = portion.is_unopened;
                 let done = self.send_portion(item, (portion, directory.source), progress).await?;
                 // each item of a directory that is gone fails, and tells the same: what counts is what is missing
                 let failed = if is_gone { done.failed.max(names.len() as u64) } else { done.failed };

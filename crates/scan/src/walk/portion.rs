@@ -59,6 +59,8 @@ pub struct Portion {
     pub left_out: u64,
     /// The parts of unfinished transfers that have been passed over.
     pub parts: Parts,
+    /// Whether the directory could not be opened the entries of which were to be looked up.
+    pub is_unopened: bool,
 }
 
 impl Portion {
@@ -285,7 +287,10 @@ impl Walker<'_, '_> {
     fn look_up_in(&mut self, root: &Arc<SourceRoot>, place: &MarkedPath, names: &[Name]) {
         let directory = match self.open(root, place) {
             Ok(directory) => directory,
-            Err(error) => return self.report(error),
+            Err(error) => {
+                self.portion.is_unopened = true;
+                return self.report(error);
+            }
         };
         let names: Vec<_> = names.iter().filter_map(|name| CString::new(name.as_bytes()).ok()).collect();
         let below = self.take(&directory, &names);
