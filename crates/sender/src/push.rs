@@ -180,8 +180,7 @@ impl Running<'_> {
         // a rate over hardly any time is none
         steps.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut samples = self.pipeline.config.sample_interval.map(tokio::time::interval);
-        let mut pings =
-            self.asked.is_some().then(|| tokio::time::interval(self.pipeline.config.ping_interval));
+        let mut pings = self.asked.is_some().then(|| ping_interval(self.pipeline.config.silence_max));
         let mut ping = None;
         let mut before = Reading::default();
         // a receiver that has dialled hears more, beside the transfer
@@ -521,12 +520,20 @@ fn leave(session: &Session, lanes: usize, run: &mut Run) {
 /// A question whether the receiver is there.
 struct Ping {
     answer: oneshot::Receiver<SharedJobResult>,
-    /// How often it was time for the next one before this was answered. Not a time: whoever was stopped itself looks
-    /// for the answer first.
+    /// How often it was time for the next one before this was answered. Not a time: a push that was stopped itself has
+    /// not looked for the answer meanwhile.
     missed: u32,
 }
 
-/// With pings every 10 s, as long as [`CONTROL_SILENCE_MAX`](zmove_transport::CONTROL_SILENCE_MAX).
+/// The ticks at which a receiver that may be silent for so long is asked whether it is there. After a pause of this
+/// process there is one tick, and not one for each that was missed.
+fn ping_interval(silence_max: Duration) -> tokio::time::Interval {
+    let mut ticks = tokio::time::interval(silence_max / PINGS_MISSED_MAX);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+/// So many ticks after its ping a receiver that has not answered counts as away.
 const PINGS_MISSED_MAX: u32 = 6;
 
 /// Waits for the next tick; for ever where there is none.

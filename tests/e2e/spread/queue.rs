@@ -400,7 +400,7 @@ fn the_work_of_a_receiver_that_says_nothing_more_is_done_by_others() {
     let relay = Proxy::start(spread.daemons[1].address, 300 << 10);
     let receivers = vec![spread.receiver(1, relay.address), spread.receiver(0, spread.daemons[0].address)];
     let mut job = spread.job();
-    job.config.ping_interval = Duration::from_millis(500);
+    job.config.silence_max = Duration::from_secs(3);
     let end = Spread::lead_job(job, &Arc::new(Queue::new(JOB)), receivers, Arc::new(NoObserver));
     relay.wait_for_stall();
     assert_eq!(end.count.failed, 0);

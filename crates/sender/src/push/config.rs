@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use zmove_disk::{Auto, Direct, FileIo, StorageMemory};
 use zmove_scan::{ScanConfig, unfinished};
-use zmove_transport::SharedRate;
+use zmove_transport::{CONTROL_SILENCE_MAX, SharedRate};
 use zmove_types::{GROUP_BYTES, Kinds, RateLimit};
 use zmove_wire::Open;
 
@@ -39,10 +39,9 @@ pub struct SenderConfig {
     /// How often [`Event::Sampled`](zmove_types::Event::Sampled) is told. Default: never. Shorter shows more and
     /// costs a system call for each lane each time. Not zero.
     pub sample_interval: Option<Duration>,
-    /// How often a receiver of a shared job is asked whether it is there; one that has not answered when it should be
-    /// asked for the seventh time is not. Default: 10 s. Shorter takes a path that stands still for a receiver that is
-    /// away. Not zero.
-    pub ping_interval: Duration,
+    /// How long a receiver of a shared job may leave a ping without an answer before it counts as away. Default:
+    /// [`CONTROL_SILENCE_MAX`]. Shorter takes a path that stands still for a receiver that is away. Not zero.
+    pub silence_max: Duration,
     /// The storage engine.
     pub file_io: Arc<dyn FileIo>,
     /// Whether large files pass by the page cache. Default: where it pays.
@@ -78,7 +77,7 @@ impl Default for SenderConfig {
             zeros: Zeros::default(),
             instead: Instead::default(),
             sample_interval: None,
-            ping_interval: Duration::from_secs(10),
+            silence_max: CONTROL_SILENCE_MAX,
             file_io: Arc::new(Auto::default()),
             direct: Direct::default(),
             storage: StorageMemory::default(),
