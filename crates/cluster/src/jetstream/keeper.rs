@@ -11,12 +11,14 @@ use std::convert::Infallible;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Error, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
+use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use zmove_types::Escaped;
 
@@ -32,7 +34,7 @@ pub struct Keeper {
 }
 
 /// The configuration as it is now: nodes may be invited while a push runs.
-type Config = Box<dyn Fn() -> io::Result<ServerConfig> + Send + Sync>;
+type Config = Arc<dyn Fn() -> io::Result<ServerConfig> + Send + Sync>;
 
 impl Keeper {
     /// Starts a broker by what `config` returns, unless one is there.
@@ -46,8 +48,10 @@ impl Keeper {
         let users = lock_file(&now, USERS)?;
         // whoever has it alone ends the broker
         lock(&users, FlockOperation::NonBlockingLockShared).await?;
-        let server = start_unless_there(&now).await?;
-        Ok(Self { config: Box::new(config), server, users })
+        // who ends meanwhile leaves the broker to this one, also where this one fails or is given up
+        let mut keeper = Self { config: Arc::new(config), server: None, users };
+        keeper.server = start_unless_there(now).await?;
+        Ok(keeper)
     }
 
     /// Starts the broker again whenever it has ended; `tell` gets what becomes of it.
@@ -56,7 +60,7 @@ impl Keeper {
         loop {
             sleep(LOOK_EVERY).await;
             match self.look().await {
-                Ok(None) => {}
+                Ok(None) => fails = false,
                 Ok(Some(server)) => {
                     tell(format!("the broker at {} had ended: it has been started again", server.url()));
                     self.server = Some(server);
@@ -77,20 +81,25 @@ impl Keeper {
             return Ok(None);
         }
         self.server = None;
-        let config = (self.config)()?;
-        if config.running_pid().is_some() { Ok(None) } else { start_unless_there(&config).await }
+        let config = Arc::clone(&self.config);
+        let look = move || config().map(|now| (now.running_pid().is_some(), now));
+        let (is_running, now) = aside(look).await??;
+        if is_running { Ok(None) } else { start_unless_there(now).await }
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // a file system that has no locks tells of no other user
-        let is_used = flock(&self.users, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK);
+        let is_alone = match retry_on_intr(|| flock(&self.users, FlockOperation::NonBlockingLockExclusive)) {
+            Ok(()) => true,
+            // a file system that has no locks tells of no other user
+            Err(error) => has_no_locks(error),
+        };
         match self.server.take() {
-            Some(server) if is_used => server.leave(),
+            Some(server) if !is_alone => server.leave(),
             _killed_when_dropped => {}
         }
-        if !is_used && let Ok(config) = (self.config)() {
+        if is_alone && let Ok(config) = (self.config)() {
             config.stop();
         }
     }
@@ -103,18 +112,29 @@ impl std::fmt::Debug for Keeper {
 }
 
 /// Starts a broker; `None` where one runs by this configuration.
-async fn start_unless_there(config: &ServerConfig) -> io::Result<Option<Server>> {
-    let starting = lock_file(config, STARTING)?;
+async fn start_unless_there(config: ServerConfig) -> io::Result<Option<Server>> {
+    let starting = lock_file(&config, STARTING)?;
     // a process that was stopped while it held this is not waited for for ever
     let _not_for_ever = timeout(START_MAX, lock(&starting, FlockOperation::NonBlockingLockExclusive)).await;
     let address = (config.address, config.port);
+    // the lock goes along with what is done aside: nobody starts another before that is over
     let Ok(Ok(listener)) = timeout(ANSWER_MAX, TcpStream::connect(address)).await else {
         // one that does not listen is of no use: its push was killed while it began, or its address is another now
-        config.stop();
+        let stop = move || {
+            config.stop();
+            (config, starting)
+        };
+        let (config, _starting) = aside(stop).await?;
         return config.start().await.map(Some);
     };
     // what has changed since it was started it takes from the file
-    if config.reload()? { Ok(None) } else { Err(taken(config, listener).await) }
+    let (reloaded, config, _starting) = aside(move || (config.reload(), config, starting)).await?;
+    if reloaded? { Ok(None) } else { Err(taken(&config, listener).await) }
+}
+
+/// Does what blocks where nobody else waits for it.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    Ok(timeout(ASIDE_MAX, spawn_blocking(work)).await??)
 }
 
 /// Why no broker can be started where this listens.
@@ -147,11 +167,17 @@ fn lock_file(config: &ServerConfig, name: &str) -> io::Result<File> {
 async fn lock(file: &File, operation: FlockOperation) -> io::Result<()> {
     loop {
         match flock(file, operation) {
-            Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(()),
+            Ok(()) => return Ok(()),
+            Err(error) if has_no_locks(error) => return Ok(()),
             Err(Errno::WOULDBLOCK | Errno::INTR) => sleep(LOCK_EVERY).await,
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Whether a file system says by this that it has no locks.
+fn has_no_locks(error: Errno) -> bool {
+    matches!(error, Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP)
 }
 
 /// Locked by all who use the broker.
@@ -165,3 +191,5 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LOCK_EVERY: Duration = Duration::from_millis(20);
 /// How long whoever listens may take to take a connection, and to say something.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
+/// How long may be done aside: more than a broker may take to end, or to hear.
+const ASIDE_MAX: Duration = Duration::from_secs(30);

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -159,7 +159,7 @@ impl ServerConfig {
             if Instant::now() > until {
                 return Err(Error::new(ErrorKind::TimedOut, self.failed(&"it does not listen")));
             }
-            sleep(Duration::from_millis(5)).await;
+            sleep(LOOK_EVERY).await;
             let read: Option<Ports> =
                 fs::read(&ports).ok().and_then(|text| serde_json::from_slice(&text).ok());
             server.url = read.and_then(|ports| ports.nats.into_iter().next()).unwrap_or_default();
@@ -168,7 +168,8 @@ impl ServerConfig {
         Ok(server)
     }
 
-    /// Has a server that runs by this configuration take what has changed in it; returns whether one runs.
+    /// Has a server that runs by this configuration take what has changed in it; returns whether one runs. Blocks, for
+    /// some seconds at most.
     ///
     /// # Errors
     /// The configuration cannot be written, or the server does not hear.
@@ -177,7 +178,8 @@ impl ServerConfig {
         let Some(pid) = self.running_pid() else { return Ok(false) };
         let mut command = Command::new(&self.program);
         command.args(["--signal", &format!("reload={pid}")]);
-        let told = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+        let telling = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let told = wait_for(telling)?;
         if told.success() { Ok(true) } else { Err(Error::other(self.failed(&told))) }
     }
 
@@ -196,13 +198,16 @@ impl ServerConfig {
         words.next() == Some(b"-c") && words.next() == Some(self.config_path().as_os_str().as_bytes())
     }
 
-    /// Kills the server that runs by this configuration, and waits until it has gone.
+    /// Kills the server that runs by this configuration, and waits until it has gone, for a second at most.
     pub(super) fn stop(&self) {
         let is_there = || self.running_pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        for _ in 0..STOP_LOOKS_MAX {
-            let Some(pid) = is_there() else { return };
+        let until = Instant::now() + STOP_MAX;
+        while let Some(pid) = is_there() {
             let _ended_meanwhile = kill_process(pid, Signal::KILL);
-            std::thread::sleep(STOP_LOOK_EVERY);
+            if Instant::now() > until {
+                return;
+            }
+            std::thread::sleep(LOOK_EVERY);
         }
     }
 
@@ -246,6 +251,21 @@ impl ServerConfig {
             writeln!(text, "authorization {{ users: [\n{}] }}", users.concat()).expect("a string grows");
         }
         Ok(text)
+    }
+}
+
+/// Waits for a process that has little to do, and kills it where it takes too long.
+fn wait_for(mut child: Child) -> io::Result<ExitStatus> {
+    let until = Instant::now() + RELOAD_MAX;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if Instant::now() > until {
+            child.kill()?;
+            return child.wait();
+        }
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 
@@ -341,6 +361,11 @@ const PID: &str = "nats-server.pid";
 /// How long a server may take to listen. It reads what its streams hold before.
 pub(super) const START_MAX: Duration = Duration::from_secs(30);
 
-/// How often one that is killed is looked for, and how many times: a second in all.
-const STOP_LOOK_EVERY: Duration = Duration::from_millis(5);
-const STOP_LOOKS_MAX: u32 = 200;
+/// How long one that is killed may take to go.
+const STOP_MAX: Duration = Duration::from_secs(1);
+
+/// How long it may take to tell a server that its configuration has changed.
+const RELOAD_MAX: Duration = Duration::from_secs(5);
+
+/// How often a process is looked at that begins, or ends.
+const LOOK_EVERY: Duration = Duration::from_millis(5);

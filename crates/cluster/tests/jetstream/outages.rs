@@ -1,8 +1,10 @@
 //! A broker that is killed, comes back, and has lost everything.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use zmove_cluster::WorkSource;
 use zmove_cluster::jetstream::{BrokerState, JetStream, Keeper, Role, Settings};
@@ -143,6 +145,26 @@ async fn a_broker_that_is_kept_comes_back_whoever_has_started_it() {
     told.recv().await.unwrap();
     assert_eq!(next(&head).await.item, data(1));
     keeping.abort();
+}
+
+/// One that began to use the broker and was given up left it running, where the last other user had ended meanwhile.
+#[tokio::test]
+async fn a_broker_ends_also_with_one_that_has_only_begun_to_use_it() {
+    let Some(lab) = Lab::start().await else { return };
+    let start = || {
+        let config = lab.config.clone();
+        Keeper::start(move || Ok(config.clone()))
+    };
+    let first = start().await.unwrap();
+    let starting = File::create(lab.config.directory.join("starting.lock")).unwrap();
+    flock(&starting, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let mut second = Box::pin(start());
+    let begun = tokio::time::timeout(Duration::from_millis(300), &mut second).await;
+    assert!(begun.is_err(), "it waits for who starts the broker");
+    drop(first);
+    assert!(lab.config.reload().unwrap(), "the second uses it");
+    drop(second);
+    assert!(!lab.config.reload().unwrap(), "nobody uses it any more");
 }
 
 #[tokio::test]
