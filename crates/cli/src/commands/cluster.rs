@@ -10,12 +10,12 @@ use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use rustix::fs::{FileType, Mode};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 use zmove_cluster::HeldGrant;
 use zmove_cluster::jetstream::{
     GrantNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
@@ -26,7 +26,7 @@ use zmove_transport::Identity;
 use zmove_types::{Escaped, Hex, SharedJobId};
 use zmove_wire::SignedJobGrant;
 
-use self::part::Part;
+use self::part::{Part, Work};
 use crate::args::{ClusterCommand, ClusterInitArgs};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::commands::trust::key_of;
@@ -160,10 +160,13 @@ struct Member<'a> {
     key: [u8; 32],
     /// What the heads of jobs have granted to it.
     grants: HashMap<SharedJobId, HeldGrant>,
+    /// Jobs whose sources are being looked at here.
+    looked_at: HashSet<SharedJobId>,
+    beginning: JoinSet<(SharedJobId, Result<(Part, Work)>)>,
     parts: HashMap<SharedJobId, PartAtWork>,
     running: JoinSet<(SharedJobId, Result<()>)>,
-    /// Jobs that have ended here.
-    ended: HashSet<SharedJobId>,
+    /// Jobs that have ended here, and when.
+    ended: HashMap<SharedJobId, Instant>,
     /// Jobs in which this node could not take part, and when it tries again.
     put_off: HashMap<SharedJobId, Instant>,
     told_of_version: bool,
@@ -172,7 +175,7 @@ struct Member<'a> {
 /// A part that is being done.
 struct PartAtWork {
     part: Part,
-    /// When the head has told of the job last.
+    /// When the head has told of the job last, or later: while this process was stopped, it could not be heard.
     heard: Instant,
     task: AbortHandle,
 }
@@ -187,9 +190,11 @@ impl<'a> Member<'a> {
             node,
             key,
             grants: HashMap::new(),
+            looked_at: HashSet::new(),
+            beginning: JoinSet::new(),
             parts: HashMap::new(),
             running: JoinSet::new(),
-            ended: HashSet::new(),
+            ended: HashMap::new(),
             put_off: HashMap::new(),
             told_of_version: false,
         })
@@ -199,8 +204,12 @@ impl<'a> Member<'a> {
         let notices = self.listen().await?;
         terminal::say(format!("{} is a node of {}", self.node, self.cluster.name));
         let mut ticks = tokio::time::interval(TELL_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticked = Instant::now();
         loop {
             tokio::select! {
+                // nobody is taken for silent before what waits has been heard
+                biased;
                 heard = notices.hear() => match heard?.notice {
                     Notice::Job(job) => self.take(job, &notices).await?,
                     Notice::Grant(grant) => self.hold(&grant),
@@ -209,14 +218,21 @@ impl<'a> Member<'a> {
                     }
                     Notice::Node(_) | Notice::Failed(_) | Notice::Absent(_) | Notice::Refused(_) => {}
                 },
-                _ = ticks.tick() => {
-                    self.abandon(&notices).await?;
-                    self.tell(&notices).await?;
-                }
                 Some(ended) = self.running.join_next() => match ended {
                     Ok((job, ended)) => self.end(job, ended, &notices).await?,
                     Err(error) if error.is_cancelled() => {}
                     Err(error) => return Err(error).context("a part of a job panicked"),
+                },
+                Some(begun) = self.beginning.join_next() => {
+                    let (job, begun) = begun.context("the beginning of a part of a job panicked")?;
+                    self.begin(job, begun, &notices).await?;
+                }
+                _ = ticks.tick() => {
+                    self.excuse(ticked.elapsed().saturating_sub(TELL_EVERY));
+                    ticked = Instant::now();
+                    self.abandon(&notices).await?;
+                    self.tell(&notices).await?;
+                    self.forget(Instant::now());
                 }
             }
         }
@@ -263,7 +279,7 @@ impl<'a> Member<'a> {
             at_work.heard = Instant::now();
             return Ok(());
         }
-        if self.is_put_off(id) || self.ended.contains(&id) {
+        if self.is_put_off(id) || self.ended.contains_key(&id) || self.looked_at.contains(&id) {
             return Ok(());
         }
         if job.version != *VERSION {
@@ -277,14 +293,9 @@ impl<'a> Member<'a> {
         }
         match (job.nodes.get(&self.node), self.grants.get(&id)) {
             (Some(number), Some(grant)) if job.begun => {
-                match Part::begin(self.cluster, &job, (*number, grant.clone())).await {
-                    Ok((part, work)) => {
-                        terminal::say(format!("job {id} begins"));
-                        let task = self.running.spawn(async move { (id, work.await) });
-                        self.parts.insert(id, PartAtWork { part, heard: Instant::now(), task });
-                    }
-                    Err(error) => self.put_off(id, &error, notices).await?,
-                }
+                let (cluster, node) = (self.cluster.clone(), (*number, grant.clone()));
+                self.beginning.spawn(async move { (id, Part::begin(cluster, job, node).await) });
+                self.looked_at.insert(id);
                 Ok(())
             }
             (Some(_), Some(_)) => Ok(()),
@@ -294,6 +305,41 @@ impl<'a> Member<'a> {
                 Ok(notices.tell(&self.notice(Some(part))).await?)
             }
         }
+    }
+
+    /// Does a part whose sources have been looked at, or leaves the job to others.
+    async fn begin(&mut self, id: SharedJobId, begun: Result<(Part, Work)>, notices: &Notices) -> Result<()> {
+        self.looked_at.remove(&id);
+        match begun {
+            Ok((part, work)) => {
+                terminal::say(format!("job {id} begins"));
+                let task = self.running.spawn(async move { (id, work.await) });
+                self.parts.insert(id, PartAtWork { part, heard: Instant::now(), task });
+                Ok(())
+            }
+            Err(error) => self.put_off(id, &error, notices).await,
+        }
+    }
+
+    /// Holds it against no head that it was not heard while this process was stopped, for so long.
+    fn excuse(&mut self, stopped: Duration) {
+        let now = Instant::now();
+        for at_work in self.parts.values_mut() {
+            at_work.heard = now.min(at_work.heard + stopped);
+        }
+    }
+
+    /// Forgets of jobs what nobody will ask for any more: a node may run for months.
+    fn forget(&mut self, now: Instant) {
+        let today = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        self.put_off.retain(|_, until| now < *until);
+        self.ended.retain(|_, ended| now < *ended + KEPT_FOR);
+        // what a part has is renewed here; and the clock of who has granted it may be another
+        let (parts, looked_at) = (&self.parts, &self.looked_at);
+        self.grants.retain(|id, grant| {
+            let is_good = |ends: u64| today < ends.saturating_add(KEPT_FOR.as_secs());
+            parts.contains_key(id) || looked_at.contains(id) || grant.ends().is_some_and(is_good)
+        });
     }
 
     /// Gives up jobs of which nothing has been heard for so long that nobody leads them any more: no queue would say so
@@ -359,7 +405,7 @@ impl<'a> Member<'a> {
         match ended {
             Ok(()) => {
                 terminal::say(format!("job {id} has ended"));
-                self.ended.insert(id);
+                self.ended.insert(id, Instant::now());
                 let part = self.part(id, NodeState::HasEnded, (part.moved(), part.items()));
                 self.grants.remove(&id);
                 Ok(notices.tell(&self.notice(Some(part))).await?)
@@ -380,3 +426,37 @@ const ASK_EVERY: Duration = Duration::from_millis(250);
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long a node leaves a job to others that it could not take part in.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// How long it is known that a job has ended, and a grant is kept that is over.
+const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_runs_for_months_forgets_the_jobs_that_are_over() {
+        let key = "0".repeat(64);
+        let text = format!("name = 'c'\nkey = '{key}'\nbroker = 'nats://b:1'\nreceivers = []\n");
+        let cluster: Cluster = toml::from_str(&text).unwrap();
+        let (now, [over, put_off]) = (Instant::now(), [1, 2].map(|id| SharedJobId([id; 16])));
+        let mut member = Member {
+            cluster: &cluster,
+            node: "n".to_owned(),
+            key: [0; 32],
+            grants: HashMap::from([(over, HeldGrant::default())]),
+            looked_at: HashSet::from([put_off]),
+            beginning: JoinSet::new(),
+            parts: HashMap::new(),
+            running: JoinSet::new(),
+            ended: HashMap::from([(over, now)]),
+            put_off: HashMap::from([(put_off, now + TRY_AGAIN_AFTER)]),
+            told_of_version: false,
+        };
+        member.grants.insert(put_off, HeldGrant::default());
+        member.forget(now);
+        assert!(member.is_put_off(put_off) && member.ended.contains_key(&over));
+        assert!(member.grants.keys().eq([&put_off]), "one that a job has is renewed");
+        member.forget(now + KEPT_FOR);
+        assert!(member.put_off.is_empty() && member.ended.is_empty());
+    }
+}

@@ -6,15 +6,17 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use zmove_cluster::jetstream::{
-    BrokerState, JetStream, JobNotice, Keeper, NodeFailure, Notice, Notices, Role, Settings,
+    BrokerState, JetStream, JobNotice, Keeper, NodeFailure, Notice, Notices, Role, Settings, SourceNotice,
 };
 use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob, Skipped, WorkError};
 use zmove_engine::{DialSettings, Sources};
@@ -58,8 +60,8 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let unended = spread::note(&job, &receivers)?;
     display.start();
     let granting = Granting::new(&job, &receivers, cluster)?;
-    let sources = &sources;
-    let leading = Leading { cluster, sources, observer: display.observer(), notice, mountinfo, granting };
+    let (sources, observer) = (Arc::new(sources), display.observer());
+    let leading = Leading { cluster, sources: Arc::clone(&sources), observer, notice, mountinfo, granting };
     let patience = settings.args.timeout.0;
     let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience, before)));
     display.end();
@@ -67,7 +69,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     if ended.is_ok() {
         unended.forget()?;
     }
-    tell_end(ended, settings, sources, (id, &format!("by {}", counted(nodes as u64, "node")), started))
+    tell_end(ended, settings, &sources, (id, &format!("by {}", counted(nodes as u64, "node")), started))
 }
 
 /// The receivers of a cluster, with the keys that its file names.
@@ -89,13 +91,16 @@ pub(crate) fn broker_patience(timeout: Duration) -> Duration {
 /// A job that is led from here.
 struct Leading<'a> {
     cluster: &'a Cluster,
-    sources: &'a Sources,
+    sources: Arc<Sources>,
     observer: Arc<dyn Observer>,
     notice: JobNotice,
     /// What was mounted where when the notice's mounts were listed.
     mountinfo: Vec<u8>,
     granting: Granting,
 }
+
+/// What is mounted where, and the mounts below the sources if that is not what it was.
+type Mounted = (Vec<u8>, Option<Vec<SourceNotice>>);
 
 /// How a job has ended, and how many nodes have taken part.
 type Led = (Result<JobEnd, JobError>, usize);
@@ -158,13 +163,20 @@ impl Leading<'_> {
         let leading = lead.run(observer, Arc::new(spread::Notices), stop);
         let mut leading = Box::pin(leading);
         let mut ticks = tokio::time::interval(TELL_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looking = JoinSet::<Mounted>::new();
         let mut ended = loop {
             tokio::select! {
                 ended = &mut leading => break ended,
                 never = &mut telling => match never {},
                 _ = ticks.tick() => {
-                    self.look_at_mounts();
+                    self.look_at_mounts(&mut looking);
                     notices.tell(&Notice::Job(self.notice.clone())).await?;
+                }
+                Some(looked) = looking.join_next() => {
+                    if self.take_mounts(looked?) {
+                        notices.tell(&Notice::Job(self.notice.clone())).await?;
+                    }
                 }
                 changed = begun.changed(), if !self.notice.begun => {
                     changed?;
@@ -229,14 +241,25 @@ impl Leading<'_> {
         })
     }
 
-    /// Lists the mounts below the sources again where something has been mounted since, as what is looked at may be.
-    fn look_at_mounts(&mut self) {
-        let mountinfo = node_sources::mountinfo();
-        if mountinfo != self.mountinfo {
-            let directory = Path::new(OsStr::from_bytes(&self.notice.directory));
-            self.notice.mounts = node_sources::mounts(&mountinfo, directory, self.sources);
-            self.mountinfo = mountinfo;
+    /// Lists the mounts below the sources again where something has been mounted since, as what is looked at may be. One
+    /// that does not answer holds up this alone.
+    fn look_at_mounts(&mut self, looking: &mut JoinSet<Mounted>) {
+        if !looking.is_empty() {
+            return;
         }
+        let (before, sources) = (std::mem::take(&mut self.mountinfo), Arc::clone(&self.sources));
+        let directory = PathBuf::from(OsStr::from_bytes(&self.notice.directory));
+        looking.spawn_blocking(move || {
+            let now = node_sources::mountinfo();
+            let mounts = (now != before).then(|| node_sources::mounts(&now, &directory, &sources));
+            (now, mounts)
+        });
+    }
+
+    /// Takes what has been seen of mounts; returns whether the nodes are to be told of it at once.
+    fn take_mounts(&mut self, (mountinfo, mounts): Mounted) -> bool {
+        self.mountinfo = mountinfo;
+        mounts.map(|mounts| self.notice.mounts = mounts).is_some()
     }
 
     fn no_broker(&self, error: &WorkError) -> anyhow::Error {

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use tokio::task::spawn_blocking;
 use zmove_cluster::jetstream::{JetStream, JobNotice, NodeMoved, Role, Settings};
-use zmove_cluster::{HeldGrant, Lead, Served, SharedJob, Skipped, View};
+use zmove_cluster::{HeldGrant, Lead, Receiver, Served, SharedJob, Skipped, View};
 use zmove_engine::NoListener;
 use zmove_types::{Event, Lock, Observer};
 
@@ -41,20 +42,14 @@ struct Seen {
 impl Part {
     /// Begins as the node of this number, with the head's grant.
     pub(super) async fn begin(
-        cluster: &Cluster,
-        notice: &JobNotice,
+        cluster: Cluster,
+        notice: JobNotice,
         (number, grant): (u32, HeldGrant),
     ) -> Result<(Self, Work)> {
-        let settings = PushSettings::of_node(words(notice)?, cluster.clone(), Arc::new(Prompt))?;
-        let looked = settings.look_at_sources(&NoListener);
-        let sources = looked.context("the sources are not here as at the node that sends")?;
-        compare(&sources, notice)?;
-        let job = spread::job(&settings, &sources, (notice.id(), notice.epoch), SESSIONS)?;
-        let mut job = SharedJob { grant, view: View::Follows, ..job };
-        job.config.scan.mounts = Some(Arc::new(mount_points(notice)));
-        let receivers = cluster_push::receivers(&settings, cluster)?;
+        let of_node = cluster.clone();
+        let looked = spawn_blocking(move || look(&of_node, &notice, grant)).await;
+        let (job, receivers, timeout) = looked.context("look at the sources")??;
         let key = cluster.key()?.of_job(job.id);
-        let timeout: Duration = settings.args.timeout.0;
         let patience = cluster_push::broker_patience(timeout);
         let queue = Settings { patience, ..Settings::new(Role::Mover, job.id, job.epoch, key) };
         let queue = JetStream::open(&cluster.access()?, queue).await?;
@@ -118,6 +113,22 @@ impl Observer for Seen {
             _ => {}
         }
     }
+}
+
+/// The job as this node sees it, its receivers, and the `--timeout`. May block on files.
+fn look(
+    cluster: &Cluster,
+    notice: &JobNotice,
+    grant: HeldGrant,
+) -> Result<(SharedJob, Vec<Receiver>, Duration)> {
+    let settings = PushSettings::of_node(words(notice)?, cluster.clone(), Arc::new(Prompt))?;
+    let looked = settings.look_at_sources(&NoListener);
+    let sources = looked.context("the sources are not here as at the node that sends")?;
+    compare(&sources, notice)?;
+    let job = spread::job(&settings, &sources, (notice.id(), notice.epoch), SESSIONS)?;
+    let mut job = SharedJob { grant, view: View::Follows, ..job };
+    job.config.scan.mounts = Some(Arc::new(mount_points(notice)));
+    Ok((job, cluster_push::receivers(&settings, cluster)?, settings.args.timeout.0))
 }
 
 /// What was typed at the head, its sources as paths that do not depend on a directory.
