@@ -157,7 +157,7 @@ impl Store {
             add_told(transaction, id, &ending.told, now)?;
             let After { step, not_before, failures, retry_until } = terms.after(ending, now);
             let furthest = i64::try_from(ending.furthest).unwrap_or(i64::MAX).max(terms.furthest);
-            let moved = match (terms.moved, ending.moved.clone()) {
+            let moved = match (terms.moved.clone(), ending.moved.clone()) {
                 (Some(before), Some(now)) => Some(before.and(now)),
                 (before, now) => before.or(now),
             };
@@ -183,7 +183,12 @@ impl Store {
                     step == Step::Finish,
                 ])?;
             // What a process says that was told to end is no news, and its advice is not meant for a job.
-            let message = ending.message.as_deref().filter(|_| !matches!(step, Step::Hold | Step::Cancel));
+            let message = match step {
+                Step::Hold | Step::Cancel => None,
+                Step::Expire => Some(expired(terms.deadline, ending)),
+                _ => ending.message.clone(),
+            };
+            let message = message.as_deref();
             match take(transaction, id, step, message, now)? {
                 Ok(state) => {
                     add_attempt(transaction, (id, attempt), (state, message), ending, now)?;
@@ -368,6 +373,18 @@ impl Terms {
         }
     }
 }
+
+/// Why a job has expired. One that was at work then was told to end, which is no reason.
+fn expired(deadline: Duration, ending: &Ending) -> String {
+    let within = format!("no attempt has come further within its deadline of {} s", deadline.as_secs_f64());
+    match (ending.exit, &ending.message) {
+        (Some(INTERRUPTED), _) | (_, None) => within,
+        (_, Some(last)) => format!("{within}; the last one: {last}"),
+    }
+}
+
+/// The exit code of a transfer that was told to end.
+const INTERRUPTED: i32 = 20;
 
 /// How long a job waits after so many attempts in a row that have come no further.
 fn retry_wait(failures: u32) -> Duration {
