@@ -64,8 +64,8 @@ use take::Taker;
 pub use connection::{Access, BrokerState, NodeCertificate, check_address};
 pub use keeper::Keeper;
 pub use notices::{
-    GrantNotice, Heard, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
-    SourceMark, SourceNotice,
+    GrantNotice, Heard, InsteadNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState,
+    Notice, Notices, SourceMark, SourceNotice,
 };
 pub use seal::JobKey;
 pub use server::{Nkey, Server, ServerConfig, ServerTls, User, make_nkey};

@@ -1,5 +1,7 @@
 //! Nodes that do not see the sources as the one that leads.
 
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,6 +96,37 @@ fn a_node_with_a_copy_of_the_source_takes_no_part() {
     let Some((_lab, outcome)) = push_with_another(copy) else { return };
     let outcome = outcome.says(&["takes no part", "is not the same here", "perhaps a copy"]);
     assert!(outcome.stdout.contains(", by 1 node\n"), "{}", outcome.stdout);
+}
+
+/// As the push would give them that has been typed, whoever sends a file.
+#[test]
+fn all_nodes_give_what_the_umask_and_the_clock_of_the_head_leave() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint_many();
+    let node = lab.join("other", &["sh", "-c", "umask 077; exec \"$@\"", "sh"]);
+    node.wait_for("waiting for it");
+    let outcome = lab.push(&["--no-perms", "--no-times"]).outcome().expect(0);
+    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
+    let mut seen = BTreeSet::new();
+    for directory in (0..DIRECTORIES).map(|number| lab.site.path("shared/t").join(format!("d{number}"))) {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let found = entry.unwrap().metadata().unwrap();
+            if found.is_file() {
+                seen.insert((found.mode(), found.mtime(), found.mtime_nsec()));
+            }
+        }
+    }
+    assert_eq!(seen.len(), 1, "{seen:?}");
+}
+
+#[test]
+fn owners_by_names_that_each_node_knows_otherwise_are_refused() {
+    let Some(lab) = Lab::new(1) else { return };
+    lab.init_with_own_broker();
+    paint(lab.source().join("f"), 10);
+    lab.push(&["-a"]).outcome().expect(1).says(&["--cluster", "add --numeric-ids"]);
+    lab.push(&["-a", "--numeric-ids"]).outcome().expect(0);
 }
 
 /// The names of directories change all the time, directories are replaced, and all see the same.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::process::geteuid;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
@@ -55,6 +56,8 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         words: std::env::args_os().skip(1).map(OsStringExt::into_vec).collect(),
         nodes: BTreeMap::from([(own_name(), 0)]),
         begun: false,
+        user: geteuid().as_raw(),
+        instead: node_sources::instead_notice(job.config.instead),
     };
     let before = spread::end_before(&job, &receivers)?;
     let unended = spread::note(&job, &receivers)?;

@@ -43,6 +43,8 @@ struct Entry {
     has_ended: bool,
     was_slow: bool,
     heard: Option<Instant>,
+    /// The last moment at which it was heard of, where the user knows that it was the last.
+    told_lost: Option<Instant>,
     /// How many bytes there were, at moments of the last seconds.
     marks: VecDeque<(Instant, u64)>,
 }
@@ -145,10 +147,21 @@ impl Roll {
         let looks = entries.iter_mut().map(|(name, entry)| entry.look(name, now));
         let mut looks: Vec<_> = looks.collect();
         compare(&mut looks, waiting);
+        let mut lost = Vec::new();
         for (entry, look) in entries.values_mut().zip(&looks) {
             entry.was_slow = look.node.pace == Pace::Slow;
+            let is_lost = look.node.pace == Pace::Silent && entry.is_unheard_for(LOST_AFTER, now);
+            if is_lost && entry.told_lost != entry.heard {
+                entry.told_lost = entry.heard;
+                lost.push(look.node.name.clone());
+            }
         }
         drop(entries);
+        for node in lost {
+            let (after, message) = (LOST_AFTER.as_secs(), "others do what it had to do");
+            let message = format!("{node} has not been heard of for {after} s: {message}");
+            self.observer.on(&Event::Warned { message });
+        }
         let mut nodes: Vec<_> = looks.into_iter().map(|look| look.node).collect();
         let count = nodes.len() as u64;
         nodes.sort_by_key(|node| Reverse(matches!(node.pace, Pace::Slow | Pace::Silent)));
@@ -197,8 +210,7 @@ impl Observer for Roll {
 
 impl Entry {
     fn look(&mut self, name: &str, now: Instant) -> Look {
-        let is_silent = self.heard.is_some_and(|heard| now.duration_since(heard) > SILENT_AFTER);
-        let pace = match (self.has_ended, is_silent) {
+        let pace = match (self.has_ended, self.is_unheard_for(SILENT_AFTER, now)) {
             (true, _) => Pace::Ended,
             (false, true) => Pace::Silent,
             (false, false) => Pace::Works,
@@ -211,6 +223,10 @@ impl Entry {
         let before = self.marks.iter().rev().find(ago(IDLE_AFTER));
         let is_moving = before.is_some_and(|(_, before)| *before < bytes);
         Look { node, is_known, is_moving, was_slow: self.was_slow }
+    }
+
+    fn is_unheard_for(&self, span: Duration, now: Instant) -> bool {
+        self.heard.is_some_and(|heard| now.saturating_duration_since(heard) > span)
     }
 
     /// The bytes of a second, over the last seconds.
@@ -251,6 +267,8 @@ fn compare(looks: &mut [Look], waiting: Option<u64>) {
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long a node may say nothing: it tells each second.
 const SILENT_AFTER: Duration = Duration::from_secs(5);
+/// How long until the user is told so: what it has taken is leased for twice as long.
+const LOST_AFTER: Duration = Duration::from_secs(15);
 /// What rates are measured over: items come and go in less.
 const WINDOW: Duration = Duration::from_secs(5);
 /// How long a node moves nothing that has something to do, at most: what it moves is told in pieces of some MiB.
@@ -275,6 +293,34 @@ mod tests {
 
     fn paces(nodes: &Nodes) -> Vec<(&str, Pace)> {
         nodes.nodes.iter().map(|node| (node.name.as_str(), node.pace)).collect()
+    }
+
+    #[derive(Default)]
+    struct Warnings(Lock<Vec<String>>);
+
+    impl Observer for Warnings {
+        fn on(&self, event: &Event) {
+            if let Event::Warned { message } = event {
+                self.0.lock().push(message.clone());
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_not_heard_of_is_told_once_until_it_is_back() {
+        let warnings = Arc::new(Warnings::default());
+        let roll = Roll::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
+        let told_after = |seconds| {
+            roll.look(None, Instant::now() + Duration::from_secs(seconds));
+            warnings.0.lock().len()
+        };
+        roll.hear("n1", &part(1, NodeState::Works));
+        assert_eq!([10, 20, 30].map(told_after), [0, 1, 1]);
+        assert!(warnings.0.lock()[0].contains("n1 has not been heard of for 15 s"));
+        roll.hear("n1", &part(2, NodeState::Works));
+        assert_eq!([1, 20].map(told_after), [1, 2]);
+        roll.hear("n1", &part(2, NodeState::HasEnded));
+        assert_eq!([1, 20].map(told_after), [2, 2]);
     }
 
     #[test]

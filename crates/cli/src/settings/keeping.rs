@@ -56,6 +56,16 @@ fn unwanted(args: &KeepingArgs) -> Kinds {
     if unwanted.has_any(Kinds::MODE) { unwanted.and(Kinds::ACLS) } else { unwanted }
 }
 
+/// Whether it depends on the accounts of the host that sends whom entries belong to.
+pub(super) fn depends_on_accounts(args: &KeepingArgs) -> bool {
+    let kept = keeping(args).kinds;
+    let given = args.chown.as_ref();
+    let by_name = |kind, is_given: bool| kept.has_any(kind) && !is_given;
+    !args.numeric_ids
+        && (by_name(Kinds::OWNER, given.is_some_and(|given| given.user.is_some()))
+            || by_name(Kinds::GROUP, given.is_some_and(|given| given.group.is_some())))
+}
+
 /// What entries get where their own is not kept.
 pub(super) fn instead(args: &KeepingArgs) -> Instead {
     let kinds = keeping(args).kinds;

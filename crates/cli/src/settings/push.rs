@@ -74,6 +74,11 @@ impl PushSettings {
         if cluster.is_some() && args.selection.reads_files() {
             return Err(usage_error("--cluster: the other nodes do not have the files of a selection"));
         }
+        if cluster.is_some() && keeping::depends_on_accounts(&args.keeping) {
+            return Err(usage_error(
+                "--cluster: each node knows the names of owners by lists of its own: add --numeric-ids (or --chown)",
+            ));
+        }
         if !also.is_empty() || cluster.is_some() {
             refuse_for_several(&args, if cluster.is_some() { By::Cluster } else { By::Hosts })?;
             refuse_twice(receivers_in(&location, &also))?;

@@ -97,6 +97,19 @@ pub struct JobNotice {
     pub nodes: BTreeMap<String, u32>,
     /// Whether the job has begun at the target: before that no node but the head's may open it.
     pub begun: bool,
+    /// The user that the head reads the sources as.
+    pub user: u32,
+    /// What entries get where their own is not kept: the same, whoever sends them.
+    pub instead: InsteadNotice,
+}
+
+/// What entries get where their own is not kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InsteadNotice {
+    /// The modification time, in seconds and nanoseconds.
+    pub mtime: Option<(i64, u32)>,
+    /// The umask.
+    pub umask: Option<u32>,
 }
 
 impl JobNotice {

@@ -434,7 +434,11 @@ impl<W: WorkSource> Mover<W> {
                     let number = usize::try_from(*entry).unwrap_or(usize::MAX);
                     let path = directories.get(number).ok_or(NO_ENTRY)?.directory.clone();
                     let fault = Fault { path, operation: *operation, code: *code };
-                    self.tell_failure(format!("receiver: {fault}"));
+                    self.tell_failure(match code {
+                        // one that was found before has been made, or that has failed and been told
+                        FaultCode::Os(NO_SUCH_FILE) => format!("receiver: {fault}: {CAME_LATER}"),
+                        _ => format!("receiver: {fault}"),
+                    });
                 }
                 Ok(faults.len() as u64)
             }
@@ -470,6 +474,8 @@ enum Committed {
 
 const OWN_HEAD: Stop = Stop::Nonsense("the head of an order cannot be read that was made here");
 const NO_ENTRY: Stop = Stop::Nonsense("the receiver tells the fault of a directory that it was not sent");
+const NO_SUCH_FILE: i32 = rustix::io::Errno::NOENT.raw_os_error();
+const CAME_LATER: &str = "it came while the push ran, or was removed; the same command sends what is there";
 const NO_SOURCE: Stop = Stop::Nonsense("a work item is about a source that the job does not have");
 /// How often it is asked whether all groups of a large file are there.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

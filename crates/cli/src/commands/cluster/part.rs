@@ -14,7 +14,7 @@ use zmove_cluster::{HeldGrant, Lead, Receiver, Served, SharedJob, Skipped, View}
 use zmove_engine::NoListener;
 use zmove_types::{Event, Lock, Observer};
 
-use super::sources::{compare, mount_points};
+use super::sources::{compare, instead_of, mount_points};
 use crate::args::{Args, Command, PushArgs};
 use crate::commands::{cluster_push, spread};
 use crate::display::prompt::Prompt;
@@ -128,6 +128,7 @@ fn look(
     let job = spread::job(&settings, &sources, (notice.id(), notice.epoch), SESSIONS)?;
     let mut job = SharedJob { grant, view: View::Follows, ..job };
     job.config.scan.mounts = Some(Arc::new(mount_points(notice)));
+    job.config.instead = instead_of(notice.instead);
     Ok((job, cluster_push::receivers(&settings, cluster)?, settings.args.timeout.0))
 }
 

@@ -12,11 +12,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use zmove_cluster::jetstream::{JobNotice, SourceMark, SourceNotice};
+use rustix::process::geteuid;
+use zmove_cluster::jetstream::{InsteadNotice, JobNotice, SourceMark, SourceNotice};
 use zmove_disk::{Mount, boot_id};
 use zmove_engine::Sources;
 use zmove_scan::is_mount_at;
-use zmove_types::Escaped;
+use zmove_sender::Instead;
+use zmove_types::{Escaped, Timestamp};
 
 /// The sources as the head sees them.
 pub(crate) fn notices(mountinfo: &[u8], directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
@@ -55,7 +57,8 @@ pub(crate) fn mounts(mountinfo: &[u8], directory: &Path, sources: &Sources) -> V
             let Some(below) = below else { continue };
             // what is mounted above it later hides it
             let is_seen = is_mount_at(&mount.point).is_ok_and(|is_mount| is_mount != Some(false));
-            if is_seen && found.len() < MOUNTS {
+            // one more shows that not all are told
+            if is_seen && found.len() <= MOUNTS {
                 let path = directory.join(source).join(below).into_os_string().into_vec();
                 let (names, mark) = (some_names(&mount.point), mark(mountinfo, &mount.point));
                 found.push(SourceNotice { path, names, mark });
@@ -80,11 +83,36 @@ pub(super) fn compare(here: &Sources, head: &JobNotice) -> Result<()> {
     if let Some(more) = paths.next() {
         bail!("the source '{}' is here, and not at the node that sends", Escaped::path(&more));
     }
+    if head.mounts.len() > MOUNTS {
+        bail!(
+            "more than {MOUNTS} file systems are mounted below the sources, too many to be compared: the node that \
+             sends does it alone"
+        );
+    }
+    let user = geteuid();
+    if user.as_raw() != head.user && !user.is_root() {
+        bail!(
+            "this node reads the sources as user {}, and the one that sends as user {}: what one may not read would \
+             depend on chance",
+            user.as_raw(),
+            head.user
+        );
+    }
     let mountinfo = mountinfo();
     head.sources.iter().chain(&head.mounts).try_for_each(|there| {
         compare_names(there)?;
         compare_marks(there, &mountinfo)
     })
+}
+
+/// What entries get where their own is not kept, as all nodes are told.
+pub(crate) fn instead_notice(Instead { mtime, umask }: Instead) -> InsteadNotice {
+    InsteadNotice { mtime: mtime.map(|mtime| (mtime.seconds, mtime.nanos)), umask }
+}
+
+/// The same, as a node is told.
+pub(super) fn instead_of(InsteadNotice { mtime, umask }: InsteadNotice) -> Instead {
+    Instead { mtime: mtime.map(|(seconds, nanos)| Timestamp { seconds, nanos }), umask }
 }
 
 /// The paths on which something is mounted at the head.
@@ -161,7 +189,20 @@ mod tests {
     fn told(sources: Vec<SourceNotice>, mounts: Vec<SourceNotice>) -> JobNotice {
         let (job, epoch, version, nodes) = ([0; 16], 1, String::new(), BTreeMap::new());
         let (directory, words) = (Vec::new(), Vec::new());
-        JobNotice { job, epoch, version, directory, words, sources, mounts, nodes, begun: true }
+        let (user, instead) = (geteuid().as_raw(), InsteadNotice::default());
+        JobNotice {
+            job,
+            epoch,
+            version,
+            directory,
+            words,
+            sources,
+            mounts,
+            nodes,
+            begun: true,
+            user,
+            instead,
+        }
     }
 
     #[test]
@@ -205,6 +246,21 @@ mod tests {
         std::fs::remove_file(root.join("a/mounted/f")).unwrap();
         let error = compare(&sources(&[&root]), &head).unwrap_err().to_string();
         assert!(error.contains("a/mounted' is another directory here, or is not mounted"), "{error}");
+    }
+
+    #[test]
+    fn another_user_and_too_many_mounts_keep_a_node_away() {
+        let site = tempfile::tempdir().unwrap();
+        let here = sources(&[site.path()]);
+        let seen = notices(&mountinfo(), Path::new("/"), &here);
+        let compared = |head: JobNotice| compare(&here, &head).map_err(|error| error.to_string());
+        let mounts = vec![seen[0].clone(); MOUNTS];
+        assert_eq!(compared(told(seen.clone(), mounts.clone())), Ok(()));
+        let mounts = [&mounts[..], &seen[..]].concat();
+        assert!(compared(told(seen.clone(), mounts)).unwrap_err().contains("more than 256 file systems"));
+        let head = JobNotice { user: geteuid().as_raw() + 1, ..told(seen, Vec::new()) };
+        // who may read all may also read what that user may
+        assert_eq!(compared(head).is_ok(), geteuid().is_root());
     }
 
     #[test]

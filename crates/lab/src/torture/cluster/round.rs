@@ -303,7 +303,7 @@ fn host_of(seed: u64) -> Ipv4Addr {
 /// What the command is given beside.
 const COMMAND: [Row; 4] = [
     // nothing is drawn that these do not keep
-    &[(2, &["--strict-metadata"]), (1, &["-a", "--strict-metadata"])],
+    &[(2, &["--strict-metadata"]), (1, &["-a", "--numeric-ids", "--strict-metadata"])],
     &[(3, &[]), (1, &["--transport", "quic"]), (1, &["--streams=2"])],
     &[(3, &[]), (1, &["--io-engine=uring"])],
     &[(2, &[]), (1, &["--limit=400Mbit"])],
