@@ -98,7 +98,7 @@ fn a_node_with_a_copy_of_the_source_takes_no_part() {
     assert!(outcome.stdout.contains(", by 1 node\n"), "{}", outcome.stdout);
 }
 
-/// As the push would give them that has been typed, whoever sends a file.
+/// The push that was typed gives these, whoever sends a file.
 #[test]
 fn all_nodes_give_what_the_umask_and_the_clock_of_the_head_leave() {
     let Some(lab) = Lab::new(2) else { return };

@@ -244,8 +244,8 @@ impl Leading<'_> {
         })
     }
 
-    /// Lists the mounts below the sources again where something has been mounted since, as what is looked at may be. One
-    /// that does not answer holds up this alone.
+    /// Lists the mounts below the sources again where something has been mounted since, as what is looked at may be.
+    /// One that does not answer holds up this alone.
     fn look_at_mounts(&mut self, looking: &mut JoinSet<Mounted>) {
         if !looking.is_empty() {
             return;
