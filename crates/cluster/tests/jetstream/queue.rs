@@ -131,6 +131,9 @@ async fn a_full_queue_refuses_and_takes_the_same_item_later() {
     put_all(&head, refused).await;
 }
 
+/// So many items are on their way to the broker at once (`jetstream/broker.rs`).
+const IN_FLIGHT_MAX: usize = 256;
+
 #[tokio::test]
 async fn a_queue_is_full_by_its_bytes_too() {
     let Some(lab) = Lab::start().await else { return };
@@ -138,8 +141,9 @@ async fn a_queue_is_full_by_its_bytes_too() {
     let refused = head.put((0..2000).map(data).collect()).await.unwrap();
     let waiting = usize::try_from(head.waiting().await.unwrap().waiting).unwrap();
     let lost = 2000 - refused.len() - waiting;
-    // nats-server 2.9.10 takes the last ones, and lets go of as many of the oldest for them: the journals miss these
-    assert!(waiting > 100 && lost < 10, "{waiting} wait, {lost} are lost");
+    // nats-server 2.9.10 takes some of those that are on their way when it is full, and lets go of as many of the oldest
+    // for them: the journals miss these
+    assert!(waiting > 100 && lost < IN_FLIGHT_MAX, "{waiting} wait, {lost} are lost");
 }
 
 #[tokio::test]

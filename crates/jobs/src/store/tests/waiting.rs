@@ -109,7 +109,10 @@ fn a_schedule_goes_on_after_a_run_that_expired_or_waited_in_vain() {
     site.store.release(now).unwrap();
     let told = Ending { message: Some("refused".into()), ..ended(Verdict::Passing) };
     assert_eq!(site.run(expiring, &told, now), State::Expired);
-    assert_eq!(site.store.job(expiring).unwrap().message.as_deref(), Some("refused"));
+    assert_eq!(
+        site.store.job(expiring).unwrap().message.as_deref(),
+        Some("no attempt has come further within its deadline of 3600 s; the last one: refused")
+    );
     let needed = site.submit(&job("needed"));
     let vain = site.submit(&NewJob { after: vec![needed], ..hourly });
     site.store.cancel(needed, now).unwrap();
