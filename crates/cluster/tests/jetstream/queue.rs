@@ -141,8 +141,8 @@ async fn a_queue_is_full_by_its_bytes_too() {
     let refused = head.put((0..2000).map(data).collect()).await.unwrap();
     let waiting = usize::try_from(head.waiting().await.unwrap().waiting).unwrap();
     let lost = 2000 - refused.len() - waiting;
-    // nats-server 2.9.10 takes some of those that are on their way when it is full, and lets go of as many of the oldest
-    // for them: the journals miss these
+    // nats-server 2.9.10 takes some of those that are on their way when it is full, and lets go of as many of the
+    // oldest for them: the journals miss these
     assert!(waiting > 100 && lost < IN_FLIGHT_MAX, "{waiting} wait, {lost} are lost");
 }
 
