@@ -11,7 +11,6 @@
 //! only when all that it announces has been put in, or is this mover's own to do. So a mover that dies leaves nothing
 //! undone that nobody knows of.
 
-mod ahead;
 mod item;
 
 use std::collections::VecDeque;
@@ -22,11 +21,9 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use zmove_sender::{Feeder, SessionOver};
 use zmove_types::{Event, Lock, Observer};
 
-use self::ahead::Ahead;
 use crate::error::Stop;
 use crate::job::SharedJob;
 use crate::receiver::SessionEars;
@@ -106,21 +103,17 @@ impl<W: WorkSource> Mover<W> {
         let mut waiting = 0;
         // One that has begun is polled to its end: the item that it brings may be on its way.
         let mut taking: Option<Taking<W>> = None;
-        let mut taking_since = Instant::now();
-        let mut ahead = Ahead::new();
         let mut over = false;
         while !over || !doing.is_empty() {
             let has_room = doing.len() - waiting < ITEMS_AT_ONCE
-                && mover.unsent.load(Ordering::Relaxed) < ahead.items()
+                && mover.unsent.load(Ordering::Relaxed) < UNSENT_AT_ONCE
                 && waiting < LARGE_AT_ONCE;
             if !over && has_room && taking.is_none() {
                 taking = Some(Box::pin(Arc::clone(&mover).take()));
-                taking_since = Instant::now();
             }
             tokio::select! {
                 had = taken(&mut taking) => match had? {
                     Some(had) => {
-                        ahead.took(taking_since.elapsed());
                         let is_sent = !waits(had.item());
                         waiting += usize::from(!is_sent);
                         mover.unsent.fetch_add(usize::from(is_sent), Ordering::Relaxed);
@@ -133,7 +126,7 @@ impl<W: WorkSource> Mover<W> {
                     waiting -= usize::from(waits(&item));
                     ended();
                 }
-                () = mover.has_sent.notified() => ahead.sent(Instant::now()),
+                () = mover.has_sent.notified() => {}
             }
         }
         Ok(())
@@ -226,6 +219,9 @@ fn waits(item: &WorkItem) -> bool {
 /// So many items are under way at once, beside those that wait for others: most of them are on a long path, or wait for
 /// the flush at their end.
 const ITEMS_AT_ONCE: usize = 8;
+/// So many of them are walked, or have much to be sent: what is taken before it is needed keeps this node at work when
+/// all others have ended.
+const UNSENT_AT_ONCE: usize = 1;
 /// So many large files a mover waits for at once.
 const LARGE_AT_ONCE: usize = 32;
 /// A third of the time after which an item that nobody keeps is handed out again.
