@@ -157,7 +157,7 @@ impl Store {
             add_told(transaction, id, &ending.told, now)?;
             let After { step, not_before, failures, retry_until } = terms.after(ending, now);
             let furthest = i64::try_from(ending.furthest).unwrap_or(i64::MAX).max(terms.furthest);
-            let moved = match (terms.moved.clone(), ending.moved.clone()) {
+            let moved = match (terms.moved, ending.moved.clone()) {
                 (Some(before), Some(now)) => Some(before.and(now)),
                 (before, now) => before.or(now),
             };
