@@ -19,7 +19,7 @@ pub(crate) const ALREADY_THERE: (Operation, FaultCode) = (Operation::Create, Fau
 
 /// Whether there is no room, or no room within a quota.
 pub(crate) fn is_no_room((_, error): &Failure) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
+    error.raw_os_error().is_some_and(|errno| FaultCode::Os(errno).is_no_room())
 }
 
 /// A failure as it is reported to the sender, with a code where that is clearer than an error number.
