@@ -52,7 +52,7 @@ pub(crate) struct Deceived {
 }
 
 #[derive(Default)]
-struct Failures(Mutex<Vec<String>>);
+pub(crate) struct Failures(pub(crate) Mutex<Vec<String>>);
 
 impl Observer for Failures {
     fn on(&self, event: &Event) {

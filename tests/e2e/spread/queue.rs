@@ -11,10 +11,11 @@ use zmove_cluster::{
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
-use zmove_types::{Event, NoObserver, Observer, RelPath, SharedJobId};
+use zmove_types::{NoObserver, Observer, RelPath, SharedJobId};
 use zmove_wire::{Durability, NodeName, Open};
 
 use super::Spread;
+use crate::deceiver::Failures;
 use crate::harness::PATIENCE;
 use crate::proxy::Proxy;
 use crate::tree::paint;
@@ -322,17 +323,6 @@ impl WorkSource for Swapping {
 
     async fn close(&self) -> Result<(), WorkError> {
         self.queue.close().await
-    }
-}
-
-#[derive(Default)]
-struct Failures(Mutex<Vec<String>>);
-
-impl Observer for Failures {
-    fn on(&self, event: &Event) {
-        if let Event::Failed { message } = event {
-            self.0.lock().unwrap().push(message.clone());
-        }
     }
 }
 
