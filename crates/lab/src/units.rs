@@ -94,7 +94,7 @@ impl FromStr for ByteCount {
 }
 
 /// A round trip, typed in milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RoundTrip(pub(crate) Duration);
 
 impl RoundTrip {

@@ -1,6 +1,6 @@
 //! Many hosts around a router, each with one link of its own: whatever a host sends and gets shares that link.
 //!
-//! Used by `scale.rs`. Half of the round trip between two hosts lies on each of the two links.
+//! Used by `scale.rs`. The round trip between two hosts is the sum of those of their two links.
 
 use std::fs;
 
@@ -24,6 +24,8 @@ pub(crate) struct Spoke {
     pub(crate) name: String,
     /// Of its link, in each direction.
     pub(crate) rate: Rate,
+    /// From the host to the router and back.
+    pub(crate) round_trip: RoundTrip,
 }
 
 /// A host that stands.
@@ -45,18 +47,14 @@ impl Host {
 
 impl Star {
     /// Sets up the router and all hosts.
-    pub(crate) fn open(
-        session: &Session,
-        spokes: &[Spoke],
-        round_trip: RoundTrip,
-    ) -> Result<(Self, Vec<Host>)> {
+    pub(crate) fn open(session: &Session, spokes: &[Spoke]) -> Result<(Self, Vec<Host>)> {
         let names: Vec<&str> =
             std::iter::once(ROUTER).chain(spokes.iter().map(|spoke| &*spoke.name)).collect();
         let mut network = Network::open(session, &names, CONGESTION)?;
         let mut made = Vec::new();
         for (number, spoke) in (1..).zip(spokes) {
             let pair = Pair { from: number, to: 0 };
-            network.join(pair, &link(spoke.rate, round_trip), RoundTrip(round_trip.one_way()))?;
+            network.join(pair, &link(spoke), spoke.round_trip)?;
             let way = network.between(pair).context("these hosts have just been joined")?;
             let [address, router] = way.addresses();
             let [namespace, router_namespace] = way.names();
@@ -71,7 +69,7 @@ impl Star {
 }
 
 /// Without a round trip the kernel's token buckets do, which leave the processors to those that are measured.
-fn link(rate: Rate, round_trip: RoundTrip) -> LinkArgs {
+fn link(&Spoke { rate, round_trip, .. }: &Spoke) -> LinkArgs {
     let emulator = if round_trip.0.is_zero() { Emulator::Tbf } else { Emulator::User };
     let queue = rate.bytes_in(round_trip.0).max(QUEUE_BYTES_FLOOR);
     LinkArgs {

@@ -40,7 +40,7 @@ pub(super) fn start(
 ) -> Result<(Workers, Command)> {
     let mut workers = Workers { group: Group::create(session.id(), "fpsync")?, servers: Vec::new() };
     let senders = &stand.senders[..stand.nodes().min(WORKERS_MAX)];
-    for node in senders.iter().chain([&stand.wide]) {
+    for node in senders.iter().chain([&stand.wide_receiver]) {
         let (program, arguments) = ssh.daemon();
         let mut daemon = stand.program(node, &workers.group, &program)?;
         daemon.args(arguments);
@@ -61,7 +61,7 @@ pub(super) fn start(
     }
     fpsync.arg("-t").arg(lists.join("queue")).arg("-d").arg(lists.join("shared"));
     fpsync.args(peers::FPSYNC_PARTS).args(["-o", &rsync_options(ssh)]);
-    fpsync.args([source, &format!("root@{}:{target}/", stand.wide.host.address)]);
+    fpsync.args([source, &format!("root@{}:{target}/", stand.wide_receiver.host.address)]);
     Ok((workers, fpsync))
 }
 

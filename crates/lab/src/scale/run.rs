@@ -149,7 +149,7 @@ fn assemble(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, data: &DataSet, ta
         Method::Single | Method::OneSender => {
             let (sender, to) = match method {
                 Method::Single => (&stand.senders[0], receivers[0].clone()),
-                _ => (&stand.wide, receivers.join(",")),
+                _ => (&stand.wide_sender, receivers.join(",")),
             };
             let mut push = stand.command(sender)?;
             push.args(["push", "--json", &source, &format!("{to}:{target}/")]);
@@ -213,7 +213,7 @@ fn timed(lab: &Lab<'_>, stand: &Stand<'_>, method: Method, crew: &mut Crew) -> R
     let watch = FirstByte::watch(lab.place.root())?;
     let timeout = Duration::from_secs(lab.arguments.timeout);
     let receivers = match method {
-        Method::Fpsync => std::slice::from_ref(&stand.wide),
+        Method::Fpsync => std::slice::from_ref(&stand.wide_receiver),
         _ => &stand.receivers,
     };
     thread::scope(|scope| {

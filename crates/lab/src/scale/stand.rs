@@ -11,7 +11,7 @@ use crate::late::shared::Costs;
 use crate::network::star::{Host, Spoke, Star};
 use crate::processes::groups::Group;
 use crate::processes::{inside, server};
-use crate::units::Rate;
+use crate::units::{Rate, RoundTrip};
 
 /// Nodes that stand, until this is dropped.
 #[derive(Debug)]
@@ -22,9 +22,11 @@ pub(super) struct Stand<'a> {
     servers: Vec<Child>,
     pub(super) senders: Vec<Node>,
     pub(super) receivers: Vec<Node>,
-    /// A host whose link is as wide as those of all receivers, or of all senders, together.
-    pub(super) wide: Node,
-    /// How receivers and the wide host see the target, unless as it is.
+    /// A host beside the senders whose link is as wide as all of theirs together.
+    pub(super) wide_sender: Node,
+    /// A host beside the receivers whose link is as wide as all of theirs together.
+    pub(super) wide_receiver: Node,
+    /// How receivers, the wide one too, see the target, unless as it is.
     pub(super) model: Option<Model>,
     /// Where runs keep what they need.
     pub(super) scratch: PathBuf,
@@ -50,11 +52,17 @@ struct View {
 impl<'a> Stand<'a> {
     pub(super) fn open(lab: &Lab<'a>, name: &str, nodes: usize) -> Result<Self> {
         let rate = lab.arguments.rate;
-        let side =
-            |letter: char| (1..=nodes).map(move |node| Spoke { name: format!("{letter}{node}"), rate });
-        let wide = Spoke { name: "wide".to_owned(), rate: Rate(rate.0 * nodes as u64) };
-        let spokes: Vec<Spoke> = side('s').chain(side('r')).chain([wide]).collect();
-        let (star, hosts) = Star::open(lab.session, &spokes, lab.arguments.rtt)?;
+        // who shares a file system stands near: the path lies between the two sides
+        let side = |letter: char, round_trip: RoundTrip| {
+            let wide =
+                Spoke { name: format!("{letter}-wide"), rate: Rate(rate.0 * nodes as u64), round_trip };
+            (1..=nodes)
+                .map(move |node| Spoke { name: format!("{letter}{node}"), rate, round_trip })
+                .chain([wide])
+        };
+        let spokes: Vec<Spoke> =
+            side('s', RoundTrip::default()).chain(side('r', lab.arguments.rtt)).collect();
+        let (star, hosts) = Star::open(lab.session, &spokes)?;
         let scratch = lab.session.subdirectory(name)?;
         let node = |(host, spoke): (Host, &Spoke)| {
             let home = scratch.join(&spoke.name);
@@ -62,12 +70,24 @@ impl<'a> Stand<'a> {
             Ok(Node { host, home, view: None })
         };
         let mut senders: Vec<Node> = hosts.into_iter().zip(&spokes).map(node).collect::<Result<_>>()?;
-        let wide = senders.pop().context("the last host is the wide one")?;
-        let receivers = senders.split_off(nodes);
+        let mut receivers = senders.split_off(nodes + 1);
+        let [wide_sender, wide_receiver] = [&mut senders, &mut receivers]
+            .map(|side| side.pop().expect("the last host of a side is the wide one"));
         let group = Group::create(lab.session.id(), "scale")?;
         let servers = Vec::new();
         let (zmove, model) = (lab.zmove, None);
-        let mut stand = Self { zmove, group, servers, senders, receivers, wide, model, scratch, _star: star };
+        let mut stand = Self {
+            zmove,
+            group,
+            servers,
+            senders,
+            receivers,
+            wide_sender,
+            wide_receiver,
+            model,
+            scratch,
+            _star: star,
+        };
         if lab.arguments.model {
             stand.see_by_model(lab.arguments.costs, lab.place.root())?;
         }
@@ -83,7 +103,7 @@ impl<'a> Stand<'a> {
     /// Gives all who write to the target a view of it as a client of its own.
     fn see_by_model(&mut self, costs: Costs, root: &Path) -> Result<()> {
         let model = self.model.insert(Model::new(costs));
-        for node in self.receivers.iter_mut().chain([&mut self.wide]) {
+        for node in self.receivers.iter_mut().chain([&mut self.wide_receiver]) {
             let directory = node.home.join("view");
             std::fs::create_dir(&directory)
                 .with_context(|| format!("failed to make {}", directory.display()))?;
@@ -126,7 +146,7 @@ impl<'a> Stand<'a> {
     }
 
     fn all_senders(&self) -> impl Iterator<Item = &Node> {
-        self.senders.iter().chain([&self.wide])
+        self.senders.iter().chain([&self.wide_sender])
     }
 
     /// zmove on a node, which is known by the name of its host; the processor time that it takes is counted.
