@@ -105,7 +105,12 @@ pub(crate) fn set_mode(path: impl AsRef<Path>, mode: u32) {
 
 /// A moment in the past that no clock's coarseness hides.
 pub(crate) fn set_old(path: impl AsRef<Path>) {
-    set_mtime(path, UNIX_EPOCH + Duration::new(1_000_000_000, 987_654_321));
+    set_mtime(path, old());
+}
+
+/// The time that [`set_old`] sets.
+pub(crate) fn old() -> SystemTime {
+    UNIX_EPOCH + Duration::new(1_000_000_000, 987_654_321)
 }
 
 pub(crate) fn set_mtime(path: impl AsRef<Path>, mtime: SystemTime) {

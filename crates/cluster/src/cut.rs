@@ -9,26 +9,17 @@ use crate::work::{LargeFile, Marks, Place, Work};
 
 /// What a portion of a source leaves to other items.
 pub(crate) fn rest_of(portion: &Portion, source: u32) -> Vec<(Work, Marks)> {
-    let mut rest = directories_of(portion, source, Work::Trees);
+    let place = |found: &MarkedPath| Place { source, path: found.path.clone() };
+    let trees = |some: &[MarkedPath]| {
+        let marks = some.iter().map(|found| found.mark).collect();
+        (Work::Trees(some.iter().map(place).collect()), marks)
+    };
+    let mut rest: Vec<_> = in_turns(&portion.directories).map(trees).collect();
     for (MarkedPath { path, mark }, names) in &portion.names {
         let directory = Place { source, path: path.clone() };
         rest.push((Work::Names { directory, names: names.clone() }, vec![*mark]));
     }
     rest
-}
-
-/// What a portion of directories alone leaves to other items.
-pub(crate) fn rest_to_finish(portion: &Portion, source: u32) -> Vec<(Work, Marks)> {
-    directories_of(portion, source, Work::Finish)
-}
-
-fn directories_of(portion: &Portion, source: u32, work: impl Fn(Vec<Place>) -> Work) -> Vec<(Work, Marks)> {
-    let place = |found: &MarkedPath| Place { source, path: found.path.clone() };
-    let item = |some: &[MarkedPath]| {
-        let marks = some.iter().map(|found| found.mark).collect();
-        (work(some.iter().map(place).collect()), marks)
-    };
-    in_turns(&portion.directories).map(item).collect()
 }
 
 /// What is to be done for a large file: its ranges, and that it gets its name.
@@ -38,7 +29,7 @@ pub(crate) fn work_of(file: &LargeFile) -> impl Iterator<Item = Work> {
 
 /// Directories that are walked by one item each time: few where there are few, which may be large, so that all nodes
 /// get some; and not too few where there are many, which may be small.
-pub(crate) fn in_turns<T>(directories: &[T]) -> impl Iterator<Item = &[T]> {
+fn in_turns<T>(directories: &[T]) -> impl Iterator<Item = &[T]> {
     let at_once = directories.len().div_ceil(ITEMS_AT_ONCE).clamp(1, DIRECTORIES_MAX);
     directories.chunks(at_once)
 }

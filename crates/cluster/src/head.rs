@@ -1,10 +1,9 @@
 //! The head of a job: puts in the first item, looks how far the job is, and ends it.
 //!
 //! ```text
-//!  begin ──► queue idle? ──► count ─┬─ all has ended ──────────────► close
-//!              ▲                    ├─ all but what finishes it ──► put that in ──┐
-//!              │                    └─ something is missing ──► walk once more ───┤
-//!              └──────────────────────────────────────────────────────────────────┘
+//!  begin ──► queue idle? ──► count ─┬─ all has ended ──► movers end, directories are finished ──► close
+//!              ▲                    └─ something is missing ──► walk once more ──┐
+//!              └─────────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! **Invariant:** the job has ended when the journals of the receivers say so, whatever the queue says. The queue only
@@ -23,6 +22,7 @@ use zmove_types::{Event, NoObserver, Observer};
 use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder, SharedJobResult};
 
 use crate::error::{SessionEnd, Stop, WorkError, refused};
+use crate::finish::finish;
 use crate::job::{Part, SharedJob};
 use crate::mover::Mover;
 use crate::receiver::{Ears, Receiver, Served, SessionEars, Skipped, in_session};
@@ -125,7 +125,7 @@ impl<W: WorkSource> Lead<W> {
         }
         let has_lost_sessions = Arc::clone(&ears.has_lost_sessions);
         let mut progress =
-            Progress { walks: 0, in_vain: (0, 0), finishing: false, movers, over, has_lost_sessions };
+            Progress { walks: 0, in_vain: (0, 0), movers, over, is_finished: false, has_lost_sessions };
         let patient = self.patient(0, ears);
         let ended = tokio::select! {
             ended = self.lead(patient, &mut progress) => ended,
@@ -183,7 +183,7 @@ impl<W: WorkSource> Lead<W> {
                 self.lead_in((feeder, &ears), progress, (&mut outage, &mut count))
             });
             match session.await {
-                Err(error) if !(progress.is_over() && is_closed(&error)) => {
+                Err(error) if !(progress.is_finished && is_closed(&error)) => {
                     let has_begun = *self.begun.borrow();
                     let paused = patient.pause((number, error), &mut outage, has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
@@ -215,16 +215,21 @@ impl<W: WorkSource> Lead<W> {
             self.source.close().await?;
             progress.over.send_replace(true);
         }
-        // their sessions end before the job's directory goes
-        while progress.movers.join_next().await.is_some() {}
+        let is_finished = progress.is_finished;
+        // what is still under way, for a second time, takes no directory its time
+        let finished = async { if is_finished { Ok(0) } else { finish(&self.job, &feeder, ears).await } };
         let mut others = self.others.clone();
-        let others_have_ended = timeout(OTHERS_END_MAX, others.wait_for(|others| *others == 0)).await.is_ok();
-        close(&feeder).await?;
-        if others_have_ended && !progress.has_lost_sessions.load(Ordering::Relaxed) {
-            // no opening of a session is still on its way
-            let _stays_for_a_while_then = feeder.order(SharedJobOrder::Forget, None).await?;
-        }
-        Ok(())
+        // their sessions end before the job's directory goes
+        let all_end = async {
+            while progress.movers.join_next().await.is_some() {}
+            timeout(OTHERS_END_MAX, others.wait_for(|others| *others == 0)).await.is_ok()
+        };
+        let (finished, others_have_ended) = tokio::join!(finished, all_end);
+        count.failed += finished?;
+        progress.is_finished = true;
+        // unless an opening of a session may still be on its way
+        let may_forget = others_have_ended && !progress.has_lost_sessions.load(Ordering::Relaxed);
+        close(&feeder, if may_forget { SharedJobOrder::Forget } else { SharedJobOrder::Close }).await
     }
 
     /// Sees to it that all work ends; returns what the journals say then.
@@ -245,8 +250,7 @@ impl<W: WorkSource> Lead<W> {
                 if counted.is_finished() {
                     return Ok(counted);
                 }
-                let next = progress.next(&self.job, &counted)?;
-                self.source.put(vec![next]).await?;
+                self.source.put(vec![progress.walk_again(&self.job, &counted)?]).await?;
             }
             tokio::select! {
                 () = sleep(LOOK_EVERY) => {}
@@ -288,11 +292,11 @@ struct Progress {
     walks: u32,
     /// How much had ended after the last walk, and how many walks have added nothing.
     in_vain: (u64, u32),
-    /// Whether what finishes the job has been put in since the last walk began.
-    finishing: bool,
     movers: JoinSet<Result<(), SessionEnd>>,
     /// Set when all work has ended, and the queue knows that the job is over.
     over: watch::Sender<bool>,
+    /// Whether all directories have mode and time.
+    is_finished: bool,
     /// Whether any session has ended otherwise than it should.
     has_lost_sessions: Arc<AtomicBool>,
 }
@@ -302,29 +306,19 @@ impl Progress {
         *self.over.borrow()
     }
 
-    /// What is to be done where nobody has anything to do, and the journals say this.
+    /// What is to be done where nobody has anything to do, and the journals say that something is missing.
     ///
     /// # Errors
     /// Something stays missing that no walk finds any more, as where the sources have changed: another job does it.
-    fn next(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
-        let sources = job.source_count();
-        let marks = || job.source_marks.clone();
-        let first = |walk| WorkItem { marks: marks(), ..WorkItem::first(job.id, Work::Begin(sources), walk) };
-        // Where work has ended whose announcer has not, which perhaps had other children, the number says nothing; and
-        // what is made in a directory after that has been finished takes its time away.
-        let is_all_else = count.missing_work() == Some(1) && count.work_without_parent == 0;
-        if is_all_else && !self.finishing && self.walks > 0 {
-            self.finishing = true;
-            return Ok(first(self.walks).child(job.id, (Work::finish(sources), marks())));
-        }
+    fn walk_again(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
         let as_before = self.walks > 0 && self.in_vain.0 == count.work_ended;
         self.in_vain = (count.work_ended, if as_before { self.in_vain.1 + 1 } else { 0 });
         if self.in_vain.1 >= WALKS_IN_VAIN_MAX {
             return Err(Stop::Missing(count.missing_work().unwrap_or_default()));
         }
-        self.finishing = false;
         self.walks += 1;
-        Ok(first(self.walks))
+        let begin = WorkItem::first(job.id, Work::Begin(job.source_count()), self.walks);
+        Ok(WorkItem { marks: job.source_marks.clone(), ..begin })
     }
 }
 
@@ -447,7 +441,10 @@ pub async fn end_abandoned(
     let mut ended = Ok(());
     for (number, receiver) in receivers.iter().enumerate() {
         let ears = ears.within(number, receiver);
-        ended = in_session(receiver, job, Part::Head, &ears, async |feeder| close(&feeder).await).await;
+        ended = in_session(receiver, job, Part::Head, &ears, async |feeder| {
+            close(&feeder, SharedJobOrder::Close).await
+        })
+        .await;
         match &ended {
             // that it has ended already is a refusal, too
             Ok(()) | Err(SessionEnd::Session(SessionError::Refused(_))) => break,
@@ -457,8 +454,8 @@ pub async fn end_abandoned(
     ended.map_err(Box::new)
 }
 
-async fn close(feeder: &Feeder) -> Result<(), Stop> {
-    match feeder.order(SharedJobOrder::Close, None).await? {
+async fn close(feeder: &Feeder, how: SharedJobOrder) -> Result<(), Stop> {
+    match feeder.order(how, None).await? {
         SharedJobResult::Done => Ok(()),
         other => Err(refused(other)),
     }
@@ -486,33 +483,6 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_engine::SenderConfig;
-    use zmove_scan::ScanRoot;
-    use zmove_types::{RelPath, SharedJobId};
-    use zmove_wire::{NodeName, Open};
-
-    fn job() -> SharedJob {
-        let sources = vec![ScanRoot::new("/source", RelPath::root())];
-        let names = (SharedJobId([7; 16]), 1, NodeName::new("head").unwrap());
-        SharedJob::new(names, sources, Open::new(b"t".to_vec(), [0; 16]), SenderConfig::default())
-    }
-
-    fn after_a_walk() -> Progress {
-        let has_lost_sessions = Arc::default();
-        let movers = JoinSet::new();
-        let over = watch::Sender::new(false);
-        Progress { walks: 1, in_vain: (0, 0), finishing: false, movers, over, has_lost_sessions }
-    }
-
-    /// Two items are missing: what finishes, and the end of one that has announced another, which has ended.
-    #[test]
-    fn nothing_is_finished_before_the_announcer_of_all_work_has_ended() {
-        let whole = SharedJobCount { work_ended: 3, work_announced: 3, ..SharedJobCount::default() };
-        let orphaned = SharedJobCount { work_without_parent: 1, ..whole };
-        let next = |count| after_a_walk().next(&job(), &count).unwrap().work;
-        assert!(matches!(next(whole), Work::Finish(_)));
-        assert!(matches!(next(orphaned), Work::Begin(1)));
-    }
 
     #[tokio::test(start_paused = true)]
     async fn a_mover_that_waits_whether_it_is_needed_does_not_hold_up_a_job_that_is_over() {

@@ -3,15 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tokio::task::spawn_blocking;
 use zmove_engine::SenderConfig;
-use zmove_scan::{PortionSize, ScanRoot, Wanted, mark_root};
+use zmove_scan::{Portion, PortionSize, ScanConfig, ScanRoot, Wanted, mark_root};
 use zmove_types::{GROUP_BYTES, Lock, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
 use zmove_wire::{
     JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver, TopName, Version,
 };
 
-use crate::work::{Marks, Place};
+use crate::error::Stop;
+use crate::work::Marks;
 
 /// A job of many nodes, as each of its movers knows it.
 #[derive(Clone, Debug)]
@@ -117,9 +119,27 @@ impl SharedJob {
         Open { shared_job, ..self.open.clone() }
     }
 
-    /// The source that a place is in.
-    pub(crate) fn root_of(&self, place: &Place) -> Option<&ScanRoot> {
-        self.sources.get(usize::try_from(place.source).ok()?)
+    /// The source of this number.
+    pub(crate) fn root_of(&self, source: u32) -> Option<&ScanRoot> {
+        self.sources.get(usize::try_from(source).ok()?)
+    }
+
+    /// Scans a source on a thread that may block. A node that follows leaves the job where it sees other directories
+    /// than the ones that it is to scan.
+    pub(crate) async fn scan(
+        &self,
+        source: u32,
+        scan: impl FnOnce(&ScanRoot, &ScanConfig) -> Portion + Send + 'static,
+    ) -> Result<Portion, Stop> {
+        let root = self.root_of(source).ok_or(NO_SOURCE)?;
+        let (at, config) = (root.clone(), self.config.scan.clone());
+        let scanned = spawn_blocking(move || scan(&at, &config)).await;
+        let portion = scanned.map_err(|_panic| Stop::Nonsense("a walk panicked"))?;
+        let differs = || portion.difference().or_else(|| portion.failure_at(&root.source));
+        match differs().filter(|_| self.view == View::Follows) {
+            Some(error) => Err(Stop::Differs(error.to_string())),
+            None => Ok(portion),
+        }
     }
 
     /// How many sources there are.
@@ -136,6 +156,8 @@ pub(crate) enum Part {
     /// A mover's, which finds it under way.
     Mover,
 }
+
+const NO_SOURCE: Stop = Stop::Nonsense("a work item is about a source that the job does not have");
 
 /// How much one work item has: what a node of 400 Mbit/s moves in a second, and little beside the flush that
 /// ends it on a node of 10 Gbit/s.

@@ -12,6 +12,7 @@
 
 mod cut;
 mod error;
+mod finish;
 mod head;
 pub mod jetstream;
 mod job;

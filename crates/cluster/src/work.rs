@@ -2,12 +2,11 @@
 //!
 //! | item | what is to be done | it announces |
 //! |---|---|---|
-//! | *begin* | nothing: the job begins with it | the tree of each source, and to finish |
+//! | *begin* | nothing: the job begins with it | the tree of each source |
 //! | *trees* | directories are walked and sent, as far as one item goes | the rest of the walk, ranges, large files |
 //! | *names* | entries of one directory are looked up and sent | ranges and large files among them |
 //! | *range* | groups of a large file are sent | nothing |
 //! | *large file* | a file of which ranges are sent gets its name | nothing |
-//! | *finish* | directories get mode and time, with all below them | the rest of the walk |
 //!
 //! An item carries what its announcer has seen of the directories that it is about ([`DirectoryMark`]): a node that
 //! sees others there gives it back and leaves the job, and at the node that leads they fail.
@@ -72,8 +71,6 @@ pub enum Work {
     },
     /// To give a large file its name.
     Large(LargeFile),
-    /// To set mode and time of directories, and of all below them.
-    Finish(Vec<Place>),
 }
 
 /// A directory of a source, or the one that holds a source which is no directory.
@@ -169,16 +166,10 @@ impl Work {
         WorkId(id)
     }
 
-    /// The work by which all directories of so many sources are finished.
-    #[must_use]
-    pub fn finish(sources: u32) -> Self {
-        Self::Finish(Place::roots(sources).collect())
-    }
-
     /// Whether the work announces other work, and moves little itself.
     #[must_use]
     pub const fn is_walk(&self) -> bool {
-        matches!(self, Self::Begin(_) | Self::Trees(_) | Self::Finish(_))
+        matches!(self, Self::Begin(_) | Self::Trees(_))
     }
 }
 
@@ -292,7 +283,7 @@ mod tests {
         Name::from_bytes(text.as_bytes()).unwrap()
     }
 
-    fn each() -> [Work; 6] {
+    fn each() -> [Work; 5] {
         let mtime = Timestamp { seconds: -3, nanos: 5 };
         let file = LargeFile { directory: place("a/b"), name: name("f"), bytes: 1 << 40, mtime };
         [
@@ -301,7 +292,6 @@ mod tests {
             Work::Names { directory: place("a"), names: vec![name("x"), name("\u{e9}y")] },
             Work::Range { file: file.clone(), first: 3, groups: 9 },
             Work::Large(file),
-            Work::Finish(vec![place("")]),
         ]
     }
 
@@ -320,7 +310,7 @@ mod tests {
     #[test]
     fn an_id_follows_from_job_and_work_alone() {
         let ids: std::collections::BTreeSet<_> = each().iter().map(|work| work.id(JOB).0).collect();
-        assert_eq!(ids.len(), 6);
+        assert_eq!(ids.len(), 5);
         for work in each() {
             let first = WorkItem::first(JOB, work.clone(), 1);
             assert_eq!(first.parent, first.id(JOB), "the first has announced itself");

@@ -66,7 +66,10 @@ impl SharedJobSession {
             }
             SharedJobOrder::Count => self.count().map(SharedJobResult::Counted),
             SharedJobOrder::Close => self.close(transfer).map(|()| SharedJobResult::Done),
-            SharedJobOrder::Forget => self.forget(transfer).map(|()| SharedJobResult::Done),
+            SharedJobOrder::Forget => self.close(transfer).map(|()| {
+                self.forget(transfer);
+                SharedJobResult::Done
+            }),
             SharedJobOrder::Ping => Ok(SharedJobResult::Done),
         };
         Ok(done.unwrap_or_else(|(operation, error)| {
@@ -157,12 +160,11 @@ impl SharedJobSession {
             _ => cannot(rustix::io::Errno::IO.into()),
         })
     }
-}
 
-impl SharedJobSession {
-    fn forget(&self, transfer: &Transfer) -> Result<(), Failure> {
+    /// Removes the mark that the job has ended.
+    fn forget(&self, transfer: &Transfer) {
         let root = transfer.target.tree.open_directory(&RelPath::root());
-        root.and_then(|root| self.directory.forget(&root, self.job)).map_err(failed_to(Operation::Delete))
+        let _stays_for_a_while_then = root.and_then(|root| self.directory.forget(&root, self.job));
     }
 }
 

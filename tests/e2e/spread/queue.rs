@@ -103,19 +103,38 @@ impl WorkSource for Careless {
     }
 }
 
-/// A queue that hands out walks once more when some work has ended, as after the death of who had them.
+/// When a queue hands out walks once more, as after the death of who had them.
+enum Again {
+    /// When a large file has its name.
+    Named,
+    /// When the job is over, and this directory has its time.
+    Over(PathBuf),
+}
+
+/// A queue that hands out walks once more.
 struct Repeating {
     queue: Queue,
-    after: fn(&Work) -> bool,
+    again_when: Again,
     walks: Mutex<Vec<WorkItem>>,
     again: Mutex<Vec<WorkItem>>,
     repeated: AtomicU64,
 }
 
 impl Repeating {
-    fn new(after: fn(&Work) -> bool) -> Self {
+    fn new(again_when: Again) -> Self {
         let [walks, again] = [(); 2].map(|()| Mutex::default());
-        Self { queue: Queue::new(JOB), after, walks, again, repeated: AtomicU64::new(0) }
+        Self { queue: Queue::new(JOB), again_when, walks, again, repeated: AtomicU64::new(0) }
+    }
+
+    /// A walk for whoever does not know that the job is over.
+    async fn after_the_end(&self) -> Option<WorkItem> {
+        let Again::Over(directory) = &self.again_when else { return None };
+        let is_finished =
+            || directory.metadata().is_ok_and(|it| it.modified().unwrap() == crate::tree::old());
+        while !is_finished() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        self.walks.lock().unwrap().pop()
     }
 }
 
@@ -129,7 +148,10 @@ impl WorkSource for Repeating {
             }
             let taken = tokio::time::timeout(Duration::from_millis(20), self.queue.take()).await;
             let Ok(taken) = taken else { continue };
-            let Some(Taken { item, deliveries, delivery }) = taken? else { return Ok(None) };
+            let Some(Taken { item, deliveries, delivery }) = taken? else {
+                let again = self.after_the_end().await;
+                return Ok(again.map(|item| Taken { item, deliveries: 2, delivery: None }));
+            };
             if matches!(item.work, Work::Trees(_)) {
                 self.walks.lock().unwrap().push(item.clone());
             }
@@ -151,7 +173,7 @@ impl WorkSource for Repeating {
             self.repeated.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         };
-        if (self.after)(&item.work) {
+        if matches!((&self.again_when, &item.work), (Again::Named, Work::Large(_))) {
             self.again.lock().unwrap().append(&mut self.walks.lock().unwrap());
         }
         self.queue.done(Taken { item, deliveries, delivery }).await
@@ -254,7 +276,7 @@ fn a_walk_that_is_done_again_announces_a_large_file_that_has_got_its_name_meanwh
     paint(spread.source().join("small"), 7);
     // of an empty target nothing is asked
     std::fs::create_dir_all(spread.target_directory().join("other")).unwrap();
-    let source = Arc::new(Repeating::new(|work| matches!(work, Work::Large(_))));
+    let source = Arc::new(Repeating::new(Again::Named));
     let JobEnd { count, walks, .. } = spread.lead(&source, spread.receivers());
     assert!(source.repeated.load(Ordering::Relaxed) > 0 && count.repeats > 0, "{count:?}");
     assert_eq!((walks, count.contradictions, count.failed, count.files), (1, 0, 0, 2), "{count:?}");
@@ -275,7 +297,7 @@ fn what_is_done_again_after_the_end_takes_no_directory_its_time() {
         std::os::unix::fs::symlink("f1", source.join(directory).join("link")).unwrap();
     }
     ["d/e", "d", ""].into_iter().for_each(|directory| crate::tree::set_old(source.join(directory)));
-    let queue = Arc::new(Repeating::new(|work| matches!(work, Work::Finish(_))));
+    let queue = Arc::new(Repeating::new(Again::Over(spread.target_directory().join("d"))));
     let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
     assert!(queue.repeated.load(Ordering::Relaxed) > 0 && count.failed == 0, "{count:?}");
     spread.assert_done();

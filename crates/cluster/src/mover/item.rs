@@ -6,20 +6,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use zmove_scan::{
-    Directory, DirectoryMark, Entry, MarkedPath, Portion, PortionSize, ScanConfig, ScanItem, ScanRoot,
-    Wanted, look_up_portion, walk_portion,
+    Directory, DirectoryMark, Entry, MarkedPath, Portion, PortionSize, ScanItem, look_up_portion,
+    walk_portion,
 };
 use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, SessionOver, Settled, Unnamed};
 use zmove_types::{Event, Name, Observer, RelPath};
-use zmove_wire::{Batch, EntryFault, Fault, FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
+use zmove_wire::{FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
 use super::{Mover, Progress};
-use crate::cut::{rest_of, rest_to_finish, work_of};
+use crate::cut::{rest_of, work_of};
 use crate::error::{Stop, refused};
-use crate::job::{ITEM, View};
+use crate::job::ITEM;
 use crate::source::WorkSource;
 use crate::work::{LargeFile, Marks, Place, Work, WorkItem};
 
@@ -50,7 +50,13 @@ impl<W: WorkSource> Mover<W> {
     pub(super) async fn end(&self, item: &WorkItem, progress: &Progress) -> Result<(), Stop> {
         let done = self.act(item, progress).await?;
         progress.made();
-        self.record(item, done).await
+        match &item.work {
+            // one flush and one round trip do for all of them
+            Work::Large(file) if done.failed == 0 => {
+                tokio::try_join!(self.record(item, done), self.end_ranges(item, file)).map(drop)
+            }
+            _ => self.record(item, done).await,
+        }
     }
 
     /// Has the receiver record the end of an item.
@@ -71,9 +77,7 @@ impl<W: WorkSource> Mover<W> {
                 let trees = Place::roots(*sources)
                     .zip(marks)
                     .map(|(root, mark)| (Work::Trees(vec![root]), vec![mark]));
-                let done = self.announce_work(item, trees.collect()).await?;
-                // the head puts in what finishes the job, when all else has ended
-                Ok(Done { children: done.children + 1, ..done })
+                self.announce_work(item, trees.collect()).await
             }
             Work::Trees(places) => self.walk(item, places, progress).await,
             Work::Names { directory, names } => {
@@ -95,14 +99,7 @@ impl<W: WorkSource> Mover<W> {
                 }
                 Ok(Done::default())
             }
-            Work::Large(file) => {
-                let done = self.name(item, file, progress).await?;
-                if done.failed == 0 {
-                    self.end_ranges(item, file).await?;
-                }
-                Ok(done)
-            }
-            Work::Finish(places) => self.finish(item, places).await,
+            Work::Large(file) => self.name(item, file, progress).await,
         }
     }
 
@@ -115,20 +112,11 @@ impl<W: WorkSource> Mover<W> {
 
     async fn walk(&self, item: &WorkItem, places: &[Place], progress: &Progress) -> Result<Done, Stop> {
         let source = places.first().map_or(0, |place| place.source);
-        let portion = self.walk_places((places, &item.marks), ITEM).await?;
-        self.send_portion(item, (portion, source), progress).await
-    }
-
-    /// Walks places of one source, with the marks of these.
-    async fn walk_places(
-        &self,
-        (places, marks): (&[Place], &[Option<DirectoryMark>]),
-        size: PortionSize,
-    ) -> Result<Portion, Stop> {
-        let Some(first) = places.first() else { return Ok(Portion::default()) };
-        let marks = marks.iter().copied().chain(std::iter::repeat(None));
+        let marks = item.marks.iter().copied().chain(std::iter::repeat(None));
         let paths: Vec<_> = places.iter().zip(marks).map(|(place, mark)| marked(place, mark)).collect();
-        self.scan(first, move |root, config| walk_portion(root, &paths, size, config)).await
+        let portion =
+            self.job.scan(source, move |root, config| walk_portion(root, &paths, ITEM, config)).await?;
+        self.send_portion(item, (portion, source), progress).await
     }
 
     async fn look_up(
@@ -138,25 +126,8 @@ impl<W: WorkSource> Mover<W> {
         size: PortionSize,
     ) -> Result<Portion, Stop> {
         let path = marked(directory, mark);
-        self.scan(directory, move |root, config| look_up_portion(root, (&path, &names), size, config)).await
-    }
-
-    /// Scans the source that a place is in, on a thread that may block. Nothing is sent of it by a node that sees other
-    /// directories than the ones that it is to walk.
-    async fn scan(
-        &self,
-        place: &Place,
-        scan: impl FnOnce(&ScanRoot, &ScanConfig) -> Portion + Send + 'static,
-    ) -> Result<Portion, Stop> {
-        let root = self.job.root_of(place).ok_or(NO_SOURCE)?;
-        let (at, config) = (root.clone(), self.job.config.scan.clone());
-        let scanned = spawn_blocking(move || scan(&at, &config)).await;
-        let portion = scanned.map_err(|_panic| Stop::Nonsense("a walk panicked"))?;
-        let differs = || portion.difference().or_else(|| portion.failure_at(&root.source));
-        match differs().filter(|_| self.job.view == View::Follows) {
-            Some(error) => Err(Stop::Differs(error.to_string())),
-            None => Ok(portion),
-        }
+        let look = move |root: &_, config: &_| look_up_portion(root, (&path, &names), size, config);
+        self.job.scan(directory.source, look).await
     }
 
     /// Announces what a portion leaves, sends the portion, and has its large files get their names.
@@ -326,7 +297,8 @@ impl<W: WorkSource> Mover<W> {
     }
 
     fn path_of(&self, file: &LargeFile) -> PathBuf {
-        let root = self.job.root_of(&file.directory).map(|root| root.source.clone()).unwrap_or_default();
+        let root =
+            self.job.root_of(file.directory.source).map(|root| root.source.clone()).unwrap_or_default();
         root.join(file.directory.path.as_path()).join(file.name.as_os_str())
     }
 
@@ -390,7 +362,6 @@ impl<W: WorkSource> Mover<W> {
             let work = WorkItem { work: range, ..item.clone() }.id(self.job.id);
             let end = WorkEnd { work, parent: item.parent, children: 0, files: 0, bytes: 0, failed: 0 };
             let feeder = self.feeder.clone();
-            // one flush does for all of them
             ending.spawn(async move { feeder.order(SharedJobOrder::End(end), None).await });
         }
         while let Some(ended) = ending.join_next().await {
@@ -400,50 +371,6 @@ impl<W: WorkSource> Mover<W> {
             }
         }
         Ok(())
-    }
-
-    /// Sets mode and time of directories.
-    async fn finish(&self, item: &WorkItem, places: &[Place]) -> Result<Done, Stop> {
-        let mut done = Done::default();
-        let mut marks = &item.marks[..];
-        for places in places.chunk_by(|one, other| one.source == other.source) {
-            let source = places.first().map_or(0, |place| place.source);
-            let size = PortionSize { wanted: Wanted::Directories, ..ITEM };
-            let portion = self.walk_places((places, marks), size).await?;
-            marks = marks.get(places.len()..).unwrap_or_default();
-            done = done.and(self.announce_work(item, rest_to_finish(&portion, source)).await?);
-            // what else cannot be walked has been told when it was sent
-            if let Some(difference) = portion.difference() {
-                self.tell_failure(difference.to_string());
-                done = done.and(Done::FAILED);
-            }
-            for head in self.feeder.directory_heads(portion.items).await? {
-                let failed = self.set_directories(head).await?;
-                done = done.and(Done { failed, ..Done::default() });
-            }
-        }
-        Ok(done)
-    }
-
-    async fn set_directories(&self, head: Vec<u8>) -> Result<u64, Stop> {
-        // each group is one directory itself
-        let directories = Batch::decode(&head, 0).map_err(|_own| OWN_HEAD)?.groups;
-        match self.feeder.order(SharedJobOrder::SetDirectories { head }, None).await? {
-            SharedJobResult::DirectoriesSet(faults) => {
-                for EntryFault { entry, operation, code } in &faults {
-                    let number = usize::try_from(*entry).unwrap_or(usize::MAX);
-                    let path = directories.get(number).ok_or(NO_ENTRY)?.directory.clone();
-                    let fault = Fault { path, operation: *operation, code: *code };
-                    self.tell_failure(match code {
-                        // one that was found before has been made, or that has failed and been told
-                        FaultCode::Os(NO_SUCH_FILE) => format!("receiver: {fault}: {CAME_LATER}"),
-                        _ => format!("receiver: {fault}"),
-                    });
-                }
-                Ok(faults.len() as u64)
-            }
-            other => Err(refused(other)),
-        }
     }
 }
 
@@ -472,11 +399,6 @@ enum Committed {
     Missing(Vec<(u32, u32)>),
 }
 
-const OWN_HEAD: Stop = Stop::Nonsense("the head of an order cannot be read that was made here");
-const NO_ENTRY: Stop = Stop::Nonsense("the receiver tells the fault of a directory that it was not sent");
-const NO_SUCH_FILE: i32 = rustix::io::Errno::NOENT.raw_os_error();
-const CAME_LATER: &str = "it came while the push ran, or was removed; the same command sends what is there";
-const NO_SOURCE: Stop = Stop::Nonsense("a work item is about a source that the job does not have");
 /// How often it is asked whether all groups of a large file are there.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.

@@ -123,7 +123,7 @@ pub enum SharedJobOrder {
     Count,
     /// To end the job: nothing is left of it but what has its name, and a mark that it has ended.
     Close,
-    /// To remove that mark: no session of the job can come any more.
+    /// To end the job without that mark: no session of it can come any more.
     Forget,
     /// To answer at once, whatever the storage does.
     Ping,
