@@ -2,10 +2,11 @@
 //! target's.
 //!
 //! Nodes are network namespaces of this machine, each behind a link of its own (`network/star.rs`), with a round trip
-//! between the sides: who shares storage stands near. The links are what limits: a run in which the machine's processors
-//! were idle for less than a quarter of the time is void. All nodes use one file system, which is coherent and has no
-//! locks between nodes, so what a cluster file system adds is not in the figures. With `--model` each receiver sees the target by a mount of its own, which charges what clients of a cluster
-//! file system cost each other (`late/shared.rs` says what of it).
+//! between the sides: who shares storage stands near. The links are what limits: a run in which the processors were
+//! idle for less than a quarter of the time is void. All nodes use one file system, which is coherent and has no locks
+//! between nodes, so what a cluster file system adds is not in the figures. With `--model` each receiver sees the
+//! target by a mount of its own, which charges what clients of a cluster file system cost each other (`late/shared.rs`
+//! says what of it).
 
 mod data;
 mod figure;
@@ -53,8 +54,8 @@ pub(crate) struct ScaleArgs {
     /// Rate of each node's link, in each direction.
     #[arg(long, default_value = "400Mbit")]
     rate: Rate,
-    /// Round trip between a sender and a receiver in milliseconds. Above 0 paths are emulated in user space, which costs
-    /// processors.
+    /// Round trip between a sender and a receiver in milliseconds. Above 0 paths are emulated in user space, which
+    /// costs processors.
     #[arg(long, default_value = "0")]
     rtt: RoundTrip,
     /// Runs of each.
