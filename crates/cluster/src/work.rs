@@ -240,16 +240,16 @@ mod marks {
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         let time = |time: Timestamp| (time.seconds, time.nanos);
-        let mark = |mark: DirectoryMark| (mark.inode, time(mark.ctime), mark.parent_ctime.map(time));
+        let mark = |mark: DirectoryMark| (mark.inode, time(mark.ctime), mark.above_ctime.map(time));
         marks.iter().map(|seen| seen.map(mark)).collect::<Vec<_>>().serialize(serializer)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Marks, D::Error> {
         let time = |(seconds, nanos): Time| Timestamp { seconds, nanos };
-        let mark = |(inode, ctime, parent): (u64, Time, Option<Time>)| DirectoryMark {
+        let mark = |(inode, ctime, above): (u64, Time, Option<Time>)| DirectoryMark {
             inode,
             ctime: time(ctime),
-            parent_ctime: parent.map(time),
+            above_ctime: above.map(time),
         };
         let marks: Vec<Option<_>> = Deserialize::deserialize(deserializer)?;
         Ok(marks.into_iter().map(|seen| seen.map(mark)).collect())
@@ -298,8 +298,8 @@ mod tests {
     #[test]
     fn what_is_encoded_comes_back() {
         let ctime = Timestamp { seconds: 1 << 33, nanos: 999_999_999 };
-        let marks = [Some(ctime), None]
-            .map(|parent_ctime| Some(DirectoryMark { inode: 1 << 60, ctime, parent_ctime }));
+        let marks =
+            [Some(ctime), None].map(|above_ctime| Some(DirectoryMark { inode: 1 << 60, ctime, above_ctime }));
         for work in each() {
             let marks = [&marks[..], &[None]].concat();
             let item = WorkItem { parent: WorkId([3; 16]), walk: 2, is_repeat: true, marks, work };

@@ -5,10 +5,11 @@ use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::{Lab, Node, Outcome, finish, is_root, paint, skip};
+use super::{Lab, Node, Outcome, PATIENCE, finish, is_root, paint, skip};
 
 impl Lab {
     /// So many entries that all nodes get some: one takes a thousand at a time.
@@ -164,6 +165,50 @@ fn a_tree_that_changes_is_no_difference() {
     lab.assert_done();
 }
 
+/// What has been found below the directory that is exchanged is looked for below the other, by both nodes.
+#[test]
+fn a_directory_with_much_below_that_is_exchanged_is_sent_as_it_is_then() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    let tops = [lab.source().join("cur"), lab.site.path("new")];
+    let [cur, new] = tops.each_ref().map(|top| top.join("x"));
+    let files: Vec<_> = (0..DIRECTORIES)
+        .flat_map(|directory| (0..3).map(move |file| format!("d{directory}/e/f{file}")))
+        .collect();
+    let paint_all = |tree: &Path, bytes: u64| {
+        files.iter().zip(bytes..).for_each(|(file, bytes)| paint(tree.join(file), bytes));
+    };
+    // before what it takes the place of: nothing but the exchange itself is later
+    paint_all(&new, 510_000);
+    paint_all(&cur, 500_000);
+    let node = lab.join("other", &[]);
+    node.wait_for("waiting for it");
+    let push = lab.push(&[]).start();
+    let target = lab.site.path("shared/t/cur/x");
+    let has_come = |file: &String| target.join(file).exists();
+    let until = Instant::now() + PATIENCE;
+    while !files.iter().any(has_come) {
+        assert!(Instant::now() < until, "nothing comes");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // as by `mv cur old; mv new cur`, but that nobody finds nothing between the two
+    renameat_with(CWD, &tops[0], CWD, &tops[1], RenameFlags::EXCHANGE).unwrap();
+    let outcome = finish(push).expect(0);
+    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
+    assert!(!outcome.stderr.contains("takes no part"), "{}", outcome.stderr);
+    let read = |tree: &Path, file: &String| std::fs::read(tree.join(file)).unwrap();
+    let (mut from_old, mut from_cur) = (0, 0);
+    for file in &files {
+        let there = read(&target, file);
+        from_old += u32::from(there == read(&new, file));
+        from_cur += u32::from(there == read(&cur, file));
+    }
+    assert_eq!(from_old + from_cur, 3 * DIRECTORIES, "{from_old} and {from_cur} files");
+    assert!(from_cur > 0, "the push had ended before");
+    lab.push(&[]).outcome().expect(0);
+    lab.assert_done();
+}
+
 /// Makes an empty file, which is the same whenever it is read, and has two directories take each other's place.
 fn change(directory: &Path, number: u32) {
     if number.is_multiple_of(16) {
@@ -171,7 +216,7 @@ fn change(directory: &Path, number: u32) {
     }
     renameat_with(CWD, directory.join("turning"), CWD, directory.join("over"), RenameFlags::EXCHANGE)
         .unwrap();
-    std::thread::sleep(std::time::Duration::from_micros(100));
+    std::thread::sleep(Duration::from_micros(100));
 }
 
 const DIRECTORIES: u32 = 64;

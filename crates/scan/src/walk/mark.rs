@@ -3,11 +3,20 @@
 //! On a file system that all nodes share an inode number is the same for all, and a change time, which nobody can set,
 //! never goes back. In a copy inode numbers are others; in one that has them too, as of a snapshot or a volume, what
 //! has changed since is older. A directory that has changed *later* than its mark says is walked as it is, as by any
-//! push; so is one that has taken the place of another, which shows in the change time of the directory above.
+//! push; so is another one where any directory above it has changed later than whatever was seen of those: to exchange
+//! one of them changes the one that it is in.
+//!
+//! A change above says that a directory may have been replaced, and not that it was: in a tree whose top changes all
+//! the time an inode number alone shows nothing. What keeps a node from sending another tree then is compared besides:
+//! the roots, before it takes part; change times, since what lags behind has no later one above; and mounts, here on
+//! all of the way down. Where a file system itself has different directories for different hosts, with nothing mounted
+//! on them, and its top changes, each node sends those that it sees. What only its own cache of names still has, of a
+//! file system that cannot be asked, a node may send as long as that keeps it: a second or so after it was replaced.
 //!
 //! **Invariant:** a directory with a mark is listed only after it was held against it, and after the server was asked:
 //! a cache of this node that is behind is brought up to date, and is no difference.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
@@ -15,6 +24,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use zmove_types::{RelPath, Timestamp};
 
+use crate::config::ScanConfig;
 use crate::directory::{Directory, SourceRoot, Status};
 use crate::entry::Entry;
 use crate::error::{Difference, Operation, ScanError};
@@ -26,8 +36,8 @@ pub struct DirectoryMark {
     pub inode: u64,
     /// The change time.
     pub ctime: Timestamp,
-    /// The change time of the directory that it is in, before that was listed; `None` for a root.
-    pub parent_ctime: Option<Timestamp>,
+    /// The latest change time of all directories that it is below, each before it was listed; `None` for a root.
+    pub above_ctime: Option<Timestamp>,
 }
 
 /// A directory below a root, and what has been seen of it.
@@ -41,12 +51,12 @@ pub struct MarkedPath {
 
 impl DirectoryMark {
     pub(super) fn of_root(status: &Status) -> Self {
-        Self { inode: status.number.inode, ctime: status.ctime, parent_ctime: None }
+        Self { inode: status.number.inode, ctime: status.ctime, above_ctime: None }
     }
 
     /// The mark of a directory that is an entry of the one with this mark.
     pub(super) fn below(self, entry: &Entry) -> Self {
-        Self { inode: entry.inode, ctime: entry.ctime, parent_ctime: Some(self.ctime) }
+        Self { inode: entry.inode, ctime: entry.ctime, above_ctime: self.above_ctime.max(Some(self.ctime)) }
     }
 
     fn difference(self, here: &Status) -> Option<Difference> {
@@ -57,9 +67,14 @@ impl DirectoryMark {
         }
     }
 
+    /// Whether any directory above has changed, of which this is the latest change now.
+    fn has_changed_above(self, now: Timestamp) -> bool {
+        self.above_ctime.is_some_and(|then| now > then)
+    }
+
     /// The same directory, or the one that has taken its place, as it is now.
-    fn again(self, here: &Status) -> Self {
-        Self { inode: here.number.inode, ctime: here.ctime, ..self }
+    fn again(self, here: &Status, above: Option<Timestamp>) -> Self {
+        Self { inode: here.number.inode, ctime: here.ctime, above_ctime: self.above_ctime.max(above) }
     }
 }
 
@@ -68,11 +83,13 @@ pub(super) fn open_as_seen(
     root: &Arc<SourceRoot>,
     path: &RelPath,
     seen: DirectoryMark,
+    config: &ScanConfig,
     open: impl Fn(&RelPath) -> Result<Arc<Directory>, Errno>,
 ) -> Result<(Arc<Directory>, DirectoryMark), ScanError> {
     let failed = |errno| ScanError::listed(root.path().join(path.as_path()), Operation::Open, errno);
     let mut pauses = PAUSES.into_iter();
-    let mut parent_has_changed = false;
+    let mut above = None;
+    let mut may_be_replaced = false;
     loop {
         let opened = open(path).and_then(|directory| Ok((directory.status_at_server()?, directory)));
         let difference = match &opened {
@@ -80,38 +97,72 @@ pub(super) fn open_as_seen(
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => Some(Difference::Missing),
             Err(errno) => return Err(failed(*errno)),
         };
-        let is_replaced = parent_has_changed && difference != Some(Difference::Older);
+        let is_replaced = may_be_replaced && difference != Some(Difference::Older);
         match (difference, opened) {
-            (None, Ok((here, directory))) => return Ok((directory, seen.again(&here))),
-            (Some(_), Ok((here, directory))) if is_replaced => return Ok((directory, seen.again(&here))),
+            (None, Ok((here, directory))) => return Ok((directory, seen.again(&here, above))),
+            (Some(_), Ok((here, directory))) if is_replaced => {
+                as_mounted(config, here.is_mount, || directory.full_path())?;
+                return Ok((directory, seen.again(&here, above)));
+            }
             (Some(_), Err(errno)) if is_replaced => return Err(failed(errno)),
             (difference, _) => {
                 let difference = difference.unwrap_or(Difference::Missing);
                 let Some(pause) = pauses.next() else {
                     return Err(ScanError::Differs { path: root.path().join(path.as_path()), difference });
                 };
+                above = ask_above(path, config, &open)?;
                 // one that has gone takes this with it
-                parent_has_changed = match ask_above(path, &open) {
-                    Some(now) => seen.parent_ctime.is_some_and(|then| now > then),
-                    None => !path.is_root(),
-                };
+                may_be_replaced = above.map_or(!path.is_root(), |now| seen.has_changed_above(now));
                 sleep(pause);
             }
         }
     }
 }
 
-/// The change time of the directory above a path. All above that is asked for as well, from the root downwards, so that
-/// no name on the way is taken from a cache.
-fn ask_above(path: &RelPath, open: &impl Fn(&RelPath) -> Result<Arc<Directory>, Errno>) -> Option<Timestamp> {
-    let above: Vec<_> = path.lineage().skip(1).collect();
-    let ask = |above: &[u8]| {
-        let above = RelPath::from_bytes(above).ok()?;
-        let status = open(&above).and_then(|directory| directory.status_at_server());
-        status.ok().map(|status| status.ctime)
-    };
+/// The latest change time of the directories above a path; `None` where one has gone, and above a root. All are asked
+/// for, from the root downwards, so that no name on the way is taken from a cache.
+///
+/// # Errors
+/// Something is mounted on one of them otherwise than at the node that leads.
+fn ask_above(
+    path: &RelPath,
+    config: &ScanConfig,
+    open: &impl Fn(&RelPath) -> Result<Arc<Directory>, Errno>,
+) -> Result<Option<Timestamp>, ScanError> {
+    let mut latest = None;
     // a loop: there may be more directories than a stack has room for
-    above.into_iter().rev().fold(None, |_, above| ask(above))
+    for above in path.lineage().skip(1).collect::<Vec<_>>().into_iter().rev() {
+        let opened = RelPath::from_bytes(above).ok().and_then(|above| open(&above).ok());
+        let asked = opened.and_then(|directory| Some((directory.status_at_server().ok()?, directory)));
+        let Some((status, directory)) = asked else { return Ok(None) };
+        if !above.is_empty() {
+            as_mounted(config, status.is_mount, || directory.full_path())?;
+        }
+        latest = latest.max(Some(status.ctime));
+    }
+    Ok(latest)
+}
+
+/// Compares what is mounted on an entry with the mounts of the node that leads: what is mounted hides what all nodes
+/// see.
+///
+/// # Errors
+/// Something is mounted on it here alone, or there alone.
+pub(super) fn as_mounted(
+    config: &ScanConfig,
+    is_mount: Option<bool>,
+    path: impl FnOnce() -> PathBuf,
+) -> Result<(), ScanError> {
+    let (Some(mounts), Some(is_mount)) = (&config.mounts, is_mount) else { return Ok(()) };
+    if !is_mount && mounts.is_empty() {
+        return Ok(());
+    }
+    let path = path();
+    match (is_mount, mounts.contains(&path)) {
+        (true, false) => Err(ScanError::Differs { path, difference: Difference::MountedHere }),
+        (false, true) => Err(ScanError::Differs { path, difference: Difference::NotMountedHere }),
+        (true, true) | (false, false) => Ok(()),
+    }
 }
 
 /// How long is waited before it is looked again, each time. The first time asks the servers for all directories above;
@@ -126,7 +177,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::{ScanConfig, ScanRoot};
+    use crate::config::ScanRoot;
     use crate::walk::{Portion, PortionSize, Wanted, mark_root, walk_portion};
 
     const NOTHING_BELOW: PortionSize =
@@ -172,6 +223,51 @@ mod tests {
         assert_eq!(difference(&walk(home.path(), &replaced.directories)), None);
     }
 
+    /// What has been found below the one that is exchanged is looked for below the other, at once.
+    #[test]
+    fn below_a_directory_that_is_exchanged_what_is_there_is_walked() {
+        let [home, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [cur, new] = [&home, &other].map(|tree| tree.path().join("cur"));
+        create_dir_all(cur.join("a/b/c")).unwrap();
+        create_dir_all(new.join("a/b/c")).unwrap();
+        write(new.join("a/b/c/f"), "").unwrap();
+        let below = |found: &[MarkedPath]| walk(home.path(), found).directories;
+        let b = below(&below(&found_in(home.path())));
+        let c = below(&b);
+        assert_eq!(c[0].path.as_bytes(), b"cur/a/b/c");
+        rename(&cur, other.path().join("old")).unwrap();
+        rename(&new, &cur).unwrap();
+        let replaced = walk(home.path(), &c);
+        assert_eq!((difference(&replaced), replaced.items.len()), (None, 1), "{replaced:?}");
+        let path = RelPath::from_bytes(b"cur/a/gone").unwrap();
+        let vanished = walk(home.path(), &[MarkedPath { path, ..b[0].clone() }]).items;
+        assert!(matches!(vanished[..], [crate::ScanItem::Error(ScanError::Vanished { .. })]), "{vanished:?}");
+        // held against what is seen after the exchange, which no change above is later than
+        let seen = below(&b);
+        let inode = c[0].mark.unwrap().inode;
+        let mark = Some(DirectoryMark { inode, ..seen[0].mark.unwrap() });
+        let another = difference(&walk(home.path(), &[MarkedPath { mark, ..seen[0].clone() }]));
+        assert!(matches!(another, Some(Difference::Another { .. })), "{another:?}");
+    }
+
+    /// A change above, which there always is at the top of a busy tree, does not let a node send what is mounted there.
+    #[test]
+    fn what_is_mounted_on_the_way_is_told_where_something_above_has_changed() {
+        let changed_above = Some(Timestamp::default());
+        let mark = Some(DirectoryMark { inode: 0, ctime: Timestamp::default(), above_ctime: changed_above });
+        let walk = |path: &str, mounts: &[&str]| {
+            let mounts = mounts.iter().map(PathBuf::from).collect::<BTreeSet<_>>();
+            let config = ScanConfig { mounts: Some(Arc::new(mounts)), ..ScanConfig::default() };
+            let place = MarkedPath { path: RelPath::from_bytes(path.as_bytes()).unwrap(), mark };
+            difference(&walk_portion(&ScanRoot::new("/", RelPath::root()), &[place], NOTHING_BELOW, &config))
+        };
+        for path in ["proc", "proc/sys/kernel"] {
+            assert_eq!(walk(path, &[]), Some(Difference::MountedHere), "{path}");
+        }
+        assert_eq!(walk("proc/fs", &["/proc", "/proc/fs"]), Some(Difference::NotMountedHere));
+        assert_eq!(walk("proc/fs", &["/proc"]), None);
+    }
+
     #[test]
     fn a_directory_that_goes_after_it_was_seen_has_vanished() {
         let home = tempfile::tempdir().unwrap();
@@ -204,10 +300,7 @@ mod tests {
         assert_eq!(other(|mark| mark.ctime.seconds += 1), Some(Difference::Older));
         remove_dir(home.path().join("d")).unwrap();
         // seen in a directory that has changed since, as far as this node knows
-        assert_eq!(
-            other(|mark| mark.parent_ctime.as_mut().unwrap().seconds += 10),
-            Some(Difference::Missing)
-        );
+        assert_eq!(other(|mark| mark.above_ctime.as_mut().unwrap().seconds += 10), Some(Difference::Missing));
     }
 
     #[test]
@@ -233,7 +326,7 @@ mod tests {
             });
             errors.collect::<Vec<_>>()
         };
-        let proc = (std::path::PathBuf::from("/proc"), Difference::MountedHere);
+        let proc = (PathBuf::from("/proc"), Difference::MountedHere);
         assert!(walk(Path::new("/"), &[]).contains(&proc));
         assert!(!walk(Path::new("/"), &[Path::new("/proc")]).contains(&proc));
         let home = tempfile::tempdir().unwrap();

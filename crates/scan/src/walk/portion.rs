@@ -16,9 +16,9 @@ use zmove_types::{Name, RelPath};
 use crate::config::{ScanConfig, ScanRoot};
 use crate::directory::{Directory, Extent, SourceRoot};
 use crate::entry::{Entry, EntryBatch, EntryKind, ScanItem};
-use crate::error::{Difference, Operation, ScanError};
+use crate::error::{Operation, ScanError};
 
-use super::mark::{DirectoryMark, MarkedPath, open_as_seen};
+use super::mark::{DirectoryMark, MarkedPath, as_mounted, open_as_seen};
 use super::names::NameList;
 use super::{Parts, Tally, Walk, Worker};
 
@@ -230,7 +230,8 @@ impl Walker<'_, '_> {
         let Some(seen) = *mark else {
             return self.worker.walk.open(root, path).map_err(|errno| not_opened(root, path, errno));
         };
-        let (directory, now) = open_as_seen(root, path, seen, |path| self.worker.walk.open(root, path))?;
+        let walk = &self.worker.walk;
+        let (directory, now) = open_as_seen(root, path, seen, &walk.config, |path| walk.open(root, path))?;
         self.portion.marks.insert(path.clone(), now);
         Ok(directory)
     }
@@ -336,28 +337,16 @@ impl Walker<'_, '_> {
         below
     }
 
-    /// Reports entries on which something is mounted here and not at the node that leads, or the other way round. What
-    /// is mounted hides what all nodes see.
+    /// Reports entries on which something is mounted otherwise than at the node that leads.
     fn compare_mounts(&mut self, directory: &Directory, entries: &[Entry]) {
-        let Some(mounts) = &self.worker.walk.config.mounts else { return };
         if directory.root().extent == Extent::SingleEntry {
             return; // a source itself, which is compared before the walk
         }
-        let is_another = |entry: &Entry| {
-            let is_mount = entry.is_mount?;
-            if !is_mount && mounts.is_empty() {
-                return None;
-            }
-            let path = directory.display_path(&entry.name);
-            let difference = match (is_mount, mounts.contains(&path)) {
-                (true, false) => Difference::MountedHere,
-                (false, true) => Difference::NotMountedHere,
-                (true, true) | (false, false) => return None,
-            };
-            Some(ScanError::Differs { path, difference })
-        };
-        let others: Vec<_> = entries.iter().filter_map(is_another).collect();
-        others.into_iter().for_each(|error| self.report(error));
+        for entry in entries {
+            let compared =
+                as_mounted(&self.worker.walk.config, entry.is_mount, || directory.display_path(&entry.name));
+            compared.unwrap_or_else(|error| self.report(error));
+        }
     }
 }
 
