@@ -25,6 +25,8 @@ struct State {
     upstream: SocketAddr,
     /// What may still go upstream.
     bytes_left: u64,
+    /// Whether all connections are closed each time, and others may come, in the place of a stall.
+    cuts_after: Option<u64>,
     strike: Option<Strike>,
     open: Vec<TcpStream>,
     /// What each pair of these has carried upstream.
@@ -46,20 +48,30 @@ pub(crate) struct Strike {
 impl Proxy {
     /// A relay to `upstream` that stalls when `bytes_max` have gone there.
     pub(crate) fn start(upstream: SocketAddr, bytes_max: u64) -> Self {
-        Self::start_with(upstream, bytes_max, None)
+        Self::start_with(upstream, (bytes_max, None), None)
+    }
+
+    /// A relay to `upstream` that closes all connections each time that so many bytes have gone there.
+    pub(crate) fn cutting(upstream: SocketAddr, bytes: u64) -> Self {
+        Self::start_with(upstream, (bytes, Some(bytes)), None)
     }
 
     /// A relay to `upstream` that strikes once.
     pub(crate) fn striking(upstream: SocketAddr, strike: Strike) -> Self {
-        Self::start_with(upstream, u64::MAX, Some(strike))
+        Self::start_with(upstream, (u64::MAX, None), Some(strike))
     }
 
-    fn start_with(upstream: SocketAddr, bytes_max: u64, strike: Option<Strike>) -> Self {
+    fn start_with(
+        upstream: SocketAddr,
+        (bytes_left, cuts_after): (u64, Option<u64>),
+        strike: Option<Strike>,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let state = Mutex::new(State {
             upstream,
-            bytes_left: bytes_max,
+            bytes_left,
+            cuts_after,
             strike,
             open: Vec::new(),
             carried: Vec::new(),
@@ -152,12 +164,18 @@ impl Proxy {
     /// The same, and stalls again when `bytes_max` more have gone there.
     pub(crate) fn reset_for(&self, upstream: SocketAddr, bytes_max: u64) {
         let mut state = self.shared.state.lock().unwrap();
-        for stream in state.open.drain(..) {
-            drop(stream.shutdown(Shutdown::Both));
-        }
-        state.carried.clear();
+        state.cut();
         (state.upstream, state.bytes_left, state.resumed) = (upstream, bytes_max, false);
         self.shared.changed.notify_all();
+    }
+}
+
+impl State {
+    fn cut(&mut self) {
+        for stream in self.open.drain(..) {
+            drop(stream.shutdown(Shutdown::Both));
+        }
+        self.carried.clear();
     }
 }
 
@@ -211,6 +229,11 @@ impl Shared {
         if state.bytes_left >= bytes {
             state.bytes_left -= bytes;
             return true;
+        }
+        if let Some(bytes) = state.cuts_after {
+            state.cut();
+            state.bytes_left = bytes;
+            return false;
         }
         state.bytes_left = 0;
         self.changed.notify_all();

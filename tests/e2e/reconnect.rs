@@ -253,6 +253,34 @@ fn who_has_waited_long_enough_is_told_why() {
     outcome.says(&[&end]).lines(2);
 }
 
+/// The receiver answers each time, and all connections are lost before a group of the file is stored.
+#[test]
+fn sessions_that_begin_and_are_lost_end_the_push() {
+    let site = Site::daemon();
+    paint(site.source().join("large"), LARGE_BYTES);
+    let proxy = Proxy::cutting(site.the_daemon().address, 1 << 20);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let outcome = site.push_by(&proxy.address, &["--timeout", "3s"]).outcome().expect(12);
+    let address = proxy.address.to_string();
+    let end = [" sessions in a row with ", &address, " began and were lost, and nothing was done in them: "];
+    outcome.says(&end);
+}
+
+#[test]
+fn sessions_that_come_further_are_lost_as_often_as_it_takes() {
+    let site = Site::daemon();
+    for number in 0..80 {
+        paint(site.source().join(format!("small/{number}")), 500_000 + number);
+    }
+    paint(site.source().join("large"), 10 * GROUP_BYTES);
+    // some batches and groups
+    let proxy = Proxy::cutting(site.the_daemon().address, 18 << 20);
+    site.pin(&proxy.address, site.the_daemon().fingerprint);
+    let outcome = site.push_by(&proxy.address, &["--json", "--timeout", "2s"]).outcome().expect(0);
+    assert!(outcome.summary()["reconnects"].as_u64() > Some(2), "{}", outcome.stdout);
+    assert_same(&site.source(), &site.target());
+}
+
 #[test]
 fn who_does_not_want_to_wait_is_told_at_once() {
     let HalfWay { site, proxy, client } = half_way(Site::daemon(), &["--timeout", "0"]);

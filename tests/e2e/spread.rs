@@ -16,6 +16,7 @@ use crate::command::{Runner, Zmove};
 use crate::daemon::Daemon;
 use crate::harness::Site;
 use crate::namespace::Namespace;
+use crate::proxy::Proxy;
 use crate::tree::{assert_same, paint, paint_interesting_sizes, set_mode, set_old};
 
 /// The directory of the epoch that stands for the end of a job.
@@ -71,9 +72,23 @@ impl Spread {
     }
 
     fn push(&self, options: &[&str], source: &str) -> Zmove {
+        self.push_to(self.target("t"), options, source)
+    }
+
+    fn push_to(&self, target: OsString, options: &[&str], source: &str) -> Zmove {
         let mut zmove = Runner::default().zmove(&self.home());
-        zmove.0.args(["push"]).args(options).arg(self.site.path(source).join("")).arg(self.target("t"));
+        zmove.0.args(["push"]).args(options).arg(self.site.path(source).join("")).arg(target);
         zmove
+    }
+
+    /// The target by relays that lie before the receivers.
+    fn target_by(&self, relays: &[Proxy]) -> OsString {
+        for (daemon, relay) in self.daemons.iter().zip(relays) {
+            let (host, port) = (relay.address.ip().to_string(), relay.address.port());
+            KnownHosts::open(&self.home()).unwrap().pin(&host, port, daemon.fingerprint).unwrap();
+        }
+        let hosts: Vec<_> = relays.iter().map(|relay| relay.address.to_string()).collect();
+        format!("{}:t", hosts.join(",")).into()
     }
 
     fn source(&self) -> PathBuf {

@@ -97,6 +97,14 @@ pub enum SessionEnd {
         /// Why it could not.
         code: FaultCode,
     },
+    /// Nothing was done in so many sessions in a row.
+    #[error("{last}; {sessions} sessions in a row began and were lost, and nothing was done in them")]
+    InVain {
+        /// How many sessions.
+        sessions: u32,
+        /// Why the last one has ended.
+        last: Box<Self>,
+    },
     /// What was done in it could not go on.
     #[error(transparent)]
     Stop(#[from] Stop),
@@ -141,7 +149,7 @@ impl SessionEnd {
         match self {
             Self::NoRoom { .. } => true,
             Self::Stop(Stop::Movers(end)) => end.is_no_room(),
-            Self::Connect(_) | Self::Session(_) | Self::Stop(_) => false,
+            Self::Connect(_) | Self::Session(_) | Self::InVain { .. } | Self::Stop(_) => false,
         }
     }
 
@@ -151,7 +159,7 @@ impl SessionEnd {
             Self::Connect(error) => error.is_lost(),
             Self::Session(error) => error.is_lost(),
             Self::Stop(stop) => matches!(stop, Stop::Session(_)),
-            Self::NoRoom { .. } => false,
+            Self::NoRoom { .. } | Self::InVain { .. } => false,
         }
     }
 
@@ -161,6 +169,7 @@ impl SessionEnd {
             Self::Connect(error) => !error.is_lost(),
             Self::Session(error) => !error.is_lost(),
             Self::NoRoom { .. } => true,
+            Self::InVain { .. } => false,
             Self::Stop(stop) => matches!(stop, Stop::Fenced | Stop::Nonsense(_)),
         }
     }

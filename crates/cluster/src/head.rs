@@ -25,7 +25,7 @@ use crate::error::{SessionEnd, Stop, WorkError, refused};
 use crate::finish::finish;
 use crate::job::{Part, SharedJob};
 use crate::mover::Mover;
-use crate::receiver::{Ears, Receiver, Served, SessionEars, Skipped, in_session};
+use crate::receiver::{Ears, Fate, Receiver, Served, SessionEars, Skipped, in_session};
 use crate::source::WorkSource;
 use crate::work::{Work, WorkItem};
 
@@ -124,8 +124,15 @@ impl<W: WorkSource> Lead<W> {
             movers.spawn(unless_others_come((number, self.others_come_within), heard, mover));
         }
         let has_lost_sessions = Arc::clone(&ears.has_lost_sessions);
-        let mut progress =
-            Progress { walks: 0, in_vain: (0, 0), movers, over, is_finished: false, has_lost_sessions };
+        let mut progress = Progress {
+            walks: 0,
+            ended_most: 0,
+            in_vain: (0, 0),
+            movers,
+            over,
+            is_finished: false,
+            has_lost_sessions,
+        };
         let patient = self.patient(0, ears);
         let ended = tokio::select! {
             ended = self.lead(patient, &mut progress) => ended,
@@ -180,12 +187,12 @@ impl<W: WorkSource> Lead<W> {
             let (number, receiver) = patient.next_receiver();
             let ears = patient.ears.within(number, &receiver);
             let session = in_session(&receiver, &self.job, Part::Head, &ears, |feeder| {
-                self.lead_in((feeder, &ears), progress, (&mut outage, &mut count))
+                self.lead_in((feeder, &ears), progress, &mut count)
             });
             match session.await {
                 Err(error) if !(progress.is_finished && is_closed(&error)) => {
                     let has_begun = *self.begun.borrow();
-                    let paused = patient.pause((number, error), &mut outage, has_begun).await;
+                    let paused = patient.pause((&ears, error), &mut outage, has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
                         Ok(error) => JobError::Queue(error),
                         Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
@@ -207,11 +214,11 @@ impl<W: WorkSource> Lead<W> {
         &self,
         (feeder, ears): (Feeder, &SessionEars),
         progress: &mut Progress,
-        (outage, count): (&mut Outage, &mut SharedJobCount),
+        count: &mut SharedJobCount,
     ) -> Result<(), Stop> {
         // a session that breaks later than this takes nothing of it back
         if !progress.is_over() {
-            *count = self.conduct((&feeder, ears), progress, outage).await?;
+            *count = self.conduct((&feeder, ears), progress).await?;
             self.source.close().await?;
             progress.over.send_replace(true);
         }
@@ -237,12 +244,13 @@ impl<W: WorkSource> Lead<W> {
         &self,
         (feeder, ears): (&Feeder, &SessionEars),
         progress: &mut Progress,
-        outage: &mut Outage,
     ) -> Result<SharedJobCount, Stop> {
-        // an answer shows that the session has begun
-        count(feeder).await?;
-        outage.ends();
-        ears.is_of_use();
+        // an answer shows that the session has begun; what all nodes have done meanwhile counts for the head
+        let ended = count(feeder).await?.work_ended;
+        if ended > progress.ended_most {
+            progress.ended_most = ended;
+            ears.is_of_use();
+        }
         self.begun.send_replace(true);
         loop {
             if self.source.waiting().await?.is_idle() {
@@ -290,6 +298,8 @@ async fn unless_others_come(
 /// How far the head is.
 struct Progress {
     walks: u32,
+    /// The most work that had ended when a session began.
+    ended_most: u64,
     /// How much had ended after the last walk, and how many walks have added nothing.
     in_vain: (u64, u32),
     movers: JoinSet<Result<(), SessionEnd>>,
@@ -327,7 +337,10 @@ fn is_closed(error: &SessionEnd) -> bool {
     match error {
         SessionEnd::Session(SessionError::Refused(refusal)) => refusal.code == RefusalCode::Denied,
         SessionEnd::Stop(stop) => matches!(stop, Stop::Fenced),
-        SessionEnd::Connect(_) | SessionEnd::Session(_) | SessionEnd::NoRoom { .. } => false,
+        SessionEnd::Connect(_)
+        | SessionEnd::Session(_)
+        | SessionEnd::NoRoom { .. }
+        | SessionEnd::InVain { .. } => false,
     }
 }
 
@@ -341,17 +354,42 @@ struct Patient<W> {
     ears: Ears,
 }
 
-/// The time without a session in which anything was done.
+/// The time without a session in which work has ended. That of sessions in which a receiver has answered is no part of
+/// it: the head does no work, and a mover may have none for long.
 #[derive(Debug, Default)]
 struct Outage {
     since: Option<Instant>,
     /// How many sessions have failed for good, one after the other.
     refusals: usize,
+    /// How many sessions have begun, one after the other, in which no work has ended.
+    in_vain: u32,
 }
 
 impl Outage {
-    fn ends(&mut self) {
-        *self = Self::default();
+    /// Notes that a session has ended before its work.
+    fn note(&mut self, session: Fate) {
+        match session {
+            Fate::OfUse => *self = Self::default(),
+            Fate::InVain(lasted) => {
+                self.in_vain += 1;
+                self.refusals = 0;
+                self.since = self.since.map(|since| since + lasted);
+            }
+            Fate::NotBegun => {}
+        }
+    }
+
+    /// How long it has lasted, from the first loss on.
+    fn lasts(&mut self) -> Duration {
+        self.since.get_or_insert_with(Instant::now).elapsed()
+    }
+
+    /// Why nobody waits any longer.
+    fn given_up(&self, last: SessionEnd) -> SessionEnd {
+        match self.in_vain {
+            0 | 1 => last,
+            sessions => SessionEnd::InVain { sessions, last: Box::new(last) },
+        }
     }
 }
 
@@ -378,10 +416,7 @@ impl<W: WorkSource> Patient<W> {
             let ears = self.ears.within(number, &receiver);
             let session = in_session(&receiver, &self.job, Part::Mover, &ears, |feeder| {
                 let (job, source) = (Arc::clone(&self.job), Arc::clone(&self.source));
-                Mover::new(job, source, feeder, Arc::clone(&ears)).run(|| {
-                    outage.ends();
-                    ears.has_ended();
-                })
+                Mover::new(job, source, feeder, Arc::clone(&ears)).run(|| ears.has_ended())
             });
             match session.await {
                 Ok(()) => return Ok(()),
@@ -391,7 +426,7 @@ impl<W: WorkSource> Patient<W> {
                     return Ok(());
                 }
                 Err(error) => {
-                    self.pause((number, error), &mut outage, true).await.map_err(|error| *error)?;
+                    self.pause((&ears, error), &mut outage, true).await.map_err(|error| *error)?;
                 }
             }
         }
@@ -401,16 +436,20 @@ impl<W: WorkSource> Patient<W> {
     /// receiver is tried once, so that a wrong name is told at once.
     async fn pause(
         &self,
-        (number, error): (usize, SessionEnd),
+        (session, error): (&SessionEars, SessionEnd),
         outage: &mut Outage,
         has_begun: bool,
     ) -> Result<(), Box<SessionEnd>> {
         self.ears.has_lost_sessions.store(true, Ordering::Relaxed);
-        let since = *outage.since.get_or_insert_with(Instant::now);
+        outage.note(session.fate());
         outage.refusals = if error.is_final() || !has_begun { outage.refusals + 1 } else { 0 };
-        if error.ends_all() || outage.refusals >= self.receivers.len() || since.elapsed() >= self.patience {
+        if error.ends_all() || outage.refusals >= self.receivers.len() {
             return Err(Box::new(error));
         }
+        if outage.lasts() >= self.patience {
+            return Err(Box::new(outage.given_up(error)));
+        }
+        let number = session.number;
         if self.ears.is_news(number, &error) {
             let at = match &error {
                 SessionEnd::Connect(_says_where) => String::new(),
@@ -483,6 +522,20 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn sessions_that_begin_end_no_outage_and_their_time_is_no_part_of_it() {
+        let (mut outage, second) = (Outage::default(), Duration::from_secs(1));
+        for _ in 0..3 {
+            tokio::time::advance(9 * second).await;
+            outage.note(Fate::InVain(9 * second));
+            outage.lasts();
+            tokio::time::advance(second).await;
+        }
+        assert_eq!((outage.lasts(), outage.in_vain), (3 * second, 3));
+        outage.note(Fate::OfUse);
+        assert_eq!((outage.lasts(), outage.in_vain), (Duration::ZERO, 0));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_mover_that_waits_whether_it_is_needed_does_not_hold_up_a_job_that_is_over() {

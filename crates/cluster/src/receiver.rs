@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run};
@@ -74,20 +74,45 @@ impl Ears {
 
     /// The ears for a session with a receiver of this number.
     pub(crate) fn within(&self, number: usize, receiver: &Receiver) -> Arc<SessionEars> {
-        Arc::new(SessionEars { ears: self.clone(), number, receiver: receiver.remote.to_string() })
+        Arc::new(SessionEars {
+            ears: self.clone(),
+            number,
+            receiver: receiver.remote.to_string(),
+            dialled: Instant::now(),
+            has_begun: AtomicBool::new(false),
+            has_answered: AtomicBool::new(false),
+            has_come_further: AtomicBool::new(false),
+        })
     }
 }
 
 /// What one session has moved, failed and warned of, for all who listen to the job.
 pub(crate) struct SessionEars {
     ears: Ears,
-    number: usize,
+    /// The receiver's number.
+    pub(crate) number: usize,
     receiver: String,
+    dialled: Instant,
+    has_begun: AtomicBool,
+    has_answered: AtomicBool,
+    has_come_further: AtomicBool,
+}
+
+/// What a session has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// The receiver has not begun it.
+    NotBegun,
+    /// No work has ended, and the receiver has answered for so long.
+    InVain(Duration),
+    /// Work has ended.
+    OfUse,
 }
 
 impl SessionEars {
-    /// The session is of use.
+    /// Work has ended, in this session or elsewhere since the one before.
     pub(crate) fn is_of_use(&self) {
+        self.has_come_further.store(true, Ordering::Relaxed);
         self.ears.useless.lock().retain(|(number, _)| *number != self.number);
     }
 
@@ -95,6 +120,20 @@ impl SessionEars {
     pub(crate) fn has_ended(&self) {
         self.is_of_use();
         self.ears.served.items.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What the session has come to, which is over.
+    pub(crate) fn fate(&self) -> Fate {
+        let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        if is(&self.has_come_further) {
+            Fate::OfUse
+        } else if is(&self.has_answered) {
+            Fate::InVain(self.dialled.elapsed())
+        } else if is(&self.has_begun) {
+            Fate::InVain(Duration::ZERO)
+        } else {
+            Fate::NotBegun
+        }
     }
 
     /// A range of the large file that this item gives its name could not be sent, or stored.
@@ -126,6 +165,7 @@ impl Observer for SessionEars {
             | Event::NotKept { .. }
             | Event::Warned { .. }
             | Event::Limited { .. } => {}
+            Event::Answered => return self.has_answered.store(true, Ordering::Relaxed),
             // of the session alone
             _ => return,
         }
@@ -236,6 +276,7 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
             },
         }
     };
+    ears.has_begun.store(run.was_up(), Ordering::Relaxed);
     reached.dialler.close().await;
     if let Some(ssh) = reached.ssh {
         ssh.end().await;

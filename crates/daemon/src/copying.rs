@@ -376,9 +376,10 @@ fn refusal_of(error: &PushError) -> Refusal {
         PushError::Session(SessionError::Refused(refusal)) if refusal.code != RefusalCode::Stopping => {
             refusal.code
         }
-        PushError::Session(_) | PushError::GivenUp { .. } | PushError::StillBusy { .. } => {
-            RefusalCode::Broken
-        }
+        PushError::Session(_)
+        | PushError::GivenUp { .. }
+        | PushError::InVain { .. }
+        | PushError::StillBusy { .. } => RefusalCode::Broken,
         _ => RefusalCode::Failed,
     };
     Refusal { code, text }

@@ -1,11 +1,12 @@
 //! Back-off: how long a push goes on without connections, and how it spends that time. Pure, without a clock.
 //!
 //! A wait is short at first and doubles each time up to a bound; chance takes off up to half of it. An outage
-//! lasts from the loss to the first answer of the receiver to anything it was sent: a daemon that accepts a
-//! connection and fails at once does not end it.
-//! |
+//! lasts from the loss until something is done: a host that answers, and whose connections are lost at once, time
+//! after time, does not end it. The time of sessions in which the host has answered is no part of it: to compare much
+//! takes long.
+//!
 //! **Invariant:** no wait goes beyond the end of the timeout, and the timeout ends the push unless something
-//! moves in between.
+//! is done in between.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,13 +26,15 @@ impl Timeout {
 #[error("'{0}' is no time: write for example 90s, 5min or 1h, or 0")]
 pub struct ParseTimeoutError(String);
 
-/// The outages of a push, each from the loss of connections to the first sign that something moves again.
+/// The outages of a push, each from the loss of connections until something is done again.
 #[derive(Debug)]
 pub(crate) struct Outages {
     timeout: Timeout,
     /// The upper bound of the next wait.
     wait: Duration,
     since: Option<Instant>,
+    /// The number of sessions of this outage that have begun, and in which nothing was done.
+    in_vain: u32,
 }
 
 /// The action that follows a loss.
@@ -57,13 +60,23 @@ pub(crate) enum Outage {
 
 impl Outages {
     pub(crate) fn new(timeout: Timeout) -> Self {
-        Self { timeout, wait: WAIT_MIN, since: None }
+        Self { timeout, wait: WAIT_MIN, since: None, in_vain: 0 }
     }
 
-    /// Ends the outage: something moves again.
+    /// Ends the outage: something has been done again.
     pub(crate) fn end(&mut self) {
-        self.since = None;
-        self.wait = WAIT_MIN;
+        *self = Self::new(self.timeout);
+    }
+
+    /// Counts a session that has begun, in which the host has answered for so long and nothing was done.
+    pub(crate) fn began_in_vain(&mut self, answered: Duration) {
+        self.in_vain += 1;
+        self.since = self.since.map(|since| since + answered);
+    }
+
+    /// The number of such sessions in a row.
+    pub(crate) const fn in_vain(&self) -> u32 {
+        self.in_vain
     }
 
     /// The action after connections were lost, or did not come about; `chance` is any number, a fresh one each time.
@@ -163,6 +176,22 @@ mod tests {
         let at = start + second + Duration::from_millis(100);
         let until = until + second;
         assert_eq!(retry(&mut outages, second), Next::Retry { at, until, outage: Outage::Begins });
+    }
+
+    #[test]
+    fn sessions_in_vain_count_and_their_time_does_not() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut outages = Outages::new(Timeout(second));
+        let mut now = start;
+        for lasted in [5 * second, second / 2, 5 * second] {
+            now += lasted;
+            outages.began_in_vain(lasted);
+            assert!(matches!(outages.lost(now, u32::MAX), Next::Retry { .. }));
+        }
+        assert_eq!(outages.lost(now + second, u32::MAX), Next::GiveUp);
+        assert_eq!(outages.in_vain(), 3);
+        outages.end();
+        assert_eq!(outages.in_vain(), 0);
     }
 
     #[test]

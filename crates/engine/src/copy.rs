@@ -30,7 +30,7 @@ use crate::notice::Notice;
 use crate::pull::asking::{Asked, ask};
 use crate::pull::relayed::{Heard, Relayed};
 use crate::random::fresh_transfer;
-use crate::retrying::{Retrying, Sessions, moment};
+use crate::retrying::{Retrying, Sessions, Steps, moment};
 use hosts::Hosts;
 
 /// All that a copy between two other hosts needs.
@@ -417,8 +417,9 @@ impl Sessions for CopySessions<'_, '_> {
         self.of.order.fetch.open.purpose == Purpose::Move
     }
 
-    fn answered(&self) -> u64 {
-        self.run.heard
+    fn steps(&self) -> Steps {
+        // the host that sends sees for itself that its sessions come further
+        Steps { begun: self.run.heard, answered: self.run.heard, further: self.run.heard }
     }
 
     fn wait_for(&mut self, patience: Duration) {

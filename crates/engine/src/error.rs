@@ -1,7 +1,7 @@
 //! The errors of this library: one enum for each public operation.
 //!
 //! Messages are fragments for the user. **Invariant:** an error that wraps another has it in its chain of sources, but
-//! for [`PushError::GivenUp`] and [`PushError::StillBusy`], whose messages hold all causes.
+//! for [`PushError::GivenUp`], [`PushError::InVain`] and [`PushError::StillBusy`], whose messages hold all causes.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -299,6 +299,19 @@ pub enum PushError {
         remote: String,
         /// How long the connection was dialled again.
         timeout: Timeout,
+        /// The last error.
+        cause: Box<Self>,
+    },
+    /// Connections came back, and each time were lost before anything was done.
+    #[error(
+        "{sessions} sessions in a row with {remote} began and were lost, and nothing was done in them: {}",
+        Causes(cause.as_ref())
+    )]
+    InVain {
+        /// The receiver.
+        remote: String,
+        /// How many sessions.
+        sessions: u32,
         /// The last error.
         cause: Box<Self>,
     },

@@ -35,7 +35,7 @@ use crate::backoff::Timeout;
 use crate::dial::{Connected, Connector, Dialled};
 use crate::error::{PullError, PushError};
 use crate::notice::Notice;
-use crate::retrying::{Retrying, Sessions, moment};
+use crate::retrying::{Retrying, Sessions, Steps, moment};
 use asking::{Asked, ask};
 use conversation::Conversation;
 use relayed::{Heard, Relayed};
@@ -89,7 +89,11 @@ pub struct PullRun {
     was_up: bool,
     /// The number of sessions that have begun.
     begun: u64,
+    /// The number of sessions in which the host has answered, and of those that have come further than all before.
     answered: u64,
+    further: u64,
+    /// The most bytes that a session that broke off has found or stored here.
+    bytes_here_most: u64,
     patience: Duration,
     earlier: Earlier,
     /// The entries that the run may still remove.
@@ -134,6 +138,8 @@ impl PullRun {
             was_up: false,
             begun: 0,
             answered: 0,
+            further: 0,
+            bytes_here_most: 0,
             patience: Duration::ZERO,
             earlier: Earlier::default(),
             removals: None,
@@ -334,6 +340,9 @@ impl RemotePull<'_> {
 impl PullRun {
     /// Adds a session that broke off.
     fn add(&mut self, files: u64, heard: &Heard) {
+        let bytes_here = heard.progress.skipped_bytes.saturating_add(heard.progress.stored_bytes);
+        self.further += u64::from(files > 0 || bytes_here > self.bytes_here_most);
+        self.bytes_here_most = self.bytes_here_most.max(bytes_here);
         self.earlier.files += files;
         self.earlier.bytes += heard.progress.stored_bytes;
         self.earlier.first_byte = self.earlier.first_byte.or(heard.first_byte);
@@ -450,8 +459,8 @@ impl Sessions for PullSessions<'_, '_> {
         self.of.fetch.open.purpose == Purpose::Move
     }
 
-    fn answered(&self) -> u64 {
-        self.run.answered
+    fn steps(&self) -> Steps {
+        Steps { begun: self.run.begun, answered: self.run.answered, further: self.run.further }
     }
 
     fn wait_for(&mut self, patience: Duration) {

@@ -17,7 +17,7 @@ use crate::backoff::Timeout;
 use crate::dial::Connector;
 use crate::error::{BoxError, PushError};
 use crate::notice::Notice;
-use crate::retrying::{Retrying, Sessions, moment};
+use crate::retrying::{Retrying, Sessions, Steps, moment};
 
 /// All that each session of a push to another host needs.
 pub struct RemotePush<'a> {
@@ -154,8 +154,8 @@ impl Sessions for PushSessions<'_, '_> {
         true
     }
 
-    fn answered(&self) -> u64 {
-        self.run.answered()
+    fn steps(&self) -> Steps {
+        Steps { begun: self.run.begun(), answered: self.run.answered(), further: self.run.further() }
     }
 
     fn wait_for(&mut self, patience: Duration) {

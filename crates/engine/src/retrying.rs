@@ -46,14 +46,25 @@ pub(crate) trait Sessions {
     /// tell all of it again, or leave out what was told meanwhile.
     fn may_follow(&self) -> bool;
 
-    /// The number of sessions in which anything was moved.
-    fn answered(&self) -> u64;
+    /// What the sessions have come to so far.
+    fn steps(&self) -> Steps;
 
     /// Sets how long the next session waits in the queue of a busy host.
     fn wait_for(&mut self, patience: Duration);
 
     /// The error for a transfer that `stop` has ended between two sessions.
     fn interrupted() -> PushError;
+}
+
+/// What the sessions of one transfer have come to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Steps {
+    /// The number of sessions that the host has begun.
+    pub(crate) begun: u64,
+    /// The number of those in which it has answered.
+    pub(crate) answered: u64,
+    /// The number of those that have come further than all before.
+    pub(crate) further: u64,
 }
 
 impl Retrying<'_> {
@@ -69,7 +80,7 @@ impl Retrying<'_> {
         let mut until = None;
         let mut closed = 0;
         loop {
-            let answered = sessions.answered();
+            let before = sessions.steps();
             let now = Instant::now();
             sessions.wait_for(
                 until.map_or(self.busy_timeout.0, |until: Instant| until.saturating_duration_since(now)),
@@ -88,16 +99,20 @@ impl Retrying<'_> {
                 Err(error) if self.is_final(&error, sessions.was_up()) => return Err(error),
                 Err(error) => error,
             };
-            if sessions.answered() > answered {
+            let after = sessions.steps();
+            let has_answered = after.answered > before.answered;
+            if after.further > before.further {
                 outages.end();
+            } else if after.begun > before.begun {
+                outages.began_in_vain(if has_answered { now.elapsed() } else { Duration::ZERO });
             }
             let chance = random().map(u32::from_le_bytes).map_err(PushError::Chance)?;
             let Next::Retry { at, until: end, outage } = outages.lost(Instant::now(), chance) else {
-                return Err(self.given_up(error, sessions.was_up()));
+                return Err(self.given_up(error, sessions.was_up(), outages.in_vain()));
             };
             if error.is_busy() && !sessions.was_up() {
                 listener.hear(&Notice::ReceiverBusy { cause: &error });
-            } else if outage == Outage::Begins && sessions.was_up() {
+            } else if (outage == Outage::Begins || has_answered) && sessions.was_up() {
                 listener.hear(&Notice::ConnectionLost { remote, cause: &error, timeout: self.timeout });
             }
             tokio::select! {
@@ -105,7 +120,7 @@ impl Retrying<'_> {
                 () = &mut stop => return Err(S::interrupted()),
             }
             if at == end {
-                return Err(self.given_up(error, sessions.was_up()));
+                return Err(self.given_up(error, sessions.was_up(), outages.in_vain()));
             }
             until = Some(end);
         }
@@ -122,10 +137,13 @@ impl Retrying<'_> {
         no_wait || self.timeout.0.is_zero() || !(error.is_busy() || was_up && error.is_lost())
     }
 
-    fn given_up(&self, cause: PushError, was_up: bool) -> PushError {
+    fn given_up(&self, cause: PushError, was_up: bool, in_vain: u32) -> PushError {
         let timeout = self.timeout;
+        let remote = self.connector.remote.to_string();
+        if was_up && in_vain > 1 {
+            return PushError::InVain { remote, sessions: in_vain, cause: Box::new(cause) };
+        }
         if was_up {
-            let remote = self.connector.remote.to_string();
             return PushError::GivenUp { remote, timeout, cause: Box::new(cause) };
         }
         if cause.is_busy() { PushError::StillBusy { timeout, cause: Box::new(cause) } } else { cause }

@@ -514,7 +514,7 @@ fn leave(session: &Session, lanes: usize, run: &mut Run) {
     });
     files.break_off();
     run.files = files;
-    run.earlier.add(&account.totals, lanes, timeline.first_byte());
+    run.add(&account.totals, lanes, timeline.first_byte());
 }
 
 /// A question whether the receiver is there.

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::Spread;
 use crate::command::{Outcome, finish};
 use crate::namespace::{Image, Namespace};
+use crate::proxy::Proxy;
 use crate::tree::{assert_part_of, names, paint};
 
 const EXT4: Image = Image { bytes: 96 << 20, make: "mkfs.ext4 -q -F", options: "loop" };
@@ -93,6 +94,18 @@ fn a_storage_without_any_room_is_told_in_one_line_and_ends_with_the_same_code() 
     std::fs::remove_file(filler).unwrap();
     spread.push(&[], "source").outcome().expect(0);
     assert!(spread.target_directory().join("f").exists());
+}
+
+/// Each receiver answers each time, and is lost before a group of the file is stored.
+#[test]
+fn sessions_that_begin_and_are_lost_end_the_push() {
+    let spread = Spread::new(2);
+    paint(spread.source().join("huge"), 100 << 20);
+    let relays: Vec<_> =
+        spread.daemons.iter().map(|daemon| Proxy::cutting(daemon.address, 1 << 20)).collect();
+    let push = spread.push_to(spread.target_by(&relays), &["--timeout", "3s"], "source");
+    let outcome = push.outcome().expect(12);
+    outcome.says(&["no receiver goes on: ", " sessions in a row began and were lost, and nothing was done"]);
 }
 
 #[test]

@@ -231,6 +231,7 @@ fn as_failure(error: JobError) -> anyhow::Error {
             SessionEnd::Connect(error) => error.into(),
             SessionEnd::Session(error) => error.into(),
             error @ SessionEnd::NoRoom { .. } => failure(Exit::Partial, error.to_string()),
+            error @ SessionEnd::InVain { .. } => failure(Exit::Broken, error.to_string()),
             SessionEnd::Stop(error) => error.into(),
         },
     }

@@ -103,7 +103,7 @@ impl Exit {
             PushError::Connect(error) => Self::of_connect(error),
             PushError::Session(error) => Self::of_session(error),
             PushError::Pull(error) => Self::of_pull(error),
-            PushError::GivenUp { .. } => Self::Broken,
+            PushError::GivenUp { .. } | PushError::InVain { .. } => Self::Broken,
             PushError::StillBusy { .. } => Self::Busy,
             _ => Self::File,
         }

@@ -35,6 +35,10 @@ pub struct Run {
     begun: u64,
     /// The number of sessions in which the receiver has answered to something.
     answered: u64,
+    /// The number of those that have come further than all before.
+    further: u64,
+    /// The most bytes that a session that broke off has known to be at the target.
+    bytes_there_most: u64,
     pub(crate) earlier: Earlier,
     pub(crate) files: FileLedger,
     /// The longest wait of the next session for its turn at a busy receiver.
@@ -88,6 +92,8 @@ impl Run {
             phase: Phase::Nothing,
             begun: 0,
             answered: 0,
+            further: 0,
+            bytes_there_most: 0,
             earlier: Earlier::default(),
             files: FileLedger::new(manifest),
             patience: Duration::ZERO,
@@ -106,10 +112,24 @@ impl Run {
         self.patience = patience;
     }
 
+    /// The number of sessions that the receiver has opened.
+    #[must_use]
+    pub const fn begun(&self) -> u64 {
+        self.begun
+    }
+
     /// The number of sessions in which the receiver has answered to something that was sent.
     #[must_use]
     pub const fn answered(&self) -> u64 {
         self.answered
+    }
+
+    /// The number of sessions that broke off and had come further than all before: files became whole or were removed,
+    /// or more bytes are known to be at the target. Bytes alone that are stored are none: they may be those that the
+    /// sessions before have stored as well.
+    #[must_use]
+    pub const fn further(&self) -> u64 {
+        self.further
     }
 
     /// The record by which all walks check that the sources are what they were when the first walk began, which is
@@ -139,10 +159,19 @@ impl Run {
         self.begun += u64::from(phase >= Phase::Permission);
         self.answered += u64::from(phase == Phase::Answer);
     }
+
+    /// Adds a session that broke off.
+    pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
+        let bytes_there = totals.skipped_bytes.get() + totals.bytes.get();
+        let has_changed = totals.files.get() + totals.removed.get() > 0;
+        self.further += u64::from(has_changed || bytes_there > self.bytes_there_most);
+        self.bytes_there_most = self.bytes_there_most.max(bytes_there);
+        self.earlier.add(totals, lanes, first_byte);
+    }
 }
 
 impl Earlier {
-    /// Adds a session that broke off.
+    /// Adds the results of a session that broke off.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
         self.files += totals.files.get();
         self.linked += totals.linked.get();
@@ -191,6 +220,23 @@ mod tests {
             Totals { extraneous: (earlier.extraneous + 2).into(), removed: 2.into(), ..Totals::default() };
         earlier.add(&totals, 1, None);
         assert_eq!((earlier.extraneous, earlier.removed), (7, 5));
+    }
+
+    #[test]
+    fn sessions_that_store_the_same_bytes_again_come_no_further() {
+        let mut run = Run::begin(None, Instant::now());
+        let mut further = |skipped_bytes: u64, bytes: u64, files: u64| {
+            let before = run.further();
+            let (skipped_bytes, bytes, files) = (skipped_bytes.into(), bytes.into(), files.into());
+            run.add(&Totals { skipped_bytes, bytes, files, ..Totals::default() }, 1, None);
+            run.further() > before
+        };
+        assert!(!further(0, 0, 0));
+        assert!(further(0, 9, 0));
+        assert!(!further(0, 9, 0), "a group that was not kept comes again");
+        assert!(further(9, 1, 0));
+        assert!(!further(2, 2, 0));
+        assert!(further(2, 2, 1), "a file of the rest");
     }
 
     #[test]
