@@ -3,6 +3,7 @@
 //! The head does so in its own session: so much is little beside the files, and what it does itself the queue need not
 //! bring to an end.
 
+use futures_util::future::try_join_all;
 use rustix::io::Errno;
 use zmove_scan::{MarkedPath, Portion, PortionSize, Wanted, walk_portion};
 use zmove_sender::Feeder;
@@ -22,15 +23,19 @@ pub(crate) async fn finish(job: &SharedJob, feeder: &Feeder, observer: &dyn Obse
         while let Some(step) = steps.pop() {
             match step {
                 Step::Walk(first) => {
-                    let portion = walk(job, source, with_next(first, &mut steps)).await?;
-                    // what else cannot be walked has been told when it was sent
-                    if let Some(difference) = portion.difference() {
-                        failed += 1;
-                        tell(observer, difference.to_string());
+                    let portions = walk(job, source, &with_next(first, &mut steps)).await?;
+                    let mut below = Vec::new();
+                    for portion in portions {
+                        // what else cannot be walked has been told when it was sent
+                        if let Some(difference) = portion.difference() {
+                            failed += 1;
+                            tell(observer, difference.to_string());
+                        }
+                        let heads = feeder.directory_heads(portion.items).await?;
+                        steps.extend(heads.into_iter().map(Step::Set));
+                        below.extend(portion.directories);
                     }
-                    let heads = feeder.directory_heads(portion.items).await?;
-                    steps.extend(heads.into_iter().map(Step::Set));
-                    steps.extend(portion.directories.into_iter().rev().map(Step::Walk));
+                    steps.extend(below.into_iter().rev().map(Step::Walk));
                 }
                 Step::Set(head) => failed += set(feeder, observer, head).await?,
             }
@@ -58,9 +63,14 @@ fn with_next(first: MarkedPath, steps: &mut Vec<Step>) -> Vec<MarkedPath> {
     places
 }
 
-async fn walk(job: &SharedJob, source: u32, places: Vec<MarkedPath>) -> Result<Portion, Stop> {
+/// Walks several portions at once: storage on other hosts takes its time for each directory.
+async fn walk(job: &SharedJob, source: u32, places: &[MarkedPath]) -> Result<Vec<Portion>, Stop> {
     let size = PortionSize { wanted: Wanted::Directories, ..ITEM };
-    job.scan(source, move |root, config| walk_portion(root, &places, size, config)).await
+    let walks = places.chunks(places.len().div_ceil(WALKS_AT_ONCE)).map(|places| {
+        let places = places.to_vec();
+        job.scan(source, move |root, config| walk_portion(root, &places, size, config))
+    });
+    try_join_all(walks).await
 }
 
 /// Has the receiver set mode and time of directories; returns how many did not get them.
@@ -94,5 +104,6 @@ const OWN_HEAD: Stop = Stop::Nonsense("the head of an order cannot be read that 
 const NO_ENTRY: Stop = Stop::Nonsense("the receiver tells the fault of a directory that it was not sent");
 const NO_SUCH_FILE: i32 = Errno::NOENT.raw_os_error();
 const CAME_LATER: &str = ": it came while the push ran, or was removed; the same command sends what is there";
-/// How many directories one walk begins with: all that wait may be very many, and are copied for it.
+/// How many directories are taken at once: all that wait may be very many.
 const PLACES_AT_ONCE: usize = 1000;
+const WALKS_AT_ONCE: usize = 8;
