@@ -118,13 +118,16 @@ impl Broker {
     /// Loses something, as far as it is there; returns the number of single messages.
     pub(super) fn lose(&self, loss: Loss, dice: &mut Dice) -> Result<u64> {
         if loss == Loss::Store {
-            self.kill()?;
-            return match fs::remove_dir_all(self.directory.join("jetstream")) {
-                Err(error) if error.kind() != ErrorKind::NotFound => {
-                    Err(error).context("failed to empty the broker")
+            loop {
+                self.kill()?;
+                match fs::remove_dir_all(self.directory.join("jetstream")) {
+                    Ok(()) => return Ok(0),
+                    Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+                    // the push has started it again meanwhile
+                    Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
+                    Err(error) => return Err(error).context("failed to empty the broker"),
                 }
-                _ => Ok(0),
-            };
+            }
         }
         // none that runs, or that answers, loses nothing now
         let Ok(mut client) = self.client() else { return Ok(0) };
