@@ -89,6 +89,9 @@ async fn a_notice_comes_with_the_nkey_of_its_node_and_of_no_other() {
     let seed = fs::read_to_string(&mover.0).unwrap().trim().to_owned();
     let client = async_nats::ConnectOptions::new().nkey(seed).connect(lab.server.url()).await.unwrap();
     let mut all = client.subscribe("zmove.cluster.*").await.unwrap();
+    // who hears itself hears others
+    client.publish(format!("zmove.cluster.{}", mover.1), "no notice".into()).await.unwrap();
+    futures_util::StreamExt::next(&mut all).await.unwrap();
     tells.tell(&notice("once more")).await.unwrap();
     let sealed = futures_util::StreamExt::next(&mut all).await.unwrap().payload;
     for subject in [format!("zmove.cluster.{}", head.1), "zmove.cluster.notices".to_owned()] {
