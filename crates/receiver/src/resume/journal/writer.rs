@@ -86,6 +86,8 @@ const COMPACT_BYTES_MIN: u64 = 8 << 20;
 /// is full fewer work items can be recorded as ended; larger, and more room is taken from files until the job has
 /// ended.
 const ROOM_AHEAD_BYTES: u64 = 256 << 10;
+/// Of what is free a journal has no more than this part kept: each session has one.
+const ROOM_SHARE: u64 = 16;
 /// A journal is rewritten if no more than this part of it is about files that have not ended.
 const COMPACT_SHARE: u64 = 4;
 
@@ -378,11 +380,13 @@ impl State {
     /// failed are to be recorded still.
     fn keep_room(&mut self, bytes: u64) {
         if self.end + bytes + ROOM_AHEAD_BYTES / 2 > self.room_until {
-            self.room_until = self.end + bytes + ROOM_AHEAD_BYTES;
+            let free = rustix::fs::fstatvfs(&self.file)
+                .map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
+            let ahead = bytes + ROOM_AHEAD_BYTES.min(free / ROOM_SHARE);
+            self.room_until = self.end + ahead;
             // not all file systems can; and where there is no room, the next record says so
             let keep_size = FallocateFlags::KEEP_SIZE;
-            let _best_effort =
-                rustix::fs::fallocate(&self.file, keep_size, self.end, bytes + ROOM_AHEAD_BYTES);
+            let _best_effort = rustix::fs::fallocate(&self.file, keep_size, self.end, ahead);
         }
     }
 }
