@@ -563,6 +563,26 @@ mod tests {
         assert!(home.path().join(job_name.as_os_str()).exists());
     }
 
+    #[test]
+    fn a_part_that_has_been_given_up_is_gone_and_is_not_begun_again() {
+        let (home, root) = place();
+        let [one, other] = ["a", "b"].map(|own| job(&root).begin(1, own, NOT_LONG).unwrap());
+        let part = name("p");
+        let open = |epoch: &EpochSession| epoch.open_part(&part, 4, Direct::Off);
+        let [of_one, of_other] = [&one, &other].map(|epoch| open(epoch).unwrap());
+        one.give_up_part(&part, of_one.file(), Errno::NOSPC).unwrap();
+        assert_eq!(of_one.file().metadata().unwrap().nlink(), 0);
+        assert!(!other.has_part(&part, of_other.file()).unwrap());
+        assert_eq!(Errno::from_io_error(&open(&other).unwrap_err()), Some(COMMITTED));
+        let found = other.find_part(&part).unwrap();
+        assert!(matches!(found, PartFound::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error()));
+        // the reason of the first stays
+        other.give_up_part(&part, of_other.file(), Errno::DQUOT).unwrap();
+        let found = one.find_part(&part).unwrap();
+        assert!(matches!(found, PartFound::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error()));
+        drop(home);
+    }
+
     /// One committer is stopped before its rename; meanwhile another commits, and work is handed out twice.
     #[test]
     fn a_part_that_has_been_committed_is_not_begun_again() {

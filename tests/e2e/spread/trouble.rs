@@ -75,6 +75,64 @@ fn a_storage_that_fills_up_fails_what_has_no_room_and_the_rest_is_there() {
     }
 }
 
+/// What has come of a file that is too large for the storage gives its room to those that fit: each run gets further.
+#[test]
+fn a_file_that_is_too_large_for_the_storage_takes_no_room_from_others() {
+    let image = |shared: &Path| Namespace::with_image(shared, &EXT4);
+    let memory = |shared: &Path| Namespace::with_small_disk(shared, 90 << 20);
+    let storages: [fn(&Path) -> Option<Namespace>; 2] = [image, memory];
+    for storage in storages {
+        let Some(spread) = Spread::within(2, |shared| storage(shared).map(Some)) else { return };
+        // it is walked first
+        paint(spread.source().join("a/huge"), 300 << 20);
+        paint_small(&spread, 60, 40);
+        let all_fit = || {
+            let outcome = spread.push(&["--json", "-v"], "source").outcome().expect(23);
+            assert_no_room_is_told(&spread, &outcome);
+            small_there(&spread, 60) == 60 * 40
+        };
+        assert!((0..5).any(|_| all_fit()), "{} of {}", small_there(&spread, 60), 60 * 40);
+        assert_part_of(&spread.source(), &spread.target_directory());
+    }
+}
+
+/// The journals of all sessions take little of what is left.
+#[test]
+fn a_storage_that_is_nearly_full_has_what_fits() {
+    let image = |shared: &Path| Namespace::with_image(shared, &EXT4);
+    let memory = |shared: &Path| Namespace::with_small_disk(shared, 8 << 20);
+    let storages: [fn(&Path) -> Option<Namespace>; 2] = [image, memory];
+    for storage in storages {
+        let Some(spread) = Spread::within(2, |shared| storage(shared).map(Some)) else { return };
+        paint_small(&spread, 10, 20);
+        let filler = spread.shared().join("filler");
+        fill(&filler);
+        let filler = std::fs::File::options().write(true).open(filler).unwrap();
+        filler.set_len(filler.metadata().unwrap().len() - (500 << 10)).unwrap();
+        filler.sync_all().unwrap();
+        let before = spread.push(&["--json", "-v"], "source").outcome().expect(23);
+        assert_no_room_is_told(&spread, &before);
+        let there = small_there(&spread, 10);
+        assert!(there > 40, "{there} files of {}", 10 * 20);
+        assert_part_of(&spread.source(), &spread.target_directory());
+        filler.set_len(0).unwrap();
+        let after = spread.push(&["--json"], "source").outcome().expect(0);
+        assert_eq!((&before.summary()["files"], &after.summary()["skipped"]), (&there.into(), &there.into()));
+    }
+}
+
+fn paint_small(spread: &Spread, directories: u64, files: u64) {
+    for file in (0..directories).flat_map(|directory| (0..files).map(move |file| (directory, file))) {
+        paint(spread.source().join(format!("d{}/{}", file.0, file.1)), 5_000 + file.1);
+    }
+}
+
+/// How many of these are at the target.
+fn small_there(spread: &Spread, directories: u64) -> usize {
+    let in_directory = |number: u64| std::fs::read_dir(spread.target_directory().join(format!("d{number}")));
+    (0..directories).map(|number| in_directory(number).map_or(0, Iterator::count)).sum()
+}
+
 #[test]
 fn a_storage_without_any_room_is_told_in_one_line_and_ends_with_the_same_code() {
     let disk = |shared: &Path| Namespace::with_small_disk(shared, 4 << 20).map(Some);

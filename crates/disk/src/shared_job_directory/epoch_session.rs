@@ -26,7 +26,8 @@ use crate::tree::{Fence, Tree};
 /// The error of what a newer epoch has made impossible. No file system says this.
 pub const FENCED: Errno = Errno::OWNERDEAD;
 
-/// The error of opening a part that has got its final name. No file system says this.
+/// The error of opening a part that has got its final name, or has been given up: nothing is to be written to it. No
+/// file system says this.
 pub const COMMITTED: Errno = Errno::ALREADY;
 
 /// What there is of a large file in an epoch.
@@ -40,6 +41,11 @@ pub enum PartFound {
     Committed {
         /// The inode of the file.
         inode: u64,
+    },
+    /// The mark of a part that has been given up.
+    GivenUp {
+        /// The number of the system's error for which it could not be written.
+        errno: i32,
     },
 }
 
@@ -256,8 +262,12 @@ impl EpochSession {
             Err(Errno::NOENT | Errno::STALE) => Ok(PartFound::Nothing),
             Err(error) => Err(error.into()),
             Ok(mark) => {
-                let inode = mark.to_str().ok().and_then(|inode| inode.parse().ok());
-                Ok(PartFound::Committed { inode: inode.ok_or(Errno::INVAL)? })
+                let text = mark.to_str().unwrap_or_default();
+                match text.strip_prefix(GIVEN_UP) {
+                    Some(errno) => errno.parse().map(|errno| PartFound::GivenUp { errno }),
+                    None => text.parse().map(|inode| PartFound::Committed { inode }),
+                }
+                .map_err(|_no_number| Errno::INVAL.into())
             }
         }
     }
@@ -290,17 +300,25 @@ impl EpochSession {
         let (fresh, ()) = linked.map_err(|error| self.fenced_if_dead(error.into()))?;
         self.publish_made(Ok(()), &fresh, place, replace)?;
         // Without a mark the part stays, and keeps its inode; the next commit of it comes here again.
-        let _best_effort = self.put_mark(part, file);
+        let _best_effort = self.put_mark((part, file), &number_of(file)?.inode.to_string());
         Ok(())
     }
 
-    /// Puts a link that leads nowhere, and tells the inode, in the place of a part.
-    fn put_mark(&self, part: &Name, file: &File) -> io::Result<()> {
+    /// Gives up a part, the very file that is open here, which cannot be written for this reason: what it takes is free
+    /// once nobody has it open any more, and nobody makes it anew in this epoch.
+    ///
+    /// # Errors
+    /// The system's error: the part stays.
+    pub fn give_up_part(&self, part: &Name, file: &File, reason: Errno) -> io::Result<()> {
+        self.put_mark((part, file), &format!("{GIVEN_UP}{}", reason.raw_os_error()))
+    }
+
+    /// Puts a link that leads nowhere, and tells what has become of a part, in its place.
+    fn put_mark(&self, (part, file): (&Name, &File), text: &str) -> io::Result<()> {
         if !self.has_name(part, file)? {
             return Ok(());
         }
-        let inode = number_of(file)?.inode.to_string();
-        let link = |fresh: &Name| rustix::fs::symlinkat(&inode, &self.own, fresh.as_os_str());
+        let link = |fresh: &Name| rustix::fs::symlinkat(text, &self.own, fresh.as_os_str());
         let (fresh, ()) = make_hidden(self.own.as_fd(), link)?;
         Ok(rustix::fs::renameat(&self.own, fresh.as_os_str(), &self.directory, part.as_os_str())?)
     }
@@ -372,5 +390,7 @@ pub(super) fn is_dead(error: &io::Error) -> bool {
 
 /// Begins as all hidden names do: what hides in a directory goes only with one that is hidden itself.
 const EPOCH_PREFIX: &str = ".zmove-epoch-";
+/// The beginning of where the mark of a part leads that has been given up; the error's number follows.
+const GIVEN_UP: &str = "given-up-";
 /// How often a session that makes entries looks whether it was fenced off.
 const LOOK_MS: u64 = 100;

@@ -3,6 +3,7 @@
 //! ```text
 //!  part ─┬─ committed ──────────────────────────────────────────────────────────────────────────────┐
 //!        ├─ there ──► a group missing? told ──► metadata, flush ──► rename ──► mark in its place ──► parent flushed
+//!        ├─ given up, for want of room ──► told
 //!        └─ not begun ──► all groups are told as missing
 //! ```
 //!
@@ -63,6 +64,10 @@ impl SharedJobSession {
         let place = Place { part: shared_name(&path, &source_of(head)), parent, directory, name };
         match self.epoch.find_part(&place.part).map_err(failed_to(Operation::Read))? {
             PartFound::Committed { inode } => self.committed(transfer, &place, inode),
+            PartFound::GivenUp { errno } => {
+                self.check(Operation::Write)?;
+                Err(given_up(errno))
+            }
             PartFound::Part(part) => self.publish(transfer, (head, named), &place, &part),
             PartFound::Nothing => {
                 self.check(Operation::Rename)?;
@@ -123,6 +128,7 @@ impl SharedJobSession {
     ) -> Result<SharedJobResult, Failure> {
         match self.epoch.find_part(&place.part) {
             Ok(PartFound::Committed { inode }) => self.committed(transfer, place, inode),
+            Ok(PartFound::GivenUp { errno }) => Err(given_up(errno)),
             _ => answer,
         }
     }
@@ -157,6 +163,11 @@ impl SharedJobSession {
         }
         Ok(Ok(named.or(found)))
     }
+}
+
+/// The failure of a write that somebody has given up the file for.
+fn given_up(errno: i32) -> Failure {
+    (Operation::Write, io::Error::from_raw_os_error(errno))
 }
 
 /// Gives a part all its metadata, before it has its name.

@@ -97,7 +97,9 @@ impl FlushedGroups {
     /// Returns whether there was anything to forget.
     fn forget_committed(&mut self, epoch: &EpochSession) -> bool {
         let before = self.groups.of.len();
-        let is_committed = |name: &Name| matches!(epoch.find_part(name), Ok(PartFound::Committed { .. }));
+        let is_committed = |name: &Name| {
+            matches!(epoch.find_part(name), Ok(PartFound::Committed { .. } | PartFound::GivenUp { .. }))
+        };
         self.groups.of.retain(|(name, _inode), _| !is_committed(name));
         self.groups.of.len() < before
     }

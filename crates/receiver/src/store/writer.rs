@@ -208,9 +208,17 @@ fn book_group(
     match written.map(|staged| file.written(span, staged)) {
         Ok(None) => {}
         Ok(Some(complete)) => finish_file(transfer, turn, file, complete),
-        // Another receiver has given the file its name: there is nothing to be written.
+        // Another receiver has given the file its name, or has given it up: there is nothing to be written.
         Err((_, error)) if Errno::from_io_error(&error) == Some(COMMITTED) => {}
-        Err((operation, error)) => transfer.fail_file(file.id, failure(operation, &error)),
+        Err(failed) => {
+            let (operation, error) = &failed;
+            if let Some(shared) = transfer.parts.shared.as_ref().filter(|_| is_no_room(&failed))
+                && let Some(errno) = Errno::from_io_error(error)
+            {
+                shared.give_up(file.id, errno);
+            }
+            transfer.fail_file(file.id, failure(*operation, error));
+        }
     }
     for item in std::iter::once(item).chain(file.end(span)) {
         transfer.reports.settle(item);

@@ -167,8 +167,13 @@ impl Receipts {
     ) -> Result<(), WireError> {
         let unasked = WireError::OutOfOrder { what: "an answer about a job that nobody has asked for" };
         let OpenOrder { names, answer } = self.orders.open.remove(&number).ok_or(unasked)?;
-        if let (Some(bytes), SharedJobResult::Committed { .. }) = (names, &result) {
-            self.session.account.moved(&Moved { files: 1, whole_bytes: bytes, ..Moved::default() });
+        match (names, &result) {
+            (Some(bytes), SharedJobResult::Committed { .. }) => {
+                self.session.account.moved(&Moved { files: 1, whole_bytes: bytes, ..Moved::default() });
+            }
+            // told by whoever has asked
+            (Some(_), SharedJobResult::Failed(..)) => self.session.account.totals.failed.add(1),
+            _ => {}
         }
         let _nobody_waits = answer.send(result);
         Ok(())

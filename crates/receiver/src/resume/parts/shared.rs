@@ -122,6 +122,14 @@ impl SharedParts {
         }
     }
 
+    /// Gives up a part for which there is no room: what it takes is of use to other files.
+    pub(crate) fn give_up(&self, id: FileId, reason: Errno) {
+        let part = self.written.lock().get(&id).cloned();
+        if let Some(SharedPart { name, file, .. }) = part {
+            let _stays_until_the_job_ends_then = self.epoch.give_up_part(&name, &file, reason);
+        }
+    }
+
     fn flush_part(&self, part: &SharedPart) -> io::Result<()> {
         part.file.sync_data().inspect_err(|_told_once| self.flush_failed())?;
         self.keep_time(part)
@@ -147,7 +155,7 @@ impl SharedParts {
         if self.flush_failed.load(Ordering::Relaxed) { Err(Errno::IO.into()) } else { Ok(()) }
     }
 
-    /// Whether another receiver has given a part its name, so that there is nothing to be written to it.
+    /// Whether another receiver has given a part its name, or has given it up: nothing is to be written to it.
     ///
     /// # Errors
     /// A newer epoch has begun.
