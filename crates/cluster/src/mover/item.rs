@@ -308,24 +308,34 @@ impl<W: WorkSource> Mover<W> {
             Ok(found) => found,
             Err(why) => return Ok(self.fail(why)),
         };
-        self.feeder.find()?;
         let declared = self.feeder.declaration(Arc::clone(&directory), entry.clone()).await?;
         let unnamed = match declared {
             Ok(unnamed) => unnamed,
             Err(why) => return Ok(self.fail(why)),
         };
         let mut missing_before = Vec::new();
-        let mut since = Instant::now();
+        let mut resent = None;
+        let (began, mut since) = (Instant::now(), Instant::now());
+        let mut left_first = 0;
         loop {
             let missing = match self.commit(&unnamed).await? {
-                Committed::Named(done) => return Ok(done),
+                Committed::Named(done) => {
+                    // only now: of one that fails nothing is told in this session's account
+                    self.feeder.find()?;
+                    return Ok(done);
+                }
+                Committed::Missing(missing) if resent.as_ref() == Some(&missing) => {
+                    return Ok(self.fail(format!("receiver: write '{}': {LOST}", unnamed.path.display())));
+                }
                 Committed::Missing(missing) => missing,
             };
+            let left = missing.iter().fold(0_u32, |left, (_, groups)| left.saturating_add(*groups));
+            left_first = left.max(left_first);
             if missing != missing_before {
                 progress.made();
                 (missing_before, since) = (missing, Instant::now());
             } else if since.elapsed() >= self.stuck_after(item) {
-                for (first, groups) in std::mem::take(&mut missing_before) {
+                for &(first, groups) in resent.insert(std::mem::take(&mut missing_before)).iter() {
                     let groups = first..first.saturating_add(groups);
                     let found = (Arc::clone(&directory), entry.clone());
                     if self.send_range(item, found, groups, progress).await?.failed > 0 {
@@ -335,7 +345,7 @@ impl<W: WorkSource> Mover<W> {
                 since = Instant::now();
                 continue;
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(next_look(began.elapsed(), left_first - left, left)).await;
             if let Err(why) = self.find(file, item.mark(0)).await? {
                 // nobody can send the rest of what it was
                 return Ok(self.fail(why));
@@ -374,6 +384,13 @@ impl<W: WorkSource> Mover<W> {
     }
 }
 
+/// When it is worth to look again whether all groups of a file are there, of which so many have come in this time:
+/// often at the end alone, since each look asks the receiver, and the server of the source.
+fn next_look(waited: Duration, came: u32, left: u32) -> Duration {
+    let needed = if came == 0 { waited } else { waited.saturating_mul(left) / came };
+    (needed / 4).clamp(LOOK_EVERY, LOOK_AT_LEAST_EVERY)
+}
+
 /// What a portion is found by: what has found a large file in it says where that is.
 #[derive(Clone, Copy)]
 struct Found<'a> {
@@ -399,9 +416,29 @@ enum Committed {
     Missing(Vec<(u32, u32)>),
 }
 
-/// How often it is asked whether all groups of a large file are there.
+const LOST: &str = "groups that the receiver has stored are missing";
+/// How often it is asked whether all groups of a large file are there, at most.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// The same at least.
+const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
 /// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.
 const STUCK_AFTER: Duration = Duration::from_secs(40);
 /// The same where a range has failed here: what others are sending comes.
 const SPOILED_AFTER: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_file_is_looked_at_ever_more_often_towards_its_end() {
+        let second = Duration::from_secs(1);
+        assert_eq!(next_look(Duration::ZERO, 0, 16), LOOK_EVERY);
+        assert_eq!(next_look(4 * second, 0, 1000), second, "nothing has come yet");
+        assert_eq!(next_look(60 * second, 10, 1000), LOOK_AT_LEAST_EVERY);
+        assert_eq!(next_look(60 * second, 60, 4), second);
+        assert_eq!(next_look(60 * second, 63, 1), Duration::from_secs(60) / 63 / 4);
+        assert_eq!(next_look(60 * second, 1000, 1), LOOK_EVERY);
+        assert_eq!(next_look(Duration::MAX, 1, u32::MAX), LOOK_AT_LEAST_EVERY);
+    }
+}

@@ -130,7 +130,7 @@ impl Feeder {
         self.begin(size, |piece| Fed::Range(piece, directory, Box::new(entry), groups))
     }
 
-    /// Counts a large file as one of this session, which has been left to several and gets its name here.
+    /// Counts a large file as one of this session, which has been left to several and has got its name here.
     ///
     /// # Errors
     /// The session is over.
