@@ -63,7 +63,7 @@ impl Drop for Running {
 
 /// A node that waits for jobs, and what it has said.
 struct Node {
-    _process: Running,
+    process: Running,
     said: mpsc::Receiver<String>,
 }
 
@@ -72,14 +72,21 @@ impl Node {
     #[track_caller]
     fn wait_for(&self, part: &str) {
         let until = Instant::now() + PATIENCE;
+        let mut others = Vec::new();
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let line =
-                self.said.recv_timeout(left).unwrap_or_else(|_| panic!("the node has not said {part:?}"));
+            let said = self.said.recv_timeout(left);
+            let line = said.unwrap_or_else(|_| panic!("the node has not said {part:?}, but {others:?}"));
             if line.contains(part) {
                 return;
             }
+            others.push(line);
         }
+    }
+
+    /// Waits for its end; returns its exit code.
+    fn exit(&mut self) -> Option<i32> {
+        self.process.0.wait().unwrap().code()
     }
 }
 
@@ -179,7 +186,7 @@ impl Lab {
             let (lines, heard) = (BufReader::new(output).lines(), heard.clone());
             std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| heard.send(line)));
         }
-        Node { _process: Running(child), said }
+        Node { process: Running(child), said }
     }
 
     /// A push that takes some seconds.
@@ -259,11 +266,16 @@ impl Lab {
         Running(broker)
     }
 
-    /// Waits until a node tells of a grant that ends later than this, in seconds since 1970; returns when it ends.
-    fn wait_for_grant_until(&self, before: u64) -> u64 {
+    /// The key of the cluster.
+    fn key(&self) -> JobKey {
         let text = std::fs::read_to_string(self.site.path("head/clusters/lab.toml")).unwrap();
         let key = text.lines().find_map(|line| line.strip_prefix("key = ")).unwrap();
-        let key = JobKey::new(zmove_types::from_hex(key.trim_matches('"').as_bytes()).unwrap());
+        JobKey::new(zmove_types::from_hex(key.trim_matches('"').as_bytes()).unwrap())
+    }
+
+    /// Waits until a node tells of a grant that ends later than this, in seconds since 1970; returns when it ends.
+    fn wait_for_grant_until(&self, before: u64) -> u64 {
+        let key = self.key();
         let nkey_seed = Some(self.site.path("head/clusters/lab.seed"));
         let access = BrokerAccess { urls: vec![self.broker()], nkey_seed, ..BrokerAccess::default() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -381,7 +393,7 @@ fn what_else_listens_at_the_broker_s_address_is_named() {
     let Some(lab) = Lab::new(1) else { return };
     lab.init_with_own_broker();
     paint(lab.source().join("f"), 10);
-    let at = format!("at 127.0.0.1, port {}, listens ", lab.port);
+    let at = format!("at 127.0.0.1:{} listens ", lab.port);
     let other = TcpListener::bind(("127.0.0.1", lab.port)).unwrap();
     let says = std::thread::spawn(move || other.accept().unwrap().0.write_all(b"SSH-2.0-x\r\n").unwrap());
     let refused = lab.push(&[]).outcome().expect(10);
@@ -391,6 +403,52 @@ fn what_else_listens_at_the_broker_s_address_is_named() {
     lab.push(&[]).outcome().expect(10).says(&[&at, "a NATS server that is not of this cluster"]);
     drop(broker);
     lab.push(&[]).outcome().expect(0);
+}
+
+#[test]
+fn a_server_of_others_at_the_broker_s_address_is_no_broker_for_a_node_either() {
+    let Some(lab) = Lab::new(1) else { return };
+    lab.init_with_own_broker();
+    paint(lab.source().join("f"), 10);
+    let broker = lab.start_broker();
+    let node = lab.join("node", &[]);
+    let another = format!("at 127.0.0.1:{} listens a NATS server that is not of this cluster", lab.port);
+    node.wait_for(&another);
+    lab.zmove(HEAD, &["cluster", "status", "lab"]).outcome().expect(10).says(&[&another]);
+    drop(broker);
+    let push = lab.push(&["--limit", "1kB"]).start();
+    node.wait_for(" waits for jobs of lab at ");
+    drop(Running(push));
+}
+
+/// A broker that runs takes a moment to hear of an invitation, and none for an invitation that was taken back.
+#[test]
+fn a_node_that_the_broker_does_not_let_in_says_so_and_ends() {
+    let Some(lab) = Lab::new(1) else { return };
+    lab.init_with_own_broker();
+    let [known, unknown] = ["known", "unknown"].map(|node| lab.invite(node));
+    let text = std::fs::read_to_string(&known).unwrap();
+    let nkey = text.lines().find_map(|line| line.strip_prefix("nkey = ")).unwrap();
+    let file = lab.site.path("nats.conf");
+    let write = |users: &str| {
+        let name = lab.key().broker_name();
+        let text = format!("server_name: \"{name}\"\nauthorization {{ users: [{users}] }}\n");
+        std::fs::write(&file, text).unwrap();
+    };
+    write(&format!("{{ nkey: {nkey} }}"));
+    let broker = lab.start_broker_with(&["-c", file.to_str().unwrap()]);
+    let mut nodes = [known, unknown].map(|invitation| {
+        let node = invitation.file_stem().unwrap().to_str().unwrap().to_owned();
+        lab.join_by(&invitation, &node, &[])
+    });
+    nodes[0].wait_for(" waits for jobs of lab at ");
+    write("{ user: somebody, password: else }");
+    signal(&broker.0, Signal::HUP);
+    for node in &mut nodes {
+        node.wait_for("does not let this node in: authorization violation; it is asked again for 10 s");
+        node.wait_for("its invitation is good no more: 'zmove cluster invite lab'");
+        assert_eq!(node.exit(), Some(5));
+    }
 }
 
 #[test]
@@ -673,7 +731,7 @@ fn a_node_that_is_invited_while_a_push_runs_takes_part() {
     let push = lab.push(&[]).start();
     lab.daemons[0].wait_for_log("begun by head");
     let node = lab.join("late", &[]);
-    node.wait_for("is a node of lab");
+    node.wait_for(" waits for jobs of lab at nats://127.0.0.1:");
     // the broker that is started again knows it too
     kill_process(lab.broker_pid(), Signal::KILL).unwrap();
     let outcome = finish(push).expect(0).says(&["has been started again"]);

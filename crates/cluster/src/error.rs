@@ -38,6 +38,25 @@ pub enum WorkError {
         /// Why it was not done.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Somebody is there, and no broker for this node.
+    #[error(transparent)]
+    Hindered(#[from] Hindrance),
+}
+
+/// Why whoever listens at the broker's address is of no use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Hindrance {
+    /// The broker does not let this node in.
+    #[error("the broker {broker} does not let this node in: {why}")]
+    Refused {
+        /// The broker's address.
+        broker: String,
+        /// What it says.
+        why: String,
+    },
+    /// Another server listens there, or another program.
+    #[error("{0}")]
+    Another(String),
 }
 
 /// Why a mover stops.

@@ -38,6 +38,7 @@
 mod broker;
 mod connection;
 mod keeper;
+mod listener;
 mod notices;
 mod pull;
 mod seal;

@@ -23,7 +23,7 @@ mod source;
 mod told;
 mod work;
 
-pub use error::{SessionEnd, Stop, WorkError};
+pub use error::{Hindrance, SessionEnd, Stop, WorkError};
 pub use head::{JobEnd, JobError, Lead, end_abandoned};
 pub use job::{HeldGrant, SharedJob, View};
 pub use queue::{Lease, Queue};

@@ -1,5 +1,6 @@
 //! `zmove cluster`: makes a cluster, joins one, shows who is there.
 
+mod broker;
 mod part;
 pub(crate) mod sources;
 mod status;
@@ -26,6 +27,7 @@ use zmove_transport::Identity;
 use zmove_types::{Escaped, Hex, SharedJobId};
 use zmove_wire::SignedJobGrant;
 
+use self::broker::BrokerLook;
 use self::part::{Part, Work};
 use crate::args::{ClusterCommand, ClusterInitArgs};
 use crate::commands::transfer::{interrupted, own_name};
@@ -170,6 +172,7 @@ struct Member<'a> {
     /// Jobs in which this node could not take part, and when it tries again.
     put_off: HashMap<SharedJobId, Instant>,
     told_of_version: bool,
+    broker: BrokerLook,
 }
 
 /// A part that is being done.
@@ -197,12 +200,14 @@ impl<'a> Member<'a> {
             ended: HashMap::new(),
             put_off: HashMap::new(),
             told_of_version: false,
+            broker: BrokerLook::default(),
         })
     }
 
     async fn serve(mut self) -> Result<Exit> {
         let notices = self.listen().await?;
-        terminal::say(format!("{} is a node of {}", self.node, self.cluster.name));
+        let Cluster { name, broker, .. } = self.cluster;
+        terminal::say(format_args!("{} waits for jobs of {name} at {broker}", self.node));
         let mut ticks = tokio::time::interval(TELL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ticked = Instant::now();
@@ -230,6 +235,7 @@ impl<'a> Member<'a> {
                 _ = ticks.tick() => {
                     self.excuse(ticked.elapsed().saturating_sub(TELL_EVERY));
                     ticked = Instant::now();
+                    self.look_at_broker(&notices)?;
                     self.abandon(&notices).await?;
                     self.tell(&notices).await?;
                     self.forget(Instant::now());
@@ -239,22 +245,25 @@ impl<'a> Member<'a> {
     }
 
     /// Listens at the broker, which may be there only while a push runs.
-    async fn listen(&self) -> Result<Notices> {
+    async fn listen(&mut self) -> Result<Notices> {
         let (access, key) = (self.cluster.access()?, self.cluster.key()?);
-        let mut told = false;
         loop {
             match Notices::open(&access, &key).await {
                 Ok(notices) => return Ok(notices),
-                Err(error) if !told => {
-                    let broker = &self.cluster.broker;
-                    terminal::warn(format_args!(
-                        "no broker at {broker} yet, which a push may start: waiting for it ({error})"
-                    ));
-                    told = true;
-                }
-                Err(_told) => {}
+                Err(error) => self.broker.tell(self.cluster, &error)?,
             }
             tokio::time::sleep(ASK_EVERY).await;
+        }
+    }
+
+    /// Looks whether the broker, or what has come in its place, is of use still.
+    fn look_at_broker(&mut self, notices: &Notices) -> Result<()> {
+        match notices.hindrance() {
+            Some(hindrance) => self.broker.tell(self.cluster, &hindrance.into()),
+            None => {
+                self.broker = BrokerLook::default();
+                Ok(())
+            }
         }
     }
 
@@ -451,6 +460,7 @@ mod tests {
             ended: HashMap::from([(over, now)]),
             put_off: HashMap::from([(put_off, now + TRY_AGAIN_AFTER)]),
             told_of_version: false,
+            broker: BrokerLook::default(),
         };
         member.grants.insert(put_off, HeldGrant::default());
         member.forget(now);

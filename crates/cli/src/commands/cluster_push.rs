@@ -19,7 +19,7 @@ use tokio::time::MissedTickBehavior;
 use zmove_cluster::jetstream::{
     BrokerState, JetStream, JobNotice, Keeper, NodeFailure, Notice, Notices, Role, Settings, SourceNotice,
 };
-use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob, Skipped, WorkError};
+use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob, Skipped};
 use zmove_engine::{DialSettings, Sources};
 use zmove_types::{Event, Observer};
 
@@ -223,7 +223,7 @@ impl Leading<'_> {
             patience: broker_patience(patience),
             ..Settings::new(Role::Head, job, epoch, key.of_job(job))
         };
-        let no_broker = |error| self.no_broker(&error);
+        let no_broker = |error| self.cluster.no_broker(&error);
         let notices = Notices::open(&access, &key).await.map_err(no_broker)?;
         for before in before {
             let abandoned = head_of(before.job(), before.epoch());
@@ -263,11 +263,6 @@ impl Leading<'_> {
     fn take_mounts(&mut self, (mountinfo, mounts): Mounted) -> bool {
         self.mountinfo = mountinfo;
         mounts.map(|mounts| self.notice.mounts = mounts).is_some()
-    }
-
-    fn no_broker(&self, error: &WorkError) -> anyhow::Error {
-        let broker = &self.cluster.broker;
-        failure(Exit::Connection, format!("the broker {broker} cannot be used: {error}"))
     }
 
     /// Takes a notice; returns whether the nodes are to be told of the job at once: a node is new, here or in the job.

@@ -14,12 +14,13 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use zmove_cluster::jetstream::{Access, JobKey, Nkey, Role as NodeRole, ServerConfig, User, make_nkey};
+use zmove_cluster::{Hindrance, WorkError};
 use zmove_engine::{Remote, random};
 use zmove_transport::Fingerprint;
 use zmove_types::{Hex, from_hex};
 
 use super::{Role, home};
-use crate::value::exit::usage_error;
+use crate::value::exit::{Exit, failure, usage_error};
 
 /// A cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -210,7 +211,32 @@ impl Cluster {
     /// How the broker is reached.
     pub(crate) fn access(&self) -> Result<Access> {
         let nkey_seed = self.nkey.is_some().then(|| seed_file(&self.name)).transpose()?;
-        Ok(Access { urls: vec![self.broker.clone()], nkey_seed, ..Access::default() })
+        let name = self.own_broker_name()?;
+        Ok(Access { urls: vec![self.broker.clone()], nkey_seed, name, ..Access::default() })
+    }
+
+    /// The name of the broker, where the node makes it that has made the cluster.
+    fn own_broker_name(&self) -> Result<Option<String>> {
+        self.nkey.as_ref().map(|_| Ok(self.key()?.broker_name())).transpose()
+    }
+
+    /// The failure of a command that finds the broker of no use.
+    pub(crate) fn no_broker(&self, error: &WorkError) -> anyhow::Error {
+        match error {
+            WorkError::Hindered(refused @ Hindrance::Refused { .. }) => {
+                let hint = match self.nkey {
+                    Some(_) => format!(
+                        "; its invitation is good no more: 'zmove cluster invite {}' on the node that has made the \
+                         cluster makes another",
+                        self.name
+                    ),
+                    None => String::new(),
+                };
+                failure(Exit::Authentication, format!("{refused}{hint}"))
+            }
+            WorkError::Hindered(another) => failure(Exit::Connection, another.to_string()),
+            error => failure(Exit::Connection, format!("the broker {} cannot be used: {error}", self.broker)),
+        }
     }
 
     /// The broker that a push of this node starts; `None` where one runs already.
@@ -220,7 +246,8 @@ impl Cluster {
         let mover = |public_key: &String| User { public_key: public_key.clone(), role: NodeRole::Mover };
         let users = std::iter::once(head).chain(self.invited.iter().map(mover)).collect();
         let usual = ServerConfig::on_loopback(file(&self.name)?.with_extension("broker"));
-        Ok(Some(ServerConfig { address: listen.ip(), port: listen.port(), users, ..usual }))
+        let (address, port, name) = (listen.ip(), listen.port(), self.own_broker_name()?);
+        Ok(Some(ServerConfig { address, port, name, users, ..usual }))
     }
 
     /// The same, of the cluster of this name as its file is now.

@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** a connection that was there once is made again for as long as it is wanted.
 
+use std::error::Error as _;
 use std::fs;
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::MetadataExt;
@@ -10,12 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::{self, Context, ContextBuilder};
-use async_nats::{Client, ConnectOptions, Event, ServerAddr};
+use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event, ServerAddr, rustls};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use zmove_types::Lock;
 
-use crate::error::WorkError;
+use super::listener::Listener;
+use crate::error::{Hindrance, WorkError};
 
 /// Where a broker is, and who asks.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +30,8 @@ pub struct Access {
     pub authority: Option<PathBuf>,
     /// This node's certificate, for servers that ask for one.
     pub certificate: Option<NodeCertificate>,
+    /// The name of the broker, where zmove has made it: no other server is taken for it.
+    pub name: Option<String>,
 }
 
 /// Files with a certificate and its private key, both PEM.
@@ -62,10 +66,15 @@ pub(super) struct Connection {
     told: Arc<Told>,
 }
 
+/// What has been told of the broker.
 #[derive(Debug)]
 struct Told {
+    urls: Vec<ServerAddr>,
+    name: Option<String>,
+    broker: String,
     state: watch::Sender<BrokerState>,
     refusal: Lock<Option<String>>,
+    hindrance: Lock<Option<Hindrance>>,
 }
 
 impl Connection {
@@ -73,19 +82,33 @@ impl Connection {
         let failed = |source| WorkError::Queue { operation: "connect to the broker of the job", source };
         let urls: Result<Vec<ServerAddr>, _> = access.urls.iter().map(|url| url.parse()).collect();
         let urls = urls.map_err(|error| failed(error.into()))?;
-        let told = Arc::new(Told { state: watch::Sender::new(BrokerState::Lost), refusal: Lock::default() });
+        let broker = access.urls.join(", ");
+        let told = Arc::new(Told {
+            urls: urls.clone(),
+            name: access.name.clone(),
+            broker: broker.clone(),
+            state: watch::Sender::new(BrokerState::Lost),
+            refusal: Lock::default(),
+            hindrance: Lock::default(),
+        });
+        if let Some(another) = told.another().await {
+            return Err(another.into());
+        }
         let (options, nkey) = access.options().map_err(|error| failed(error.into()))?;
         let options = options.event_callback({
             let told = Arc::clone(&told);
             move |event| {
-                told.hear(event);
-                std::future::ready(())
+                let told = Arc::clone(&told);
+                async move { told.hear(event).await }
             }
         });
-        let client = options.connect(urls).await.map_err(|error| failed(error.into()))?;
+        let client = options.connect(urls).await.map_err(|error| match hindrance(&broker, &error) {
+            Some(hindrance) => hindrance.into(),
+            None => failed(error.into()),
+        })?;
         told.state.send_replace(BrokerState::Ready);
         let context = ContextBuilder::new().timeout(ANSWER_MAX).build(client.clone());
-        Ok(Self { client, context, broker: access.urls.join(", "), nkey, told })
+        Ok(Self { client, context, broker, nkey, told })
     }
 
     /// What is known of the broker. A connection that has been made anew is a change.
@@ -121,7 +144,16 @@ impl Connection {
 
     /// Fails where the broker is away: a request would wait for it, and for its own answer after that.
     pub(super) fn check(&self) -> Result<(), Trouble> {
-        if self.is_lost() { Err(Trouble::Unanswered(LOST.into())) } else { Ok(()) }
+        match self.hindrance() {
+            _ if !self.is_lost() => Ok(()),
+            Some(hindrance) => Err(Trouble::Unanswered(hindrance.into())),
+            None => Err(Trouble::Unanswered(LOST.into())),
+        }
+    }
+
+    /// Why whoever listens at the broker's address is of no use, if the broker is lost and somebody does.
+    pub(super) fn hindrance(&self) -> Option<Hindrance> {
+        self.told.hindrance.lock().clone().filter(|_| self.is_lost())
     }
 
     /// Why the server has last refused something that it does not answer, as what is not allowed.
@@ -131,13 +163,55 @@ impl Connection {
 }
 
 impl Told {
-    fn hear(&self, event: Event) {
+    async fn hear(&self, event: Event) {
         match event {
-            Event::Connected => drop(self.state.send_replace(BrokerState::Ready)),
+            Event::Connected => {
+                let another = self.another().await;
+                if another.is_none() {
+                    self.state.send_replace(BrokerState::Ready);
+                }
+                *self.hindrance.lock() = another;
+            }
+            // an attempt to connect again has failed
+            Event::ClientError(ClientError::Other(why)) => {
+                let is_refusal = why == ConnectErrorKind::AuthorizationViolation.to_string();
+                let refused = is_refusal.then(|| Hindrance::Refused { broker: self.broker.clone(), why });
+                *self.hindrance.lock() = self.another().await.or(refused);
+            }
             Event::Disconnected | Event::Closed => drop(self.state.send_replace(BrokerState::Lost)),
             Event::ServerError(error) => *self.refusal.lock() = Some(error.to_string()),
             _ => {}
         }
+    }
+
+    /// What listens in place of the broker, if anything does and the broker's name is known.
+    async fn another(&self) -> Option<Hindrance> {
+        let name = self.name.as_deref()?;
+        for url in &self.urls {
+            let (host, port) = (url.host(), url.port());
+            let listener = Listener::at((host, port)).await;
+            if let Some(another) = listener.filter(|listener| listener.is_another_than(name)) {
+                let address = url.as_url_str().trim_end_matches('/').rsplit('/').next().unwrap_or(host);
+                return Some(Hindrance::Another(another.in_place(address)));
+            }
+        }
+        None
+    }
+}
+
+/// Why who listens at the broker's address is of no use, where that is why no connection has come about.
+fn hindrance(broker: &str, error: &async_nats::ConnectError) -> Option<Hindrance> {
+    let refused = |why| Some(Hindrance::Refused { broker: broker.to_owned(), why });
+    if error.kind() == ConnectErrorKind::AuthorizationViolation {
+        return refused(error.kind().to_string());
+    }
+    let tls = error.source()?.downcast_ref::<Error>()?.get_ref()?.downcast_ref::<rustls::Error>()?;
+    match tls {
+        rustls::Error::AlertReceived(_) => refused(tls.to_string()),
+        rustls::Error::InvalidCertificate(_) => Some(Hindrance::Another(format!(
+            "at {broker} listens a server for whose certificate nobody vouches here: {tls}"
+        ))),
+        _ => None,
     }
 }
 

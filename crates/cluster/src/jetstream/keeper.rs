@@ -10,18 +10,18 @@
 use std::convert::Infallible;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Error, ErrorKind};
+use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, retry_on_intr};
-use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
-use zmove_types::Escaped;
 
+use super::listener::Listener;
 use super::server::{START_MAX, Server, ServerConfig};
 
 /// A user of the broker, who starts it where none is, and again where it ends.
@@ -118,7 +118,7 @@ async fn start_unless_there(config: ServerConfig) -> io::Result<Option<Server>> 
     let _not_for_ever = timeout(START_MAX, lock(&starting, FlockOperation::NonBlockingLockExclusive)).await;
     let address = (config.address, config.port);
     // the lock goes along with what is done aside: nobody starts another before that is over
-    let Ok(Ok(listener)) = timeout(ANSWER_MAX, TcpStream::connect(address)).await else {
+    let Ok(Ok(connection)) = timeout(ANSWER_MAX, TcpStream::connect(address)).await else {
         // one that does not listen is of no use: its push was killed while it began, or its address is another now
         let stop = move || {
             config.stop();
@@ -129,7 +129,7 @@ async fn start_unless_there(config: ServerConfig) -> io::Result<Option<Server>> 
     };
     // what has changed since it was started it takes from the file
     let (reloaded, config, _starting) = aside(move || (config.reload(), config, starting)).await?;
-    if reloaded? { Ok(None) } else { Err(taken(&config, listener).await) }
+    if reloaded? { Ok(None) } else { Err(taken(&config, connection).await) }
 }
 
 /// Does what blocks where nobody else waits for it.
@@ -138,20 +138,18 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
 }
 
 /// Why no broker can be started where this listens.
-async fn taken(config: &ServerConfig, mut listener: TcpStream) -> Error {
-    let mut said = [0; 64];
-    let read = timeout(ANSWER_MAX, listener.read(&mut said)).await;
-    let line = &said[..read.ok().and_then(Result::ok).unwrap_or_default()];
-    let line = line.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
-    let what = match line {
-        [] => "another program".to_owned(),
-        line if line.starts_with(b"INFO {") => "a NATS server that is not of this cluster".to_owned(),
-        line => format!("another program, which says '{}'", Escaped(line)),
+async fn taken(config: &ServerConfig, connection: TcpStream) -> Error {
+    let address = SocketAddr::from((config.address, config.port));
+    let listener = Listener::behind(connection).await;
+    let what = match &config.name {
+        Some(name) if listener.is(name) => {
+            format!("at {address} listens a broker of this cluster that no push of this host has started")
+        }
+        _ => listener.in_place(address),
     };
-    let (address, port) = (config.address, config.port);
     let text = format!(
-        "at {address}, port {port}, listens {what}: end it ('ss -ltnp sport = :{port}' names it), or make a cluster \
-         with another address ('zmove cluster init')"
+        "{what}: end it ('ss -ltnp sport = :{}' names it), or make a cluster with another address ('zmove cluster init')",
+        config.port
     );
     Error::new(ErrorKind::AddrInUse, text)
 }
@@ -189,7 +187,7 @@ const STARTING: &str = "starting.lock";
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often a lock is asked for that another holds.
 const LOCK_EVERY: Duration = Duration::from_millis(20);
-/// How long whoever listens may take to take a connection, and to say something.
+/// How long whoever listens may take to take a connection.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// How long may be done aside: more than a broker may take to end, or to hear.
 const ASIDE_MAX: Duration = Duration::from_secs(30);

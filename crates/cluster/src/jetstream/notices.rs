@@ -17,7 +17,7 @@ use zmove_types::{Event, SharedJobId};
 
 use super::connection::{Access, Connection};
 use super::seal::{JobKey, aes_of, open, seal};
-use crate::error::WorkError;
+use crate::error::{Hindrance, WorkError};
 
 /// The notices of a cluster.
 #[derive(Debug)]
@@ -254,6 +254,12 @@ impl Notices {
         let heard = heard.map_err(|error| failed("listen at the broker", error))?;
         let key = aes_of(key, "zmove 2026-11-26 notices of the nodes of a cluster");
         Ok(Self { connection, key, heard: Mutex::new(heard) })
+    }
+
+    /// Why whoever listens at the broker's address is of no use, if the broker is lost and somebody does.
+    #[must_use]
+    pub fn hindrance(&self) -> Option<Hindrance> {
+        self.connection.hindrance()
     }
 
     /// Tells all nodes, as far as there is a broker: what is told while there is none would wait in a queue, which is

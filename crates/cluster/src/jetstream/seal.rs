@@ -35,6 +35,13 @@ impl JobKey {
         hasher.update(&job.0);
         Self(*hasher.finalize().as_bytes())
     }
+
+    /// The name of the broker of a cluster that has this key, of which it says nothing.
+    #[must_use]
+    pub fn broker_name(&self) -> String {
+        let name = blake3::derive_key("zmove 2026-11-26 name of the broker of a cluster", &self.0);
+        format!("zmove-{}", Hex(&name[..16]))
+    }
 }
 
 impl fmt::Debug for JobKey {

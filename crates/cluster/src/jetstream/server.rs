@@ -33,6 +33,9 @@ pub struct ServerConfig {
     pub address: IpAddr,
     /// The port; 0 for one that is free.
     pub port: u16,
+    /// The name by which nodes know the server, as [`JobKey::broker_name`](super::JobKey::broker_name) returns it;
+    /// without one it makes one up.
+    pub name: Option<String>,
     /// The nodes that are let in. If there is none, everybody is: only for tests, on loopback.
     pub users: Vec<User>,
     /// If the connection is to be encrypted. The bodies of items are in any case.
@@ -119,6 +122,7 @@ impl ServerConfig {
             directory,
             address: IpAddr::from([127, 0, 0, 1]),
             port: 0,
+            name: None,
             users: Vec::new(),
             tls: None,
             bytes_max: 8 << 30,
@@ -238,6 +242,9 @@ impl ServerConfig {
             quoted(&self.directory.join(LOG))?,
             self.bytes_max,
         );
+        if let Some(name) = &self.name {
+            writeln!(text, "server_name: \"{name}\"").expect("a string grows");
+        }
         if let Some(tls) = &self.tls {
             let (certificate, key) = (quoted(&tls.certificate)?, quoted(&tls.key)?);
             write!(text, "tls {{ cert_file: {certificate}, key_file: {key}").expect("a string grows");

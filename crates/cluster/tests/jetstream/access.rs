@@ -103,6 +103,39 @@ async fn a_notice_comes_with_the_nkey_of_its_node_and_of_no_other() {
     assert_eq!(hears.hear().await.unwrap().notice, notice("at last"), "nothing was told as the head");
 }
 
+/// Whoever listens at the broker's address once that has ended may be another server.
+#[tokio::test]
+async fn a_server_of_another_name_is_not_the_broker() {
+    let name = |number| Some(key(number).broker_name());
+    let Some(mut lab) = Lab::start_with(|config| config.name = name(1)).await else { return };
+    let access = |number| Access { name: name(number), ..lab.access() };
+    let (ours, theirs) = (access(1), access(2));
+    let notices = Notices::open(&ours, &key(1)).await.unwrap();
+    let another = Notices::open(&theirs, &key(2)).await.unwrap_err().to_string();
+    assert!(another.ends_with(" listens a NATS server that is not of this cluster"), "{another}");
+    let told = Notice::Absent(NodeFailure { job: JOB.0, node: "n".to_owned(), message: String::new() });
+    let is_heard = async || {
+        notices.tell(&told).await.unwrap();
+        tokio::time::timeout(Duration::from_millis(300), notices.hear()).await.is_ok()
+    };
+    lab.kill();
+    lab.config.name = name(2);
+    lab.start_again().await;
+    let is_known = async {
+        while notices.hindrance().is_none() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), is_known).await.expect("it is known as another");
+    assert!(!is_heard().await, "nothing is told to it");
+    lab.kill();
+    lab.config.name = name(1);
+    lab.start_again().await;
+    let is_back = async { while !is_heard().await {} };
+    tokio::time::timeout(Duration::from_secs(20), is_back).await.expect("it is known as the broker");
+    assert_eq!(notices.hindrance(), None);
+}
+
 /// A node may be invited while a push runs, and its invitation taken back.
 #[tokio::test]
 async fn a_running_server_hears_of_nodes_that_come_and_go() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::json;
 use tokio::time::{Instant, timeout, timeout_at};
+use zmove_cluster::WorkError;
 use zmove_cluster::jetstream::{JobNotice, NodeNotice, NodePart, NodeState, Notice, Notices};
 use zmove_types::{ByteCount, SharedJobId};
 
@@ -37,15 +38,16 @@ pub(super) fn status(cluster: &Cluster, as_json: bool) -> Result<Exit> {
 impl Told {
     async fn by(cluster: &Cluster) -> Result<Self> {
         let (access, key) = (cluster.access()?, cluster.key()?);
-        let no_broker = |why: String| {
+        let no_broker = |why: &str| {
             let broker = &cluster.broker;
             let text =
                 format!("no broker at {broker}: one that a push starts is there while it runs ({why})");
             failure(Exit::Connection, text)
         };
         let notices = match timeout(LISTEN_FOR, Notices::open(&access, &key)).await {
-            Ok(opened) => opened.map_err(|error| no_broker(error.to_string()))?,
-            Err(_elapsed) => return Err(no_broker("it does not answer".to_owned())),
+            Ok(Err(error @ WorkError::Hindered(_))) => return Err(cluster.no_broker(&error)),
+            Ok(opened) => opened.map_err(|error| no_broker(&error.to_string()))?,
+            Err(_elapsed) => return Err(no_broker("it does not answer")),
         };
         let mut told = Self::default();
         let until = Instant::now() + LISTEN_FOR;
