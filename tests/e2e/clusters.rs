@@ -389,6 +389,23 @@ fn of_two_pushes_the_last_one_ends_the_broker() {
 }
 
 #[test]
+fn a_receiver_that_a_node_loses_is_told_at_the_head() {
+    let Some(mut lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint_more();
+    let node = lab.join("other", &[]);
+    node.wait_for("waiting for it");
+    let push = lab.push(&[]).start();
+    lab.daemons[1].wait_for_log("begun by node ");
+    lab.daemons[1].kill();
+    let outcome = finish(push).expect(0);
+    let tried_next = format!("; {} is tried next (at ", lab.daemons[0].address);
+    let told = outcome.stderr.lines().filter(|line| line.contains(&tried_next)).count();
+    assert_eq!(told, 1, "{}", outcome.stderr);
+    lab.assert_done();
+}
+
+#[test]
 fn what_else_listens_at_the_broker_s_address_is_named() {
     let Some(lab) = Lab::new(1) else { return };
     lab.init_with_own_broker();

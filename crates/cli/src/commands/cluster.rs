@@ -221,7 +221,11 @@ impl<'a> Member<'a> {
                     Notice::Refused(refusal) if refusal.node == self.node => {
                         self.be_refused(refusal, &notices).await?;
                     }
-                    Notice::Node(_) | Notice::Failed(_) | Notice::Absent(_) | Notice::Refused(_) => {}
+                    Notice::Node(_)
+                    | Notice::Failed(_)
+                    | Notice::Warned(_)
+                    | Notice::Absent(_)
+                    | Notice::Refused(_) => {}
                 },
                 Some(ended) = self.running.join_next() => match ended {
                     Ok((job, ended)) => self.end(job, ended, &notices).await?,
@@ -371,11 +375,20 @@ impl<'a> Member<'a> {
             return Ok(notices.tell(&self.notice(None)).await?);
         }
         for (job, PartAtWork { part, .. }) in &self.parts {
-            for message in part.failures() {
-                notices.tell(&Notice::Failed(self.failure(*job, message))).await?;
-            }
+            self.tell_trouble(*job, part, notices).await?;
             let part = self.part(*job, NodeState::Works, (part.moved(), part.items()));
             notices.tell(&self.notice(Some(part))).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells the head of a job what has failed here since, and what this node was warned of.
+    async fn tell_trouble(&self, id: SharedJobId, part: &Part, notices: &Notices) -> Result<()> {
+        for message in part.warnings() {
+            notices.tell(&Notice::Warned(self.failure(id, message))).await?;
+        }
+        for message in part.failures() {
+            notices.tell(&Notice::Failed(self.failure(id, message))).await?;
         }
         Ok(())
     }
@@ -408,9 +421,7 @@ impl<'a> Member<'a> {
     /// Ends the part in a job. One that has ended badly begins again after a while.
     async fn end(&mut self, id: SharedJobId, ended: Result<()>, notices: &Notices) -> Result<()> {
         let Some(PartAtWork { part, .. }) = self.parts.remove(&id) else { return Ok(()) };
-        for message in part.failures() {
-            notices.tell(&Notice::Failed(self.failure(id, message))).await?;
-        }
+        self.tell_trouble(id, &part, notices).await?;
         match ended {
             Ok(()) => {
                 terminal::say(format!("job {id} has ended"));

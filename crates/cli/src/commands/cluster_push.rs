@@ -272,6 +272,10 @@ impl Leading<'_> {
                 roll.on(&Event::Failed { message: format!("{message} (at {node})") });
                 false
             }
+            Notice::Warned(warning) if warning.job == self.notice.job => {
+                roll.warn(warning);
+                false
+            }
             Notice::Absent(failure) if failure.job == self.notice.job => {
                 roll.leave(failure);
                 false

@@ -3,7 +3,7 @@
 //!
 //! The head's own share is counted here too, as the observer of its movers.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -42,6 +42,8 @@ struct Entry {
     has_served: bool,
     has_ended: bool,
     was_slow: bool,
+    /// How often it has warned of something.
+    warnings: u32,
     heard: Option<Instant>,
     /// The last moment at which it was heard of, where the user knows that it was the last.
     told_lost: Option<Instant>,
@@ -117,6 +119,21 @@ impl Roll {
         if self.absent.lock().insert((node.clone(), message.clone())) {
             self.observer.on(&Event::Warned { message: format!("{node} takes no part: {message}") });
         }
+    }
+
+    /// Tells what a node that takes part warns of, of each so much at most.
+    pub(crate) fn warn(&self, NodeFailure { node, message, .. }: NodeFailure) {
+        let mut entries = self.entries.lock();
+        let Some(entry) = entries.get_mut(&node) else { return };
+        entry.warnings = entry.warnings.saturating_add(1);
+        let warnings = entry.warnings;
+        drop(entries);
+        let message = match warnings.cmp(&WARNINGS_MAX) {
+            Ordering::Less => format!("{message} (at {node})"),
+            Ordering::Equal => format!("{node} warns of more, which it says there"),
+            Ordering::Greater => return,
+        };
+        self.observer.on(&Event::Warned { message });
     }
 
     /// Tells the observer each second how the nodes are, for ever. `moved` says what those have moved who do not tell
@@ -277,6 +294,8 @@ const IDLE_AFTER: Duration = Duration::from_secs(3);
 const SLOW_PERCENT: u64 = 50;
 /// From so much on it is so no longer: rates of others that have just run out of work sink slowly.
 const KEEPS_UP_PERCENT: u64 = 80;
+/// From so many warnings on a node's are not told.
+const WARNINGS_MAX: u32 = 20;
 /// The most nodes that are told of.
 const NODES_MAX: usize = 64;
 
@@ -321,6 +340,26 @@ mod tests {
         assert_eq!([1, 20].map(told_after), [1, 2]);
         roll.hear("n1", &part(2, NodeState::HasEnded));
         assert_eq!([1, 20].map(told_after), [2, 2]);
+    }
+
+    #[test]
+    fn what_nodes_warn_of_is_told_with_their_names_and_none_floods_the_user() {
+        let warnings = Arc::new(Warnings::default());
+        let roll = Roll::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
+        let warn = |node: &str, number| {
+            roll.warn(NodeFailure { job: [0; 16], node: node.into(), message: format!("lost {number}") });
+            warnings.0.lock().len()
+        };
+        assert_eq!(warn("stranger", 0), 0, "it takes no part");
+        ["n1", "n2"].into_iter().for_each(|node| roll.hear(node, &part(1, NodeState::Works)));
+        assert_eq!(warn("n1", 1), 1);
+        for number in 0..1000 {
+            warn("n1", number);
+        }
+        assert_eq!(warn("n2", 7), 21, "one has no part in the bound of another");
+        let told = warnings.0.lock();
+        assert_eq!((&*told[0], &*told[20]), ("lost 1 (at n1)", "lost 7 (at n2)"));
+        assert_eq!(told[19], "n1 warns of more, which it says there");
     }
 
     #[test]

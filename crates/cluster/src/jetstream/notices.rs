@@ -42,6 +42,8 @@ pub enum Notice {
     Grant(GrantNotice),
     /// The head of a job does not let a node in, for this reason.
     Refused(NodeFailure),
+    /// Something at a node that its job outlives, as a receiver that is lost.
+    Warned(NodeFailure),
 }
 
 /// A notice that has been heard.
@@ -54,7 +56,7 @@ pub struct Heard {
     pub nkey: Option<String>,
 }
 
-/// What a node cannot do, or may not.
+/// What a node cannot do, or may not, or does otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFailure {
     /// The job.

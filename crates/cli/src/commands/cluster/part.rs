@@ -37,6 +37,7 @@ pub(super) type Work = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 struct Seen {
     moved: Lock<NodeMoved>,
     failures: Lock<Vec<String>>,
+    warnings: Lock<Vec<String>>,
 }
 
 impl Part {
@@ -81,6 +82,11 @@ impl Part {
     pub(super) fn failures(&self) -> Vec<String> {
         std::mem::take(&mut *self.seen.failures.lock())
     }
+
+    /// What was warned of since this was asked last.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        std::mem::take(&mut *self.seen.warnings.lock())
+    }
 }
 
 impl Observer for Seen {
@@ -104,14 +110,22 @@ impl Observer for Seen {
             }
             Event::Failed { message } => {
                 terminal::warn(message);
-                let mut failures = self.failures.lock();
-                if failures.len() < FAILURES_MAX {
-                    failures.push(message.clone());
-                }
+                note(message, (&self.failures, FAILURES_MAX));
             }
-            Event::Warned { message } => terminal::warn(message),
+            Event::Warned { message } => {
+                terminal::warn(message);
+                note(message, (&self.warnings, WARNINGS_MAX));
+            }
             _ => {}
         }
+    }
+}
+
+/// Keeps a message for the head, unless there are so many.
+fn note(message: &str, (kept, kept_max): (&Lock<Vec<String>>, usize)) {
+    let mut kept = kept.lock();
+    if kept.len() < kept_max {
+        kept.push(message.to_owned());
     }
 }
 
@@ -152,3 +166,5 @@ const SILENCE_BEYOND: Duration = Duration::from_secs(20);
 const SESSIONS: usize = 1;
 /// The most failures that are told at a time.
 const FAILURES_MAX: usize = 100;
+/// The most warnings that are told at a time.
+const WARNINGS_MAX: usize = 10;

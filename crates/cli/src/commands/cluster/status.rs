@@ -55,7 +55,11 @@ impl Told {
             match heard?.notice {
                 Notice::Job(job) => drop(told.jobs.insert(job.id(), job)),
                 Notice::Node(node) => drop(told.nodes.insert(node.node.clone(), node)),
-                Notice::Failed(_) | Notice::Absent(_) | Notice::Grant(_) | Notice::Refused(_) => {}
+                Notice::Failed(_)
+                | Notice::Warned(_)
+                | Notice::Absent(_)
+                | Notice::Grant(_)
+                | Notice::Refused(_) => {}
             }
         }
         Ok(told)
