@@ -82,6 +82,7 @@ impl Ears {
             has_begun: AtomicBool::new(false),
             has_answered: AtomicBool::new(false),
             has_come_further: AtomicBool::new(false),
+            has_stored: AtomicBool::new(false),
         })
     }
 }
@@ -96,6 +97,8 @@ pub(crate) struct SessionEars {
     has_begun: AtomicBool,
     has_answered: AtomicBool,
     has_come_further: AtomicBool,
+    /// Whether anything was stored since it was told what limits the session.
+    has_stored: AtomicBool,
 }
 
 /// What a session has come to.
@@ -159,7 +162,12 @@ impl Observer for SessionEars {
                 return self.ears.observer.on(&Event::Failed { message: format!("{message}{at}") });
             }
             Event::Skipped { files, bytes } => self.ears.skipped.add(Skipped::of(*files, *bytes)),
-            Event::Stored { files, bytes } => self.ears.served.stored(self.number, (*files, *bytes)),
+            Event::Stored { files, bytes } => {
+                self.has_stored.store(true, Ordering::Relaxed);
+                self.ears.served.stored(self.number, (*files, *bytes));
+            }
+            // a session that has nothing to do waits for work, which is no limit of those that have
+            Event::Limited { .. } if !self.has_stored.swap(false, Ordering::Relaxed) => return,
             Event::Found { .. }
             | Event::Resent { .. }
             | Event::NotKept { .. }
@@ -288,4 +296,37 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
         }
         None => end,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_engine::NoListener;
+
+    #[derive(Default)]
+    struct Limits(Lock<Vec<&'static str>>);
+
+    impl Observer for Limits {
+        fn on(&self, event: &Event) {
+            if let Event::Limited { by } = event {
+                self.0.lock().push(by);
+            }
+        }
+    }
+
+    #[test]
+    fn a_session_that_moves_nothing_does_not_say_what_limits_the_job() {
+        let limits = Arc::new(Limits::default());
+        let ears = Ears::new(Arc::clone(&limits) as Arc<dyn Observer>, Arc::new(NoListener), Arc::default());
+        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
+        let receiver = Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() };
+        let [idle, busy] = [0, 1].map(|number| ears.within(number, &receiver));
+        for by in ["path", "target"] {
+            busy.on(&Event::Stored { files: 0, bytes: 9 });
+            idle.on(&Event::Limited { by: "waiting for replies" });
+            busy.on(&Event::Limited { by });
+        }
+        busy.on(&Event::Limited { by: "waiting for replies" });
+        assert_eq!(*limits.0.lock(), ["path", "target"]);
+    }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Ending {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sessions {
     One,
-    /// Several with other hosts: nobody has counted their lanes.
+    /// Several with other hosts: nobody has added up what each of them has counted.
     Several,
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn print(
         said["exit"] = json!(ending.exit as i32);
         said["transfer"] = json!(ending.transfer);
         if ending.sessions == Sessions::Several {
-            said["lanes"] = json!(null);
+            OF_ONE_SESSION.into_iter().for_each(|field| said[field] = json!(null));
             said["cipher"] = json!(cipher_key(args));
         }
         print_json(&said);
@@ -91,6 +91,17 @@ pub(crate) fn print(
         terminal::print_lines(&(as_text(summary, args, transport) + &shares.line()));
     }
 }
+
+/// The fields that a session counts, and nobody for several.
+const OF_ONE_SESSION: [&str; 7] = [
+    "lanes",
+    "flush_seconds",
+    "sender_cpu_seconds",
+    "receiver_cpu_seconds",
+    "limited_by",
+    "limited_percent",
+    "shares_percent",
+];
 
 /// Whether nothing was moved because nothing was to be: most likely that was not meant.
 fn has_left_all_out(summary: &Summary) -> bool {
