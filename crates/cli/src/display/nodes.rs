@@ -1,20 +1,35 @@
-//! The nodes of a push, as words at the end of a line, and as an object of the stream of events.
+//! The nodes of a push, as words of a line, and as an object of the stream of events.
 
 use serde_json::{Value, json};
 use zmove_types::{Node, Nodes, Pace};
 
 use crate::display::format::counted;
 
-/// The nodes in one line, those named that hold up the others.
-pub(crate) fn in_a_line(Nodes { party, count, waiting, nodes }: &Nodes) -> String {
+/// How many nodes there are, and how many of them hold up the others: few words, for the beginning of a line that a
+/// terminal cuts off.
+pub(crate) fn how_many(Nodes { party, count, nodes, .. }: &Nodes) -> String {
+    let of = |pace: Pace| {
+        let of_it = nodes.iter().filter(|node| node.pace == pace).count();
+        (of_it > 0).then(|| format!("{of_it} {}", pace.word()))
+    };
+    let held_up: Vec<_> = HOLD_UP.into_iter().filter_map(of).collect();
+    let held_up = if held_up.is_empty() { String::new() } else { format!(" ({})", held_up.join(", ")) };
+    counted(*count, party.word()) + &held_up
+}
+
+/// How much waits for them, and which hold up the others, for the end of that line.
+pub(crate) fn which(Nodes { waiting, nodes, .. }: &Nodes) -> String {
     let waiting =
-        waiting.map_or_else(String::new, |waiting| format!(", {} waiting", counted(waiting, "item")));
+        waiting.map_or_else(String::new, |waiting| format!("; {} waiting", counted(waiting, "item")));
     let named = |pace: Pace| {
         let of_it = nodes.iter().filter(|node| node.pace == pace).map(name).collect::<Vec<_>>();
         if of_it.is_empty() { String::new() } else { format!("; {}: {}", pace.word(), of_it.join(", ")) }
     };
-    format!("{}{waiting}{}{}", counted(*count, party.word()), named(Pace::Silent), named(Pace::Slow))
+    waiting + &HOLD_UP.map(named).concat()
 }
+
+/// How nodes are that hold up the others.
+const HOLD_UP: [Pace; 2] = [Pace::Silent, Pace::Slow];
 
 #[expect(clippy::cast_precision_loss, reason = "it is shown with one digit")]
 fn name(Node { name, pace, percent_of_others, .. }: &Node) -> String {
@@ -44,7 +59,7 @@ mod tests {
     use zmove_types::Party;
 
     #[test]
-    fn who_holds_up_the_others_is_named_in_one_line() {
+    fn who_holds_up_the_others_is_counted_and_named() {
         let node = |name: &str, pace, percent_of_others| Node {
             name: name.to_owned(),
             pace,
@@ -59,12 +74,16 @@ mod tests {
             waiting: Some(12),
             nodes: vec![node("node3", Pace::Slow, Some(31))],
         };
-        assert_eq!(in_a_line(&nodes), "4 nodes, 12 items waiting; slow: node3 (0.3 of the median)");
+        assert_eq!(how_many(&nodes), "4 nodes (1 slow)");
+        assert_eq!(which(&nodes), "; 12 items waiting; slow: node3 (0.3 of the median)");
         nodes.nodes = vec![node("node2", Pace::Silent, None), node("node1", Pace::Works, Some(100))];
         nodes.waiting = None;
-        assert_eq!(in_a_line(&nodes), "4 nodes; silent: node2");
-        let receivers = Nodes { party: Party::Receivers, ..nodes.clone() };
-        assert_eq!(in_a_line(&receivers), "4 receivers; silent: node2");
+        assert_eq!(
+            (how_many(&nodes).as_str(), which(&nodes).as_str()),
+            ("4 nodes (1 silent)", "; silent: node2")
+        );
+        let receivers = Nodes { party: Party::Receivers, nodes: Vec::new(), ..nodes.clone() };
+        assert_eq!((how_many(&receivers).as_str(), which(&receivers).as_str()), ("4 receivers", ""));
         let told = as_json(&nodes);
         let expected = json!({
             "name": "node2", "state": "silent", "files": 1, "bytes": 2, "bytes_per_second": 3, "percent_of_others": null,

@@ -278,14 +278,16 @@ impl Watcher {
         } else {
             String::new()
         };
-        let nodes = self.state().nodes.as_ref().map(|nodes| format!("; {}", nodes::in_a_line(nodes)));
+        let nodes = self.state().nodes.clone();
+        let by = nodes.as_ref().map(|nodes| format!(" by {}", nodes::how_many(nodes)));
         format!(
-            "{} of {}{more}, {}{left}, {}, {files} of {found_files}{more} files{}",
+            "{} of {}{more}, {}{}{left}, {}, {files} of {found_files}{more} files{}",
             ByteCount(done),
             ByteCount(found),
             ByteRate(rate),
+            by.unwrap_or_default(),
             if flushing { "flushing" } else { self.state().limit },
-            nodes.unwrap_or_default(),
+            nodes.as_ref().map(nodes::which).unwrap_or_default(),
         )
     }
 
@@ -524,6 +526,16 @@ mod tests {
             "{first}"
         );
         assert!(second.contains(" of 3.00 MiB, ") && second.ends_with(" of 3 files"), "{second}");
+    }
+
+    #[test]
+    fn nodes_are_seen_on_a_narrow_terminal() {
+        let watcher = watcher(Form::Bar);
+        watcher.on(&Event::Nodes(Nodes { count: 12, waiting: Some(10_000), ..Nodes::default() }));
+        let message = watcher.message(1023 << 20, 1023 << 20);
+        let room = 80 - "██████████ 100% ".chars().count();
+        assert!(message[..room].contains(" by 12 nodes, "), "{message}");
+        assert!(message.ends_with(" files; 10000 items waiting"), "{message}");
     }
 
     #[test]
