@@ -115,7 +115,7 @@ fn whoever_cancels_an_ended_run_of_a_schedule_ends_the_schedule() {
     });
     let id = yard.submit(&["-c"], "");
     yard.wait(&id).expect(0);
-    yard.run(&["job", &id, "cancel"]).expect(11).says(&["a job that is done cannot be cancelled"]);
+    yard.run(&["job", &id, "cancel"]).expect(1).says(&["a job that is done cannot be cancelled"]);
 }
 
 #[test]

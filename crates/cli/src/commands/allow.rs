@@ -14,7 +14,7 @@ use crate::commands::serve::config::Config;
 use crate::display::terminal;
 use crate::settings;
 use crate::value::control::{Answer, Removed, Request};
-use crate::value::exit::{Exit, failure, usage_error};
+use crate::value::exit::{Exit, usage_error};
 
 /// Runs `zmove allow`.
 pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
@@ -31,7 +31,7 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
         (Some(AllowCommand::Remove { key_or_name, now, control }), _) => {
             let gone = AuthorizedKeys::remove(&home, &key_or_name)?;
             if gone.is_empty() {
-                return Err(failure(Exit::File, format!("'{key_or_name}' is not in the list")));
+                return Err(usage_error(format!("'{key_or_name}' is not in the list")));
             }
             for grant in &gone {
                 terminal::say(format_args!("{} ({}) is let in no more", grant.name, grant.holder));

@@ -12,6 +12,7 @@ use crate::display::format::counted;
 use crate::display::job::{Row, table};
 use crate::display::terminal;
 use crate::settings;
+use crate::value::age::Age;
 use crate::value::exit::Exit;
 
 /// Runs `zmove jobs`.
@@ -22,7 +23,7 @@ pub(crate) fn run(args: &JobsArgs) -> Result<Exit> {
     match &args.command {
         None => list(args, &place, &store, now)?,
         Some(JobsCommand::Backup { file }) => store.back_up(file)?,
-        Some(JobsCommand::Clean { older_than }) => clean(&place, &mut store, before(now, older_than.0))?,
+        Some(JobsCommand::Clean { older_than }) => clean(&place, &mut store, now, *older_than)?,
     }
     Ok(Exit::Done)
 }
@@ -56,14 +57,37 @@ fn counts(states: impl Iterator<Item = State>) -> String {
     format!("{}: {}", counted(all, "job"), by_state.join(", "))
 }
 
-fn clean(place: &Place, store: &mut Store, before: Moment) -> Result<()> {
+fn clean(place: &Place, store: &mut Store, now: Moment, older_than: Age) -> Result<()> {
+    let before = before(now, older_than.0);
     let forgotten = store.forget(before)?;
     for id in &forgotten {
         // One that was never begun has none; what stays is in nobody's way.
         let _best_effort = std::fs::remove_dir_all(place.job(*id));
     }
     terminal::say(format_args!("forgot {}", counted(forgotten.len() as u64, "job")));
+    let kept = store.jobs(Selection::All)?;
+    if !kept.is_empty() {
+        terminal::say(kept_for(kept.iter().map(|job| job.ended), before, older_than));
+    }
     Ok(())
+}
+
+/// Why jobs are kept that ended at these times, or have not.
+fn kept_for(ends: impl Iterator<Item = Option<Moment>>, before: Moment, older_than: Age) -> String {
+    let (mut all, mut unended, mut young) = (0, 0, 0);
+    for ended in ends {
+        all += 1;
+        unended += u64::from(ended.is_none());
+        young += u64::from(ended.is_some_and(|ended| ended >= before));
+    }
+    let reasons = [
+        (unended, "not ended".to_owned()),
+        (young, format!("ended less than {older_than} ago, see --older-than")),
+        (all - unended - young, "needed by others, or to be told still".to_owned()),
+    ];
+    let reasons = reasons.into_iter().filter(|(jobs, _)| *jobs > 0);
+    let reasons: Vec<_> = reasons.map(|(jobs, why)| format!("{jobs} {why}")).collect();
+    format!("kept {}: {}", counted(all, "job"), reasons.join("; "))
 }
 
 fn before(now: Moment, span: Duration) -> Moment {
@@ -83,5 +107,20 @@ mod tests {
     fn many_jobs_are_counted_by_state() {
         let states = [State::Done, State::Failed, State::Done];
         assert_eq!(counts(states.into_iter()), "3 jobs: 2 done, 1 failed");
+    }
+
+    #[test]
+    fn why_jobs_are_kept_is_told() {
+        let kept = |ends: &[Option<i64>]| {
+            let ends = ends.iter().map(|end| end.map(Moment));
+            kept_for(ends, Moment(100), Age(Duration::from_secs(60)))
+        };
+        assert_eq!(kept(&[None]), "kept 1 job: 1 not ended");
+        let all = kept(&[None, Some(100), Some(170), Some(99), None]);
+        let young = "2 ended less than 1 min ago, see --older-than";
+        assert_eq!(
+            all,
+            format!("kept 5 jobs: 2 not ended; {young}; 1 needed by others, or to be told still")
+        );
     }
 }

@@ -16,7 +16,7 @@ use crate::display::format::counted;
 use crate::display::terminal;
 use crate::settings::{self, Role};
 use crate::value::control::{Answer, Request, Status};
-use crate::value::exit::{Exit, failure};
+use crate::value::exit::{Exit, failure, usage_error};
 
 /// How long a daemon may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,16 +47,13 @@ pub(crate) fn stop(args: &StopArgs) -> Result<Exit> {
     for id in &args.ids {
         match ask(&args.control, &Request::Stop(id.clone()))? {
             Answer::Ended(ended) if ended.is_empty() => {
-                return Err(failure(
-                    Exit::File,
-                    format!("no transfer here has the id {id}: see 'zmove status'"),
-                ));
+                return Err(usage_error(format!("no transfer here has the id {id}: see 'zmove status'")));
             }
             Answer::Ended(ended) => ended.iter().for_each(tell_ended),
             Answer::Ambiguous(found) => {
                 let ids: Vec<_> = found.iter().map(|status| status.id.as_str()).collect();
                 let text = format!("{id} fits {} transfers: {}", ids.len(), ids.join(", "));
-                return Err(failure(Exit::Usage, text));
+                return Err(usage_error(text));
             }
             _ => return no_sense(),
         }

@@ -14,7 +14,7 @@ use crate::args::{TrustArgs, TrustCommand, TrustHostArgs};
 use crate::display::prompt::ask;
 use crate::display::terminal;
 use crate::settings;
-use crate::value::exit::{Exit, failure};
+use crate::value::exit::{Exit, failure, usage_error};
 
 /// Runs `zmove trust`.
 pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &TrustArgs) -> Result<Exit> {
 
 fn remove(host: &Remote, mut known_hosts: KnownHosts) -> Result<Exit> {
     let Some(key) = known_hosts.remove(&host.host, host.port)? else {
-        return Err(failure(Exit::File, format!("{host} is not known")));
+        return Err(usage_error(format!("{host} is not known")));
     };
     terminal::say(format_args!("{host} is not known any more; its key was {key}"));
     Ok(Exit::Done)

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use zmove_engine::{
     ConnectError, LocalError, LocationError, OverlapError, PullError, PushError, SourcesError, SshError,
 };
-use zmove_jobs::Verdict;
+use zmove_jobs::{StoreError, Verdict};
 use zmove_receiver::SessionError as ReceiverError;
 use zmove_sender::SessionError;
 use zmove_transport::{ControlError, DialError, LaneError};
@@ -18,7 +18,7 @@ use crate::args::habits;
 pub(crate) enum Exit {
     /// All done; for a push: verified, named and flushed.
     Done = 0,
-    /// The command line cannot be parsed, or its options contradict each other.
+    /// The command line cannot be parsed, its options contradict each other, or it names what is not there.
     Usage = 1,
     /// The two sides have no protocol version in common.
     Incompatible = 2,
@@ -70,6 +70,7 @@ impl Exit {
             error.downcast_ref().map(Self::of_connect),
             error.downcast_ref().map(Self::of_push),
             error.downcast_ref().map(Self::of_local),
+            error.downcast_ref().map(Self::of_store),
         ];
         known.into_iter().flatten().next().unwrap_or(Self::File)
     }
@@ -112,6 +113,16 @@ impl Exit {
     fn of_local(error: &LocalError) -> Self {
         match error {
             LocalError::Session(error) => Self::of_session(error),
+            _ => Self::File,
+        }
+    }
+
+    fn of_store(error: &StoreError) -> Self {
+        match error {
+            StoreError::NoJob(_)
+            | StoreError::Illegal { .. }
+            | StoreError::NotEnded(_)
+            | StoreError::OtherSubmission { .. } => Self::Usage,
             _ => Self::File,
         }
     }
