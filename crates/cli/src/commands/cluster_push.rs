@@ -3,10 +3,8 @@
 mod granting;
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::io::ErrorKind;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStringExt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,11 +18,11 @@ use zmove_cluster::jetstream::{
     BrokerState, JetStream, JobNotice, Keeper, NodeFailure, Notice, Notices, Role, Settings, SourceNotice,
 };
 use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob, Skipped};
-use zmove_engine::{DialSettings, Sources};
+use zmove_engine::DialSettings;
 use zmove_types::{Event, Observer};
 
 use self::granting::{Answer, Granting};
-use crate::commands::cluster::sources as node_sources;
+use crate::commands::cluster::sources::{self as node_sources, Trees};
 use crate::commands::roll::Roll;
 use crate::commands::spread::{self, Unended, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
@@ -46,12 +44,13 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let job = spread::job(settings, &sources, (id, epoch), receivers.len())?.with_marks();
     let directory = std::env::current_dir().context("find the working directory")?;
     let mountinfo = node_sources::mountinfo();
+    let trees = Trees::new(directory.clone(), &job);
     let notice = JobNotice {
         job: id.0,
         epoch,
         version: VERSION.clone(),
         sources: node_sources::notices(&mountinfo, &directory, &sources),
-        mounts: node_sources::mounts(&mountinfo, &directory, &sources),
+        mounts: trees.mounts(&mountinfo),
         directory: directory.into_os_string().into_vec(),
         words: std::env::args_os().skip(1).map(OsStringExt::into_vec).collect(),
         nodes: BTreeMap::from([(own_name(), 0)]),
@@ -63,8 +62,8 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     let unended = spread::note(&job, &receivers)?;
     display.start();
     let granting = Granting::new(&job, &receivers, cluster)?;
-    let (sources, observer) = (Arc::new(sources), display.observer());
-    let leading = Leading { cluster, sources: Arc::clone(&sources), observer, notice, mountinfo, granting };
+    let (trees, observer) = (Arc::new(trees), display.observer());
+    let leading = Leading { cluster, trees, observer, notice, mountinfo, granting };
     let patience = settings.args.timeout.0;
     let ended = settings::block_on(threads(), Box::pin(leading.lead(job, receivers, patience, before)));
     display.end();
@@ -94,7 +93,7 @@ pub(crate) fn broker_patience(timeout: Duration) -> Duration {
 /// A job that is led from here.
 struct Leading<'a> {
     cluster: &'a Cluster,
-    sources: Arc<Sources>,
+    trees: Arc<Trees>,
     observer: Arc<dyn Observer>,
     notice: JobNotice,
     /// What was mounted where when the notice's mounts were listed.
@@ -250,11 +249,10 @@ impl Leading<'_> {
         if !looking.is_empty() {
             return;
         }
-        let (before, sources) = (std::mem::take(&mut self.mountinfo), Arc::clone(&self.sources));
-        let directory = PathBuf::from(OsStr::from_bytes(&self.notice.directory));
+        let (before, trees) = (std::mem::take(&mut self.mountinfo), Arc::clone(&self.trees));
         looking.spawn_blocking(move || {
             let now = node_sources::mountinfo();
-            let mounts = (now != before).then(|| node_sources::mounts(&now, &directory, &sources));
+            let mounts = (now != before).then(|| trees.mounts(&now));
             (now, mounts)
         });
     }

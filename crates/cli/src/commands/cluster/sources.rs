@@ -10,15 +10,17 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use rustix::process::geteuid;
+use zmove_cluster::SharedJob;
 use zmove_cluster::jetstream::{InsteadNotice, JobNotice, SourceMark, SourceNotice};
 use zmove_disk::{Mount, boot_id};
 use zmove_engine::Sources;
-use zmove_scan::is_mount_at;
+use zmove_scan::{PathKind, ScanRoot, Selection, is_mount_at};
 use zmove_sender::Instead;
-use zmove_types::{Escaped, Timestamp};
+use zmove_types::{Escaped, RelPath, Timestamp};
 
 /// The sources as the head sees them.
 pub(crate) fn notices(mountinfo: &[u8], directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
@@ -45,27 +47,55 @@ fn some_names(path: &Path) -> Vec<Vec<u8>> {
     names.take(NAMES).collect()
 }
 
-/// What is mounted below the sources, as the head sees it: where one of these is not mounted at a node, the directory
-/// is empty there, or has what is hidden here.
-pub(crate) fn mounts(mountinfo: &[u8], directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
-    let mut found = Vec::new();
-    for source in sources.paths() {
-        let Ok(canonical) = source.canonicalize() else { continue };
-        for mount in Mount::all(mountinfo) {
-            let below =
-                mount.point.strip_prefix(&canonical).ok().filter(|below| !below.as_os_str().is_empty());
-            let Some(below) = below else { continue };
-            // what is mounted above it later hides it
-            let is_seen = is_mount_at(&mount.point).is_ok_and(|is_mount| is_mount != Some(false));
-            // one more shows that not all are told
-            if is_seen && found.len() <= MOUNTS {
-                let path = directory.join(source).join(below).into_os_string().into_vec();
-                let (names, mark) = (some_names(&mount.point), mark(mountinfo, &mount.point));
-                found.push(SourceNotice { path, names, mark });
+/// The trees of a push, for whoever looks what is mounted in them.
+pub(crate) struct Trees {
+    /// The directory that their paths are about.
+    directory: PathBuf,
+    roots: Vec<ScanRoot>,
+    selection: Option<Arc<Selection>>,
+}
+
+impl Trees {
+    /// The trees of a job.
+    pub(crate) fn new(directory: PathBuf, job: &SharedJob) -> Self {
+        Self { directory, roots: job.sources.clone(), selection: job.config.scan.selection.clone() }
+    }
+
+    /// What is mounted in them, as the head sees it: where one of these is not mounted at a node, the directory is
+    /// empty there, or has what is hidden here. What the selection leaves out no node enters, whatever it has there.
+    pub(crate) fn mounts(&self, mountinfo: &[u8]) -> Vec<SourceNotice> {
+        let mut found = Vec::new();
+        for root in &self.roots {
+            let Ok(canonical) = root.source.canonicalize() else { continue };
+            for mount in Mount::all(mountinfo) {
+                let below =
+                    mount.point.strip_prefix(&canonical).ok().filter(|below| !below.as_os_str().is_empty());
+                let Some(below) = below.filter(|below| self.admits(root, below, &mount.point)) else {
+                    continue;
+                };
+                // what is mounted above it later hides it
+                let is_seen = is_mount_at(&mount.point).is_ok_and(|is_mount| is_mount != Some(false));
+                // one more shows that not all are told
+                if is_seen && found.len() <= MOUNTS {
+                    let path = self.directory.join(&root.source).join(below).into_os_string().into_vec();
+                    let (names, mark) = (some_names(&mount.point), mark(mountinfo, &mount.point));
+                    found.push(SourceNotice { path, names, mark });
+                }
             }
         }
+        found
     }
-    found
+
+    /// Whether the selection admits what is at this path below a root.
+    fn admits(&self, root: &ScanRoot, below: &Path, point: &Path) -> bool {
+        let Some(selection) = &self.selection else { return true };
+        let path = root.prefix.as_path().join(below);
+        let Ok(path) = RelPath::from_bytes(path.as_os_str().as_bytes()) else { return true };
+        let [directory, other] =
+            [PathKind::Directory, PathKind::Other].map(|kind| selection.admits(&path, kind));
+        // what is left out in any case is not even looked at: it may not answer
+        if directory == other || point.is_dir() { directory } else { other }
+    }
 }
 
 /// Compares the sources here with those of the head.
@@ -165,10 +195,15 @@ fn compare_marks(SourceNotice { path, mark: there, .. }: &SourceNotice, mountinf
     Ok(())
 }
 
-/// The kinds of file systems that no two hosts have mounted at once and can write to. A replica of a volume, as by
-/// snapshots that are sent, has the inode numbers of what it was made of, and lags behind.
-const LOCAL: [&str; 10] =
-    ["bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"];
+/// The kinds of file systems that no two hosts have mounted at once and can write to, and images that nobody writes to:
+/// each host has its own, and perhaps another. A replica of a volume, as by snapshots that are sent, has the inode
+/// numbers of what it was made of, and lags behind.
+const LOCAL: [&str; 38] = [
+    "affs", "aufs", "bcachefs", "befs", "btrfs", "cramfs", "devtmpfs", "ecryptfs", "erofs", "exfat", "ext2",
+    "ext3", "ext4", "f2fs", "fuseblk", "hfs", "hfsplus", "hpfs", "iso9660", "jffs2", "jfs", "minix", "msdos",
+    "nilfs2", "ntfs", "ntfs3", "overlay", "ramfs", "reiserfs", "romfs", "squashfs", "tmpfs", "ubifs", "udf",
+    "ufs", "vfat", "xfs", "zfs",
+];
 /// How many names are told: more than go at once where a source changes.
 const NAMES: usize = 8;
 /// How many mounts are told, every second.
@@ -179,11 +214,21 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use std::ffi::OsString;
     use zmove_engine::NoListener;
+    use zmove_scan::Rule;
 
     fn sources(paths: &[&Path]) -> Sources {
         let paths: Vec<_> = paths.iter().map(|path| path.as_os_str().to_owned()).collect();
         Sources::look_at(&paths, None, &NoListener).unwrap()
+    }
+
+    fn trees(paths: &[&Path], rules: &[&str]) -> Trees {
+        let rules: Vec<_> =
+            rules.iter().filter_map(|rule| Rule::from_line(rule.as_bytes()).unwrap()).collect();
+        let selection = Selection::new(&rules, 0..=u64::MAX).unwrap();
+        let roots = sources(paths).roots();
+        Trees { directory: "/".into(), roots, selection: Some(Arc::new(selection)) }
     }
 
     fn told(sources: Vec<SourceNotice>, mounts: Vec<SourceNotice>) -> JobNotice {
@@ -235,9 +280,9 @@ mod tests {
         let line = |path: &Path| format!("1 2 0:1 / {} rw - xfs dev rw\n", path.display());
         let mountinfo =
             [&root, &root.join("a/mounted"), &root.join("empty"), Path::new("/elsewhere")].map(line);
-        let seen = mounts(mountinfo.concat().as_bytes(), Path::new("/"), &sources(&[&root]));
+        let seen = trees(&[&root], &[]).mounts(mountinfo.concat().as_bytes());
         assert_eq!(seen, [], "one that another mount hides is none");
-        let all = mounts(&super::mountinfo(), Path::new("/"), &sources(&[Path::new("/")]));
+        let all = trees(&[Path::new("/")], &[]).mounts(&super::mountinfo());
         assert!(all.iter().any(|mount| mount.path == b"/proc"), "{all:?}");
         let path = root.join("a/mounted").into_os_string().into_vec();
         let seen = vec![SourceNotice { path, names: vec![b"f".to_vec()], mark: None }];
@@ -246,6 +291,20 @@ mod tests {
         std::fs::remove_file(root.join("a/mounted/f")).unwrap();
         let error = compare(&sources(&[&root]), &head).unwrap_err().to_string();
         assert!(error.contains("a/mounted' is another directory here, or is not mounted"), "{error}");
+    }
+
+    #[test]
+    fn what_is_mounted_where_the_selection_leaves_it_out_is_none_of_theirs() {
+        let points = |rules: &[&str]| {
+            let seen = trees(&[Path::new("/")], rules).mounts(&mountinfo());
+            let points = seen.into_iter().map(|mount| PathBuf::from(OsString::from_vec(mount.path)));
+            points.filter(|point| point.starts_with("/proc")).collect::<Vec<_>>()
+        };
+        assert!(points(&[]).contains(&"/proc".into()));
+        for rules in [&["/proc/"][..], &["proc"], &["/*", "!/usr"]] {
+            assert_eq!(points(rules), [""; 0].map(PathBuf::from), "{rules:?}");
+        }
+        assert!(points(&["*.proc", "/proc/sys"]).contains(&"/proc".into()));
     }
 
     #[test]
@@ -261,6 +320,20 @@ mod tests {
         let head = JobNotice { user: geteuid().as_raw() + 1, ..told(seen, Vec::new()) };
         // who may read all may also read what that user may
         assert_eq!(compared(head).is_ok(), geteuid().is_root());
+    }
+
+    #[test]
+    fn file_systems_that_one_host_alone_has_are_known() {
+        let site = tempfile::tempdir().unwrap();
+        let root = site.path().canonicalize().unwrap();
+        let is_local = |kind: &&str| {
+            let mountinfo = format!("1 2 0:1 / {} rw - {kind} dev rw\n", root.display());
+            mark(mountinfo.as_bytes(), &root).unwrap().local.is_some()
+        };
+        let kinds =
+            ["vfat", "exfat", "f2fs", "ntfs3", "fuseblk", "iso9660", "squashfs", "erofs", "ext4", "zfs"];
+        assert_eq!(kinds.iter().filter(|kind| !is_local(kind)).count(), 0);
+        assert_eq!(["nfs4", "lustre", "ceph", "gpfs", "fuse.sshfs"].iter().find(|kind| is_local(kind)), None);
     }
 
     #[test]
