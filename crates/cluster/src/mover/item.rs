@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -315,8 +316,7 @@ impl<W: WorkSource> Mover<W> {
         };
         let mut missing_before = Vec::new();
         let mut resent = None;
-        let (began, mut since) = (Instant::now(), Instant::now());
-        let mut left_first = 0;
+        let (mut since, mut looked) = (Instant::now(), Instant::now());
         loop {
             let missing = match self.commit(&unnamed).await? {
                 Committed::Named(done) => {
@@ -329,8 +329,6 @@ impl<W: WorkSource> Mover<W> {
                 }
                 Committed::Missing(missing) => missing,
             };
-            let left = missing.iter().fold(0_u32, |left, (_, groups)| left.saturating_add(*groups));
-            left_first = left.max(left_first);
             if missing != missing_before {
                 progress.made();
                 (missing_before, since) = (missing, Instant::now());
@@ -345,10 +343,25 @@ impl<W: WorkSource> Mover<W> {
                 since = Instant::now();
                 continue;
             }
-            tokio::time::sleep(next_look(began.elapsed(), left_first - left, left)).await;
-            if let Err(why) = self.find(file, item.mark(0)).await? {
-                // nobody can send the rest of what it was
-                return Ok(self.fail(why));
+            self.until_next_look().await;
+            if looked.elapsed() >= LOOK_AT_LEAST_EVERY {
+                looked = Instant::now();
+                if let Err(why) = self.find(file, item.mark(0)).await? {
+                    // nobody can send the rest of what it was
+                    return Ok(self.fail(why));
+                }
+            }
+        }
+    }
+
+    /// Waits until it is worth while to ask again for the groups of a large file: the receiver flushes for each answer,
+    /// and nobody waits for it as long as there is something else to send.
+    async fn until_next_look(&self) {
+        let since = Instant::now();
+        while since.elapsed() < LOOK_AT_LEAST_EVERY {
+            tokio::time::sleep(LOOK_EVERY).await;
+            if self.unsent.load(Ordering::Relaxed) == 0 {
+                return;
             }
         }
     }
@@ -384,13 +397,6 @@ impl<W: WorkSource> Mover<W> {
     }
 }
 
-/// When it is worth to look again whether all groups of a file are there, of which so many have come in this time:
-/// often at the end alone, since each look asks the receiver, and the server of the source.
-fn next_look(waited: Duration, came: u32, left: u32) -> Duration {
-    let needed = if came == 0 { waited } else { waited.saturating_mul(left) / came };
-    (needed / 4).clamp(LOOK_EVERY, LOOK_AT_LEAST_EVERY)
-}
-
 /// What a portion is found by: what has found a large file in it says where that is.
 #[derive(Clone, Copy)]
 struct Found<'a> {
@@ -417,28 +423,11 @@ enum Committed {
 }
 
 const LOST: &str = "groups that the receiver has stored are missing";
-/// How often it is asked whether all groups of a large file are there, at most.
+/// How often it is asked whether all groups of a large file are there, where nothing else is to be sent.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// The same at least.
+/// The same at least, and whether the file is as it was.
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
 /// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.
 const STUCK_AFTER: Duration = Duration::from_secs(40);
 /// The same where a range has failed here: what others are sending comes.
 const SPOILED_AFTER: Duration = Duration::from_secs(2);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_large_file_is_looked_at_ever_more_often_towards_its_end() {
-        let second = Duration::from_secs(1);
-        assert_eq!(next_look(Duration::ZERO, 0, 16), LOOK_EVERY);
-        assert_eq!(next_look(4 * second, 0, 1000), second, "nothing has come yet");
-        assert_eq!(next_look(60 * second, 10, 1000), LOOK_AT_LEAST_EVERY);
-        assert_eq!(next_look(60 * second, 60, 4), second);
-        assert_eq!(next_look(60 * second, 63, 1), Duration::from_secs(60) / 63 / 4);
-        assert_eq!(next_look(60 * second, 1000, 1), LOOK_EVERY);
-        assert_eq!(next_look(Duration::MAX, 1, u32::MAX), LOOK_AT_LEAST_EVERY);
-    }
-}
