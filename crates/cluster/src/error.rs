@@ -95,6 +95,9 @@ pub enum Stop {
     Nonsense(&'static str),
 }
 
+/// What a work item has come to that has panicked.
+pub(crate) const PANICKED: Stop = Stop::Nonsense("a work item panicked");
+
 /// Why a session has ended before its work has.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionEnd {

@@ -272,7 +272,7 @@ impl<W: WorkSource> Lead<W> {
     }
 }
 
-/// Has a mover of this number work, as soon and as long as there are not so many other nodes: each has one of its own,
+/// Has a mover of this number work from when on there are not so many other nodes, to the end: each has one of its own,
 /// and what this one takes meanwhile they could not.
 async fn unless_others_come(
     (number, within): (usize, Duration),

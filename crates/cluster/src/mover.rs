@@ -21,10 +21,10 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use zmove_sender::{Feeder, SessionOver};
+use zmove_sender::Feeder;
 use zmove_types::{Event, Lock, Observer};
 
-use crate::error::Stop;
+use crate::error::{PANICKED, Stop};
 use crate::job::SharedJob;
 use crate::receiver::SessionEars;
 use crate::source::{Taken, WorkSource};
@@ -122,7 +122,7 @@ impl<W: WorkSource> Mover<W> {
                     None => over = true,
                 },
                 Some(done) = doing.join_next() => {
-                    let item = done.map_err(|_panic| SessionOver)??;
+                    let item = done.map_err(|_panic| PANICKED)??;
                     waiting -= usize::from(waits(&item));
                     ended();
                 }

@@ -189,7 +189,7 @@ impl WorkSource for Queue {
     }
 }
 
-/// The most items that wait. Memory at worst: some kilobytes each for names, a hundred bytes for the others.
+/// The most items that wait. Memory of each: as a rule a hundred bytes, and at worst 256 KiB (1000 names, 64 paths).
 const ITEMS_MAX: usize = 65_536;
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ use crate::remove::{RemovalBudget, remove_entries_within};
 use crate::shared_job_names::{JOB_PREFIX, is_shared_job_name};
 use crate::tree::{DIRECTORY, Tree};
 
-pub use self::epoch_session::{COMMITTED, EpochSession, FENCED, GroupOfNew, PartFound};
+pub use self::epoch_session::{EpochSession, FENCED, GroupOfNew, PART_GONE, PartFound};
 
 /// The directory of a job.
 #[derive(Debug)]
@@ -573,7 +573,7 @@ mod tests {
         one.give_up_part(&part, of_one.file(), Errno::NOSPC).unwrap();
         assert_eq!(of_one.file().metadata().unwrap().nlink(), 0);
         assert!(!other.has_part(&part, of_other.file()).unwrap());
-        assert_eq!(Errno::from_io_error(&open(&other).unwrap_err()), Some(COMMITTED));
+        assert_eq!(Errno::from_io_error(&open(&other).unwrap_err()), Some(PART_GONE));
         let found = other.find_part(&part).unwrap();
         assert!(matches!(found, PartFound::GivenUp { errno } if errno == Errno::NOSPC.raw_os_error()));
         // the reason of the first stays
@@ -596,7 +596,7 @@ mod tests {
         let file_name = name("f");
         let target = (&*root, &file_name);
         fast.publish_part((&part, of_fast.file()), target, Replace::Existing).unwrap();
-        assert_eq!(Errno::from_io_error(&open(&late).unwrap_err()), Some(COMMITTED));
+        assert_eq!(Errno::from_io_error(&open(&late).unwrap_err()), Some(PART_GONE));
         let there = home.path().join("f");
         let expected = there.metadata().unwrap().ino();
         let is_told = |epoch: &EpochSession| matches!(epoch.find_part(&part), Ok(PartFound::Committed { inode }) if inode == expected);

@@ -30,7 +30,7 @@ use crate::display::format::counted;
 use crate::display::progress::Display;
 use crate::settings::cluster::Cluster;
 use crate::settings::{self, PushSettings, Role as KeyRole};
-use crate::value::exit::{Exit, failure};
+use crate::value::exit::{Exit, failure, usage_error};
 use crate::value::version::VERSION;
 
 /// Leads a push of these settings.
@@ -58,6 +58,9 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         user: geteuid().as_raw(),
         instead: node_sources::instead_notice(job.config.instead),
     };
+    if !notice.fits() {
+        return Err(usage_error(TOO_MANY_SOURCES));
+    }
     let before = spread::end_before(&job, &receivers)?;
     let unended = spread::note(&job, &receivers)?;
     display.start();
@@ -333,13 +336,15 @@ impl BrokerWatch {
     }
 }
 
+const TOO_MANY_SOURCES: &str =
+    "there are more sources than the other nodes can be told of: push the directory that they are in";
 const NO_BROKER: &str = "start a broker for the cluster";
 const NO_SERVER: &str =
     "start a broker for the cluster ('nats-server' has to be installed, as by Debian's package of that name)";
 /// How often the other nodes are told of the job.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long nodes may take to come, of which each has a session with one receiver: after that this node serves those
-/// receivers, too, for which there is no other. A node that waits for the broker asks for it four times a second.
+/// receivers, too, for which there is no other. A node that waits for the broker asks for it several times a second.
 const OTHERS_COME_WITHIN: Duration = Duration::from_secs(2);
 /// How long a broker is waited for in any case.
 const BROKER_PATIENCE_MIN: Duration = Duration::from_secs(10);

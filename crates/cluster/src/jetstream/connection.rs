@@ -13,7 +13,7 @@ use std::time::Duration;
 use async_nats::jetstream::{self, Context, ContextBuilder};
 use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event, ServerAddr, rustls};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use zmove_types::Lock;
 
 use super::listener::Listener;
@@ -94,18 +94,28 @@ impl Connection {
         if let Some(another) = told.another().await {
             return Err(another.into());
         }
-        let (options, nkey) = access.options().map_err(|error| failed(error.into()))?;
-        let options = options.event_callback({
-            let told = Arc::clone(&told);
-            move |event| {
+        let mut refusals = 0;
+        let (client, nkey) = loop {
+            let (options, nkey) = access.options().map_err(|error| failed(error.into()))?;
+            let options = options.event_callback({
                 let told = Arc::clone(&told);
-                async move { told.hear(event).await }
+                move |event| {
+                    let told = Arc::clone(&told);
+                    async move { told.hear(event).await }
+                }
+            });
+            match options.connect(urls.clone()).await {
+                Ok(client) => break (client, nkey),
+                // a server that reads its configuration again refuses whoever is about to say who it is
+                Err(error) if is_refusal(&error) && refusals < REFUSALS_MAX => {
+                    refusals += 1;
+                    sleep(REFUSED_PAUSE).await;
+                }
+                Err(error) => {
+                    return Err(hindrance(&broker, &error).map_or_else(|| failed(error.into()), Into::into));
+                }
             }
-        });
-        let client = options.connect(urls).await.map_err(|error| match hindrance(&broker, &error) {
-            Some(hindrance) => hindrance.into(),
-            None => failed(error.into()),
-        })?;
+        };
         told.state.send_replace(BrokerState::Ready);
         let context = ContextBuilder::new().timeout(ANSWER_MAX).build(client.clone());
         Ok(Self { client, context, broker, nkey, told })
@@ -199,10 +209,14 @@ impl Told {
     }
 }
 
+fn is_refusal(error: &async_nats::ConnectError) -> bool {
+    error.kind() == ConnectErrorKind::AuthorizationViolation
+}
+
 /// Why who listens at the broker's address is of no use, where that is why no connection has come about.
 fn hindrance(broker: &str, error: &async_nats::ConnectError) -> Option<Hindrance> {
     let refused = |why| Some(Hindrance::Refused { broker: broker.to_owned(), why });
-    if error.kind() == ConnectErrorKind::AuthorizationViolation {
+    if is_refusal(error) {
         return refused(error.kind().to_string());
     }
     let tls = error.source()?.downcast_ref::<Error>()?.get_ref()?.downcast_ref::<rustls::Error>()?;
@@ -223,6 +237,8 @@ impl Access {
             .name("zmove")
             .connection_timeout(ANSWER_MAX)
             .ping_interval(PING_EVERY)
+            // its own pauses grow to 4 s, and a node is to be there soon after a push has started the broker
+            .reconnect_delay_callback(|attempts| if attempts > 1 { RECONNECT_EVERY } else { Duration::ZERO })
             // addresses come from whoever has started the job
             .ignore_discovered_servers();
         if let Some(path) = &self.nkey_seed {
@@ -277,6 +293,11 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// After two of these without an answer a connection is made anew.
 const PING_EVERY: Duration = Duration::from_secs(5);
+/// How often one is tried to make that is refused, after the first time.
+const REFUSALS_MAX: u32 = 5;
+const REFUSED_PAUSE: Duration = Duration::from_millis(100);
+/// How often a connection that is lost is tried again, after the first time.
+const RECONNECT_EVERY: Duration = Duration::from_millis(250);
 
 /// How often a broker is asked again; sooner if its state changes.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);

@@ -115,7 +115,9 @@ impl std::fmt::Debug for Keeper {
 async fn start_unless_there(config: ServerConfig) -> io::Result<Option<Server>> {
     let starting = lock_file(&config, STARTING)?;
     // a process that was stopped while it held this is not waited for for ever
-    let _not_for_ever = timeout(START_MAX, lock(&starting, FlockOperation::NonBlockingLockExclusive)).await;
+    if let Ok(locked) = timeout(START_MAX, lock(&starting, FlockOperation::NonBlockingLockExclusive)).await {
+        locked?;
+    }
     let address = (config.address, config.port);
     // the lock goes along with what is done aside: nobody starts another before that is over
     let Ok(Ok(connection)) = timeout(ANSWER_MAX, TcpStream::connect(address)).await else {

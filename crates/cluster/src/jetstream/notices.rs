@@ -120,7 +120,16 @@ impl JobNotice {
     pub const fn id(&self) -> SharedJobId {
         SharedJobId(self.job)
     }
+
+    /// Whether the notice is short enough for any broker, also where more is mounted later.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        postcard::to_stdvec(self).is_ok_and(|bytes| bytes.len() <= JOB_BYTES_MAX)
+    }
 }
+
+/// Half of what a broker takes as one message unless it is told otherwise.
+const JOB_BYTES_MAX: usize = 512 << 10;
 
 /// A source, or a directory in one, as the head sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,13 +13,13 @@ use zmove_scan::{
     Directory, DirectoryMark, Entry, MarkedPath, Portion, PortionSize, ScanItem, look_up_portion,
     walk_portion,
 };
-use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, SessionOver, Settled, Unnamed};
+use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled, Unnamed};
 use zmove_types::{Event, Name, Observer, RelPath};
 use zmove_wire::{FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
 use super::{Mover, Progress};
 use crate::cut::{rest_of, work_of};
-use crate::error::{Stop, refused};
+use crate::error::{PANICKED, Stop, refused};
 use crate::job::ITEM;
 use crate::source::WorkSource;
 use crate::work::{LargeFile, Marks, Place, Work, WorkItem};
@@ -317,6 +317,7 @@ impl<W: WorkSource> Mover<W> {
         let mut missing_before = Vec::new();
         let mut resent = None;
         let (mut since, mut looked) = (Instant::now(), Instant::now());
+        let mut idle = LOOK_EVERY;
         loop {
             let missing = match self.commit(&unnamed).await? {
                 Committed::Named(done) => {
@@ -331,7 +332,7 @@ impl<W: WorkSource> Mover<W> {
             };
             if missing != missing_before {
                 progress.made();
-                (missing_before, since) = (missing, Instant::now());
+                (missing_before, since, idle) = (missing, Instant::now(), LOOK_EVERY);
             } else if since.elapsed() >= self.stuck_after(item) {
                 for &(first, groups) in resent.insert(std::mem::take(&mut missing_before)).iter() {
                     let groups = first..first.saturating_add(groups);
@@ -343,7 +344,8 @@ impl<W: WorkSource> Mover<W> {
                 since = Instant::now();
                 continue;
             }
-            self.until_next_look().await;
+            self.until_next_look(idle).await;
+            idle = (2 * idle).min(LOOK_AT_LEAST_EVERY);
             if looked.elapsed() >= LOOK_AT_LEAST_EVERY {
                 looked = Instant::now();
                 if let Err(why) = self.find(file, item.mark(0)).await? {
@@ -355,12 +357,13 @@ impl<W: WorkSource> Mover<W> {
     }
 
     /// Waits until it is worth while to ask again for the groups of a large file: the receiver flushes for each answer,
-    /// and nobody waits for it as long as there is something else to send.
-    async fn until_next_look(&self) {
+    /// and nobody waits for it as long as there is something else to send. Where there is not, it takes as long as
+    /// `idle`.
+    async fn until_next_look(&self, idle: Duration) {
         let since = Instant::now();
         while since.elapsed() < LOOK_AT_LEAST_EVERY {
             tokio::time::sleep(LOOK_EVERY).await;
-            if self.unsent.load(Ordering::Relaxed) == 0 {
+            if self.unsent.load(Ordering::Relaxed) == 0 && since.elapsed() >= idle {
                 return;
             }
         }
@@ -388,7 +391,7 @@ impl<W: WorkSource> Mover<W> {
             ending.spawn(async move { feeder.order(SharedJobOrder::End(end), None).await });
         }
         while let Some(ended) = ending.join_next().await {
-            match ended.map_err(|_panic| SessionOver)?? {
+            match ended.map_err(|_panic| PANICKED)?? {
                 SharedJobResult::Done => {}
                 other => return Err(refused(other)),
             }
@@ -423,7 +426,7 @@ enum Committed {
 }
 
 const LOST: &str = "groups that the receiver has stored are missing";
-/// How often it is asked whether all groups of a large file are there, where nothing else is to be sent.
+/// How often it is asked whether all groups of a large file are there, where nothing else is to be sent and some come.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// The same at least, and whether the file is as it was.
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);

@@ -168,6 +168,34 @@ async fn a_running_server_hears_of_nodes_that_come_and_go() {
     assert!(!lab.config.reload().unwrap(), "none runs");
 }
 
+/// A push has a broker that runs read its configuration again, and then connects to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_comes_while_a_server_hears_of_nodes_is_let_in() {
+    let keys = TempDir::new().unwrap();
+    let [head, mover] = ["head", "mover"].map(|name| nkey(keys.path(), name));
+    let head_user = User { public_key: head.1.clone(), role: Role::Head };
+    let mover_user = User { public_key: mover.1.clone(), role: Role::Mover };
+    let Some(lab) = Lab::start_with(|config| config.users = vec![head_user]).await else { return };
+    let access = Access { nkey_seed: Some(head.0.clone()), ..lab.access() };
+    let mut config = lab.config.clone();
+    let reloading = tokio::task::spawn_blocking(move || {
+        for _ in 0..100 {
+            if config.users.pop_if(|user| user.role == Role::Mover).is_none() {
+                config.users.push(mover_user.clone());
+            }
+            assert!(config.reload().unwrap());
+        }
+    });
+    let mut opened = 0;
+    while !reloading.is_finished() || opened < 100 {
+        let cluster_key = key(1);
+        let opening = (0..8).map(|_| Notices::open(&access, &cluster_key));
+        futures_util::future::try_join_all(opening).await.unwrap();
+        opened += 8;
+    }
+    reloading.await.unwrap();
+}
+
 #[tokio::test]
 async fn a_seed_that_others_may_read_is_refused() {
     let keys = TempDir::new().unwrap();

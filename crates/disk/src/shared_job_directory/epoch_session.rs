@@ -28,7 +28,7 @@ pub const FENCED: Errno = Errno::OWNERDEAD;
 
 /// The error of opening a part that has got its final name, or has been given up: nothing is to be written to it. No
 /// file system says this.
-pub const COMMITTED: Errno = Errno::ALREADY;
+pub const PART_GONE: Errno = Errno::ALREADY;
 
 /// What there is of a large file in an epoch.
 #[derive(Debug)]
@@ -230,11 +230,11 @@ impl EpochSession {
     /// there.
     ///
     /// # Errors
-    /// The system's error, [`FENCED`], and [`COMMITTED`].
+    /// The system's error, [`FENCED`], and [`PART_GONE`].
     pub fn open_part(&self, name: &Name, bytes: u64, direct: Direct) -> io::Result<Staged> {
         let opened = self.create(|| Staged::shared(&self.directory, name, bytes, direct));
         opened.map_err(|error| match Errno::from_io_error(&error) {
-            Some(Errno::LOOP) => COMMITTED.into(),
+            Some(Errno::LOOP) => PART_GONE.into(),
             _ => error,
         })
     }
@@ -332,7 +332,7 @@ impl EpochSession {
         }
     }
 
-    /// Whether a part still has its name: then no receiver has committed it.
+    /// Whether a part still has its name: then no receiver has committed it, or given it up.
     ///
     /// # Errors
     /// [`FENCED`] where it has none since this epoch is over.

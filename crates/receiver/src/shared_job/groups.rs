@@ -2,7 +2,7 @@
 //! were written to.
 //!
 //! They are kept from the first commit that a session is asked for until their file has its name. Where there is no
-//! memory for more, those go whose file has got its name by another receiver.
+//! memory for more, those go whose file has got its name by another receiver, or has been given up.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -67,7 +67,7 @@ impl FlushedGroups {
     pub(super) fn read_on(&mut self, directory: &OwnedFd, epoch: &EpochSession) -> io::Result<()> {
         match self.try_to_read_on(directory, epoch.number()) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOMEM) => {
-                if !self.forget_committed(epoch) {
+                if !self.forget_gone(epoch) {
                     return Err(error);
                 }
                 self.try_to_read_on(directory, epoch.number())
@@ -95,12 +95,12 @@ impl FlushedGroups {
     }
 
     /// Returns whether there was anything to forget.
-    fn forget_committed(&mut self, epoch: &EpochSession) -> bool {
+    fn forget_gone(&mut self, epoch: &EpochSession) -> bool {
         let before = self.groups.of.len();
-        let is_committed = |name: &Name| {
+        let is_gone = |name: &Name| {
             matches!(epoch.find_part(name), Ok(PartFound::Committed { .. } | PartFound::GivenUp { .. }))
         };
-        self.groups.of.retain(|(name, _inode), _| !is_committed(name));
+        self.groups.of.retain(|(name, _inode), _| !is_gone(name));
         self.groups.of.len() < before
     }
 }

@@ -532,7 +532,7 @@ fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     let file = transfer.files.find(FileId(1)).unwrap().unwrap();
     let part = open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap();
     let shared = transfer.parts.shared.as_ref().unwrap();
-    assert!(!shared.is_committed(&part).unwrap());
+    assert!(!shared.is_gone(&part).unwrap());
     let root = OwnedFd::from(std::fs::File::open(home.path()).unwrap());
     let place = (&root, &name("large"));
     let staged = (part.hidden_name().unwrap(), part.file());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use rustix::io::Errno;
-use zmove_disk::{COMMITTED, Span, Staged, Task, Turn};
+use zmove_disk::{PART_GONE, Span, Staged, Task, Turn};
 use zmove_types::{Buffer, Cv, Doing, GroupSpan, ItemId, Name, RelPath};
 use zmove_wire::{FileHead, Operation, TargetState};
 
@@ -105,7 +105,7 @@ fn store_chunk(
     let cannot = failed_to(Operation::Write);
     let written = open_staged(transfer, placer, file).and_then(|staged| {
         if let Some(shared) = shared
-            && shared.is_committed(&staged).map_err(cannot)?
+            && shared.is_gone(&staged).map_err(cannot)?
         {
             return Ok(staged);
         }
@@ -209,7 +209,7 @@ fn book_group(
         Ok(None) => {}
         Ok(Some(complete)) => finish_file(transfer, turn, file, complete),
         // Another receiver has given the file its name, or has given it up: there is nothing to be written.
-        Err((_, error)) if Errno::from_io_error(&error) == Some(COMMITTED) => {}
+        Err((_, error)) if Errno::from_io_error(&error) == Some(PART_GONE) => {}
         Err(failed) => {
             let (operation, error) = &failed;
             if let Some(shared) = transfer.parts.shared.as_ref().filter(|_| is_no_room(&failed))

@@ -125,8 +125,7 @@ impl Run {
     }
 
     /// The number of sessions that broke off and had come further than all before: files became whole or were removed,
-    /// or more bytes are known to be at the target. Bytes alone that are stored are none: they may be those that the
-    /// sessions before have stored as well.
+    /// or more bytes were found there or stored than in any session before. Fewer may be the same ones once more.
     #[must_use]
     pub const fn further(&self) -> u64 {
         self.further

@@ -121,11 +121,13 @@ impl Observer for Seen {
     }
 }
 
-/// Keeps a message for the head, unless there are so many.
+/// Keeps a message for the head; where there are so many already, once that there are more.
 fn note(message: &str, (kept, kept_max): (&Lock<Vec<String>>, usize)) {
     let mut kept = kept.lock();
-    if kept.len() < kept_max {
-        kept.push(message.to_owned());
+    match kept.len() {
+        so_many if so_many < kept_max => kept.push(message.to_owned()),
+        so_many if so_many == kept_max => kept.push(MORE.to_owned()),
+        _told => {}
     }
 }
 
@@ -164,7 +166,8 @@ fn words(notice: &JobNotice) -> Result<PushArgs> {
 const SILENCE_BEYOND: Duration = Duration::from_secs(20);
 /// How many sessions a node has at once; the head has one with each receiver that no node serves.
 const SESSIONS: usize = 1;
-/// The most failures that are told at a time.
-const FAILURES_MAX: usize = 100;
+const MORE: &str = "more than is told at once: the node's own output has it all";
+/// The most failures that are told at a time: more than are found in a second.
+const FAILURES_MAX: usize = 10_000;
 /// The most warnings that are told at a time.
 const WARNINGS_MAX: usize = 10;

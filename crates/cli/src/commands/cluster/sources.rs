@@ -24,9 +24,10 @@ use zmove_types::{Escaped, RelPath, Timestamp};
 
 /// The sources as the head sees them.
 pub(crate) fn notices(mountinfo: &[u8], directory: &Path, sources: &Sources) -> Vec<SourceNotice> {
+    let names = (NAMES_OF_ALL / sources.paths().count().max(1)).clamp(1, NAMES);
     let notice = |path: &Path| SourceNotice {
         path: directory.join(path).into_os_string().into_vec(),
-        names: some_names(path),
+        names: some_names(path, names),
         mark: mark(mountinfo, path),
     };
     sources.paths().map(notice).collect()
@@ -40,11 +41,11 @@ fn mark(mountinfo: &[u8], path: &Path) -> Option<SourceMark> {
     Some(SourceMark { inode: found.ino(), local })
 }
 
-/// Some names in a directory; none of what is no directory, or empty.
-fn some_names(path: &Path) -> Vec<Vec<u8>> {
+/// Some names in a directory, so many at most; none of what is no directory, or empty.
+fn some_names(path: &Path, most: usize) -> Vec<Vec<u8>> {
     let Ok(entries) = path.read_dir() else { return Vec::new() };
     let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().into_vec()));
-    names.take(NAMES).collect()
+    names.take(most).collect()
 }
 
 /// The trees of a push, for whoever looks what is mounted in them.
@@ -78,7 +79,7 @@ impl Trees {
                 // one more shows that not all are told
                 if is_seen && found.len() <= MOUNTS {
                     let path = self.directory.join(&root.source).join(below).into_os_string().into_vec();
-                    let (names, mark) = (some_names(&mount.point), mark(mountinfo, &mount.point));
+                    let (names, mark) = (some_names(&mount.point, NAMES), mark(mountinfo, &mount.point));
                     found.push(SourceNotice { path, names, mark });
                 }
             }
@@ -206,6 +207,8 @@ const LOCAL: [&str; 38] = [
 ];
 /// How many names are told: more than go at once where a source changes.
 const NAMES: usize = 8;
+/// How many of all sources, every second.
+const NAMES_OF_ALL: usize = 1024;
 /// How many mounts are told, every second.
 const MOUNTS: usize = 256;
 

@@ -76,6 +76,8 @@ struct State {
     broken: bool,
     /// The offset up to which the storage keeps room for the journal.
     room_until: u64,
+    /// How much room it keeps ahead.
+    room_ahead: u64,
 }
 
 /// One journal may take one part in so many of what those of one owner may take.
@@ -351,6 +353,7 @@ impl State {
             named: false,
             broken: false,
             room_until: u64::MAX,
+            room_ahead: ROOM_AHEAD_BYTES,
         }
     }
 
@@ -379,10 +382,11 @@ impl State {
     /// Has the storage keep room for what follows, while there is some: where a target fills up, the files that have
     /// failed are to be recorded still.
     fn keep_room(&mut self, bytes: u64) {
-        if self.end + bytes + ROOM_AHEAD_BYTES / 2 > self.room_until {
+        if self.end + bytes + self.room_ahead / 2 > self.room_until {
             let free = rustix::fs::fstatvfs(&self.file)
                 .map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
-            let ahead = bytes + ROOM_AHEAD_BYTES.min(free / ROOM_SHARE);
+            self.room_ahead = ROOM_AHEAD_BYTES.min(free / ROOM_SHARE);
+            let ahead = bytes + self.room_ahead;
             self.room_until = self.end + ahead;
             // not all file systems can; and where there is no room, the next record says so
             let keep_size = FallocateFlags::KEEP_SIZE;

@@ -159,7 +159,7 @@ impl SharedParts {
     ///
     /// # Errors
     /// A newer epoch has begun.
-    pub(crate) fn is_committed(&self, staged: &Staged) -> io::Result<bool> {
+    pub(crate) fn is_gone(&self, staged: &Staged) -> io::Result<bool> {
         let Some(name) = staged.hidden_name() else { return Ok(false) };
         Ok(!self.epoch.has_part(name, staged.file())?)
     }
