@@ -5,6 +5,7 @@ mod queue;
 mod trouble;
 
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -306,6 +307,26 @@ fn one_large_file_is_written_by_several_receivers() {
     spread.push(&[], "source").outcome().done();
     spread.assert_done();
     spread.assert_several_have_received();
+}
+
+/// No mode comes for the directory: it has the usual one, as by one receiver.
+#[test]
+fn a_directory_that_is_made_for_one_file_is_open_to_others() {
+    let spread = Spread::new(2);
+    paint(spread.site.path("file"), 1000);
+    std::fs::create_dir(spread.site.path("usual")).unwrap();
+    let usual = spread.site.path("usual").metadata().unwrap().mode() & 0o7777;
+    for target in ["new/", "other/new/"] {
+        let mut push = Runner::default().zmove(&spread.home());
+        push.0.arg("push").arg(spread.site.path("file")).arg(spread.target(target));
+        push.outcome().done();
+        let made = spread.shared().join(target);
+        assert_eq!(made.metadata().unwrap().mode() & 0o7777, usual);
+        assert_eq!(
+            std::fs::read(made.join("file")).unwrap(),
+            std::fs::read(spread.site.path("file")).unwrap()
+        );
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
 use zmove_transport::KnownHosts;
 use zmove_types::{ByteCount, ByteRate, Kinds, Observer, RateLimit, SharedJobId};
-use zmove_wire::{Keeping, NodeName, Open, TargetShape};
+use zmove_wire::{Keeping, NodeName, Open, TargetShape, TopName};
 
 pub(crate) use self::unended::Unended;
 use crate::ceiling::Shares;
@@ -173,7 +173,7 @@ pub(crate) fn job(
     let open = Open {
         // one file goes into a directory of this name, too
         shape: match job.open.shape {
-            TargetShape::Single { .. } => TargetShape::Directory { tops: Vec::new() },
+            TargetShape::Single { name } => TargetShape::Directory { tops: vec![TopName(name)] },
             shape @ TargetShape::Directory { .. } => shape,
         },
         keeping,
