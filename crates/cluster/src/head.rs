@@ -1,7 +1,7 @@
 //! The head of a job: puts in the first item, looks how far the job is, and ends it.
 //!
 //! ```text
-//!  begin ──► queue idle? ──► count ─┬─ all has ended ──► movers end, directories are finished ──► close
+//!  begin ──► queue idle? ──► count ─┬─ all has ended ──► movers end ──► directories are finished ──► close
 //!              ▲                    └─ something is missing ──► walk once more ──┐
 //!              └─────────────────────────────────────────────────────────────────┘
 //! ```
@@ -22,7 +22,7 @@ use zmove_types::{Event, NoObserver, Observer};
 use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder, SharedJobResult};
 
 use crate::error::{SessionEnd, Stop, WorkError, refused};
-use crate::finish::finish;
+use crate::finish::Finishing;
 use crate::job::{Part, SharedJob};
 use crate::mover::Mover;
 use crate::receiver::{Ears, Fate, Receiver, Served, SessionEars, Skipped, in_session};
@@ -130,7 +130,10 @@ impl<W: WorkSource> Lead<W> {
             in_vain: (0, 0),
             movers,
             over,
+            needs_fence: false,
+            finishing: None,
             is_finished: false,
+            is_closed: false,
             has_lost_sessions,
         };
         let patient = self.patient(0, ears);
@@ -183,13 +186,17 @@ impl<W: WorkSource> Lead<W> {
     async fn lead(&self, mut patient: Patient<W>, progress: &mut Progress) -> Result<JobEnd, JobError> {
         let mut outage = Outage::default();
         let mut count = SharedJobCount::default();
+        let last_epoch = self.job.last_epoch();
         loop {
             let (number, receiver) = patient.next_receiver();
             let ears = patient.ears.within(number, &receiver);
-            let session = in_session(&receiver, &self.job, Part::Head, &ears, |feeder| {
+            let job = if progress.needs_fence { &last_epoch } else { &*self.job };
+            let session = in_session(&receiver, job, Part::Head, &ears, |feeder| {
                 self.lead_in((feeder, &ears), progress, &mut count)
             });
             match session.await {
+                // with the same one: it has the job's directory
+                Ok(()) if !progress.is_closed => patient.next = number,
                 Err(error) if !(progress.is_finished && is_closed(&error)) => {
                     let has_begun = *self.begun.borrow();
                     let paused = patient.pause((&ears, error), &mut outage, has_begun).await;
@@ -209,7 +216,8 @@ impl<W: WorkSource> Lead<W> {
         }
     }
 
-    /// Leads the job in one session, as far as that goes.
+    /// Leads the job in one session, as far as that goes: where a session of another may still do something, which it
+    /// would do for a second time, directories are finished in one of a newer epoch, which no such session outlives.
     async fn lead_in(
         &self,
         (feeder, ears): (Feeder, &SessionEars),
@@ -222,21 +230,25 @@ impl<W: WorkSource> Lead<W> {
             self.source.close().await?;
             progress.over.send_replace(true);
         }
-        let is_finished = progress.is_finished;
-        // what is still under way, for a second time, takes no directory its time
-        let finished = async { if is_finished { Ok(0) } else { finish(&self.job, &feeder, ears).await } };
-        let mut others = self.others.clone();
-        // their sessions end before the job's directory goes
-        let all_end = async {
+        if !progress.needs_fence {
             while progress.movers.join_next().await.is_some() {}
-            timeout(OTHERS_END_MAX, others.wait_for(|others| *others == 0)).await.is_ok()
-        };
-        let (finished, others_have_ended) = tokio::join!(finished, all_end);
-        count.failed += finished?;
-        progress.is_finished = true;
-        // unless an opening of a session may still be on its way
-        let may_forget = others_have_ended && !progress.has_lost_sessions.load(Ordering::Relaxed);
-        close(&feeder, if may_forget { SharedJobOrder::Forget } else { SharedJobOrder::Close }).await
+            let mut others = self.others.clone();
+            let have_ended = timeout(OTHERS_END_MAX, others.wait_for(|others| *others == 0)).await.is_ok();
+            if !have_ended || progress.has_lost_sessions.load(Ordering::Relaxed) {
+                progress.needs_fence = true;
+                return Ok(());
+            }
+        }
+        if !progress.is_finished {
+            let finishing = progress.finishing.get_or_insert_with(|| Finishing::of(&self.job));
+            count.failed += finishing.run(&self.job, &feeder, ears).await?;
+            progress.is_finished = true;
+        }
+        // the mark of the end is for openings of sessions that may still be on their way
+        let how = if progress.needs_fence { SharedJobOrder::Close } else { SharedJobOrder::Forget };
+        close(&feeder, how).await?;
+        progress.is_closed = true;
+        Ok(())
     }
 
     /// Sees to it that all work ends; returns what the journals say then.
@@ -305,8 +317,14 @@ struct Progress {
     movers: JoinSet<Result<(), SessionEnd>>,
     /// Set when all work has ended, and the queue knows that the job is over.
     over: watch::Sender<bool>,
+    /// Whether a session of another may still do something, though all work has ended.
+    needs_fence: bool,
+    /// How far directories have mode and time; `None` before any has.
+    finishing: Option<Finishing>,
     /// Whether all directories have mode and time.
     is_finished: bool,
+    /// Whether the job is closed at the receivers.
+    is_closed: bool,
     /// Whether any session has ended otherwise than it should.
     has_lost_sessions: Arc<AtomicBool>,
 }

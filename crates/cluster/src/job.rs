@@ -111,6 +111,12 @@ impl SharedJob {
         if whole.encode().len() <= JOB_GRANT_BYTES_MAX { whole } else { grant(Vec::new()) }
     }
 
+    /// The job in the epoch in which its head alone has sessions, at the end.
+    #[must_use]
+    pub fn last_epoch(&self) -> Self {
+        Self { epoch: self.epoch.saturating_add(1), ..self.clone() }
+    }
+
     /// The opening of a session, which may begin the job or finds it under way.
     pub(crate) fn opening(&self, part: Part) -> Open {
         let may_begin = part == Part::Head;

@@ -139,6 +139,11 @@ impl SessionEars {
         }
     }
 
+    /// Whether a failure has been told in these words.
+    pub(crate) fn has_told(&self, message: &str) -> bool {
+        self.ears.told.has(message)
+    }
+
     /// A range of the large file that this item gives its name could not be sent, or stored.
     pub(crate) fn spoil(&self, file: WorkId) {
         self.ears.spoiled.lock().insert(file);

@@ -19,6 +19,11 @@ impl Told {
         let mut lines = self.lines.lock();
         lines.len() >= LINES_MAX || lines.insert(self.hasher.hash_one(line))
     }
+
+    /// Whether a line has been told, as far as that is remembered.
+    pub(crate) fn has(&self, line: &str) -> bool {
+        self.lines.lock().contains(&self.hasher.hash_one(line))
+    }
 }
 
 /// Half a million lines have 10 MB.
@@ -32,5 +37,6 @@ mod tests {
     fn a_line_is_told_once() {
         let told = Told::default();
         assert_eq!(["a", "b", "a"].map(|line| told.is_first(line)), [true, true, false]);
+        assert!(told.has("b") && !told.has("c"));
     }
 }

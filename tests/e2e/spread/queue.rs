@@ -1,6 +1,7 @@
 //! Jobs whose queue or whose sessions fail: the queue is a cache, and what it loses is found again.
 
 use std::collections::VecDeque;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -107,8 +108,8 @@ impl WorkSource for Careless {
 enum Again {
     /// When a large file has its name.
     Named,
-    /// When the job is over, and this directory has its time.
-    Over(PathBuf),
+    /// When the job is over.
+    Over,
 }
 
 /// A queue that hands out walks once more.
@@ -127,14 +128,11 @@ impl Repeating {
     }
 
     /// A walk for whoever does not know that the job is over.
-    async fn after_the_end(&self) -> Option<WorkItem> {
-        let Again::Over(directory) = &self.again_when else { return None };
-        let is_finished =
-            || directory.metadata().is_ok_and(|it| it.modified().unwrap() == crate::tree::old());
-        while !is_finished() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+    fn after_the_end(&self) -> Option<WorkItem> {
+        match &self.again_when {
+            Again::Named => None,
+            Again::Over => self.walks.lock().unwrap().pop(),
         }
-        self.walks.lock().unwrap().pop()
     }
 }
 
@@ -149,7 +147,7 @@ impl WorkSource for Repeating {
             let taken = tokio::time::timeout(Duration::from_millis(20), self.queue.take()).await;
             let Ok(taken) = taken else { continue };
             let Some(Taken { item, deliveries, delivery }) = taken? else {
-                let again = self.after_the_end().await;
+                let again = self.after_the_end();
                 return Ok(again.map(|item| Taken { item, deliveries: 2, delivery: None }));
             };
             if matches!(item.work, Work::Trees(_)) {
@@ -288,7 +286,7 @@ fn a_walk_that_is_done_again_announces_a_large_file_that_has_got_its_name_meanwh
 
 /// Whoever was stopped in the middle of it may go on when the directories have got their times.
 #[test]
-fn what_is_done_again_after_the_end_takes_no_directory_its_time() {
+fn what_is_done_again_after_the_end_takes_no_directory_its_time_or_mode() {
     let spread = Spread::new(2);
     let source = spread.source();
     for directory in ["d", "d/e"] {
@@ -297,9 +295,12 @@ fn what_is_done_again_after_the_end_takes_no_directory_its_time() {
         std::os::unix::fs::symlink("f1", source.join(directory).join("link")).unwrap();
     }
     ["d/e", "d", ""].into_iter().for_each(|directory| crate::tree::set_old(source.join(directory)));
-    let queue = Arc::new(Repeating::new(Again::Over(spread.target_directory().join("d"))));
+    crate::tree::set_mode(source.join("d/e"), 0);
+    let queue = Arc::new(Repeating::new(Again::Over));
     let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
     assert!(queue.repeated.load(Ordering::Relaxed) > 0 && count.failed == 0, "{count:?}");
+    let mode = spread.target_directory().join("d/e").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0);
     spread.assert_done();
 }
 
@@ -380,8 +381,7 @@ fn what_is_not_as_it_was_found_fails_and_the_job_ends() {
     job.source_marks[0].as_mut().unwrap().inode += 1;
     let end = Spread::lead_job(job, &Arc::new(Queue::new(JOB)), spread.receivers(), Arc::new(NoObserver));
     assert_eq!((end.walks, end.count.files), (1, 0));
-    // once when it is sent, and once when its directories are finished
-    assert_eq!(end.count.failed, 2, "{end:?}");
+    assert_eq!(end.count.failed, 1, "{end:?}");
 }
 
 #[test]

@@ -41,7 +41,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     cluster.refuse_to_lead()?;
     let id = fresh_id()?;
     let epoch = fresh_epoch();
-    let job = spread::job(settings, &sources, (id, epoch), receivers.len())?.with_marks();
+    let job = spread::job(settings, &sources, (id, epoch))?.with_marks();
     let directory = std::env::current_dir().context("find the working directory")?;
     let mountinfo = node_sources::mountinfo();
     let trees = Trees::new(directory.clone(), &job);

@@ -5,15 +5,15 @@ mod unended;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use zmove_cluster::jetstream::NodeMoved;
 use zmove_cluster::{JobEnd, JobError, Lead, Queue, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
-use zmove_transport::KnownHosts;
-use zmove_types::{ByteCount, ByteRate, Kinds, Observer, RateLimit, SharedJobId};
+use zmove_transport::{KnownHosts, SharedRate};
+use zmove_types::{ByteCount, ByteRate, Kinds, Observer, SharedJobId};
 use zmove_wire::{Keeping, NodeName, Open, TargetShape, TopName};
 
 pub(crate) use self::unended::Unended;
@@ -36,7 +36,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let receivers = receivers(settings)?;
     let count = receivers.len();
     let id = fresh_id()?;
-    let job = job(settings, &sources, (id, fresh_epoch()), count)?;
+    let job = job(settings, &sources, (id, fresh_epoch()))?;
     for before in end_before(&job, &receivers)? {
         before.forget()?;
     }
@@ -116,7 +116,8 @@ pub(crate) fn fresh_epoch() -> u64 {
 pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver]) -> Result<Vec<Unended>> {
     let before = Unended::of_the_same(&settings::home(Role::Client)?, receivers)?;
     for before in &before {
-        let old = SharedJob { id: before.job(), epoch: before.epoch(), ..job.clone() };
+        // its head may have been in the epoch in which it alone has sessions
+        let old = SharedJob { id: before.job(), epoch: before.epoch(), ..job.clone() }.last_epoch();
         settings::block_on(threads(), async { end(&old, receivers).await })?;
     }
     Ok(before)
@@ -161,7 +162,6 @@ pub(crate) fn job(
     settings: &PushSettings,
     sources: &Sources,
     (id, epoch): (SharedJobId, u64),
-    sessions: usize,
 ) -> Result<SharedJob> {
     let job = settings.job(sources)?;
     let keeping = job.open.keeping.map(|keeping| {
@@ -188,9 +188,9 @@ pub(crate) fn job(
         owners: settings.owners(),
         zeros: settings.zeros(),
         instead: settings.instead(),
-        rate_max: settings.args.limit().map(|limit| {
-            RateLimit::nearest(limit.bytes_per_second() / u64::try_from(sessions.max(1)).unwrap_or(u64::MAX))
-        }),
+        // of all sessions of this process together, however many are at work
+        rate_shared: settings.args.limit().map(SharedRate::new),
+        silence_max: RECEIVER_SILENCE_MAX,
         ..SenderConfig::default()
     };
     let node = NodeName::new(&own_name()).or_else(|| NodeName::new("sender")).expect("this is a name");
@@ -247,3 +247,7 @@ impl Listener for Notices {
         }
     }
 }
+
+/// How long a receiver may leave a ping without an answer, which it gives whatever its storage does: another one does its
+/// work meanwhile, and nothing is lost by that.
+const RECEIVER_SILENCE_MAX: Duration = Duration::from_secs(20);

@@ -92,18 +92,24 @@ impl Session {
     /// The heads of orders by which these directories get mode and time.
     pub(crate) fn directory_heads(&self, found: &[ScanItem]) -> Vec<Vec<u8>> {
         let groups: Vec<_> = found.iter().flat_map(|item| self.directories_of(item)).collect();
-        let head = |groups: &[DirectoryGroup]| {
+        let mut heads = Vec::new();
+        let mut waiting: Vec<_> = groups.chunks(DIRECTORIES_AT_ONCE).rev().collect();
+        while let Some(groups) = waiting.pop() {
             let mut batch = Batch { groups: groups.to_vec() };
             let head = batch.encode();
-            match head.len().checked_sub(FRAME_HEAD_BYTES_MAX) {
-                None | Some(0) => head,
-                Some(excess) => {
-                    let _told_when_they_were_made = leave_out_xattrs(&mut batch, excess);
-                    batch.encode()
+            match (head.len().checked_sub(FRAME_HEAD_BYTES_MAX), groups) {
+                (None | Some(0), _) => heads.push(head),
+                (Some(excess), [_alone]) => {
+                    let _told_when_it_was_made = leave_out_xattrs(&mut batch, excess);
+                    heads.push(batch.encode());
+                }
+                (Some(_), several) => {
+                    let (some, others) = several.split_at(several.len() / 2);
+                    waiting.extend([others, some]);
                 }
             }
-        };
-        groups.chunks(DIRECTORIES_AT_ONCE).map(head).collect()
+        }
+        heads
     }
 
     fn directories_of(&self, item: &ScanItem) -> Vec<DirectoryGroup> {

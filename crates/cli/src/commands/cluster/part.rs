@@ -141,7 +141,7 @@ fn look(
     let looked = settings.look_at_sources(&NoListener);
     let sources = looked.context("the sources are not here as at the node that sends")?;
     compare(&sources, notice)?;
-    let job = spread::job(&settings, &sources, (notice.id(), notice.epoch), SESSIONS)?;
+    let job = spread::job(&settings, &sources, (notice.id(), notice.epoch))?;
     let mut job = SharedJob { grant, view: View::Follows, ..job };
     job.config.scan.mounts = Some(Arc::new(mount_points(notice)));
     job.config.instead = instead_of(notice.instead);
