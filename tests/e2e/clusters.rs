@@ -196,7 +196,11 @@ impl Lab {
     }
 
     fn push_to(&self, target: &str, options: &[&str]) -> Zmove {
-        let mut zmove = self.zmove(HEAD, &["push", "--cluster", "lab", "--limit", "20MB"]);
+        self.push_at("20MB", target, options)
+    }
+
+    fn push_at(&self, limit: &str, target: &str, options: &[&str]) -> Zmove {
+        let mut zmove = self.zmove(HEAD, &["push", "--cluster", "lab", "--limit", limit]);
         zmove.0.args(options).arg(self.source().join("")).arg(target);
         zmove
     }
@@ -749,7 +753,7 @@ fn a_node_that_is_invited_while_a_push_runs_takes_part() {
     lab.init_with_own_broker();
     lab.paint_more();
     lab.allow("late");
-    let push = lab.push(&[]).start();
+    let push = lab.push_at("10MB", "t", &[]).start();
     lab.daemons[0].wait_for_log("begun by head");
     let node = lab.join("late", &[]);
     node.wait_for(" waits for jobs of lab at nats://127.0.0.1:");

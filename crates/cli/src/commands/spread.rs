@@ -248,6 +248,6 @@ impl Listener for Notices {
     }
 }
 
-/// How long a receiver may leave a ping without an answer, which it gives whatever its storage does: another one does its
-/// work meanwhile, and nothing is lost by that.
+/// How long a receiver may leave a ping without an answer, which it gives whatever its storage does: another one does
+/// its work meanwhile, and nothing is lost by that.
 const RECEIVER_SILENCE_MAX: Duration = Duration::from_secs(20);
