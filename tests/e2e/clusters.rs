@@ -759,8 +759,9 @@ fn a_node_that_is_invited_while_a_push_runs_takes_part() {
     node.wait_for(" waits for jobs of lab at nats://127.0.0.1:");
     // the broker that is started again knows it too
     kill_process(lab.broker_pid(), Signal::KILL).unwrap();
-    let outcome = finish(push).expect(0).says(&["has been started again"]);
-    assert!(outcome.stdout.contains(", by 2 nodes\n"), "{}", outcome.stdout);
+    finish(push).expect(0).says(&["has been started again"]);
+    // what the broker has lost is walked again, and may have come by then, so the summary need not say by whom
+    assert!(lab.daemons.iter().any(|daemon| daemon.has_logged("begun by late ")));
     let leads = lab.zmove("late", &["push", "--cluster", "lab", "/etc/hostname", "t"]).outcome();
     leads.expect(1).says(&["has been invited"]);
     lab.assert_done();
