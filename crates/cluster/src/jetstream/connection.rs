@@ -237,8 +237,6 @@ impl Access {
             .name("zmove")
             .connection_timeout(ANSWER_MAX)
             .ping_interval(PING_EVERY)
-            // its own pauses grow to 4 s, and a node is to be there soon after a push has started the broker
-            .reconnect_delay_callback(|attempts| if attempts > 1 { RECONNECT_EVERY } else { Duration::ZERO })
             // addresses come from whoever has started the job
             .ignore_discovered_servers();
         if let Some(path) = &self.nkey_seed {
@@ -296,8 +294,6 @@ const PING_EVERY: Duration = Duration::from_secs(5);
 /// How often one is tried to make that is refused, after the first time.
 const REFUSALS_MAX: u32 = 5;
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
-/// How often a connection that is lost is tried again, after the first time.
-const RECONNECT_EVERY: Duration = Duration::from_millis(250);
 
 /// How often a broker is asked again; sooner if its state changes.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
