@@ -344,7 +344,7 @@ const NO_SERVER: &str =
 /// How often the other nodes are told of the job.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long nodes may take to come, of which each has a session with one receiver: after that this node serves those
-/// receivers, too, for which there is no other. A node that waits for the broker asks for it several times a second.
+/// receivers, too, for which there is no other. A node that has lost the broker asks for it every 4 s at last.
 const OTHERS_COME_WITHIN: Duration = Duration::from_secs(2);
 /// How long a broker is waited for in any case.
 const BROKER_PATIENCE_MIN: Duration = Duration::from_secs(10);
