@@ -10,8 +10,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinHandle;
 use zmove_cluster::{
-    JobEnd, JobError, Lead, Queue, Receiver, SessionEnd, SharedJob, Taken, Waiting, WorkError, WorkItem,
-    WorkSource, end_abandoned,
+    JobEnd, JobError, Lead, LocalQueue, Receiver, SessionEnd, SharedJob, Taken, Waiting, WorkError, WorkItem,
+    WorkQueue, end_abandoned,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
@@ -120,7 +120,7 @@ impl Lab {
     }
 
     /// Takes part in a job as the node.
-    async fn take_part<W: WorkSource>(
+    async fn take_part<W: WorkQueue>(
         &self,
         (job, queue): (SharedJob, &Arc<W>),
         grant: SignedJobGrant,
@@ -133,7 +133,7 @@ impl Lab {
     }
 
     /// Has the head lead a job of which all is done by others.
-    fn lead<W: WorkSource>(
+    fn lead<W: WorkQueue>(
         &self,
         (job, queue): (SharedJob, &Arc<W>),
         stop: oneshot::Receiver<()>,
@@ -161,7 +161,7 @@ struct Idle {
     closed: Notify,
 }
 
-impl WorkSource for Idle {
+impl WorkQueue for Idle {
     type Delivery = ();
 
     async fn take(&self) -> Result<Option<Taken<()>>, WorkError> {
@@ -276,7 +276,7 @@ fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
         (0..50_u64).for_each(|file| paint(lab.site.source().join(format!("f{file}")), file * 999));
         paint(lab.site.source().join("large"), 20 << 20);
         runtime().block_on(async {
-            let queue = Arc::new(Queue::new(JOB));
+            let queue = Arc::new(LocalQueue::new(JOB));
             let (_go_on, stop) = oneshot::channel();
             let (mut begun, leading) = lab.lead((lab.job("t", 1), &queue), stop);
             begun.wait_for(|begun| *begun).await.unwrap();

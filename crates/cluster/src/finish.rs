@@ -15,7 +15,7 @@ use zmove_wire::{Batch, BatchEntry, EntryFault, Fault, FaultCode, SharedJobOrder
 
 use crate::error::{Stop, refused};
 use crate::job::{ITEM, SharedJob};
-use crate::receiver::SessionEars;
+use crate::receiver::SessionEvents;
 
 /// How far the directories of a job are finished: a session that breaks takes nothing of it back.
 #[derive(Debug)]
@@ -48,20 +48,20 @@ impl Finishing {
         &mut self,
         job: &SharedJob,
         feeder: &Feeder,
-        ears: &SessionEars,
+        events: &SessionEvents,
     ) -> Result<u64, Stop> {
         let mut ordered = JoinSet::new();
         while let Some(step) = self.steps.pop() {
             let done = match step {
-                Step::Walk(source, first) => self.walk(job, (source, first), feeder, ears).await,
-                Step::Set(head) => self.order(head, feeder, &mut ordered, ears).await,
+                Step::Walk(source, first) => self.walk(job, (source, first), feeder, events).await,
+                Step::Set(head) => self.order(head, feeder, &mut ordered, events).await,
             };
             if let Err(stop) = done {
                 self.take_back(ordered).await;
                 return Err(stop);
             }
         }
-        self.answered(&mut ordered, ears, 0).await?;
+        self.answered(&mut ordered, events, 0).await?;
         Ok(self.failed)
     }
 
@@ -71,7 +71,7 @@ impl Finishing {
         job: &SharedJob,
         (source, first): (u32, MarkedPath),
         feeder: &Feeder,
-        ears: &SessionEars,
+        events: &SessionEvents,
     ) -> Result<(), Stop> {
         let places = self.with_next(source, first);
         let mut below = Vec::new();
@@ -79,10 +79,10 @@ impl Finishing {
             for item in &portion.items {
                 // what could not be walked before has been told, and counted
                 if let ScanItem::Error(error) = item
-                    && !ears.has_told(&format!("sender: {error}"))
+                    && !events.has_told(&format!("sender: {error}"))
                 {
                     self.failed += 1;
-                    tell(ears, format!("sender: {error}: {UNSET}"));
+                    tell(events, format!("sender: {error}: {UNSET}"));
                 }
             }
             let heads = feeder.directory_heads(portion.items).await?;
@@ -111,10 +111,10 @@ impl Finishing {
         head: Vec<u8>,
         feeder: &Feeder,
         ordered: &mut JoinSet<Ordered>,
-        ears: &SessionEars,
+        events: &SessionEvents,
     ) -> Result<(), Stop> {
         let most = if closes(&head)? { 0 } else { ORDERS_AT_ONCE - 1 };
-        if let Err(stop) = self.answered(ordered, ears, most).await {
+        if let Err(stop) = self.answered(ordered, events, most).await {
             self.steps.push(Step::Set(head));
             return Err(stop);
         }
@@ -131,7 +131,7 @@ impl Finishing {
     async fn answered(
         &mut self,
         ordered: &mut JoinSet<Ordered>,
-        ears: &SessionEars,
+        events: &SessionEvents,
         most: usize,
     ) -> Result<(), Stop> {
         while ordered.len() > most
@@ -139,7 +139,7 @@ impl Finishing {
         {
             let (head, result) = done.map_err(|_panic| Stop::Nonsense("an order panicked"))?;
             let told = match result {
-                Ok(result) => self.hear(&head, result, ears),
+                Ok(result) => self.hear(&head, result, events),
                 Err(over) => Err(over.into()),
             };
             if let Err(stop) = told {
@@ -158,7 +158,7 @@ impl Finishing {
     }
 
     /// Counts and tells the directories that did not get mode and time.
-    fn hear(&mut self, head: &[u8], result: SharedJobResult, ears: &SessionEars) -> Result<(), Stop> {
+    fn hear(&mut self, head: &[u8], result: SharedJobResult, events: &SessionEvents) -> Result<(), Stop> {
         let SharedJobResult::DirectoriesSet(faults) = result else { return Err(refused(result)) };
         // each group is one directory itself
         let directories = Batch::decode(head, 0).map_err(|_own| OWN_HEAD)?.groups;
@@ -171,7 +171,7 @@ impl Finishing {
                 FaultCode::Os(NO_SUCH_FILE) => CAME_LATER,
                 _ => "",
             };
-            tell(ears, format!("receiver: {fault}{came_later}"));
+            tell(events, format!("receiver: {fault}{came_later}"));
         }
         self.failed += faults.len() as u64;
         Ok(())
@@ -188,8 +188,8 @@ async fn walk(job: &SharedJob, source: u32, places: &[MarkedPath]) -> Result<Vec
     try_join_all(walks).await
 }
 
-fn tell(ears: &SessionEars, message: String) {
-    ears.on(&Event::Failed { message });
+fn tell(events: &SessionEvents, message: String) {
+    events.on(&Event::Failed { message });
 }
 
 /// Whether one of the directories may not be entered by its owner when it has its mode.

@@ -25,9 +25,9 @@ use crate::error::{SessionEnd, Stop, WorkError, refused};
 use crate::finish::Finishing;
 use crate::job::{Part, SharedJob};
 use crate::mover::Mover;
-use crate::receiver::{Ears, Fate, Receiver, Served, SessionEars, Skipped, in_session};
-use crate::source::WorkSource;
+use crate::receiver::{Fate, JobEvents, Receiver, Served, SessionEvents, Skipped, in_session};
 use crate::work::{Work, WorkItem};
+use crate::work_queue::WorkQueue;
 
 /// A job that is led from here, with movers of this process.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct Lead<W> {
     /// The job.
     pub job: Arc<SharedJob>,
     /// The queue.
-    pub source: Arc<W>,
+    pub queue: Arc<W>,
     /// The receivers; each mover begins with another of them, and goes on with the next where it fails.
     pub receivers: Arc<[Receiver]>,
     /// How many movers this process has.
@@ -83,18 +83,18 @@ pub enum JobError {
     Interrupted,
 }
 
-impl<W: WorkSource> Lead<W> {
+impl<W: WorkQueue> Lead<W> {
     /// A job that nobody else takes part in.
     #[must_use]
     pub fn new(
-        (job, source): (SharedJob, Arc<W>),
+        (job, queue): (SharedJob, Arc<W>),
         receivers: Vec<Receiver>,
         movers: usize,
         patience: Duration,
     ) -> Self {
         Self {
             job: Arc::new(job),
-            source,
+            queue,
             receivers: receivers.into(),
             movers,
             others_come_within: Duration::ZERO,
@@ -115,15 +115,15 @@ impl<W: WorkSource> Lead<W> {
         listener: Arc<dyn Listener + Send + Sync>,
         stop: impl Future<Output = ()>,
     ) -> Result<JobEnd, JobError> {
-        let ears = Ears::new(observer, listener, Arc::clone(&self.served));
+        let events = JobEvents::new(observer, listener, Arc::clone(&self.served));
         let mut movers = JoinSet::new();
         let over = watch::Sender::new(false);
         for number in 0..self.movers {
-            let mover = self.patient(number, ears.clone()).moving(self.begun.subscribe());
+            let mover = self.patient(number, events.clone()).moving(self.begun.subscribe());
             let heard = (self.others.clone(), over.subscribe());
             movers.spawn(unless_others_come((number, self.others_come_within), heard, mover));
         }
-        let has_lost_sessions = Arc::clone(&ears.has_lost_sessions);
+        let has_lost_sessions = Arc::clone(&events.has_lost_sessions);
         let mut progress = Progress {
             walks: 0,
             ended_most: 0,
@@ -136,14 +136,14 @@ impl<W: WorkSource> Lead<W> {
             is_closed: false,
             has_lost_sessions,
         };
-        let patient = self.patient(0, ears);
+        let patient = self.patient(0, events);
         let ended = tokio::select! {
             ended = self.lead(patient, &mut progress) => ended,
             () = stop => Err(JobError::Interrupted),
         };
         if ended.is_err() {
             // where the queue does not hear it, movers find that the job is over at the receivers
-            let _best_effort = timeout(CLOSE_MAX, self.source.close()).await;
+            let _best_effort = timeout(CLOSE_MAX, self.queue.close()).await;
         }
         ended
     }
@@ -158,11 +158,11 @@ impl<W: WorkSource> Lead<W> {
         observer: Arc<dyn Observer>,
         listener: Arc<dyn Listener + Send + Sync>,
     ) -> Result<(), SessionEnd> {
-        let ears = Ears::new(observer, listener, Arc::clone(&self.served));
+        let events = JobEvents::new(observer, listener, Arc::clone(&self.served));
         self.begun.send_replace(true);
         let mut movers = JoinSet::new();
         for mover in 0..self.movers {
-            let patient = self.patient(number * self.movers + mover, ears.clone());
+            let patient = self.patient(number * self.movers + mover, events.clone());
             movers.spawn(patient.moving(self.begun.subscribe()));
         }
         let mut ended = Ok(());
@@ -172,14 +172,14 @@ impl<W: WorkSource> Lead<W> {
         ended
     }
 
-    fn patient(&self, number: usize, ears: Ears) -> Patient<W> {
+    fn patient(&self, number: usize, events: JobEvents) -> Patient<W> {
         Patient {
             job: Arc::clone(&self.job),
-            source: Arc::clone(&self.source),
+            queue: Arc::clone(&self.queue),
             receivers: Arc::clone(&self.receivers),
             next: number,
             patience: self.patience,
-            ears,
+            events,
         }
     }
 
@@ -189,17 +189,17 @@ impl<W: WorkSource> Lead<W> {
         let last_epoch = self.job.last_epoch();
         loop {
             let (number, receiver) = patient.next_receiver();
-            let ears = patient.ears.within(number, &receiver);
+            let events = patient.events.within(number, &receiver);
             let job = if progress.needs_fence { &last_epoch } else { &*self.job };
-            let session = in_session(&receiver, job, Part::Head, &ears, |feeder| {
-                self.lead_in((feeder, &ears), progress, &mut count)
+            let session = in_session(&receiver, job, Part::Head, &events, |feeder| {
+                self.lead_in((feeder, &events), progress, &mut count)
             });
             match session.await {
                 // with the same one: it has the job's directory
                 Ok(()) if !progress.is_closed => patient.next = number,
                 Err(error) if !(progress.is_finished && is_closed(&error)) => {
                     let has_begun = *self.begun.borrow();
-                    let paused = patient.pause((&ears, error), &mut outage, has_begun).await;
+                    let paused = patient.pause((&events, error), &mut outage, has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
                         Ok(error) => JobError::Queue(error),
                         Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
@@ -209,7 +209,7 @@ impl<W: WorkSource> Lead<W> {
                 }
                 // ended, or closed by an order the answer to which was lost
                 Ok(()) | Err(_) => {
-                    let skipped = patient.ears.skipped.so_far();
+                    let skipped = patient.events.skipped.so_far();
                     return Ok(JobEnd { count, skipped, walks: progress.walks });
                 }
             }
@@ -220,14 +220,14 @@ impl<W: WorkSource> Lead<W> {
     /// would do for a second time, directories are finished in one of a newer epoch, which no such session outlives.
     async fn lead_in(
         &self,
-        (feeder, ears): (Feeder, &SessionEars),
+        (feeder, events): (Feeder, &SessionEvents),
         progress: &mut Progress,
         count: &mut SharedJobCount,
     ) -> Result<(), Stop> {
         // a session that breaks later than this takes nothing of it back
         if !progress.is_over() {
-            *count = self.conduct((&feeder, ears), progress).await?;
-            self.source.close().await?;
+            *count = self.conduct((&feeder, events), progress).await?;
+            self.queue.close().await?;
             progress.over.send_replace(true);
         }
         if !progress.needs_fence {
@@ -241,7 +241,7 @@ impl<W: WorkSource> Lead<W> {
         }
         if !progress.is_finished {
             let finishing = progress.finishing.get_or_insert_with(|| Finishing::of(&self.job));
-            count.failed += finishing.run(&self.job, &feeder, ears).await?;
+            count.failed += finishing.run(&self.job, &feeder, events).await?;
             progress.is_finished = true;
         }
         // the mark of the end is for openings of sessions that may still be on their way
@@ -254,23 +254,23 @@ impl<W: WorkSource> Lead<W> {
     /// Sees to it that all work ends; returns what the journals say then.
     async fn conduct(
         &self,
-        (feeder, ears): (&Feeder, &SessionEars),
+        (feeder, events): (&Feeder, &SessionEvents),
         progress: &mut Progress,
     ) -> Result<SharedJobCount, Stop> {
         // an answer shows that the session has begun; what all nodes have done meanwhile counts for the head
         let ended = count(feeder).await?.work_ended;
         if ended > progress.ended_most {
             progress.ended_most = ended;
-            ears.is_of_use();
+            events.is_of_use();
         }
         self.begun.send_replace(true);
         loop {
-            if self.source.waiting().await?.is_idle() {
+            if self.queue.waiting().await?.is_idle() {
                 let counted = count(feeder).await?;
                 if counted.is_finished() {
                     return Ok(counted);
                 }
-                self.source.put(vec![progress.walk_again(&self.job, &counted)?]).await?;
+                self.queue.put(vec![progress.walk_again(&self.job, &counted)?]).await?;
             }
             tokio::select! {
                 () = sleep(LOOK_EVERY) => {}
@@ -365,11 +365,11 @@ fn is_closed(error: &SessionEnd) -> bool {
 /// One that goes on with the next receiver where one fails.
 struct Patient<W> {
     job: Arc<SharedJob>,
-    source: Arc<W>,
+    queue: Arc<W>,
     receivers: Arc<[Receiver]>,
     next: usize,
     patience: Duration,
-    ears: Ears,
+    events: JobEvents,
 }
 
 /// The time without a session in which work has ended. That of sessions in which a receiver has answered is no part of
@@ -411,7 +411,7 @@ impl Outage {
     }
 }
 
-impl<W: WorkSource> Patient<W> {
+impl<W: WorkQueue> Patient<W> {
     fn next_number(&self) -> usize {
         self.next % self.receivers.len()
     }
@@ -431,20 +431,20 @@ impl<W: WorkSource> Patient<W> {
         let mut outage = Outage::default();
         loop {
             let (number, receiver) = self.next_receiver();
-            let ears = self.ears.within(number, &receiver);
-            let session = in_session(&receiver, &self.job, Part::Mover, &ears, |feeder| {
-                let (job, source) = (Arc::clone(&self.job), Arc::clone(&self.source));
-                Mover::new(job, source, feeder, Arc::clone(&ears)).run(|| ears.has_ended())
+            let events = self.events.within(number, &receiver);
+            let session = in_session(&receiver, &self.job, Part::Mover, &events, |feeder| {
+                let (job, queue) = (Arc::clone(&self.job), Arc::clone(&self.queue));
+                Mover::new(job, queue, feeder, Arc::clone(&events)).run(|| events.has_ended())
             });
             match session.await {
                 Ok(()) => return Ok(()),
                 // the head has ended the job while something was still under way
                 Err(SessionEnd::Stop(Stop::Queue(WorkError::Over))) => {
-                    self.ears.has_lost_sessions.store(true, Ordering::Relaxed);
+                    self.events.has_lost_sessions.store(true, Ordering::Relaxed);
                     return Ok(());
                 }
                 Err(error) => {
-                    self.pause((&ears, error), &mut outage, true).await.map_err(|error| *error)?;
+                    self.pause((&events, error), &mut outage, true).await.map_err(|error| *error)?;
                 }
             }
         }
@@ -454,11 +454,11 @@ impl<W: WorkSource> Patient<W> {
     /// receiver is tried once, so that a wrong name is told at once.
     async fn pause(
         &self,
-        (session, error): (&SessionEars, SessionEnd),
+        (session, error): (&SessionEvents, SessionEnd),
         outage: &mut Outage,
         has_begun: bool,
     ) -> Result<(), Box<SessionEnd>> {
-        self.ears.has_lost_sessions.store(true, Ordering::Relaxed);
+        self.events.has_lost_sessions.store(true, Ordering::Relaxed);
         outage.note(session.fate());
         outage.refusals = if error.is_final() || !has_begun { outage.refusals + 1 } else { 0 };
         if error.ends_all() || outage.refusals >= self.receivers.len() {
@@ -468,7 +468,7 @@ impl<W: WorkSource> Patient<W> {
             return Err(Box::new(outage.given_up(error)));
         }
         let number = session.number;
-        if self.ears.is_news(number, &error) {
+        if self.events.is_news(number, &error) {
             let at = match &error {
                 SessionEnd::Connect(_says_where) => String::new(),
                 _ => format!("{}: ", self.receivers[number].remote),
@@ -477,7 +477,7 @@ impl<W: WorkSource> Patient<W> {
                 [_only] => format!("{at}{error}; it is tried again"),
                 several => format!("{at}{error}; {} is tried next", several[self.next_number()].remote),
             };
-            self.ears.observer.on(&Event::Warned { message });
+            self.events.observer.on(&Event::Warned { message });
         }
         sleep(PAUSE).await;
         Ok(())
@@ -494,11 +494,11 @@ pub async fn end_abandoned(
     receivers: &[Receiver],
     listener: Arc<dyn Listener + Send + Sync>,
 ) -> Result<(), Box<SessionEnd>> {
-    let ears = Ears::new(Arc::new(NoObserver), listener, Arc::default());
+    let events = JobEvents::new(Arc::new(NoObserver), listener, Arc::default());
     let mut ended = Ok(());
     for (number, receiver) in receivers.iter().enumerate() {
-        let ears = ears.within(number, receiver);
-        ended = in_session(receiver, job, Part::Head, &ears, async |feeder| {
+        let events = events.within(number, receiver);
+        ended = in_session(receiver, job, Part::Head, &events, async |feeder| {
             close(&feeder, SharedJobOrder::Close).await
         })
         .await;

@@ -37,12 +37,12 @@
 
 mod broker;
 mod connection;
-mod keeper;
 mod listener;
 mod notices;
 mod pull;
 mod seal;
 mod server;
+mod shared_broker;
 mod take;
 
 use std::collections::VecDeque;
@@ -56,20 +56,20 @@ use tokio::time::Instant;
 use zmove_types::SharedJobId;
 
 use crate::error::WorkError;
-use crate::source::{Taken, Waiting, WorkSource};
 use crate::work::WorkItem;
-use broker::{Broker, Letter};
-use connection::{Connection, Trouble};
+use crate::work_queue::{Taken, Waiting, WorkQueue};
+use broker::{Broker, Outgoing};
+use connection::{BrokerError, Connection};
 use take::Taker;
 
 pub use connection::{Access, BrokerState, NodeCertificate, check_address};
-pub use keeper::Keeper;
 pub use notices::{
     GrantNotice, Heard, InsteadNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState,
     Notice, Notices, SourceMark, SourceNotice,
 };
 pub use seal::JobKey;
 pub use server::{Nkey, Server, ServerConfig, ServerTls, User, make_nkey};
+pub use shared_broker::SharedBroker;
 
 /// A queue at a broker.
 #[derive(Debug)]
@@ -153,8 +153,8 @@ impl JetStream {
         let queue = Self::connect(access, settings).await?;
         if queue.settings.role == Role::Head {
             let mut patience = queue.patience("make the queue of the job");
-            while let Err(trouble) = queue.begin().await {
-                patience.endure(trouble).await?;
+            while let Err(error) = queue.begin().await {
+                patience.endure(error).await?;
             }
         }
         Ok(queue)
@@ -176,7 +176,7 @@ impl JetStream {
         Ok(Self { broker, settings, taker: Mutex::default(), unreadable, closed })
     }
 
-    async fn begin(&self) -> Result<(), Trouble> {
+    async fn begin(&self) -> Result<(), BrokerError> {
         if let Some(before) = self.settings.epoch.checked_sub(1) {
             self.broker.end(before).await?;
         }
@@ -197,19 +197,19 @@ impl JetStream {
         self.unreadable.load(Ordering::Relaxed)
     }
 
-    async fn check_is_on(&self) -> Result<(), Trouble> {
+    async fn check_is_on(&self) -> Result<(), BrokerError> {
         let is_over = *self.closed.borrow() || self.broker.ended().await? >= Some(self.settings.epoch);
-        if is_over { Err(Trouble::Over) } else { Ok(()) }
+        if is_over { Err(BrokerError::Over) } else { Ok(()) }
     }
 
     /// Makes what is missing at the broker, if this is the head and the epoch is not over.
-    async fn restore(&self) -> Result<(), Trouble> {
+    async fn restore(&self) -> Result<(), BrokerError> {
         self.check_is_on().await?;
         match self.settings.role {
             Role::Head => self.broker.make().await,
             Role::Mover => {
                 self.broker.connection.tell(BrokerState::Empty);
-                Err(Trouble::Missing)
+                Err(BrokerError::Missing)
             }
         }
     }
@@ -225,14 +225,14 @@ impl JetStream {
         what: AckKind,
     ) -> Result<(), WorkError> {
         let mut patience = self.patience(operation);
-        while let Err(trouble) = self.broker.acknowledge(&lease.0, what).await {
-            patience.endure(trouble).await?;
+        while let Err(error) = self.broker.acknowledge(&lease.0, what).await {
+            patience.endure(error).await?;
         }
         Ok(())
     }
 }
 
-impl WorkSource for JetStream {
+impl WorkQueue for JetStream {
     type Delivery = Lease;
 
     async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
@@ -246,9 +246,10 @@ impl WorkSource for JetStream {
     async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
         let mut patience = self.patience("put work into the queue");
         let mut refused = Vec::new();
-        let mut letters: VecDeque<Letter> = items.into_iter().map(|item| self.broker.letter(item)).collect();
-        while let Err(trouble) = self.broker.publish(&mut letters, &mut refused).await {
-            patience.endure(trouble).await?;
+        let mut outgoing: VecDeque<Outgoing> =
+            items.into_iter().map(|item| self.broker.outgoing(item)).collect();
+        while let Err(error) = self.broker.publish(&mut outgoing, &mut refused).await {
+            patience.endure(error).await?;
         }
         Ok(refused)
     }
@@ -275,7 +276,7 @@ impl WorkSource for JetStream {
         loop {
             match self.broker.waiting().await {
                 Ok(waiting) => return Ok(waiting),
-                Err(trouble) => patience.endure(trouble).await?,
+                Err(error) => patience.endure(error).await?,
             }
         }
     }
@@ -292,7 +293,7 @@ impl WorkSource for JetStream {
             };
             match closed.await {
                 Ok(()) => return Ok(()),
-                Err(trouble) => patience.endure(trouble).await?,
+                Err(error) => patience.endure(error).await?,
             }
         }
     }
@@ -307,21 +308,21 @@ struct Patience<'q> {
 
 impl Patience<'_> {
     /// Returns when it is worth while to try again; what was missing has been made if this is the head.
-    async fn endure(&mut self, trouble: Trouble) -> Result<(), WorkError> {
-        let trouble = match trouble {
-            Trouble::Missing => match self.queue.restore().await {
+    async fn endure(&mut self, error: BrokerError) -> Result<(), WorkError> {
+        let error = match error {
+            BrokerError::Missing => match self.queue.restore().await {
                 Ok(()) => return Ok(()),
-                Err(trouble) => trouble,
+                Err(error) => error,
             },
-            trouble => trouble,
+            error => error,
         };
         let connection = &self.queue.broker.connection;
-        let source = match trouble {
-            Trouble::Over => return Err(WorkError::Over),
-            Trouble::Refused(error) => return Err(self.failed(error.into())),
-            Trouble::Missing => NOT_THERE.into(),
+        let source = match error {
+            BrokerError::Over => return Err(WorkError::Over),
+            BrokerError::Refused(error) => return Err(self.failed(error.into())),
+            BrokerError::Missing => NOT_THERE.into(),
             // what a server does not allow it does not answer, but tells beside
-            Trouble::Unanswered(error) => connection.refusal().map_or(error, Into::into),
+            BrokerError::Unanswered(error) => connection.refusal().map_or(error, Into::into),
         };
         let (away, patience) = (self.since.elapsed(), self.queue.settings.patience);
         if away >= patience {

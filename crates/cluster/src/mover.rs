@@ -26,16 +26,16 @@ use zmove_types::{Event, Lock, Observer};
 
 use crate::error::{PANICKED, Stop};
 use crate::job::SharedJob;
-use crate::receiver::SessionEars;
-use crate::source::{Taken, WorkSource};
+use crate::receiver::SessionEvents;
 use crate::work::{Work, WorkItem};
+use crate::work_queue::{Taken, WorkQueue};
 
 /// A mover, in one session.
-pub(crate) struct Mover<W: WorkSource> {
+pub(crate) struct Mover<W: WorkQueue> {
     pub(crate) job: Arc<SharedJob>,
-    pub(crate) source: Arc<W>,
+    pub(crate) queue: Arc<W>,
     pub(crate) feeder: Feeder,
-    pub(crate) ears: Arc<SessionEars>,
+    pub(crate) events: Arc<SessionEvents>,
     /// Items that the queue had no room for.
     own: Lock<VecDeque<WorkItem>>,
     /// How many items are being walked, or have more than half of their bytes to be read.
@@ -45,7 +45,7 @@ pub(crate) struct Mover<W: WorkSource> {
 }
 
 /// An item that is being taken.
-type Taking<W> = Pin<Box<dyn Future<Output = Result<Option<Had<<W as WorkSource>::Delivery>>, Stop>> + Send>>;
+type Taking<W> = Pin<Box<dyn Future<Output = Result<Option<Had<<W as WorkQueue>::Delivery>>, Stop>> + Send>>;
 
 /// An item that this mover does.
 #[derive(Debug)]
@@ -83,13 +83,18 @@ impl Progress {
     }
 }
 
-impl<W: WorkSource> Mover<W> {
-    pub(crate) fn new(job: Arc<SharedJob>, source: Arc<W>, feeder: Feeder, ears: Arc<SessionEars>) -> Self {
+impl<W: WorkQueue> Mover<W> {
+    pub(crate) fn new(
+        job: Arc<SharedJob>,
+        queue: Arc<W>,
+        feeder: Feeder,
+        events: Arc<SessionEvents>,
+    ) -> Self {
         Self {
             job,
-            source,
+            queue,
             feeder,
-            ears,
+            events,
             own: Lock::default(),
             unsent: AtomicUsize::new(0),
             has_sent: Notify::new(),
@@ -145,7 +150,7 @@ impl<W: WorkSource> Mover<W> {
         if let Some(item) = own {
             return Ok(Some(Had::Own(item)));
         }
-        Ok(self.source.take().await?.map(Had::Taken))
+        Ok(self.queue.take().await?.map(Had::Taken))
     }
 
     async fn do_item(self: Arc<Self>, had: Had<W::Delivery>) -> Result<WorkItem, Stop> {
@@ -162,7 +167,7 @@ impl<W: WorkSource> Mover<W> {
                         let now = progress.steps.load(Ordering::Relaxed);
                         let has_moved = std::mem::replace(&mut before, now) != now;
                         if let Had::Taken(taken) = &had && has_moved {
-                            self.source.keep(taken).await?;
+                            self.queue.keep(taken).await?;
                         }
                     }
                 }
@@ -171,12 +176,12 @@ impl<W: WorkSource> Mover<W> {
         self.note_sent(&item, &progress);
         match (done, had) {
             (Ok(()), Had::Taken(taken)) => {
-                self.source.done(taken).await?;
+                self.queue.done(taken).await?;
                 Ok(item)
             }
             (Ok(()), Had::Own(_)) => Ok(item),
             (Err(stop), Had::Taken(taken)) => {
-                let _leased_for_a_while_then = self.source.give_back(taken, Duration::ZERO).await;
+                let _leased_for_a_while_then = self.queue.give_back(taken, Duration::ZERO).await;
                 Err(stop)
             }
             // the journals will say that it is missing
@@ -187,7 +192,7 @@ impl<W: WorkSource> Mover<W> {
     /// Puts in what an item announces.
     async fn announce(&self, items: Vec<WorkItem>) -> Result<(), Stop> {
         if !items.is_empty() {
-            let refused = self.source.put(items).await?;
+            let refused = self.queue.put(items).await?;
             self.own.lock().extend(refused);
         }
         Ok(())
@@ -195,7 +200,7 @@ impl<W: WorkSource> Mover<W> {
 
     /// Tells the user of something that fails this side of the session.
     fn tell_failure(&self, message: String) {
-        self.ears.on(&Event::Failed { message });
+        self.events.on(&Event::Failed { message });
     }
 }
 

@@ -30,7 +30,7 @@ pub struct Receiver {
 
 /// The listeners to what happens in sessions, and what of it concerns the whole job.
 #[derive(Clone)]
-pub(crate) struct Ears {
+pub(crate) struct JobEvents {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) listener: Arc<dyn Listener + Send + Sync>,
     pub(crate) skipped: Arc<SkippedCount>,
@@ -48,7 +48,7 @@ pub(crate) struct Ears {
 /// A receiver's number, and why it is of no use.
 type Useless = (usize, Option<String>);
 
-impl Ears {
+impl JobEvents {
     pub(crate) fn new(
         observer: Arc<dyn Observer>,
         listener: Arc<dyn Listener + Send + Sync>,
@@ -72,10 +72,10 @@ impl Ears {
         self.useless.lock().insert((receiver, (!why.is_away()).then(|| why.to_string())))
     }
 
-    /// The ears for a session with a receiver of this number.
-    pub(crate) fn within(&self, number: usize, receiver: &Receiver) -> Arc<SessionEars> {
-        Arc::new(SessionEars {
-            ears: self.clone(),
+    /// The events for a session with a receiver of this number.
+    pub(crate) fn within(&self, number: usize, receiver: &Receiver) -> Arc<SessionEvents> {
+        Arc::new(SessionEvents {
+            events: self.clone(),
             number,
             receiver: receiver.remote.to_string(),
             dialled: Instant::now(),
@@ -88,8 +88,8 @@ impl Ears {
 }
 
 /// What one session has moved, failed and warned of, for all who listen to the job.
-pub(crate) struct SessionEars {
-    ears: Ears,
+pub(crate) struct SessionEvents {
+    events: JobEvents,
     /// The receiver's number.
     pub(crate) number: usize,
     receiver: String,
@@ -112,17 +112,17 @@ pub(crate) enum Fate {
     OfUse,
 }
 
-impl SessionEars {
+impl SessionEvents {
     /// Work has ended, in this session or elsewhere since the one before.
     pub(crate) fn is_of_use(&self) {
         self.has_come_further.store(true, Ordering::Relaxed);
-        self.ears.useless.lock().retain(|(number, _)| *number != self.number);
+        self.events.useless.lock().retain(|(number, _)| *number != self.number);
     }
 
     /// A work item has ended.
     pub(crate) fn has_ended(&self) {
         self.is_of_use();
-        self.ears.served.items.fetch_add(1, Ordering::Relaxed);
+        self.events.served.items.fetch_add(1, Ordering::Relaxed);
     }
 
     /// What the session has come to, which is over.
@@ -141,35 +141,35 @@ impl SessionEars {
 
     /// Whether a failure has been told in these words.
     pub(crate) fn has_told(&self, message: &str) -> bool {
-        self.ears.told.has(message)
+        self.events.told.has(message)
     }
 
     /// A range of the large file that this item gives its name could not be sent, or stored.
     pub(crate) fn spoil(&self, file: WorkId) {
-        self.ears.spoiled.lock().insert(file);
+        self.events.spoiled.lock().insert(file);
     }
 
     /// Whether a range of that file has failed here.
     pub(crate) fn is_spoiled(&self, file: WorkId) -> bool {
-        self.ears.spoiled.lock().contains(&file)
+        self.events.spoiled.lock().contains(&file)
     }
 }
 
-impl Observer for SessionEars {
+impl Observer for SessionEvents {
     fn on(&self, event: &Event) {
         match event {
             Event::Failed { message } => {
-                if !self.ears.told.is_first(message) {
+                if !self.events.told.is_first(message) {
                     return;
                 }
                 let is_of_receiver = message.starts_with("receiver: ");
                 let at = if is_of_receiver { format!(" (at {})", self.receiver) } else { String::new() };
-                return self.ears.observer.on(&Event::Failed { message: format!("{message}{at}") });
+                return self.events.observer.on(&Event::Failed { message: format!("{message}{at}") });
             }
-            Event::Skipped { files, bytes } => self.ears.skipped.add(Skipped::of(*files, *bytes)),
+            Event::Skipped { files, bytes } => self.events.skipped.add(Skipped::of(*files, *bytes)),
             Event::Stored { files, bytes } => {
                 self.has_stored.store(true, Ordering::Relaxed);
-                self.ears.served.stored(self.number, (*files, *bytes));
+                self.events.served.stored(self.number, (*files, *bytes));
             }
             // a session that has nothing to do waits for work, which is no limit of those that have
             Event::Limited { .. } if !self.has_stored.swap(false, Ordering::Relaxed) => return,
@@ -182,7 +182,7 @@ impl Observer for SessionEars {
             // of the session alone
             _ => return,
         }
-        self.ears.observer.on(event);
+        self.events.observer.on(event);
     }
 }
 
@@ -256,12 +256,12 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
     receiver: &Receiver,
     job: &SharedJob,
     part: Part,
-    ears: &Arc<SessionEars>,
+    events: &Arc<SessionEvents>,
     work: impl FnOnce(Feeder) -> Doing,
 ) -> Result<(), SessionEnd> {
     let Receiver { home, remote, settings } = receiver;
     let settings = &DialSettings { job_grant: job.grant.current(), ..settings.clone() };
-    let connector = Connector { home, remote, settings, listener: &*ears.ears.listener };
+    let connector = Connector { home, remote, settings, listener: &*events.events.listener };
     let reached = Box::pin(connector.connect(None)).await?;
     let (push, feeder) = Push::fed(job.opening(part), job.config.clone(), Instant::now());
     let mut run = Run::begin(None, Instant::now());
@@ -270,7 +270,7 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
         // resolves also when the other end is dropped, which it is when there is nothing more to do
         let _told_or_dropped = broken_off.await;
     };
-    let observer = Arc::clone(ears);
+    let observer = Arc::clone(events);
     let link = Link { quota: None, ..reached.link };
     let ended = {
         let mut session = Box::pin(push.run(&mut run, link, observer, stop));
@@ -289,7 +289,7 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
             },
         }
     };
-    ears.has_begun.store(run.was_up(), Ordering::Relaxed);
+    events.has_begun.store(run.was_up(), Ordering::Relaxed);
     reached.dialler.close().await;
     if let Some(ssh) = reached.ssh {
         ssh.end().await;
@@ -297,7 +297,7 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
     ended.map_err(|end| match end.found_no_room() {
         Some((operation, code)) => {
             let target = Escaped::path(OsStr::from_bytes(&job.open.target)).to_string();
-            SessionEnd::NoRoom { receiver: ears.receiver.clone(), target, operation, code }
+            SessionEnd::NoRoom { receiver: events.receiver.clone(), target, operation, code }
         }
         None => end,
     })
@@ -322,10 +322,11 @@ mod tests {
     #[test]
     fn a_session_that_moves_nothing_does_not_say_what_limits_the_job() {
         let limits = Arc::new(Limits::default());
-        let ears = Ears::new(Arc::clone(&limits) as Arc<dyn Observer>, Arc::new(NoListener), Arc::default());
+        let events =
+            JobEvents::new(Arc::clone(&limits) as Arc<dyn Observer>, Arc::new(NoListener), Arc::default());
         let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
         let receiver = Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() };
-        let [idle, busy] = [0, 1].map(|number| ears.within(number, &receiver));
+        let [idle, busy] = [0, 1].map(|number| events.within(number, &receiver));
         for by in ["path", "target"] {
             busy.on(&Event::Stored { files: 0, bytes: 9 });
             idle.on(&Event::Limited { by: "waiting for replies" });

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use zmove_cluster::{
-    JobEnd, Lead, Lease, Queue, Receiver, SharedJob, Taken, Waiting, Work, WorkError, WorkItem, WorkSource,
+    JobEnd, Lead, Lease, LocalQueue, Receiver, SharedJob, Taken, Waiting, Work, WorkError, WorkItem,
+    WorkQueue,
 };
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
@@ -25,7 +26,7 @@ const JOB: SharedJobId = SharedJobId([5; 16]);
 
 /// A queue that loses a third of what is put in, and hands out a fifth of the rest twice.
 struct Careless {
-    queue: Queue,
+    queue: LocalQueue,
     again: Mutex<VecDeque<WorkItem>>,
     seed: AtomicU64,
     lost: AtomicU64,
@@ -35,7 +36,13 @@ struct Careless {
 impl Careless {
     fn new(seed: u64) -> Self {
         let [lost, repeated] = [0, 0].map(AtomicU64::new);
-        Self { queue: Queue::new(JOB), again: Mutex::default(), seed: AtomicU64::new(seed), lost, repeated }
+        Self {
+            queue: LocalQueue::new(JOB),
+            again: Mutex::default(),
+            seed: AtomicU64::new(seed),
+            lost,
+            repeated,
+        }
     }
 
     /// A number below `count` (splitmix64).
@@ -52,7 +59,7 @@ impl Careless {
     }
 }
 
-impl WorkSource for Careless {
+impl WorkQueue for Careless {
     /// `None` of an item that somebody else has as well.
     type Delivery = Option<Lease>;
 
@@ -114,7 +121,7 @@ enum Again {
 
 /// A queue that hands out walks once more.
 struct Repeating {
-    queue: Queue,
+    queue: LocalQueue,
     again_when: Again,
     walks: Mutex<Vec<WorkItem>>,
     again: Mutex<Vec<WorkItem>>,
@@ -124,7 +131,7 @@ struct Repeating {
 impl Repeating {
     fn new(again_when: Again) -> Self {
         let [walks, again] = [(); 2].map(|()| Mutex::default());
-        Self { queue: Queue::new(JOB), again_when, walks, again, repeated: AtomicU64::new(0) }
+        Self { queue: LocalQueue::new(JOB), again_when, walks, again, repeated: AtomicU64::new(0) }
     }
 
     /// A walk for whoever does not know that the job is over.
@@ -136,7 +143,7 @@ impl Repeating {
     }
 }
 
-impl WorkSource for Repeating {
+impl WorkQueue for Repeating {
     type Delivery = Option<Lease>;
 
     async fn take(&self) -> Result<Option<Taken<Self::Delivery>>, WorkError> {
@@ -195,8 +202,8 @@ impl WorkSource for Repeating {
 
 impl Spread {
     /// Leads a job to its end, with a mover for each receiver.
-    fn lead<W: WorkSource>(&self, source: &Arc<W>, receivers: Vec<Receiver>) -> JobEnd {
-        Self::lead_job(self.job(), source, receivers, Arc::new(NoObserver))
+    fn lead<W: WorkQueue>(&self, queue: &Arc<W>, receivers: Vec<Receiver>) -> JobEnd {
+        Self::lead_job(self.job(), queue, receivers, Arc::new(NoObserver))
     }
 
     /// A job in which nodes compare what they see.
@@ -207,14 +214,14 @@ impl Spread {
         SharedJob::new(names, sources, open, SenderConfig::default()).with_marks()
     }
 
-    fn lead_job<W: WorkSource>(
+    fn lead_job<W: WorkQueue>(
         job: SharedJob,
-        source: &Arc<W>,
+        queue: &Arc<W>,
         receivers: Vec<Receiver>,
         observer: Arc<dyn Observer>,
     ) -> JobEnd {
         let movers = receivers.len();
-        let lead = Lead::new((job, Arc::clone(source)), receivers, movers, PATIENCE);
+        let lead = Lead::new((job, Arc::clone(queue)), receivers, movers, PATIENCE);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let running = lead.run(observer, Arc::new(NoListener), std::future::pending());
         let ended = runtime.block_on(async { tokio::time::timeout(2 * PATIENCE, running).await });
@@ -241,9 +248,9 @@ fn a_queue_that_loses_and_repeats_work_costs_walks_and_nothing_else() {
         // no ranges, which are waited for when they are lost
         std::fs::remove_file(spread.source().join("large")).unwrap();
         crate::tree::set_old(spread.source());
-        let source = Arc::new(Careless::new(seed));
-        let JobEnd { count, walks, .. } = spread.lead(&source, spread.receivers());
-        let (lost, repeated) = source.counts();
+        let queue = Arc::new(Careless::new(seed));
+        let JobEnd { count, walks, .. } = spread.lead(&queue, spread.receivers());
+        let (lost, repeated) = queue.counts();
         assert!(lost > 0 && repeated > 0 && walks > 1, "seed {seed}: {lost} {repeated} {walks}");
         assert_eq!((count.failed, count.contradictions), (0, 0), "seed {seed}");
         assert!(count.is_finished() && count.repeats > 0, "seed {seed}: {count:?}");
@@ -257,9 +264,9 @@ fn ranges_of_a_large_file_that_the_queue_loses_are_sent_all_the_same() {
     let spread = Spread::new(2);
     std::fs::create_dir_all(spread.source()).unwrap();
     paint(spread.source().join("huge"), 300 << 20);
-    let source = Arc::new(Careless::new(7));
-    let JobEnd { count, .. } = spread.lead(&source, spread.receivers());
-    assert!(source.counts().0 > 0);
+    let queue = Arc::new(Careless::new(7));
+    let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
+    assert!(queue.counts().0 > 0);
     assert_eq!((count.failed, count.files), (0, 1));
     spread.assert_done();
 }
@@ -274,9 +281,9 @@ fn a_walk_that_is_done_again_announces_a_large_file_that_has_got_its_name_meanwh
     paint(spread.source().join("small"), 7);
     // of an empty target nothing is asked
     std::fs::create_dir_all(spread.target_directory().join("other")).unwrap();
-    let source = Arc::new(Repeating::new(Again::Named));
-    let JobEnd { count, walks, .. } = spread.lead(&source, spread.receivers());
-    assert!(source.repeated.load(Ordering::Relaxed) > 0 && count.repeats > 0, "{count:?}");
+    let queue = Arc::new(Repeating::new(Again::Named));
+    let JobEnd { count, walks, .. } = spread.lead(&queue, spread.receivers());
+    assert!(queue.repeated.load(Ordering::Relaxed) > 0 && count.repeats > 0, "{count:?}");
     assert_eq!((walks, count.contradictions, count.failed, count.files), (1, 0, 0, 2), "{count:?}");
     std::fs::remove_dir(spread.target_directory().join("other")).unwrap();
     crate::tree::set_old(spread.source());
@@ -306,12 +313,12 @@ fn what_is_done_again_after_the_end_takes_no_directory_its_time_or_mode() {
 
 /// A queue before which a directory is replaced by a link when entries of it are taken.
 struct Swapping {
-    queue: Queue,
+    queue: LocalQueue,
     directory: PathBuf,
     elsewhere: PathBuf,
 }
 
-impl WorkSource for Swapping {
+impl WorkQueue for Swapping {
     type Delivery = Lease;
 
     async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
@@ -357,7 +364,7 @@ fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_count
     (0..4500_u64).for_each(|file| paint(wide.join(file.to_string()), 1));
     let failures = Arc::new(Failures::default());
     let elsewhere = spread.site.path("elsewhere");
-    let queue = Arc::new(Swapping { queue: Queue::new(JOB), directory: wide, elsewhere });
+    let queue = Arc::new(Swapping { queue: LocalQueue::new(JOB), directory: wide, elsewhere });
     let JobEnd { count, .. } = Spread::lead_job(
         spread.job(),
         &queue,
@@ -379,7 +386,8 @@ fn what_is_not_as_it_was_found_fails_and_the_job_ends() {
     spread.paint();
     let mut job = spread.job();
     job.source_marks[0].as_mut().unwrap().inode += 1;
-    let end = Spread::lead_job(job, &Arc::new(Queue::new(JOB)), spread.receivers(), Arc::new(NoObserver));
+    let end =
+        Spread::lead_job(job, &Arc::new(LocalQueue::new(JOB)), spread.receivers(), Arc::new(NoObserver));
     assert_eq!((end.walks, end.count.files), (1, 0));
     assert_eq!(end.count.failed, 1, "{end:?}");
 }
@@ -391,9 +399,9 @@ fn what_a_mover_had_when_its_session_broke_is_done_by_others_and_nothing_is_walk
     let relay = Proxy::start(spread.daemons[1].address, 300 << 10);
     let receivers = vec![spread.receiver(0, spread.daemons[0].address), spread.receiver(1, relay.address)];
     let upstream = spread.daemons[1].address;
-    let source = Arc::new(Queue::new(JOB));
+    let queue = Arc::new(LocalQueue::new(JOB));
     let end = std::thread::scope(|scope| {
-        let leading = scope.spawn(|| spread.lead(&source, receivers));
+        let leading = scope.spawn(|| spread.lead(&queue, receivers));
         relay.wait_for_stall();
         relay.reset(upstream);
         leading.join().unwrap()
@@ -413,7 +421,7 @@ fn the_work_of_a_receiver_that_says_nothing_more_is_done_by_others() {
     let receivers = vec![spread.receiver(1, relay.address), spread.receiver(0, spread.daemons[0].address)];
     let mut job = spread.job();
     job.config.silence_max = Duration::from_secs(3);
-    let end = Spread::lead_job(job, &Arc::new(Queue::new(JOB)), receivers, Arc::new(NoObserver));
+    let end = Spread::lead_job(job, &Arc::new(LocalQueue::new(JOB)), receivers, Arc::new(NoObserver));
     relay.wait_for_stall();
     assert_eq!(end.count.failed, 0);
     spread.remove_marks();

@@ -15,7 +15,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use zmove_cluster::jetstream::{
-    BrokerState, JetStream, JobNotice, Keeper, NodeFailure, Notice, Notices, Role, Settings, SourceNotice,
+    BrokerState, JetStream, JobNotice, NodeFailure, Notice, Notices, Role, Settings, SharedBroker,
+    SourceNotice,
 };
 use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob, Skipped};
 use zmove_engine::DialSettings;
@@ -23,7 +24,7 @@ use zmove_types::{Event, Observer};
 
 use self::granting::{Answer, Granting};
 use crate::commands::cluster::sources::{self as node_sources, Trees};
-use crate::commands::roll::Roll;
+use crate::commands::participants::Participants;
 use crate::commands::spread::{self, Unended, fresh_epoch, fresh_id, tell_end, threads};
 use crate::commands::transfer::{interrupted, own_name};
 use crate::display::format::counted;
@@ -120,7 +121,7 @@ impl Leading<'_> {
         before: Vec<Unended>,
     ) -> Result<Led> {
         let mut stop: Stop = Box::pin(interrupted());
-        let mut keeper = match self.cluster.server()? {
+        let mut broker = match self.cluster.server()? {
             Some(_of_this_node) => Some(tokio::select! {
                 started = self.own_broker() => started?,
                 () = &mut stop => return Ok((Err(JobError::Interrupted), 0)),
@@ -129,8 +130,8 @@ impl Leading<'_> {
         };
         let observer = Arc::clone(&self.observer);
         let keeping = async {
-            match &mut keeper {
-                Some(keeper) => keeper.keep(|message| observer.on(&Event::Warned { message })).await,
+            match &mut broker {
+                Some(broker) => broker.keep(|message| observer.on(&Event::Warned { message })).await,
                 None => std::future::pending().await,
             }
         };
@@ -154,17 +155,17 @@ impl Leading<'_> {
         };
         let mut broker = BrokerWatch::new(self.cluster.broker.clone(), queue.state());
         let queue = Arc::new(queue);
-        let roll = Arc::new(Roll::of_nodes(own_name(), Arc::clone(&self.observer)));
-        let mut telling = Box::pin(roll.tell(Arc::clone(&queue), Vec::new));
+        let participants = Arc::new(Participants::of_nodes(own_name(), Arc::clone(&self.observer)));
+        let mut telling = Box::pin(participants.tell(Arc::clone(&queue), Vec::new));
         notices.tell(&Notice::Job(self.notice.clone())).await?;
         let count = receivers.len();
         let lead = Lead {
-            others: roll.others(),
+            others: participants.others(),
             others_come_within: OTHERS_COME_WITHIN,
             ..Lead::new((job, queue), receivers, count, patience)
         };
         let mut begun = lead.begun.subscribe();
-        let observer = Arc::clone(&roll) as Arc<dyn Observer>;
+        let observer = Arc::clone(&participants) as Arc<dyn Observer>;
         let leading = lead.run(observer, Arc::new(spread::Notices), stop);
         let mut leading = Box::pin(leading);
         let mut ticks = tokio::time::interval(TELL_EVERY);
@@ -198,7 +199,7 @@ impl Leading<'_> {
                         Answer::Grant(grant) => notices.tell(&grant).await?,
                         Answer::Nothing => {}
                     }
-                    if self.take(heard.notice, &roll) {
+                    if self.take(heard.notice, &participants) {
                         notices.tell(&Notice::Job(self.notice.clone())).await?;
                     }
                 }
@@ -206,11 +207,11 @@ impl Leading<'_> {
             }
         };
         if let Ok(ended) = &mut ended {
-            let Skipped { files, bytes } = roll.skipped();
+            let Skipped { files, bytes } = participants.skipped();
             ended.skipped.files += files;
             ended.skipped.bytes += bytes;
         }
-        Ok((ended, roll.served(lead.served.items() > 0)))
+        Ok((ended, participants.served(lead.served.items() > 0)))
     }
 
     /// Connects to the broker, where the queues that pushes have left end before that of this job begins.
@@ -236,9 +237,9 @@ impl Leading<'_> {
     }
 
     /// The broker of this node, which other pushes may have started.
-    async fn own_broker(&self) -> Result<Keeper> {
+    async fn own_broker(&self) -> Result<SharedBroker> {
         let name = self.cluster.name.clone();
-        let started = Keeper::start(move || Cluster::server_now(&name)).await;
+        let started = SharedBroker::start(move || Cluster::server_now(&name)).await;
         started.map_err(|error| match error.kind() {
             ErrorKind::NotFound => anyhow::Error::new(error).context(NO_SERVER),
             ErrorKind::AddrInUse => failure(Exit::Connection, format!("{NO_BROKER}: {error}")),
@@ -267,27 +268,27 @@ impl Leading<'_> {
     }
 
     /// Takes a notice; returns whether the nodes are to be told of the job at once: a node is new, here or in the job.
-    fn take(&mut self, notice: Notice, roll: &Roll) -> bool {
+    fn take(&mut self, notice: Notice, participants: &Participants) -> bool {
         match notice {
             Notice::Failed(NodeFailure { job, node, message }) if job == self.notice.job => {
-                roll.on(&Event::Failed { message: format!("{message} (at {node})") });
+                participants.on(&Event::Failed { message: format!("{message} (at {node})") });
                 false
             }
             Notice::Warned(warning) if warning.job == self.notice.job => {
-                roll.warn(warning);
+                participants.warn(warning);
                 false
             }
             Notice::Absent(failure) if failure.job == self.notice.job => {
-                roll.leave(failure);
+                participants.leave(failure);
                 false
             }
             Notice::Node(node) if node.version == self.notice.version => match node.part {
-                None => roll.has_come(node.node),
+                None => participants.has_come(node.node),
                 Some(part) if part.job == self.notice.job => {
                     let number = u32::try_from(self.notice.nodes.len()).unwrap_or(u32::MAX);
                     let is_new = !self.notice.nodes.contains_key(&node.node);
                     self.notice.nodes.entry(node.node.clone()).or_insert(number);
-                    roll.hear(&node.node, &part);
+                    participants.hear(&node.node, &part);
                     is_new
                 }
                 Some(_of_another_job) => false,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use zmove_cluster::jetstream::NodeMoved;
-use zmove_cluster::{JobEnd, JobError, Lead, Queue, Receiver, SessionEnd, SharedJob, end_abandoned};
+use zmove_cluster::{JobEnd, JobError, Lead, LocalQueue, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
 use zmove_transport::{KnownHosts, SharedRate};
@@ -18,7 +18,7 @@ use zmove_wire::{Keeping, NodeName, Open, TargetShape, TopName};
 
 pub(crate) use self::unended::Unended;
 use crate::ceiling::Shares;
-use crate::commands::roll::Roll;
+use crate::commands::participants::Participants;
 use crate::commands::transfer::{exit_of, interrupted, own_name, resumable};
 use crate::commands::trust::get_to_know;
 use crate::display::format::counted;
@@ -43,8 +43,8 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let unended = note(&job, &receivers)?;
     display.start();
     let names: Vec<_> = receivers.iter().map(|receiver| receiver.remote.to_string()).collect();
-    let roll = Arc::new(Roll::of_receivers(names.clone(), display.observer()));
-    let queue = Arc::new(Queue::new(id));
+    let participants = Arc::new(Participants::of_receivers(names.clone(), display.observer()));
+    let queue = Arc::new(LocalQueue::new(id));
     let lead = Lead::new((job, Arc::clone(&queue)), receivers, count, args.timeout.0);
     let moved = || {
         let stored = lead.served.by_receiver().into_iter();
@@ -55,10 +55,10 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         stored.filter_map(moved).collect()
     };
     let ended = settings::block_on(threads(), async {
-        let observer = Arc::clone(&roll) as Arc<dyn Observer>;
+        let observer = Arc::clone(&participants) as Arc<dyn Observer>;
         tokio::select! {
             ended = Box::pin(lead.run(observer, Arc::new(Notices), interrupted())) => Ok(ended),
-            never = roll.tell(queue, moved) => match never {},
+            never = participants.tell(queue, moved) => match never {},
         }
     });
     display.end();

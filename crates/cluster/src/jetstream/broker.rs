@@ -22,10 +22,10 @@ use tokio::sync::Mutex;
 use zmove_types::Hex;
 
 use super::Settings;
-use super::connection::{ANSWER_MAX, BrokerState, Connection, Trouble};
+use super::connection::{ANSWER_MAX, BrokerError, BrokerState, Connection};
 use super::seal::{MessageId, Seal};
-use crate::source::Waiting;
 use crate::work::WorkItem;
+use crate::work_queue::Waiting;
 
 /// The broker of one epoch of a job.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) struct Consumers {
 
 /// An item on its way to the broker.
 #[derive(Debug)]
-pub(super) struct Letter {
+pub(super) struct Outgoing {
     pub(super) item: WorkItem,
     subject: String,
     id: MessageId,
@@ -101,9 +101,9 @@ impl Broker {
     }
 
     /// What is told when there may be work, or none any more. Whoever does not hear it asks again by itself.
-    pub(super) async fn news(&self) -> Result<Subscriber, Trouble> {
+    pub(super) async fn news(&self) -> Result<Subscriber, BrokerError> {
         let news = self.connection.client.subscribe(self.subject(NEWS)).await;
-        news.map_err(|error| Trouble::Unanswered(error.into()))
+        news.map_err(|error| BrokerError::Unanswered(error.into()))
     }
 
     pub(super) async fn tell(&self) {
@@ -115,7 +115,7 @@ impl Broker {
     }
 
     /// Makes the stream and its consumers, as far as they are not there.
-    pub(super) async fn make(&self) -> Result<(), Trouble> {
+    pub(super) async fn make(&self) -> Result<(), BrokerError> {
         let _one_at_a_time = self.making.lock().await;
         let stream = json!({
             "name": self.stream(),
@@ -132,8 +132,8 @@ impl Broker {
         match self.api(format!("STREAM.CREATE.{}", self.stream()), &stream).await {
             Ok::<Value, _>(_) => {}
             // with other bounds: those stay
-            Err(Trouble::Refused(error)) if error.error_code() == ErrorCode::STREAM_NAME_EXIST => {}
-            Err(trouble) => return Err(trouble),
+            Err(BrokerError::Refused(error)) if error.error_code() == ErrorCode::STREAM_NAME_EXIST => {}
+            Err(error) => return Err(error),
         }
         let names = self.consumer_names().await?;
         for line in [DATA, WALKS] {
@@ -146,7 +146,7 @@ impl Broker {
         Ok(())
     }
 
-    async fn make_consumer(&self, line: &str) -> Result<(), Trouble> {
+    async fn make_consumer(&self, line: &str) -> Result<(), BrokerError> {
         let mut random = [0; 4];
         aws_lc_rs::rand::fill(&mut random).expect("the kernel has random numbers");
         let name = format!("{line}-{}", Hex(&random));
@@ -169,15 +169,15 @@ impl Broker {
     }
 
     /// The consumers of the job. `Missing` unless both are there.
-    pub(super) async fn consumers(&self) -> Result<Consumers, Trouble> {
+    pub(super) async fn consumers(&self) -> Result<Consumers, BrokerError> {
         let names = self.consumer_names().await?;
         match (named(&names, DATA), named(&names, WALKS)) {
             (Some(data), Some(walks)) => Ok(Consumers { data, walks }),
-            _ => Err(Trouble::Missing),
+            _ => Err(BrokerError::Missing),
         }
     }
 
-    async fn consumer_names(&self) -> Result<Vec<String>, Trouble> {
+    async fn consumer_names(&self) -> Result<Vec<String>, BrokerError> {
         let subject = format!("CONSUMER.NAMES.{}", self.stream());
         let names: ConsumerNames = self.api(subject, &json!({ "offset": 0 })).await?;
         Ok(names.consumers.unwrap_or_default())
@@ -188,7 +188,7 @@ impl Broker {
         format!("$JS.API.CONSUMER.MSG.NEXT.{}.{consumer}", self.stream())
     }
 
-    pub(super) async fn waiting(&self) -> Result<Waiting, Trouble> {
+    pub(super) async fn waiting(&self) -> Result<Waiting, BrokerError> {
         let Consumers { data, walks } = self.consumers().await?;
         let (mut taken, mut waiting) = (0, 0);
         for consumer in [data, walks] {
@@ -204,52 +204,52 @@ impl Broker {
         Ok(Waiting { waiting: all.saturating_sub(taken), taken: taken.min(all) })
     }
 
-    pub(super) fn letter(&self, item: WorkItem) -> Letter {
+    pub(super) fn outgoing(&self, item: WorkItem) -> Outgoing {
         let subject = self.subject(if item.work.is_walk() { WALKS } else { DATA });
-        Letter { subject, id: self.seal.message_id(&item), body: self.seal.seal(&item), item }
+        Outgoing { subject, id: self.seal.message_id(&item), body: self.seal.seal(&item), item }
     }
 
-    /// Puts in letters in their order; those that are stored are taken out of the list, and those for which there is
+    /// Puts in items in their order; those that are stored are taken out of the list, and those for which there is
     /// no room go to `refused`. What is left may go again: the broker drops doubles.
     pub(super) async fn publish(
         &self,
-        letters: &mut VecDeque<Letter>,
+        outgoing: &mut VecDeque<Outgoing>,
         refused: &mut Vec<WorkItem>,
-    ) -> Result<(), Trouble> {
-        while !letters.is_empty() {
+    ) -> Result<(), BrokerError> {
+        while !outgoing.is_empty() {
             self.connection.check()?;
             let mut left = Vec::new();
-            let mut trouble = None;
-            for answer in self.publish_some(letters).await {
-                let letter = letters.pop_front().expect("only what is there has an answer");
+            let mut error = None;
+            for answer in self.publish_some(outgoing).await {
+                let first = outgoing.pop_front().expect("only what is there has an answer");
                 match stored(answer) {
                     Ok(Put::Stored) => {}
-                    Ok(Put::NoRoom) => refused.push(letter.item),
+                    Ok(Put::NoRoom) => refused.push(first.item),
                     Err(why) => {
-                        trouble = Some(why);
-                        left.push(letter);
+                        error = Some(why);
+                        left.push(first);
                     }
                 }
             }
             self.tell().await;
-            left.into_iter().rev().for_each(|letter| letters.push_front(letter));
-            trouble.map_or(Ok(()), Err)?;
+            left.into_iter().rev().for_each(|item| outgoing.push_front(item));
+            error.map_or(Ok(()), Err)?;
         }
         Ok(())
     }
 
-    /// Sends as many of the first letters as may be on their way at once.
-    async fn publish_some(&self, letters: &VecDeque<Letter>) -> Vec<Result<PublishAck, PublishError>> {
+    /// Sends as many of the first as may be on their way at once.
+    async fn publish_some(&self, outgoing: &VecDeque<Outgoing>) -> Vec<Result<PublishAck, PublishError>> {
         let mut sent = Vec::new();
         let mut bytes = 0;
-        for letter in letters {
-            bytes += letter.body.len();
+        for next in outgoing {
+            bytes += next.body.len();
             if sent.len() == ITEMS_IN_FLIGHT_MAX || (bytes > BYTES_IN_FLIGHT_MAX && !sent.is_empty()) {
                 break;
             }
-            let message = PublishMessage::build().payload(letter.body.clone().into());
-            let message = message.message_id(letter.id.to_string());
-            sent.push(self.connection.context.send_publish(letter.subject.clone(), message).await);
+            let message = PublishMessage::build().payload(next.body.clone().into());
+            let message = message.message_id(next.id.to_string());
+            sent.push(self.connection.context.send_publish(next.subject.clone(), message).await);
         }
         join_all(sent.into_iter().map(|sent| async { sent?.await })).await
     }
@@ -259,31 +259,31 @@ impl Broker {
     }
 
     /// Tells the broker what becomes of a delivery, and waits until it knows. A delivery of which it knows nothing is
-    /// no trouble: then it holds no lease.
+    /// no error: then it holds no lease.
     pub(super) async fn acknowledge(
         &self,
         delivery: &Subject,
         what: jetstream::AckKind,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), BrokerError> {
         self.connection.check()?;
         let request = Request::new().payload(what.into()).timeout(Some(ANSWER_MAX));
         match self.connection.client.send_request(delivery.clone(), request).await {
             Ok(_) => Ok(()),
             Err(error) if error.kind() == RequestErrorKind::NoResponders => Ok(()),
-            Err(error) => Err(Trouble::Unanswered(error.into())),
+            Err(error) => Err(BrokerError::Unanswered(error.into())),
         }
     }
 
     /// Up to which epoch the job is over.
-    pub(super) async fn ended(&self) -> Result<Option<u64>, Trouble> {
+    pub(super) async fn ended(&self) -> Result<Option<u64>, BrokerError> {
         Ok(self.last_end().await?.and_then(|(_, epoch)| epoch))
     }
 
     /// The number of the last record, and what it says if it is one of this job.
-    async fn last_end(&self) -> Result<Option<(u64, Option<u64>)>, Trouble> {
+    async fn last_end(&self) -> Result<Option<(u64, Option<u64>)>, BrokerError> {
         self.connection.check()?;
         let stream = self.connection.context.get_stream_no_info(ENDED).await;
-        let stream = stream.map_err(|error| Trouble::Unanswered(error.into()))?;
+        let stream = stream.map_err(|error| BrokerError::Unanswered(error.into()))?;
         match stream.get_last_raw_message_by_subject(&self.end_subject()).await {
             Ok(message) => Ok(Some((message.sequence, self.seal.open_end(&message.payload)))),
             Err(error) => match error.kind() {
@@ -293,14 +293,14 @@ impl Broker {
                 {
                     Ok(None)
                 }
-                LastRawMessageErrorKind::JetStream(error) => Err(Trouble::Refused(error)),
-                _ => Err(Trouble::Unanswered(error.into())),
+                LastRawMessageErrorKind::JetStream(error) => Err(BrokerError::Refused(error)),
+                _ => Err(BrokerError::Unanswered(error.into())),
             },
         }
     }
 
     /// Records that the epochs of the job up to this one are over. A record never goes back.
-    pub(super) async fn end(&self, epoch: u64) -> Result<(), Trouble> {
+    pub(super) async fn end(&self, epoch: u64) -> Result<(), BrokerError> {
         loop {
             let (number, ended) = self.last_end().await?.unwrap_or_default();
             if ended >= Some(epoch) {
@@ -318,7 +318,7 @@ impl Broker {
         }
     }
 
-    async fn make_ended(&self) -> Result<(), Trouble> {
+    async fn make_ended(&self) -> Result<(), BrokerError> {
         let stream = json!({
             "name": ENDED,
             "subjects": ["zmove.*.ended"],
@@ -336,12 +336,12 @@ impl Broker {
     }
 
     /// Removes the stream of this epoch.
-    pub(super) async fn remove(&self) -> Result<(), Trouble> {
+    pub(super) async fn remove(&self) -> Result<(), BrokerError> {
         self.remove_stream(&self.stream()).await
     }
 
     /// Removes the streams of all other epochs.
-    pub(super) async fn remove_others(&self) -> Result<(), Trouble> {
+    pub(super) async fn remove_others(&self) -> Result<(), BrokerError> {
         let filter = json!({ "offset": 0, "subject": format!("zmove.{}.>", self.settings.job) });
         let names: StreamNames = self.api("STREAM.NAMES".to_owned(), &filter).await?;
         let prefix = format!("zmove-{}-", self.settings.job);
@@ -353,14 +353,14 @@ impl Broker {
         Ok(())
     }
 
-    async fn remove_stream(&self, name: &str) -> Result<(), Trouble> {
+    async fn remove_stream(&self, name: &str) -> Result<(), BrokerError> {
         match self.api::<Value>(format!("STREAM.DELETE.{name}"), &json!({})).await {
-            Ok(_) | Err(Trouble::Missing) => Ok(()),
-            Err(trouble) => Err(trouble),
+            Ok(_) | Err(BrokerError::Missing) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
-    async fn api<T: DeserializeOwned>(&self, subject: String, request: &Value) -> Result<T, Trouble> {
+    async fn api<T: DeserializeOwned>(&self, subject: String, request: &Value) -> Result<T, BrokerError> {
         self.connection.check()?;
         match self.connection.context.request(subject, request).await {
             Ok(Response::Ok(answer)) => Ok(answer),
@@ -378,7 +378,7 @@ fn nanos(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn stored(answer: Result<PublishAck, PublishError>) -> Result<Put, Trouble> {
+fn stored(answer: Result<PublishAck, PublishError>) -> Result<Put, BrokerError> {
     match answer {
         Ok(_) => Ok(Put::Stored),
         Err(error) => match code_of(&error) {
@@ -393,7 +393,7 @@ fn code_of(error: &PublishError) -> Option<ErrorCode> {
     Some(error.source()?.downcast_ref::<jetstream::Error>()?.error_code())
 }
 
-impl From<jetstream::Error> for Trouble {
+impl From<jetstream::Error> for BrokerError {
     fn from(error: jetstream::Error) -> Self {
         match error.error_code() {
             ErrorCode::STREAM_NOT_FOUND | ErrorCode::CONSUMER_NOT_FOUND => Self::Missing,
@@ -404,13 +404,13 @@ impl From<jetstream::Error> for Trouble {
     }
 }
 
-impl From<RequestError> for Trouble {
+impl From<RequestError> for BrokerError {
     fn from(error: RequestError) -> Self {
         Self::Unanswered(error.into())
     }
 }
 
-impl From<PublishError> for Trouble {
+impl From<PublishError> for BrokerError {
     fn from(error: PublishError) -> Self {
         if error.kind() == PublishErrorKind::StreamNotFound {
             return Self::Missing;

@@ -153,11 +153,11 @@ impl Connection {
     }
 
     /// Fails where the broker is away: a request would wait for it, and for its own answer after that.
-    pub(super) fn check(&self) -> Result<(), Trouble> {
+    pub(super) fn check(&self) -> Result<(), BrokerError> {
         match self.hindrance() {
             _ if !self.is_lost() => Ok(()),
-            Some(hindrance) => Err(Trouble::Unanswered(hindrance.into())),
-            None => Err(Trouble::Unanswered(LOST.into())),
+            Some(hindrance) => Err(BrokerError::Unanswered(hindrance.into())),
+            None => Err(BrokerError::Unanswered(LOST.into())),
         }
     }
 
@@ -298,9 +298,9 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 /// How often a broker is asked again; sooner if its state changes.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
 
-/// The trouble with one request to the broker.
+/// Why a request to the broker was not done.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum BrokerError {
     /// The broker does not have what was asked for.
     Missing,
     /// The job is over, or this epoch of it.

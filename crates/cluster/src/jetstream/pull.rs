@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::time::timeout;
 
-use super::connection::{ANSWER_MAX, Trouble};
+use super::connection::{ANSWER_MAX, BrokerError};
 
 /// What a consumer says.
 #[derive(Debug)]
@@ -32,8 +32,8 @@ pub(super) struct Pull {
 }
 
 impl Pull {
-    pub(super) async fn begin(client: &Client, subject: String) -> Result<Self, Trouble> {
-        let unsent = |error: &dyn std::fmt::Display| Trouble::Unanswered(error.to_string().into());
+    pub(super) async fn begin(client: &Client, subject: String) -> Result<Self, BrokerError> {
+        let unsent = |error: &dyn std::fmt::Display| BrokerError::Unanswered(error.to_string().into());
         let inbox = Subject::from(client.new_inbox());
         let subscriber = client.subscribe(inbox.clone()).await.map_err(|error| unsent(&error))?;
         let pull = Self { client: client.clone(), subscriber: Some(subscriber) };

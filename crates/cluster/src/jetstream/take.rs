@@ -10,11 +10,11 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::broker::Consumers;
-use super::connection::{BrokerState, Trouble};
+use super::connection::{BrokerError, BrokerState};
 use super::pull::{Answer, Pull};
 use super::{JetStream, Lease, NOT_THERE, Role, WALKS_FIRST_EVERY};
 use crate::error::WorkError;
-use crate::source::Taken;
+use crate::work_queue::Taken;
 
 /// What whoever takes knows of the consumers.
 #[derive(Debug, Default)]
@@ -39,28 +39,28 @@ impl Taker {
     pub(super) async fn take(&mut self, queue: &JetStream) -> Result<Option<Taken<Lease>>, WorkError> {
         self.takes += 1;
         loop {
-            let trouble = match self.next(queue).await {
+            let error = match self.next(queue).await {
                 Ok(Some(message)) => match open(queue, message).await {
                     Some(taken) => return Ok(Some(taken)),
                     None => continue,
                 },
                 Ok(None) => continue,
-                Err(trouble) => trouble,
+                Err(error) => error,
             };
             self.consumers = None;
-            let trouble = match trouble {
-                Trouble::Missing => match queue.restore().await {
+            let error = match error {
+                BrokerError::Missing => match queue.restore().await {
                     Ok(()) => continue,
-                    Err(trouble) => trouble,
+                    Err(error) => error,
                 },
-                trouble => trouble,
+                error => error,
             };
-            match trouble {
-                Trouble::Over => return Ok(None),
-                Trouble::Refused(error) => return Err(failed(error)),
-                Trouble::Missing if self.has_waited_enough(queue) => return Err(failed(NOT_THERE)),
-                Trouble::Missing => queue.broker.connection.pause(AGAIN_AFTER_MAX).await,
-                Trouble::Unanswered(_) => self.doubt(queue).await,
+            match error {
+                BrokerError::Over => return Ok(None),
+                BrokerError::Refused(error) => return Err(failed(error)),
+                BrokerError::Missing if self.has_waited_enough(queue) => return Err(failed(NOT_THERE)),
+                BrokerError::Missing => queue.broker.connection.pause(AGAIN_AFTER_MAX).await,
+                BrokerError::Unanswered(_) => self.doubt(queue).await,
             }
         }
     }
@@ -70,7 +70,7 @@ impl Taker {
     }
 
     /// The next message, if there is one before anything changes.
-    async fn next(&mut self, queue: &JetStream) -> Result<Option<Message>, Trouble> {
+    async fn next(&mut self, queue: &JetStream) -> Result<Option<Message>, BrokerError> {
         let mut state = queue.state();
         wait_for_connection(&mut state).await;
         let consumers = match self.consumers.take() {
@@ -125,7 +125,7 @@ impl Taker {
 }
 
 /// Asks both consumers for an item.
-async fn ask(queue: &JetStream, consumers: &Consumers, order: Order) -> Result<Answer, Trouble> {
+async fn ask(queue: &JetStream, consumers: &Consumers, order: Order) -> Result<Answer, BrokerError> {
     let mut names = [&consumers.data, &consumers.walks];
     if order == Order::WalksFirst {
         names.reverse();
@@ -145,7 +145,7 @@ async fn ask(queue: &JetStream, consumers: &Consumers, order: Order) -> Result<A
 
 /// What a consumer says. There are two reasons to say nothing: it is no more, or as much of it as may be has been
 /// taken.
-async fn answer(queue: &JetStream, mut pull: Pull) -> Result<Answer, Trouble> {
+async fn answer(queue: &JetStream, mut pull: Pull) -> Result<Answer, BrokerError> {
     if let Ok(answer) = timeout(DOUBT_AFTER, pull.answer()).await {
         return Ok(answer);
     }

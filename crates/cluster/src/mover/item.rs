@@ -21,8 +21,8 @@ use super::{Mover, Progress};
 use crate::cut::{rest_of, work_of};
 use crate::error::{PANICKED, Stop, refused};
 use crate::job::ITEM;
-use crate::source::WorkSource;
 use crate::work::{LargeFile, Marks, Place, Work, WorkItem};
+use crate::work_queue::WorkQueue;
 
 /// What has become of an item.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,7 +46,7 @@ impl Done {
     const FAILED: Self = Self { children: 0, files: 0, bytes: 0, failed: 1 };
 }
 
-impl<W: WorkSource> Mover<W> {
+impl<W: WorkQueue> Mover<W> {
     /// Does an item, and has the receiver record its end.
     pub(super) async fn end(&self, item: &WorkItem, progress: &Progress) -> Result<(), Stop> {
         let done = self.act(item, progress).await?;
@@ -96,7 +96,7 @@ impl<W: WorkSource> Mover<W> {
                     && self.send_range(item, found, groups, progress).await?.failed > 0
                 {
                     let large = WorkItem { work: Work::Large(file.clone()), ..item.clone() };
-                    self.ears.spoil(large.id(self.job.id));
+                    self.events.spoil(large.id(self.job.id));
                 }
                 Ok(Done::default())
             }
@@ -227,7 +227,7 @@ impl<W: WorkSource> Mover<W> {
 
     fn tell_parts(&self, portion: &Portion) {
         if let Some(message) = portion.parts.warning() {
-            self.ears.on(&Event::Warned { message });
+            self.events.on(&Event::Warned { message });
         }
     }
 
@@ -371,7 +371,7 @@ impl<W: WorkSource> Mover<W> {
 
     /// After how long without another group of a file nobody seems to send what is missing.
     fn stuck_after(&self, large: &WorkItem) -> Duration {
-        if self.ears.is_spoiled(large.id(self.job.id)) { SPOILED_AFTER } else { STUCK_AFTER }
+        if self.events.is_spoiled(large.id(self.job.id)) { SPOILED_AFTER } else { STUCK_AFTER }
     }
 
     /// Tells why something has failed, which counts once.

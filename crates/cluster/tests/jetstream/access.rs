@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
-use zmove_cluster::WorkSource;
+use zmove_cluster::WorkQueue;
 use zmove_cluster::jetstream::{
     Access, BrokerState, Heard, JetStream, NodeCertificate, NodeFailure, Notice, Notices, Role, ServerTls,
     User, make_nkey,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zmove_cluster::jetstream::{BrokerState, JetStream, Role, Settings};
-use zmove_cluster::{WorkError, WorkSource};
+use zmove_cluster::{WorkError, WorkQueue};
 
 use crate::lab::{EPOCH, JOB, Lab, data, key, next, put_all, settings, stream, until};
 

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use zmove_cluster::jetstream::{
     Access, BrokerState, JetStream, JobKey, Lease, Role, Server, ServerConfig, Settings,
 };
-use zmove_cluster::{Place, Taken, Work, WorkError, WorkItem, WorkSource};
+use zmove_cluster::{Place, Taken, Work, WorkError, WorkItem, WorkQueue};
 use zmove_types::{Name, RelPath, SharedJobId};
 
 pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
-use zmove_cluster::WorkSource;
-use zmove_cluster::jetstream::{BrokerState, JetStream, Keeper, Role, Settings};
+use zmove_cluster::WorkQueue;
+use zmove_cluster::jetstream::{BrokerState, JetStream, Role, Settings, SharedBroker};
 
 use crate::lab::{Lab, data, next, put_all, settings, until, walk};
 
@@ -128,9 +128,10 @@ async fn a_broker_that_is_kept_comes_back_whoever_has_started_it() {
     let head = lab.head().await;
     // this push has found the broker of another, which ends
     let config = lab.config.clone();
-    let mut keeper = Keeper::start(move || Ok(config.clone())).await.unwrap();
+    let mut shared_broker = SharedBroker::start(move || Ok(config.clone())).await.unwrap();
     let (told_in, mut told) = tokio::sync::mpsc::unbounded_channel();
-    let keeping = tokio::spawn(async move { keeper.keep(|message| told_in.send(message).unwrap()).await });
+    let keeping =
+        tokio::spawn(async move { shared_broker.keep(|message| told_in.send(message).unwrap()).await });
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(told.try_recv().is_err(), "it is there");
     lab.kill();
@@ -153,7 +154,7 @@ async fn a_broker_ends_also_with_one_that_has_only_begun_to_use_it() {
     let Some(lab) = Lab::start().await else { return };
     let start = || {
         let config = lab.config.clone();
-        Keeper::start(move || Ok(config.clone()))
+        SharedBroker::start(move || Ok(config.clone()))
     };
     let first = start().await.unwrap();
     let starting = File::create(lab.config.directory.join("starting.lock")).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zmove_cluster::jetstream::{InsteadNotice, JetStream, JobNotice, Notice, Notices, Role, Settings};
-use zmove_cluster::{Waiting, WorkItem, WorkSource};
+use zmove_cluster::{Waiting, WorkItem, WorkQueue};
 
 use crate::lab::{Lab, data, key, next, put_all, settings, stream, walk};
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zmove_cluster::WorkSource;
+use zmove_cluster::WorkQueue;
 use zmove_cluster::jetstream::{Role, Settings};
 
 use crate::lab::{Lab, data, put_all, settings};

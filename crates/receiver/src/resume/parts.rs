@@ -66,7 +66,7 @@ pub(crate) struct Parts {
 struct State {
     journal: Option<Arc<Journal>>,
     /// Why nothing more is journalled. The journal until then stays held, and so do its parts.
-    trouble: Option<Trouble>,
+    trouble: Option<JournalFailure>,
     /// The parts that earlier transfers have left, by their final path.
     earlier: HashMap<RelPath, Earlier>,
     /// Older parts of files that have a newer one.
@@ -83,12 +83,12 @@ struct State {
 
 /// Why nothing more is journalled.
 #[derive(Debug)]
-struct Trouble {
+struct JournalFailure {
     message: String,
     errno: Errno,
 }
 
-impl From<JournalError> for Trouble {
+impl From<JournalError> for JournalFailure {
     fn from(error: JournalError) -> Self {
         Self { message: error.to_string(), errno: error.errno() }
     }
@@ -150,7 +150,7 @@ impl Parts {
         match quota.book_memory(state.bytes()) {
             Ok(held) => state.held = Some(held),
             Err(error) => {
-                let trouble = Trouble { message: error.to_string(), errno: Errno::NOMEM };
+                let trouble = JournalFailure { message: error.to_string(), errno: Errno::NOMEM };
                 *state = State { trouble: Some(trouble), ..State::default() };
             }
         }

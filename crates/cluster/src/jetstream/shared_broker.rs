@@ -1,4 +1,4 @@
-//! Keeps a broker of one's own there for as long as a push needs it.
+//! The broker of one's own, which is there for as long as a push needs it.
 //!
 //! All pushes of a host have one broker in common: the first starts it, and the last ends it, whoever has started it
 //! and however that one has ended. Where it ends before, one of them starts another; what that has lost, the heads make
@@ -24,8 +24,9 @@ use tokio::time::{sleep, timeout};
 use super::listener::Listener;
 use super::server::{START_MAX, Server, ServerConfig};
 
-/// A user of the broker, who starts it where none is, and again where it ends.
-pub struct Keeper {
+/// The broker that all pushes of this host have in common, for one that uses it: started where none is, and again where
+/// it ends.
+pub struct SharedBroker {
     config: Config,
     /// `None` where another push has started the broker.
     server: Option<Server>,
@@ -36,7 +37,7 @@ pub struct Keeper {
 /// The configuration as it is now: nodes may be invited while a push runs.
 type Config = Arc<dyn Fn() -> io::Result<ServerConfig> + Send + Sync>;
 
-impl Keeper {
+impl SharedBroker {
     /// Starts a broker by what `config` returns, unless one is there.
     ///
     /// # Errors
@@ -49,9 +50,9 @@ impl Keeper {
         // whoever has it alone ends the broker
         lock(&users, FlockOperation::NonBlockingLockShared).await?;
         // who ends meanwhile leaves the broker to this one, also where this one fails or is given up
-        let mut keeper = Self { config: Arc::new(config), server: None, users };
-        keeper.server = start_unless_there(now).await?;
-        Ok(keeper)
+        let mut user = Self { config: Arc::new(config), server: None, users };
+        user.server = start_unless_there(now).await?;
+        Ok(user)
     }
 
     /// Starts the broker again whenever it has ended; `tell` gets what becomes of it.
@@ -88,7 +89,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for SharedBroker {
     fn drop(&mut self) {
         let is_alone = match retry_on_intr(|| flock(&self.users, FlockOperation::NonBlockingLockExclusive)) {
             Ok(()) => true,
@@ -105,9 +106,9 @@ impl Drop for Keeper {
     }
 }
 
-impl std::fmt::Debug for Keeper {
+impl std::fmt::Debug for SharedBroker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keeper").field("server", &self.server).finish_non_exhaustive()
+        f.debug_struct("SharedBroker").field("server", &self.server).finish_non_exhaustive()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The roll of those who share the work of one push: the nodes of a cluster, or several receivers. What each has moved
+//! Those who share the work of one push: the nodes of a cluster, or several receivers. What each has moved
 //! and how fast, which hold up the others, and who takes no part.
 //!
 //! The head's own share is counted here too, as the observer of its movers.
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 use zmove_cluster::jetstream::{NodeFailure, NodeMoved, NodePart, NodeState};
-use zmove_cluster::{Skipped, Told, WorkSource};
+use zmove_cluster::{Skipped, Told, WorkQueue};
 use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
 
 use crate::display::failures::without_places;
 
-/// The roll of one job.
-pub(crate) struct Roll {
+/// The participants of one job.
+pub(crate) struct Participants {
     observer: Arc<dyn Observer>,
     party: Party,
     /// The node that leads, among the nodes.
@@ -61,13 +61,13 @@ struct Look {
     was_slow: bool,
 }
 
-impl Roll {
-    /// The roll of the nodes of a cluster, with this head.
+impl Participants {
+    /// The nodes of a cluster, with this head.
     pub(crate) fn of_nodes(head: String, observer: Arc<dyn Observer>) -> Self {
         Self::new(Party::Nodes, vec![head.clone()], Some(head), observer)
     }
 
-    /// The roll of these receivers.
+    /// These receivers.
     pub(crate) fn of_receivers(receivers: Vec<String>, observer: Arc<dyn Observer>) -> Self {
         Self::new(Party::Receivers, receivers, None, observer)
     }
@@ -140,7 +140,7 @@ impl Roll {
     /// it themselves.
     pub(crate) async fn tell(
         &self,
-        queue: Arc<impl WorkSource>,
+        queue: Arc<impl WorkQueue>,
         moved: impl Fn() -> Vec<(String, NodeMoved)>,
     ) -> Infallible {
         let mut ticks = interval(TELL_EVERY);
@@ -209,7 +209,7 @@ impl Roll {
     }
 }
 
-impl Observer for Roll {
+impl Observer for Participants {
     fn on(&self, event: &Event) {
         match (event, &self.head) {
             (Event::Failed { message }, _) if !self.told.is_first(without_places(message)) => return,
@@ -328,30 +328,34 @@ mod tests {
     #[test]
     fn a_node_that_is_not_heard_of_is_told_once_until_it_is_back() {
         let warnings = Arc::new(Warnings::default());
-        let roll = Roll::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
+        let participants = Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
         let told_after = |seconds| {
-            roll.look(None, Instant::now() + Duration::from_secs(seconds));
+            participants.look(None, Instant::now() + Duration::from_secs(seconds));
             warnings.0.lock().len()
         };
-        roll.hear("n1", &part(1, NodeState::Works));
+        participants.hear("n1", &part(1, NodeState::Works));
         assert_eq!([10, 20, 30].map(told_after), [0, 1, 1]);
         assert!(warnings.0.lock()[0].contains("n1 has not been heard of for 15 s"));
-        roll.hear("n1", &part(2, NodeState::Works));
+        participants.hear("n1", &part(2, NodeState::Works));
         assert_eq!([1, 20].map(told_after), [1, 2]);
-        roll.hear("n1", &part(2, NodeState::HasEnded));
+        participants.hear("n1", &part(2, NodeState::HasEnded));
         assert_eq!([1, 20].map(told_after), [2, 2]);
     }
 
     #[test]
     fn what_nodes_warn_of_is_told_with_their_names_and_none_floods_the_user() {
         let warnings = Arc::new(Warnings::default());
-        let roll = Roll::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
+        let participants = Participants::of_nodes("head".into(), Arc::clone(&warnings) as Arc<dyn Observer>);
         let warn = |node: &str, number| {
-            roll.warn(NodeFailure { job: [0; 16], node: node.into(), message: format!("lost {number}") });
+            participants.warn(NodeFailure {
+                job: [0; 16],
+                node: node.into(),
+                message: format!("lost {number}"),
+            });
             warnings.0.lock().len()
         };
         assert_eq!(warn("stranger", 0), 0, "it takes no part");
-        ["n1", "n2"].into_iter().for_each(|node| roll.hear(node, &part(1, NodeState::Works)));
+        ["n1", "n2"].into_iter().for_each(|node| participants.hear(node, &part(1, NodeState::Works)));
         assert_eq!(warn("n1", 1), 1);
         for number in 0..1000 {
             warn("n1", number);
@@ -364,29 +368,29 @@ mod tests {
 
     #[test]
     fn a_node_that_begins_anew_loses_nothing_of_what_it_has_told() {
-        let roll = Roll::of_nodes("head".into(), Arc::new(NoObserver));
+        let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
         for skipped_files in [4, 10, 0, 2] {
             let moved = NodeMoved { skipped_files, ..NodeMoved::default() };
-            roll.hear("n1", &NodePart { moved, ..part(0, NodeState::Works) });
+            participants.hear("n1", &NodePart { moved, ..part(0, NodeState::Works) });
         }
-        assert_eq!(roll.skipped().files, 12);
+        assert_eq!(participants.skipped().files, 12);
     }
 
-    /// A roll that the head and three nodes have told of so many bytes, as it is after 12 s.
+    /// The head and three nodes, of which each has told of so many bytes, after 12 s.
     fn told(bytes: impl Fn(u64) -> [u64; 4], waiting: u64) -> Nodes {
-        let roll = Roll::of_nodes("head".into(), Arc::new(NoObserver));
+        let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
         let began = Instant::now();
         let mut nodes = Nodes::default();
         for second in 0..=12 {
             let [head, others @ ..] = bytes(second);
             for (node, bytes) in ["n1", "n2", "n3"].into_iter().zip(others) {
-                roll.hear(node, &part(bytes, NodeState::Works));
+                participants.hear(node, &part(bytes, NodeState::Works));
             }
-            let before = roll.entries.lock()["head"].moved.bytes;
-            roll.on(&Event::Stored { files: 0, bytes: head - before });
+            let before = participants.entries.lock()["head"].moved.bytes;
+            participants.on(&Event::Stored { files: 0, bytes: head - before });
             // that time has not passed
-            roll.entries.lock().values_mut().for_each(|entry| entry.heard = None);
-            nodes = roll.look(Some(waiting), began + Duration::from_secs(second));
+            participants.entries.lock().values_mut().for_each(|entry| entry.heard = None);
+            nodes = participants.look(Some(waiting), began + Duration::from_secs(second));
         }
         nodes
     }
@@ -418,12 +422,12 @@ mod tests {
 
     #[test]
     fn a_node_that_says_nothing_is_silent_unless_it_has_ended() {
-        let roll = Roll::of_nodes("head".into(), Arc::new(NoObserver));
+        let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
         let began = Instant::now();
-        roll.hear("n1", &part(10, NodeState::Works));
-        roll.hear("n2", &part(10, NodeState::HasEnded));
-        assert_eq!(roll.look(None, began).nodes[1].pace, Pace::Works);
-        let later = roll.look(None, began + SILENT_AFTER + Duration::from_secs(2));
+        participants.hear("n1", &part(10, NodeState::Works));
+        participants.hear("n2", &part(10, NodeState::HasEnded));
+        assert_eq!(participants.look(None, began).nodes[1].pace, Pace::Works);
+        let later = participants.look(None, began + SILENT_AFTER + Duration::from_secs(2));
         assert_eq!(paces(&later), [("n1", Pace::Silent), ("head", Pace::Works), ("n2", Pace::Ended)]);
     }
 
@@ -442,31 +446,31 @@ mod tests {
 
     #[test]
     fn who_has_moved_something_is_counted_also_if_it_stops_then_and_who_has_not_is_not() {
-        let roll = Roll::of_nodes("head".into(), Arc::new(NoObserver));
+        let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
         let told = |files, items| NodePart {
             moved: NodeMoved { files, ..NodeMoved::default() },
             items,
             ..part(0, NodeState::Works)
         };
-        roll.hear("walks", &told(0, 3));
-        roll.hear("stops", &told(7, 0));
-        roll.hear("refused", &told(0, 0));
-        assert_eq!(*roll.others().borrow(), 3);
-        ["stops", "refused"].into_iter().for_each(|node| roll.leave(absent(node)));
+        participants.hear("walks", &told(0, 3));
+        participants.hear("stops", &told(7, 0));
+        participants.hear("refused", &told(0, 0));
+        assert_eq!(*participants.others().borrow(), 3);
+        ["stops", "refused"].into_iter().for_each(|node| participants.leave(absent(node)));
         // it begins anew, and has done nothing yet
-        roll.hear("stops", &told(0, 0));
-        assert_eq!((roll.served(false), roll.served(true)), (2, 3));
-        assert_eq!(*roll.others().borrow(), 2, "one that has stopped may have sessions still");
+        participants.hear("stops", &told(0, 0));
+        assert_eq!((participants.served(false), participants.served(true)), (2, 3));
+        assert_eq!(*participants.others().borrow(), 2, "one that has stopped may have sessions still");
     }
 
     #[test]
     fn a_failure_is_told_once_whichever_node_tells_it() {
         let heard = Arc::new(Heard::default());
-        let roll = Roll::of_nodes("head".into(), Arc::clone(&heard) as Arc<dyn Observer>);
+        let participants = Participants::of_nodes("head".into(), Arc::clone(&heard) as Arc<dyn Observer>);
         for at in ["", " (at 10.0.0.1:7)", " (at 10.0.0.2:7) (at n1)"] {
-            roll.on(&Event::Failed { message: format!("receiver: write 'x': full{at}") });
+            participants.on(&Event::Failed { message: format!("receiver: write 'x': full{at}") });
         }
-        roll.on(&Event::Failed { message: "receiver: write 'y': full".into() });
+        participants.on(&Event::Failed { message: "receiver: write 'y': full".into() });
         assert_eq!(heard.0.lock().len(), 2);
     }
 }

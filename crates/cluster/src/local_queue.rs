@@ -11,12 +11,12 @@ use tokio::time::{Instant, sleep_until};
 use zmove_types::{Lock, SharedJobId, WorkId};
 
 use crate::error::WorkError;
-use crate::source::{Taken, Waiting, WorkSource};
 use crate::work::WorkItem;
+use crate::work_queue::{Taken, Waiting, WorkQueue};
 
 /// A queue in this process.
 #[derive(Debug)]
-pub struct Queue {
+pub struct LocalQueue {
     job: SharedJobId,
     shared: Arc<Shared>,
 }
@@ -94,7 +94,7 @@ impl State {
     }
 }
 
-impl Queue {
+impl LocalQueue {
     /// An empty queue of a job.
     #[must_use]
     pub fn new(job: SharedJobId) -> Self {
@@ -102,7 +102,7 @@ impl Queue {
     }
 }
 
-impl WorkSource for Queue {
+impl WorkQueue for LocalQueue {
     type Delivery = Lease;
 
     async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
@@ -209,13 +209,13 @@ mod tests {
         WorkItem::first(JOB, Work::Names { directory, names: vec![Name::from_bytes(b"n").unwrap()] }, 1)
     }
 
-    async fn next(queue: &Queue) -> Taken<Lease> {
+    async fn next(queue: &LocalQueue) -> Taken<Lease> {
         queue.take().await.unwrap().unwrap()
     }
 
     #[tokio::test]
     async fn data_goes_before_walks_and_each_in_its_order() {
-        let queue = Queue::new(JOB);
+        let queue = LocalQueue::new(JOB);
         queue.put(vec![walk(1), data(1), walk(2), data(2)]).await.unwrap();
         let mut taken = Vec::new();
         for _ in 0..4 {
@@ -229,7 +229,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_item_comes_once_in_a_walk_and_again_in_the_next() {
-        let queue = Queue::new(JOB);
+        let queue = LocalQueue::new(JOB);
         queue.put(vec![data(1), data(1)]).await.unwrap();
         let taken = next(&queue).await;
         queue.done(taken).await.unwrap();
@@ -241,7 +241,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_dropped_waits_again() {
-        let queue = Queue::new(JOB);
+        let queue = LocalQueue::new(JOB);
         queue.put(vec![data(1)]).await.unwrap();
         drop(next(&queue).await);
         let again = next(&queue).await;
@@ -250,7 +250,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_given_back_comes_after_its_time_and_is_not_forgotten_meanwhile() {
-        let queue = Queue::new(JOB);
+        let queue = LocalQueue::new(JOB);
         queue.put(vec![data(1)]).await.unwrap();
         let taken = next(&queue).await;
         let (began, after) = (Instant::now(), Duration::from_secs(3));
@@ -262,7 +262,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_is_woken_by_an_item_and_by_the_end() {
-        let queue = Arc::new(Queue::new(JOB));
+        let queue = Arc::new(LocalQueue::new(JOB));
         let waiting = tokio::spawn({
             let queue = Arc::clone(&queue);
             async move { (next(&queue).await.item.clone(), queue.take().await.unwrap().is_none()) }
@@ -276,14 +276,14 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_put_into_a_job_that_is_over() {
-        let queue = Queue::new(JOB);
+        let queue = LocalQueue::new(JOB);
         queue.close().await.unwrap();
         assert!(matches!(queue.put(vec![data(1)]).await, Err(WorkError::Over)));
     }
 
     #[tokio::test]
     async fn a_full_queue_refuses_and_takes_the_same_item_later() {
-        let queue = Queue::new(JOB);
+        let queue = LocalQueue::new(JOB);
         let all = u32::try_from(ITEMS_MAX).unwrap() + 1;
         let refused = queue.put((0..all).map(data).collect()).await.unwrap();
         assert_eq!(refused, [data(all - 1)]);

@@ -10,7 +10,7 @@ use crate::work::WorkItem;
 ///
 /// An item that has been taken is leased: whoever has it tells in time that it goes on ([`keep`](Self::keep)), or the
 /// item is handed out again. So an item may be done twice, and nothing may depend on that it is not.
-pub trait WorkSource: Send + Sync + 'static {
+pub trait WorkQueue: Send + Sync + 'static {
     /// What names one delivery of an item.
     type Delivery: Send + Sync;
 
