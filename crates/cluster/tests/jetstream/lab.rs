@@ -1,8 +1,11 @@
 //! A broker in a directory of its own, which can be killed and started again, with or without what it had.
 
 use std::fs;
+use std::io::{Write, stderr};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -20,6 +23,8 @@ pub(crate) struct Lab {
     pub(crate) server: Server,
     /// Removed after the server has been killed.
     _directory: TempDir,
+    /// Dropped when the test ends.
+    _ends: Sender<()>,
 }
 
 impl Lab {
@@ -41,7 +46,7 @@ impl Lab {
         let server = config.start().await.unwrap();
         // where it is started again it is found again
         config.port = server.url().rsplit_once(':').unwrap().1.parse().unwrap();
-        Some(Self { _directory: directory, config, server })
+        Some(Self { _directory: directory, config, server, _ends: must_end() })
     }
 
     pub(crate) fn access(&self) -> Access {
@@ -82,6 +87,23 @@ impl Lab {
         async_nats::jetstream::new(async_nats::connect(self.server.url()).await.unwrap())
     }
 }
+
+/// Ends the process, and so all tests, where this one still waits for its broker after so long that it would for ever.
+fn must_end() -> Sender<()> {
+    let (ends, ended) = channel();
+    let test = thread::current().name().unwrap_or_default().to_owned();
+    thread::spawn(move || {
+        if ended.recv_timeout(TEST_MAX) == Err(RecvTimeoutError::Timeout) {
+            // by itself, since what a test prints is kept back until it has ended
+            let _best_effort = writeln!(stderr(), "{test} has not ended after {} s", TEST_MAX.as_secs());
+            std::process::abort();
+        }
+    });
+    ends
+}
+
+/// Ten times what the longest takes beside others.
+const TEST_MAX: Duration = Duration::from_secs(240);
 
 pub(crate) fn key(number: u8) -> JobKey {
     JobKey::new([number; JobKey::BYTES])
