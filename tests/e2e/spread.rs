@@ -200,6 +200,24 @@ fn a_receiver_that_is_killed_costs_time_and_nothing_else() {
     spread.daemons.remove(1);
 }
 
+/// Nobody can be asked about its key, now or when it is back.
+#[test]
+fn a_receiver_that_is_away_and_not_known_is_left_out() {
+    let mut spread = Spread::new(2);
+    paint(spread.source().join("f"), 7);
+    let address = spread.daemons[1].address;
+    let (host, port) = (address.ip().to_string(), address.port());
+    KnownHosts::open(&spread.home()).unwrap().remove(&host, port).unwrap();
+    spread.daemons[1].kill();
+    let away = [&*address.to_string(), "is away, and its key not known yet: left out"];
+    spread.push(&[], "source").outcome().expect(0).says(&away).lines(1);
+    assert_eq!(KnownHosts::open(&spread.home()).unwrap().lookup(&host, port), None);
+    spread.assert_done();
+    spread.push(&["--strict"], "source").outcome().expect(5);
+    let none_else = format!("{address},localhost:{port}:t");
+    spread.push_to(none_else.into(), &[], "source").outcome().expect(10);
+}
+
 /// The receiver dies between the end of the job and its answer.
 #[test]
 fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {

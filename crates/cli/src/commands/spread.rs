@@ -12,7 +12,7 @@ use zmove_cluster::jetstream::NodeMoved;
 use zmove_cluster::{JobEnd, JobError, Lead, LocalQueue, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_sender::{SenderConfig, SessionError};
-use zmove_transport::{KnownHosts, SharedRate};
+use zmove_transport::{DialError, KnownHosts, SharedRate};
 use zmove_types::{ByteCount, ByteRate, Kinds, Observer, SharedJobId};
 use zmove_wire::{Keeping, NodeName, Open, TargetShape, TopName};
 
@@ -139,22 +139,40 @@ async fn end(old: &SharedJob, receivers: &[Receiver]) -> Result<()> {
     }
 }
 
-/// The receivers, the keys of which are known from here on.
+/// The receivers that can be used.
 fn receivers(settings: &PushSettings) -> Result<Vec<Receiver>> {
     let home = settings::home(Role::Client)?;
-    let dial = &settings.args.dial;
-    for remote in settings.receivers().filter(|_| !dial.accept_new) {
-        // several sessions would ask at once
-        get_to_know(remote, dial.strict)?;
-    }
+    let remotes = with_known_keys(settings)?;
     let known = KnownHosts::open(&home)?;
-    let keys = settings.receivers().map(|remote| Some((remote, known.lookup(&remote.host, remote.port)?)));
+    let keys = remotes.iter().map(|remote| Some((*remote, known.lookup(&remote.host, remote.port)?)));
     settings::refuse_same_key(keys.flatten())?;
     let receiver = |remote: &Remote| {
         let (home, remote, settings) = (home.clone(), remote.clone(), settings.dial_to(remote)?);
         Ok(Receiver { home, remote, settings })
     };
-    settings.receivers().map(receiver).collect()
+    remotes.into_iter().map(receiver).collect()
+}
+
+/// The receivers, the keys of which are known from here on: several sessions would ask at once. One that is away and
+/// has an unknown key is left out, since nobody could be asked when it comes back.
+fn with_known_keys(settings: &PushSettings) -> Result<Vec<&Remote>> {
+    let dial = &settings.args.dial;
+    let (mut known, mut away) = (Vec::new(), None);
+    for remote in settings.receivers() {
+        match if dial.accept_new { Ok(()) } else { get_to_know(remote, dial.strict) } {
+            Ok(()) => known.push(remote),
+            Err(error) if error.downcast_ref().is_some_and(DialError::retryable) => {
+                let why = terminal::causes(&error).to_string();
+                terminal::warn(format_args!("{remote} is away, and its key not known yet: left out ({why})"));
+                away.get_or_insert(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    match away {
+        Some(error) if known.is_empty() => Err(error),
+        _ => Ok(known),
+    }
 }
 
 /// The job that these settings ask for, which this node does in so many sessions at once: together they keep '--limit'.
