@@ -65,6 +65,13 @@ pub enum Pace {
 }
 
 impl Pace {
+    /// The pace of this word; that of a node that keeps up for an unknown one.
+    #[must_use]
+    pub fn of(word: &str) -> Self {
+        let all = [Self::Silent, Self::Slow, Self::Works, Self::Ended];
+        all.into_iter().find(|pace| pace.word() == word).unwrap_or(Self::Works)
+    }
+
     /// One word for it.
     #[must_use]
     pub const fn word(self) -> &'static str {

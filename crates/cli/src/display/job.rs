@@ -9,6 +9,7 @@ use zmove_jobs::{Job, JobEvent, Moment, Place, Progress, State, shown};
 use zmove_types::{ByteCount, ByteRate};
 
 use crate::display::format::{counted, cut, wrapped};
+use crate::display::nodes;
 use crate::display::terminal::Printable;
 use crate::value::age::Age;
 
@@ -132,16 +133,21 @@ impl Row {
             return Printable(format!("{}{}", self.job.state, message.unwrap_or_default())).to_string();
         };
         let more = if progress.scan_ended { "" } else { "+" };
+        let nodes = progress.nodes.as_ref().map(nodes::of_job);
+        let by = nodes.as_ref().map(|nodes| format!(" by {}", nodes::how_many(nodes)));
         // The end is cut off where it does not fit.
-        format!(
-            "{} of {}{more}, {}, {}, {} of {}{more} files",
+        let line = format!(
+            "{} of {}{more}, {}{}, {}, {} of {}{more} files{}",
             ByteCount(progress.bytes_done),
             ByteCount(progress.bytes_found),
             ByteRate(progress.bytes_per_second),
+            by.unwrap_or_default(),
             progress.limited_by.replace('_', " "),
             progress.files_done,
             progress.files_found,
-        )
+            nodes.as_ref().map(nodes::which).unwrap_or_default(),
+        );
+        Printable(line).to_string()
     }
 
     /// Bytes at the target and all that there are, as far as is known.
@@ -224,6 +230,21 @@ pub(super) mod tests {
             moved: None,
             previous: None,
         }
+    }
+
+    #[test]
+    fn the_bar_of_a_job_says_who_shares_its_work_and_who_holds_up_the_others() {
+        let slow = zmove_jobs::Node {
+            name: "node3".into(),
+            state: "slow".into(),
+            percent_of_others: Some(31),
+            ..zmove_jobs::Node::default()
+        };
+        let nodes = zmove_jobs::Nodes { count: 3, items_waiting: Some(12), nodes: vec![slow] };
+        let progress = Progress { limited_by: "path".into(), nodes: Some(nodes), ..Progress::default() };
+        let bar = Row::new(job(), Some(progress)).bar();
+        assert!(bar.contains(" by 3 nodes (1 slow), path, "), "{bar}");
+        assert!(bar.ends_with(" files; 12 items waiting; slow: node3 (0.3 of the median)"), "{bar}");
     }
 
     #[test]

@@ -41,6 +41,20 @@ fn name(Node { name, pace, percent_of_others, .. }: &Node) -> String {
     }
 }
 
+/// The nodes of a job, as its process has told them.
+pub(crate) fn of_job(zmove_jobs::Nodes { count, items_waiting, nodes }: &zmove_jobs::Nodes) -> Nodes {
+    let node = |node: &zmove_jobs::Node| Node {
+        name: node.name.clone(),
+        pace: Pace::of(&node.state),
+        files: node.files,
+        bytes: node.bytes,
+        bytes_per_second: node.bytes_per_second,
+        percent_of_others: node.percent_of_others,
+    };
+    let nodes = nodes.iter().map(node).collect();
+    Nodes { count: *count, waiting: *items_waiting, nodes, ..Nodes::default() }
+}
+
 /// The nodes as programs read them.
 pub(crate) fn as_json(Nodes { count, waiting, nodes, .. }: &Nodes) -> Value {
     let node = |node: &Node| {
