@@ -306,6 +306,20 @@ fn tests_that_documents_name_exist() {
 }
 
 #[test]
+fn the_guide_lists_its_sections() {
+    let guide = read_to_string(root().join("docs/GUIDE.md")).unwrap();
+    let is_of_anchor = |character: &char| character.is_alphanumeric() || *character == '-';
+    let line = |heading: &str| {
+        let anchor: String = heading.to_lowercase().replace(' ', "-").chars().filter(is_of_anchor).collect();
+        format!("- [{heading}](#{anchor})")
+    };
+    let sections: Vec<_> = guide.lines().filter_map(|line| line.strip_prefix("## ")).map(line).collect();
+    let listed = guide.lines().take_while(|line| !line.starts_with("## "));
+    let listed: Vec<_> = listed.filter(|line| line.starts_with("- [")).collect();
+    assert_eq!(listed, sections);
+}
+
+#[test]
 fn files_say_what_they_are() {
     let silent = |path: &PathBuf| !read_to_string(path).unwrap().starts_with("//!");
     let violations: Vec<_> =
