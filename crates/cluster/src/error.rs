@@ -16,7 +16,7 @@ pub enum WorkError {
     #[error("read a work item: {0}")]
     Nonsense(&'static str),
     /// The job has ended, or another epoch of it has begun.
-    #[error("the job has ended, or has been begun anew by another head")]
+    #[error("the push has ended, or a later one has taken its place")]
     Over,
     /// The broker of the queue has been away for longer than anybody waits.
     #[error("{operation}: the broker {broker} has been away for {} s: {source}", away.as_secs())]
@@ -66,7 +66,7 @@ pub enum Stop {
     #[error(transparent)]
     Session(#[from] SessionOver),
     /// A newer epoch of the job has begun, or the job has been closed.
-    #[error("another epoch of the job has begun, or the job has ended")]
+    #[error("the push has ended, or a later one has taken its place")]
     Fenced,
     /// The receiver could not do what it was told to: nothing that it has not recorded counts.
     #[error("the receiver failed to {operation}: {code}")]

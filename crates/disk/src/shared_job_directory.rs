@@ -77,7 +77,7 @@ pub enum Beginning {
 #[non_exhaustive]
 pub enum EpochError {
     /// A newer epoch has begun.
-    #[error("epoch {newest} of the job has begun")]
+    #[error("its push has ended, or a later one has taken its place (epoch {newest} of the job has begun)")]
     Fenced {
         /// The newest epoch.
         newest: u64,

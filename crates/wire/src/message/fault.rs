@@ -102,7 +102,7 @@ pub enum FaultCode {
     RemovedEnough,
     /// A newer epoch of the job has begun, or the job has ended: this receiver may change nothing more of it. Only told
     /// in a job.
-    #[error("a newer epoch of its job has begun, or the job has ended")]
+    #[error("its push has ended, or a later one has taken its place")]
     Fenced,
     /// The large file's groups do not have the root that its sender has named. Only told in a job.
     #[error("its groups do not add up to the file (its BLAKE3 differs from the sender's)")]
