@@ -1,5 +1,6 @@
 //! `zmove push --cluster`: nodes, receivers and a broker, processes of their own, with the real `nats-server`.
 
+mod absent;
 mod sources;
 
 use std::ffi::OsStr;
@@ -568,23 +569,6 @@ fn a_push_without_a_broker_says_which_and_a_push_that_waits_is_interrupted() {
     signal(&push, Signal::INT);
     assert_eq!(finish(push).code.unwrap_or(20), 20);
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
-}
-
-#[test]
-fn a_node_that_no_receiver_lets_in_is_told_once_at_the_head_and_is_not_counted() {
-    let Some(lab) = Lab::new(2) else { return };
-    lab.init_with_own_broker();
-    lab.paint();
-    // a key with a line of its own has what that line gives it, and not what the head's would: the target is elsewhere
-    std::fs::create_dir(lab.site.path("elsewhere")).unwrap();
-    lab.allow_below("stranger", "elsewhere");
-    let node = lab.join("stranger", &[]);
-    node.wait_for("waiting for it");
-    let outcome = lab.push(&[]).outcome().expect(0).says(&["takes no part: receiver: ", "is not under way"]);
-    assert!(outcome.stdout.contains(", by 1 node\n"), "{}", outcome.stdout);
-    let refused: usize = lab.daemons.iter().map(|daemon| daemon.count_logged("refused")).sum();
-    assert!((1..=4).contains(&refused), "{refused} refusals");
-    lab.assert_done();
 }
 
 #[test]

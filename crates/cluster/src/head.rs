@@ -23,7 +23,7 @@ use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder, SharedJobResult};
 
 use crate::error::{SessionEnd, Stop, WorkError, refused};
 use crate::finish::Finishing;
-use crate::job::{Part, SharedJob};
+use crate::job::{Part, SharedJob, View};
 use crate::mover::Mover;
 use crate::receiver::{Fate, JobEvents, Receiver, Served, SessionEvents, Skipped, in_session};
 use crate::work::{Work, WorkItem};
@@ -429,6 +429,7 @@ impl<W: WorkQueue> Patient<W> {
             return Ok(());
         }
         let mut outage = Outage::default();
+        let mut has_had_session = self.job.view == View::Leads;
         loop {
             let (number, receiver) = self.next_receiver();
             let events = self.events.within(number, &receiver);
@@ -444,14 +445,17 @@ impl<W: WorkQueue> Patient<W> {
                     return Ok(());
                 }
                 Err(error) => {
-                    self.pause((&events, error), &mut outage, true).await.map_err(|error| *error)?;
+                    has_had_session |= events.fate() != Fate::NotBegun;
+                    let paused = self.pause((&events, error), &mut outage, has_had_session).await;
+                    paused.map_err(|error| *error)?;
                 }
             }
         }
     }
 
     /// Waits before the next session; fails when that has no use, or has lasted too long. Before the job has begun each
-    /// receiver is tried once, so that a wrong name is told at once.
+    /// receiver is tried once, so that a wrong name is told at once; also by a node that has just come, which nobody
+    /// waits for then.
     async fn pause(
         &self,
         (session, error): (&SessionEvents, SessionEnd),

@@ -1,0 +1,47 @@
+//! Nodes that take no part in a push, which are told at its head and not waited for.
+
+use std::net::TcpListener;
+
+use super::Lab;
+
+#[test]
+fn a_node_that_no_receiver_lets_in_is_told_once_at_the_head_and_is_not_counted() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint();
+    // a key with a line of its own has what that line gives it, and not what the head's would: the target is elsewhere
+    std::fs::create_dir(lab.site.path("elsewhere")).unwrap();
+    lab.allow_below("stranger", "elsewhere");
+    let node = lab.join("stranger", &[]);
+    node.wait_for("waiting for it");
+    let outcome = lab.push(&[]).outcome().expect(0).says(&["takes no part: receiver: ", "is not under way"]);
+    assert!(outcome.stdout.contains(", by 1 node\n"), "{}", outcome.stdout);
+    let refused: usize = lab.daemons.iter().map(|daemon| daemon.count_logged("refused")).sum();
+    assert!((1..=4).contains(&refused), "{refused} refusals");
+    lab.assert_done();
+}
+
+/// The head would else wait for it at the end, and take its sessions for lost ones.
+#[test]
+fn a_node_that_reaches_no_receiver_is_told_at_the_head_and_is_not_waited_for() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint();
+    let invitation = lab.invite("cut-off");
+    let mut text = std::fs::read_to_string(&invitation).unwrap();
+    for daemon in &lab.daemons {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let ports = [daemon.address.port(), free].map(|port| format!("port = {port}\n"));
+        assert!(text.contains(&ports[0]), "{text}");
+        text = text.replace(&ports[0], &ports[1]);
+    }
+    std::fs::write(&invitation, text).unwrap();
+    let node = lab.join_by(&invitation, "cut-off", &[]);
+    node.wait_for("waiting for it");
+    let outcome = lab.push(&[]).outcome().expect(0).says(&["takes no part: connect to 127.0.0.1:"]);
+    assert!(outcome.stdout.contains(", by 1 node\n"), "{}", outcome.stdout);
+    let left = std::fs::read_dir(lab.site.path("shared/t")).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left.filter(|name| name.to_string_lossy().starts_with(".zmove")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    lab.assert_done();
+}
