@@ -45,15 +45,16 @@ mod server;
 mod shared_broker;
 mod take;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_nats::Subject;
 use async_nats::jetstream::AckKind;
+use futures_util::future::join_all;
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
-use zmove_types::SharedJobId;
+use zmove_types::{Lock, SharedJobId};
 
 use crate::error::WorkError;
 use crate::work::WorkItem;
@@ -77,6 +78,8 @@ pub struct JetStream {
     broker: Broker,
     settings: Settings,
     taker: Mutex<Taker>,
+    /// What has been taken here, and is neither done nor given back.
+    held: Lock<HashSet<String>>,
     unreadable: AtomicU64,
     /// Whether this process has ended the job: then it needs no record of that, which the broker may lose.
     closed: watch::Sender<bool>,
@@ -173,7 +176,8 @@ impl JetStream {
         let connection = Connection::open(access).await?;
         let broker = Broker::new(connection, &settings);
         let (unreadable, closed) = (AtomicU64::new(0), watch::Sender::new(false));
-        Ok(Self { broker, settings, taker: Mutex::default(), unreadable, closed })
+        let (taker, held) = (Mutex::default(), Lock::default());
+        Ok(Self { broker, settings, taker, held, unreadable, closed })
     }
 
     async fn begin(&self) -> Result<(), BrokerError> {
@@ -183,6 +187,15 @@ impl JetStream {
         self.check_is_on().await?;
         self.broker.remove_others().await?;
         self.broker.make().await
+    }
+
+    /// Gives back all that has been taken here and not been done, so that others need not wait for the end of its
+    /// lease: this process is about to end.
+    pub async fn give_all_back(&self) {
+        let held: Vec<_> = self.held.lock().drain().map(Subject::from).collect();
+        let given = held.iter().map(|delivery| self.broker.acknowledge(delivery, AckKind::Nak(None)));
+        let _leased_for_a_while_then = join_all(given).await;
+        self.broker.tell().await;
     }
 
     /// Whether the broker is there, and has the job; a change is notified.
@@ -237,10 +250,12 @@ impl WorkQueue for JetStream {
 
     async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
         let mut closed = self.closed.subscribe();
-        tokio::select! {
-            _ = closed.wait_for(|closed| *closed) => Ok(None),
-            taken = async { self.taker.lock().await.take(self).await } => taken,
-        }
+        let taken = tokio::select! {
+            _ = closed.wait_for(|closed| *closed) => None,
+            taken = async { self.taker.lock().await.take(self).await } => taken?,
+        };
+        self.held.lock().extend(taken.iter().map(|taken| taken.delivery.0.to_string()));
+        Ok(taken)
     }
 
     async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
@@ -259,10 +274,12 @@ impl WorkQueue for JetStream {
     }
 
     async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
+        self.held.lock().remove(taken.delivery.0.as_str());
         self.acknowledge("take work out of the queue", &taken.delivery, AckKind::Ack).await
     }
 
     async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
+        self.held.lock().remove(taken.delivery.0.as_str());
         // the broker waits for a while even if it is told a time of nothing
         let after = (after > Duration::ZERO).then_some(after);
         self.acknowledge("give work back", &taken.delivery, AckKind::Nak(after)).await?;

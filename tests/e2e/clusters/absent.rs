@@ -1,8 +1,11 @@
 //! Nodes that take no part in a push, which are told at its head and not waited for.
 
 use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
-use super::Lab;
+use rustix::process::Signal;
+
+use super::{Lab, finish, signal};
 
 #[test]
 fn a_node_that_no_receiver_lets_in_is_told_once_at_the_head_and_is_not_counted() {
@@ -45,3 +48,25 @@ fn a_node_that_reaches_no_receiver_is_told_at_the_head_and_is_not_waited_for() {
     assert!(left.is_empty(), "{left:?}");
     lab.assert_done();
 }
+
+/// What it has taken would else be leased to it for half a minute, for which all would wait.
+#[test]
+fn a_node_that_is_stopped_leaves_its_work_to_others_at_once() {
+    let Some(lab) = Lab::new(2) else { return };
+    lab.init_with_own_broker();
+    lab.paint_more();
+    let mut node = lab.join("other", &[]);
+    node.wait_for("waiting for it");
+    let push = lab.push_at("40MB", "t", &[]).start();
+    lab.daemons[1].wait_for_log("begun by node ");
+    signal(&node.process.0, Signal::INT);
+    let stopped = Instant::now();
+    assert_eq!(node.exit(), Some(20));
+    let outcome = finish(push).expect(0).says(&[" was stopped: others do what it had to do"]);
+    assert!(!outcome.stderr.contains("has not been heard of"), "{}", outcome.stderr);
+    assert!(stopped.elapsed() < LEASE, "{:?}", stopped.elapsed());
+    lab.assert_done();
+}
+
+/// How long what a node has taken is its own, if nobody hears of it.
+const LEASE: Duration = Duration::from_secs(30);

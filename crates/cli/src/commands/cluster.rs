@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use rustix::fs::{FileType, Mode};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::{Instant, MissedTickBehavior, timeout};
 use zmove_cluster::HeldGrant;
 use zmove_cluster::jetstream::{
     GrantNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
@@ -146,9 +146,18 @@ fn join(invitation: &Path) -> Result<Exit> {
     };
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     settings::block_on(cores, async {
+        let (mut member, mut stop) = (Member::new(&cluster)?, std::pin::pin!(interrupted()));
+        let notices = tokio::select! {
+            notices = member.listen() => notices?,
+            () = &mut stop => return Err(failure(Exit::Interrupted, "interrupted")),
+        };
         tokio::select! {
-            ended = Member::new(&cluster)?.serve() => ended,
-            () = interrupted() => Err(failure(Exit::Interrupted, "interrupted")),
+            ended = member.serve(&notices) => ended,
+            () = stop => {
+                // without a broker it would wait for one
+                let _in_vain = timeout(LEAVES_WITHIN, member.leave(&notices)).await;
+                Err(failure(Exit::Interrupted, "interrupted"))
+            }
         }
     })
 }
@@ -204,8 +213,7 @@ impl<'a> Member<'a> {
         })
     }
 
-    async fn serve(mut self) -> Result<Exit> {
-        let notices = self.listen().await?;
+    async fn serve(&mut self, notices: &Notices) -> Result<Exit> {
         let Cluster { name, broker, .. } = self.cluster;
         terminal::say(format_args!("{} waits for jobs of {name} at {broker}", self.node));
         let mut ticks = tokio::time::interval(TELL_EVERY);
@@ -216,10 +224,10 @@ impl<'a> Member<'a> {
                 // nobody is taken for silent before what waits has been heard
                 biased;
                 heard = notices.hear() => match heard?.notice {
-                    Notice::Job(job) => self.take(job, &notices).await?,
+                    Notice::Job(job) => self.take(job, notices).await?,
                     Notice::Grant(grant) => self.hold(&grant),
                     Notice::Refused(refusal) if refusal.node == self.node => {
-                        self.be_refused(refusal, &notices).await?;
+                        self.be_refused(refusal, notices).await?;
                     }
                     Notice::Node(_)
                     | Notice::Failed(_)
@@ -228,24 +236,36 @@ impl<'a> Member<'a> {
                     | Notice::Refused(_) => {}
                 },
                 Some(ended) = self.running.join_next() => match ended {
-                    Ok((job, ended)) => self.end(job, ended, &notices).await?,
+                    Ok((job, ended)) => self.end(job, ended, notices).await?,
                     Err(error) if error.is_cancelled() => {}
                     Err(error) => return Err(error).context("a part of a job panicked"),
                 },
                 Some(begun) = self.beginning.join_next() => {
                     let (job, begun) = begun.context("the beginning of a part of a job panicked")?;
-                    self.begin(job, begun, &notices).await?;
+                    self.begin(job, begun, notices).await?;
                 }
                 _ = ticks.tick() => {
                     self.excuse(ticked.elapsed().saturating_sub(TELL_EVERY));
                     ticked = Instant::now();
-                    self.look_at_broker(&notices)?;
-                    self.abandon(&notices).await?;
-                    self.tell(&notices).await?;
+                    self.look_at_broker(notices)?;
+                    self.abandon(notices).await?;
+                    self.tell(notices).await?;
                     self.forget(Instant::now());
                 }
             }
         }
+    }
+
+    /// Leaves all jobs to others, to end.
+    async fn leave(&mut self, notices: &Notices) -> Result<()> {
+        self.running.shutdown().await;
+        for (id, PartAtWork { part, .. }) in self.parts.drain().collect::<Vec<_>>() {
+            let stopped = self.part(id, NodeState::Stopped, (part.moved(), part.items()));
+            notices.tell(&self.notice(Some(stopped))).await?;
+            notices.flush().await;
+            part.give_back().await;
+        }
+        Ok(())
     }
 
     /// Listens at the broker, which may be there only while a push runs.
@@ -444,6 +464,8 @@ impl<'a> Member<'a> {
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// How often a node tells that it is there.
 const TELL_EVERY: Duration = Duration::from_secs(1);
+/// How long a node that is stopped may take to leave its jobs to others.
+const LEAVES_WITHIN: Duration = Duration::from_secs(2);
 /// How long a node leaves a job to others that it could not take part in.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// How long it is known that a job has ended, and a grant is kept that is over.

@@ -103,9 +103,17 @@ impl Participants {
         entry.has_served |= *items > 0 || moved.files > 0 || moved.bytes > 0;
         entry.has_ended = *state == NodeState::HasEnded;
         entry.heard = Some(Instant::now());
+        let is_stopped = *state == NodeState::Stopped;
+        if is_stopped {
+            entry.told_lost = entry.heard;
+        }
         self.count(&entries);
         drop(entries);
         more.events().for_each(|event| self.observer.on(&event));
+        if is_stopped {
+            let message = format!("{node} was stopped: {BY_OTHERS}");
+            self.observer.on(&Event::Warned { message });
+        }
     }
 
     /// Tells, once, why a node takes no part.
@@ -175,8 +183,8 @@ impl Participants {
         }
         drop(entries);
         for node in lost {
-            let (after, message) = (LOST_AFTER.as_secs(), "others do what it had to do");
-            let message = format!("{node} has not been heard of for {after} s: {message}");
+            let after = LOST_AFTER.as_secs();
+            let message = format!("{node} has not been heard of for {after} s: {BY_OTHERS}");
             self.observer.on(&Event::Warned { message });
         }
         let mut nodes: Vec<_> = looks.into_iter().map(|look| look.node).collect();
@@ -280,6 +288,7 @@ fn compare(looks: &mut [Look], waiting: Option<u64>) {
     }
 }
 
+const BY_OTHERS: &str = "others do what it had to do";
 /// How often the observer is told.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long a node may say nothing: it tells each second.
@@ -340,6 +349,10 @@ mod tests {
         assert_eq!([1, 20].map(told_after), [1, 2]);
         participants.hear("n1", &part(2, NodeState::HasEnded));
         assert_eq!([1, 20].map(told_after), [2, 2]);
+        participants.hear("n2", &part(2, NodeState::Stopped));
+        assert_eq!([1, 20].map(told_after), [3, 3]);
+        assert!(warnings.0.lock()[2].contains("n2 was stopped"));
+        assert_eq!(*participants.others().borrow(), 1, "its sessions may go on for a moment");
     }
 
     #[test]

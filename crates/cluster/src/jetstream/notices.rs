@@ -189,6 +189,8 @@ pub enum NodeState {
     Works,
     /// The job is over, and all sessions of the node have ended as they should.
     HasEnded,
+    /// The node's user has stopped it: what it had taken is for others.
+    Stopped,
 }
 
 /// What a node has found and moved in a job.
@@ -286,6 +288,13 @@ impl Notices {
         let subject = self.connection.nkey.as_deref().map_or_else(|| SUBJECT.to_owned(), subject_of);
         let told = self.connection.client.publish(subject, body.into()).await;
         told.map_err(|error| failed("tell the other nodes", error))
+    }
+
+    /// Has all that was told on its way: this process is about to end.
+    pub async fn flush(&self) {
+        if !self.connection.is_lost() {
+            let _heard_by_nobody_then = self.connection.client.flush().await;
+        }
     }
 
     /// The next notice, one's own among them.

@@ -25,6 +25,7 @@ use crate::settings::cluster::Cluster;
 /// The part of a node in a job.
 pub(super) struct Part {
     seen: Arc<Seen>,
+    queue: Arc<JetStream>,
     served: Arc<Served>,
     patience: Duration,
 }
@@ -53,14 +54,19 @@ impl Part {
         let key = cluster.key()?.of_job(job.id);
         let patience = cluster_push::broker_patience(timeout);
         let queue = Settings { patience, ..Settings::new(Role::Mover, job.id, job.epoch, key) };
-        let queue = JetStream::open(&cluster.access()?, queue).await?;
+        let queue = Arc::new(JetStream::open(&cluster.access()?, queue).await?);
         let number = usize::try_from(number)?;
         let seen = Arc::new(Seen::default());
         let observer = Arc::clone(&seen) as Arc<dyn Observer>;
-        let lead = Lead::new((job, Arc::new(queue)), receivers, SESSIONS, timeout);
+        let lead = Lead::new((job, Arc::clone(&queue)), receivers, SESSIONS, timeout);
         let served = Arc::clone(&lead.served);
         let work = async move { Ok(lead.take_part(number, observer, Arc::new(spread::Notices)).await?) };
-        Ok((Self { seen, served, patience }, Box::pin(work)))
+        Ok((Self { seen, queue, served, patience }, Box::pin(work)))
+    }
+
+    /// Leaves what has been taken to others, who need not wait then: this process is about to end.
+    pub(super) async fn give_back(&self) {
+        self.queue.give_all_back().await;
     }
 
     /// How many work items the node has done.

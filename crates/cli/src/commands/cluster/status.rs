@@ -109,6 +109,7 @@ fn text_of(part: &NodePart) -> String {
         NodeState::Offers => format!("is about to take part in job {id}"),
         NodeState::Works => format!("job {id}, {bytes} moved"),
         NodeState::HasEnded => format!("job {id} has ended, {bytes} moved"),
+        NodeState::Stopped => format!("was stopped in job {id}, {bytes} moved"),
     }
 }
 
