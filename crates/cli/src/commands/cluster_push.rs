@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use zmove_cluster::jetstream::{
-    BrokerState, JetStream, JobNotice, NodeFailure, Notice, Notices, Role, Settings, SharedBroker,
+    BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Role, Settings, SharedBroker,
     SourceNotice,
 };
 use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob, Skipped};
@@ -58,6 +58,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         begun: false,
         user: geteuid().as_raw(),
         instead: node_sources::instead_notice(job.config.instead),
+        moved: NodeMoved::default(),
     };
     if !notice.fits() {
         return Err(usage_error(TOO_MANY_SOURCES));
@@ -177,6 +178,7 @@ impl Leading<'_> {
                 never = &mut telling => match never {},
                 _ = ticks.tick() => {
                     self.look_at_mounts(&mut looking);
+                    self.notice.moved = participants.moved_here();
                     notices.tell(&Notice::Job(self.notice.clone())).await?;
                 }
                 Some(looked) = looking.join_next() => {

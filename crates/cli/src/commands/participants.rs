@@ -206,6 +206,13 @@ impl Participants {
         others + usize::from(has_served)
     }
 
+    /// What the node that leads has moved itself.
+    pub(crate) fn moved_here(&self) -> NodeMoved {
+        let entries = self.entries.lock();
+        let head = self.head.as_ref().and_then(|head| entries.get(head));
+        head.map(|entry| entry.moved).unwrap_or_default()
+    }
+
     /// What the other nodes have found at the target already.
     pub(crate) fn skipped(&self) -> Skipped {
         let mut skipped = Skipped::default();

@@ -79,7 +79,7 @@ pub struct GrantNotice {
 }
 
 /// A job that is under way.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobNotice {
     /// The job.
     pub job: [u8; 16],
@@ -103,6 +103,8 @@ pub struct JobNotice {
     pub user: u32,
     /// What entries get where their own is not kept: the same, whoever sends them.
     pub instead: InsteadNotice,
+    /// What the head itself has moved.
+    pub moved: NodeMoved,
 }
 
 /// What entries get where their own is not kept.
@@ -119,6 +121,12 @@ impl JobNotice {
     #[must_use]
     pub const fn id(&self) -> SharedJobId {
         SharedJobId(self.job)
+    }
+
+    /// The name of the node that leads.
+    #[must_use]
+    pub fn head(&self) -> Option<&str> {
+        self.nodes.iter().find(|(_, number)| **number == 0).map(|(name, _)| name.as_str())
     }
 
     /// Whether the notice is short enough for any broker, also where more is mounted later.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zmove_cluster::jetstream::{InsteadNotice, JetStream, JobNotice, Notice, Notices, Role, Settings};
+use zmove_cluster::jetstream::{JetStream, JobNotice, Notice, Notices, Role, Settings};
 use zmove_cluster::{Waiting, WorkItem, WorkQueue};
 
 use crate::lab::{Lab, data, key, next, put_all, settings, stream, walk};
@@ -226,12 +226,8 @@ async fn who_has_another_key_hears_of_no_job() {
         version: "v".into(),
         directory: b"/".to_vec(),
         words: vec![b"push".to_vec()],
-        sources: Vec::new(),
-        mounts: Vec::new(),
-        nodes: BTreeMap::new(),
         begun: true,
-        user: 0,
-        instead: InsteadNotice::default(),
+        ..JobNotice::default()
     });
     let [head, node, stranger] = [1, 1, 2].map(key);
     let head = Notices::open(&lab.access(), &head).await.unwrap();

@@ -214,8 +214,6 @@ const MOUNTS: usize = 256;
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use std::ffi::OsString;
     use zmove_engine::NoListener;
@@ -235,22 +233,8 @@ mod tests {
     }
 
     fn told(sources: Vec<SourceNotice>, mounts: Vec<SourceNotice>) -> JobNotice {
-        let (job, epoch, version, nodes) = ([0; 16], 1, String::new(), BTreeMap::new());
-        let (directory, words) = (Vec::new(), Vec::new());
-        let (user, instead) = (geteuid().as_raw(), InsteadNotice::default());
-        JobNotice {
-            job,
-            epoch,
-            version,
-            directory,
-            words,
-            sources,
-            mounts,
-            nodes,
-            begun: true,
-            user,
-            instead,
-        }
+        let user = geteuid().as_raw();
+        JobNotice { epoch: 1, sources, mounts, begun: true, user, ..JobNotice::default() }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde_json::json;
 use tokio::time::{Instant, timeout, timeout_at};
 use zmove_cluster::WorkError;
-use zmove_cluster::jetstream::{JobNotice, NodeNotice, NodePart, NodeState, Notice, Notices};
+use zmove_cluster::jetstream::{JobNotice, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices};
 use zmove_types::{ByteCount, SharedJobId};
 
 use crate::display::terminal;
@@ -44,7 +44,7 @@ impl Told {
                 format!("no broker at {broker}: one that a push starts is there while it runs ({why})");
             failure(Exit::Connection, text)
         };
-        let notices = match timeout(LISTEN_FOR, Notices::open(&access, &key)).await {
+        let notices = match timeout(ANSWERS_WITHIN, Notices::open(&access, &key)).await {
             Ok(Err(error @ WorkError::Hindered(_))) => return Err(cluster.no_broker(&error)),
             Ok(opened) => opened.map_err(|error| no_broker(&error.to_string()))?,
             Err(_elapsed) => return Err(no_broker("it does not answer")),
@@ -80,11 +80,19 @@ impl Told {
         let unled = self.unled().into_iter().map(|id| {
             format!("job {id}: its push is not heard of, and if it was killed is to be run again; nodes wait for it")
         });
+        let heads = self.heads().map(|(id, head, NodeMoved { bytes, .. })| {
+            format!("node {head}: leads job {id}, {} moved", ByteCount(bytes))
+        });
         let nodes = self.nodes.values().map(|node| {
             let what = node.part.as_ref().map_or("has no work".to_owned(), text_of);
             format!("node {}: {what}", node.node)
         });
-        led.chain(unled).chain(nodes)
+        led.chain(unled).chain(heads).chain(nodes)
+    }
+
+    /// The nodes that lead, each with its job and what it has moved itself.
+    fn heads(&self) -> impl Iterator<Item = (SharedJobId, &str, NodeMoved)> {
+        self.jobs.iter().filter_map(|(id, job)| Some((*id, job.head()?, job.moved)))
     }
 
     fn as_json(&self) -> impl Iterator<Item = String> {
@@ -94,12 +102,16 @@ impl Told {
         });
         let unled = self.unled().into_iter();
         let unled = unled.map(|id| json!({ "job": id.to_string(), "nodes": [], "led": false }).to_string());
-        let nodes = self.nodes.values().map(|NodeNotice { node, part, .. }| {
-            let job = part.as_ref().map(|part| SharedJobId(part.job).to_string());
-            let moved = part.as_ref().map(|part| part.moved).unwrap_or_default();
-            json!({ "node": node, "job": job, "files": moved.files, "bytes": moved.bytes }).to_string()
+        let line = |node: &str, job: Option<SharedJobId>, NodeMoved { files, bytes, .. }: NodeMoved| {
+            let job = job.map(|job| job.to_string());
+            json!({ "node": node, "job": job, "files": files, "bytes": bytes }).to_string()
+        };
+        let heads = self.heads().map(move |(id, head, moved)| line(head, Some(id), moved));
+        let nodes = self.nodes.values().map(move |NodeNotice { node, part, .. }| {
+            let job = part.as_ref().map(|part| SharedJobId(part.job));
+            line(node, job, part.as_ref().map(|part| part.moved).unwrap_or_default())
         });
-        led.chain(unled).chain(nodes)
+        led.chain(unled).chain(heads).chain(nodes)
     }
 }
 
@@ -113,13 +125,14 @@ fn text_of(part: &NodePart) -> String {
     }
 }
 
-/// How long it is listened.
-const LISTEN_FOR: Duration = Duration::from_secs(3);
+/// How long a broker may take to answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
+/// How long it is listened: all tell each second what there is, and nothing is kept that could be asked for.
+const LISTEN_FOR: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zmove_cluster::jetstream::NodeMoved;
 
     fn node(name: &str, part: Option<(u8, NodeState)>) -> (String, NodeNotice) {
         let moved = NodeMoved { files: 1, bytes: 2048, ..NodeMoved::default() };
@@ -144,5 +157,20 @@ mod tests {
         assert_eq!(lines[3], "node c: has no work");
         let json: Vec<_> = told.as_json().collect();
         assert!(json[0].contains(r#""led":false"#) && json.len() == 4, "{json:?}");
+    }
+
+    #[test]
+    fn the_node_that_leads_is_told_with_what_it_has_moved() {
+        let nodes = BTreeMap::from([("a".to_owned(), 1), ("head".to_owned(), 0)]);
+        let moved = NodeMoved { files: 3, bytes: 1 << 20, ..NodeMoved::default() };
+        let job = JobNotice { job: [1; 16], nodes, moved, ..JobNotice::default() };
+        let jobs = BTreeMap::from([(job.id(), job)]);
+        let told = Told { jobs, nodes: [node("a", Some((1, NodeState::Works)))].into() };
+        let lines: Vec<_> = told.as_text().collect();
+        assert!(lines[0].ends_with(": a, head"), "{lines:?}");
+        assert!(lines[1].starts_with("node head: leads job 0101"), "{lines:?}");
+        assert!(lines[1].ends_with(", 1.00 MiB moved") && lines[1].len() <= 80, "{lines:?}");
+        let json: Vec<_> = told.as_json().collect();
+        assert!(json[1].contains(r#""bytes":1048576"#) && json[1].contains(r#""node":"head""#), "{json:?}");
     }
 }
