@@ -1,7 +1,7 @@
 //! The part of a node in a job which another node leads.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 use zmove_cluster::jetstream::{JetStream, JobNotice, NodeMoved, Role, Settings};
 use zmove_cluster::{HeldGrant, Lead, Receiver, Served, SharedJob, Skipped, View};
 use zmove_engine::NoListener;
-use zmove_types::{Event, Lock, Observer};
+use zmove_types::{Escaped, Event, Lock, Observer};
 
 use super::sources::{compare, instead_of, mount_points};
 use crate::args::{Args, Command, PushArgs};
@@ -145,7 +145,13 @@ fn look(
 ) -> Result<(SharedJob, Vec<Receiver>, Duration)> {
     let settings = PushSettings::of_node(words(notice)?, cluster.clone(), Arc::new(Prompt))?;
     let looked = settings.look_at_sources(&NoListener);
-    let sources = looked.context("the sources are not here as at the node that sends")?;
+    let sources = looked.with_context(|| {
+        let first = notice.sources.first().map_or(&[][..], |first| &first.path);
+        format!(
+            "the source '{}' is not here as at the node that sends",
+            Escaped::path(OsStr::from_bytes(first))
+        )
+    })?;
     compare(&sources, notice)?;
     let job = spread::job(&settings, &sources, (notice.id(), notice.epoch))?;
     let mut job = SharedJob { grant, view: View::Follows, ..job };
