@@ -765,11 +765,16 @@ fn what_makes_no_cluster_is_refused() {
     lab.init(&["--broker", "nats://b:4222", &host]).expect(1).says(&["is named twice"]);
     let name = host.replace("127.0.0.1", "localhost");
     lab.init(&["--broker", "nats://b:4222", &name]).expect(1).says(&["they are one receiver"]);
-    assert!(!lab.site.path("head/clusters/lab.toml").exists());
+    let made = lab.site.path("head/clusters/lab.toml");
+    assert!(!made.exists());
     for missing in ["nosuch", "nosuch.toml"] {
         lab.zmove(HEAD, &["cluster", "join", missing]).outcome().expect(1).says(&["there is no"]);
     }
-    lab.init(&["--broker", &lab.broker()]).done();
+    lab.init_with_own_broker();
+    let again = format!("remove '{}' to make it anew", made.display());
+    lab.init(&["--broker", &lab.broker()]).expect(1).says(&[&again]);
+    std::fs::remove_file(&made).unwrap();
+    lab.init_with_own_broker();
     lab.paint();
     for option in ["--ssh", "-essh", "--ssh-ports=5000-5001"] {
         lab.push(&[option]).outcome().expect(1).says(&["--cluster", "has no meaning"]);

@@ -69,7 +69,7 @@ pub use notices::{
     Notice, Notices, SourceMark, SourceNotice,
 };
 pub use seal::JobKey;
-pub use server::{Nkey, Server, ServerConfig, ServerTls, User, make_nkey};
+pub use server::{Nkey, Server, ServerConfig, ServerTls, User};
 pub use shared_broker::SharedBroker;
 
 /// A queue at a broker.

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, anyhow};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use zmove_cluster::jetstream::{Access, JobKey, Nkey, Role as NodeRole, ServerConfig, User, make_nkey};
+use zmove_cluster::jetstream::{Access, JobKey, Nkey, Role as NodeRole, ServerConfig, User};
 use zmove_cluster::{Hindrance, WorkError};
 use zmove_engine::{Remote, random};
 use zmove_transport::Fingerprint;
@@ -76,14 +76,20 @@ impl Cluster {
     ) -> Result<Self> {
         let path = file(name)?;
         if path.exists() {
-            return Err(usage_error(format!("there is a cluster '{name}' already: '{}'", path.display())));
+            let path = path.display();
+            let text = format!(
+                "there is a cluster '{name}' already: remove '{path}' to make it anew, or choose a name"
+            );
+            return Err(usage_error(text));
         }
         let bytes: [u8; JobKey::BYTES] = random().context("get random bytes")?;
         let nkey = match listen {
             Some(_) => {
                 make_directory(&path)?;
-                let seed = seed_file(name)?;
-                Some(make_nkey(&seed).with_context(|| format!("write '{}'", seed.display()))?)
+                let nkey = Nkey::new().context("make an nkey")?;
+                // one may be left of a cluster that is no more
+                write_private(&seed_file(name)?, &nkey.seed)?;
+                Some(nkey.public_key)
             }
             None => None,
         };
@@ -127,7 +133,11 @@ impl Cluster {
         if file(&cluster.name)?.exists() {
             let there = Self::load(&cluster.name)?;
             if there.key != cluster.key {
-                return Err(usage_error(format!("there is another cluster '{}' here already", cluster.name)));
+                return Err(usage_error(format!(
+                    "there is another cluster '{}' here already: remove '{}' to take part in this one in its place",
+                    cluster.name,
+                    file(&cluster.name)?.display()
+                )));
             }
             if there.listen.is_some() {
                 return Err(usage_error(format!(

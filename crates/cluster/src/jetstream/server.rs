@@ -4,11 +4,11 @@
 //! nor listen to another node's answers.
 
 use std::fmt::{self, Write as _};
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Error, ErrorKind, Write as _};
+use std::fs::{self, DirBuilder};
+use std::io::{self, Error, ErrorKind};
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -47,7 +47,7 @@ pub struct ServerConfig {
 /// A node that is let in.
 #[derive(Clone, Debug)]
 pub struct User {
-    /// The node's public nkey, as [`make_nkey`] returns it.
+    /// The node's public nkey, as of an [`Nkey`].
     pub public_key: String,
     /// What it may do.
     pub role: Role,
@@ -74,18 +74,6 @@ pub struct Server {
 #[derive(Deserialize)]
 struct Ports {
     nats: Vec<String>,
-}
-
-/// Makes an nkey in a new file for its owner alone; returns the public part.
-///
-/// # Errors
-/// The file is there, or cannot be written.
-pub fn make_nkey(path: &Path) -> io::Result<String> {
-    let Nkey { seed, public_key } = Nkey::new()?;
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    writeln!(file, "{seed}")?;
-    file.sync_all()?;
-    Ok(public_key)
 }
 
 /// An nkey that is kept nowhere yet.
