@@ -45,16 +45,17 @@ mod server;
 mod shared_broker;
 mod take;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_nats::Subject;
 use async_nats::jetstream::AckKind;
-use futures_util::future::join_all;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{Mutex, oneshot, watch};
 use tokio::time::Instant;
-use zmove_types::{Lock, SharedJobId};
+use zmove_types::SharedJobId;
 
 use crate::error::WorkError;
 use crate::work::WorkItem;
@@ -75,11 +76,10 @@ pub use shared_broker::SharedBroker;
 /// A queue at a broker.
 #[derive(Debug)]
 pub struct JetStream {
-    broker: Broker,
+    broker: Arc<Broker>,
     settings: Settings,
     taker: Mutex<Taker>,
-    /// What has been taken here, and is neither done nor given back.
-    held: Lock<HashSet<String>>,
+    dropped: UnboundedSender<Dropped>,
     unreadable: AtomicU64,
     /// Whether this process has ended the job: then it needs no record of that, which the broker may lose.
     closed: watch::Sender<bool>,
@@ -123,9 +123,51 @@ pub enum Role {
     Mover,
 }
 
-/// One delivery. The item comes again when it is not kept.
+/// One delivery. The item comes again when it is not kept, and at once when this is dropped before it is done.
 #[derive(Debug)]
-pub struct Lease(Subject);
+pub struct Lease {
+    /// `None` once the broker is told what becomes of it.
+    delivery: Option<Subject>,
+    dropped: UnboundedSender<Dropped>,
+}
+
+/// What is to be told the broker of leases that were dropped.
+#[derive(Debug)]
+enum Dropped {
+    /// This one was.
+    Lease(Subject),
+    /// Somebody waits until all before have been told.
+    Flush(oneshot::Sender<()>),
+}
+
+impl Lease {
+    /// The delivery, of which the broker is told something else now than that it was dropped.
+    fn settle(mut self) -> Option<Subject> {
+        self.delivery.take()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(delivery) = self.delivery.take() {
+            // where nobody listens any more the lease ends by itself
+            let _best_effort = self.dropped.send(Dropped::Lease(delivery));
+        }
+    }
+}
+
+/// Gives back what was dropped, so that others need not wait for the end of its lease.
+async fn give_back_dropped(broker: Arc<Broker>, mut dropped: UnboundedReceiver<Dropped>) {
+    while let Some(dropped) = dropped.recv().await {
+        match dropped {
+            Dropped::Lease(delivery) => {
+                let _leased_for_a_while_then = broker.acknowledge(&delivery, AckKind::Nak(None)).await;
+                broker.tell().await;
+            }
+            Dropped::Flush(waits) => drop(waits),
+        }
+    }
+}
 
 impl Settings {
     /// What is usual, for a job's epoch.
@@ -174,10 +216,11 @@ impl JetStream {
 
     async fn connect(access: &Access, settings: Settings) -> Result<Self, WorkError> {
         let connection = Connection::open(access).await?;
-        let broker = Broker::new(connection, &settings);
+        let broker = Arc::new(Broker::new(connection, &settings));
         let (unreadable, closed) = (AtomicU64::new(0), watch::Sender::new(false));
-        let (taker, held) = (Mutex::default(), Lock::default());
-        Ok(Self { broker, settings, taker, held, unreadable, closed })
+        let (dropped, to_be_told) = unbounded_channel();
+        tokio::spawn(give_back_dropped(Arc::clone(&broker), to_be_told));
+        Ok(Self { broker, settings, taker: Mutex::default(), dropped, unreadable, closed })
     }
 
     async fn begin(&self) -> Result<(), BrokerError> {
@@ -189,13 +232,12 @@ impl JetStream {
         self.broker.make().await
     }
 
-    /// Gives back all that has been taken here and not been done, so that others need not wait for the end of its
-    /// lease: this process is about to end.
-    pub async fn give_all_back(&self) {
-        let held: Vec<_> = self.held.lock().drain().map(Subject::from).collect();
-        let given = held.iter().map(|delivery| self.broker.acknowledge(delivery, AckKind::Nak(None)));
-        let _leased_for_a_while_then = join_all(given).await;
-        self.broker.tell().await;
+    /// Returns when the broker knows of all leases that were dropped before: this process is about to end.
+    pub async fn flush_dropped(&self) {
+        let (waits, told) = oneshot::channel();
+        // what is dropped without a word has been heard, too
+        let _sent_or_nobody_listens = self.dropped.send(Dropped::Flush(waits));
+        let _dropped = told.await;
     }
 
     /// Whether the broker is there, and has the job; a change is notified.
@@ -234,11 +276,12 @@ impl JetStream {
     async fn acknowledge(
         &self,
         operation: &'static str,
-        lease: &Lease,
+        delivery: Option<&Subject>,
         what: AckKind,
     ) -> Result<(), WorkError> {
+        let Some(delivery) = delivery else { return Ok(()) };
         let mut patience = self.patience(operation);
-        while let Err(error) = self.broker.acknowledge(&lease.0, what).await {
+        while let Err(error) = self.broker.acknowledge(delivery, what).await {
             patience.endure(error).await?;
         }
         Ok(())
@@ -250,12 +293,10 @@ impl WorkQueue for JetStream {
 
     async fn take(&self) -> Result<Option<Taken<Lease>>, WorkError> {
         let mut closed = self.closed.subscribe();
-        let taken = tokio::select! {
-            _ = closed.wait_for(|closed| *closed) => None,
-            taken = async { self.taker.lock().await.take(self).await } => taken?,
-        };
-        self.held.lock().extend(taken.iter().map(|taken| taken.delivery.0.to_string()));
-        Ok(taken)
+        tokio::select! {
+            _ = closed.wait_for(|closed| *closed) => Ok(None),
+            taken = async { self.taker.lock().await.take(self).await } => taken,
+        }
     }
 
     async fn put(&self, items: Vec<WorkItem>) -> Result<Vec<WorkItem>, WorkError> {
@@ -270,19 +311,19 @@ impl WorkQueue for JetStream {
     }
 
     async fn keep(&self, taken: &Taken<Lease>) -> Result<(), WorkError> {
-        self.acknowledge("keep work of the queue", &taken.delivery, AckKind::Progress).await
+        self.acknowledge("keep work of the queue", taken.delivery.delivery.as_ref(), AckKind::Progress).await
     }
 
     async fn done(&self, taken: Taken<Lease>) -> Result<(), WorkError> {
-        self.held.lock().remove(taken.delivery.0.as_str());
-        self.acknowledge("take work out of the queue", &taken.delivery, AckKind::Ack).await
+        let delivery = taken.delivery.settle();
+        self.acknowledge("take work out of the queue", delivery.as_ref(), AckKind::Ack).await
     }
 
     async fn give_back(&self, taken: Taken<Lease>, after: Duration) -> Result<(), WorkError> {
-        self.held.lock().remove(taken.delivery.0.as_str());
+        let delivery = taken.delivery.settle();
         // the broker waits for a while even if it is told a time of nothing
         let after = (after > Duration::ZERO).then_some(after);
-        self.acknowledge("give work back", &taken.delivery, AckKind::Nak(after)).await?;
+        self.acknowledge("give work back", delivery.as_ref(), AckKind::Nak(after)).await?;
         self.broker.tell().await;
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::work::WorkItem;
 /// An item that has been taken is leased: whoever has it tells in time that it goes on ([`keep`](Self::keep)), or the
 /// item is handed out again. So an item may be done twice, and nothing may depend on that it is not.
 pub trait WorkQueue: Send + Sync + 'static {
-    /// What names one delivery of an item.
+    /// What names one delivery of an item, which is handed out again when this is dropped before it is done.
     type Delivery: Send + Sync;
 
     /// Takes an item, waiting for one; data goes before walks, which bring more. `None` when the job is over.

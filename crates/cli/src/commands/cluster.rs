@@ -263,7 +263,7 @@ impl<'a> Member<'a> {
             let stopped = self.part(id, NodeState::Stopped, (part.moved(), part.items()));
             notices.tell(&self.notice(Some(stopped))).await?;
             notices.flush().await;
-            part.give_back().await;
+            part.leave().await;
         }
         Ok(())
     }

@@ -174,7 +174,8 @@ async fn open(queue: &JetStream, message: Message) -> Option<Taken<Lease>> {
     let deliveries = message.info().ok().and_then(|info| u64::try_from(info.delivered).ok());
     let delivery = message.message.reply?;
     if let (Some(item), Some(deliveries)) = (item, deliveries) {
-        return Some(Taken { item, deliveries, delivery: Lease(delivery) });
+        let delivery = Lease { delivery: Some(delivery), dropped: queue.dropped.clone() };
+        return Some(Taken { item, deliveries, delivery });
     }
     queue.unreadable.fetch_add(1, Ordering::Relaxed);
     let what = match queue.settings.role {

@@ -42,11 +42,8 @@ async fn when_too_much_of_one_kind_is_taken_the_other_comes_still() {
     let settings = Settings { taken_max: 2, lease: Duration::from_secs(60), ..settings(Role::Head) };
     let head = lab.open(settings).await.unwrap();
     put_all(&head, (0..4).map(data).chain([walk(1)])).await;
-    let taken = next(&head).await;
-    assert_eq!(
-        [&taken.item, &next(&head).await.item, &next(&head).await.item],
-        [&data(0), &data(1), &walk(1)]
-    );
+    let (taken, second, other) = (next(&head).await, next(&head).await, next(&head).await);
+    assert_eq!([&taken.item, &second.item, &other.item], [&data(0), &data(1), &walk(1)]);
     let (third, ()) = tokio::join!(next(&head), async {
         tokio::time::sleep(Duration::from_millis(400)).await;
         head.done(taken).await.unwrap();
@@ -73,7 +70,7 @@ async fn what_is_not_kept_comes_again_after_its_lease() {
     let head = lab.head().await;
     put_all(&head, [data(1)]).await;
     let began = Instant::now();
-    drop(next(&head).await);
+    let _not_kept = next(&head).await;
     let again = next(&head).await;
     assert_eq!((again.deliveries, head.waiting().await.unwrap()), (2, Waiting { waiting: 0, taken: 1 }));
     assert!(began.elapsed() >= settings(Role::Head).lease);
@@ -116,6 +113,19 @@ async fn what_is_given_back_without_a_time_comes_at_once() {
     let taken = next(&head).await;
     let began = Instant::now();
     head.give_back(taken, Duration::ZERO).await.unwrap();
+    assert_eq!(next(&head).await.deliveries, 2);
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+}
+
+/// The session that it was to be done in has broken, say.
+#[tokio::test]
+async fn what_is_dropped_comes_at_once() {
+    let Some(lab) = Lab::start().await else { return };
+    let head = lab.open(Settings { lease: Duration::from_secs(60), ..settings(Role::Head) }).await.unwrap();
+    put_all(&head, [data(1)]).await;
+    let began = Instant::now();
+    drop(next(&head).await);
+    head.flush_dropped().await;
     assert_eq!(next(&head).await.deliveries, 2);
     assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
 }

@@ -64,9 +64,9 @@ impl Part {
         Ok((Self { seen, queue, served, patience }, Box::pin(work)))
     }
 
-    /// Leaves what has been taken to others, who need not wait then: this process is about to end.
-    pub(super) async fn give_back(&self) {
-        self.queue.give_all_back().await;
+    /// Waits until others know of what this node has taken and does no more: its process is about to end.
+    pub(super) async fn leave(&self) {
+        self.queue.flush_dropped().await;
     }
 
     /// How many work items the node has done.
