@@ -48,6 +48,15 @@ impl Spread {
         Some(spread)
     }
 
+    /// The same, where the receivers are of a user who is not root; `None` where that is not possible.
+    fn unprivileged(receivers: usize) -> Option<Self> {
+        let site = Site::unprivileged()?;
+        std::fs::create_dir_all(site.path("shared")).unwrap();
+        let mut spread = Self { runner: site.runner.clone(), site, daemons: Vec::new() };
+        (0..receivers).for_each(|_| spread.start("shared"));
+        Some(spread)
+    }
+
     fn home(&self) -> PathBuf {
         self.site.path("sender")
     }
@@ -60,6 +69,7 @@ impl Spread {
         let roots = vec![self.site.path(directory).canonicalize().unwrap()];
         let grant = Grant::new(identity.fingerprint(), "sender", roots, Access::ReadWrite);
         AuthorizedKeys::allow(&home, grant).unwrap();
+        self.site.give_away();
         let daemon = Daemon::start_with(&home, &["--listen", "127.0.0.1:0"], &self.runner);
         let (host, port) = (daemon.address.ip().to_string(), daemon.address.port());
         KnownHosts::open(&self.home()).unwrap().pin(&host, port, daemon.fingerprint).unwrap();

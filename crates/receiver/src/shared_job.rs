@@ -17,6 +17,7 @@
 
 mod commit;
 mod count;
+mod directories;
 mod flushing;
 mod groups;
 mod journals;
@@ -71,6 +72,9 @@ impl SharedJobSession {
                 SharedJobResult::Done
             }),
             SharedJobOrder::Ping => Ok(SharedJobResult::Done),
+            SharedJobOrder::ListDirectories => {
+                self.list_directories().map(|head| SharedJobResult::Directories { head })
+            }
         };
         Ok(done.unwrap_or_else(|(operation, error)| {
             let (operation, code) = failure(operation, &error);
@@ -105,6 +109,7 @@ impl SharedJobSession {
         transfer.publisher.wait_until_placed();
         publish_all(transfer);
         self.flush_parts(transfer)?;
+        self.journal_directories(transfer)?;
         flush_file_systems(transfer).map_err(failed_to(Operation::Flush))?;
         *covered = asked;
         Ok(())

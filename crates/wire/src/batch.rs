@@ -187,6 +187,34 @@ impl Batch {
     }
 }
 
+/// The heads of batches that have these groups in their order, each of one directory itself. None is longer than
+/// [`DIRECTORY_HEAD_BYTES`], but for one of a single directory that is by itself.
+pub fn directory_heads(groups: impl IntoIterator<Item = DirectoryGroup>) -> impl Iterator<Item = Vec<u8>> {
+    let mut waiting = groups.into_iter().peekable();
+    std::iter::from_fn(move || {
+        let mut batch = Batch { groups: vec![waiting.next()?] };
+        let mut bytes = directory_bytes(&batch.groups[0]);
+        while batch.groups.len() < DIRECTORIES_AT_ONCE
+            && let Some(next) = waiting.next_if(|next| bytes + directory_bytes(next) <= DIRECTORY_HEAD_BYTES)
+        {
+            bytes += directory_bytes(&next);
+            batch.groups.push(next);
+        }
+        Some(batch.encode())
+    })
+}
+
+/// The most bytes of a head of many directories.
+pub const DIRECTORY_HEAD_BYTES: usize = 512 << 10;
+/// How many directories one head has: it takes a moment to set them.
+const DIRECTORIES_AT_ONCE: usize = 256;
+
+/// No less than what a directory takes in a head.
+fn directory_bytes(group: &DirectoryGroup) -> usize {
+    let extras = group.entries.iter().map(|entry| entry.metadata().extra_bytes());
+    64 + group.directory.as_bytes().len() + extras.sum::<usize>()
+}
+
 impl BatchEntry {
     /// What the entry is to get.
     #[must_use]

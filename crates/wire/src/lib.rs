@@ -23,7 +23,9 @@ mod ranges;
 pub mod session;
 mod version;
 
-pub use batch::{Batch, BatchEntry, DirectoryGroup, FileEntry, FileHead, LinkEntry};
+pub use batch::{
+    Batch, BatchEntry, DIRECTORY_HEAD_BYTES, DirectoryGroup, FileEntry, FileHead, LinkEntry, directory_heads,
+};
 pub use error::WireError;
 pub use extensions::{Extension, Extensions};
 pub use extra::XattrDigest;

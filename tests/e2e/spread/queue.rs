@@ -325,8 +325,12 @@ impl WorkQueue for Swapping {
         let taken = self.queue.take().await?;
         let is_names = |taken: &Taken<Lease>| matches!(taken.item.work, Work::Names { .. });
         if taken.as_ref().is_some_and(is_names) && !self.directory.is_symlink() {
+            let above = self.directory.parent().unwrap();
+            let mode = above.metadata().unwrap().permissions().mode();
+            [above, &self.directory].into_iter().for_each(|closed| crate::tree::set_mode(closed, 0o700));
             std::fs::rename(&self.directory, &self.elsewhere).unwrap();
             std::os::unix::fs::symlink("/", &self.directory).unwrap();
+            crate::tree::set_mode(above, mode);
         }
         Ok(taken)
     }
@@ -377,6 +381,35 @@ fn a_wide_directory_that_becomes_a_link_is_told_once_and_each_of_its_files_count
     let there = std::fs::read_dir(spread.target_directory().join("wide")).unwrap().count() as u64;
     assert_eq!((count.files, count.failed), (there, 4500 - there));
     assert!(count.failed >= 3500, "{count:?}");
+}
+
+/// Nobody finds them at the end. What is above them is opened once more, where the receiver may not enter it.
+#[test]
+fn directories_that_go_away_after_they_were_sent_get_the_mode_and_time_that_they_came_with() {
+    let Some(spread) = Spread::unprivileged(2) else { return };
+    let (source, there) = (spread.source(), spread.target_directory());
+    let modes = [("closed/gone/below", 0o711), ("closed/gone", 0o2500), ("closed", 0)];
+    std::fs::create_dir_all(source.join("closed/gone/below")).unwrap();
+    (0..4500_u64).for_each(|file| paint(source.join(format!("wide/{file}")), 1));
+    for (directory, mode) in modes {
+        crate::tree::set_old(source.join(directory));
+        crate::tree::set_mode(source.join(directory), mode);
+    }
+    let queue = Arc::new(Swapping {
+        queue: LocalQueue::new(JOB),
+        directory: source.join("closed/gone"),
+        elsewhere: spread.site.path("elsewhere"),
+    });
+    let JobEnd { count, .. } = spread.lead(&queue, spread.receivers());
+    assert_eq!((count.files, count.failed), (4500, 0));
+    assert!(queue.directory.is_symlink());
+    let look = |directory: &str| {
+        let found = there.join(directory).metadata().unwrap();
+        (found.permissions().mode() & 0o7777, found.modified().unwrap())
+    };
+    let [gone, below] = ["closed/gone", "closed/gone/below"].map(look);
+    assert_eq!([gone, below], [(0o2500, crate::tree::old()), (0o711, crate::tree::old())]);
+    assert_eq!(look("closed").0, 0);
 }
 
 /// By the node that leads, which nobody else can stand in for.

@@ -208,6 +208,7 @@ fn job_orders() -> Vec<ToReceiver> {
         SharedJobOrder::Close,
         SharedJobOrder::Forget,
         SharedJobOrder::Ping,
+        SharedJobOrder::ListDirectories,
     ];
     (1..)
         .zip(orders)
@@ -237,6 +238,7 @@ fn job_answers() -> Vec<ToSender> {
             work_announced: 299,
             ..SharedJobCount::default()
         }),
+        SharedJobResult::Directories { head: extended_batch().encode() },
     ];
     (1..)
         .zip(results)

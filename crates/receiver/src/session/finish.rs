@@ -41,7 +41,11 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<Outcome>)
     publish_all(transfer);
     // A small file overtakes the part of a large one once it has its name.
     transfer.parts.drop_overtaken(&target.tree);
-    let directories = target.directories.take_bottom_up();
+    let directories = match target.shared_job {
+        None => target.directories.take_bottom_up(),
+        // others go on writing there when this session ends: an order sets them when that is over
+        Some(_) => Vec::new(),
+    };
     for level in directories.chunk_by(|one, next| one.depth == next.depth) {
         outcomes.extend(finish_level(transfer, level)?.into_iter().map(Outcome::Fault));
     }

@@ -13,7 +13,7 @@ use crate::quota::Quota;
 use crate::resume::journal::{Begin, Journal};
 use crate::shared_job::count::ReadEnds;
 use crate::shared_job::groups::FlushedGroups;
-use crate::shared_job::journals;
+use crate::shared_job::journals::{self, Journals};
 
 /// The part that a session has in a job.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub(crate) struct SharedJobSession {
     pub(super) flushes: Flushes,
     pub(super) ends: Lock<ReadEnds>,
     pub(super) groups: Lock<FlushedGroups>,
+    /// How far the journals have been read for directories.
+    pub(super) listed: Lock<Journals<()>>,
 }
 
 /// Flushes that cover all who have asked before they began.
@@ -96,8 +98,16 @@ impl SharedJobSession {
             code: RefusalCode::Target,
             text: format!("the journal of the job: {error}"),
         })?;
-        let (ends, groups) = (Lock::new(ReadEnds::new(quota)), Lock::new(FlushedGroups::new(quota)));
-        Ok((Self { directory, epoch, job, flushes: Flushes::default(), ends, groups }, journal))
+        let session = Self {
+            directory,
+            epoch,
+            job,
+            flushes: Flushes::default(),
+            ends: Lock::new(ReadEnds::new(quota)),
+            groups: Lock::new(FlushedGroups::new(quota)),
+            listed: Lock::new(Journals::new(quota.book_nothing())),
+        };
+        Ok((session, journal))
     }
 
     /// Where the session makes its entries.

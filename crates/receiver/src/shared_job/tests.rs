@@ -684,24 +684,34 @@ async fn directories_get_mode_and_time_when_that_is_ordered_and_not_before() {
     mover.batch("d", vec![BatchEntry::Itself(old.clone())], &[]);
     mover.stored(2).await;
     assert_eq!(mover.end(1, 1, 0).await, SharedJobResult::Done);
+    mover.batch("", vec![BatchEntry::Directory(name("e"), old.clone())], &[]);
+    mover.stored(1).await;
     mover.finish().await;
-    let look = || {
-        let there = home.path().join("d").metadata().unwrap();
+    let look = |directory| {
+        let there = home.path().join(directory).metadata().unwrap();
         (there.mode() & 0o7777, there.mtime() == 3)
     };
-    assert_eq!(look(), (0o700, false), "others may still write there");
+    assert_eq!(["d", "e"].map(look), [(0o700, false); 2], "others may still write there");
     let mut mover = Mover::open(home.path(), 1).await;
     let group = |directory| DirectoryGroup {
         directory: path(directory),
         entries: vec![BatchEntry::Itself(old.clone())],
     };
+    for expected in [&["d", "d"][..], &[]] {
+        let SharedJobResult::Directories { head } = mover.order(SharedJobOrder::ListDirectories).await else {
+            panic!("not told")
+        };
+        let told = if head.is_empty() { Vec::new() } else { Batch::decode(&head, 0).unwrap().groups };
+        let expected: Vec<_> = expected.iter().map(|directory| group(directory)).collect();
+        assert_eq!(told, expected, "what work has brought that has ended, by whichever session");
+    }
     let head = Batch { groups: vec![group("d"), group("gone")] }.encode();
     let SharedJobResult::DirectoriesSet(faults) = mover.order(SharedJobOrder::SetDirectories { head }).await
     else {
         panic!("not set")
     };
     assert_eq!(faults.iter().map(|fault| fault.entry).collect::<Vec<_>>(), [1]);
-    assert_eq!(look(), (0o555, true));
+    assert_eq!(look("d"), (0o555, true));
     std::fs::set_permissions(home.path().join("d"), std::fs::Permissions::from_mode(0o755)).unwrap();
     mover.finish().await;
 }

@@ -116,12 +116,8 @@ impl Transfer {
     }
 
     /// Remembers the directory at `path`, or the one of that name in it: it gets its mode and time at the end, when
-    /// nothing is put into it any more.
+    /// nothing is put into it any more. In a job of several receivers the journal has it from the next end of work on.
     pub(crate) fn remember_directory(&self, path: &Arc<RelPath>, name: Option<&Name>, metadata: Metadata) {
-        // In a job others go on writing there when this session ends: it is told when that is over.
-        if self.target.shared_job.is_some() {
-            return;
-        }
         if let Err(error) = self.target.directories.remember(path, name, metadata) {
             self.reports.tell(Outcome::OverLimit(error));
         }

@@ -127,6 +127,8 @@ pub enum SharedJobOrder {
     Forget,
     /// To answer at once, whatever the storage does.
     Ping,
+    /// To tell directories that have come, by the journals of all receivers: the next that this session has not told.
+    ListDirectories,
 }
 
 /// The end of a work item.
@@ -177,6 +179,15 @@ pub enum SharedJobResult {
     DirectoriesSet(#[serde(deserialize_with = "list::at_most::<BATCH_ENTRIES_MAX, _, _>")] Vec<EntryFault>),
     /// How far the job is.
     Counted(SharedJobCount),
+    /// Directories as they have come, some perhaps several times.
+    Directories {
+        /// The head of a batch that holds nothing else; no bytes where all have been told.
+        #[serde(
+            serialize_with = "bytes::serialize",
+            deserialize_with = "bytes::at_most::<FRAME_HEAD_BYTES_MAX, _>"
+        )]
+        head: Vec<u8>,
+    },
 }
 
 /// How far a job is, by the journals of its receivers. A work item that has ended twice counts once.
@@ -288,6 +299,7 @@ mod tests {
         assert_eq!(order(1, SharedJobOrder::Close), [16, 1, 4]);
         assert_eq!(order(1, SharedJobOrder::Forget), [16, 1, 5]);
         assert_eq!(order(1, SharedJobOrder::Ping), [16, 1, 6]);
+        assert_eq!(order(1, SharedJobOrder::ListDirectories), [16, 1, 7]);
         let answer = |result| {
             encode_message(&ToSender::SharedJob(SharedJobAnswer { number: 300, result }))[4..].to_vec()
         };
@@ -309,6 +321,8 @@ mod tests {
             contradictions: 8,
         };
         assert_eq!(answer(SharedJobResult::Counted(count)), [27, 0xAC, 2, 5, 1, 2, 3, 4, 5, 6, 7, 8]);
+        let directories = SharedJobResult::Directories { head: b"h".to_vec() };
+        assert_eq!(answer(directories), [27, 0xAC, 2, 6, 1, b'h']);
     }
 
     #[test]

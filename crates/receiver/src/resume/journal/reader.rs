@@ -75,7 +75,7 @@ pub(crate) fn read_on(
     }
     while let Some(record) = records.next()? {
         let is_expected = match &record {
-            Record::Part(..) | Record::Groups { .. } | Record::WorkEnded(_) => true,
+            Record::Part(..) | Record::Groups { .. } | Record::WorkEnded(_) | Record::Directories(_) => true,
             Record::Flushed { upto } => upto <= position,
             Record::Begin(..) | Record::Kept { .. } | Record::Ended { .. } | Record::Left { .. } => false,
         };
@@ -113,8 +113,8 @@ impl Replay {
     /// Applies the record from `start` to `end`; `false` for one that no writer puts there.
     fn apply(&mut self, record: Record, start: u64, end: u64) -> bool {
         match record {
-            // Ends of work items stand in the journals of shared jobs alone.
-            Record::Begin(..) | Record::WorkEnded(_) => return false,
+            // Work items and directories stand in the journals of shared jobs alone.
+            Record::Begin(..) | Record::WorkEnded(_) | Record::Directories(_) => return false,
             Record::Part(file, part) => {
                 self.files.insert(file, ReplayedFile { part, groups: BTreeMap::new(), left: None });
             }

@@ -61,6 +61,8 @@ pub(crate) enum Record {
     Left { file: u64, ctime: Timestamp },
     /// A work item of a job has ended: all that belongs to it is flushed and has its names.
     WorkEnded(WorkEnd),
+    /// Directories of a job that have come: the head of a batch of nothing else.
+    Directories(Vec<u8>),
 }
 
 const BEGIN: u8 = 1;
@@ -71,6 +73,7 @@ const ENDED: u8 = 5;
 const KEPT: u8 = 6;
 const LEFT: u8 = 7;
 const WORK_ENDED: u8 = 8;
+const DIRECTORIES: u8 = 9;
 
 impl Record {
     /// The record's bytes.
@@ -87,6 +90,7 @@ impl Record {
             Self::Ended { file } => frame(ENDED, &file.to_le_bytes()),
             Self::Left { file, ctime } => encode_left(*file, *ctime),
             Self::WorkEnded(end) => encode_work_end(end),
+            Self::Directories(head) => frame(DIRECTORIES, head),
         }
     }
 
@@ -104,6 +108,7 @@ impl Record {
             ENDED => Self::Ended { file: fields.u64()? },
             LEFT => Self::Left { file: fields.u64()?, ctime: fields.time()? },
             WORK_ENDED => Self::WorkEnded(fields.work_end()?),
+            DIRECTORIES => Self::Directories(std::mem::take(&mut fields.0).to_vec()),
             _ => return None,
         };
         fields.0.is_empty().then_some(record)

@@ -154,6 +154,16 @@ impl Journal {
         self.sync(state)
     }
 
+    /// Records directories of a job that have come, by the head of a batch of nothing else.
+    ///
+    /// # Errors
+    /// The system's error; [`JournalError::NoRoom`].
+    pub(crate) fn directories(&self, head: Vec<u8>) -> Result<(), JournalError> {
+        let mut state = self.state.lock();
+        self.check_room(&state)?;
+        state.append(&Record::Directories(head).encode()?, &self.path)
+    }
+
     /// Gives back the room that the storage keeps for what would follow: little more does.
     ///
     /// # Errors

@@ -103,6 +103,15 @@ impl Directories {
         self.state.lock().held.grow(bytes)
     }
 
+    /// Takes all directories, and books nothing for them any more.
+    pub(crate) fn take(&self) -> Vec<Remembered> {
+        let mut state = self.state.lock();
+        state.paths.clear();
+        state.last_extra = None;
+        state.held.clear();
+        std::mem::take(&mut state.directories)
+    }
+
     /// Takes all directories, the deepest first: each is then set before those that it is in.
     pub(crate) fn take_bottom_up(&self) -> Vec<Remembered> {
         let mut state = self.state.lock();

@@ -88,6 +88,11 @@ fn the_bytes_of_the_end_of_a_work_item_are_pinned() {
 }
 
 #[test]
+fn the_bytes_of_directories_are_pinned() {
+    assert_bytes(&Record::Directories(b"head".to_vec()), &["04000000", "09", "68656164", "8212473a"]);
+}
+
+#[test]
 fn the_bytes_of_groups_are_pinned() {
     let cvs = vec![Cv([0xaa; 32]), Cv([0xbb; 32])];
     let (aa, bb) = ("aa".repeat(32), "bb".repeat(32));
