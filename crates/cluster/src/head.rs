@@ -120,8 +120,8 @@ impl<W: WorkQueue> Lead<W> {
         let over = watch::Sender::new(false);
         for number in 0..self.movers {
             let mover = self.patient(number, events.clone()).moving(self.begun.subscribe());
-            let heard = (self.others.clone(), over.subscribe());
-            movers.spawn(unless_others_come((number, self.others_come_within), heard, mover));
+            let others = Others { count: self.others.clone(), come_within: self.others_come_within };
+            movers.spawn(unless_others_come(number, others, over.subscribe(), mover));
         }
         let has_lost_sessions = Arc::clone(&events.has_lost_sessions);
         let mut progress = Progress {
@@ -192,7 +192,7 @@ impl<W: WorkQueue> Lead<W> {
             let events = patient.events.within(number, &receiver);
             let job = if progress.needs_fence { &last_epoch } else { &*self.job };
             let session = in_session(&receiver, job, Part::Head, &events, |feeder| {
-                self.lead_in((feeder, &events), progress, &mut count)
+                self.lead_in(feeder, &events, progress, &mut count)
             });
             match session.await {
                 // with the same one: it has the job's directory
@@ -220,13 +220,14 @@ impl<W: WorkQueue> Lead<W> {
     /// would do for a second time, directories are finished in one of a newer epoch, which no such session outlives.
     async fn lead_in(
         &self,
-        (feeder, events): (Feeder, &SessionEvents),
+        feeder: Feeder,
+        events: &SessionEvents,
         progress: &mut Progress,
         count: &mut SharedJobCount,
     ) -> Result<(), Stop> {
         // a session that breaks later than this takes nothing of it back
         if !progress.is_over() {
-            *count = self.conduct((&feeder, events), progress).await?;
+            *count = self.conduct(&feeder, events, progress).await?;
             self.queue.close().await?;
             progress.over.send_replace(true);
         }
@@ -254,7 +255,8 @@ impl<W: WorkQueue> Lead<W> {
     /// Sees to it that all work ends; returns what the journals say then.
     async fn conduct(
         &self,
-        (feeder, events): (&Feeder, &SessionEvents),
+        feeder: &Feeder,
+        events: &SessionEvents,
         progress: &mut Progress,
     ) -> Result<SharedJobCount, Stop> {
         // an answer shows that the session has begun; what all nodes have done meanwhile counts for the head
@@ -284,18 +286,26 @@ impl<W: WorkQueue> Lead<W> {
     }
 }
 
+/// The other nodes that take part.
+struct Others {
+    count: watch::Receiver<usize>,
+    /// How long they may take to come.
+    come_within: Duration,
+}
+
 /// Has a mover of this number work from when on there are not so many other nodes, to the end: each has one of its own,
 /// and what this one takes meanwhile they could not.
 async fn unless_others_come(
-    (number, within): (usize, Duration),
-    (mut others, mut over): (watch::Receiver<usize>, watch::Receiver<bool>),
+    number: usize,
+    mut others: Others,
+    mut over: watch::Receiver<bool>,
     mover: impl Future<Output = Result<(), SessionEnd>>,
 ) -> Result<(), SessionEnd> {
-    if number > 0 && !within.is_zero() {
+    if number > 0 && !others.come_within.is_zero() {
         let is_needed = async {
-            sleep(within).await;
+            sleep(others.come_within).await;
             // the head holds the other end
-            drop(others.wait_for(|others| *others < number).await);
+            drop(others.count.wait_for(|others| *others < number).await);
         };
         tokio::select! {
             biased;
@@ -561,11 +571,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_mover_that_waits_whether_it_is_needed_does_not_hold_up_a_job_that_is_over() {
-        let others = watch::Sender::new(0);
+        let count = watch::Sender::new(0);
         let over = watch::Sender::new(false);
         let began = Instant::now();
-        let heard = (others.subscribe(), over.subscribe());
-        let mover = unless_others_come((1, Duration::from_secs(2)), heard, std::future::pending());
+        let others = Others { count: count.subscribe(), come_within: Duration::from_secs(2) };
+        let mover = unless_others_come(1, others, over.subscribe(), std::future::pending());
         let (ended, _before) = tokio::join!(mover, async { over.send_replace(true) });
         ended.unwrap();
         assert_eq!(began.elapsed(), Duration::ZERO);
