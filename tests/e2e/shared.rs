@@ -244,7 +244,9 @@ impl Mover<'_> {
 
     fn end(&mut self, work: u8, parent: u8, children: u64) -> SharedJobResult {
         let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
-        self.order(SharedJobOrder::End(WorkEnd { work, parent, children, files: 1, bytes: 1, failed: 0 }))
+        let (skipped, skipped_bytes) = (0, 0);
+        let end = WorkEnd { work, parent, children, files: 1, bytes: 1, failed: 0, skipped, skipped_bytes };
+        self.order(SharedJobOrder::End(end))
     }
 
     fn finish(mut self) {
@@ -374,6 +376,8 @@ fn a_large_file_of_two_nodes_of_which_one_is_killed_comes_whole() {
             files: 0,
             bytes: 0,
             failed: 0,
+            skipped: 0,
+            skipped_bytes: 0,
         }));
         other.0.signal(Signal::KILL);
         drop(movers);

@@ -25,7 +25,7 @@ use crate::error::{SessionEnd, Stop, WorkError, refused};
 use crate::finish::Finishing;
 use crate::job::{Part, SharedJob, View};
 use crate::mover::Mover;
-use crate::receiver::{Fate, JobEvents, Receiver, Served, SessionEvents, Skipped, in_session};
+use crate::receiver::{Fate, JobEvents, Receiver, Served, SessionEvents, in_session};
 use crate::work::{Work, WorkItem};
 use crate::work_queue::WorkQueue;
 
@@ -57,8 +57,6 @@ pub struct Lead<W> {
 pub struct JobEnd {
     /// What the journals of the receivers say.
     pub count: SharedJobCount,
-    /// What was there already.
-    pub skipped: Skipped,
     /// How often the sources have been walked: more than once where the queue has lost something.
     pub walks: u32,
 }
@@ -209,8 +207,7 @@ impl<W: WorkQueue> Lead<W> {
                 }
                 // ended, or closed by an order the answer to which was lost
                 Ok(()) | Err(_) => {
-                    let skipped = patient.events.skipped.so_far();
-                    return Ok(JobEnd { count, skipped, walks: progress.walks });
+                    return Ok(JobEnd { count, walks: progress.walks });
                 }
             }
         }

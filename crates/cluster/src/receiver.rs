@@ -33,7 +33,6 @@ pub struct Receiver {
 pub(crate) struct JobEvents {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) listener: Arc<dyn Listener + Send + Sync>,
-    pub(crate) skipped: Arc<SkippedCount>,
     pub(crate) served: Arc<Served>,
     /// Set when a session has ended otherwise than it should.
     pub(crate) has_lost_sessions: Arc<AtomicBool>,
@@ -57,7 +56,6 @@ impl JobEvents {
         Self {
             observer,
             listener,
-            skipped: Arc::default(),
             served,
             has_lost_sessions: Arc::default(),
             told: Arc::default(),
@@ -166,7 +164,6 @@ impl Observer for SessionEvents {
                 let at = if is_of_receiver { format!(" (at {})", self.receiver) } else { String::new() };
                 return self.events.observer.on(&Event::Failed { message: format!("{message}{at}") });
             }
-            Event::Skipped { files, bytes } => self.events.skipped.add(Skipped::of(*files, *bytes)),
             Event::Stored { files, bytes } => {
                 self.has_stored.store(true, Ordering::Relaxed);
                 self.events.served.stored(self.number, (*files, *bytes));
@@ -174,6 +171,7 @@ impl Observer for SessionEvents {
             // a session that has nothing to do waits for work, which is no limit of those that have
             Event::Limited { .. } if !self.has_stored.swap(false, Ordering::Relaxed) => return,
             Event::Found { .. }
+            | Event::Skipped { .. }
             | Event::Resent { .. }
             | Event::NotKept { .. }
             | Event::Warned { .. }
@@ -212,42 +210,6 @@ impl Served {
     #[must_use]
     pub fn by_receiver(&self) -> BTreeMap<usize, (u64, u64)> {
         self.stored.lock().clone()
-    }
-}
-
-/// What was at the target already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Skipped {
-    /// The number of files.
-    pub files: u64,
-    /// The bytes of these files.
-    pub bytes: u64,
-}
-
-impl Skipped {
-    /// What an event of this kind says of whole files: bytes without a file are groups of a large one, or holes.
-    #[must_use]
-    pub const fn of(files: u64, bytes: u64) -> Self {
-        Self { files, bytes: if files > 0 { bytes } else { 0 } }
-    }
-}
-
-/// Counts what was at the target already, over all sessions.
-#[derive(Debug, Default)]
-pub(crate) struct SkippedCount {
-    files: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl SkippedCount {
-    fn add(&self, Skipped { files, bytes }: Skipped) {
-        self.files.fetch_add(files, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    pub(crate) fn so_far(&self) -> Skipped {
-        let number = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Skipped { files: number(&self.files), bytes: number(&self.bytes) }
     }
 }
 

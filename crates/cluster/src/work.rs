@@ -115,7 +115,7 @@ impl WorkItem {
 
     /// Work that this one announces.
     #[must_use]
-    pub fn child(&self, job: SharedJobId, (work, marks): (Work, Marks)) -> Self {
+    pub fn child(&self, job: SharedJobId, work: Work, marks: Marks) -> Self {
         let Self { walk, is_repeat, .. } = *self;
         Self { parent: self.id(job), walk, is_repeat, marks, work }
     }

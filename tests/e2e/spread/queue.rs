@@ -245,6 +245,8 @@ fn a_queue_that_loses_and_repeats_work_costs_walks_and_nothing_else() {
     for seed in [1, 2] {
         let spread = Spread::new(2);
         spread.paint();
+        // of an empty target nothing is asked, and so nothing found equal
+        paint(spread.target_directory().join("d0/e/f1"), 17);
         // no ranges, which are waited for when they are lost
         std::fs::remove_file(spread.source().join("large")).unwrap();
         crate::tree::set_old(spread.source());
@@ -254,6 +256,7 @@ fn a_queue_that_loses_and_repeats_work_costs_walks_and_nothing_else() {
         assert!(lost > 0 && repeated > 0 && walks > 1, "seed {seed}: {lost} {repeated} {walks}");
         assert_eq!((count.failed, count.contradictions), (0, 0), "seed {seed}");
         assert!(count.is_finished() && count.repeats > 0, "seed {seed}: {count:?}");
+        assert_eq!(count.skipped, 0, "what is done again finds what has come by this job");
         spread.assert_done();
     }
 }

@@ -18,7 +18,7 @@ use zmove_cluster::jetstream::{
     BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Role, Settings, SharedBroker,
     SourceNotice,
 };
-use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob, Skipped};
+use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob};
 use zmove_engine::DialSettings;
 use zmove_types::{Event, Observer};
 
@@ -172,7 +172,7 @@ impl Leading<'_> {
         let mut ticks = tokio::time::interval(TELL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looking = JoinSet::<Mounted>::new();
-        let mut ended = loop {
+        let ended = loop {
             tokio::select! {
                 ended = &mut leading => break ended,
                 never = &mut telling => match never {},
@@ -208,11 +208,6 @@ impl Leading<'_> {
                 message = broker.changed() => self.observer.on(&Event::Warned { message }),
             }
         };
-        if let Ok(ended) = &mut ended {
-            let Skipped { files, bytes } = participants.skipped();
-            ended.skipped.files += files;
-            ended.skipped.bytes += bytes;
-        }
         Ok((ended, participants.served(lead.served.items() > 0)))
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 use zmove_cluster::jetstream::{NodeFailure, NodeMoved, NodePart, NodeState};
-use zmove_cluster::{Skipped, Told, WorkQueue};
+use zmove_cluster::{Told, WorkQueue};
 use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
 
 use crate::display::failures::without_places;
@@ -212,16 +212,6 @@ impl Participants {
         let head = self.head.as_ref().and_then(|head| entries.get(head));
         head.map(|entry| entry.moved).unwrap_or_default()
     }
-
-    /// What the other nodes have found at the target already.
-    pub(crate) fn skipped(&self) -> Skipped {
-        let mut skipped = Skipped::default();
-        for Entry { moved, .. } in self.entries.lock().values() {
-            skipped.files += moved.skipped_files;
-            skipped.bytes += moved.skipped_bytes;
-        }
-        skipped
-    }
 }
 
 impl Observer for Participants {
@@ -389,11 +379,11 @@ mod tests {
     #[test]
     fn a_node_that_begins_anew_loses_nothing_of_what_it_has_told() {
         let participants = Participants::of_nodes("head".into(), Arc::new(NoObserver));
-        for skipped_files in [4, 10, 0, 2] {
-            let moved = NodeMoved { skipped_files, ..NodeMoved::default() };
+        for files in [4, 10, 0, 2] {
+            let moved = NodeMoved { files, ..NodeMoved::default() };
             participants.hear("n1", &NodePart { moved, ..part(0, NodeState::Works) });
         }
-        assert_eq!(participants.skipped().files, 12);
+        assert_eq!(participants.entries.lock()["n1"].moved.files, 12);
     }
 
     /// The head and three nodes, of which each has told of so many bytes, after 12 s.

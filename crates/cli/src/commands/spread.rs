@@ -216,12 +216,11 @@ pub(crate) fn job(
 }
 
 fn summary_of(ended: &JobEnd, started: Instant) -> Summary {
-    let JobEnd { count, skipped, .. } = ended;
+    let JobEnd { count, .. } = ended;
     Summary {
-        files: count.files.saturating_sub(skipped.files),
-        bytes: count.bytes.saturating_sub(skipped.bytes),
-        // what is done again finds what was moved before
-        skipped: skipped.files.min(count.files),
+        files: count.files.saturating_sub(count.skipped),
+        bytes: count.bytes.saturating_sub(count.skipped_bytes),
+        skipped: count.skipped,
         failed: count.failed,
         elapsed: started.elapsed(),
         measured: started.elapsed(),

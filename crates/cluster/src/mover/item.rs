@@ -14,7 +14,7 @@ use zmove_scan::{
     walk_portion,
 };
 use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled, Unnamed};
-use zmove_types::{Event, Name, Observer, RelPath};
+use zmove_types::{Event, Name, Observer, RelPath, WorkId};
 use zmove_wire::{FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
 use super::{Mover, Progress};
@@ -31,6 +31,9 @@ struct Done {
     files: u64,
     bytes: u64,
     failed: u64,
+    /// Of the files those that were there already.
+    skipped: u64,
+    skipped_bytes: u64,
 }
 
 impl Done {
@@ -40,10 +43,25 @@ impl Done {
             files: self.files + other.files,
             bytes: self.bytes + other.bytes,
             failed: self.failed + other.failed,
+            skipped: self.skipped + other.skipped,
+            skipped_bytes: self.skipped_bytes + other.skipped_bytes,
         }
     }
 
-    const FAILED: Self = Self { children: 0, files: 0, bytes: 0, failed: 1 };
+    fn end_of(self, work: WorkId, parent: WorkId) -> WorkEnd {
+        let Self { children, files, bytes, failed, skipped, skipped_bytes } = self;
+        WorkEnd { work, parent, children, files, bytes, failed, skipped, skipped_bytes }
+    }
+
+    /// A file of so many bytes that has got its name.
+    fn named(bytes: u64) -> Self {
+        Self { files: 1, bytes, ..Self::default() }
+    }
+
+    /// A failure.
+    fn failed() -> Self {
+        Self { failed: 1, ..Self::default() }
+    }
 }
 
 impl<W: WorkQueue> Mover<W> {
@@ -62,9 +80,7 @@ impl<W: WorkQueue> Mover<W> {
 
     /// Has the receiver record the end of an item.
     async fn record(&self, item: &WorkItem, done: Done) -> Result<(), Stop> {
-        let Done { children, files, bytes, failed } = done;
-        let (work, parent) = (item.id(self.job.id), item.parent);
-        let end = WorkEnd { work, parent, children, files, bytes, failed };
+        let end = done.end_of(item.id(self.job.id), item.parent);
         match self.feeder.order(SharedJobOrder::End(end), None).await? {
             SharedJobResult::Done => Ok(()),
             other => Err(refused(other)),
@@ -82,9 +98,10 @@ impl<W: WorkQueue> Mover<W> {
             }
             Work::Trees(places) => self.walk(item, places, progress).await,
             Work::Names { directory, names } => {
-                let portion = self.look_up((directory, item.mark(0)), names.clone(), ITEM).await?;
+                let place = marked(directory, item.mark(0));
+                let portion = self.look_up(directory.source, place, names.clone(), ITEM).await?;
                 let is_gone = portion.is_unopened;
-                let done = self.send_portion(item, (portion, directory.source), progress).await?;
+                let done = self.send_portion(item, portion, directory.source, progress).await?;
                 // each item of a directory that is gone fails, and tells the same: what counts is what is missing
                 let failed = if is_gone { done.failed.max(names.len() as u64) } else { done.failed };
                 Ok(Done { failed, ..done })
@@ -100,12 +117,13 @@ impl<W: WorkQueue> Mover<W> {
                 }
                 Ok(Done::default())
             }
-            Work::Large(file) => self.name(item, file, progress).await,
+            Work::Large(file) => self.commit_large(item, file, progress).await,
         }
     }
 
     async fn announce_work(&self, item: &WorkItem, work: Vec<(Work, Marks)>) -> Result<Done, Stop> {
-        let children: Vec<_> = work.into_iter().map(|work| item.child(self.job.id, work)).collect();
+        let children: Vec<_> =
+            work.into_iter().map(|(work, marks)| item.child(self.job.id, work, marks)).collect();
         let count = children.len() as u64;
         self.announce(children).await?;
         Ok(Done { children: count, ..Done::default() })
@@ -117,25 +135,26 @@ impl<W: WorkQueue> Mover<W> {
         let paths: Vec<_> = places.iter().zip(marks).map(|(place, mark)| marked(place, mark)).collect();
         let portion =
             self.job.scan(source, move |root, config| walk_portion(root, &paths, ITEM, config)).await?;
-        self.send_portion(item, (portion, source), progress).await
+        self.send_portion(item, portion, source, progress).await
     }
 
     async fn look_up(
         &self,
-        (directory, mark): (&Place, Option<DirectoryMark>),
+        source: u32,
+        directory: MarkedPath,
         names: Vec<Name>,
         size: PortionSize,
     ) -> Result<Portion, Stop> {
-        let path = marked(directory, mark);
-        let look = move |root: &_, config: &_| look_up_portion(root, (&path, &names), size, config);
-        self.job.scan(directory.source, look).await
+        let look = move |root: &_, config: &_| look_up_portion(root, (&directory, &names), size, config);
+        self.job.scan(source, look).await
     }
 
     /// Announces what a portion leaves, sends the portion, and has its large files get their names.
     async fn send_portion(
         &self,
         item: &WorkItem,
-        (portion, source): (Portion, u32),
+        portion: Portion,
+        source: u32,
         progress: &Progress,
     ) -> Result<Done, Stop> {
         let announced = self.announce_work(item, rest_of(&portion, source)).await?;
@@ -144,9 +163,10 @@ impl<W: WorkQueue> Mover<W> {
             return Ok(announced);
         }
         let sending = self.feeder.send(portion.items, ITEM.large_bytes)?;
-        let (Settled { failed, files, bytes, unnamed }, large) =
+        let (Settled { failed, files, bytes, skipped, skipped_bytes, unnamed }, large) =
             self.settle(sending, Found { item, source, marks: &portion.marks }, progress).await?;
-        let mut done = announced.and(large).and(Done { children: 0, files, bytes, failed });
+        let mut done =
+            announced.and(large).and(Done { children: 0, files, bytes, failed, skipped, skipped_bytes });
         for file in unnamed {
             done = done.and(self.commit_now(&file).await?);
         }
@@ -196,18 +216,17 @@ impl<W: WorkQueue> Mover<W> {
         let at_target = found.at_target;
         let mark = marks.get(&found.directory).copied();
         let file = large_file(source, found);
-        let was_there = Done { files: 1, bytes: file.bytes, ..Done::default() };
         match at_target {
             AtTarget::Needed => {
                 self.announce_work(item, work_of(&file).map(|work| (work, vec![mark])).collect()).await
             }
             AtTarget::There if item.is_repeat && self.has_name_by_this_job(&file, mark).await? => {
-                let large = item.child(self.job.id, (Work::Large(file.clone()), vec![mark]));
+                let large = item.child(self.job.id, Work::Large(file.clone()), vec![mark]);
                 self.end_ranges(&large, &file).await?;
-                self.record(&large, was_there).await?;
+                self.record(&large, Done::named(file.bytes)).await?;
                 Ok(Done { children: work_of(&file).count() as u64, ..Done::default() })
             }
-            AtTarget::There => Ok(was_there),
+            AtTarget::There => Ok(Done { skipped: 1, skipped_bytes: file.bytes, ..Done::named(file.bytes) }),
         }
     }
 
@@ -217,8 +236,8 @@ impl<W: WorkQueue> Mover<W> {
         file: &LargeFile,
         mark: Option<DirectoryMark>,
     ) -> Result<bool, Stop> {
-        let Ok((directory, entry)) = self.find(file, mark).await? else { return Ok(false) };
-        let Ok(Unnamed { head, .. }) = self.feeder.declaration(directory, entry).await? else {
+        let Ok(found) = self.find(file, mark).await? else { return Ok(false) };
+        let Ok(Unnamed { head, .. }) = self.feeder.declaration(found.directory, found.entry).await? else {
             return Ok(false);
         };
         let order = SharedJobOrder::Commit { head, root: None };
@@ -243,9 +262,7 @@ impl<W: WorkQueue> Mover<W> {
         let path = &file.path;
         let order = SharedJobOrder::Commit { head: file.head.clone(), root: None };
         Ok(match self.feeder.order(order, Some(file.bytes)).await? {
-            SharedJobResult::Committed { .. } => {
-                Committed::Named(Done { files: 1, bytes: file.bytes, ..Done::default() })
-            }
+            SharedJobResult::Committed { .. } => Committed::Named(Done::named(file.bytes)),
             SharedJobResult::Missing(ranges) => Committed::Missing(ranges),
             // what is newer there stays
             SharedJobResult::Failed(_, FaultCode::AlreadyThere) => Committed::Named(Done::default()),
@@ -262,7 +279,7 @@ impl<W: WorkQueue> Mover<W> {
     async fn send_range(
         &self,
         item: &WorkItem,
-        (directory, entry): (Arc<Directory>, Entry),
+        FoundFile { directory, entry }: FoundFile,
         groups: Range<u32>,
         progress: &Progress,
     ) -> Result<Done, Stop> {
@@ -277,9 +294,11 @@ impl<W: WorkQueue> Mover<W> {
         &self,
         file: &LargeFile,
         mark: Option<DirectoryMark>,
-    ) -> Result<Result<(Arc<Directory>, Entry), String>, Stop> {
+    ) -> Result<Result<FoundFile, String>, Stop> {
         let size = PortionSize { large_bytes: u64::MAX, ..ITEM };
-        let portion = self.look_up((&file.directory, mark), vec![file.name.clone()], size).await?;
+        let Place { source, .. } = file.directory;
+        let directory = marked(&file.directory, mark);
+        let portion = self.look_up(source, directory, vec![file.name.clone()], size).await?;
         let is_it = |entry: &Entry| {
             entry.name == file.name && entry.size == file.bytes && entry.metadata.mtime == file.mtime
         };
@@ -287,7 +306,7 @@ impl<W: WorkQueue> Mover<W> {
             match item {
                 ScanItem::Batch(batch) => {
                     if let Some(entry) = batch.entries.into_iter().find(is_it) {
-                        return Ok(Ok((batch.directory, entry)));
+                        return Ok(Ok(FoundFile { directory: batch.directory, entry }));
                     }
                 }
                 ScanItem::Error(error) => return Ok(Err(format!("sender: {error}"))),
@@ -303,21 +322,25 @@ impl<W: WorkQueue> Mover<W> {
         root.join(file.directory.path.as_path()).join(file.name.as_os_str())
     }
 
-    /// Has a large file get its name, once all of its groups are there; sends what others do not.
-    async fn name(&self, item: &WorkItem, file: &LargeFile, progress: &Progress) -> Result<Done, Stop> {
-        let (directory, entry) = match self.find(file, item.mark(0)).await? {
+    /// Has a large file get its name once all of its groups are there, which others send. What they seem not to send
+    /// goes from here, once.
+    async fn commit_large(
+        &self,
+        item: &WorkItem,
+        file: &LargeFile,
+        progress: &Progress,
+    ) -> Result<Done, Stop> {
+        let found = match self.find(file, item.mark(0)).await? {
             Ok(found) => found,
             Err(why) => return Ok(self.fail(why)),
         };
-        let declared = self.feeder.declaration(Arc::clone(&directory), entry.clone()).await?;
-        let unnamed = match declared {
+        let FoundFile { directory, entry } = found.clone();
+        let unnamed = match self.feeder.declaration(directory, entry).await? {
             Ok(unnamed) => unnamed,
             Err(why) => return Ok(self.fail(why)),
         };
-        let mut missing_before = Vec::new();
-        let mut resent = None;
-        let (mut since, mut looked) = (Instant::now(), Instant::now());
-        let mut idle = LOOK_EVERY;
+        let mut awaited = Awaited::new(Vec::new());
+        let mut looked = Instant::now();
         loop {
             let missing = match self.commit(&unnamed).await? {
                 Committed::Named(done) => {
@@ -325,27 +348,22 @@ impl<W: WorkQueue> Mover<W> {
                     self.feeder.find()?;
                     return Ok(done);
                 }
-                Committed::Missing(missing) if resent.as_ref() == Some(&missing) => {
-                    return Ok(self.fail(format!("receiver: write '{}': {LOST}", unnamed.path.display())));
-                }
                 Committed::Missing(missing) => missing,
             };
-            if missing != missing_before {
+            if missing != awaited.missing {
                 progress.made();
-                (missing_before, since, idle) = (missing, Instant::now(), LOOK_EVERY);
-            } else if since.elapsed() >= self.stuck_after(item) {
-                for &(first, groups) in resent.insert(std::mem::take(&mut missing_before)).iter() {
-                    let groups = first..first.saturating_add(groups);
-                    let found = (Arc::clone(&directory), entry.clone());
-                    if self.send_range(item, found, groups, progress).await?.failed > 0 {
-                        return Ok(Done::FAILED);
-                    }
+                awaited = Awaited::new(missing);
+            } else if awaited.are_resent {
+                return Ok(self.fail(format!("receiver: write '{}': {LOST}", unnamed.path.display())));
+            } else if awaited.since.elapsed() >= self.stuck_after(item) {
+                awaited.are_resent = true;
+                if self.send_ranges(item, &found, &missing, progress).await?.failed > 0 {
+                    return Ok(Done::failed());
                 }
-                since = Instant::now();
                 continue;
             }
-            self.until_next_look(idle).await;
-            idle = (2 * idle).min(LOOK_AT_LEAST_EVERY);
+            self.until_next_look(awaited.pause).await;
+            awaited.pause = (2 * awaited.pause).min(LOOK_AT_LEAST_EVERY);
             if looked.elapsed() >= LOOK_AT_LEAST_EVERY {
                 looked = Instant::now();
                 if let Err(why) = self.find(file, item.mark(0)).await? {
@@ -354,6 +372,24 @@ impl<W: WorkQueue> Mover<W> {
                 }
             }
         }
+    }
+
+    /// Sends groups of a large file, as far as none fails: ranges of a first one and a number.
+    async fn send_ranges(
+        &self,
+        item: &WorkItem,
+        found: &FoundFile,
+        ranges: &[(u32, u32)],
+        progress: &Progress,
+    ) -> Result<Done, Stop> {
+        for &(first, groups) in ranges {
+            let groups = first..first.saturating_add(groups);
+            let done = self.send_range(item, found.clone(), groups, progress).await?;
+            if done.failed > 0 {
+                return Ok(done);
+            }
+        }
+        Ok(Done::default())
     }
 
     /// Waits until it is worth while to ask again for the groups of a large file: the receiver flushes for each answer,
@@ -377,7 +413,7 @@ impl<W: WorkQueue> Mover<W> {
     /// Tells why something has failed, which counts once.
     fn fail(&self, why: String) -> Done {
         self.tell_failure(why);
-        Done::FAILED
+        Done::failed()
     }
 
     /// Ends the ranges of a file that has its name. Where the queue has lost one, no walk would announce it again: the
@@ -386,7 +422,7 @@ impl<W: WorkQueue> Mover<W> {
         let mut ending = JoinSet::new();
         for range in work_of(file).filter(|work| matches!(work, Work::Range { .. })) {
             let work = WorkItem { work: range, ..item.clone() }.id(self.job.id);
-            let end = WorkEnd { work, parent: item.parent, children: 0, files: 0, bytes: 0, failed: 0 };
+            let end = Done::default().end_of(work, item.parent);
             let feeder = self.feeder.clone();
             ending.spawn(async move { feeder.order(SharedJobOrder::End(end), None).await });
         }
@@ -397,6 +433,31 @@ impl<W: WorkQueue> Mover<W> {
             }
         }
         Ok(())
+    }
+}
+
+/// A large file that is as it was found.
+#[derive(Clone)]
+struct FoundFile {
+    directory: Arc<Directory>,
+    entry: Entry,
+}
+
+/// Groups of a large file that are waited for.
+struct Awaited {
+    /// Ranges of a first one and a number.
+    missing: Vec<(u32, u32)>,
+    /// Since when these are missing, and no others.
+    since: Instant,
+    /// How long to wait before the next look.
+    pause: Duration,
+    /// Whether these have been sent from here.
+    are_resent: bool,
+}
+
+impl Awaited {
+    fn new(missing: Vec<(u32, u32)>) -> Self {
+        Self { missing, since: Instant::now(), pause: LOOK_EVERY, are_resent: false }
     }
 }
 

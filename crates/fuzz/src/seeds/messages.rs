@@ -201,7 +201,16 @@ fn requests() -> Vec<ToReceiver> {
 fn job_orders() -> Vec<ToReceiver> {
     let (work, parent) = (WorkId([1; 16]), WorkId([2; 16]));
     let orders = [
-        SharedJobOrder::End(WorkEnd { work, parent, children: 300, files: 2, bytes: 1 << 40, failed: 3 }),
+        SharedJobOrder::End(WorkEnd {
+            work,
+            parent,
+            children: 300,
+            files: 2,
+            bytes: 1 << 40,
+            failed: 3,
+            skipped: 1,
+            skipped_bytes: 300,
+        }),
         SharedJobOrder::Commit { head: sample_file().encode(), root: Some([9; 32]) },
         SharedJobOrder::SetDirectories { head: extended_batch().encode() },
         SharedJobOrder::Count,

@@ -29,7 +29,7 @@ const WORK_BYTES: usize = 2 * size_of::<(WorkId, WorkEnd)>();
 impl Ended {
     /// Takes an end. Where two ends of one work item differ in what they have announced, the one with more of it
     /// counts: then the job does not end before all of that has. Otherwise the one of which less has failed: what has
-    /// come once is there.
+    /// come once is there. What one has not found there, and another has, has come by the job.
     fn take(&mut self, end: WorkEnd) {
         match self.work.entry(end.work) {
             Entry::Vacant(place) => {
@@ -39,9 +39,10 @@ impl Ended {
                 self.repeats += 1;
                 self.contradictions += u64::from(before.get().children != end.children);
                 let better = |end: &WorkEnd| (end.children, Reverse(end.failed));
-                if better(&end) > better(before.get()) {
-                    before.insert(end);
-                }
+                let skipped = before.get().skipped.min(end.skipped);
+                let skipped_bytes = before.get().skipped_bytes.min(end.skipped_bytes);
+                let counts = if better(&end) > better(before.get()) { end } else { *before.get() };
+                before.insert(WorkEnd { skipped, skipped_bytes, ..counts });
             }
         }
     }
@@ -59,6 +60,8 @@ impl Ended {
             count.files = count.files.saturating_add(end.files);
             count.bytes = count.bytes.saturating_add(end.bytes);
             count.failed = count.failed.saturating_add(end.failed);
+            count.skipped = count.skipped.saturating_add(end.skipped);
+            count.skipped_bytes = count.skipped_bytes.saturating_add(end.skipped_bytes);
         }
         count
     }
@@ -104,7 +107,7 @@ mod tests {
 
     fn end(work: u8, parent: u8, children: u64) -> WorkEnd {
         let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
-        WorkEnd { work, parent, children, files: 1, bytes: 10, failed: 0 }
+        WorkEnd { work, parent, children, files: 1, bytes: 10, failed: 0, skipped: 0, skipped_bytes: 0 }
     }
 
     fn count(ends: &[WorkEnd]) -> SharedJobCount {
@@ -145,6 +148,20 @@ mod tests {
             assert_eq!((counted.failed, counted.files, counted.contradictions), (0, 1, 0));
         }
         assert_eq!(count(&[bad]).failed, 2);
+    }
+
+    /// By whichever of the two.
+    #[test]
+    fn what_was_not_there_when_work_was_done_for_the_first_time_has_come_by_the_job() {
+        let (first, again) = (end(1, 1, 0), WorkEnd { skipped: 1, skipped_bytes: 10, ..end(1, 1, 0) });
+        for more in [0, 3] {
+            let again = WorkEnd { children: more, ..again };
+            for ends in [[first, again], [again, first]] {
+                let counted = count(&ends);
+                assert_eq!((counted.files, counted.skipped, counted.skipped_bytes), (1, 0, 0));
+            }
+            assert_eq!((count(&[again]).skipped, count(&[again, again]).skipped_bytes), (1, 10));
+        }
     }
 
     /// The child is told first: its number alone would do.

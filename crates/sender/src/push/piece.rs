@@ -25,6 +25,8 @@ pub(crate) struct Piece {
     progress: AtomicU64,
     files: AtomicU64,
     bytes: AtomicU64,
+    skipped: AtomicU64,
+    skipped_bytes: AtomicU64,
     unnamed: Lock<Vec<Unnamed>>,
 }
 
@@ -57,6 +59,10 @@ pub struct Settled {
     pub files: u64,
     /// The bytes of these files.
     pub bytes: u64,
+    /// The files among these that were there already.
+    pub skipped: u64,
+    /// The bytes of those.
+    pub skipped_bytes: u64,
     /// Large files all groups of which have been stored, and which get their names by an order.
     pub unnamed: Vec<Unnamed>,
 }
@@ -112,6 +118,8 @@ impl Piece {
             progress: AtomicU64::new(0),
             files: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
+            skipped_bytes: AtomicU64::new(0),
             unnamed: Lock::default(),
         };
         (Arc::new(piece), hears)
@@ -144,16 +152,25 @@ impl Piece {
         }
     }
 
+    /// The target has had an entry before.
+    pub(crate) fn confirm_there(&self, entry: &Entry) {
+        self.confirm(entry);
+        if entry.kind == EntryKind::File {
+            self.skipped.fetch_add(1, Ordering::Relaxed);
+            self.skipped_bytes.fetch_add(entry.size, Ordering::Relaxed);
+        }
+    }
+
     /// Leaves a file that the receiver needs to several, if it is so large; returns whether it has.
     pub(crate) fn leaves(&self, directory: &RelPath, entry: &Entry) -> bool {
         self.tell_if_large(directory, entry, AtTarget::Needed)
     }
 
-    /// The target has had an entry before. A file that would be left to several is told of, and counts for nothing
-    /// here: another may have given it its name.
+    /// The target has an entry that was offered. A file that would be left to several is told of, and counts for
+    /// nothing here: another may have given it its name.
     pub(crate) fn stays(&self, directory: &RelPath, entry: &Entry) {
         if !self.tell_if_large(directory, entry, AtTarget::There) {
-            self.confirm(entry);
+            self.confirm_there(entry);
         }
     }
 
@@ -193,6 +210,8 @@ impl Drop for Piece {
             failed: self.found.saturating_sub(number(&self.confirmed)),
             files: number(&self.files),
             bytes: number(&self.bytes),
+            skipped: number(&self.skipped),
+            skipped_bytes: number(&self.skipped_bytes),
             unnamed: std::mem::take(self.unnamed.get_mut()),
         };
         self.tell(Progress::Settled(settled));

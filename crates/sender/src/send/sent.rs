@@ -127,14 +127,21 @@ impl SentBatch {
     /// Confirms the entries to the pieces that they belong to, but for those that have failed or come back.
     pub(crate) fn confirm_pieces(&self) {
         let is_there = |fault: &EntryFault| fault.code == FaultCode::AlreadyThere;
-        let failed: HashSet<_> =
-            self.faults.iter().filter(|fault| !is_there(fault)).map(|fault| fault.entry).collect();
+        let of = |are_there: bool| {
+            let some = self.faults.iter().filter(move |fault| is_there(fault) == are_there);
+            some.map(|fault| fault.entry).collect::<HashSet<_>>()
+        };
+        let (there, failed) = (of(true), of(false));
         let entries = self.pack.groups.iter().flat_map(|PackGroup { directory, entries }| {
             entries.iter().map(move |entry| (directory.piece(), entry))
         });
         for (number, (piece, entry)) in (0..).zip(entries) {
             let Some(piece) = piece.filter(|_| !failed.contains(&number)) else { continue };
-            entry.entry().map_or_else(|| piece.confirm_without_data(), |entry| piece.confirm(entry));
+            match entry.entry() {
+                None => piece.confirm_without_data(),
+                Some(entry) if there.contains(&number) => piece.confirm_there(entry),
+                Some(entry) => piece.confirm(entry),
+            }
         }
     }
 

@@ -149,6 +149,10 @@ pub struct WorkEnd {
     /// How many entries of it are not at the target, or not completely, and how many parts of the source could not be
     /// read.
     pub failed: u64,
+    /// The files among those at the target that were there already.
+    pub skipped: u64,
+    /// The bytes of these.
+    pub skipped_bytes: u64,
 }
 
 /// The answer to an order.
@@ -209,6 +213,10 @@ pub struct SharedJobCount {
     pub repeats: u64,
     /// How many of the repeats differ from the first end.
     pub contradictions: u64,
+    /// The files that were at the target before the job.
+    pub skipped: u64,
+    /// The bytes of these.
+    pub skipped_bytes: u64,
 }
 
 impl SharedJobCount {
@@ -289,9 +297,18 @@ mod tests {
         };
         let work = WorkId([5; 16]);
         let parent = WorkId([6; 16]);
-        let end = WorkEnd { work, parent, children: 300, files: 2, bytes: 1, failed: 4 };
+        let end = WorkEnd {
+            work,
+            parent,
+            children: 300,
+            files: 2,
+            bytes: 1,
+            failed: 4,
+            skipped: 5,
+            skipped_bytes: 6,
+        };
         let ended = order(300, SharedJobOrder::End(end));
-        assert_eq!(ended, [&[16, 0xAC, 2, 0][..], &[5; 16], &[6; 16], &[0xAC, 2, 2, 1, 4]].concat());
+        assert_eq!(ended, [&[16, 0xAC, 2, 0][..], &[5; 16], &[6; 16], &[0xAC, 2, 2, 1, 4, 5, 6]].concat());
         let commit = SharedJobOrder::Commit { head: b"h".to_vec(), root: Some([9; 32]) };
         assert_eq!(order(1, commit), [&[16, 1, 1, 1, b'h', 1][..], &[9; 32]].concat());
         assert_eq!(order(1, SharedJobOrder::SetDirectories { head: b"h".to_vec() }), [16, 1, 2, 1, b'h']);
@@ -319,8 +336,10 @@ mod tests {
             failed: 6,
             repeats: 7,
             contradictions: 8,
+            skipped: 9,
+            skipped_bytes: 10,
         };
-        assert_eq!(answer(SharedJobResult::Counted(count)), [27, 0xAC, 2, 5, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(answer(SharedJobResult::Counted(count)), [27, 0xAC, 2, 5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
         let directories = SharedJobResult::Directories { head: b"h".to_vec() };
         assert_eq!(answer(directories), [27, 0xAC, 2, 6, 1, b'h']);
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio::task::spawn_blocking;
 use zmove_cluster::jetstream::{JetStream, JobNotice, NodeMoved, Role, Settings};
-use zmove_cluster::{HeldGrant, Lead, Receiver, Served, SharedJob, Skipped, View};
+use zmove_cluster::{HeldGrant, Lead, Receiver, Served, SharedJob, View};
 use zmove_engine::NoListener;
 use zmove_types::{Escaped, Event, Lock, Observer};
 
@@ -109,10 +109,9 @@ impl Observer for Seen {
                 moved.bytes += bytes;
             }
             Event::Skipped { files, bytes } => {
-                let skipped = Skipped::of(*files, *bytes);
                 let mut moved = self.moved.lock();
-                moved.skipped_files += skipped.files;
-                moved.skipped_bytes += skipped.bytes;
+                moved.skipped_files += files;
+                moved.skipped_bytes += bytes;
             }
             Event::Failed { message } => {
                 terminal::warn(message);

@@ -180,7 +180,7 @@ fn encode_left(file: u64, ctime: Timestamp) -> Result<Vec<u8>, JournalError> {
 
 fn encode_work_end(end: &WorkEnd) -> Result<Vec<u8>, JournalError> {
     let mut body = [end.work.0, end.parent.0].concat();
-    for number in [end.children, end.files, end.bytes, end.failed] {
+    for number in [end.children, end.files, end.bytes, end.failed, end.skipped, end.skipped_bytes] {
         body.extend_from_slice(&number.to_le_bytes());
     }
     frame(WORK_ENDED, &body)
@@ -266,8 +266,16 @@ impl<'a> Fields<'a> {
 
     fn work_end(&mut self) -> Option<WorkEnd> {
         let (work, parent) = (WorkId(self.array()?), WorkId(self.array()?));
-        let (children, files, bytes, failed) = (self.u64()?, self.u64()?, self.u64()?, self.u64()?);
-        Some(WorkEnd { work, parent, children, files, bytes, failed })
+        Some(WorkEnd {
+            work,
+            parent,
+            children: self.u64()?,
+            files: self.u64()?,
+            bytes: self.u64()?,
+            failed: self.u64()?,
+            skipped: self.u64()?,
+            skipped_bytes: self.u64()?,
+        })
     }
 
     fn cvs(&mut self) -> Option<Vec<Cv>> {

@@ -143,8 +143,9 @@ impl Mover {
 
     pub(super) async fn end(&mut self, work: u8, parent: u8, children: u64) -> SharedJobResult {
         let [work, parent] = [work, parent].map(|number| WorkId([number; 16]));
-        self.order(SharedJobOrder::End(WorkEnd { work, parent, children, files: 1, bytes: 10, failed: 0 }))
-            .await
+        let (skipped, skipped_bytes) = (0, 0);
+        let end = WorkEnd { work, parent, children, files: 1, bytes: 10, failed: 0, skipped, skipped_bytes };
+        self.order(SharedJobOrder::End(end)).await
     }
 
     pub(super) async fn commit(&mut self, head: &FileHead, contents: &[u8]) -> SharedJobResult {

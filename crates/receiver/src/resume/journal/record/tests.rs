@@ -72,9 +72,11 @@ fn the_bytes_of_a_part_are_pinned() {
 #[test]
 fn the_bytes_of_the_end_of_a_work_item_are_pinned() {
     let work = WorkId([0x33; 16]);
-    let end = WorkEnd { work, parent: WorkId([0x44; 16]), children: 1, files: 2, bytes: 3, failed: 4 };
+    let parent = WorkId([0x44; 16]);
+    let end =
+        WorkEnd { work, parent, children: 1, files: 2, bytes: 3, failed: 4, skipped: 5, skipped_bytes: 6 };
     let ended = [
-        "40000000",
+        "50000000",
         "08",
         "33333333333333333333333333333333", // work
         "44444444444444444444444444444444", // parent
@@ -82,7 +84,9 @@ fn the_bytes_of_the_end_of_a_work_item_are_pinned() {
         "0200000000000000",                 // files
         "0300000000000000",                 // bytes
         "0400000000000000",                 // failed
-        "bf013f7c",
+        "0500000000000000",                 // skipped
+        "0600000000000000",                 // bytes of these
+        "4493c5f9",
     ];
     assert_bytes(&Record::WorkEnded(end), &ended);
 }
