@@ -1,11 +1,11 @@
 //! Jobs of several receivers that have begun and not ended: a push that is killed cannot end its own, so the next one
 //! to the same target does.
 //!
-//! **Invariant:** the file of a job is locked as long as the push lives that leads it.
+//! **Invariant:** the file of a job is locked as long as the push lives that leads it, also before it has its name.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -59,9 +59,7 @@ impl Unended {
         let path = directory.join(id.to_string());
         // nobody is to find it before it is locked and whole
         let new = directory.join(format!("{id}{NEW}"));
-        let mut options = OpenOptions::new();
-        let mut file = options.write(true).create_new(true).mode(0o600).open(&new).with_context(failed)?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive).with_context(failed)?;
+        let mut file = make_locked(&new).with_context(failed)?;
         file.write_all(&serde_json::to_vec(&note)?).with_context(failed)?;
         fs::rename(&new, &path).with_context(failed)?;
         Ok(Self { path, _locked: file, note })
@@ -87,13 +85,18 @@ impl Unended {
         Ok(found)
     }
 
-    /// A job whose push has ended. A file that is none of this kind, or has just gone, is passed over.
+    /// A job whose push has ended. A file that is none of this kind, or has just gone, is passed over; what is left of
+    /// a push that was killed while it wrote one goes.
     fn abandoned(path: PathBuf) -> Option<Self> {
-        if path.to_string_lossy().ends_with(NEW) {
-            return None;
-        }
         let file = File::open(&path).ok()?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+        if path.to_string_lossy().ends_with(NEW) {
+            // one that another has removed may have a successor by now
+            if file.metadata().ok()?.nlink() > 0 {
+                let _best_effort = fs::remove_file(&path);
+            }
+            return None;
+        }
         let mut text = Vec::new();
         (&file).take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
         let note = serde_json::from_slice(&text).ok()?;
@@ -124,6 +127,17 @@ impl Unended {
     }
 }
 
+/// Makes a file and locks it. Somebody who finds it before that takes it for one that was left, and removes it.
+fn make_locked(path: &Path) -> io::Result<File> {
+    loop {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        if file.metadata()?.nlink() > 0 {
+            return Ok(file);
+        }
+    }
+}
+
 fn directory(home: &Path) -> PathBuf {
     home.join("shared-jobs")
 }
@@ -135,6 +149,7 @@ const NOTE_BYTES_MAX: u64 = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use zmove_engine::{DialSettings, Remote};
 
     fn receivers(hosts: &[&str], path: &str) -> Vec<Receiver> {
@@ -164,5 +179,36 @@ mod tests {
         fs::write(directory(home.path()).join("other"), "{}").unwrap();
         look(&["a"], "t").into_iter().for_each(|unended| unended.forget().unwrap());
         assert_eq!(found(&["a"], "t"), []);
+    }
+
+    #[test]
+    fn what_is_left_of_notes_that_were_being_written_goes_and_nobody_loses_a_new_one() {
+        let home = tempfile::tempdir().unwrap();
+        let at = receivers(&["a"], "t");
+        let sweep = || drop(Unended::of_the_same(home.path(), &at).unwrap());
+        let first = Unended::note(home.path(), (SharedJobId([1; 16]), 1), &at).unwrap();
+        let [left, written] = ["left.new", "written.new"].map(|name| directory(home.path()).join(name));
+        fs::write(&left, "half").unwrap();
+        let writing = make_locked(&written).unwrap();
+        sweep();
+        assert!(!left.exists() && written.exists());
+        drop(writing);
+        sweep();
+        assert!(!written.exists());
+        let are_all_made = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !are_all_made.load(Ordering::Relaxed) {
+                        sweep();
+                    }
+                });
+            }
+            let make = |number| Unended::note(home.path(), (SharedJobId([number; 16]), 1), &at);
+            let made: Result<Vec<_>> = (2..=u8::MAX).map(make).collect();
+            are_all_made.store(true, Ordering::Relaxed);
+            assert!(made.unwrap().iter().all(|unended| unended.path.exists()));
+        });
+        first.forget().unwrap();
     }
 }
