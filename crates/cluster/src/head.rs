@@ -357,10 +357,11 @@ impl Progress {
     }
 }
 
-/// Whether a session has failed because the job has been closed.
+/// Whether a session of a head that has nothing left to do but to close the job has failed because it is closed.
 fn is_closed(error: &SessionEnd) -> bool {
     match error {
-        SessionEnd::Session(SessionError::Refused(refusal)) => refusal.code == RefusalCode::Denied,
+        SessionEnd::Session(SessionError::Refused(refusal)) => refusal.code == RefusalCode::Ended,
+        // nobody begins a newer epoch of a job but its head, and who closes what that has left
         SessionEnd::Stop(stop) => matches!(stop, Stop::Fenced),
         SessionEnd::Connect(_)
         | SessionEnd::Session(_)
@@ -550,6 +551,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
+    use zmove_wire::Refusal;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -564,6 +567,18 @@ mod tests {
         assert_eq!((outage.lasts(), outage.in_vain), (3 * second, 3));
         outage.note(Fate::OfUse);
         assert_eq!((outage.lasts(), outage.in_vain), (Duration::ZERO, 0));
+    }
+
+    #[test]
+    fn only_the_word_that_a_job_has_ended_says_that_it_is_closed() {
+        let refused = |code| {
+            let refusal = Refusal { code, text: String::new() };
+            is_closed(&SessionEnd::Session(SessionError::Refused(refusal)))
+        };
+        assert!(refused(RefusalCode::Ended) && is_closed(&Stop::Fenced.into()));
+        for code in [RefusalCode::Denied, RefusalCode::Target, RefusalCode::UnknownKey, RefusalCode::Busy] {
+            assert!(!refused(code), "{code:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

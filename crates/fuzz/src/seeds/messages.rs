@@ -359,6 +359,7 @@ fn replies() -> Vec<ToSender> {
             }],
         },
         ToSender::Refused(Refusal { code: RefusalCode::Denied, text: "no".into() }),
+        ToSender::Refused(Refusal { code: RefusalCode::Ended, text: "it has ended".into() }),
         ToSender::Answer(Answer {
             offer: 1,
             verdicts: vec![Verdict::Skip, Verdict::Compare([7; 32]), Verdict::Delta, Verdict::Retouch],

@@ -64,7 +64,8 @@ pub(crate) fn not_in_a_job(what: &str) -> Refusal {
 
 fn refuse(error: &EpochError) -> Refusal {
     let code = match error {
-        EpochError::Fenced { .. } | EpochError::Ended => RefusalCode::Denied,
+        EpochError::Ended => RefusalCode::Ended,
+        EpochError::Fenced { .. } => RefusalCode::Denied,
         EpochError::Older { .. } => RefusalCode::Busy,
         _ => RefusalCode::Target,
     };

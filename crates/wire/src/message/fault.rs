@@ -141,6 +141,8 @@ pub enum RefusalCode {
     /// The receiver has no room, not even in its queue: the sender is to try again. From
     /// [`Version::V4`](crate::Version) on; before, `Busy`.
     Full,
+    /// The job of several receivers has ended. To an opening of such a job alone.
+    Ended,
 }
 
 impl FaultCode {
