@@ -58,6 +58,7 @@ mod media;
 mod metadata;
 mod more_lanes;
 mod operator;
+mod outages;
 mod output;
 mod overwrite;
 mod paths;

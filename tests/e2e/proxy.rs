@@ -27,6 +27,8 @@ struct State {
     bytes_left: u64,
     /// Whether all connections are closed each time, and others may come, in the place of a stall.
     cuts_after: Option<u64>,
+    /// What may still come down, and what may after all connections have been closed for it.
+    down: Option<(u64, u64)>,
     strike: Option<Strike>,
     open: Vec<TcpStream>,
     /// What each pair of these has carried upstream.
@@ -56,6 +58,13 @@ impl Proxy {
         Self::start_with(upstream, (bytes, Some(bytes)), None)
     }
 
+    /// A relay to `upstream` that closes all connections each time that so many bytes have come from there.
+    pub(crate) fn cutting_down(upstream: SocketAddr, bytes: u64) -> Self {
+        let proxy = Self::start(upstream, u64::MAX);
+        proxy.shared.state.lock().unwrap().down = Some((bytes, bytes));
+        proxy
+    }
+
     /// A relay to `upstream` that strikes once.
     pub(crate) fn striking(upstream: SocketAddr, strike: Strike) -> Self {
         Self::start_with(upstream, (u64::MAX, None), Some(strike))
@@ -72,6 +81,7 @@ impl Proxy {
             upstream,
             bytes_left,
             cuts_after,
+            down: None,
             strike,
             open: Vec::new(),
             carried: Vec::new(),
@@ -194,9 +204,9 @@ impl Shared {
         drop(state);
         self.changed.notify_all();
         let (up, down) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-        let shared = Arc::clone(self);
+        let [shared, other] = [Arc::clone(self), Arc::clone(self)];
         std::thread::spawn(move || shared.pump_up(number, up, server));
-        std::thread::spawn(move || pump_down(down, client));
+        std::thread::spawn(move || other.pump_down(down, client));
     }
 
     fn pump_up(&self, number: usize, mut from: TcpStream, mut to: TcpStream) {
@@ -239,15 +249,27 @@ impl Shared {
         self.changed.notify_all();
         self.changed.wait_while(state, |state| state.bytes_left == 0).unwrap().resumed
     }
-}
 
-fn pump_down(mut from: TcpStream, mut to: TcpStream) {
-    let mut room = vec![0; 64 << 10];
-    while let Ok(taken @ 1..) = from.read(&mut room) {
-        if to.write_all(&room[..taken]).is_err() {
-            break;
+    fn pump_down(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut room = vec![0; 64 << 10];
+        while let Ok(taken @ 1..) = from.read(&mut room) {
+            if !self.may_come_down(taken as u64) || to.write_all(&room[..taken]).is_err() {
+                break;
+            }
         }
+        // whoever is gone, the other end must learn of it even while the way up is stalled
+        drop(to.shutdown(Shutdown::Both));
     }
-    // whoever is gone, the other end must learn of it even while the way up is stalled
-    drop(to.shutdown(Shutdown::Both));
+
+    fn may_come_down(&self, bytes: u64) -> bool {
+        let mut state = self.state.lock().unwrap();
+        let Some((left, each)) = &mut state.down else { return true };
+        if *left >= bytes {
+            *left -= bytes;
+            return true;
+        }
+        *left = *each;
+        state.cut();
+        false
+    }
 }

@@ -9,14 +9,15 @@
 //! **Invariant:** the job has ended when the journals of the receivers say so, whatever the queue says. The queue only
 //! tells when it is worth looking.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
-use zmove_engine::Listener;
+use tokio::time::{sleep, timeout};
+use zmove_engine::{Listener, Next, Outages, SessionFate, Timeout};
 use zmove_sender::{Feeder, SessionError};
 use zmove_types::{Event, NoObserver, Observer};
 use zmove_wire::{RefusalCode, SharedJobCount, SharedJobOrder, SharedJobResult};
@@ -25,7 +26,7 @@ use crate::error::{SessionEnd, Stop, WorkError, refused};
 use crate::finish::Finishing;
 use crate::job::{Part, SharedJob, View};
 use crate::mover::Mover;
-use crate::receiver::{Fate, JobEvents, Receiver, Served, SessionEvents, in_session};
+use crate::receiver::{JobEvents, Receiver, Served, SessionEvents, in_session};
 use crate::work::{Work, WorkItem};
 use crate::work_queue::WorkQueue;
 
@@ -176,28 +177,31 @@ impl<W: WorkQueue> Lead<W> {
             queue: Arc::clone(&self.queue),
             receivers: Arc::clone(&self.receivers),
             next: number,
-            patience: self.patience,
+            outages: Outages::new(Timeout(self.patience)).with_waits_within(WAIT_MAX),
+            refusals: 0,
             events,
         }
     }
 
     async fn lead(&self, mut patient: Patient<W>, progress: &mut Progress) -> Result<JobEnd, JobError> {
-        let mut outage = Outage::default();
         let mut count = SharedJobCount::default();
         let last_epoch = self.job.last_epoch();
         loop {
             let (number, receiver) = patient.next_receiver();
             let events = patient.events.within(number, &receiver);
             let job = if progress.needs_fence { &last_epoch } else { &*self.job };
-            let session = in_session(&receiver, job, Part::Head, &events, |feeder| {
-                self.lead_in(feeder, &events, progress, &mut count)
-            });
-            match session.await {
+            let ended = {
+                let session = pin!(in_session(&receiver, job, Part::Head, &events, |feeder| {
+                    self.lead_in(feeder, &events, progress, &mut count)
+                }));
+                patient.outages.watch(session).await
+            };
+            match ended {
                 // with the same one: it has the job's directory
                 Ok(()) if !progress.is_closed => patient.next = number,
                 Err(error) if !(progress.is_finished && is_closed(&error)) => {
                     let has_begun = *self.begun.borrow();
-                    let paused = patient.pause((&events, error), &mut outage, has_begun).await;
+                    let paused = patient.pause((&events, error), has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
                         Ok(error) => JobError::Queue(error),
                         Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
@@ -376,47 +380,11 @@ struct Patient<W> {
     queue: Arc<W>,
     receivers: Arc<[Receiver]>,
     next: usize,
-    patience: Duration,
-    events: JobEvents,
-}
-
-/// The time without a session in which work has ended. That of sessions in which a receiver has answered is no part of
-/// it: the head does no work, and a mover may have none for long.
-#[derive(Debug, Default)]
-struct Outage {
-    since: Option<Instant>,
+    /// Times without a session in which work has ended. The head does none, and a mover may have none for long.
+    outages: Outages,
     /// How many sessions have failed for good, one after the other.
     refusals: usize,
-    /// How many sessions have begun, one after the other, in which no work has ended.
-    in_vain: u32,
-}
-
-impl Outage {
-    /// Notes that a session has ended before its work.
-    fn note(&mut self, session: Fate) {
-        match session {
-            Fate::OfUse => *self = Self::default(),
-            Fate::InVain(lasted) => {
-                self.in_vain += 1;
-                self.refusals = 0;
-                self.since = self.since.map(|since| since + lasted);
-            }
-            Fate::NotBegun => {}
-        }
-    }
-
-    /// How long it has lasted, from the first loss on.
-    fn lasts(&mut self) -> Duration {
-        self.since.get_or_insert_with(Instant::now).elapsed()
-    }
-
-    /// Why nobody waits any longer.
-    fn given_up(&self, last: SessionEnd) -> SessionEnd {
-        match self.in_vain {
-            0 | 1 => last,
-            sessions => SessionEnd::InVain { sessions, last: Box::new(last) },
-        }
-    }
+    events: JobEvents,
 }
 
 impl<W: WorkQueue> Patient<W> {
@@ -436,16 +404,18 @@ impl<W: WorkQueue> Patient<W> {
         if begun.wait_for(|begun| *begun).await.is_err() {
             return Ok(());
         }
-        let mut outage = Outage::default();
         let mut has_had_session = self.job.view == View::Leads;
         loop {
             let (number, receiver) = self.next_receiver();
             let events = self.events.within(number, &receiver);
-            let session = in_session(&receiver, &self.job, Part::Mover, &events, |feeder| {
-                let (job, queue) = (Arc::clone(&self.job), Arc::clone(&self.queue));
-                Mover::new(job, queue, feeder, Arc::clone(&events)).run(|| events.has_ended())
-            });
-            match session.await {
+            let ended = {
+                let session = pin!(in_session(&receiver, &self.job, Part::Mover, &events, |feeder| {
+                    let (job, queue) = (Arc::clone(&self.job), Arc::clone(&self.queue));
+                    Mover::new(job, queue, feeder, Arc::clone(&events)).run(|| events.has_ended())
+                }));
+                self.outages.watch(session).await
+            };
+            match ended {
                 Ok(()) => return Ok(()),
                 // the head has ended the job while something was still under way
                 Err(SessionEnd::Stop(Stop::Queue(WorkError::Over))) => {
@@ -453,8 +423,8 @@ impl<W: WorkQueue> Patient<W> {
                     return Ok(());
                 }
                 Err(error) => {
-                    has_had_session |= events.fate() != Fate::NotBegun;
-                    let paused = self.pause((&events, error), &mut outage, has_had_session).await;
+                    has_had_session |= events.fate() != SessionFate::NotBegun;
+                    let paused = self.pause((&events, error), has_had_session).await;
                     paused.map_err(|error| *error)?;
                 }
             }
@@ -465,20 +435,18 @@ impl<W: WorkQueue> Patient<W> {
     /// receiver is tried once, so that a wrong name is told at once; also by a node that has just come, which nobody
     /// waits for then.
     async fn pause(
-        &self,
+        &mut self,
         (session, error): (&SessionEvents, SessionEnd),
-        outage: &mut Outage,
         has_begun: bool,
     ) -> Result<(), Box<SessionEnd>> {
         self.events.has_lost_sessions.store(true, Ordering::Relaxed);
-        outage.note(session.fate());
-        outage.refusals = if error.is_final() || !has_begun { outage.refusals + 1 } else { 0 };
-        if error.ends_all() || outage.refusals >= self.receivers.len() {
+        let fate = session.fate();
+        let before = if fate == SessionFate::NotBegun { self.refusals } else { 0 };
+        self.refusals = if error.is_final() || !has_begun { before + 1 } else { 0 };
+        if error.ends_all() || self.refusals >= self.receivers.len() {
             return Err(Box::new(error));
         }
-        if outage.lasts() >= self.patience {
-            return Err(Box::new(outage.given_up(error)));
-        }
+        let Next::Retry(at, _) = self.outages.lost(fate) else { return Err(self.given_up(error)) };
         let number = session.number;
         if self.events.is_news(number, &error) {
             let at = match &error {
@@ -491,8 +459,15 @@ impl<W: WorkQueue> Patient<W> {
             };
             self.events.observer.on(&Event::Warned { message });
         }
-        sleep(PAUSE).await;
-        Ok(())
+        if self.outages.wait(at).await { Ok(()) } else { Err(self.given_up(error)) }
+    }
+
+    /// Why nobody waits any longer.
+    fn given_up(&self, last: SessionEnd) -> Box<SessionEnd> {
+        Box::new(match self.outages.in_vain() {
+            0 | 1 => last,
+            sessions => SessionEnd::InVain { sessions, last: Box::new(last) },
+        })
     }
 }
 
@@ -546,28 +521,15 @@ const OTHERS_END_MAX: Duration = Duration::from_secs(5);
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// How often the queue is asked whether it is idle.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long one waits before the next session.
-const PAUSE: Duration = Duration::from_millis(500);
+/// The longest wait before the next session: mostly another receiver is there.
+const WAIT_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
     use zmove_wire::Refusal;
 
     use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn sessions_that_begin_end_no_outage_and_their_time_is_no_part_of_it() {
-        let (mut outage, second) = (Outage::default(), Duration::from_secs(1));
-        for _ in 0..3 {
-            tokio::time::advance(9 * second).await;
-            outage.note(Fate::InVain(9 * second));
-            outage.lasts();
-            tokio::time::advance(second).await;
-        }
-        assert_eq!((outage.lasts(), outage.in_vain), (3 * second, 3));
-        outage.note(Fate::OfUse);
-        assert_eq!((outage.lasts(), outage.in_vain), (Duration::ZERO, 0));
-    }
 
     #[test]
     fn only_the_word_that_a_job_has_ended_says_that_it_is_closed() {

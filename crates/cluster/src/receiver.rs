@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run};
+use zmove_engine::{Connector, DialSettings, Listener, Push, Remote, Run, SessionFate};
 use zmove_sender::{Feeder, Link};
 use zmove_types::{Escaped, Event, Lock, Observer, WorkId};
 
@@ -76,9 +76,8 @@ impl JobEvents {
             events: self.clone(),
             number,
             receiver: receiver.remote.to_string(),
-            dialled: Instant::now(),
             has_begun: AtomicBool::new(false),
-            has_answered: AtomicBool::new(false),
+            answered: OnceLock::new(),
             has_come_further: AtomicBool::new(false),
             has_stored: AtomicBool::new(false),
         })
@@ -91,23 +90,12 @@ pub(crate) struct SessionEvents {
     /// The receiver's number.
     pub(crate) number: usize,
     receiver: String,
-    dialled: Instant,
     has_begun: AtomicBool,
-    has_answered: AtomicBool,
+    /// When the receiver has first answered.
+    answered: OnceLock<Instant>,
     has_come_further: AtomicBool,
     /// Whether anything was stored since it was told what limits the session.
     has_stored: AtomicBool,
-}
-
-/// What a session has come to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// The receiver has not begun it.
-    NotBegun,
-    /// No work has ended, and the receiver has answered for so long.
-    InVain(Duration),
-    /// Work has ended.
-    OfUse,
 }
 
 impl SessionEvents {
@@ -123,17 +111,16 @@ impl SessionEvents {
         self.events.served.items.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What the session has come to, which is over.
-    pub(crate) fn fate(&self) -> Fate {
+    /// What the session has come to, which is over: it was of use if work has ended.
+    pub(crate) fn fate(&self) -> SessionFate {
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         if is(&self.has_come_further) {
-            Fate::OfUse
-        } else if is(&self.has_answered) {
-            Fate::InVain(self.dialled.elapsed())
-        } else if is(&self.has_begun) {
-            Fate::InVain(Duration::ZERO)
-        } else {
-            Fate::NotBegun
+            return SessionFate::OfUse;
+        }
+        match self.answered.get() {
+            Some(first) => SessionFate::InVain { answered: first.elapsed() },
+            None if is(&self.has_begun) => SessionFate::InVain { answered: Duration::ZERO },
+            None => SessionFate::NotBegun,
         }
     }
 
@@ -176,7 +163,10 @@ impl Observer for SessionEvents {
             | Event::NotKept { .. }
             | Event::Warned { .. }
             | Event::Limited { .. } => {}
-            Event::Answered => return self.has_answered.store(true, Ordering::Relaxed),
+            Event::Answered => {
+                self.answered.get_or_init(Instant::now);
+                return;
+            }
             // of the session alone
             _ => return,
         }
@@ -281,14 +271,35 @@ mod tests {
         }
     }
 
+    fn receiver() -> Receiver {
+        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
+        Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() }
+    }
+
+    #[test]
+    fn a_session_is_of_use_if_work_has_ended_and_else_its_receiver_has_answered_since_it_first_did() {
+        let events = JobEvents::new(Arc::new(zmove_types::NoObserver), Arc::new(NoListener), Arc::default());
+        let session = events.within(0, &receiver());
+        assert_eq!(session.fate(), SessionFate::NotBegun);
+        session.has_begun.store(true, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(session.fate(), SessionFate::InVain { answered: Duration::ZERO });
+        let before = Instant::now();
+        session.on(&Event::Answered);
+        std::thread::sleep(Duration::from_millis(5));
+        session.on(&Event::Answered);
+        let SessionFate::InVain { answered } = session.fate() else { panic!("it is in vain") };
+        assert!(answered >= Duration::from_millis(5) && answered <= before.elapsed());
+        session.has_ended();
+        assert_eq!(session.fate(), SessionFate::OfUse);
+    }
+
     #[test]
     fn a_session_that_moves_nothing_does_not_say_what_limits_the_job() {
         let limits = Arc::new(Limits::default());
         let events =
             JobEvents::new(Arc::clone(&limits) as Arc<dyn Observer>, Arc::new(NoListener), Arc::default());
-        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
-        let receiver = Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() };
-        let [idle, busy] = [0, 1].map(|number| events.within(number, &receiver));
+        let [idle, busy] = [0, 1].map(|number| events.within(number, &receiver()));
         for by in ["path", "target"] {
             busy.on(&Event::Stored { files: 0, bytes: 9 });
             idle.on(&Event::Limited { by: "waiting for replies" });

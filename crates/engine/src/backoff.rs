@@ -1,16 +1,21 @@
-//! Back-off: how long a push goes on without connections, and how it spends that time. Pure, without a clock.
+//! Back-off: how long a transfer goes on without connections, and how it spends that time.
 //!
 //! A wait is short at first and doubles each time up to a bound; chance takes off up to half of it. An outage
 //! lasts from the loss until something is done: a host that answers, and whose connections are lost at once, time
-//! after time, does not end it. The time of sessions in which the host has answered is no part of it: to compare much
-//! takes long.
+//! after time, does not end it. The time in which the host answers is no part of it: to compare much takes long. Nor is
+//! what was before this process was stopped for a while (SIGSTOP): the clock has gone on, and nobody has dialled.
 //!
-//! **Invariant:** no wait goes beyond the end of the timeout, and the timeout ends the push unless something
+//! **Invariant:** no wait goes beyond the end of the timeout, and the timeout ends the transfer unless something
 //! is done in between.
 
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::pin::pin;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until};
+use zmove_sender::SessionFate;
 
 /// The longest time that a push goes on without connections; zero: not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +31,13 @@ impl Timeout {
 #[error("'{0}' is no time: write for example 90s, 5min or 1h, or 0")]
 pub struct ParseTimeoutError(String);
 
-/// The outages of a push, each from the loss of connections until something is done again.
+/// The outages of a transfer, each from the loss of connections until something is done again.
 #[derive(Debug)]
-pub(crate) struct Outages {
+pub struct Outages {
     timeout: Timeout,
-    /// The upper bound of the next wait.
+    /// The upper bounds of the next wait, and of all.
     wait: Duration,
+    wait_max: Duration,
     since: Option<Instant>,
     /// The number of sessions of this outage that have begun, and in which nothing was done.
     in_vain: u32,
@@ -39,67 +45,113 @@ pub(crate) struct Outages {
 
 /// The action that follows a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub enum Next {
     /// The outage has lasted too long.
     GiveUp,
     /// Try again at this moment.
-    Retry {
-        at: Instant,
-        /// The end of the timeout.
-        until: Instant,
-        outage: Outage,
-    },
+    Retry(Instant, Outage),
 }
 
 /// Whether an outage has just begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outage {
+pub enum Outage {
+    /// The loss is the first of an outage.
     Begins,
+    /// The outage has begun with an earlier loss.
     GoesOn,
 }
 
 impl Outages {
-    pub(crate) fn new(timeout: Timeout) -> Self {
-        Self { timeout, wait: WAIT_MIN, since: None, in_vain: 0 }
+    /// Outages that may last so long each.
+    #[must_use]
+    pub fn new(timeout: Timeout) -> Self {
+        Self { timeout, wait: WAIT_MIN, wait_max: WAIT_MAX, since: None, in_vain: 0 }
     }
 
-    /// Ends the outage: something has been done again.
-    pub(crate) fn end(&mut self) {
-        *self = Self::new(self.timeout);
+    /// The same with shorter waits, where another host may be tried next.
+    #[must_use]
+    pub fn with_waits_within(self, wait_max: Duration) -> Self {
+        Self { wait_max, ..self }
     }
 
-    /// Counts a session that has begun, in which the host has answered for so long and nothing was done.
-    pub(crate) fn began_in_vain(&mut self, answered: Duration) {
-        self.in_vain += 1;
-        self.since = self.since.map(|since| since + answered);
-    }
-
-    /// The number of such sessions in a row.
-    pub(crate) const fn in_vain(&self) -> u32 {
+    /// The number of sessions in a row that have begun, and in which nothing was done.
+    #[must_use]
+    pub const fn in_vain(&self) -> u32 {
         self.in_vain
     }
 
-    /// The action after connections were lost, or did not come about; `chance` is any number, a fresh one each time.
-    pub(crate) fn lost(&mut self, now: Instant, chance: u32) -> Next {
+    /// The end of the outage's timeout, while there is an outage.
+    #[must_use]
+    pub fn until(&self) -> Option<Instant> {
+        Some(self.since? + self.timeout.0)
+    }
+
+    /// The action after a session that has come to this has lost its connections, or they did not come about.
+    pub fn lost(&mut self, fate: SessionFate) -> Next {
+        let now = Instant::now();
+        match fate {
+            SessionFate::NotBegun => {}
+            SessionFate::InVain { answered } => {
+                self.in_vain += 1;
+                self.since = self.since.map(|since| (since + answered).min(now));
+            }
+            SessionFate::OfUse => *self = Self::new(self.timeout).with_waits_within(self.wait_max),
+        }
         let outage = if self.since.is_none() { Outage::Begins } else { Outage::GoesOn };
         let until = *self.since.get_or_insert(now) + self.timeout.0;
         if now >= until {
             return Next::GiveUp;
         }
-        Next::Retry { at: (now + self.next_wait(chance)).min(until), until, outage }
+        Next::Retry((now + self.next_wait(chance())).min(until), outage)
+    }
+
+    /// Waits until it is time to try again; returns whether there is any time left then.
+    pub async fn wait(&mut self, at: Instant) -> bool {
+        self.watch(sleep_until(at)).await;
+        self.until().is_none_or(|until| Instant::now() < until)
+    }
+
+    /// Waits for something, and lets an outage begin anew where this process is stopped meanwhile.
+    pub async fn watch<T>(&mut self, doing: impl Future<Output = T>) -> T {
+        let mut doing = pin!(doing);
+        let mut seen = Instant::now();
+        loop {
+            let done = tokio::select! {
+                done = &mut doing => Some(done),
+                () = sleep(LOOK_EVERY) => None,
+            };
+            let now = Instant::now();
+            if now - seen >= STOPPED_MIN {
+                self.since = self.since.map(|_before| now);
+            }
+            seen = now;
+            if let Some(done) = done {
+                return done;
+            }
+        }
     }
 
     /// The next wait. Waits double, and chance shortens each to between half of it and all of it, so that many senders
     /// that lost the same host do not come back at once.
     fn next_wait(&mut self, chance: u32) -> Duration {
         let longest = self.wait;
-        self.wait = (longest * 2).min(WAIT_MAX);
+        self.wait = (longest * 2).min(self.wait_max);
         longest.mul_f64(0.5 + 0.5 * f64::from(chance) / f64::from(u32::MAX))
     }
 }
 
+/// A number that is another one each time, and in each process.
+fn chance() -> u32 {
+    let number = RandomState::new().hash_one(());
+    u32::try_from(number >> u32::BITS).unwrap_or(u32::MAX)
+}
+
 const WAIT_MIN: Duration = Duration::from_millis(100);
 const WAIT_MAX: Duration = Duration::from_secs(10);
+/// How often the clock is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A process that has not looked at the clock for so long has been stopped; one on a busy host is late by less.
+const STOPPED_MIN: Duration = Duration::from_secs(5);
 
 impl FromStr for Timeout {
     type Err = ParseTimeoutError;
@@ -139,6 +191,8 @@ impl fmt::Display for Timeout {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
+
     use super::*;
 
     #[test]
@@ -154,48 +208,75 @@ mod tests {
     #[test]
     fn waits_double_up_to_a_bound_and_begin_anew() {
         let fresh = || Outages::new(Timeout::NONE);
-        let mut outages = fresh();
-        let waits: Vec<_> = (0..9).map(|_| outages.next_wait(u32::MAX).as_millis()).collect();
-        assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        let waits = |outages: &mut Outages| {
+            (0..9).map(|_| outages.next_wait(u32::MAX).as_millis()).collect::<Vec<_>>()
+        };
+        assert_eq!(waits(&mut fresh()), [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        let mut short = fresh().with_waits_within(SECOND);
+        assert_eq!(waits(&mut short), [100, 200, 400, 800, 1000, 1000, 1000, 1000, 1000]);
+        short.lost(SessionFate::OfUse);
+        assert_eq!((short.wait, short.wait_max), (WAIT_MIN, SECOND));
         assert_eq!(fresh().next_wait(0).as_millis(), 50);
     }
 
-    #[test]
-    fn an_outage_begins_once_and_is_waited_for_as_long_as_was_said() {
-        let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let mut outages = Outages::new(Timeout(second));
-        let retry = |outages: &mut Outages, after| outages.lost(start + after, u32::MAX);
-        let until = start + second;
-        let at = start + Duration::from_millis(100);
-        assert_eq!(retry(&mut outages, Duration::ZERO), Next::Retry { at, until, outage: Outage::Begins });
-        let late = Duration::from_millis(900);
-        let at = start + Duration::from_millis(1000);
-        assert_eq!(retry(&mut outages, late), Next::Retry { at, until, outage: Outage::GoesOn });
-        assert_eq!(retry(&mut outages, second), Next::GiveUp);
-        outages.end();
-        let at = start + second + Duration::from_millis(100);
-        let until = until + second;
-        assert_eq!(retry(&mut outages, second), Next::Retry { at, until, outage: Outage::Begins });
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// The action after a loss so much later.
+    async fn lost(outages: &mut Outages, later: Duration, fate: SessionFate) -> Next {
+        advance(later).await;
+        outages.lost(fate)
     }
 
-    #[test]
-    fn sessions_in_vain_count_and_their_time_does_not() {
-        let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let mut outages = Outages::new(Timeout(second));
-        let mut now = start;
-        for lasted in [5 * second, second / 2, 5 * second] {
-            now += lasted;
-            outages.began_in_vain(lasted);
-            assert!(matches!(outages.lost(now, u32::MAX), Next::Retry { .. }));
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_begins_once_and_is_waited_for_as_long_as_was_said() {
+        let mut outages = Outages::new(Timeout(SECOND));
+        for fate in [SessionFate::NotBegun, SessionFate::OfUse] {
+            let begins = lost(&mut outages, Duration::ZERO, fate).await;
+            assert!(matches!(begins, Next::Retry(_, Outage::Begins)), "{begins:?}");
+            let until = Instant::now() + SECOND;
+            assert_eq!(outages.until(), Some(until));
+            outages.wait = WAIT_MAX;
+            let goes_on = lost(&mut outages, SECOND * 9 / 10, SessionFate::NotBegun).await;
+            assert_eq!(goes_on, Next::Retry(until, Outage::GoesOn), "no wait goes beyond the end");
+            assert_eq!(lost(&mut outages, SECOND / 10, SessionFate::NotBegun).await, Next::GiveUp);
         }
-        assert_eq!(outages.lost(now + second, u32::MAX), Next::GiveUp);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sessions_in_vain_count_and_the_time_of_their_answers_does_not() {
+        let mut outages = Outages::new(Timeout(SECOND));
+        for answered in [5 * SECOND, SECOND / 2, 5 * SECOND] {
+            let next = lost(&mut outages, answered, SessionFate::InVain { answered }).await;
+            assert!(matches!(next, Next::Retry(..)), "{next:?}");
+        }
         assert_eq!(outages.in_vain(), 3);
-        outages.end();
+        let silent = SessionFate::InVain { answered: Duration::ZERO };
+        assert_eq!(lost(&mut outages, SECOND, silent).await, Next::GiveUp);
+        outages.lost(SessionFate::OfUse);
         assert_eq!(outages.in_vain(), 0);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_was_stopped_has_the_whole_timeout_again() {
+        let mut outages = Outages::new(Timeout(60 * SECOND));
+        outages.lost(SessionFate::NotBegun);
+        outages.watch(advance(59 * SECOND)).await;
+        let until = Instant::now() + 60 * SECOND;
+        assert_eq!(outages.until(), Some(until));
+        // looks at the clock go on as long as it waits
+        outages.watch(sleep(59 * SECOND)).await;
+        assert!(outages.wait(Instant::now()).await && !outages.wait(until).await);
+        assert_eq!(outages.lost(SessionFate::NotBegun), Next::GiveUp);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_timeout_gives_up_at_once() {
+        assert_eq!(Outages::new(Timeout::NONE).lost(SessionFate::NotBegun), Next::GiveUp);
+    }
+
     #[test]
-    fn no_timeout_gives_up_at_once() {
-        assert_eq!(Outages::new(Timeout(Duration::ZERO)).lost(Instant::now(), 0), Next::GiveUp);
+    fn chance_is_another_number_each_time() {
+        let numbers: std::collections::HashSet<_> = (0..100).map(|_| chance()).collect();
+        assert!(numbers.len() > 90, "{numbers:?}");
     }
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zmove_sender::Summary;
+use zmove_sender::{SessionFate, Summary};
 use zmove_transport::{ChannelDialler, ControlReader, ControlWriter, Fingerprint, Signed, control_pair};
 use zmove_types::{Hex, NoObserver, Observer};
 use zmove_wire::{
@@ -30,7 +30,7 @@ use crate::notice::Notice;
 use crate::pull::asking::{Asked, ask};
 use crate::pull::relayed::{Heard, Relayed};
 use crate::random::fresh_transfer;
-use crate::retrying::{Retrying, Sessions, Steps, moment};
+use crate::retrying::{Retrying, Sessions, moment};
 use hosts::Hosts;
 
 /// All that a copy between two other hosts needs.
@@ -76,7 +76,10 @@ struct CopyRun {
     /// The copy that may run at the host that sends.
     id: Option<[u8; 16]>,
     was_up: bool,
-    heard: u64,
+    /// What the last session has come to.
+    fate: SessionFate,
+    /// The most that the host that sends has told to be at the target.
+    there_most: u64,
     told: bool,
 }
 
@@ -105,8 +108,16 @@ impl RemoteCopy<'_> {
     /// A host cannot be reached or refuses, or the copy came to no good end. Files that failed are no such error: the
     /// summary counts them.
     pub async fn copy(&self, started: Instant, stop: impl Future<Output = ()>) -> Result<Copied, PushError> {
-        let patience = Duration::ZERO;
-        let run = CopyRun { started, patience, key: None, id: None, was_up: false, heard: 0, told: false };
+        let run = CopyRun {
+            started,
+            patience: Duration::ZERO,
+            key: None,
+            id: None,
+            was_up: false,
+            fate: SessionFate::NotBegun,
+            there_most: 0,
+            told: false,
+        };
         let Self { source: connector, timeout, busy_timeout, .. } = *self;
         let mut sessions = CopySessions { of: self, run };
         let copied = Retrying { connector, timeout, busy_timeout }.run(&mut sessions, stop).await;
@@ -138,7 +149,7 @@ impl RemoteCopy<'_> {
     async fn session(
         &self,
         run: &mut CopyRun,
-        until: Option<Instant>,
+        until: Option<tokio::time::Instant>,
         mut stop: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<Copied, PushError> {
         let begun = async {
@@ -198,6 +209,7 @@ impl RemoteCopy<'_> {
             _ => return Err(PullError::from(WireError::OutOfOrder { what: "the answer to an order" }).into()),
         };
         run.was_up = true;
+        run.fate = SessionFate::InVain { answered: Duration::ZERO };
         listener.hear(&Notice::SessionBegins { transfer: None });
         if !std::mem::replace(&mut run.told, true) && !self.ends_with_ssh() {
             listener.hear(&Notice::CopyRuns { id: &Hex(&id).to_string(), remote: self.source.remote });
@@ -252,15 +264,29 @@ impl RemoteCopy<'_> {
     async fn listen(&self, run: &mut CopyRun, mut reader: ControlReader) -> Result<Heard, PullError> {
         let (more, _never) = mpsc::unbounded_channel();
         let relayed = Relayed::new(Arc::clone(&self.observer), (None, more), run.started.elapsed());
+        let mut first = None;
+        let ended = self.hear(&relayed, &mut reader, &mut first).await;
+        let (_, heard) = relayed.end(None);
+        run.add(&heard, first.map_or(Duration::ZERO, |first: Instant| first.elapsed()));
+        ended.map(|()| heard)
+    }
+
+    /// Hears it, and notes when the first word has come.
+    async fn hear(
+        &self,
+        relayed: &Relayed,
+        reader: &mut ControlReader,
+        first: &mut Option<Instant>,
+    ) -> Result<(), PullError> {
         let mut restarts = 0;
         while let Some(bytes) = reader.receive().await? {
-            run.heard += 1;
+            first.get_or_insert_with(Instant::now);
             relayed.take(&bytes)?;
             if std::mem::replace(&mut restarts, relayed.restarts()) < restarts {
                 self.source.listener.hear(&Notice::SessionBegins { transfer: None });
             }
         }
-        Ok(relayed.end(None).1)
+        Ok(())
     }
 
     fn finish(&self, run: &CopyRun, id: [u8; 16], heard: Heard) -> Result<Copied, PullError> {
@@ -285,6 +311,19 @@ impl RemoteCopy<'_> {
         let elapsed = run.started.elapsed();
         let summary = Summary { elapsed, reconnects: restarts, first_byte, ..Summary::from(account) };
         Ok(Copied { summary, receipt })
+    }
+}
+
+impl CopyRun {
+    /// Adds a session that has ended, in which the host has answered for so long. It has come further if the host has
+    /// told that more is at the target than in each before; that its own sessions come further the host itself sees to.
+    fn add(&mut self, heard: &Heard, answered: Duration) {
+        if heard.there_most > self.there_most {
+            self.there_most = heard.there_most;
+            self.fate = SessionFate::OfUse;
+        } else {
+            self.fate = SessionFate::InVain { answered };
+        }
     }
 }
 
@@ -403,7 +442,7 @@ impl Sessions for CopySessions<'_, '_> {
 
     async fn session<S: Future<Output = ()>>(
         &mut self,
-        until: Option<Instant>,
+        until: Option<tokio::time::Instant>,
         stop: Pin<&mut S>,
     ) -> Result<Copied, PushError> {
         self.of.session(&mut self.run, until, stop).await
@@ -417,9 +456,8 @@ impl Sessions for CopySessions<'_, '_> {
         self.of.order.fetch.open.purpose == Purpose::Move
     }
 
-    fn steps(&self) -> Steps {
-        // the host that sends sees for itself that its sessions come further
-        Steps { begun: self.run.heard, answered: self.run.heard, further: self.run.heard }
+    fn take_fate(&mut self) -> SessionFate {
+        std::mem::take(&mut self.run.fate)
     }
 
     fn wait_for(&mut self, patience: Duration) {
@@ -435,6 +473,27 @@ impl Sessions for CopySessions<'_, '_> {
 mod tests {
     use super::*;
     use zmove_transport::Identity;
+
+    #[test]
+    fn a_session_that_hears_of_no_more_comes_no_further() {
+        let mut run = CopyRun {
+            started: Instant::now(),
+            patience: Duration::ZERO,
+            key: None,
+            id: None,
+            was_up: true,
+            fate: SessionFate::NotBegun,
+            there_most: 0,
+            told: false,
+        };
+        let mut fate = |there_most| {
+            run.add(&Heard { there_most, ..Heard::default() }, Duration::ZERO);
+            run.fate
+        };
+        let in_vain = SessionFate::InVain { answered: Duration::ZERO };
+        let fates = [0, 5, 5, 3, 6].map(&mut fate);
+        assert_eq!(fates, [in_vain, SessionFate::OfUse, in_vain, in_vain, SessionFate::OfUse]);
+    }
 
     #[test]
     fn a_receipt_is_for_one_copy_and_one_target_and_of_one_key() {

@@ -289,9 +289,6 @@ pub enum PushError {
     /// The job of another session could not be made.
     #[error(transparent)]
     Job(BoxError),
-    /// No number for the back-off could be drawn.
-    #[error("draw a number")]
-    Chance(#[source] io::Error),
     /// Connections were lost and have not come back in time.
     #[error("the connection to {remote} was lost and has not come back for {timeout}: {}", Causes(cause.as_ref()))]
     GivenUp {

@@ -61,7 +61,7 @@ mod settings;
 mod sources;
 mod ssh;
 
-pub use backoff::{ParseTimeoutError, Timeout};
+pub use backoff::{Next, Outage, Outages, ParseTimeoutError, Timeout};
 pub use copy::{After, Copied, RemoteCopy, copy_result, end_copy, read_receipt};
 pub use dial::{Connector, LANES_AT_ONCE, LOCAL_RTT, RATE_TARGET, Reached, Route, lanes_for_machine};
 pub use error::{
@@ -78,4 +78,4 @@ pub use reconnect::{JobMaking, Pushed, RemotePush};
 pub use settings::{Confirm, DIAL_TIMEOUT, DialSettings, MoreLanes, PortRange, SshSettings, UnknownHost};
 pub use sources::Sources;
 pub use ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest, SshSession};
-pub use zmove_sender::{LOSS_TOLERANT, Push, PushJob, Run, SenderConfig, Summary};
+pub use zmove_sender::{LOSS_TOLERANT, Push, PushJob, Run, SenderConfig, SessionFate, Summary};

@@ -25,9 +25,9 @@ use zmove_receiver::{
     ListedFiles, NamedFiles, Owning, ReceiverConfig, Session, SessionError as ReceiverError, TargetLeases,
     TransferMeter, run_session,
 };
-use zmove_sender::{LaneNumber, LaneSupply, Manifest, Summary};
+use zmove_sender::{LaneNumber, LaneSupply, Manifest, SessionFate, Summary};
 use zmove_transport::{ControlReader, ControlWriter, LaneError, LaneSource, Resumption, Transport};
-use zmove_types::{Accounts, Observer};
+use zmove_types::{Accounts, Brought, Lock, Observer};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{Compare, Fetch, LaneOrder, Open, Purpose, ToSender, ToSource, Version, WireError};
 
@@ -35,7 +35,7 @@ use crate::backoff::Timeout;
 use crate::dial::{Connected, Connector, Dialled};
 use crate::error::{PullError, PushError};
 use crate::notice::Notice;
-use crate::retrying::{Retrying, Sessions, Steps, moment};
+use crate::retrying::{Retrying, Sessions, moment};
 use asking::{Asked, ask};
 use conversation::Conversation;
 use relayed::{Heard, Relayed};
@@ -89,15 +89,17 @@ pub struct PullRun {
     was_up: bool,
     /// The number of sessions that have begun.
     begun: u64,
-    /// The number of sessions in which the host has answered, and of those that have come further than all before.
-    answered: u64,
-    further: u64,
-    /// The most bytes that a session that broke off has found or stored here.
-    bytes_here_most: u64,
+    /// What the last session has come to.
+    fate: SessionFate,
+    /// What the sessions have stored here.
+    brought: Arc<Lock<Brought>>,
+    /// The most bytes that a session that broke off has found here.
+    bytes_found_most: u64,
     patience: Duration,
     earlier: Earlier,
-    /// The entries that the run may still remove.
+    /// The entries that the run may still remove, and how many these were before the last session.
     removals: Option<Arc<RemovalBudget>>,
+    removals_left: u64,
     /// The id of the run: that of its first transfer.
     id: Option<[u8; 16]>,
 }
@@ -137,12 +139,13 @@ impl PullRun {
             manifest,
             was_up: false,
             begun: 0,
-            answered: 0,
-            further: 0,
-            bytes_here_most: 0,
+            fate: SessionFate::NotBegun,
+            brought: Arc::default(),
+            bytes_found_most: 0,
             patience: Duration::ZERO,
             earlier: Earlier::default(),
             removals: None,
+            removals_left: 0,
             id: None,
         }
     }
@@ -170,7 +173,7 @@ impl RemotePull<'_> {
     async fn session(
         &self,
         run: &mut PullRun,
-        until: Option<Instant>,
+        until: Option<tokio::time::Instant>,
         mut stop: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<Pulled, PushError> {
         let Self { connector, .. } = self;
@@ -218,6 +221,7 @@ impl RemotePull<'_> {
         let (reader, writer) = leave_to_receive(asked)?;
         run.was_up = true;
         run.begun += 1;
+        run.fate = SessionFate::InVain { answered: Duration::ZERO };
         let relayed = Arc::new(Relayed::new(
             Arc::clone(&self.observer),
             (run.manifest.take(), supply.more.clone()),
@@ -258,7 +262,6 @@ impl RemotePull<'_> {
         let (manifest, heard) = relayed.end(heard);
         run.manifest = manifest;
         let files = meter.files().max(heard.progress.stored_files);
-        run.answered += u64::from(files > 0 || heard.answered);
         let ended = match (received, heard.account.clone(), interrupted, lane_error) {
             (_, _, true, _) => Err(PullError::Interrupted),
             (Ok(_), Some(account), ..) => Ok(Summary::from(account)),
@@ -287,6 +290,7 @@ impl RemotePull<'_> {
         // The host was told the same, and need not keep to it.
         let most = self.fetch.removals.and_then(|order| order.entries_max).unwrap_or(u64::MAX);
         let removals = run.removals.get_or_insert_with(|| Arc::new(RemovalBudget::new(most)));
+        run.removals_left = removals.left();
         ReceiverConfig {
             file_io,
             direct,
@@ -300,6 +304,7 @@ impl RemotePull<'_> {
             owning: Owning::Allowed,
             top_names: self.sources.top_names(),
             meter: Arc::clone(meter),
+            brought: Some(Arc::clone(&run.brought)),
             ..ReceiverConfig::default()
         }
     }
@@ -338,11 +343,18 @@ impl RemotePull<'_> {
 }
 
 impl PullRun {
-    /// Adds a session that broke off.
+    /// Adds a session that broke off. It has come further if a file, or a group of a large one, was stored here that
+    /// none before has brought, if something was removed, or if it has found more bytes here than each of these.
     fn add(&mut self, files: u64, heard: &Heard) {
-        let bytes_here = heard.progress.skipped_bytes.saturating_add(heard.progress.stored_bytes);
-        self.further += u64::from(files > 0 || bytes_here > self.bytes_here_most);
-        self.bytes_here_most = self.bytes_here_most.max(bytes_here);
+        let bytes_found = heard.progress.skipped_bytes;
+        let has_removed = self.removals.as_ref().is_some_and(|removals| removals.left() < self.removals_left);
+        let has_changed = self.brought.lock().take_new() || has_removed;
+        self.fate = if has_changed || bytes_found > self.bytes_found_most {
+            SessionFate::OfUse
+        } else {
+            SessionFate::InVain { answered: heard.answered.map_or(Duration::ZERO, |first| first.elapsed()) }
+        };
+        self.bytes_found_most = self.bytes_found_most.max(bytes_found);
         self.earlier.files += files;
         self.earlier.bytes += heard.progress.stored_bytes;
         self.earlier.first_byte = self.earlier.first_byte.or(heard.first_byte);
@@ -445,7 +457,7 @@ impl Sessions for PullSessions<'_, '_> {
 
     async fn session<S: Future<Output = ()>>(
         &mut self,
-        until: Option<Instant>,
+        until: Option<tokio::time::Instant>,
         stop: Pin<&mut S>,
     ) -> Result<Pulled, PushError> {
         self.of.session(self.run, until, stop).await
@@ -459,8 +471,8 @@ impl Sessions for PullSessions<'_, '_> {
         self.of.fetch.open.purpose == Purpose::Move
     }
 
-    fn steps(&self) -> Steps {
-        Steps { begun: self.run.begun, answered: self.run.answered, further: self.run.further }
+    fn take_fate(&mut self) -> SessionFate {
+        std::mem::take(&mut self.run.fate)
     }
 
     fn wait_for(&mut self, patience: Duration) {
@@ -469,5 +481,32 @@ impl Sessions for PullSessions<'_, '_> {
 
     fn interrupted() -> PushError {
         PullError::Interrupted.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zmove_wire::Progress;
+
+    #[test]
+    fn sessions_that_bring_find_and_remove_nothing_new_come_no_further() {
+        let mut run = PullRun::begin(None, Instant::now());
+        let mut is_of_use = |skipped_bytes, brought: &[&str]| {
+            brought.iter().for_each(|thing| run.brought.lock().note(thing));
+            let progress =
+                Progress { skipped_bytes, stored_files: 1, stored_bytes: 9, ..Progress::default() };
+            run.add(1, &Heard { progress, ..Heard::default() });
+            std::mem::take(&mut run.fate) == SessionFate::OfUse
+        };
+        assert!(is_of_use(0, &["log"]) && !is_of_use(0, &["log"]));
+        assert!(is_of_use(7, &["log"]) && !is_of_use(7, &["log"]) && !is_of_use(2, &[]));
+        assert!(is_of_use(2, &["a group"]), "while what is equal gets less");
+        run.removals = Some(Arc::new(RemovalBudget::new(1)));
+        for (left, fate) in [(2, SessionFate::OfUse), (1, SessionFate::InVain { answered: Duration::ZERO })] {
+            run.removals_left = left;
+            run.add(0, &Heard::default());
+            assert_eq!(run.fate, fate);
+        }
     }
 }

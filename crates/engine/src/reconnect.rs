@@ -7,9 +7,12 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use zmove_sender::{Link, Need, PeerQuota, Push, PushJob, Run, SenderConfig, SessionError, Summary};
+use tokio::time::Instant;
+use zmove_sender::{
+    Link, Need, PeerQuota, Push, PushJob, Run, SenderConfig, SessionError, SessionFate, Summary,
+};
 use zmove_transport::{Resumption, Transport};
 use zmove_types::Observer;
 
@@ -17,7 +20,7 @@ use crate::backoff::Timeout;
 use crate::dial::Connector;
 use crate::error::{BoxError, PushError};
 use crate::notice::Notice;
-use crate::retrying::{Retrying, Sessions, Steps, moment};
+use crate::retrying::{Retrying, Sessions, moment};
 
 /// All that each session of a push to another host needs.
 pub struct RemotePush<'a> {
@@ -104,8 +107,8 @@ impl RemotePush<'_> {
         let pushed = match push {
             Ok(push) => {
                 let link = Link { quota: self.quota.clone(), ..reached.link };
-                let pushed = push.run(run, link, Arc::clone(&self.observer), stop).await;
-                pushed.map_err(PushError::from)
+                let pushing = Box::pin(push.run(run, link, Arc::clone(&self.observer), stop));
+                pushing.await.map_err(PushError::from)
             }
             Err(error) => Err(error),
         };
@@ -121,7 +124,7 @@ impl RemotePush<'_> {
 
     async fn start_again(&self, run: &mut Run) -> Result<Push, PushError> {
         let job = (self.job)().await.map_err(PushError::Job)?;
-        Ok(Push::start(job, self.config.clone(), run, Instant::now()))
+        Ok(Push::start(job, self.config.clone(), run, Instant::now().into_std()))
     }
 }
 
@@ -154,8 +157,8 @@ impl Sessions for PushSessions<'_, '_> {
         true
     }
 
-    fn steps(&self) -> Steps {
-        Steps { begun: self.run.begun(), answered: self.run.answered(), further: self.run.further() }
+    fn take_fate(&mut self) -> SessionFate {
+        self.run.take_fate()
     }
 
     fn wait_for(&mut self, patience: Duration) {

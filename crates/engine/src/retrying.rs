@@ -8,15 +8,15 @@
 
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
+use zmove_sender::SessionFate;
 
 use crate::backoff::{Next, Outage, Outages, Timeout};
 use crate::dial::Connector;
 use crate::error::PushError;
 use crate::notice::Notice;
-use crate::random::random;
 
 /// How a transfer goes on when its connections are lost.
 pub(crate) struct Retrying<'a> {
@@ -46,25 +46,14 @@ pub(crate) trait Sessions {
     /// tell all of it again, or leave out what was told meanwhile.
     fn may_follow(&self) -> bool;
 
-    /// What the sessions have come to so far.
-    fn steps(&self) -> Steps;
+    /// What the last session has come to.
+    fn take_fate(&mut self) -> SessionFate;
 
     /// Sets how long the next session waits in the queue of a busy host.
     fn wait_for(&mut self, patience: Duration);
 
     /// The error for a transfer that `stop` has ended between two sessions.
     fn interrupted() -> PushError;
-}
-
-/// What the sessions of one transfer have come to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Steps {
-    /// The number of sessions that the host has begun.
-    pub(crate) begun: u64,
-    /// The number of those in which it has answered.
-    pub(crate) answered: u64,
-    /// The number of those that have come further than all before.
-    pub(crate) further: u64,
 }
 
 impl Retrying<'_> {
@@ -77,15 +66,16 @@ impl Retrying<'_> {
         let Connector { remote, listener, .. } = self.connector;
         let mut stop = pin!(stop);
         let mut outages = Outages::new(self.timeout);
-        let mut until = None;
         let mut closed = 0;
         loop {
-            let before = sessions.steps();
-            let now = Instant::now();
-            sessions.wait_for(
-                until.map_or(self.busy_timeout.0, |until: Instant| until.saturating_duration_since(now)),
-            );
-            let error = match sessions.session(until, stop.as_mut()).await {
+            let until = outages.until();
+            sessions
+                .wait_for(until.map_or(self.busy_timeout.0, |until| until.duration_since(Instant::now())));
+            let ended = {
+                let session = pin!(sessions.session(until, stop.as_mut()));
+                outages.watch(session).await
+            };
+            let error = match ended {
                 Ok(done) => return Ok(done),
                 Err(error)
                     if closed < CLOSED_MAX
@@ -99,15 +89,9 @@ impl Retrying<'_> {
                 Err(error) if self.is_final(&error, sessions.was_up()) => return Err(error),
                 Err(error) => error,
             };
-            let after = sessions.steps();
-            let has_answered = after.answered > before.answered;
-            if after.further > before.further {
-                outages.end();
-            } else if after.begun > before.begun {
-                outages.began_in_vain(if has_answered { now.elapsed() } else { Duration::ZERO });
-            }
-            let chance = random().map(u32::from_le_bytes).map_err(PushError::Chance)?;
-            let Next::Retry { at, until: end, outage } = outages.lost(Instant::now(), chance) else {
+            let fate = sessions.take_fate();
+            let has_answered = fate != SessionFate::NotBegun && fate != SILENT;
+            let Next::Retry(at, outage) = outages.lost(fate) else {
                 return Err(self.given_up(error, sessions.was_up(), outages.in_vain()));
             };
             if error.is_busy() && !sessions.was_up() {
@@ -115,14 +99,13 @@ impl Retrying<'_> {
             } else if (outage == Outage::Begins || has_answered) && sessions.was_up() {
                 listener.hear(&Notice::ConnectionLost { remote, cause: &error, timeout: self.timeout });
             }
-            tokio::select! {
-                () = sleep_until(at.into()) => {}
+            let is_time_left = tokio::select! {
+                is_time_left = outages.wait(at) => is_time_left,
                 () = &mut stop => return Err(S::interrupted()),
-            }
-            if at == end {
+            };
+            if !is_time_left {
                 return Err(self.given_up(error, sessions.was_up(), outages.in_vain()));
             }
-            until = Some(end);
         }
     }
 
@@ -150,6 +133,9 @@ impl Retrying<'_> {
     }
 }
 
+/// What a session has come to in which the host has not answered.
+const SILENT: SessionFate = SessionFate::InVain { answered: Duration::ZERO };
+
 /// How often a host that closes connections before it has proved its key is dialled again: it may do so with some of
 /// many that come at once.
 const CLOSED_MAX: u32 = 6;
@@ -157,7 +143,127 @@ const CLOSED_MAX: u32 = 6;
 /// Resolves at a moment; never without one.
 pub(crate) async fn moment(at: Option<Instant>) {
     match at {
-        Some(at) => sleep_until(at.into()).await,
+        Some(at) => sleep_until(at).await,
         None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+    use crate::error::PullError;
+    use crate::location::Remote;
+    use crate::notice::NoListener;
+    use crate::settings::DialSettings;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const TIMEOUT: Timeout = Timeout(Duration::from_secs(60));
+
+    /// Sessions that are all lost: each is dialled for so long, and answers for so long if at all.
+    #[derive(Default)]
+    struct Lost {
+        dials: u32,
+        dial: Duration,
+        answers: Option<Duration>,
+        /// Whether this process is stopped for an hour while it dials for the second time.
+        is_stopped: bool,
+        fate: SessionFate,
+    }
+
+    impl Sessions for Lost {
+        type Done = ();
+
+        async fn session<S: Future<Output = ()>>(
+            &mut self,
+            until: Option<Instant>,
+            _stop: Pin<&mut S>,
+        ) -> Result<(), PushError> {
+            self.dials += 1;
+            if self.is_stopped && self.dials == 2 {
+                advance(3600 * SECOND).await;
+            }
+            tokio::select! {
+                () = sleep(self.dial) => {}
+                () = moment(until) => return Err(PullError::Silent.into()),
+            }
+            if let Some(answered) = self.answers {
+                sleep(answered).await;
+                self.fate = SessionFate::InVain { answered };
+            }
+            Err(PullError::Silent.into())
+        }
+
+        fn was_up(&self) -> bool {
+            true
+        }
+
+        fn may_follow(&self) -> bool {
+            true
+        }
+
+        fn take_fate(&mut self) -> SessionFate {
+            std::mem::take(&mut self.fate)
+        }
+
+        fn wait_for(&mut self, _patience: Duration) {}
+
+        fn interrupted() -> PushError {
+            PullError::Interrupted.into()
+        }
+    }
+
+    /// How often a transfer dials, whose sessions are such, until it is given up, and why.
+    async fn dials(sessions: Lost, stop: impl Future<Output = ()>) -> (u32, PushError) {
+        let remote = Remote { login: None, host: "dtn".into(), port: 1, path: Vec::new() };
+        let settings = DialSettings::default();
+        let connector =
+            Connector { home: Path::new("/"), remote: &remote, settings: &settings, listener: &NoListener };
+        let retrying = Retrying { connector, timeout: TIMEOUT, busy_timeout: TIMEOUT };
+        let mut sessions = sessions;
+        let ended = retrying.run(&mut sessions, stop).await;
+        (sessions.dials, ended.unwrap_err())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_the_host_is_dialled_counts_also_where_it_answers_then() {
+        let lost = Lost { dial: 20 * SECOND, answers: Some(SECOND), ..Lost::default() };
+        let (dials, why) = dials(lost, pending()).await;
+        // the outage begins with the first loss, and ends while it dials for the fourth time
+        assert_eq!(dials, 4);
+        assert!(matches!(why, PushError::InVain { sessions: 3, .. }), "{why}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_the_host_answers_does_not_count() {
+        let lost = Lost { dial: SECOND, answers: Some(600 * SECOND), ..Lost::default() };
+        let (dials, _) = dials(lost, pending()).await;
+        assert!(dials > 8, "{dials}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_was_stopped_while_it_waited_dials_again() {
+        let began = Instant::now();
+        let (undisturbed, _) = dials(Lost::default(), pending()).await;
+        assert!(began.elapsed() >= TIMEOUT.0);
+        // in the middle of a wait of five seconds at least, and near the end
+        let stopped = async {
+            sleep(55 * SECOND).await;
+            advance(3600 * SECOND).await;
+            pending().await
+        };
+        let (dials, why) = dials(Lost::default(), stopped).await;
+        assert!(dials > undisturbed + 3, "{dials}, without a stop {undisturbed}");
+        assert!(matches!(why, PushError::GivenUp { .. }), "{why}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_was_stopped_while_it_dialled_dials_again() {
+        let lost = Lost { dial: 2 * SECOND, is_stopped: true, ..Lost::default() };
+        let (dials, _) = dials(lost, pending()).await;
+        assert!(dials > 5, "{dials}");
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use zmove_disk::{Auto, Direct, FileIo, RemovalBudget, StorageMemory};
-use zmove_types::{Accounts, GROUP_BYTES, NoAccounts, RateLimit, RelPath, Root};
+use zmove_types::{Accounts, Brought, GROUP_BYTES, Lock, NoAccounts, RateLimit, RelPath, Root};
 
 use crate::grant::{Allowance, Grants};
 use crate::meters::TransferMeter;
@@ -70,6 +70,8 @@ pub struct ReceiverConfig {
     pub removals: Option<Arc<RemovalBudget>>,
     /// The listener to the files that get their names. Default: none.
     pub named: Option<Arc<dyn NamedFiles>>,
+    /// What the sessions of the run have brought, to which this one adds. Default: nobody asks.
+    pub brought: Option<Arc<Lock<Brought>>>,
     /// The counters of the session. Default: counters that nobody reads; each session needs its own.
     pub meter: Arc<TransferMeter>,
 }
@@ -99,6 +101,7 @@ impl Default for ReceiverConfig {
             allowance: None,
             removals: None,
             named: None,
+            brought: None,
             meter: Arc::default(),
         }
     }

@@ -38,7 +38,7 @@ pub use push::config::SenderConfig;
 pub use push::feed::{Feeder, Sending, SessionOver};
 pub use push::job::{Need, Push, PushJob};
 pub use push::piece::{AtTarget, LargeFound, Progress, Settled, Unnamed};
-pub use push::run::Run;
+pub use push::run::{Run, SessionFate};
 pub use read::extras::{Instead, Mapped, Mapping, Owners};
 pub use read::holes::Zeros;
 pub use tune::congestion_controls::LOSS_TOLERANT;

@@ -14,7 +14,7 @@ pub(crate) mod threads;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
@@ -274,8 +274,8 @@ impl Running<'_> {
 
     /// Reports once that the receiver has answered to something that was sent.
     fn note_answer(&mut self, message: &ToSender) {
-        if self.phase < Phase::Answer && !matches!(message, ToSender::Refused(_)) {
-            self.phase = Phase::Answer;
+        if !matches!(self.phase, Phase::Answer(_)) && !matches!(message, ToSender::Refused(_)) {
+            self.phase = Phase::Answer(Instant::now());
             self.pipeline.session.account.observer.on(&Event::Answered);
         }
     }

@@ -10,6 +10,7 @@
 //! assert!(RelPath::from_bytes(b"../etc/passwd").is_err());
 //! ```
 
+mod brought;
 mod buffer;
 mod data_ranges;
 mod digest;
@@ -26,6 +27,7 @@ mod rel_path;
 mod stage;
 mod units;
 
+pub use brought::Brought;
 pub use buffer::{Buffer, BufferPool, MemoryId, PAGE_BYTES};
 pub use data_ranges::{DataRanges, DataRangesFinder};
 pub use digest::{Cv, Root};

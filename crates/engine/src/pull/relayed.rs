@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 use zmove_receiver::NamedFiles;
@@ -36,12 +36,16 @@ const UNHEARD_MAX: usize = 1 << 20;
 /// What a session has heard.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
+    /// What the sender has counted in its last session.
     pub(crate) progress: Progress,
+    /// The most files and bytes together that it has known to be at the target in any.
+    pub(crate) there_most: u64,
     pub(crate) account: Option<TransferAccount>,
     pub(crate) broken: Option<Refusal>,
     pub(crate) first_byte: Option<Duration>,
     pub(crate) lanes: usize,
-    pub(crate) answered: bool,
+    /// When the host was first told to have answered.
+    pub(crate) answered: Option<Instant>,
     /// The files that were here and whose hashes the host has told.
     pub(crate) looked: u64,
     /// What the receiver of a copy has signed.
@@ -147,9 +151,14 @@ impl Relayed {
             Told::Sampled(progress) => Event::Sampled(self.sample(&progress)),
             Told::Listed(change) => Event::Listed { changes: vec![change_of(change)] },
             Told::Flushing => Event::Flushing,
-            Told::SessionBegins => return self.state().1.restarts += 1,
+            Told::SessionBegins => {
+                let mut state = self.state();
+                state.1.restarts += 1;
+                state.1.progress = Progress::default();
+                return;
+            }
             Told::Answered => {
-                self.state().1.answered = true;
+                self.state().1.answered.get_or_insert_with(Instant::now);
                 Event::Answered
             }
         };
@@ -161,6 +170,11 @@ impl Relayed {
         let all = &mut state.1.progress;
         all.stored_files = all.stored_files.saturating_add(more.stored_files);
         all.stored_bytes = all.stored_bytes.saturating_add(more.stored_bytes);
+        all.skipped_files = all.skipped_files.saturating_add(more.skipped_files);
+        all.skipped_bytes = all.skipped_bytes.saturating_add(more.skipped_bytes);
+        let there = [all.stored_files, all.stored_bytes, all.skipped_files, all.skipped_bytes];
+        let there = there.into_iter().fold(0, u64::saturating_add);
+        state.1.there_most = state.1.there_most.max(there);
         drop(state);
         let pairs = [
             (more.found_files, more.found_bytes),
@@ -252,6 +266,21 @@ mod tests {
     use zmove_sender::Extent;
     use zmove_types::NoObserver;
     use zmove_wire::encode_message;
+
+    #[test]
+    fn what_each_session_of_the_sender_counts_anew_is_there_once() {
+        let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
+        let relayed = Relayed::new(Arc::new(NoObserver), (None, more), Duration::ZERO);
+        let told = |stored_bytes, skipped_bytes| {
+            Told::Progress(Progress { stored_files: 1, stored_bytes, skipped_bytes, ..Progress::default() })
+        };
+        for told in [told(5, 1), told(5, 1), Told::SessionBegins, told(2, 3)] {
+            let told = ToReceiver::Relay(Relay::Told(vec![told]));
+            relayed.take(&encode_message(&told)[4..]).unwrap();
+        }
+        let (_, heard) = relayed.end(None);
+        assert_eq!((heard.there_most, heard.progress.stored_bytes, heard.restarts), (14, 2, 1));
+    }
 
     /// The words of a connection that is lost are lost with it.
     #[test]

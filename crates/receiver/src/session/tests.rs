@@ -1,13 +1,18 @@
 //! The messages to a sender of an older version, and to a newer one.
 
+use zmove_chunk::group_cv;
 use zmove_transport::{Frame, LaneBreaker, LaneError, memory_control, memory_lane};
-use zmove_types::{Buffer, BufferPool, Doing, ItemId, Metadata, Name, RelPath, StageClock, Stopwatch};
+use zmove_types::{
+    Brought, Buffer, BufferPool, Doing, ItemId, Lock, Metadata, Name, RelPath, StageClock, Stopwatch,
+    Timestamp,
+};
 use zmove_wire::{
-    Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FrameHeader, FrameKind, PublishedItem,
-    decode_message, encode_message,
+    Batch, BatchEntry, DirectoryGroup, Extension, Extensions, FileEntry, FileHead, FrameHeader, FrameKind,
+    PublishedItem, decode_message, encode_message,
 };
 
 use super::*;
+use crate::config::BUFFER_BYTES;
 use zmove_wire::{Refusal, RefusalCode};
 
 fn open() -> Open {
@@ -27,6 +32,79 @@ fn batch() -> Frame {
     };
     let digest = zmove_chunk::seal(&header.prefix(), blake3::hash(&head).as_bytes());
     Frame { header: FrameHeader { digest, ..header }, head, data: Buffer::empty() }
+}
+
+/// A frame of this kind, of the first large file.
+fn frame(
+    (kind, item, group): (FrameKind, u64, u32),
+    (head, data): (Vec<u8>, &[u8]),
+    content: &[u8; 32],
+) -> Frame {
+    let header = FrameHeader {
+        kind,
+        head_bytes: u32::try_from(head.len()).unwrap(),
+        data_bytes: u32::try_from(data.len()).unwrap(),
+        item: ItemId(item),
+        group,
+        ..FrameHeader::default()
+    };
+    let digest = zmove_chunk::seal(&header.prefix(), content);
+    let mut buffer = BufferPool::new(data.len().max(1), 1).take().unwrap();
+    buffer.room()[..data.len()].copy_from_slice(data);
+    buffer.set_len(data.len());
+    Frame { header: FrameHeader { digest, ..header }, head, data: buffer }
+}
+
+/// A small file, and a large one of two groups.
+fn files() -> Vec<Frame> {
+    let contents = vec![7; BUFFER_BYTES];
+    let (small_contents, last) = (&contents[..9], &contents[..1]);
+    let small = FileEntry {
+        name: Name::from_bytes(b"small").unwrap(),
+        metadata: Metadata::default(),
+        bytes: 9,
+        root: zmove_chunk::file_root(small_contents),
+        data: None,
+    };
+    let groups = vec![DirectoryGroup { directory: RelPath::root(), entries: vec![BatchEntry::File(small)] }];
+    let batch = Batch { groups }.encode();
+    let large = FileHead {
+        path: RelPath::from_bytes(b"large").unwrap(),
+        metadata: Metadata::default(),
+        bytes: contents.len() as u64 + 1,
+        ctime: Timestamp { seconds: 5, nanos: 6 },
+        inode: 8,
+        data: None,
+    };
+    let declaration = large.encode();
+    let [batched, declared] = [&batch, &declaration].map(|head| *blake3::hash(head).as_bytes());
+    vec![
+        frame((FrameKind::Batch, 0, 0), (batch, small_contents), &batched),
+        frame((FrameKind::Declare, 0, 0), (declaration, &[]), &declared),
+        frame((FrameKind::Chunk, 1, 0), (Vec::new(), &contents), &group_cv(0, &contents).0),
+        frame((FrameKind::Chunk, 2, 1), (Vec::new(), last), &group_cv(1, last).0),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_and_groups_that_are_stored_are_noted_for_the_run() {
+    let brought = Arc::<Lock<Brought>>::default();
+    let opening = || open().into_message(Version::V4);
+    for is_new in [true, false] {
+        let config = ReceiverConfig { brought: Some(Arc::clone(&brought)), ..ReceiverConfig::default() };
+        let said = said_by(config, Version::V4, opening(), files()).await;
+        assert!(matches!(said.last(), Some(ToSender::Finished(_))), "{said:?}");
+        assert_eq!(brought.lock().take_new(), is_new);
+    }
+    let mut brought = brought.lock();
+    let path = |text: &str| RelPath::from_bytes(text.as_bytes()).unwrap();
+    let mut is_new = |thing: &dyn Fn(&mut Brought)| {
+        thing(&mut brought);
+        brought.take_new()
+    };
+    assert!(!is_new(&|brought| brought.note(&path("small"))), "a small file");
+    assert!(!is_new(&|brought| brought.note(&path("large"))), "a large file");
+    assert!(!is_new(&|brought| brought.note(&(path("large"), 1_u32))), "a group");
 }
 
 /// A lane that is lost before it has brought anything.
@@ -70,15 +148,26 @@ async fn a_sender_that_was_dialled_is_told_of_lanes_that_bring_nothing() {
 /// The messages to a sender that opens a session so, sends these frames and announces them; its lanes were held to a
 /// rate.
 async fn said(version: Version, opening: ToReceiver, frames: Vec<Frame>) -> Vec<ToSender> {
+    said_by(ReceiverConfig::default(), version, opening, frames).await
+}
+
+/// The same by a receiver of these settings.
+async fn said_by(
+    config: ReceiverConfig,
+    version: Version,
+    opening: ToReceiver,
+    frames: Vec<Frame>,
+) -> Vec<ToSender> {
     let home = tempfile::tempdir().unwrap();
     let ((mut reader, mut writer), control) = memory_control();
     let (lanes_in, lanes) = mpsc::channel(1);
-    let config = ReceiverConfig { rate_max: Some("1MB".parse().unwrap()), ..ReceiverConfig::default() };
+    let config = ReceiverConfig { rate_max: Some("1GB".parse().unwrap()), ..config };
     config.meter.receive.add(Doing::Paced, Duration::from_millis(3));
     let access = WriteAccess::Beneath(vec![home.path().to_owned()]);
     let session = Session { access, config, ..Session::new(TransferId([1; 16]), version, control, lanes) };
     let session = tokio::spawn(run_session(session, std::future::pending()));
-    let announce = ToReceiver::Announce { items: frames.len() as u64, mismatches: 0 };
+    let items = frames.iter().filter(|frame| frame.header.kind != FrameKind::Declare).count() as u64;
+    let announce = ToReceiver::Announce { items, mismatches: 0 };
     let (mut sink, source) = memory_lane();
     lanes_in.try_send(source).unwrap();
     let sending = tokio::task::spawn_blocking(move || {
@@ -118,7 +207,7 @@ async fn an_older_sender_is_not_told_of_rates() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sender_that_can_keep_a_rate_is_told_it_before_it_may_begin() {
     let told = said(Version::V4, open().into_message(Version::V4), Vec::new()).await;
-    let rate = ToSender::RateMax { bytes_per_second: 1_000_000 };
+    let rate = ToSender::RateMax { bytes_per_second: 1_000_000_000 };
     assert!(told[0] == rate && matches!(told[1], ToSender::Opened(_)), "{told:?}");
     let plain = ToReceiver::OpenWith(open(), Extensions::default());
     let said = said(Version::V4, plain, Vec::new()).await;

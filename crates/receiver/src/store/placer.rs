@@ -480,7 +480,7 @@ impl<'a> Placer<'a> {
         let from = self.directories.as_it_is(&parent).map_err(failed_to(Operation::Link))?;
         match target.place_link((&from, &first), (&opened.directory, name), link)? {
             // its bytes are those of the first name
-            Linked::Made => self.transfer.meter.stored(0),
+            Linked::Made => self.transfer.stored(0, || path.join(&link.name).ok(), None),
             Linked::There => batch.fault(number, ALREADY_THERE),
         }
         Ok(())

@@ -341,8 +341,8 @@ impl Named {
             match fault {
                 Some(fault) => transfer.meter.failed_at(fault, || Some(path)),
                 None => {
-                    let (path, root) = root.unzip();
-                    transfer.stored(bytes, || path, root);
+                    let (at_source, root) = root.unzip();
+                    transfer.stored(bytes, || at_source.or(Some(path)), root);
                 }
             }
             end_large(transfer, id, fault);

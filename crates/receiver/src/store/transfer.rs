@@ -1,12 +1,13 @@
 //! The state that all threads of one transfer share.
 
+use std::hash::Hash;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tokio::sync::mpsc::Sender;
 use zmove_disk::{Direct, FileIdentity, FileIo, RemovalBudget, Task, Turn, set_metadata};
-use zmove_types::{BufferPool, FileId, Metadata, Name, RelPath, Root, TransferId};
+use zmove_types::{Brought, BufferPool, FileId, Metadata, Name, RelPath, Root, TransferId};
 use zmove_wire::{
     Batch, DirectoryGroup, Durability, FaultCode, FileDone, Open, Operation, Proof, Version, WireError,
     session::Arrivals,
@@ -57,6 +58,7 @@ pub(crate) struct Transfer {
     /// The entries that may still be removed.
     pub(crate) removals: Arc<RemovalBudget>,
     pub(crate) named: Option<Arc<dyn NamedFiles>>,
+    brought: Option<Arc<Lock<Brought>>>,
     /// The memory of the directories that it has noted.
     directories_allowed: Lock<Booking>,
     pub(crate) stopping: AtomicBool,
@@ -95,6 +97,7 @@ impl Transfer {
             top_names: config.top_names.clone(),
             allowance: config.allowance.clone(),
             named: config.named.clone(),
+            brought: config.brought.clone(),
             removals: config.removals.clone().unwrap_or_else(|| removals_of(open)),
             directories_allowed: Lock::new(config.quota.book_nothing()),
             stopping: AtomicBool::new(false),
@@ -153,13 +156,21 @@ impl Transfer {
         }
     }
 
-    /// Counts a regular file of so many bytes that got its name; `path` is its path at the source.
+    /// Counts a regular file of so many bytes that got its name; `path` is that at the source, where `root` is known.
     pub(crate) fn stored(&self, bytes: u64, path: impl FnOnce() -> Option<RelPath>, root: Option<Root>) {
         self.meter.stored(bytes);
-        if let Some(named) = &self.named
-            && let (Some(path), Some(root)) = (path(), root)
-        {
+        let wants_path = self.named.is_some() || self.brought.is_some();
+        let Some(path) = wants_path.then(path).flatten() else { return };
+        self.note_brought(&path);
+        if let (Some(named), Some(root)) = (&self.named, root) {
             named.named(path, root);
+        }
+    }
+
+    /// Notes a file, or a group of a large one, that has been stored.
+    pub(crate) fn note_brought(&self, thing: &impl Hash) {
+        if let Some(brought) = &self.brought {
+            brought.lock().note(thing);
         }
     }
 

@@ -205,6 +205,9 @@ fn book_group(
     (item, span): (ItemId, GroupSpan),
     written: Result<Arc<Staged>, Failure>,
 ) {
+    if written.is_ok() {
+        transfer.note_brought(&(&file.head.path, span.index));
+    }
     match written.map(|staged| file.written(span, staged)) {
         Ok(None) => {}
         Ok(Some(complete)) => finish_file(transfer, turn, file, complete),

@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 
-use zmove_types::{Name, RelPath, Root};
+use zmove_types::{Brought, Name, RelPath, Root};
 use zmove_wire::Overwrite;
 
 use crate::account::manifest::{Extent, Known, ListedNames, Manifest};
@@ -19,6 +19,7 @@ use crate::send::sent::Sent;
 #[derive(Debug, Default)]
 pub(crate) struct FileLedger {
     pub(crate) manifest: Option<Manifest>,
+    pub(crate) brought: Brought,
     /// Whether files that stay at the target are those of the source, as far as they were compared.
     what_stays_is_equal: bool,
     /// The names that earlier sessions have listed; read back when the first is asked for.
@@ -74,6 +75,12 @@ impl FileLedger {
         listed.get_or_insert_with(|| manifest.names()).has(&path)
     }
 
+    /// Enters a file that is whole at the target because of this session.
+    pub(crate) fn confirm_moved(&mut self, path: &RelPath, root: Option<&Root>, known: Known) {
+        self.brought.note(path);
+        self.confirm(path, root, known);
+    }
+
     /// Enters a file that is whole at the target because of this session, or as it has found.
     pub(crate) fn confirm(&mut self, path: &RelPath, root: Option<&Root>, known: Known) {
         if !self.unconfirmed.is_empty() {
@@ -99,7 +106,7 @@ impl FileLedger {
             return false;
         };
         // The session that sent it has asked for the same proof, without which it would have no name.
-        self.confirm(path, sent.root.as_ref(), Known::Received);
+        self.confirm_moved(path, sent.root.as_ref(), Known::Received);
         true
     }
 

@@ -205,6 +205,7 @@ impl Receipts {
                 let bytes = file.data_bytes_within(span);
                 let is_same = kind == FrameKind::Same;
                 let stored = file.group_stored(if is_same { 0 } else { bytes });
+                self.session.account.files().brought.note(&(&file.target, span.index));
                 match (is_same, stored.counts) {
                     (true, _) => self.session.account.matched(bytes),
                     (false, true) => self.session.account.moved(&Moved { bytes, ..Moved::default() }),
@@ -303,13 +304,13 @@ impl Receipts {
                 (Some(_), _) => {}
                 (None, NamePart::Link) => {
                     account.linked(file.look.bytes);
-                    account.files().confirm(&file.path, file.root.as_ref(), file.known);
+                    account.files().confirm_moved(&file.path, file.root.as_ref(), file.known);
                 }
                 (None, _) if file.retouched => {
                     account.skipped(&file.path, file.look, file.root.as_ref().map(|root| (root, file.known)));
                 }
                 (None, _) => {
-                    account.files().confirm(&file.path, file.root.as_ref(), file.known);
+                    account.files().confirm_moved(&file.path, file.root.as_ref(), file.known);
                     files += 1;
                     bytes += file.data_bytes;
                     holes += file.look.bytes - file.data_bytes;
@@ -339,7 +340,7 @@ impl Receipts {
             return Ok(());
         }
         self.session.account.moved(&Moved { files: 1, whole_bytes: file.data_bytes(), ..Moved::default() });
-        self.session.account.files().confirm(&file.target, file.root().as_ref(), Known::Received);
+        self.session.account.files().confirm_moved(&file.target, file.root().as_ref(), Known::Received);
         if let Some(shared) = file.entry.shared {
             let first = FirstName { path: file.target.clone(), root: file.root() };
             self.reply_sender.reply(Reply::Link(Word::Named(shared.number, first)))?;

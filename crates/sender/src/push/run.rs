@@ -30,15 +30,12 @@ pub struct Run {
     cpu_started: Duration,
     /// The id of the first session's transfer.
     id: Option<TransferId>,
-    pub(crate) phase: Phase,
     /// The number of sessions that the receiver has opened.
     begun: u64,
-    /// The number of sessions in which the receiver has answered to something.
-    answered: u64,
-    /// The number of those that have come further than all before.
-    further: u64,
-    /// The most bytes that a session that broke off has known to be at the target.
-    bytes_there_most: u64,
+    /// What the last session has come to.
+    fate: SessionFate,
+    /// The most bytes that a session that broke off has found at the target.
+    bytes_found_most: u64,
     pub(crate) earlier: Earlier,
     pub(crate) files: FileLedger,
     /// The longest wait of the next session for its turn at a busy receiver.
@@ -47,15 +44,29 @@ pub struct Run {
     first_walk: Option<Arc<FirstWalk>>,
 }
 
-/// How far the conversation of a session came.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
+/// What a session has come to that broke off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SessionFate {
+    /// The peer has not begun it.
     #[default]
+    NotBegun,
+    /// No progress: the session has come no further than those before.
+    InVain {
+        /// The time from the peer's first answer to the end; zero where there was none.
+        answered: Duration,
+    },
+    /// Progress: the session has come further.
+    OfUse,
+}
+
+/// How far the conversation of a session came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
     Nothing,
     /// The receiver has opened the transfer.
     Permission,
-    /// The receiver has answered to something that was sent.
-    Answer,
+    /// The receiver has answered to something that was sent, for the first time at this moment.
+    Answer(Instant),
 }
 
 /// The results of all sessions before this one.
@@ -89,11 +100,9 @@ impl Run {
             started,
             cpu_started: cpu_time(),
             id: None,
-            phase: Phase::Nothing,
             begun: 0,
-            answered: 0,
-            further: 0,
-            bytes_there_most: 0,
+            fate: SessionFate::NotBegun,
+            bytes_found_most: 0,
             earlier: Earlier::default(),
             files: FileLedger::new(manifest),
             patience: Duration::ZERO,
@@ -103,8 +112,8 @@ impl Run {
 
     /// Whether the receiver has ever opened the transfer.
     #[must_use]
-    pub fn was_up(&self) -> bool {
-        self.phase >= Phase::Permission
+    pub const fn was_up(&self) -> bool {
+        self.begun > 0
     }
 
     /// Sets how long the next session waits for its turn at a busy receiver; the default is not at all.
@@ -112,23 +121,9 @@ impl Run {
         self.patience = patience;
     }
 
-    /// The number of sessions that the receiver has opened.
-    #[must_use]
-    pub const fn begun(&self) -> u64 {
-        self.begun
-    }
-
-    /// The number of sessions in which the receiver has answered to something that was sent.
-    #[must_use]
-    pub const fn answered(&self) -> u64 {
-        self.answered
-    }
-
-    /// The number of sessions that broke off and had come further than all before: files became whole or were removed,
-    /// or more bytes were found there or stored than in any session before. Fewer may be the same ones once more.
-    #[must_use]
-    pub const fn further(&self) -> u64 {
-        self.further
+    /// What the session has come to that has broken off since this was last asked.
+    pub const fn take_fate(&mut self) -> SessionFate {
+        std::mem::replace(&mut self.fate, SessionFate::NotBegun)
     }
 
     /// The record by which all walks check that the sources are what they were when the first walk began, which is
@@ -154,17 +149,23 @@ impl Run {
 
     /// Notes how far a session has come.
     pub(crate) fn note(&mut self, phase: Phase) {
-        self.phase = self.phase.max(phase);
-        self.begun += u64::from(phase >= Phase::Permission);
-        self.answered += u64::from(phase == Phase::Answer);
+        self.begun += u64::from(phase != Phase::Nothing);
+        self.fate = match phase {
+            Phase::Nothing => SessionFate::NotBegun,
+            Phase::Permission => SessionFate::InVain { answered: Duration::ZERO },
+            Phase::Answer(first) => SessionFate::InVain { answered: first.elapsed() },
+        };
     }
 
-    /// Adds a session that broke off.
+    /// Adds a session that broke off. It has come further if the receiver has confirmed a file, or a group of a large
+    /// one, that none before has brought, or a removal, or if it has found more bytes at the target than each of these.
     pub(crate) fn add(&mut self, totals: &Totals, lanes: usize, first_byte: Option<Duration>) {
-        let bytes_there = totals.skipped_bytes.get() + totals.bytes.get();
-        let has_changed = totals.files.get() + totals.removed.get() > 0;
-        self.further += u64::from(has_changed || bytes_there > self.bytes_there_most);
-        self.bytes_there_most = self.bytes_there_most.max(bytes_there);
+        let bytes_found = totals.skipped_bytes.get();
+        let has_changed = self.files.brought.take_new() || totals.removed.get() > 0;
+        if has_changed || bytes_found > self.bytes_found_most {
+            self.fate = SessionFate::OfUse;
+        }
+        self.bytes_found_most = self.bytes_found_most.max(bytes_found);
         self.earlier.add(totals, lanes, first_byte);
     }
 }
@@ -221,31 +222,58 @@ mod tests {
         assert_eq!((earlier.extraneous, earlier.removed), (7, 5));
     }
 
+    /// What a session comes to that finds so many bytes at the target, and brings these.
+    fn fate_of(run: &mut Run, bytes_found: u64, brought: &[&str]) -> SessionFate {
+        run.note(Phase::Permission);
+        brought.iter().for_each(|thing| run.files.brought.note(thing));
+        run.add(&Totals { skipped_bytes: bytes_found.into(), ..Totals::default() }, 1, None);
+        run.take_fate()
+    }
+
+    const IN_VAIN: SessionFate = SessionFate::InVain { answered: Duration::ZERO };
+
     #[test]
-    fn sessions_that_store_the_same_bytes_again_come_no_further() {
+    fn sessions_that_bring_the_same_again_come_no_further() {
         let mut run = Run::begin(None, Instant::now());
-        let mut further = |skipped_bytes: u64, bytes: u64, files: u64| {
-            let before = run.further();
-            let (skipped_bytes, bytes, files) = (skipped_bytes.into(), bytes.into(), files.into());
-            run.add(&Totals { skipped_bytes, bytes, files, ..Totals::default() }, 1, None);
-            run.further() > before
-        };
-        assert!(!further(0, 0, 0));
-        assert!(further(0, 9, 0));
-        assert!(!further(0, 9, 0), "a group that was not kept comes again");
-        assert!(further(9, 1, 0));
-        assert!(!further(2, 2, 0));
-        assert!(further(2, 2, 1), "a file of the rest");
+        let mut fate = |found, brought: &[&str]| fate_of(&mut run, found, brought);
+        assert_eq!(fate(0, &[]), IN_VAIN);
+        assert_eq!(fate(0, &["group", "log"]), SessionFate::OfUse);
+        assert_eq!(fate(0, &["group"]), IN_VAIN, "a group that was not kept comes again");
+        assert_eq!(fate(9, &["log"]), SessionFate::OfUse);
+        assert_eq!(fate(9, &["log"]), IN_VAIN, "a file that changes all the time");
+        assert_eq!(fate(9, &["log", "other"]), SessionFate::OfUse);
     }
 
     #[test]
-    fn leave_is_not_forgotten_and_each_answer_counts() {
+    fn sessions_that_bring_something_come_further_while_what_is_equal_gets_less() {
+        let mut run = Run::begin(None, Instant::now());
+        let names: Vec<_> = (0..9).map(|number| number.to_string()).collect();
+        for (left, name) in (0..9).rev().zip(&names) {
+            assert_eq!(fate_of(&mut run, 1 + left, &[name]), SessionFate::OfUse);
+        }
+        assert_eq!(fate_of(&mut run, 1, &[]), IN_VAIN);
+    }
+
+    #[test]
+    fn entries_that_are_removed_are_further() {
+        let mut run = Run::begin(None, Instant::now());
+        run.note(Phase::Permission);
+        run.add(&Totals { removed: 1.into(), ..Totals::default() }, 1, None);
+        assert_eq!(run.take_fate(), SessionFate::OfUse);
+    }
+
+    #[test]
+    fn leave_is_not_forgotten_and_the_time_of_answers_is_known() {
         let mut run = Run::begin(None, Instant::now());
         assert!(!run.was_up());
-        for phase in [Phase::Answer, Phase::Nothing, Phase::Permission, Phase::Answer] {
-            run.note(phase);
-        }
-        assert_eq!((run.was_up(), run.answered()), (true, 2));
-        assert_eq!(run.reconnects(), 2, "also after a session in which nothing more was said");
+        let second = Duration::from_secs(1);
+        run.note(Phase::Answer(Instant::now() - second));
+        let SessionFate::InVain { answered } = run.take_fate() else { panic!("it has begun") };
+        assert!(answered >= second && run.was_up());
+        run.note(Phase::Nothing);
+        assert_eq!((run.take_fate(), run.was_up()), (SessionFate::NotBegun, true));
+        run.note(Phase::Permission);
+        assert_eq!((run.take_fate(), run.take_fate()), (IN_VAIN, SessionFate::NotBegun));
+        assert_eq!(run.reconnects(), 1, "also after a session in which nothing more was said");
     }
 }
