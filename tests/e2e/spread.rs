@@ -266,7 +266,9 @@ fn without_any_receiver_the_push_ends_and_the_same_command_completes_it_later() 
     spread.daemons[0].wait_for_logs("begun by sender", 2);
     spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::KILL));
     // each that is away, and the end
-    crate::command::finish(child).expect(12).lines(3).says(&["no receiver goes on: "]);
+    let outcome = crate::command::finish(child).expect(12);
+    let outcome = outcome.lines(3).says(&["; no receiver is left: trying again for up to 2 s"]);
+    outcome.says(&["no receiver goes on: "]);
     spread.daemons.clear();
     spread.start("shared");
     spread.start("shared");
