@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::process::geteuid;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
@@ -56,7 +55,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         words: std::env::args_os().skip(1).map(OsStringExt::into_vec).collect(),
         nodes: BTreeMap::from([(own_name(), 0)]),
         begun: false,
-        user: geteuid().as_raw(),
+        reader: node_sources::reader(),
         instead: node_sources::instead_notice(job.config.instead),
         moved: NodeMoved::default(),
     };
