@@ -291,6 +291,33 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_the_next() {
     spread.assert_done();
 }
 
+/// A refusal for the moment says nothing of the job: nobody would end it later, were its note forgotten by that.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_also_where_receivers_have_refused_meanwhile() {
+    let spread = Spread::new(2);
+    spread.paint();
+    let mut child = spread.push(&[], "source").start();
+    spread.daemons[1].wait_for_log("begun by sender");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let noted = || std::fs::read_dir(spread.home().join("shared-jobs")).unwrap().count();
+    let lists = [0, 1].map(|number| spread.site.path(&format!("receiver{number}/authorized_keys")));
+    lists.iter().for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
+    lists.iter().for_each(|list| std::fs::create_dir(list).unwrap());
+    spread.push(&[], "source").outcome().expect(10).says(&["cannot read its authorized_keys"]);
+    assert_eq!(noted(), 1, "the job has not ended");
+    lists.iter().for_each(|list| std::fs::remove_dir(list).unwrap());
+    lists.iter().for_each(|list| std::fs::write(list, "").unwrap());
+    spread.push(&[], "source").outcome().expect(5);
+    assert_eq!(noted(), 1, "the job has not ended");
+    // the other one ends it
+    std::fs::rename(lists[1].with_extension("away"), &lists[1]).unwrap();
+    spread.push(&[], "source").outcome().expect(0);
+    assert_eq!(noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
 #[test]
 fn a_receiver_that_is_away_is_not_said_to_have_served() {
     let spread = Spread::new(2);
