@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KnownHosts};
@@ -289,6 +290,21 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_the_next() {
     assert_eq!(noted(), 0);
     spread.remove_marks();
     spread.assert_done();
+}
+
+#[test]
+fn a_push_that_ends_the_job_of_a_killed_one_is_interrupted_at_once() {
+    let spread = Spread::new(2);
+    spread.paint();
+    let mut child = spread.push(&[], "source").start();
+    spread.daemons[1].wait_for_log("begun by sender");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::STOP));
+    let child = spread.push(&[], "source").start();
+    std::thread::sleep(Duration::from_millis(500));
+    crate::breakage::interrupt(child).expect(20);
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::CONT));
 }
 
 /// A refusal for the moment says nothing of the job: nobody would end it later, were its note forgotten by that.

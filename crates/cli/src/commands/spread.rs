@@ -115,10 +115,18 @@ pub(crate) fn fresh_epoch() -> u64 {
 /// Ends at the receivers the jobs that pushes to the same target have left; returns what was noted of them.
 ///
 /// # Errors
-/// No receiver ends one of them.
+/// The user stops it, or no receiver ends one of them.
 pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver]) -> Result<Vec<Unended>> {
     let before = Unended::of_the_same(&settings::home(Role::Client)?, receivers)?;
-    settings::block_on(threads(), async { end_all(&before, job, receivers).await })?;
+    if before.is_empty() {
+        return Ok(before);
+    }
+    settings::block_on(threads(), async {
+        tokio::select! {
+            ended = Box::pin(end_all(&before, job, receivers)) => ended,
+            () = interrupted() => Err(as_failure(JobError::Interrupted)),
+        }
+    })?;
     Ok(before)
 }
 
