@@ -172,12 +172,14 @@ impl<W: WorkQueue> Lead<W> {
     }
 
     fn patient(&self, number: usize, events: JobEvents) -> Patient<W> {
+        let patience = Timeout(self.patience);
         Patient {
             job: Arc::clone(&self.job),
             queue: Arc::clone(&self.queue),
             receivers: Arc::clone(&self.receivers),
             next: number,
-            outages: Outages::new(Timeout(self.patience)).with_waits_within(WAIT_MAX),
+            patience,
+            outages: Outages::new(patience).with_waits_within(WAIT_MAX),
             refusals: 0,
             events,
         }
@@ -380,6 +382,7 @@ struct Patient<W> {
     queue: Arc<W>,
     receivers: Arc<[Receiver]>,
     next: usize,
+    patience: Timeout,
     /// Times without a session in which work has ended. The head does none, and a mover may have none for long.
     outages: Outages,
     /// How many sessions have failed for good, one after the other.
@@ -453,11 +456,13 @@ impl<W: WorkQueue> Patient<W> {
                 SessionEnd::Connect(_says_where) => String::new(),
                 _ => format!("{}: ", self.receivers[number].remote),
             };
-            let message = match &*self.receivers {
-                [_only] => format!("{at}{error}; it is tried again"),
-                several => format!("{at}{error}; {} is tried next", several[self.next_number()].remote),
+            let next = match &*self.receivers {
+                all if self.events.none_is_of_use(all.len()) => {
+                    format!("no receiver is left: trying again for up to {}", self.patience)
+                }
+                all => format!("{} is tried next", all[self.next_number()].remote),
             };
-            self.events.observer.on(&Event::Warned { message });
+            self.events.observer.on(&Event::Warned { message: format!("{at}{error}; {next}") });
         }
         if self.outages.wait(at).await { Ok(()) } else { Err(self.given_up(error)) }
     }

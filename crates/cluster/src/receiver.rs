@@ -70,6 +70,12 @@ impl JobEvents {
         self.useless.lock().insert((receiver, (!why.is_away()).then(|| why.to_string())))
     }
 
+    /// Whether no session with any of so many receivers has been of use since it was told that they are of no use.
+    pub(crate) fn none_is_of_use(&self, receivers: usize) -> bool {
+        let useless = self.useless.lock();
+        (0..receivers).all(|number| useless.range((number, None)..(number + 1, None)).next().is_some())
+    }
+
     /// The events for a session with a receiver of this number.
     pub(crate) fn within(&self, number: usize, receiver: &Receiver) -> Arc<SessionEvents> {
         Arc::new(SessionEvents {

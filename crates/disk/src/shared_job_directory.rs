@@ -94,7 +94,7 @@ pub enum EpochError {
         source: io::Error,
     },
     /// A system call failed.
-    #[error("the directory of the job: {0}")]
+    #[error("open '.zmove-job-…', the directory of the job at the target: {0}")]
     Io(#[from] io::Error),
 }
 

@@ -117,3 +117,61 @@ fn open(directory: &OwnedFd, name: &Name) -> io::Result<Option<(File, u64)>> {
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     Ok(is_file.then(|| (File::from(file), u64::try_from(stat.st_size).unwrap_or(0))))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::limits::Limits;
+    use crate::quota::{Quota, Quotas};
+    use zmove_transport::Fingerprint;
+    use zmove_types::ByteCount;
+
+    fn read_all(directory: &tempfile::TempDir, quota: &Quota) -> io::Result<()> {
+        let fd = OwnedFd::from(File::open(directory.path())?);
+        Journals::<()>::new(quota.book_nothing()).read_on(&fd, |epoch| epoch == 1, |(), _, _| Ok(()))
+    }
+
+    fn error_of(read: io::Result<()>) -> Option<Errno> {
+        read.err().and_then(|error| Errno::from_io_error(&error))
+    }
+
+    #[test]
+    fn no_more_than_so_many_bytes_of_all_journals_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let set_length = |name: &str, bytes| {
+            File::create(directory.path().join(name)).unwrap().set_len(bytes).unwrap();
+        };
+        set_length("journal-1-a", BYTES_MAX - 1);
+        set_length("journal-2-a", BYTES_MAX);
+        set_length("journal-1-b", 1);
+        assert_eq!(error_of(read_all(&directory, &Quota::default())), None);
+        set_length("journal-1-b", 2);
+        assert_eq!(error_of(read_all(&directory, &Quota::default())), Some(Errno::FBIG));
+    }
+
+    #[test]
+    fn no_more_than_so_many_journals_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let create =
+            |number| drop(File::create(directory.path().join(format!("journal-1-{number}"))).unwrap());
+        (0..JOURNALS_MAX).for_each(create);
+        assert_eq!(error_of(read_all(&directory, &Quota::default())), None);
+        create(JOURNALS_MAX);
+        assert_eq!(error_of(read_all(&directory, &Quota::default())), Some(Errno::FBIG));
+    }
+
+    #[test]
+    fn a_journal_that_is_known_is_booked_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let limits = Limits { memory_per_identity: ByteCount(2 * KEPT_BYTES as u64), ..Limits::default() };
+        let quota = Quotas::default().of(Fingerprint([1; 32]), &limits);
+        let fd = OwnedFd::from(File::open(directory.path()).unwrap());
+        let mut journals = Journals::<()>::new(quota.book_nothing());
+        let mut read_with = |name: &str| {
+            std::fs::write(directory.path().join(name), "").unwrap();
+            error_of(journals.read_on(&fd, |_| true, |(), _, _| Ok(())))
+        };
+        assert_eq!(["journal-1-a", "journal-2-a", "journal-2-a"].map(&mut read_with), [None; 3]);
+        assert_eq!(read_with("journal-3-a"), Some(Errno::NOMEM));
+    }
+}

@@ -63,13 +63,19 @@ pub(crate) fn not_in_a_job(what: &str) -> Refusal {
 }
 
 fn refuse(error: &EpochError) -> Refusal {
+    let hint = match error {
+        EpochError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            " (all receivers of a push have to run as one user)"
+        }
+        _ => "",
+    };
     let code = match error {
         EpochError::Ended => RefusalCode::Ended,
         EpochError::Fenced { .. } => RefusalCode::Denied,
         EpochError::Older { .. } => RefusalCode::Busy,
         _ => RefusalCode::Target,
     };
-    Refusal { code, text: error.to_string() }
+    Refusal { code, text: format!("{error}{hint}") }
 }
 
 impl SharedJobSession {
@@ -85,7 +91,10 @@ impl SharedJobSession {
         let opened = root.and_then(|root| Ok(SharedJobDirectory::open(&root, job, beginning)?));
         let directory = opened.map_err(|error| match error {
             EpochError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
-                let text = format!("job {job} is not under way at this target: it has ended, or never begun");
+                let text = format!(
+                    "job {job} is not under way at this target: it has ended, or this receiver has another \
+                     directory there than the others (is the storage mounted that they share?)"
+                );
                 Refusal { code: RefusalCode::Denied, text }
             }
             error => refuse(&error),

@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zmove_chunk::{file_root, group_cv, seal};
-use zmove_disk::{Beginning, Replace, SharedJobDirectory, Tree};
-use zmove_transport::{ControlWriter, Frame, Inbox, LaneSink, memory_control, memory_lane};
+use zmove_disk::{Beginning, Direct, Replace, SharedJobDirectory, Tree};
+use zmove_transport::{ControlWriter, Fingerprint, Frame, Inbox, LaneSink, memory_control, memory_lane};
 use zmove_types::{
-    Account, Buffer, BufferPool, Cv, Extra, FileId, GROUP_BYTES, ItemId, Kinds, Name, SharedJobId,
+    Account, Buffer, BufferPool, ByteCount, Cv, Extra, FileId, GROUP_BYTES, ItemId, Kinds, Name, SharedJobId,
     StageClock, Timestamp, TransferId, WorkId,
 };
 use zmove_wire::{
@@ -27,8 +28,9 @@ use zmove_wire::{
 use self::mover::Mover;
 use super::*;
 use crate::config::ReceiverConfig;
-use crate::quota::Quota;
-use crate::resume::journal::{Journal, Part};
+use crate::quota::limits::Limits;
+use crate::quota::{Quota, Quotas};
+use crate::resume::journal::{Journal, Part, SourceVersion};
 use crate::resume::parts::shared::shared_name;
 use crate::resume::parts::{Parts, begin, source_of};
 use crate::session::connections::SessionReport;
@@ -593,6 +595,48 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
     transfer.parts.flush_shared(shared).unwrap();
     let groups = flushed_groups(&job_directory(home.path()), key);
     assert_eq!(groups, BTreeMap::from([(0, Cv([1; 32]))]));
+}
+
+/// Another receiver has given a file its name, or has given it up: nobody asks this one for its commit.
+#[test]
+fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() {
+    const GROUPS: usize = 80;
+    let home = tempfile::tempdir().unwrap();
+    let root = Arc::new(OwnedFd::from(std::fs::File::open(home.path()).unwrap()));
+    let job = SharedJobDirectory::open(&root, JOB, Beginning::Allowed).unwrap();
+    let epoch = job.begin(1, "n", PATIENCE).unwrap();
+    let id = TransferId([7; 16]);
+    let begin = begin(id, String::new(), &Tree::open(home.path()).unwrap());
+    let journal = Journal::create_in_job(job.fd(), &journals::name_of(1, id), &begin, u64::MAX).unwrap();
+    let write = |number: u64| {
+        let (part, bytes) = (name(&format!("part-{number}")), GROUPS as u64 * GROUP_BYTES);
+        let staged = epoch.open_part(&part, bytes, Direct::Off).unwrap();
+        let inode = staged.file().metadata().unwrap().ino();
+        let source = SourceVersion { bytes, ..SourceVersion::default() };
+        let told = Part { path: path("f"), part: part.clone(), source, inode, born: Timestamp::default() };
+        journal.part(number, &told).unwrap();
+        journal.groups(number, 0, &vec![Cv([1; 32]); GROUPS]).unwrap();
+        journal.flushed(journal.mark()).unwrap();
+        (staged, (part, inode))
+    };
+    // enough for a part that is being read, and none beside
+    let limits = Limits { memory_per_identity: ByteCount(10_000), ..Limits::default() };
+    let mut groups = FlushedGroups::new(&Quotas::default().of(Fingerprint([1; 32]), &limits));
+    let (first, first_key) = write(1);
+    groups.read_on(job.fd(), &epoch).unwrap();
+    let (second, second_key) = write(2);
+    let full = groups.read_on(job.fd(), &epoch).unwrap_err();
+    assert_eq!(Errno::from_io_error(&full), Some(Errno::NOMEM));
+    assert!(groups.of(&first_key).is_some(), "its commit may be asked for");
+    let place = (&*root, &name("f"));
+    epoch.publish_part((&first_key.0, first.file()), place, Replace::Existing).unwrap();
+    groups.read_on(job.fd(), &epoch).unwrap();
+    assert_eq!(groups.of(&second_key).unwrap().values.len(), GROUPS);
+    epoch.give_up_part(&second_key.0, second.file(), Errno::NOSPC).unwrap();
+    let (_third, third_key) = write(3);
+    groups.read_on(job.fd(), &epoch).unwrap();
+    assert_eq!(groups.of(&third_key).unwrap().values.len(), GROUPS);
+    assert!([first_key, second_key].iter().all(|key| groups.of(key).is_none()));
 }
 
 /// The files wait for their names elsewhere, and go into whatever has the name of their directory by then.

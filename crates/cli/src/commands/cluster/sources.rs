@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use rustix::process::geteuid;
+use rustix::process::{Uid, geteuid};
 use zmove_cluster::SharedJob;
 use zmove_cluster::jetstream::{InsteadNotice, JobNotice, SourceMark, SourceNotice};
 use zmove_disk::{Mount, boot_id};
@@ -104,6 +104,10 @@ impl Trees {
 /// # Errors
 /// One is not here, or is another one.
 pub(super) fn compare(here: &Sources, head: &JobNotice) -> Result<()> {
+    compare_as(geteuid(), here, head)
+}
+
+fn compare_as(user: Uid, here: &Sources, head: &JobNotice) -> Result<()> {
     let mut paths = here.paths();
     for SourceNotice { path, .. } in &head.sources {
         let path = Path::new(OsStr::from_bytes(path));
@@ -120,7 +124,6 @@ pub(super) fn compare(here: &Sources, head: &JobNotice) -> Result<()> {
              sends does it alone"
         );
     }
-    let user = geteuid();
     if user.as_raw() != head.user && !user.is_root() {
         bail!(
             "this node reads the sources as user {}, and the one that sends as user {}: what one may not read would \
@@ -304,9 +307,12 @@ mod tests {
         assert_eq!(compared(told(seen.clone(), mounts.clone())), Ok(()));
         let mounts = [&mounts[..], &seen[..]].concat();
         assert!(compared(told(seen.clone(), mounts)).unwrap_err().contains("more than 256 file systems"));
-        let head = JobNotice { user: geteuid().as_raw() + 1, ..told(seen, Vec::new()) };
-        // who may read all may also read what that user may
-        assert_eq!(compared(head).is_ok(), geteuid().is_root());
+        let head = JobNotice { user: 1001, ..told(seen, Vec::new()) };
+        let compared_as = |user| compare_as(Uid::from_raw(user), &here, &head);
+        compared_as(1001).unwrap();
+        // root may also read what that user may
+        compared_as(0).unwrap();
+        assert!(compared_as(1000).unwrap_err().to_string().contains("as user 1000, and the one that sends as user 1001"));
     }
 
     #[test]
