@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KnownHosts};
@@ -292,6 +293,48 @@ fn the_job_of_a_push_that_was_killed_is_ended_by_the_next() {
     let noted = || std::fs::read_dir(spread.home().join("shared-jobs")).unwrap().count();
     assert_eq!(noted(), 1);
     spread.push(&[], "source").outcome().done();
+    assert_eq!(noted(), 0);
+    spread.remove_marks();
+    spread.assert_done();
+}
+
+#[test]
+fn a_push_that_ends_the_job_of_a_killed_one_is_interrupted_at_once() {
+    let spread = Spread::new(2);
+    spread.paint();
+    let mut child = spread.push(&[], "source").start();
+    spread.daemons[1].wait_for_log("begun by sender");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::STOP));
+    let child = spread.push(&[], "source").start();
+    std::thread::sleep(Duration::from_millis(500));
+    crate::breakage::interrupt(child).expect(20);
+    spread.daemons.iter().for_each(|daemon| daemon.signal(Signal::CONT));
+}
+
+/// A refusal for the moment says nothing of the job: nobody would end it later, were its note forgotten by that.
+#[test]
+fn the_job_of_a_push_that_was_killed_is_ended_also_where_receivers_have_refused_meanwhile() {
+    let spread = Spread::new(2);
+    spread.paint();
+    let mut child = spread.push(&[], "source").start();
+    spread.daemons[1].wait_for_log("begun by sender");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let noted = || std::fs::read_dir(spread.home().join("shared-jobs")).unwrap().count();
+    let lists = [0, 1].map(|number| spread.site.path(&format!("receiver{number}/authorized_keys")));
+    lists.iter().for_each(|list| std::fs::rename(list, list.with_extension("away")).unwrap());
+    lists.iter().for_each(|list| std::fs::create_dir(list).unwrap());
+    spread.push(&[], "source").outcome().expect(10).says(&["cannot read its authorized_keys"]);
+    assert_eq!(noted(), 1, "the job has not ended");
+    lists.iter().for_each(|list| std::fs::remove_dir(list).unwrap());
+    lists.iter().for_each(|list| std::fs::write(list, "").unwrap());
+    spread.push(&[], "source").outcome().expect(5);
+    assert_eq!(noted(), 1, "the job has not ended");
+    // the other one ends it
+    std::fs::rename(lists[1].with_extension("away"), &lists[1]).unwrap();
+    spread.push(&[], "source").outcome().expect(0);
     assert_eq!(noted(), 0);
     spread.remove_marks();
     spread.assert_done();

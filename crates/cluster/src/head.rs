@@ -363,7 +363,7 @@ impl Progress {
     }
 }
 
-/// Whether a session of a head that has nothing left to do but to close the job has failed because it is closed.
+/// Whether a session that was to close a job has failed because the job is closed.
 fn is_closed(error: &SessionEnd) -> bool {
     match error {
         SessionEnd::Session(SessionError::Refused(refusal)) => refusal.code == RefusalCode::Ended,
@@ -495,8 +495,8 @@ pub async fn end_abandoned(
         })
         .await;
         match &ended {
-            // that it has ended already is a refusal, too
-            Ok(()) | Err(SessionEnd::Session(SessionError::Refused(_))) => break,
+            Ok(()) => break,
+            Err(error) if is_closed(error) => return Ok(()),
             Err(_) => {}
         }
     }

@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use zmove_cluster::jetstream::{
-    BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Role, Settings, SharedBroker,
-    SourceNotice,
+    BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Numbered, Role, Settings,
+    SharedBroker, SourceNotice,
 };
 use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob};
 use zmove_engine::DialSettings;
@@ -281,11 +281,12 @@ impl Leading<'_> {
             Notice::Node(node) if node.version == self.notice.version => match node.part {
                 None => participants.has_come(node.node),
                 Some(part) if part.job == self.notice.job => {
-                    let number = u32::try_from(self.notice.nodes.len()).unwrap_or(u32::MAX);
-                    let is_new = !self.notice.nodes.contains_key(&node.node);
-                    self.notice.nodes.entry(node.node.clone()).or_insert(number);
-                    participants.hear(&node.node, &part);
-                    is_new
+                    let numbered = self.notice.number(&node.node);
+                    match numbered {
+                        Numbered::TooMany => participants.warn_of_too_many(),
+                        Numbered::Now | Numbered::Before => participants.hear(&node.node, &part),
+                    }
+                    numbered == Numbered::Now
                 }
                 Some(_of_another_job) => false,
             },

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
-use zmove_cluster::jetstream::{NodeFailure, NodeMoved, NodePart, NodeState};
+use zmove_cluster::jetstream::{self, NodeFailure, NodeMoved, NodePart, NodeState};
 use zmove_cluster::{Told, WorkQueue};
 use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
 
@@ -86,7 +86,17 @@ impl Participants {
 
     /// A node has nothing to do; returns whether this is the first time.
     pub(crate) fn has_come(&self, node: String) -> bool {
-        self.come.lock().insert(node)
+        let mut come = self.come.lock();
+        come.len() < jetstream::NODES_MAX && come.insert(node)
+    }
+
+    /// Tells, once, that there are nodes that are not listened to.
+    pub(crate) fn warn_of_too_many(&self) {
+        let max = jetstream::NODES_MAX;
+        let message = format!("more than {max} nodes, by their names, ask for a part: the rest gets none");
+        if self.told.is_first(&message) {
+            self.observer.on(&Event::Warned { message });
+        }
     }
 
     /// Takes what a node tells, which it does each second.

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use zmove_cluster::jetstream::NodeMoved;
 use zmove_cluster::{JobEnd, JobError, Lead, LocalQueue, Receiver, SessionEnd, SharedJob, end_abandoned};
 use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
-use zmove_sender::{SenderConfig, SessionError};
+use zmove_sender::SenderConfig;
 use zmove_transport::{DialError, KnownHosts, SharedRate};
 use zmove_types::{ByteCount, ByteRate, Kinds, Observer, SharedJobId};
 use zmove_wire::{Keeping, NodeName, Open, TargetShape, TopName};
@@ -113,30 +113,38 @@ pub(crate) fn fresh_epoch() -> u64 {
 }
 
 /// Ends at the receivers the jobs that pushes to the same target have left; returns what was noted of them.
+///
+/// # Errors
+/// The user stops it, or no receiver ends one of them.
 pub(crate) fn end_before(job: &SharedJob, receivers: &[Receiver]) -> Result<Vec<Unended>> {
     let before = Unended::of_the_same(&settings::home(Role::Client)?, receivers)?;
-    for before in &before {
-        // its head may have been in the epoch in which it alone has sessions
-        let old = SharedJob { id: before.job(), epoch: before.epoch(), ..job.clone() }.last_epoch();
-        settings::block_on(threads(), async { end(&old, receivers).await })?;
+    if before.is_empty() {
+        return Ok(before);
     }
+    settings::block_on(threads(), async {
+        tokio::select! {
+            ended = Box::pin(end_all(&before, job, receivers)) => ended,
+            () = interrupted() => Err(as_failure(JobError::Interrupted)),
+        }
+    })?;
     Ok(before)
+}
+
+/// Ends jobs whose pushes were killed. Receivers that were stopped then and go on later would write what they had from
+/// the source into what this push writes. One that does not let this user in now may do so later.
+async fn end_all(before: &[Unended], job: &SharedJob, receivers: &[Receiver]) -> Result<()> {
+    for unended in before {
+        // its head may have been in the epoch in which it alone has sessions
+        let old = SharedJob { id: unended.job(), epoch: unended.epoch(), ..job.clone() }.last_epoch();
+        let ended = end_abandoned(&old, receivers, Arc::new(Notices)).await;
+        ended.map_err(|error| as_failure(JobError::NotBegun(error)))?;
+    }
+    Ok(())
 }
 
 /// Notes that a job begins.
 pub(crate) fn note(job: &SharedJob, receivers: &[Receiver]) -> Result<Unended> {
     Unended::note(&settings::home(Role::Client)?, (job.id, job.epoch), receivers)
-}
-
-/// Ends a job whose push was killed. Receivers that were stopped then and go on later would write what it had from the
-/// source into what this push writes.
-async fn end(old: &SharedJob, receivers: &[Receiver]) -> Result<()> {
-    match end_abandoned(old, receivers, Arc::new(Notices)).await {
-        Ok(()) => Ok(()),
-        // it has ended, or this user has no part in it any more
-        Err(error) if matches!(&*error, SessionEnd::Session(SessionError::Refused(_))) => Ok(()),
-        Err(error) => Err(as_failure(JobError::NotBegun(error))),
-    }
 }
 
 /// The receivers that can be used.

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
 
+use async_nats::client::PublishErrorKind;
 use aws_lc_rs::aead::RandomizedNonceKey;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
@@ -140,6 +141,20 @@ impl JobNotice {
         self.nodes.iter().find(|(_, number)| **number == 0).map(|(name, _)| name.as_str())
     }
 
+    /// Gives a node a number.
+    pub fn number(&mut self, node: &str) -> Numbered {
+        if self.nodes.contains_key(node) {
+            return Numbered::Before;
+        }
+        let number = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
+        self.nodes.insert(node.to_owned(), number);
+        if self.nodes.len() > NODES_MAX || !self.fits() {
+            self.nodes.remove(node);
+            return Numbered::TooMany;
+        }
+        Numbered::Now
+    }
+
     /// Whether the notice is short enough for any broker, also where more is mounted later.
     #[must_use]
     pub fn fits(&self) -> bool {
@@ -147,6 +162,19 @@ impl JobNotice {
     }
 }
 
+/// Whether a node has a number in a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbered {
+    /// It has got one.
+    Now,
+    /// It had one.
+    Before,
+    /// It gets none: there are too many nodes, or their names are too long.
+    TooMany,
+}
+
+/// The most nodes of one job, by their names: each says its own, and one that lies has as many as it likes.
+pub const NODES_MAX: usize = 1024;
 /// Half of what a broker takes as one message unless it is told otherwise.
 const JOB_BYTES_MAX: usize = 512 << 10;
 
@@ -295,7 +323,7 @@ impl Notices {
     }
 
     /// Tells all nodes, as far as there is a broker: what is told while there is none would wait in a queue, which is
-    /// bounded, and be told late.
+    /// bounded, and be told late. What is longer than the broker takes is told to nobody: the work goes on without.
     ///
     /// # Errors
     /// The connection has been given up.
@@ -306,7 +334,12 @@ impl Notices {
         let body = seal(&self.key, STANDS_FOR, postcard::to_stdvec(notice)?);
         let subject = self.connection.nkey.as_deref().map_or_else(|| SUBJECT.to_owned(), subject_of);
         let told = self.connection.client.publish(subject, body.into()).await;
-        told.map_err(|error| failed("tell the other nodes", error))
+        match told {
+            Err(error) if error.kind() != PublishErrorKind::MaxPayloadExceeded => {
+                Err(failed("tell the other nodes", error))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// Has all that was told on its way: this process is about to end.
@@ -351,3 +384,39 @@ const SUBJECT: &str = "zmove.cluster.notices";
 pub(super) const SUBJECTS: &str = "zmove.cluster.*";
 const PREFIX: &str = "zmove.cluster.";
 const STANDS_FOR: &[u8] = b"notice";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notice() -> JobNotice {
+        JobNotice {
+            job: [1; 16],
+            epoch: 1,
+            version: String::new(),
+            sources: Vec::new(),
+            mounts: Vec::new(),
+            directory: Vec::new(),
+            words: Vec::new(),
+            nodes: BTreeMap::from([("head".into(), 0)]),
+            begun: true,
+            user: 0,
+            instead: InsteadNotice::default(),
+            moved: NodeMoved::default(),
+        }
+    }
+
+    #[test]
+    fn a_node_that_names_itself_by_thousands_of_names_does_not_make_the_notice_too_long() {
+        let mut job = notice();
+        assert_eq!(["a", "a", "head"].map(|node| job.number(node)), NUMBERED);
+        let long = "x".repeat(JOB_BYTES_MAX);
+        assert_eq!(job.number(&long), Numbered::TooMany);
+        let got = (0..5000).filter(|name| job.number(&name.to_string()) == Numbered::Now).count();
+        assert_eq!((got, job.nodes.len()), (NODES_MAX - 2, NODES_MAX));
+        assert_eq!(job.number("a"), Numbered::Before);
+        assert!(job.fits());
+    }
+
+    const NUMBERED: [Numbered; 3] = [Numbered::Now, Numbered::Before, Numbered::Before];
+}

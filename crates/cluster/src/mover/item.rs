@@ -14,7 +14,8 @@ use zmove_scan::{
     walk_portion,
 };
 use zmove_sender::{self as sender, AtTarget, LargeFound, Sending, Settled, Unnamed};
-use zmove_types::{Event, Name, Observer, RelPath, WorkId};
+use zmove_types::{Event, GroupSpan, Name, Observer, RelPath, WorkId};
+use zmove_wire::limits::MISSING_RANGES_MAX;
 use zmove_wire::{FaultCode, Operation, SharedJobOrder, SharedJobResult, WorkEnd};
 
 use super::{Mover, Progress};
@@ -263,7 +264,10 @@ impl<W: WorkQueue> Mover<W> {
         let order = SharedJobOrder::Commit { head: file.head.clone(), root: None };
         Ok(match self.feeder.order(order, Some(file.bytes)).await? {
             SharedJobResult::Committed { .. } => Committed::Named(Done::named(file.bytes)),
-            SharedJobResult::Missing(ranges) => Committed::Missing(ranges),
+            SharedJobResult::Missing(ranges) if are_groups_of(file.bytes, &ranges) => {
+                Committed::Missing(ranges)
+            }
+            SharedJobResult::Missing(_) => return Err(NO_GROUPS),
             // what is newer there stays
             SharedJobResult::Failed(_, FaultCode::AlreadyThere) => Committed::Named(Done::default()),
             SharedJobResult::Failed(operation, code)
@@ -339,7 +343,7 @@ impl<W: WorkQueue> Mover<W> {
             Ok(unnamed) => unnamed,
             Err(why) => return Ok(self.fail(why)),
         };
-        let mut awaited = Awaited::new(Vec::new());
+        let mut awaited = Awaited::new(file.bytes);
         let mut looked = Instant::now();
         loop {
             let missing = match self.commit(&unnamed).await? {
@@ -350,17 +354,19 @@ impl<W: WorkQueue> Mover<W> {
                 }
                 Committed::Missing(missing) => missing,
             };
-            if missing != awaited.missing {
-                progress.made();
-                awaited = Awaited::new(missing);
-            } else if awaited.are_resent {
-                return Ok(self.fail(format!("receiver: write '{}': {LOST}", unnamed.path.display())));
-            } else if awaited.since.elapsed() >= self.stuck_after(item) {
-                awaited.are_resent = true;
-                if self.send_ranges(item, &found, &missing, progress).await?.failed > 0 {
-                    return Ok(Done::failed());
+            match awaited.look(&missing, self.stuck_after(item)) {
+                Look::Fewer => progress.made(),
+                Look::AsMany => {}
+                Look::Stuck => {
+                    if self.send_ranges(item, &found, &missing, progress).await?.failed > 0 {
+                        return Ok(Done::failed());
+                    }
+                    awaited.have_resent(missing);
+                    continue;
                 }
-                continue;
+                Look::Lost => {
+                    return Ok(self.fail(format!("receiver: write '{}': {LOST}", unnamed.path.display())));
+                }
             }
             self.until_next_look(awaited.pause).await;
             awaited.pause = (2 * awaited.pause).min(LOOK_AT_LEAST_EVERY);
@@ -444,21 +450,84 @@ struct FoundFile {
 }
 
 /// Groups of a large file that are waited for.
+///
+/// Only that fewer are missing than ever before is progress: a receiver that tells of others each time would else be
+/// waited for without end.
 struct Awaited {
-    /// Ranges of a first one and a number.
-    missing: Vec<(u32, u32)>,
-    /// Since when these are missing, and no others.
+    /// How many groups the file has.
+    groups: u32,
+    /// The fewest that have been missing.
+    fewest: u64,
+    /// Since when it is so few, or these have been sent from here.
     since: Instant,
     /// How long to wait before the next look.
     pause: Duration,
-    /// Whether these have been sent from here.
-    are_resent: bool,
+    /// The ranges of a first one and a number that have been sent from here since.
+    resent: Option<Vec<(u32, u32)>>,
+}
+
+/// What is to be done about the groups that are missing.
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    /// Some have come.
+    Fewer,
+    /// Nothing yet.
+    AsMany,
+    /// Nobody seems to send them.
+    Stuck,
+    /// They do not come by being sent from here, either.
+    Lost,
 }
 
 impl Awaited {
-    fn new(missing: Vec<(u32, u32)>) -> Self {
-        Self { missing, since: Instant::now(), pause: LOOK_EVERY, are_resent: false }
+    fn new(bytes: u64) -> Self {
+        let groups = GroupSpan::count(bytes).unwrap_or(0);
+        Self { groups, fewest: u64::MAX, since: Instant::now(), pause: LOOK_EVERY, resent: None }
     }
+
+    fn look(&mut self, missing: &[(u32, u32)], stuck_after: Duration) -> Look {
+        let many = self.count(missing);
+        let is_stuck = self.since.elapsed() >= stuck_after;
+        match &self.resent {
+            _ if many < self.fewest => {
+                self.fewest = many;
+                self.since = Instant::now();
+                self.pause = LOOK_EVERY;
+                self.resent = None;
+                Look::Fewer
+            }
+            Some(resent) if is_stuck || resent == missing => Look::Lost,
+            None if is_stuck => Look::Stuck,
+            // what another sends again meanwhile is missing until that has been flushed
+            Some(_) | None => Look::AsMany,
+        }
+    }
+
+    fn have_resent(&mut self, missing: Vec<(u32, u32)>) {
+        self.since = Instant::now();
+        self.resent = Some(missing);
+    }
+
+    /// How many groups are missing, at most: of those behind the last range of a full answer nothing is known.
+    fn count(&self, missing: &[(u32, u32)]) -> u64 {
+        let told: u64 = missing.iter().map(|(_, groups)| u64::from(*groups)).sum();
+        match missing.last() {
+            Some((first, groups)) if missing.len() >= MISSING_RANGES_MAX => {
+                told + u64::from(self.groups.saturating_sub(first.saturating_add(*groups)))
+            }
+            _ => told,
+        }
+    }
+}
+
+/// Whether these are ranges, of a first one and a number, of groups of a file of so many bytes: one after the other,
+/// and at least one.
+fn are_groups_of(bytes: u64, ranges: &[(u32, u32)]) -> bool {
+    let count = GroupSpan::count(bytes).unwrap_or(0);
+    let end = ranges.iter().try_fold(0, |end, &(first, groups)| {
+        first.checked_add(groups).filter(|next| first >= end && groups > 0 && *next <= count)
+    });
+    !ranges.is_empty() && end.is_some()
 }
 
 /// What a portion is found by: what has found a large file in it says where that is.
@@ -486,6 +555,7 @@ enum Committed {
     Missing(Vec<(u32, u32)>),
 }
 
+const NO_GROUPS: Stop = Stop::Nonsense("the receiver lacks groups that the file does not have");
 const LOST: &str = "groups that the receiver has stored are missing";
 /// How often it is asked whether all groups of a large file are there, where nothing else is to be sent and some come.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -495,3 +565,69 @@ const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
 const STUCK_AFTER: Duration = Duration::from_secs(40);
 /// The same where a range has failed here: what others are sending comes.
 const SPOILED_AFTER: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+    use zmove_types::GROUP_BYTES;
+
+    use super::*;
+
+    #[test]
+    fn what_is_said_to_be_missing_has_to_be_of_the_file() {
+        let bytes = 9 * GROUP_BYTES + 1;
+        let are = |ranges: &[_]| are_groups_of(bytes, ranges);
+        assert!(are(&[(0, 10)]) && are(&[(0, 1), (1, 1), (9, 1)]));
+        let others: [&[(u32, u32)]; 8] = [
+            &[],
+            &[(3, 0)],
+            &[(9, 2)],
+            &[(10, 1)],
+            &[(u32::MAX - 2, u32::MAX)],
+            &[(1, 1), (0, 1)],
+            &[(0, 2), (1, 1)],
+            &[(1, 1), (1, 1)],
+        ];
+        for ranges in others {
+            assert!(!are(ranges), "{ranges:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_receiver_that_tells_of_other_groups_each_time_is_not_waited_for_without_end() {
+        let mut awaited = Awaited::new(100 * GROUP_BYTES);
+        let mut told = Vec::new();
+        for number in 0..100 {
+            let missing = [(number, 2)];
+            match awaited.look(&missing, STUCK_AFTER) {
+                Look::Stuck => awaited.have_resent(missing.to_vec()),
+                Look::Lost => break,
+                Look::Fewer | Look::AsMany => {}
+            }
+            told.push(number);
+            advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(told.len(), 80);
+        assert_eq!(awaited.look(&[(7, 1)], STUCK_AFTER), Look::Fewer);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn groups_that_are_missing_as_before_although_they_were_sent_again_are_lost() {
+        let mut awaited = Awaited::new(100 * GROUP_BYTES);
+        assert_eq!(awaited.look(&[(0, 2)], STUCK_AFTER), Look::Fewer);
+        advance(STUCK_AFTER).await;
+        assert_eq!(awaited.look(&[(0, 2)], STUCK_AFTER), Look::Stuck);
+        awaited.have_resent(vec![(0, 2)]);
+        assert_eq!(awaited.look(&[(0, 2), (5, 7)], STUCK_AFTER), Look::AsMany, "of others");
+        assert_eq!(awaited.look(&[(0, 2)], STUCK_AFTER), Look::Lost);
+    }
+
+    #[test]
+    fn of_a_full_answer_all_counts_that_may_be_missing() {
+        let mut awaited = Awaited::new(10_000 * GROUP_BYTES);
+        let every_other = |from: u32| (0..1024_u32).map(|number| (from + 2 * number, 1)).collect::<Vec<_>>();
+        assert_eq!(awaited.look(&every_other(0), STUCK_AFTER), Look::Fewer);
+        assert_eq!(awaited.look(&every_other(0), STUCK_AFTER), Look::AsMany);
+        assert_eq!(awaited.look(&every_other(2), STUCK_AFTER), Look::Fewer);
+    }
+}

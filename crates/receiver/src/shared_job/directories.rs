@@ -15,7 +15,8 @@ use crate::store::target::directories::Remembered;
 use crate::store::transfer::Transfer;
 
 impl SharedJobSession {
-    /// Journals the directories that have come since the last time.
+    /// Journals the directories that have come since the last time. After one that cannot be recorded this session
+    /// records nothing: neither do other work items end, the directories of which were among them.
     pub(super) fn journal_directories(&self, transfer: &Transfer) -> Result<(), Failure> {
         let groups = transfer.target.directories.take().into_iter().map(as_group);
         for head in directory_heads(groups) {

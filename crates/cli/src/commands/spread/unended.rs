@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +14,8 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use zmove_cluster::Receiver;
 use zmove_types::SharedJobId;
+
+use crate::display::terminal;
 
 /// A job, by its file, which this process has locked.
 #[derive(Debug)]
@@ -61,7 +64,10 @@ impl Unended {
         let new = directory.join(format!("{id}{NEW}"));
         let mut file = make_locked(&new).with_context(failed)?;
         file.write_all(&serde_json::to_vec(&note)?).with_context(failed)?;
+        // the job may outlive a power cut of this host
+        file.sync_all().with_context(failed)?;
         fs::rename(&new, &path).with_context(failed)?;
+        File::open(&directory).and_then(|directory| directory.sync_all()).with_context(failed)?;
         Ok(Self { path, _locked: file, note })
     }
 
@@ -86,7 +92,7 @@ impl Unended {
     }
 
     /// A job whose push has ended. A file that is none of this kind, or has just gone, is passed over; what is left of
-    /// a push that was killed while it wrote one goes.
+    /// a push that was killed while it wrote one goes, and so does a note that tells nothing.
     fn abandoned(path: PathBuf) -> Option<Self> {
         let file = File::open(&path).ok()?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
@@ -99,8 +105,18 @@ impl Unended {
         }
         let mut text = Vec::new();
         (&file).take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
-        let note = serde_json::from_slice(&text).ok()?;
-        Some(Self { path, _locked: file, note })
+        match serde_json::from_slice(&text) {
+            Ok(note) => Some(Self { path, _locked: file, note }),
+            Err(why) => {
+                if is_name_of_note(&path) && fs::remove_file(&path).is_ok() {
+                    let path = path.display();
+                    terminal::warn(format_args!(
+                        "'{path}' is removed, which says no more what a push has left at which target: {why}"
+                    ));
+                }
+                None
+            }
+        }
     }
 
     /// The job.
@@ -125,6 +141,12 @@ impl Unended {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether the name of a file is a job's id.
+fn is_name_of_note(path: &Path) -> bool {
+    let name = path.file_name().map_or(&[][..], |name| name.as_bytes());
+    name.len() == 2 * size_of::<SharedJobId>() && name.iter().all(u8::is_ascii_hexdigit)
 }
 
 /// Makes a file and locks it. Somebody who finds it before that takes it for one that was left, and removes it.
@@ -179,6 +201,19 @@ mod tests {
         fs::write(directory(home.path()).join("other"), "{}").unwrap();
         look(&["a"], "t").into_iter().for_each(|unended| unended.forget().unwrap());
         assert_eq!(found(&["a"], "t"), []);
+    }
+
+    #[test]
+    fn a_note_that_tells_nothing_goes_when_nobody_has_it() {
+        let home = tempfile::tempdir().unwrap();
+        let at = receivers(&["a"], "t");
+        let led = Unended::note(home.path(), (SharedJobId([1; 16]), 1), &at).unwrap();
+        let [empty, other] = [SharedJobId([2; 16]).to_string(), "other".into()];
+        let [empty, other] = [empty, other].map(|name: String| directory(home.path()).join(name));
+        let paths = [&led.path, &empty, &other];
+        paths.iter().for_each(|path| fs::write(path, "").unwrap());
+        assert!(Unended::of_the_same(home.path(), &at).unwrap().is_empty());
+        assert_eq!(paths.map(|path| path.exists()), [true, false, true]);
     }
 
     #[test]
