@@ -88,6 +88,41 @@ impl Found {
     }
 }
 
+/// Directories that came and were not found at the end, as a receiver tells of them, which may not be honest.
+#[derive(Debug, Default)]
+struct Gone {
+    /// By their paths, the deepest first.
+    directories: BTreeMap<(Reverse<usize>, RelPath), DirectoryGroup>,
+    /// The memory that they take, about.
+    bytes: usize,
+    lists: usize,
+}
+
+impl Gone {
+    /// Takes the directories of a list that were not found.
+    fn take(&mut self, head: &[u8], found: &Found) -> Result<(), Stop> {
+        self.lists += 1;
+        if self.lists > LISTS_MAX {
+            return Err(ENDLESS);
+        }
+        for group in Batch::decode(head, 0).map_err(|_malformed| OTHER_HEAD)?.groups {
+            let [BatchEntry::Itself(metadata)] = &*group.entries else { return Err(OTHER_HEAD) };
+            if found.has(&group.directory) {
+                continue;
+            }
+            let path = &group.directory;
+            let bytes = GONE_BYTES + 2 * path.as_bytes().len() + metadata.extra_bytes();
+            if self.directories.insert((Reverse(path.depth()), path.clone()), group).is_none() {
+                self.bytes += bytes;
+            }
+            if self.bytes > GONE_BYTES_MAX {
+                return Err(TOO_MANY_GONE);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// An order that was given, and what has become of it.
 type Ordered = (Order, Result<SharedJobResult, SessionOver>);
 
@@ -196,7 +231,7 @@ impl Finishing {
 
     /// The directories that came and were not found at the end, the deepest first.
     async fn gone(&self, feeder: &Feeder) -> Result<Vec<DirectoryGroup>, Stop> {
-        let mut gone = BTreeMap::new();
+        let mut gone = Gone::default();
         let mut has_more = true;
         while has_more {
             let orders = (0..ORDERS_AT_ONCE).map(|_| feeder.order(SharedJobOrder::ListDirectories, None));
@@ -204,17 +239,11 @@ impl Finishing {
                 let SharedJobResult::Directories { head } = result else { return Err(refused(result)) };
                 has_more = !head.is_empty();
                 if has_more {
-                    let groups = Batch::decode(&head, 0).map_err(|_malformed| OTHER_HEAD)?.groups;
-                    let unfound = groups.into_iter().filter(|group| !self.found.has(&group.directory));
-                    gone.extend(
-                        unfound.map(|group| {
-                            ((Reverse(group.directory.depth()), group.directory.clone()), group)
-                        }),
-                    );
+                    gone.take(&head, &self.found)?;
                 }
             }
         }
-        Ok(gone.into_values().collect())
+        Ok(gone.directories.into_values().collect())
     }
 
     /// Gives an order, after the answers to all before where it closes a directory.
@@ -312,6 +341,10 @@ fn tell(events: &SessionEvents, message: String) {
 
 const OWN_HEAD: Stop = Stop::Nonsense("the head of an order cannot be read that was made here");
 const OTHER_HEAD: Stop = Stop::Nonsense("the receiver tells of directories what cannot be read");
+const ENDLESS: Stop = Stop::Nonsense("the receiver tells of directories without end");
+const TOO_MANY_GONE: Stop = Stop::Nonsense(
+    "the receiver tells of more directories that are not at the source any more than are kept",
+);
 const NO_ENTRY: Stop = Stop::Nonsense("the receiver tells the fault of a directory that it was not sent");
 const NO_SUCH_FILE: i32 = Errno::NOENT.raw_os_error();
 const CAME_LATER: &str = ": it came while the push ran, or was removed; the same command sends what is there";
@@ -323,3 +356,60 @@ const PLACES_AT_ONCE: usize = 1000;
 const WALKS_AT_ONCE: usize = 8;
 /// How many orders are on their way at once: as many as do for a long path, of 256 directories each.
 const ORDERS_AT_ONCE: usize = 16;
+/// How many lists of directories are read: each has some 2000 but where their names or attributes are long, so that
+/// these have hundreds of millions.
+const LISTS_MAX: usize = 1 << 18;
+/// About the most memory that directories take which came and were not found at the end: those are a million.
+const GONE_BYTES_MAX: usize = 256 << 20;
+/// What each of them takes beside its path and its attributes.
+const GONE_BYTES: usize = 160;
+
+#[cfg(test)]
+mod tests {
+    use zmove_types::Metadata;
+
+    use super::*;
+
+    fn path(path: &str) -> RelPath {
+        RelPath::from_bytes(path.as_bytes()).unwrap()
+    }
+
+    fn head_of(directories: &[&str], mode: u32) -> Vec<u8> {
+        let metadata = || Metadata { mode, ..Metadata::default() };
+        let group = |directory: &&str| DirectoryGroup {
+            directory: path(directory),
+            entries: vec![BatchEntry::Itself(metadata())],
+        };
+        Batch { groups: directories.iter().map(group).collect() }.encode()
+    }
+
+    #[test]
+    fn what_is_kept_of_directories_that_are_gone_is_bounded_and_those_found_take_nothing() {
+        let mut found = Found::default();
+        found.add(&path("found"));
+        let mut gone = Gone { bytes: GONE_BYTES_MAX - GONE_BYTES - 10, ..Gone::default() };
+        for _ in 0..10 {
+            gone.take(&head_of(&["found", "gone"], 0o755), &found).unwrap();
+        }
+        assert_eq!((gone.directories.len(), gone.bytes), (1, GONE_BYTES_MAX - 2));
+        let full = gone.take(&head_of(&["other"], 0o755), &found).unwrap_err();
+        assert_eq!(full.to_string(), TOO_MANY_GONE.to_string());
+    }
+
+    #[test]
+    fn a_receiver_whose_lists_do_not_end_misbehaves() {
+        let mut gone = Gone { lists: LISTS_MAX - 1, ..Gone::default() };
+        let list = head_of(&["d"], 0o755);
+        gone.take(&list, &Found::default()).unwrap();
+        let endless = gone.take(&list, &Found::default()).unwrap_err();
+        assert_eq!(endless.to_string(), ENDLESS.to_string());
+    }
+
+    #[test]
+    fn a_list_of_anything_else_than_directories_is_refused() {
+        let group = DirectoryGroup { directory: path("d"), entries: Vec::new() };
+        let list = Batch { groups: vec![group] }.encode();
+        let refused = Gone::default().take(&list, &Found::default()).unwrap_err();
+        assert_eq!(refused.to_string(), OTHER_HEAD.to_string());
+    }
+}
