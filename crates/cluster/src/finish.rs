@@ -49,6 +49,17 @@ enum Step {
     Gone,
 }
 
+impl Step {
+    /// How many orders may be without an answer when this is done: none where it closes a directory.
+    fn unanswered_max(&self) -> usize {
+        match self {
+            Self::Set(order) if order.closes => 0,
+            Self::Set(_) => ORDERS_AT_ONCE - 1,
+            Self::Walk(_) | Self::Gone => usize::MAX,
+        }
+    }
+}
+
 /// A directory of a source, by the number of the source, that has not been walked.
 #[derive(Debug)]
 struct Unwalked {
@@ -145,19 +156,32 @@ impl Finishing {
         events: &SessionEvents,
     ) -> Result<u64, Stop> {
         let mut ordered = JoinSet::new();
+        let done = self.run_steps(job, feeder, events, &mut ordered).await;
+        self.take_back(ordered).await;
+        done.map(|()| self.failed)
+    }
+
+    async fn run_steps(
+        &mut self,
+        job: &SharedJob,
+        feeder: &Feeder,
+        events: &SessionEvents,
+        ordered: &mut JoinSet<Ordered>,
+    ) -> Result<(), Stop> {
         while let Some(step) = self.steps.pop() {
-            let done = match step {
-                Step::Walk(first) => self.walk(job, first, feeder, events).await,
-                Step::Set(order) => self.order(order, feeder, &mut ordered, events).await,
-                Step::Gone => self.look_for_gone(feeder).await,
-            };
-            if let Err(stop) = done {
-                self.take_back(ordered).await;
+            let waiting = self.steps.len();
+            if let Err(stop) = self.answered(ordered, events, step.unanswered_max()).await {
+                // what has not been answered is done again before
+                self.steps.insert(waiting, step);
                 return Err(stop);
             }
+            match step {
+                Step::Walk(first) => self.walk(job, first, feeder, events).await?,
+                Step::Set(order) => self.order(order, feeder, ordered),
+                Step::Gone => self.look_for_gone(feeder).await?,
+            }
         }
-        self.answered(&mut ordered, events, 0).await?;
-        Ok(self.failed)
+        self.answered(ordered, events, 0).await
     }
 
     /// Walks directories, and notes what is to be done for them.
@@ -170,8 +194,25 @@ impl Finishing {
     ) -> Result<(), Stop> {
         let source = first.source;
         let places = self.with_next(first);
+        let waiting = self.steps.len();
+        let walked = self.walk_places(job, (source, &places), feeder, events).await;
+        if walked.is_err() {
+            self.steps.truncate(waiting);
+            let places = places.into_iter().rev();
+            self.steps.extend(places.map(|directory| Step::Walk(Unwalked { source, directory })));
+        }
+        walked
+    }
+
+    async fn walk_places(
+        &mut self,
+        job: &SharedJob,
+        (source, places): (u32, &[MarkedPath]),
+        feeder: &Feeder,
+        events: &SessionEvents,
+    ) -> Result<(), Stop> {
         let mut below = Vec::new();
-        for portion in walk(job, source, &places).await? {
+        for portion in walk(job, source, places).await? {
             for item in &portion.items {
                 // what could not be walked before has been told, and counted
                 if let ScanItem::Error(error) = item
@@ -246,19 +287,7 @@ impl Finishing {
         Ok(gone.directories.into_values().collect())
     }
 
-    /// Gives an order, after the answers to all before where it closes a directory.
-    async fn order(
-        &mut self,
-        order: Order,
-        feeder: &Feeder,
-        ordered: &mut JoinSet<Ordered>,
-        events: &SessionEvents,
-    ) -> Result<(), Stop> {
-        let most = if order.closes { 0 } else { ORDERS_AT_ONCE - 1 };
-        if let Err(stop) = self.answered(ordered, events, most).await {
-            self.steps.push(Step::Set(order));
-            return Err(stop);
-        }
+    fn order(&mut self, order: Order, feeder: &Feeder, ordered: &mut JoinSet<Ordered>) {
         if order.closes {
             self.closing.push(order.clone());
         }
@@ -268,7 +297,6 @@ impl Finishing {
             let result = feeder.order(SharedJobOrder::SetDirectories { head }, None).await;
             (order, result)
         });
-        Ok(())
     }
 
     /// Waits until no more orders than these are without an answer.
@@ -366,9 +394,17 @@ const GONE_BYTES: usize = 160;
 
 #[cfg(test)]
 mod tests {
-    use zmove_types::Metadata;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use zmove_engine::{DialSettings, NoListener, Push, Remote, SenderConfig};
+    use zmove_scan::ScanRoot;
+    use zmove_types::{Metadata, NoObserver, SharedJobId};
+    use zmove_wire::{NodeName, Open};
 
     use super::*;
+    use crate::receiver::{JobEvents, Receiver};
 
     fn path(path: &str) -> RelPath {
         RelPath::from_bytes(path.as_bytes()).unwrap()
@@ -381,6 +417,80 @@ mod tests {
             entries: vec![BatchEntry::Itself(metadata())],
         };
         Batch { groups: directories.iter().map(group).collect() }.encode()
+    }
+
+    fn order_of(directory: &str, mode: u32) -> Order {
+        let head = head_of(&[directory], mode);
+        Order::new(&Batch::decode(&head, 0).unwrap().groups, head)
+    }
+
+    fn open() -> Open {
+        Open::new(b"t".to_vec(), [0; 16])
+    }
+
+    fn job() -> SharedJob {
+        let source = ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root());
+        let (id, node) = (SharedJobId([7; 16]), NodeName::new("n").unwrap());
+        SharedJob::new((id, 1, node), vec![source], open(), SenderConfig::default())
+    }
+
+    fn finishing(steps: Vec<Step>) -> Finishing {
+        Finishing { steps, found: Found::default(), closing: Vec::new(), failed: 0 }
+    }
+
+    /// The directories that are to be set, or `walk`, the next first.
+    fn next_of(finishing: &Finishing) -> Vec<String> {
+        let name = |step: &Step| match step {
+            Step::Set(order) => Batch::decode(&order.head, 0).unwrap().groups[0].directory.to_string(),
+            Step::Walk(unwalked) => format!("walk {}", unwalked.directory.path),
+            Step::Gone => "gone".to_owned(),
+        };
+        finishing.steps.iter().rev().map(name).collect()
+    }
+
+    /// Runs the steps in a session that is over, in which orders of these directories have not been answered.
+    async fn run_without_session(finishing: &mut Finishing, unanswered: &[&str]) {
+        let (push, feeder) = Push::fed(open(), SenderConfig::default(), Instant::now());
+        drop(push);
+        let events = JobEvents::new(Arc::new(NoObserver), Arc::new(NoListener), Arc::default());
+        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
+        let receiver = Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() };
+        let events = events.within(0, &receiver);
+        let mut ordered = JoinSet::new();
+        for directory in unanswered {
+            let order = order_of(directory, 0o755);
+            ordered.spawn(async { (order, Err(SessionOver)) });
+        }
+        let done = finishing.run_steps(&job(), &feeder, &events, &mut ordered).await;
+        assert!(matches!(done, Err(Stop::Session(SessionOver))), "{done:?}");
+        finishing.take_back(ordered).await;
+    }
+
+    #[tokio::test]
+    async fn a_directory_is_closed_after_those_below_that_a_broken_session_has_left() {
+        let mut finishing = finishing(vec![Step::Set(order_of("closed", 0o044))]);
+        run_without_session(&mut finishing, &["closed/1", "closed/2"]).await;
+        let mut next = next_of(&finishing);
+        assert_eq!(next.pop().as_deref(), Some("closed"));
+        next.sort();
+        assert_eq!(next, ["closed/1", "closed/2"]);
+    }
+
+    #[tokio::test]
+    async fn the_last_orders_of_all_that_a_broken_session_has_left_are_given_again() {
+        let mut finishing = finishing(Vec::new());
+        run_without_session(&mut finishing, &["a", "b", "c"]).await;
+        let mut next = next_of(&finishing);
+        next.sort();
+        assert_eq!(next, ["a", "b", "c"]);
+    }
+
+    #[tokio::test]
+    async fn what_was_being_walked_when_the_session_broke_is_walked_again() {
+        let directory = MarkedPath { path: path("d"), mark: None };
+        let mut finishing = finishing(vec![Step::Gone, Step::Walk(Unwalked { source: 0, directory })]);
+        run_without_session(&mut finishing, &[]).await;
+        assert_eq!(next_of(&finishing), ["walk d", "gone"]);
     }
 
     #[test]
