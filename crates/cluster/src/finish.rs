@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use tokio::task::JoinSet;
 use zmove_scan::{MarkedPath, Portion, PortionSize, ScanItem, Wanted, walk_portion};
 use zmove_sender::{Feeder, SessionOver};
-use zmove_types::{Event, Observer, RelPath};
+use zmove_types::{Event, Name, Observer, RelPath};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, EntryFault, Fault, FaultCode, SharedJobOrder, SharedJobResult,
     directory_heads,
@@ -34,6 +34,8 @@ pub(crate) struct Finishing {
     /// What is to be done, the next last.
     steps: Vec<Step>,
     found: Found,
+    /// The names at the top of the target that the push sends; `None` where they are what a directory has.
+    tops: Option<Vec<Name>>,
     /// The orders that close directories, as they were given.
     closing: Vec<Order>,
     failed: u64,
@@ -102,6 +104,8 @@ impl Found {
 /// Directories that came and were not found at the end, as a receiver tells of them, which may not be honest.
 #[derive(Debug, Default)]
 struct Gone {
+    /// The names at the top of the target that the push sends; `None` where they are what a directory has.
+    tops: Option<Vec<Name>>,
     /// By their paths, the deepest first.
     directories: BTreeMap<(Reverse<usize>, RelPath), DirectoryGroup>,
     /// The memory that they take, about.
@@ -122,6 +126,11 @@ impl Gone {
                 continue;
             }
             let path = &group.directory;
+            let is_sent =
+                |tops: &Vec<Name>| tops.iter().any(|top| path.components().next() == Some(top.as_bytes()));
+            if !self.tops.as_ref().is_none_or(is_sent) {
+                return Err(NOT_SENT);
+            }
             let bytes = GONE_BYTES + 2 * path.as_bytes().len() + metadata.extra_bytes();
             if self.directories.insert((Reverse(path.depth()), path.clone()), group).is_none() {
                 self.bytes += bytes;
@@ -145,7 +154,7 @@ impl Finishing {
             Step::Walk(Unwalked { source, directory })
         };
         let steps = std::iter::once(Step::Gone).chain((0..job.source_count()).map(root)).collect();
-        Self { steps, found: Found::default(), closing: Vec::new(), failed: 0 }
+        Self { steps, found: Found::default(), tops: job.tops(), closing: Vec::new(), failed: 0 }
     }
 
     /// Sets mode and time of all directories; returns how many did not get them. Failures are told.
@@ -272,7 +281,7 @@ impl Finishing {
 
     /// The directories that came and were not found at the end, the deepest first.
     async fn gone(&self, feeder: &Feeder) -> Result<Vec<DirectoryGroup>, Stop> {
-        let mut gone = Gone::default();
+        let mut gone = Gone { tops: self.tops.clone(), ..Gone::default() };
         let mut has_more = true;
         while has_more {
             let orders = (0..ORDERS_AT_ONCE).map(|_| feeder.order(SharedJobOrder::ListDirectories, None));
@@ -370,6 +379,7 @@ fn tell(events: &SessionEvents, message: String) {
 const OWN_HEAD: Stop = Stop::Nonsense("the head of an order cannot be read that was made here");
 const OTHER_HEAD: Stop = Stop::Nonsense("the receiver tells of directories what cannot be read");
 const ENDLESS: Stop = Stop::Nonsense("the receiver tells of directories without end");
+const NOT_SENT: Stop = Stop::Nonsense("the receiver tells of a directory that this push does not send");
 const TOO_MANY_GONE: Stop = Stop::Nonsense(
     "the receiver tells of more directories that are not at the source any more than are kept",
 );
@@ -407,7 +417,7 @@ mod tests {
     use crate::receiver::{JobEvents, Receiver};
 
     fn path(path: &str) -> RelPath {
-        RelPath::from_bytes(path.as_bytes()).unwrap()
+        if path.is_empty() { RelPath::root() } else { RelPath::from_bytes(path.as_bytes()).unwrap() }
     }
 
     fn head_of(directories: &[&str], mode: u32) -> Vec<u8> {
@@ -435,7 +445,7 @@ mod tests {
     }
 
     fn finishing(steps: Vec<Step>) -> Finishing {
-        Finishing { steps, found: Found::default(), closing: Vec::new(), failed: 0 }
+        Finishing { steps, found: Found::default(), tops: None, closing: Vec::new(), failed: 0 }
     }
 
     /// The directories that are to be set, or `walk`, the next first.
@@ -513,6 +523,16 @@ mod tests {
         gone.take(&list, &Found::default()).unwrap();
         let endless = gone.take(&list, &Found::default()).unwrap_err();
         assert_eq!(endless.to_string(), ENDLESS.to_string());
+    }
+
+    #[test]
+    fn what_a_receiver_tells_of_directories_beside_those_of_the_push_is_refused() {
+        let mut gone = Gone { tops: Some(vec![Name::from_bytes(b"mine").unwrap()]), ..Gone::default() };
+        gone.take(&head_of(&["mine", "mine/below"], 0o755), &Found::default()).unwrap();
+        for other in ["other", "other/mine", "mine2", ""] {
+            let refused = gone.take(&head_of(&[other], 0o777), &Found::default()).unwrap_err();
+            assert_eq!(refused.to_string(), NOT_SENT.to_string(), "{other:?}");
+        }
     }
 
     #[test]
