@@ -52,11 +52,13 @@ enum Step {
 }
 
 impl Step {
-    /// How many orders may be without an answer when this is done: none where it closes a directory.
+    /// How many orders may be without an answer when this is done: none where it closes a directory, or begins a
+    /// source, which may have directories of the one before.
     fn unanswered_max(&self) -> usize {
         match self {
             Self::Set(order) if order.closes => 0,
             Self::Set(_) => ORDERS_AT_ONCE - 1,
+            Self::Walk(unwalked) if unwalked.directory.path.is_root() => 0,
             Self::Walk(_) | Self::Gone => usize::MAX,
         }
     }
@@ -153,7 +155,7 @@ impl Finishing {
             let directory = MarkedPath { path: RelPath::root(), mark: mark(source) };
             Step::Walk(Unwalked { source, directory })
         };
-        let steps = std::iter::once(Step::Gone).chain((0..job.source_count()).map(root)).collect();
+        let steps = std::iter::once(Step::Gone).chain((0..job.source_count()).rev().map(root)).collect();
         Self { steps, found: Found::default(), tops: job.tops(), closing: Vec::new(), failed: 0 }
     }
 
@@ -493,6 +495,16 @@ mod tests {
         let mut next = next_of(&finishing);
         next.sort();
         assert_eq!(next, ["a", "b", "c"]);
+    }
+
+    #[tokio::test]
+    async fn a_source_is_begun_when_all_orders_of_the_one_before_have_been_answered() {
+        let source = ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root());
+        let mut finishing = Finishing::of(&SharedJob { sources: vec![source.clone(), source], ..job() });
+        let next = finishing.steps.last().unwrap();
+        assert!(matches!(next, Step::Walk(Unwalked { source: 0, .. })), "the last source wins: {next:?}");
+        run_without_session(&mut finishing, &["d"]).await;
+        assert_eq!(next_of(&finishing), ["d", "walk .", "walk .", "gone"]);
     }
 
     #[tokio::test]
