@@ -464,7 +464,8 @@ mod tests {
     async fn run_without_session(finishing: &mut Finishing, unanswered: &[&str]) {
         let (push, feeder) = Push::fed(open(), SenderConfig::default(), Instant::now());
         drop(push);
-        let events = JobEvents::new(Arc::new(NoObserver), Arc::new(NoListener), Arc::default());
+        let events =
+            JobEvents::new(Arc::new(NoObserver), Arc::new(NoListener), Arc::default(), Arc::default());
         let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
         let receiver = Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() };
         let events = events.within(0, &receiver);

@@ -27,6 +27,7 @@ use crate::finish::Finishing;
 use crate::job::{Part, SharedJob, View};
 use crate::mover::Mover;
 use crate::receiver::{JobEvents, Receiver, Served, SessionEvents, in_session};
+use crate::told::Told;
 use crate::work::{Work, WorkItem};
 use crate::work_queue::WorkQueue;
 
@@ -51,6 +52,8 @@ pub struct Lead<W> {
     pub others: watch::Receiver<usize>,
     /// What has ended in the sessions of this process.
     pub served: Arc<Served>,
+    /// The failures that all have told, which are not counted again at the end. Default: none of others.
+    pub told: Arc<Told>,
 }
 
 /// A job that has come to its end.
@@ -101,6 +104,7 @@ impl<W: WorkQueue> Lead<W> {
             begun: watch::Sender::new(false),
             others: watch::Sender::new(0).subscribe(),
             served: Arc::default(),
+            told: Arc::default(),
         }
     }
 
@@ -114,7 +118,7 @@ impl<W: WorkQueue> Lead<W> {
         listener: Arc<dyn Listener + Send + Sync>,
         stop: impl Future<Output = ()>,
     ) -> Result<JobEnd, JobError> {
-        let events = JobEvents::new(observer, listener, Arc::clone(&self.served));
+        let events = JobEvents::new(observer, listener, Arc::clone(&self.served), Arc::clone(&self.told));
         let mut movers = JoinSet::new();
         let over = watch::Sender::new(false);
         for number in 0..self.movers {
@@ -157,7 +161,7 @@ impl<W: WorkQueue> Lead<W> {
         observer: Arc<dyn Observer>,
         listener: Arc<dyn Listener + Send + Sync>,
     ) -> Result<(), SessionEnd> {
-        let events = JobEvents::new(observer, listener, Arc::clone(&self.served));
+        let events = JobEvents::new(observer, listener, Arc::clone(&self.served), Arc::clone(&self.told));
         self.begun.send_replace(true);
         let mut movers = JoinSet::new();
         for mover in 0..self.movers {
@@ -481,7 +485,7 @@ pub async fn end_abandoned(
     receivers: &[Receiver],
     listener: Arc<dyn Listener + Send + Sync>,
 ) -> Result<(), Box<SessionEnd>> {
-    let events = JobEvents::new(Arc::new(NoObserver), listener, Arc::default());
+    let events = JobEvents::new(Arc::new(NoObserver), listener, Arc::default(), Arc::default());
     let mut ended = Ok(());
     for (number, receiver) in receivers.iter().enumerate() {
         let events = events.within(number, receiver);
