@@ -12,13 +12,14 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
 
 use futures_util::future::try_join_all;
 use rustix::io::Errno;
 use tokio::task::JoinSet;
-use zmove_scan::{MarkedPath, Portion, PortionSize, ScanItem, Wanted, walk_portion};
+use zmove_scan::{MarkedPath, Portion, PortionSize, ScanItem, ScanRoot, Wanted, walk_portion};
 use zmove_sender::{Feeder, SessionOver};
-use zmove_types::{Event, Name, Observer, RelPath};
+use zmove_types::{Escaped, Event, Name, Observer, RelPath};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, EntryFault, Fault, FaultCode, SharedJobOrder, SharedJobResult,
     directory_heads,
@@ -181,7 +182,7 @@ impl Finishing {
     ) -> Result<(), Stop> {
         while let Some(step) = self.steps.pop() {
             let waiting = self.steps.len();
-            if let Err(stop) = self.answered(ordered, events, step.unanswered_max()).await {
+            if let Err(stop) = self.answered(job, ordered, events, step.unanswered_max()).await {
                 // what has not been answered is done again before
                 self.steps.insert(waiting, step);
                 return Err(stop);
@@ -192,7 +193,7 @@ impl Finishing {
                 Step::Gone => self.look_for_gone(feeder).await?,
             }
         }
-        self.answered(ordered, events, 0).await
+        self.answered(job, ordered, events, 0).await
     }
 
     /// Walks directories, and notes what is to be done for them.
@@ -226,11 +227,11 @@ impl Finishing {
         for portion in walk(job, source, places).await? {
             for item in &portion.items {
                 // what could not be walked before has been told, and counted
-                if let ScanItem::Error(error) = item
-                    && !events.has_told(&format!("sender: {error}"))
-                {
+                let ScanItem::Error(error) = item else { continue };
+                let message = format!("sender: {error}: {AS_THEY_CAME}");
+                if !events.has_told(&format!("sender: {error}")) && !events.has_told(&message) {
                     self.failed += 1;
-                    tell(events, format!("sender: {error}: {AS_THEY_CAME}"));
+                    events.on(&Event::Failed { message });
                 }
             }
             for head in feeder.directory_heads(portion.items).await? {
@@ -313,6 +314,7 @@ impl Finishing {
     /// Waits until no more orders than these are without an answer.
     async fn answered(
         &mut self,
+        job: &SharedJob,
         ordered: &mut JoinSet<Ordered>,
         events: &SessionEvents,
         most: usize,
@@ -322,7 +324,7 @@ impl Finishing {
         {
             let (order, result) = done.map_err(|_panic| Stop::Nonsense("an order panicked"))?;
             let heard = match result {
-                Ok(result) => self.hear(&order, result, events),
+                Ok(result) => self.hear(job, &order, result, events),
                 Err(over) => Err(over.into()),
             };
             if let Err(stop) = heard {
@@ -341,7 +343,13 @@ impl Finishing {
     }
 
     /// Counts and tells the directories that did not get mode and time.
-    fn hear(&mut self, order: &Order, result: SharedJobResult, events: &SessionEvents) -> Result<(), Stop> {
+    fn hear(
+        &mut self,
+        job: &SharedJob,
+        order: &Order,
+        result: SharedJobResult,
+        events: &SessionEvents,
+    ) -> Result<(), Stop> {
         let SharedJobResult::DirectoriesSet(faults) = result else { return Err(refused(result)) };
         if faults.is_empty() {
             return Ok(());
@@ -353,13 +361,15 @@ impl Finishing {
             let path = directories.get(number).ok_or(NO_ENTRY)?.directory.clone();
             let fault = Fault { path, operation: *operation, code: *code };
             let came_later = match code {
-                // one that was found before has been made, or that it was not has been told
+                // it is not there for the same reason
+                FaultCode::Os(NO_SUCH_FILE) if has_failed_above(job, &fault.path, events) => continue,
+                // one that was found before has been made
                 FaultCode::Os(NO_SUCH_FILE) => CAME_LATER,
                 _ => "",
             };
-            tell(events, format!("receiver: {fault}{came_later}"));
+            self.failed += 1;
+            events.on(&Event::Failed { message: format!("receiver: {fault}{came_later}") });
         }
-        self.failed += faults.len() as u64;
         Ok(())
     }
 }
@@ -374,8 +384,17 @@ async fn walk(job: &SharedJob, source: u32, places: &[MarkedPath]) -> Result<Vec
     try_join_all(walks).await
 }
 
-fn tell(events: &SessionEvents, message: String) {
-    events.on(&Event::Failed { message });
+/// Whether it has been told that this directory, or one above, has failed: at the target, or at a source.
+fn has_failed_above(job: &SharedJob, path: &RelPath, events: &SessionEvents) -> bool {
+    let has_failed = |path: &Path| events.has_failed(&Escaped::path(path).to_string());
+    let in_source = |source: &ScanRoot| {
+        let below = path.as_path().strip_prefix(source.prefix.as_path());
+        below.is_ok_and(|below| {
+            has_failed(&source.source)
+                || below.ancestors().any(|above| has_failed(&source.source.join(above)))
+        })
+    };
+    path.as_path().ancestors().any(has_failed) || job.sources.iter().any(in_source)
 }
 
 const OWN_HEAD: Stop = Stop::Nonsense("the head of an order cannot be read that was made here");
@@ -411,9 +430,8 @@ mod tests {
     use std::time::Instant;
 
     use zmove_engine::{DialSettings, NoListener, Push, Remote, SenderConfig};
-    use zmove_scan::ScanRoot;
     use zmove_types::{Metadata, NoObserver, SharedJobId};
-    use zmove_wire::{NodeName, Open};
+    use zmove_wire::{NodeName, Open, Operation};
 
     use super::*;
     use crate::receiver::{JobEvents, Receiver};
@@ -460,15 +478,18 @@ mod tests {
         finishing.steps.iter().rev().map(name).collect()
     }
 
+    fn session_events() -> Arc<SessionEvents> {
+        let events =
+            JobEvents::new(Arc::new(NoObserver), Arc::new(NoListener), Arc::default(), Arc::default());
+        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
+        events.within(0, &Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() })
+    }
+
     /// Runs the steps in a session that is over, in which orders of these directories have not been answered.
     async fn run_without_session(finishing: &mut Finishing, unanswered: &[&str]) {
         let (push, feeder) = Push::fed(open(), SenderConfig::default(), Instant::now());
         drop(push);
-        let events =
-            JobEvents::new(Arc::new(NoObserver), Arc::new(NoListener), Arc::default(), Arc::default());
-        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
-        let receiver = Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() };
-        let events = events.within(0, &receiver);
+        let events = session_events();
         let mut ordered = JoinSet::new();
         for directory in unanswered {
             let order = order_of(directory, 0o755);
@@ -514,6 +535,29 @@ mod tests {
         let mut finishing = finishing(vec![Step::Gone, Step::Walk(Unwalked { source: 0, directory })]);
         run_without_session(&mut finishing, &[]).await;
         assert_eq!(next_of(&finishing), ["walk d", "gone"]);
+    }
+
+    #[test]
+    fn directories_below_one_that_has_failed_are_neither_told_nor_counted() {
+        let events = session_events();
+        for failed in ["sender: list directory '/nowhere/closed': no", "receiver: make directory 'there': no"]
+        {
+            events.on(&Event::Failed { message: failed.into() });
+        }
+        let has_failed = |directory| has_failed_above(&job(), &path(directory), &events);
+        assert!(["closed/a/b", "closed/a", "there", "there/a"].into_iter().all(has_failed));
+        assert!(!["closed2", "a/closed", "a/there", ""].into_iter().any(has_failed));
+        let mut finishing = finishing(Vec::new());
+        let head = head_of(&["closed/a", "later", "closed/a/b"], 0o755);
+        let order = Order::new(&[], head);
+        let code = FaultCode::Os(NO_SUCH_FILE);
+        let fault = |entry| EntryFault { entry, operation: Operation::SetMetadata, code };
+        let result = SharedJobResult::DirectoriesSet((0..3).map(fault).collect());
+        finishing.hear(&job(), &order, result, &events).unwrap();
+        assert_eq!(
+            (finishing.failed, events.has_failed("later"), events.has_failed("closed/a")),
+            (1, true, false)
+        );
     }
 
     #[test]

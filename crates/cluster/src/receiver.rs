@@ -133,6 +133,11 @@ impl SessionEvents {
         self.events.told.has(message) || self.events.told_elsewhere.has(message)
     }
 
+    /// Whether a failure of this path has been told, here or by others.
+    pub(crate) fn has_failed(&self, path: &str) -> bool {
+        self.events.told.names(path) || self.events.told_elsewhere.names(path)
+    }
+
     /// A range of the large file that this item gives its name could not be sent, or stored.
     pub(crate) fn spoil(&self, file: WorkId) {
         self.events.spoiled.lock().insert(file);
