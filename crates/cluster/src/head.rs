@@ -136,6 +136,7 @@ impl<W: WorkQueue> Lead<W> {
             needs_fence: false,
             finishing: None,
             is_finished: false,
+            is_closing: false,
             is_closed: false,
             has_lost_sessions,
         };
@@ -195,7 +196,9 @@ impl<W: WorkQueue> Lead<W> {
             let events = patient.events.within(number, &receiver);
             let job = if progress.needs_fence { &last_epoch } else { &*self.job };
             let ended = {
-                let session = pin!(in_session(&receiver, job, Part::Head, &events, |feeder| {
+                // what is gone is not begun once more
+                let part = if progress.is_closing { Part::Mover } else { Part::Head };
+                let session = pin!(in_session(&receiver, job, part, &events, |feeder| {
                     self.lead_in(feeder, &events, progress, &mut count)
                 }));
                 patient.outages.watch(session).await
@@ -203,7 +206,7 @@ impl<W: WorkQueue> Lead<W> {
             match ended {
                 // with the same one: it has the job's directory
                 Ok(()) if !progress.is_closed => patient.next = number,
-                Err(error) if !(progress.is_finished && is_closed(&error)) => {
+                Err(error) if !(progress.is_closing && is_closed(&error)) => {
                     let has_begun = *self.begun.borrow();
                     let paused = patient.pause((&events, error), has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
@@ -252,6 +255,7 @@ impl<W: WorkQueue> Lead<W> {
         }
         // the mark of the end is for openings of sessions that may still be on their way
         let how = if progress.needs_fence { SharedJobOrder::Close } else { SharedJobOrder::Forget };
+        progress.is_closing = true;
         close(&feeder, how).await?;
         progress.is_closed = true;
         Ok(())
@@ -338,6 +342,8 @@ struct Progress {
     finishing: Option<Finishing>,
     /// Whether all directories have mode and time.
     is_finished: bool,
+    /// Whether an order to close the job is given, so that perhaps nothing is left of it.
+    is_closing: bool,
     /// Whether the job is closed at the receivers.
     is_closed: bool,
     /// Whether any session has ended otherwise than it should.

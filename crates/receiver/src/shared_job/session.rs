@@ -86,7 +86,7 @@ impl SharedJobSession {
         let directory = opened.map_err(|error| match error {
             EpochError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
                 let text = format!("job {job} is not under way at this target: it has ended, or never begun");
-                Refusal { code: RefusalCode::Denied, text }
+                Refusal { code: RefusalCode::Ended, text }
             }
             error => refuse(&error),
         })?;
