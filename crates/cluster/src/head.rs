@@ -217,8 +217,8 @@ impl<W: WorkQueue> Lead<W> {
         }
     }
 
-    /// Leads the job in one session, as far as that goes: where a session of another may still do something, which it
-    /// would do for a second time, directories are finished in one of a newer epoch, which no such session outlives.
+    /// Leads the job for one session. If another session may still be writing, it returns before directories are
+    /// finished: they are set in the next epoch, which fences that session off.
     async fn lead_in(
         &self,
         feeder: Feeder,
@@ -294,8 +294,8 @@ struct Others {
     come_within: Duration,
 }
 
-/// Has a mover of this number work from when on there are not so many other nodes, to the end: each has one of its own,
-/// and what this one takes meanwhile they could not.
+/// Runs mover `number` of the head once fewer than `number` other nodes take part. Each of these serves one receiver;
+/// this mover would take their work.
 async fn unless_others_come(
     number: usize,
     mut others: Others,

@@ -19,7 +19,7 @@
 //! - **Silence.** A request that is not answered at once is followed by the question which consumers there are. Where
 //!   that is not answered either, twice, the connection is made anew.
 //! - **Leases** are the consumers' (`ack_wait`), without an end of deliveries: how many there were is told with the
-//!   item. Whoever has an item that was delivered too often decides.
+//!   item, and from the second one on it counts as a repeat (`mover.rs`).
 //! - **Messages say nothing** (`seal.rs`): a body that does not open is counted and never acted upon. The head takes it
 //!   out of the queue, a mover gives it back: the wrong key may be its own.
 //!

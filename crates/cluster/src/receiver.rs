@@ -38,7 +38,7 @@ pub(crate) struct JobEvents {
     pub(crate) has_lost_sessions: Arc<AtomicBool>,
     /// The failures that have been told.
     told: Arc<Told>,
-    /// Receivers of which it has been told why they are of no use, each with the reason; that it is away is none.
+    /// The reasons already told for each receiver; `None` stands for "it is away".
     useless: Arc<Lock<BTreeSet<Useless>>>,
     /// The large files of which a range has failed, by the items that give them their names.
     spoiled: Arc<Lock<HashSet<WorkId>>>,
@@ -64,8 +64,7 @@ impl JobEvents {
         }
     }
 
-    /// Whether it is to be told that the receiver of this number is of no use for this reason: it has not been since a
-    /// session with the receiver was of use.
+    /// Whether this reason is new for this receiver. A session that was of use clears what was told.
     pub(crate) fn is_news(&self, receiver: usize, why: &SessionEnd) -> bool {
         self.useless.lock().insert((receiver, (!why.is_away()).then(|| why.to_string())))
     }
@@ -167,7 +166,8 @@ impl Observer for SessionEvents {
                 self.answered.get_or_init(Instant::now);
                 return;
             }
-            // of the session alone
+            // These are of the session alone. `ScanEnded` too: a session's feed ends with the job, so nobody knows
+            // how much there is before; no time left is shown.
             _ => return,
         }
         self.events.observer.on(event);

@@ -294,7 +294,7 @@ const SILENT_AFTER: Duration = Duration::from_secs(5);
 const LOST_AFTER: Duration = Duration::from_secs(15);
 /// What rates are measured over: items come and go in less.
 const WINDOW: Duration = Duration::from_secs(5);
-/// How long a node moves nothing that has something to do, at most: what it moves is told in pieces of some MiB.
+/// A node at work that has moved nothing for so long counts as idle.
 const IDLE_AFTER: Duration = Duration::from_secs(3);
 /// Below so much of what others move a node is slow.
 const SLOW_PERCENT: u64 = 50;

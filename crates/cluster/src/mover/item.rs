@@ -461,7 +461,7 @@ impl Awaited {
     }
 }
 
-/// What a portion is found by: what has found a large file in it says where that is.
+/// Where a portion comes from: `item` announced it, `source` is its number, and `marks` are of its directories.
 #[derive(Clone, Copy)]
 struct Found<'a> {
     item: &'a WorkItem,
@@ -489,7 +489,7 @@ enum Committed {
 const LOST: &str = "groups that the receiver has stored are missing";
 /// How often it is asked whether all groups of a large file are there, where nothing else is to be sent and some come.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// The same at least, and whether the file is as it was.
+/// The longest time between two looks at whether all groups are there and the file is unchanged.
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
 /// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.
 const STUCK_AFTER: Duration = Duration::from_secs(40);

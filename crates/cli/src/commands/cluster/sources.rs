@@ -312,7 +312,12 @@ mod tests {
         compared_as(1001).unwrap();
         // root may also read what that user may
         compared_as(0).unwrap();
-        assert!(compared_as(1000).unwrap_err().to_string().contains("as user 1000, and the one that sends as user 1001"));
+        assert!(
+            compared_as(1000)
+                .unwrap_err()
+                .to_string()
+                .contains("as user 1000, and the one that sends as user 1001")
+        );
     }
 
     #[test]
