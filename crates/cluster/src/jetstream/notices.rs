@@ -292,7 +292,7 @@ impl Notices {
         if self.connection.is_lost() {
             return Ok(());
         }
-        let body = seal(&self.key, STANDS_FOR, postcard::to_stdvec(notice)?);
+        let body = seal(&self.key, ASSOCIATED_DATA, postcard::to_stdvec(notice)?);
         let subject = self.connection.nkey.as_deref().map_or_else(|| SUBJECT.to_owned(), subject_of);
         let told = self.connection.client.publish(subject, body.into()).await;
         told.map_err(|error| failed("tell the other nodes", error))
@@ -312,7 +312,7 @@ impl Notices {
     pub async fn hear(&self) -> Result<Heard, WorkError> {
         let mut heard = self.heard.lock().await;
         while let Some(message) = heard.next().await {
-            let opened = open(&self.key, STANDS_FOR, &message.payload);
+            let opened = open(&self.key, ASSOCIATED_DATA, &message.payload);
             // of another cluster, or of nobody's
             if let Some(notice) = opened.and_then(|body| postcard::from_bytes(&body).ok()) {
                 return Ok(Heard { notice, nkey: nkey_of(&message.subject) });
@@ -339,4 +339,4 @@ fn nkey_of(subject: &str) -> Option<String> {
 const SUBJECT: &str = "zmove.cluster.notices";
 pub(super) const SUBJECTS: &str = "zmove.cluster.*";
 const PREFIX: &str = "zmove.cluster.";
-const STANDS_FOR: &[u8] = b"notice";
+const ASSOCIATED_DATA: &[u8] = b"notice";
