@@ -41,7 +41,7 @@ pub(crate) struct JobEvents {
     /// The reasons already told for each receiver; `None` stands for "it is away".
     useless: Arc<Lock<BTreeSet<Useless>>>,
     /// The large files of which a range has failed, by the items that give them their names.
-    spoiled: Arc<Lock<HashSet<WorkId>>>,
+    failed_ranges: Arc<Lock<HashSet<WorkId>>>,
 }
 
 /// A receiver's number, and why it is of no use.
@@ -60,7 +60,7 @@ impl JobEvents {
             has_lost_sessions: Arc::default(),
             told: Arc::default(),
             useless: Arc::default(),
-            spoiled: Arc::default(),
+            failed_ranges: Arc::default(),
         }
     }
 
@@ -129,13 +129,13 @@ impl SessionEvents {
     }
 
     /// A range of the large file that this item gives its name could not be sent, or stored.
-    pub(crate) fn spoil(&self, file: WorkId) {
-        self.events.spoiled.lock().insert(file);
+    pub(crate) fn note_failed_range(&self, file: WorkId) {
+        self.events.failed_ranges.lock().insert(file);
     }
 
     /// Whether a range of that file has failed here.
-    pub(crate) fn is_spoiled(&self, file: WorkId) -> bool {
-        self.events.spoiled.lock().contains(&file)
+    pub(crate) fn has_failed_range(&self, file: WorkId) -> bool {
+        self.events.failed_ranges.lock().contains(&file)
     }
 }
 

@@ -113,7 +113,7 @@ impl<W: WorkQueue> Mover<W> {
                     && self.send_range(item, found, groups, progress).await?.failed > 0
                 {
                     let large = WorkItem { work: Work::Large(file.clone()), ..item.clone() };
-                    self.events.spoil(large.id(self.job.id));
+                    self.events.note_failed_range(large.id(self.job.id));
                 }
                 Ok(Done::default())
             }
@@ -407,7 +407,7 @@ impl<W: WorkQueue> Mover<W> {
 
     /// After how long without another group of a file nobody seems to send what is missing.
     fn stuck_after(&self, large: &WorkItem) -> Duration {
-        if self.events.is_spoiled(large.id(self.job.id)) { SPOILED_AFTER } else { STUCK_AFTER }
+        if self.events.has_failed_range(large.id(self.job.id)) { FAILED_RANGE_AFTER } else { STUCK_AFTER }
     }
 
     /// Tells why something has failed, which counts once.
@@ -494,4 +494,4 @@ const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
 /// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.
 const STUCK_AFTER: Duration = Duration::from_secs(40);
 /// The same where a range has failed here: what others are sending comes.
-const SPOILED_AFTER: Duration = Duration::from_secs(2);
+const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
