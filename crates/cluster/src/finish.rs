@@ -252,7 +252,7 @@ impl Finishing {
         while ordered.len() > most
             && let Some(done) = ordered.join_next().await
         {
-            let (order, result) = done.map_err(|_panic| Stop::Nonsense("an order panicked"))?;
+            let (order, result) = done.map_err(|_panic| Stop::Panicked("an order panicked"))?;
             let heard = match result {
                 Ok(result) => self.hear(&order, result, events),
                 Err(over) => Err(over.into()),
@@ -310,9 +310,10 @@ fn tell(events: &SessionEvents, message: String) {
     events.on(&Event::Failed { message });
 }
 
-const OWN_HEAD: Stop = Stop::Nonsense("the head of an order cannot be read that was made here");
-const OTHER_HEAD: Stop = Stop::Nonsense("the receiver tells of directories what cannot be read");
-const NO_ENTRY: Stop = Stop::Nonsense("the receiver tells the fault of a directory that it was not sent");
+const OWN_HEAD: Stop = Stop::PeerMisbehaved("the head of an order cannot be read that was made here");
+const OTHER_HEAD: Stop = Stop::PeerMisbehaved("the receiver tells of directories what cannot be read");
+const NO_ENTRY: Stop =
+    Stop::PeerMisbehaved("the receiver tells the fault of a directory that it was not sent");
 const NO_SUCH_FILE: i32 = Errno::NOENT.raw_os_error();
 const CAME_LATER: &str = ": it came while the push ran, or was removed; the same command sends what is there";
 const AS_THEY_CAME: &str = "the copies of the directories there have the modes and times that they came with";

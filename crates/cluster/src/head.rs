@@ -166,7 +166,7 @@ impl<W: WorkQueue> Lead<W> {
         }
         let mut ended = Ok(());
         while let Some(mover) = movers.join_next().await {
-            ended = ended.and(mover.unwrap_or_else(|_panic| Err(Stop::Nonsense("a mover panicked").into())));
+            ended = ended.and(mover.unwrap_or_else(|_panic| Err(Stop::Panicked("a mover panicked").into())));
         }
         ended
     }
@@ -280,7 +280,7 @@ impl<W: WorkQueue> Lead<W> {
                 Some(ended) = progress.movers.join_next() => match ended {
                     Ok(Err(error)) if progress.movers.is_empty() => return Err(Stop::Movers(Box::new(error))),
                     Ok(Ok(()) | Err(_)) => {}
-                    Err(_panic) => return Err(Stop::Nonsense("a mover panicked")),
+                    Err(_panic) => return Err(Stop::Panicked("a mover panicked")),
                 },
             }
         }

@@ -228,7 +228,7 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
         let mut session = Box::pin(push.run(&mut run, link, observer, stop));
         tokio::select! {
             ended = &mut session => match ended {
-                Ok(_summary) => Err(Stop::Nonsense("the receiver has ended the session early").into()),
+                Ok(_summary) => Err(Stop::PeerMisbehaved("the receiver has ended the session early").into()),
                 Err(error) => Err(SessionEnd::from(error)),
             },
             done = work(feeder) => match done {

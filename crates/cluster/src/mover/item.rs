@@ -254,7 +254,9 @@ impl<W: WorkQueue> Mover<W> {
     async fn commit_now(&self, file: &Unnamed) -> Result<Done, Stop> {
         match self.commit(file).await? {
             Committed::Named(done) => Ok(done),
-            Committed::Missing(_) => Err(Stop::Nonsense("the receiver lacks groups that it has stored")),
+            Committed::Missing(_) => {
+                Err(Stop::PeerMisbehaved("the receiver lacks groups that it has stored"))
+            }
         }
     }
 
