@@ -126,7 +126,8 @@ impl<W: WorkQueue> Lead<W> {
         let mut progress = Progress {
             walks: 0,
             ended_most: 0,
-            in_vain: (0, 0),
+            ended_at_last_walk: 0,
+            walks_in_vain: 0,
             movers,
             over,
             needs_fence: false,
@@ -323,8 +324,10 @@ struct Progress {
     walks: u32,
     /// The most work that had ended when a session began.
     ended_most: u64,
-    /// How much had ended after the last walk, and how many walks have added nothing.
-    in_vain: (u64, u32),
+    /// How much work had ended when the last walk was put in.
+    ended_at_last_walk: u64,
+    /// How many walks in a row have added nothing.
+    walks_in_vain: u32,
     movers: JoinSet<Result<(), SessionEnd>>,
     /// Set when all work has ended, and the queue knows that the job is over.
     over: watch::Sender<bool>,
@@ -350,9 +353,10 @@ impl Progress {
     /// # Errors
     /// Something stays missing that no walk finds any more, as where the sources have changed: another job does it.
     fn walk_again(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
-        let as_before = self.walks > 0 && self.in_vain.0 == count.work_ended;
-        self.in_vain = (count.work_ended, if as_before { self.in_vain.1 + 1 } else { 0 });
-        if self.in_vain.1 >= WALKS_IN_VAIN_MAX {
+        let as_before = self.walks > 0 && self.ended_at_last_walk == count.work_ended;
+        self.ended_at_last_walk = count.work_ended;
+        self.walks_in_vain = if as_before { self.walks_in_vain + 1 } else { 0 };
+        if self.walks_in_vain >= WALKS_IN_VAIN_MAX {
             return Err(Stop::Missing(count.missing_work().unwrap_or_default()));
         }
         self.walks += 1;

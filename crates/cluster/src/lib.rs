@@ -27,7 +27,7 @@ pub use error::{Hindrance, SessionEnd, Stop, WorkError};
 pub use head::{JobEnd, JobError, Lead, end_abandoned};
 pub use job::{HeldGrant, SharedJob, View};
 pub use local_queue::{Lease, LocalQueue};
-pub use receiver::{Receiver, Served};
+pub use receiver::{Receiver, Served, Stored};
 pub use told::Told;
 pub use work::{ITEM_BYTES_MAX, LargeFile, Marks, Place, Work, WorkItem};
 pub use work_queue::{Taken, Waiting, WorkQueue};

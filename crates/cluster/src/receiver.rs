@@ -152,7 +152,7 @@ impl Observer for SessionEvents {
             }
             Event::Stored { files, bytes } => {
                 self.has_stored.store(true, Ordering::Relaxed);
-                self.events.served.stored(self.number, (*files, *bytes));
+                self.events.served.add(self.number, Stored { files: *files, bytes: *bytes });
             }
             // a session that has nothing to do waits for work, which is no limit of those that have
             Event::Limited { .. } if !self.has_stored.swap(false, Ordering::Relaxed) => return,
@@ -178,15 +178,25 @@ impl Observer for SessionEvents {
 #[derive(Debug, Default)]
 pub struct Served {
     items: AtomicU64,
-    stored: Lock<BTreeMap<usize, (u64, u64)>>,
+    stored: Lock<BTreeMap<usize, Stored>>,
+}
+
+/// What a receiver has stored.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stored {
+    /// How many files.
+    pub files: u64,
+    /// How many bytes.
+    pub bytes: u64,
 }
 
 impl Served {
-    fn stored(&self, receiver: usize, (files, bytes): (u64, u64)) {
+    fn add(&self, receiver: usize, Stored { files, bytes }: Stored) {
         if files > 0 || bytes > 0 {
             let mut stored = self.stored.lock();
             let so_far = stored.entry(receiver).or_default();
-            *so_far = (so_far.0 + files, so_far.1 + bytes);
+            so_far.files += files;
+            so_far.bytes += bytes;
         }
     }
 
@@ -196,9 +206,9 @@ impl Served {
         self.items.load(Ordering::Relaxed)
     }
 
-    /// The files and bytes that each receiver has stored, by its number; one that has stored nothing is left out.
+    /// What each receiver has stored, by its number; one that has stored nothing is left out.
     #[must_use]
-    pub fn by_receiver(&self) -> BTreeMap<usize, (u64, u64)> {
+    pub fn by_receiver(&self) -> BTreeMap<usize, Stored> {
         self.stored.lock().clone()
     }
 }
