@@ -4,6 +4,10 @@
 //!  take ──► walk, look up ──► announce what is left ──► send, wait until all has settled ──► end ──► done
 //! ```
 //!
+//! ```text
+//!  taken ──► unsent ──► sent ──► recorded        (a large file: taken ──► waiting ──► recorded)
+//! ```
+//!
 //! Several items are under way at once, so that neither the queue's answers nor the flush at an item's end is waited
 //! for.
 //!
@@ -120,9 +124,9 @@ impl<W: WorkQueue> Mover<W> {
             tokio::select! {
                 assigned = taken(&mut taking) => match assigned? {
                     Some(assigned) => {
-                        let is_sent = !waits(assigned.item());
-                        waiting += usize::from(!is_sent);
-                        mover.unsent.fetch_add(usize::from(is_sent), Ordering::Relaxed);
+                        let sends = !waits(assigned.item());
+                        waiting += usize::from(!sends);
+                        mover.unsent.fetch_add(usize::from(sends), Ordering::Relaxed);
                         doing.spawn(Arc::clone(&mover).do_item(assigned));
                     }
                     None => over = true,
