@@ -59,7 +59,7 @@ use zmove_types::SharedJobId;
 
 use crate::error::WorkError;
 use crate::work::WorkItem;
-use crate::work_queue::{Taken, Waiting, WorkQueue};
+use crate::work_queue::{LEASE, Taken, Waiting, WorkQueue};
 use broker::{Broker, Outgoing};
 use connection::{BrokerError, Connection};
 use take::Taker;
@@ -96,7 +96,7 @@ pub struct Settings {
     pub key: JobKey,
     /// What this process does.
     pub role: Role,
-    /// How long an item is leased, 30 s if not told otherwise. Shorter, and an item that takes long is handed out
+    /// How long an item is leased, [`LEASE`] if not told otherwise. Shorter, and an item that takes long is handed out
     /// twice; longer, and that of a dead mover waits longer. The head's counts.
     pub lease: Duration,
     /// The most items that the broker holds, 65,536 if not told otherwise. The head's counts.
@@ -178,7 +178,7 @@ impl Settings {
             epoch,
             key,
             role,
-            lease: Duration::from_secs(30),
+            lease: LEASE,
             items_max: 65_536,
             bytes_max: 1 << 30,
             taken_max: 4096,

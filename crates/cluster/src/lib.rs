@@ -30,4 +30,4 @@ pub use local_queue::{Lease, LocalQueue};
 pub use receiver::{Receiver, Served, Stored};
 pub use told::Told;
 pub use work::{ITEM_BYTES_MAX, LargeFile, Marks, Place, Work, WorkItem};
-pub use work_queue::{Taken, Waiting, WorkQueue};
+pub use work_queue::{LEASE, Taken, Waiting, WorkQueue};

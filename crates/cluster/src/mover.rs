@@ -32,7 +32,7 @@ use crate::error::{PANICKED, Stop};
 use crate::job::SharedJob;
 use crate::receiver::SessionEvents;
 use crate::work::{Work, WorkItem};
-use crate::work_queue::{Taken, WorkQueue};
+use crate::work_queue::{LEASE, Taken, WorkQueue};
 
 /// A mover, in one session.
 pub(crate) struct Mover<W: WorkQueue> {
@@ -234,5 +234,5 @@ const ITEMS_AT_ONCE: usize = 8;
 const UNSENT_AT_ONCE: usize = 1;
 /// So many large files a mover waits for at once.
 const LARGE_AT_ONCE: usize = 32;
-/// A third of the time after which an item that nobody keeps is handed out again.
-const KEEP_EVERY: Duration = Duration::from_secs(10);
+/// How often the lease of an item is renewed: one renewal may be lost.
+const KEEP_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 use zmove_cluster::jetstream::{NodeFailure, NodeMoved, NodePart, NodeState};
-use zmove_cluster::{Told, WorkQueue};
+use zmove_cluster::{LEASE, Told, WorkQueue};
 use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
 
 use crate::display::failures::without_places;
@@ -291,7 +291,7 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long a node may say nothing: it tells each second.
 const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// How long until the user is told so: what it has taken is leased for twice as long.
-const LOST_AFTER: Duration = Duration::from_secs(15);
+const LOST_AFTER: Duration = Duration::from_secs(LEASE.as_secs() / 2);
 /// What rates are measured over: items come and go in less.
 const WINDOW: Duration = Duration::from_secs(5);
 /// A node at work that has moved nothing for so long counts as idle.

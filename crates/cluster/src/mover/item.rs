@@ -22,7 +22,7 @@ use crate::cut::{rest_of, work_of};
 use crate::error::{PANICKED, Stop, refused};
 use crate::job::ITEM;
 use crate::work::{LargeFile, Marks, Place, Work, WorkItem};
-use crate::work_queue::WorkQueue;
+use crate::work_queue::{LEASE, WorkQueue};
 
 /// What has become of an item.
 #[derive(Clone, Copy, Debug, Default)]
@@ -494,6 +494,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// The longest time between two looks at whether all groups are there and the file is unchanged.
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
 /// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.
-const STUCK_AFTER: Duration = Duration::from_secs(40);
+const STUCK_AFTER: Duration = LEASE.saturating_add(Duration::from_secs(10));
 /// The same where a range has failed here: what others are sending comes.
 const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
