@@ -67,7 +67,7 @@ use take::Taker;
 pub use connection::{Access, BrokerState, NodeCertificate, check_address};
 pub use notices::{
     GrantNotice, Heard, InsteadNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState,
-    Notice, Notices, SourceMark, SourceNotice,
+    Notice, Notices, SourceMark, SourceNotice, TELL_EVERY,
 };
 pub use seal::JobKey;
 pub use server::{Nkey, Server, ServerConfig, ServerTls, User};

@@ -20,7 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior, timeout};
 use zmove_cluster::HeldGrant;
 use zmove_cluster::jetstream::{
     GrantNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
-    check_address,
+    TELL_EVERY, check_address,
 };
 use zmove_engine::Remote;
 use zmove_transport::Identity;
@@ -462,8 +462,6 @@ impl<'a> Member<'a> {
 
 /// How often a broker that is not there is asked for.
 const ASK_EVERY: Duration = Duration::from_millis(250);
-/// How often a node tells that it is there.
-const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long a node that is stopped may take to leave its jobs to others.
 const LEAVES_WITHIN: Duration = Duration::from_secs(2);
 /// How long a node leaves a job to others that it could not take part in.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
-use zmove_cluster::jetstream::{NodeFailure, NodeMoved, NodePart, NodeState};
+use zmove_cluster::jetstream::{NodeFailure, NodeMoved, NodePart, NodeState, TELL_EVERY};
 use zmove_cluster::{LEASE, Told, WorkQueue};
 use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
 
@@ -286,9 +286,7 @@ fn compare(looks: &mut [Look], waiting: Option<u64>) {
 }
 
 const BY_OTHERS: &str = "others do what it had to do";
-/// How often the observer is told.
-const TELL_EVERY: Duration = Duration::from_secs(1);
-/// How long a node may say nothing: it tells each second.
+/// How long a node may say nothing; it tells each [`TELL_EVERY`].
 const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// How long until the user is told so: what it has taken is leased for twice as long.
 const LOST_AFTER: Duration = Duration::from_secs(LEASE.as_secs() / 2);

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
+use std::time::Duration;
 
 use aws_lc_rs::aead::RandomizedNonceKey;
 use futures_util::StreamExt;
@@ -339,4 +340,6 @@ fn nkey_of(subject: &str) -> Option<String> {
 const SUBJECT: &str = "zmove.cluster.notices";
 pub(super) const SUBJECTS: &str = "zmove.cluster.*";
 const PREFIX: &str = "zmove.cluster.";
+/// How often nodes and heads tell their notices.
+pub const TELL_EVERY: Duration = Duration::from_secs(1);
 const ASSOCIATED_DATA: &[u8] = b"notice";
