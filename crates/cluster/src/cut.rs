@@ -38,7 +38,7 @@ fn in_turns<T>(directories: &[T]) -> impl Iterator<Item = &[T]> {
 /// for itself, and the end in short ones, so that no node is long at work after the others.
 fn ranges(file: &LargeFile) -> impl Iterator<Item = Work> {
     let groups = GroupSpan::count(file.bytes).unwrap_or(0);
-    let long = (groups / RANGES).clamp(RANGE_GROUPS_MIN, RANGE_GROUPS_MAX);
+    let long = (groups / LONG_RANGES).clamp(LONG_RANGE_GROUPS_MIN, LONG_RANGE_GROUPS_MAX);
     let short_from = groups - groups / 4;
     let mut first = 0;
     std::iter::from_fn(move || {
@@ -56,12 +56,10 @@ fn ranges(file: &LargeFile) -> impl Iterator<Item = Work> {
 const ITEMS_AT_ONCE: usize = 16;
 /// The most directories of one item: their paths have 256 KiB at the most.
 const DIRECTORIES_MAX: usize = 64;
-/// So many ranges a file has, before they would be too long.
-const RANGES: u32 = 64;
-/// A range of 16 MiB.
-const RANGE_GROUPS_MIN: u32 = 4;
-/// A range of 1 GiB.
-const RANGE_GROUPS_MAX: u32 = 256;
+/// Into so many long ranges a file is divided, within these bounds.
+const LONG_RANGES: u32 = 64;
+const LONG_RANGE_GROUPS_MIN: u32 = 4;
+const LONG_RANGE_GROUPS_MAX: u32 = 256;
 
 #[cfg(test)]
 mod tests {
@@ -91,7 +89,7 @@ mod tests {
                 next += groups;
             }
             assert_eq!(u64::from(next), groups);
-            assert!(ranges.iter().all(|(_, groups)| *groups <= RANGE_GROUPS_MAX));
+            assert!(ranges.iter().all(|(_, groups)| *groups <= LONG_RANGE_GROUPS_MAX));
             assert!(ranges.last().unwrap().1 <= ranges[0].1);
         }
     }

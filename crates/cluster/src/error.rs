@@ -12,9 +12,9 @@ pub enum WorkError {
     /// What the queue holds is no work item of this job.
     #[error("read a work item: {0}")]
     Item(#[from] postcard::Error),
-    /// A work item that makes no sense.
+    /// A work item breaks a bound.
     #[error("read a work item: {0}")]
-    Nonsense(&'static str),
+    Malformed(&'static str),
     /// The job has ended, or another epoch of it has begun.
     #[error("the push has ended, or a later one has taken its place")]
     Over,
@@ -92,11 +92,14 @@ pub enum Stop {
     Differs(String),
     /// The protocol has been broken, by the receiver or by what the queue holds.
     #[error("{0}")]
-    Nonsense(&'static str),
+    PeerMisbehaved(&'static str),
+    /// A task of this process has panicked.
+    #[error("{0}")]
+    Panicked(&'static str),
 }
 
 /// What a work item has come to that has panicked.
-pub(crate) const PANICKED: Stop = Stop::Nonsense("a work item panicked");
+pub(crate) const PANICKED: Stop = Stop::Panicked("a work item panicked");
 
 /// Why a session has ended before its work has.
 #[derive(Debug, thiserror::Error)]
@@ -192,7 +195,7 @@ impl SessionEnd {
             Self::Session(error) => !error.is_lost(),
             Self::NoRoom { .. } => true,
             Self::InVain { .. } => false,
-            Self::Stop(stop) => matches!(stop, Stop::Fenced | Stop::Nonsense(_)),
+            Self::Stop(stop) => matches!(stop, Stop::Fenced | Stop::PeerMisbehaved(_) | Stop::Panicked(_)),
         }
     }
 }
@@ -208,6 +211,6 @@ pub(crate) fn refused(result: SharedJobResult) -> Stop {
     match result {
         SharedJobResult::Failed(_, FaultCode::Fenced) => Stop::Fenced,
         SharedJobResult::Failed(operation, code) => Stop::Receiver { operation, code },
-        _ => Stop::Nonsense("the receiver has answered to another order"),
+        _ => Stop::PeerMisbehaved("the receiver has answered to another order"),
     }
 }

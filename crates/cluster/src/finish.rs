@@ -322,7 +322,7 @@ impl Finishing {
         while ordered.len() > most
             && let Some(done) = ordered.join_next().await
         {
-            let (order, result) = done.map_err(|_panic| Stop::Nonsense("an order panicked"))?;
+            let (order, result) = done.map_err(|_panic| Stop::Panicked("an order panicked"))?;
             let heard = match result {
                 Ok(result) => self.hear(job, &order, result, events),
                 Err(over) => Err(over.into()),
@@ -397,14 +397,15 @@ fn has_failed_above(job: &SharedJob, path: &RelPath, events: &SessionEvents) -> 
     path.as_path().ancestors().any(has_failed) || job.sources.iter().any(in_source)
 }
 
-const OWN_HEAD: Stop = Stop::Nonsense("the head of an order cannot be read that was made here");
-const OTHER_HEAD: Stop = Stop::Nonsense("the receiver tells of directories what cannot be read");
-const ENDLESS: Stop = Stop::Nonsense("the receiver tells of directories without end");
-const NOT_SENT: Stop = Stop::Nonsense("the receiver tells of a directory that this push does not send");
-const TOO_MANY_GONE: Stop = Stop::Nonsense(
+const OWN_HEAD: Stop = Stop::PeerMisbehaved("the head of an order cannot be read that was made here");
+const OTHER_HEAD: Stop = Stop::PeerMisbehaved("the receiver tells of directories what cannot be read");
+const ENDLESS: Stop = Stop::PeerMisbehaved("the receiver tells of directories without end");
+const NOT_SENT: Stop = Stop::PeerMisbehaved("the receiver tells of a directory that this push does not send");
+const TOO_MANY_GONE: Stop = Stop::PeerMisbehaved(
     "the receiver tells of more directories that are not at the source any more than are kept",
 );
-const NO_ENTRY: Stop = Stop::Nonsense("the receiver tells the fault of a directory that it was not sent");
+const NO_ENTRY: Stop =
+    Stop::PeerMisbehaved("the receiver tells the fault of a directory that it was not sent");
 const NO_SUCH_FILE: i32 = Errno::NOENT.raw_os_error();
 const CAME_LATER: &str = ": it came while the push ran, or was removed; the same command sends what is there";
 const AS_THEY_CAME: &str = "the copies of the directories there have the modes and times that they came with";

@@ -130,14 +130,14 @@ impl<W: WorkQueue> Lead<W> {
         let mut progress = Progress {
             walks: 0,
             ended_most: 0,
-            in_vain: (0, 0),
+            ended_at_last_walk: 0,
+            walks_in_vain: 0,
             movers,
             over,
             needs_fence: false,
             finishing: None,
             is_finished: false,
-            is_closing: false,
-            is_closed: false,
+            closing: Closing::NotOrdered,
             has_lost_sessions,
         };
         let patient = self.patient(0, events);
@@ -171,7 +171,7 @@ impl<W: WorkQueue> Lead<W> {
         }
         let mut ended = Ok(());
         while let Some(mover) = movers.join_next().await {
-            ended = ended.and(mover.unwrap_or_else(|_panic| Err(Stop::Nonsense("a mover panicked").into())));
+            ended = ended.and(mover.unwrap_or_else(|_panic| Err(Stop::Panicked("a mover panicked").into())));
         }
         ended
     }
@@ -199,7 +199,7 @@ impl<W: WorkQueue> Lead<W> {
             let job = if progress.needs_fence { &last_epoch } else { &*self.job };
             let ended = {
                 // what is gone is not begun once more
-                let part = if progress.is_closing { Part::Mover } else { Part::Head };
+                let part = if progress.closing == Closing::Ordered { Part::Mover } else { Part::Head };
                 let session = pin!(in_session(&receiver, job, part, &events, |feeder| {
                     self.lead_in(feeder, &events, progress, &mut count)
                 }));
@@ -207,8 +207,8 @@ impl<W: WorkQueue> Lead<W> {
             };
             match ended {
                 // with the same one: it has the job's directory
-                Ok(()) if !progress.is_closed => patient.next = number,
-                Err(error) if !(progress.is_closing && is_closed(&error)) => {
+                Ok(()) if progress.closing != Closing::Done => patient.next = number,
+                Err(error) if progress.closing == Closing::NotOrdered || !is_closed(&error) => {
                     let has_begun = *self.begun.borrow();
                     let paused = patient.pause((&events, error), has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
@@ -226,8 +226,8 @@ impl<W: WorkQueue> Lead<W> {
         }
     }
 
-    /// Leads the job in one session, as far as that goes: where a session of another may still do something, which it
-    /// would do for a second time, directories are finished in one of a newer epoch, which no such session outlives.
+    /// Leads the job for one session. If another session may still be writing, it returns before directories are
+    /// finished: they are set in the next epoch, which fences that session off.
     async fn lead_in(
         &self,
         feeder: Feeder,
@@ -257,9 +257,9 @@ impl<W: WorkQueue> Lead<W> {
         }
         // the mark of the end is for openings of sessions that may still be on their way
         let how = if progress.needs_fence { SharedJobOrder::Close } else { SharedJobOrder::Forget };
-        progress.is_closing = true;
+        progress.closing = Closing::Ordered;
         close(&feeder, how).await?;
-        progress.is_closed = true;
+        progress.closing = Closing::Done;
         Ok(())
     }
 
@@ -290,7 +290,7 @@ impl<W: WorkQueue> Lead<W> {
                 Some(ended) = progress.movers.join_next() => match ended {
                     Ok(Err(error)) if progress.movers.is_empty() => return Err(Stop::Movers(Box::new(error))),
                     Ok(Ok(()) | Err(_)) => {}
-                    Err(_panic) => return Err(Stop::Nonsense("a mover panicked")),
+                    Err(_panic) => return Err(Stop::Panicked("a mover panicked")),
                 },
             }
         }
@@ -304,8 +304,8 @@ struct Others {
     come_within: Duration,
 }
 
-/// Has a mover of this number work from when on there are not so many other nodes, to the end: each has one of its own,
-/// and what this one takes meanwhile they could not.
+/// Runs mover `number` of the head once fewer than `number` other nodes take part. Each of these serves one receiver;
+/// this mover would take their work.
 async fn unless_others_come(
     number: usize,
     mut others: Others,
@@ -333,8 +333,10 @@ struct Progress {
     walks: u32,
     /// The most work that had ended when a session began.
     ended_most: u64,
-    /// How much had ended after the last walk, and how many walks have added nothing.
-    in_vain: (u64, u32),
+    /// How much work had ended when the last walk was put in.
+    ended_at_last_walk: u64,
+    /// How many walks in a row have added nothing.
+    walks_in_vain: u32,
     movers: JoinSet<Result<(), SessionEnd>>,
     /// Set when all work has ended, and the queue knows that the job is over.
     over: watch::Sender<bool>,
@@ -344,12 +346,18 @@ struct Progress {
     finishing: Option<Finishing>,
     /// Whether all directories have mode and time.
     is_finished: bool,
-    /// Whether an order to close the job is given, so that perhaps nothing is left of it.
-    is_closing: bool,
-    /// Whether the job is closed at the receivers.
-    is_closed: bool,
+    closing: Closing,
     /// Whether any session has ended otherwise than it should.
     has_lost_sessions: Arc<AtomicBool>,
+}
+
+/// How far the job is closed at the receivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closing {
+    NotOrdered,
+    /// The answer is awaited, or was lost: perhaps nothing is left of the job.
+    Ordered,
+    Done,
 }
 
 impl Progress {
@@ -362,9 +370,10 @@ impl Progress {
     /// # Errors
     /// Something stays missing that no walk finds any more, as where the sources have changed: another job does it.
     fn walk_again(&mut self, job: &SharedJob, count: &SharedJobCount) -> Result<WorkItem, Stop> {
-        let as_before = self.walks > 0 && self.in_vain.0 == count.work_ended;
-        self.in_vain = (count.work_ended, if as_before { self.in_vain.1 + 1 } else { 0 });
-        if self.in_vain.1 >= WALKS_IN_VAIN_MAX {
+        let as_before = self.walks > 0 && self.ended_at_last_walk == count.work_ended;
+        self.ended_at_last_walk = count.work_ended;
+        self.walks_in_vain = if as_before { self.walks_in_vain + 1 } else { 0 };
+        if self.walks_in_vain >= WALKS_IN_VAIN_MAX {
             return Err(Stop::Missing(count.missing_work().unwrap_or_default()));
         }
         self.walks += 1;

@@ -19,7 +19,7 @@
 //! - **Silence.** A request that is not answered at once is followed by the question which consumers there are. Where
 //!   that is not answered either, twice, the connection is made anew.
 //! - **Leases** are the consumers' (`ack_wait`), without an end of deliveries: how many there were is told with the
-//!   item. Whoever has an item that was delivered too often decides.
+//!   item, and from the second one on it counts as a repeat (`mover.rs`).
 //! - **Messages say nothing** (`seal.rs`): a body that does not open is counted and never acted upon. The head takes it
 //!   out of the queue, a mover gives it back: the wrong key may be its own.
 //!
@@ -59,7 +59,7 @@ use zmove_types::SharedJobId;
 
 use crate::error::WorkError;
 use crate::work::WorkItem;
-use crate::work_queue::{Taken, Waiting, WorkQueue};
+use crate::work_queue::{LEASE, Taken, Waiting, WorkQueue};
 use broker::{Broker, Outgoing};
 use connection::{BrokerError, Connection};
 use take::Taker;
@@ -67,7 +67,7 @@ use take::Taker;
 pub use connection::{Access, BrokerState, NodeCertificate, check_address};
 pub use notices::{
     GrantNotice, Heard, InsteadNotice, JobNotice, NODES_MAX, NodeFailure, NodeMoved, NodeNotice, NodePart,
-    NodeState, Notice, Notices, Numbered, Reader, SourceMark, SourceNotice,
+    NodeState, Notice, Notices, Numbered, Reader, SourceMark, SourceNotice, TELL_EVERY,
 };
 pub use seal::JobKey;
 pub use server::{Nkey, Server, ServerConfig, ServerTls, User};
@@ -96,7 +96,7 @@ pub struct Settings {
     pub key: JobKey,
     /// What this process does.
     pub role: Role,
-    /// How long an item is leased, 30 s if not told otherwise. Shorter, and an item that takes long is handed out
+    /// How long an item is leased, [`LEASE`] if not told otherwise. Shorter, and an item that takes long is handed out
     /// twice; longer, and that of a dead mover waits longer. The head's counts.
     pub lease: Duration,
     /// The most items that the broker holds, 65,536 if not told otherwise. The head's counts.
@@ -178,7 +178,7 @@ impl Settings {
             epoch,
             key,
             role,
-            lease: Duration::from_secs(30),
+            lease: LEASE,
             items_max: 65_536,
             bytes_max: 1 << 30,
             taken_max: 4096,

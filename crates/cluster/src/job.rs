@@ -144,7 +144,7 @@ impl SharedJob {
         let root = self.root_of(source).ok_or(NO_SOURCE)?;
         let (at, config) = (root.clone(), self.config.scan.clone());
         let scanned = spawn_blocking(move || scan(&at, &config)).await;
-        let portion = scanned.map_err(|_panic| Stop::Nonsense("a walk panicked"))?;
+        let portion = scanned.map_err(|_panic| Stop::Panicked("a walk panicked"))?;
         let differs = || portion.difference().or_else(|| portion.failure_at(&root.source));
         match differs().filter(|_| self.view == View::Follows) {
             Some(error) => Err(Stop::Differs(error.to_string())),
@@ -167,7 +167,7 @@ pub(crate) enum Part {
     Mover,
 }
 
-const NO_SOURCE: Stop = Stop::Nonsense("a work item is about a source that the job does not have");
+const NO_SOURCE: Stop = Stop::PeerMisbehaved("a work item is about a source that the job does not have");
 
 /// How much one work item has: what a node of 400 Mbit/s moves in a second, and little beside the flush that
 /// ends it on a node of 10 Gbit/s.

@@ -4,6 +4,10 @@
 //!  take ──► walk, look up ──► announce what is left ──► send, wait until all has settled ──► end ──► done
 //! ```
 //!
+//! ```text
+//!  taken ──► unsent ──► sent ──► recorded        (a large file: taken ──► waiting ──► recorded)
+//! ```
+//!
 //! Several items are under way at once, so that neither the queue's answers nor the flush at an item's end is waited
 //! for.
 //!
@@ -28,7 +32,7 @@ use crate::error::{PANICKED, Stop};
 use crate::job::SharedJob;
 use crate::receiver::SessionEvents;
 use crate::work::{Work, WorkItem};
-use crate::work_queue::{Taken, WorkQueue};
+use crate::work_queue::{LEASE, Taken, WorkQueue};
 
 /// A mover, in one session.
 pub(crate) struct Mover<W: WorkQueue> {
@@ -37,7 +41,7 @@ pub(crate) struct Mover<W: WorkQueue> {
     pub(crate) feeder: Feeder,
     pub(crate) events: Arc<SessionEvents>,
     /// Items that the queue had no room for.
-    own: Lock<VecDeque<WorkItem>>,
+    overflow: Lock<VecDeque<WorkItem>>,
     /// How many items are being walked, or have more than half of their bytes to be read.
     unsent: AtomicUsize,
     /// Notified when there is one less.
@@ -45,32 +49,33 @@ pub(crate) struct Mover<W: WorkQueue> {
 }
 
 /// An item that is being taken.
-type Taking<W> = Pin<Box<dyn Future<Output = Result<Option<Had<<W as WorkQueue>::Delivery>>, Stop>> + Send>>;
+type Taking<W> =
+    Pin<Box<dyn Future<Output = Result<Option<Assigned<<W as WorkQueue>::Delivery>>, Stop>> + Send>>;
 
 /// An item that this mover does.
 #[derive(Debug)]
-enum Had<D> {
-    Taken(Taken<D>),
-    Own(WorkItem),
+enum Assigned<D> {
+    Leased(Taken<D>),
+    Overflow(WorkItem),
 }
 
-impl<D> Had<D> {
+impl<D> Assigned<D> {
     fn item(&self) -> &WorkItem {
         match self {
-            Self::Taken(taken) => &taken.item,
-            Self::Own(item) => item,
+            Self::Leased(taken) => &taken.item,
+            Self::Overflow(item) => item,
         }
     }
 
     /// The item, as it is to be done.
     fn to_do(&self) -> WorkItem {
         let item = self.item().clone();
-        let comes_again = matches!(self, Self::Taken(Taken { deliveries: 2.., .. }));
+        let comes_again = matches!(self, Self::Leased(Taken { deliveries: 2.., .. }));
         WorkItem { is_repeat: item.is_repeat || comes_again, ..item }
     }
 }
 
-/// How often something of an item has been done: it is kept only as long as that goes on.
+/// Steps made on an item. Its lease is renewed only while they go on.
 #[derive(Debug, Default)]
 struct Progress {
     steps: AtomicU64,
@@ -95,7 +100,7 @@ impl<W: WorkQueue> Mover<W> {
             queue,
             feeder,
             events,
-            own: Lock::default(),
+            overflow: Lock::default(),
             unsent: AtomicUsize::new(0),
             has_sent: Notify::new(),
         }
@@ -117,12 +122,12 @@ impl<W: WorkQueue> Mover<W> {
                 taking = Some(Box::pin(Arc::clone(&mover).take()));
             }
             tokio::select! {
-                had = taken(&mut taking) => match had? {
-                    Some(had) => {
-                        let is_sent = !waits(had.item());
-                        waiting += usize::from(!is_sent);
-                        mover.unsent.fetch_add(usize::from(is_sent), Ordering::Relaxed);
-                        doing.spawn(Arc::clone(&mover).do_item(had));
+                assigned = taken(&mut taking) => match assigned? {
+                    Some(assigned) => {
+                        let sends = !waits(assigned.item());
+                        waiting += usize::from(!sends);
+                        mover.unsent.fetch_add(usize::from(sends), Ordering::Relaxed);
+                        doing.spawn(Arc::clone(&mover).do_item(assigned));
                     }
                     None => over = true,
                 },
@@ -145,16 +150,16 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    async fn take(self: Arc<Self>) -> Result<Option<Had<W::Delivery>>, Stop> {
-        let own = self.own.lock().pop_front();
-        if let Some(item) = own {
-            return Ok(Some(Had::Own(item)));
+    async fn take(self: Arc<Self>) -> Result<Option<Assigned<W::Delivery>>, Stop> {
+        let overflow = self.overflow.lock().pop_front();
+        if let Some(item) = overflow {
+            return Ok(Some(Assigned::Overflow(item)));
         }
-        Ok(self.queue.take().await?.map(Had::Taken))
+        Ok(self.queue.take().await?.map(Assigned::Leased))
     }
 
-    async fn do_item(self: Arc<Self>, had: Had<W::Delivery>) -> Result<WorkItem, Stop> {
-        let item = had.to_do();
+    async fn do_item(self: Arc<Self>, assigned: Assigned<W::Delivery>) -> Result<WorkItem, Stop> {
+        let item = assigned.to_do();
         let progress = Progress::default();
         let done = {
             let doing = self.end(&item, &progress);
@@ -166,7 +171,7 @@ impl<W: WorkQueue> Mover<W> {
                     () = tokio::time::sleep(KEEP_EVERY) => {
                         let now = progress.steps.load(Ordering::Relaxed);
                         let has_moved = std::mem::replace(&mut before, now) != now;
-                        if let Had::Taken(taken) = &had && has_moved {
+                        if let Assigned::Leased(taken) = &assigned && has_moved {
                             self.queue.keep(taken).await?;
                         }
                     }
@@ -174,18 +179,18 @@ impl<W: WorkQueue> Mover<W> {
             }
         };
         self.note_sent(&item, &progress);
-        match (done, had) {
-            (Ok(()), Had::Taken(taken)) => {
+        match (done, assigned) {
+            (Ok(()), Assigned::Leased(taken)) => {
                 self.queue.done(taken).await?;
                 Ok(item)
             }
-            (Ok(()), Had::Own(_)) => Ok(item),
-            (Err(stop), Had::Taken(taken)) => {
+            (Ok(()), Assigned::Overflow(_)) => Ok(item),
+            (Err(stop), Assigned::Leased(taken)) => {
                 let _leased_for_a_while_then = self.queue.give_back(taken, Duration::ZERO).await;
                 Err(stop)
             }
             // the journals will say that it is missing
-            (Err(stop), Had::Own(_)) => Err(stop),
+            (Err(stop), Assigned::Overflow(_)) => Err(stop),
         }
     }
 
@@ -193,7 +198,7 @@ impl<W: WorkQueue> Mover<W> {
     async fn announce(&self, items: Vec<WorkItem>) -> Result<(), Stop> {
         if !items.is_empty() {
             let refused = self.queue.put(items).await?;
-            self.own.lock().extend(refused);
+            self.overflow.lock().extend(refused);
         }
         Ok(())
     }
@@ -224,10 +229,10 @@ fn waits(item: &WorkItem) -> bool {
 /// So many items are under way at once, beside those that wait for others: most of them are on a long path, or wait for
 /// the flush at their end.
 const ITEMS_AT_ONCE: usize = 8;
-/// So many of them are walked, or have much to be sent: what is taken before it is needed keeps this node at work when
-/// all others have ended.
+/// At most so many items are being walked or have most of their bytes unread: an item taken early would keep this node
+/// at work after all others have ended.
 const UNSENT_AT_ONCE: usize = 1;
 /// So many large files a mover waits for at once.
 const LARGE_AT_ONCE: usize = 32;
-/// A third of the time after which an item that nobody keeps is handed out again.
-const KEEP_EVERY: Duration = Duration::from_secs(10);
+/// How often the lease of an item is renewed: one renewal may be lost.
+const KEEP_EVERY: Duration = Duration::from_secs(LEASE.as_secs() / 3);

@@ -40,10 +40,10 @@ pub(crate) struct JobEvents {
     told: Arc<Told>,
     /// The failures that others have told.
     told_elsewhere: Arc<Told>,
-    /// Receivers of which it has been told why they are of no use, each with the reason; that it is away is none.
+    /// The reasons already told for each receiver; `None` stands for "it is away".
     useless: Arc<Lock<BTreeSet<Useless>>>,
     /// The large files of which a range has failed, by the items that give them their names.
-    spoiled: Arc<Lock<HashSet<WorkId>>>,
+    failed_ranges: Arc<Lock<HashSet<WorkId>>>,
 }
 
 /// A receiver's number, and why it is of no use.
@@ -64,12 +64,11 @@ impl JobEvents {
             told: Arc::default(),
             told_elsewhere,
             useless: Arc::default(),
-            spoiled: Arc::default(),
+            failed_ranges: Arc::default(),
         }
     }
 
-    /// Whether it is to be told that the receiver of this number is of no use for this reason: it has not been since a
-    /// session with the receiver was of use.
+    /// Whether this reason is new for this receiver. A session that was of use clears what was told.
     pub(crate) fn is_news(&self, receiver: usize, why: &SessionEnd) -> bool {
         self.useless.lock().insert((receiver, (!why.is_away()).then(|| why.to_string())))
     }
@@ -145,13 +144,13 @@ impl SessionEvents {
     }
 
     /// A range of the large file that this item gives its name could not be sent, or stored.
-    pub(crate) fn spoil(&self, file: WorkId) {
-        self.events.spoiled.lock().insert(file);
+    pub(crate) fn note_failed_range(&self, file: WorkId) {
+        self.events.failed_ranges.lock().insert(file);
     }
 
     /// Whether a range of that file has failed here.
-    pub(crate) fn is_spoiled(&self, file: WorkId) -> bool {
-        self.events.spoiled.lock().contains(&file)
+    pub(crate) fn has_failed_range(&self, file: WorkId) -> bool {
+        self.events.failed_ranges.lock().contains(&file)
     }
 }
 
@@ -168,7 +167,7 @@ impl Observer for SessionEvents {
             }
             Event::Stored { files, bytes } => {
                 self.has_stored.store(true, Ordering::Relaxed);
-                self.events.served.stored(self.number, (*files, *bytes));
+                self.events.served.add(self.number, Stored { files: *files, bytes: *bytes });
             }
             // a session that has nothing to do waits for work, which is no limit of those that have
             Event::Limited { .. } if !self.has_stored.swap(false, Ordering::Relaxed) => return,
@@ -182,7 +181,8 @@ impl Observer for SessionEvents {
                 self.answered.get_or_init(Instant::now);
                 return;
             }
-            // of the session alone
+            // These are of the session alone. `ScanEnded` too: a session's feed ends with the job, so nobody knows
+            // how much there is before; no time left is shown.
             _ => return,
         }
         self.events.observer.on(event);
@@ -193,15 +193,25 @@ impl Observer for SessionEvents {
 #[derive(Debug, Default)]
 pub struct Served {
     items: AtomicU64,
-    stored: Lock<BTreeMap<usize, (u64, u64)>>,
+    stored: Lock<BTreeMap<usize, Stored>>,
+}
+
+/// What a receiver has stored.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stored {
+    /// How many files.
+    pub files: u64,
+    /// How many bytes.
+    pub bytes: u64,
 }
 
 impl Served {
-    fn stored(&self, receiver: usize, (files, bytes): (u64, u64)) {
+    fn add(&self, receiver: usize, Stored { files, bytes }: Stored) {
         if files > 0 || bytes > 0 {
             let mut stored = self.stored.lock();
             let so_far = stored.entry(receiver).or_default();
-            *so_far = (so_far.0 + files, so_far.1 + bytes);
+            so_far.files += files;
+            so_far.bytes += bytes;
         }
     }
 
@@ -211,9 +221,9 @@ impl Served {
         self.items.load(Ordering::Relaxed)
     }
 
-    /// The files and bytes that each receiver has stored, by its number; one that has stored nothing is left out.
+    /// What each receiver has stored, by its number; one that has stored nothing is left out.
     #[must_use]
-    pub fn by_receiver(&self) -> BTreeMap<usize, (u64, u64)> {
+    pub fn by_receiver(&self) -> BTreeMap<usize, Stored> {
         self.stored.lock().clone()
     }
 }
@@ -243,7 +253,7 @@ pub(crate) async fn in_session<Doing: Future<Output = Result<(), Stop>>>(
         let mut session = Box::pin(push.run(&mut run, link, observer, stop));
         tokio::select! {
             ended = &mut session => match ended {
-                Ok(_summary) => Err(Stop::Nonsense("the receiver has ended the session early").into()),
+                Ok(_summary) => Err(Stop::PeerMisbehaved("the receiver has ended the session early").into()),
                 Err(error) => Err(SessionEnd::from(error)),
             },
             done = work(feeder) => match done {

@@ -146,7 +146,7 @@ impl WorkItem {
     /// They are none.
     pub fn decode(bytes: &[u8]) -> Result<Self, WorkError> {
         if bytes.len() > ITEM_BYTES_MAX {
-            return Err(WorkError::Nonsense("it is too long"));
+            return Err(WorkError::Malformed("it is too long"));
         }
         Ok(postcard::from_bytes(bytes)?)
     }

@@ -6,6 +6,9 @@ use std::time::Duration;
 use crate::error::WorkError;
 use crate::work::WorkItem;
 
+/// How long an item is leased, unless a queue is told otherwise.
+pub const LEASE: Duration = Duration::from_secs(30);
+
 /// A queue of work items, for movers that take and the head that looks after it.
 ///
 /// An item that has been taken is leased: whoever has it tells in time that it goes on ([`keep`](Self::keep)), or the

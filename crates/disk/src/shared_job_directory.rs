@@ -29,9 +29,10 @@
 //! error. One that was fenced off may make an empty one late, and nothing else.
 //!
 //! All directories of a job belong to the receiver's user and are closed to all others (0700). The end of a job is an
-//! epoch after the last one, so it fences off all. Its directory, which is empty, stays, and that of the job with it: a
-//! session that comes late, which may begin the job, finds that it has ended. Both go when they are so old that nobody
-//! comes any more ([`remove_abandoned`](crate::remove_abandoned)).
+//! epoch after the last one, so it fences off all. Where a session was lost its directory stays, empty, and that of the
+//! job with it: a session that comes late, which may begin the job, finds that it has ended. Both go when they are so
+//! old that nobody comes any more ([`remove_abandoned`](crate::remove_abandoned)). Otherwise the head has them removed
+//! at once ([`SharedJobDirectory::forget`]).
 
 mod epoch_session;
 

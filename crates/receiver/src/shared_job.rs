@@ -159,7 +159,7 @@ impl SharedJobSession {
         transfer.parts.give_back_room();
         let cannot = failed_to(Operation::Delete);
         self.directory.close(self.epoch.number(), PATIENCE).map_err(|error| match error {
-            // of the latter somebody else has closed it
+            // `Ended`: another session has closed the job
             EpochError::Fenced { .. } | EpochError::Ended => cannot(FENCED.into()),
             EpochError::Older { source, .. } | EpochError::Io(source) => cannot(source),
             _ => cannot(rustix::io::Errno::IO.into()),

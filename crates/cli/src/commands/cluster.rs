@@ -20,7 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior, timeout};
 use zmove_cluster::HeldGrant;
 use zmove_cluster::jetstream::{
     GrantNotice, JobNotice, NodeFailure, NodeMoved, NodeNotice, NodePart, NodeState, Notice, Notices,
-    check_address,
+    TELL_EVERY, check_address,
 };
 use zmove_engine::Remote;
 use zmove_transport::Identity;
@@ -179,7 +179,7 @@ struct Member<'a> {
     /// Jobs that have ended here, and when.
     ended: HashMap<SharedJobId, Instant>,
     /// Jobs in which this node could not take part, and when it tries again.
-    put_off: HashMap<SharedJobId, Instant>,
+    back_off: HashMap<SharedJobId, Instant>,
     told_of_version: bool,
     broker: BrokerLook,
 }
@@ -207,7 +207,7 @@ impl<'a> Member<'a> {
             parts: HashMap::new(),
             running: JoinSet::new(),
             ended: HashMap::new(),
-            put_off: HashMap::new(),
+            back_off: HashMap::new(),
             told_of_version: false,
             broker: BrokerLook::default(),
         })
@@ -227,7 +227,7 @@ impl<'a> Member<'a> {
                     Notice::Job(job) => self.take(job, notices).await?,
                     Notice::Grant(grant) => self.hold(&grant),
                     Notice::Refused(refusal) if refusal.node == self.node => {
-                        self.be_refused(refusal, notices).await?;
+                        self.on_refused(refusal, notices).await?;
                     }
                     Notice::Node(_)
                     | Notice::Failed(_)
@@ -245,7 +245,7 @@ impl<'a> Member<'a> {
                     self.begin(job, begun, notices).await?;
                 }
                 _ = ticks.tick() => {
-                    self.excuse(ticked.elapsed().saturating_sub(TELL_EVERY));
+                    self.credit_pause(ticked.elapsed().saturating_sub(TELL_EVERY));
                     ticked = Instant::now();
                     self.look_at_broker(notices)?;
                     self.abandon(notices).await?;
@@ -312,7 +312,7 @@ impl<'a> Member<'a> {
             at_work.heard = Instant::now();
             return Ok(());
         }
-        if self.is_put_off(id) || self.ended.contains_key(&id) || self.looked_at.contains(&id) {
+        if self.is_backed_off(id) || self.ended.contains_key(&id) || self.looked_at.contains(&id) {
             return Ok(());
         }
         if job.version != *VERSION {
@@ -350,12 +350,12 @@ impl<'a> Member<'a> {
                 self.parts.insert(id, PartAtWork { part, heard: Instant::now(), task });
                 Ok(())
             }
-            Err(error) => self.put_off(id, &error, notices).await,
+            Err(error) => self.back_off(id, &error, notices).await,
         }
     }
 
     /// Holds it against no head that it was not heard while this process was stopped, for so long.
-    fn excuse(&mut self, stopped: Duration) {
+    fn credit_pause(&mut self, stopped: Duration) {
         let now = Instant::now();
         for at_work in self.parts.values_mut() {
             at_work.heard = now.min(at_work.heard + stopped);
@@ -365,7 +365,7 @@ impl<'a> Member<'a> {
     /// Forgets of jobs what nobody will ask for any more: a node may run for months.
     fn forget(&mut self, now: Instant) {
         let today = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        self.put_off.retain(|_, until| now < *until);
+        self.back_off.retain(|_, until| now < *until);
         self.ended.retain(|_, ended| now < *ended + KEPT_FOR);
         // what a part has is renewed here; and the clock of who has granted it may be another
         let (parts, looked_at) = (&self.parts, &self.looked_at);
@@ -385,7 +385,7 @@ impl<'a> Member<'a> {
                 at_work.task.abort();
             }
             let why = failure(Exit::Broken, "the node that leads it has not been heard of for too long");
-            self.put_off(id, &why, notices).await?;
+            self.back_off(id, &why, notices).await?;
         }
         Ok(())
     }
@@ -414,23 +414,23 @@ impl<'a> Member<'a> {
     }
 
     /// Leaves a job to others whose head does not let this node in; a node may have asked several times.
-    async fn be_refused(&mut self, refusal: NodeFailure, notices: &Notices) -> Result<()> {
+    async fn on_refused(&mut self, refusal: NodeFailure, notices: &Notices) -> Result<()> {
         let id = SharedJobId(refusal.job);
-        if self.is_put_off(id) {
+        if self.is_backed_off(id) {
             return Ok(());
         }
-        self.put_off(id, &failure(Exit::Authentication, refusal.message), notices).await
+        self.back_off(id, &failure(Exit::Authentication, refusal.message), notices).await
     }
 
-    fn is_put_off(&self, id: SharedJobId) -> bool {
-        self.put_off.get(&id).is_some_and(|until| Instant::now() < *until)
+    fn is_backed_off(&self, id: SharedJobId) -> bool {
+        self.back_off.get(&id).is_some_and(|until| Instant::now() < *until)
     }
 
     /// Leaves a job to others for a while, and has its head told why.
-    async fn put_off(&mut self, id: SharedJobId, error: &anyhow::Error, notices: &Notices) -> Result<()> {
+    async fn back_off(&mut self, id: SharedJobId, error: &anyhow::Error, notices: &Notices) -> Result<()> {
         let why = terminal::causes(error).to_string();
         terminal::warn(format_args!("job {id}: {why}"));
-        self.put_off.insert(id, Instant::now() + TRY_AGAIN_AFTER);
+        self.back_off.insert(id, Instant::now() + TRY_AGAIN_AFTER);
         Ok(notices.tell(&Notice::Absent(self.failure(id, why))).await?)
     }
 
@@ -450,7 +450,7 @@ impl<'a> Member<'a> {
                 self.grants.remove(&id);
                 Ok(notices.tell(&self.notice(Some(part))).await?)
             }
-            Err(error) => self.put_off(id, &error, notices).await,
+            Err(error) => self.back_off(id, &error, notices).await,
         }
     }
 
@@ -462,8 +462,6 @@ impl<'a> Member<'a> {
 
 /// How often a broker that is not there is asked for.
 const ASK_EVERY: Duration = Duration::from_millis(250);
-/// How often a node tells that it is there.
-const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long a node that is stopped may take to leave its jobs to others.
 const LEAVES_WITHIN: Duration = Duration::from_secs(2);
 /// How long a node leaves a job to others that it could not take part in.
@@ -480,26 +478,26 @@ mod tests {
         let key = "0".repeat(64);
         let text = format!("name = 'c'\nkey = '{key}'\nbroker = 'nats://b:1'\nreceivers = []\n");
         let cluster: Cluster = toml::from_str(&text).unwrap();
-        let (now, [over, put_off]) = (Instant::now(), [1, 2].map(|id| SharedJobId([id; 16])));
+        let (now, [over, back_off]) = (Instant::now(), [1, 2].map(|id| SharedJobId([id; 16])));
         let mut member = Member {
             cluster: &cluster,
             node: "n".to_owned(),
             key: [0; 32],
             grants: HashMap::from([(over, HeldGrant::default())]),
-            looked_at: HashSet::from([put_off]),
+            looked_at: HashSet::from([back_off]),
             beginning: JoinSet::new(),
             parts: HashMap::new(),
             running: JoinSet::new(),
             ended: HashMap::from([(over, now)]),
-            put_off: HashMap::from([(put_off, now + TRY_AGAIN_AFTER)]),
+            back_off: HashMap::from([(back_off, now + TRY_AGAIN_AFTER)]),
             told_of_version: false,
             broker: BrokerLook::default(),
         };
-        member.grants.insert(put_off, HeldGrant::default());
+        member.grants.insert(back_off, HeldGrant::default());
         member.forget(now);
-        assert!(member.is_put_off(put_off) && member.ended.contains_key(&over));
-        assert!(member.grants.keys().eq([&put_off]), "one that a job has is renewed");
+        assert!(member.is_backed_off(back_off) && member.ended.contains_key(&over));
+        assert!(member.grants.keys().eq([&back_off]), "one that a job has is renewed");
         member.forget(now + KEPT_FOR);
-        assert!(member.put_off.is_empty() && member.ended.is_empty());
+        assert!(member.back_off.is_empty() && member.ended.is_empty());
     }
 }

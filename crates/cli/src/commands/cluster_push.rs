@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use zmove_cluster::jetstream::{
     BrokerState, JetStream, JobNotice, NodeFailure, NodeMoved, Notice, Notices, Numbered, Role, Settings,
-    SharedBroker, SourceNotice,
+    SharedBroker, SourceNotice, TELL_EVERY,
 };
 use zmove_cluster::{JobEnd, JobError, Lead, Receiver, SharedJob};
 use zmove_engine::DialSettings;
@@ -344,8 +344,6 @@ const TOO_MANY_SOURCES: &str =
 const NO_BROKER: &str = "start a broker for the cluster";
 const NO_SERVER: &str =
     "start a broker for the cluster ('nats-server' has to be installed, as by Debian's package of that name)";
-/// How often the other nodes are told of the job.
-const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How long nodes may take to come, of which each has a session with one receiver: after that this node serves those
 /// receivers, too, for which there is no other. A node that has lost the broker asks for it every 4 s at last.
 const OTHERS_COME_WITHIN: Duration = Duration::from_secs(2);

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
-use zmove_cluster::jetstream::{self, NodeFailure, NodeMoved, NodePart, NodeState};
-use zmove_cluster::{Told, WorkQueue};
+use zmove_cluster::jetstream::{self, NodeFailure, NodeMoved, NodePart, NodeState, TELL_EVERY};
+use zmove_cluster::{LEASE, Told, WorkQueue};
 use zmove_types::{Event, Lock, Node, Nodes, Observer, Pace, Party};
 
 use crate::display::failures::without_places;
@@ -301,15 +301,13 @@ fn compare(looks: &mut [Look], waiting: Option<u64>) {
 }
 
 const BY_OTHERS: &str = "others do what it had to do";
-/// How often the observer is told.
-const TELL_EVERY: Duration = Duration::from_secs(1);
-/// How long a node may say nothing: it tells each second.
+/// How long a node may say nothing; it tells each [`TELL_EVERY`].
 const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// How long until the user is told so: what it has taken is leased for twice as long.
-const LOST_AFTER: Duration = Duration::from_secs(15);
+const LOST_AFTER: Duration = Duration::from_secs(LEASE.as_secs() / 2);
 /// What rates are measured over: items come and go in less.
 const WINDOW: Duration = Duration::from_secs(5);
-/// How long a node moves nothing that has something to do, at most: what it moves is told in pieces of some MiB.
+/// A node at work that has moved nothing for so long counts as idle.
 const IDLE_AFTER: Duration = Duration::from_secs(3);
 /// Below so much of what others move a node is slow.
 const SLOW_PERCENT: u64 = 50;

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use zmove_cluster::jetstream::NodeMoved;
-use zmove_cluster::{JobEnd, JobError, Lead, LocalQueue, Receiver, SessionEnd, SharedJob, end_abandoned};
+use zmove_cluster::{
+    JobEnd, JobError, Lead, LocalQueue, Receiver, SessionEnd, SharedJob, Stored, end_abandoned,
+};
 use zmove_engine::{Listener, Notice, Remote, Sources, Summary, fresh_transfer};
 use zmove_sender::SenderConfig;
 use zmove_transport::{DialError, KnownHosts, SharedRate};
@@ -48,7 +50,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
     let lead = Lead::new((job, Arc::clone(&queue)), receivers, count, args.timeout.0);
     let moved = || {
         let stored = lead.served.by_receiver().into_iter();
-        let moved = |(number, (files, bytes))| {
+        let moved = |(number, Stored { files, bytes })| {
             let name: &String = names.get(number)?;
             Some((name.clone(), NodeMoved { files, bytes, ..NodeMoved::default() }))
         };

@@ -291,7 +291,7 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// After two of these without an answer a connection is made anew.
 const PING_EVERY: Duration = Duration::from_secs(5);
-/// How often one is tried to make that is refused, after the first time.
+/// How often a refused connection is tried again.
 const REFUSALS_MAX: u32 = 5;
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
+use std::time::Duration;
 
 use async_nats::client::PublishErrorKind;
 use aws_lc_rs::aead::RandomizedNonceKey;
@@ -165,11 +166,11 @@ impl JobNotice {
 /// Whether a node has a number in a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbered {
-    /// It has got one.
+    /// The node has got one.
     Now,
-    /// It had one.
+    /// The node had one.
     Before,
-    /// It gets none: there are too many nodes, or their names are too long.
+    /// The node gets none: there are too many nodes, or their names are too long.
     TooMany,
 }
 
@@ -331,7 +332,7 @@ impl Notices {
         if self.connection.is_lost() {
             return Ok(());
         }
-        let body = seal(&self.key, STANDS_FOR, postcard::to_stdvec(notice)?);
+        let body = seal(&self.key, ASSOCIATED_DATA, postcard::to_stdvec(notice)?);
         let subject = self.connection.nkey.as_deref().map_or_else(|| SUBJECT.to_owned(), subject_of);
         let told = self.connection.client.publish(subject, body.into()).await;
         match told {
@@ -356,7 +357,7 @@ impl Notices {
     pub async fn hear(&self) -> Result<Heard, WorkError> {
         let mut heard = self.heard.lock().await;
         while let Some(message) = heard.next().await {
-            let opened = open(&self.key, STANDS_FOR, &message.payload);
+            let opened = open(&self.key, ASSOCIATED_DATA, &message.payload);
             // of another cluster, or of nobody's
             if let Some(notice) = opened.and_then(|body| postcard::from_bytes(&body).ok()) {
                 return Ok(Heard { notice, nkey: nkey_of(&message.subject) });
@@ -383,7 +384,9 @@ fn nkey_of(subject: &str) -> Option<String> {
 const SUBJECT: &str = "zmove.cluster.notices";
 pub(super) const SUBJECTS: &str = "zmove.cluster.*";
 const PREFIX: &str = "zmove.cluster.";
-const STANDS_FOR: &[u8] = b"notice";
+/// How often nodes and heads tell their notices.
+pub const TELL_EVERY: Duration = Duration::from_secs(1);
+const ASSOCIATED_DATA: &[u8] = b"notice";
 
 #[cfg(test)]
 mod tests {
@@ -400,7 +403,7 @@ mod tests {
             words: Vec::new(),
             nodes: BTreeMap::from([("head".into(), 0)]),
             begun: true,
-            user: 0,
+            reader: Reader::default(),
             instead: InsteadNotice::default(),
             moved: NodeMoved::default(),
         }

@@ -93,17 +93,17 @@ impl Seal {
     }
 
     pub(super) fn seal(&self, item: &WorkItem) -> Vec<u8> {
-        seal(&self.bodies, &self.stands_for(self.message_id(item)), item.encode())
+        seal(&self.bodies, &self.associated_data(self.message_id(item)), item.encode())
     }
 
     /// The item in a message of this name; `None` if none was sealed under it.
     pub(super) fn open(&self, id: &str, body: &[u8]) -> Option<WorkItem> {
         let id = MessageId(from_hex(id.as_bytes())?);
-        let item = WorkItem::decode(&open(&self.bodies, &self.stands_for(id), body)?).ok()?;
+        let item = WorkItem::decode(&open(&self.bodies, &self.associated_data(id), body)?).ok()?;
         (self.message_id(&item) == id).then_some(item)
     }
 
-    fn stands_for(&self, id: MessageId) -> Vec<u8> {
+    fn associated_data(&self, id: MessageId) -> Vec<u8> {
         [&self.job.0[..], &self.epoch.to_le_bytes(), &id.0].concat()
     }
 
@@ -126,18 +126,19 @@ pub(super) fn aes_of(key: &JobKey, purpose: &str) -> RandomizedNonceKey {
 }
 
 /// Nonce, ciphertext, tag. The nonce is random: at 2³² bodies of one job the odds that any two have the same are 2⁻³³.
-pub(super) fn seal(key: &RandomizedNonceKey, stands_for: &[u8], mut text: Vec<u8>) -> Vec<u8> {
-    let nonce = key.seal_in_place_append_tag(Aad::from(stands_for), &mut text).expect("an item is short");
-    [nonce.as_ref(), &text[..]].concat()
+pub(super) fn seal(key: &RandomizedNonceKey, associated_data: &[u8], mut plaintext: Vec<u8>) -> Vec<u8> {
+    let nonce =
+        key.seal_in_place_append_tag(Aad::from(associated_data), &mut plaintext).expect("an item is short");
+    [nonce.as_ref(), &plaintext[..]].concat()
 }
 
-pub(super) fn open(key: &RandomizedNonceKey, stands_for: &[u8], body: &[u8]) -> Option<Vec<u8>> {
-    let (nonce, text) = body.split_at_checked(NONCE_LEN)?;
+pub(super) fn open(key: &RandomizedNonceKey, associated_data: &[u8], body: &[u8]) -> Option<Vec<u8>> {
+    let (nonce, plaintext) = body.split_at_checked(NONCE_LEN)?;
     let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
-    let mut text = text.to_vec();
-    let len = key.open_in_place(nonce, Aad::from(stands_for), &mut text).ok()?.len();
-    text.truncate(len);
-    Some(text)
+    let mut plaintext = plaintext.to_vec();
+    let len = key.open_in_place(nonce, Aad::from(associated_data), &mut plaintext).ok()?.len();
+    plaintext.truncate(len);
+    Some(plaintext)
 }
 
 #[cfg(test)]

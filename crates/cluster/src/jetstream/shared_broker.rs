@@ -1,8 +1,8 @@
 //! The broker of one's own, which is there for as long as a push needs it.
 //!
-//! All pushes of a host have one broker in common: the first starts it, and the last ends it, whoever has started it
-//! and however that one has ended. Where it ends before, one of them starts another; what that has lost, the heads make
-//! anew.
+//! All pushes of a host by one cluster have one broker in common: the first starts it, and the last ends it, whoever
+//! has started it and however that one has ended. Where it ends before, one of them starts another; what that has lost,
+//! the heads make anew.
 //!
 //! **Invariant:** whoever uses the broker holds a shared lock, which the kernel takes from a process that is killed;
 //! and only who has that lock alone ends the broker.

@@ -23,7 +23,7 @@ use crate::cut::{rest_of, work_of};
 use crate::error::{PANICKED, Stop, refused};
 use crate::job::ITEM;
 use crate::work::{LargeFile, Marks, Place, Work, WorkItem};
-use crate::work_queue::WorkQueue;
+use crate::work_queue::{LEASE, WorkQueue};
 
 /// What has become of an item.
 #[derive(Clone, Copy, Debug, Default)]
@@ -114,7 +114,7 @@ impl<W: WorkQueue> Mover<W> {
                     && self.send_range(item, found, groups, progress).await?.failed > 0
                 {
                     let large = WorkItem { work: Work::Large(file.clone()), ..item.clone() };
-                    self.events.spoil(large.id(self.job.id));
+                    self.events.note_failed_range(large.id(self.job.id));
                 }
                 Ok(Done::default())
             }
@@ -255,7 +255,9 @@ impl<W: WorkQueue> Mover<W> {
     async fn commit_now(&self, file: &Unnamed) -> Result<Done, Stop> {
         match self.commit(file).await? {
             Committed::Named(done) => Ok(done),
-            Committed::Missing(_) => Err(Stop::Nonsense("the receiver lacks groups that it has stored")),
+            Committed::Missing(_) => {
+                Err(Stop::PeerMisbehaved("the receiver lacks groups that it has stored"))
+            }
         }
     }
 
@@ -413,7 +415,7 @@ impl<W: WorkQueue> Mover<W> {
 
     /// After how long without another group of a file nobody seems to send what is missing.
     fn stuck_after(&self, large: &WorkItem) -> Duration {
-        if self.events.is_spoiled(large.id(self.job.id)) { SPOILED_AFTER } else { STUCK_AFTER }
+        if self.events.has_failed_range(large.id(self.job.id)) { FAILED_RANGE_AFTER } else { STUCK_AFTER }
     }
 
     /// Tells why something has failed, which counts once.
@@ -475,7 +477,7 @@ enum Look {
     AsMany,
     /// Nobody seems to send them.
     Stuck,
-    /// They do not come by being sent from here, either.
+    /// Sending them from here does not bring them, either.
     Lost,
 }
 
@@ -530,7 +532,7 @@ fn are_groups_of(bytes: u64, ranges: &[(u32, u32)]) -> bool {
     !ranges.is_empty() && end.is_some()
 }
 
-/// What a portion is found by: what has found a large file in it says where that is.
+/// Where a portion comes from: `item` announced it, `source` is its number, and `marks` are of its directories.
 #[derive(Clone, Copy)]
 struct Found<'a> {
     item: &'a WorkItem,
@@ -555,16 +557,16 @@ enum Committed {
     Missing(Vec<(u32, u32)>),
 }
 
-const NO_GROUPS: Stop = Stop::Nonsense("the receiver lacks groups that the file does not have");
+const NO_GROUPS: Stop = Stop::PeerMisbehaved("the receiver lacks groups that the file does not have");
 const LOST: &str = "groups that the receiver has stored are missing";
 /// How often it is asked whether all groups of a large file are there, where nothing else is to be sent and some come.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// The same at least, and whether the file is as it was.
+/// The longest time between two looks at whether all groups are there and the file is unchanged.
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(2);
 /// After so long without another group nobody seems to send what is missing: somewhat longer than an item is leased.
-const STUCK_AFTER: Duration = Duration::from_secs(40);
+const STUCK_AFTER: Duration = LEASE.saturating_add(Duration::from_secs(10));
 /// The same where a range has failed here: what others are sending comes.
-const SPOILED_AFTER: Duration = Duration::from_secs(2);
+const FAILED_RANGE_AFTER: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {

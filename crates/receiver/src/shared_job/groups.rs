@@ -123,7 +123,7 @@ impl GroupsByPart {
                 let groups = (first..).zip(cvs).take(are_there as usize);
                 let groups: Vec<_> = groups.map(|(index, cv)| Group { index, cv, end }).collect();
                 self.held.grow(GROUP_BYTES * groups.len())?;
-                groups.iter().for_each(|group| self.doubt(&written.part, group));
+                groups.iter().for_each(|group| self.uncount_if_changed(&written.part, group));
                 written.unflushed.extend(groups);
             }
             Record::Flushed { upto } => {
@@ -135,7 +135,7 @@ impl GroupsByPart {
     }
 
     /// A group that was written with other bytes counts when these are flushed, and not before.
-    fn doubt(&mut self, part: &PartKey, group: &Group) {
+    fn uncount_if_changed(&mut self, part: &PartKey, group: &Group) {
         if let Some(came) = self.of.get_mut(part)
             && came.values.get(&group.index).is_some_and(|before| *before != group.cv)
         {

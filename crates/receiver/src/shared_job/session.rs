@@ -36,7 +36,8 @@ pub(super) struct Flushes {
     pub(super) covered: Lock<u64>,
 }
 
-/// How long what an older epoch goes on making is removed again. A sender waits longer for its answer.
+/// How long the beginning of an epoch goes on removing what older epochs still make. Shorter than a sender waits for an
+/// answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Refuses what cannot be done in a job.
