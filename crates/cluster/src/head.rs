@@ -135,9 +135,7 @@ impl<W: WorkQueue> Lead<W> {
             over,
             needs_fence: false,
             finishing: None,
-            is_finished: false,
-            is_closing: false,
-            is_closed: false,
+            ending: Ending::Unfinished,
             has_lost_sessions,
         };
         let patient = self.patient(0, events);
@@ -197,7 +195,7 @@ impl<W: WorkQueue> Lead<W> {
             let job = if progress.needs_fence { &last_epoch } else { &*self.job };
             let ended = {
                 // what is gone is not begun once more
-                let part = if progress.is_closing { Part::Mover } else { Part::Head };
+                let part = if progress.ending >= Ending::Ordered { Part::Mover } else { Part::Head };
                 let session = pin!(in_session(&receiver, job, part, &events, |feeder| {
                     self.lead_in(feeder, &events, progress, &mut count)
                 }));
@@ -205,8 +203,8 @@ impl<W: WorkQueue> Lead<W> {
             };
             match ended {
                 // with the same one: it has the job's directory
-                Ok(()) if !progress.is_closed => patient.next = number,
-                Err(error) if !(progress.is_closing && is_closed(&error)) => {
+                Ok(()) if progress.ending < Ending::Closed => patient.next = number,
+                Err(error) if !(progress.ending >= Ending::Ordered && is_closed(&error)) => {
                     let has_begun = *self.begun.borrow();
                     let paused = patient.pause((&events, error), has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
@@ -248,16 +246,16 @@ impl<W: WorkQueue> Lead<W> {
                 return Ok(());
             }
         }
-        if !progress.is_finished {
+        if progress.ending == Ending::Unfinished {
             let finishing = progress.finishing.get_or_insert_with(|| Finishing::of(&self.job));
             count.failed += finishing.run(&self.job, &feeder, events).await?;
-            progress.is_finished = true;
+            progress.ending = Ending::Finished;
         }
         // the mark of the end is for openings of sessions that may still be on their way
         let how = if progress.needs_fence { SharedJobOrder::Close } else { SharedJobOrder::Forget };
-        progress.is_closing = true;
+        progress.ending = Ending::Ordered;
         close(&feeder, how).await?;
-        progress.is_closed = true;
+        progress.ending = Ending::Closed;
         Ok(())
     }
 
@@ -340,14 +338,22 @@ struct Progress {
     needs_fence: bool,
     /// How far directories have mode and time; `None` before any has.
     finishing: Option<Finishing>,
-    /// Whether all directories have mode and time.
-    is_finished: bool,
-    /// Whether an order to close the job is given, so that perhaps nothing is left of it.
-    is_closing: bool,
-    /// Whether the job is closed at the receivers.
-    is_closed: bool,
+    ending: Ending,
     /// Whether any session has ended otherwise than it should.
     has_lost_sessions: Arc<AtomicBool>,
+}
+
+/// How far the end of a job is that has no more work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Ending {
+    /// Directories are not all set.
+    Unfinished,
+    /// All directories have mode and time.
+    Finished,
+    /// The receivers have been told to close the job, so that perhaps nothing is left of it.
+    Ordered,
+    /// The job is closed at the receivers.
+    Closed,
 }
 
 impl Progress {
@@ -451,7 +457,7 @@ impl<W: WorkQueue> Patient<W> {
     ) -> Result<(), Box<SessionEnd>> {
         self.events.has_lost_sessions.store(true, Ordering::Relaxed);
         let fate = session.fate();
-        let before = if fate == SessionFate::NotBegun { self.refusals } else { 0 };
+        let before = if fate == SessionFate::OfUse { 0 } else { self.refusals };
         self.refusals = if error.is_final() || !has_begun { before + 1 } else { 0 };
         if error.ends_all() || self.refusals >= self.receivers.len() {
             return Err(Box::new(error));
