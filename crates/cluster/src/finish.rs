@@ -54,7 +54,7 @@ enum Step {
 
 impl Step {
     /// How many orders may be without an answer when this is done: none where it closes a directory, or begins a
-    /// source, which may have directories of the one before.
+    /// source, which may be the target itself as the one before.
     fn unanswered_max(&self) -> usize {
         match self {
             Self::Set(order) if order.closes => 0,

@@ -136,8 +136,7 @@ impl<W: WorkQueue> Lead<W> {
             over,
             needs_fence: false,
             finishing: None,
-            is_finished: false,
-            closing: Closing::NotOrdered,
+            ending: Ending::Unfinished,
             has_lost_sessions,
         };
         let patient = self.patient(0, events);
@@ -199,7 +198,7 @@ impl<W: WorkQueue> Lead<W> {
             let job = if progress.needs_fence { &last_epoch } else { &*self.job };
             let ended = {
                 // what is gone is not begun once more
-                let part = if progress.closing == Closing::Ordered { Part::Mover } else { Part::Head };
+                let part = if progress.ending >= Ending::Ordered { Part::Mover } else { Part::Head };
                 let session = pin!(in_session(&receiver, job, part, &events, |feeder| {
                     self.lead_in(feeder, &events, progress, &mut count)
                 }));
@@ -207,8 +206,8 @@ impl<W: WorkQueue> Lead<W> {
             };
             match ended {
                 // with the same one: it has the job's directory
-                Ok(()) if progress.closing != Closing::Done => patient.next = number,
-                Err(error) if progress.closing == Closing::NotOrdered || !is_closed(&error) => {
+                Ok(()) if progress.ending < Ending::Closed => patient.next = number,
+                Err(error) if !(progress.ending >= Ending::Ordered && is_closed(&error)) => {
                     let has_begun = *self.begun.borrow();
                     let paused = patient.pause((&events, error), has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
@@ -250,16 +249,16 @@ impl<W: WorkQueue> Lead<W> {
                 return Ok(());
             }
         }
-        if !progress.is_finished {
+        if progress.ending == Ending::Unfinished {
             let finishing = progress.finishing.get_or_insert_with(|| Finishing::of(&self.job));
             count.failed += finishing.run(&self.job, &feeder, events).await?;
-            progress.is_finished = true;
+            progress.ending = Ending::Finished;
         }
         // the mark of the end is for openings of sessions that may still be on their way
         let how = if progress.needs_fence { SharedJobOrder::Close } else { SharedJobOrder::Forget };
-        progress.closing = Closing::Ordered;
+        progress.ending = Ending::Ordered;
         close(&feeder, how).await?;
-        progress.closing = Closing::Done;
+        progress.ending = Ending::Closed;
         Ok(())
     }
 
@@ -344,20 +343,22 @@ struct Progress {
     needs_fence: bool,
     /// How far directories have mode and time; `None` before any has.
     finishing: Option<Finishing>,
-    /// Whether all directories have mode and time.
-    is_finished: bool,
-    closing: Closing,
+    ending: Ending,
     /// Whether any session has ended otherwise than it should.
     has_lost_sessions: Arc<AtomicBool>,
 }
 
-/// How far the job is closed at the receivers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Closing {
-    NotOrdered,
-    /// The answer is awaited, or was lost: perhaps nothing is left of the job.
+/// How far the end of a job is that has no more work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Ending {
+    /// Directories are not all set.
+    Unfinished,
+    /// All directories have mode and time.
+    Finished,
+    /// The receivers have been told to close the job, so that perhaps nothing is left of it.
     Ordered,
-    Done,
+    /// The job is closed at the receivers.
+    Closed,
 }
 
 impl Progress {
@@ -463,7 +464,7 @@ impl<W: WorkQueue> Patient<W> {
     ) -> Result<(), Box<SessionEnd>> {
         self.events.has_lost_sessions.store(true, Ordering::Relaxed);
         let fate = session.fate();
-        let before = if fate == SessionFate::NotBegun { self.refusals } else { 0 };
+        let before = if fate == SessionFate::OfUse { 0 } else { self.refusals };
         self.refusals = if error.is_final() || !has_begun { before + 1 } else { 0 };
         if error.ends_all() || self.refusals >= self.receivers.len() {
             return Err(Box::new(error));

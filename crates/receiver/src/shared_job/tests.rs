@@ -237,10 +237,7 @@ async fn groups_count_when_they_are_flushed() {
     let contents = contents(1, 1);
     let head = head("large", &contents);
     let mut mover = Mover::open(home.path(), 1).await;
-    mover.declare(1, &head);
-    mover.chunk(1, 0, &contents);
-    mover.stored(1).await;
-    assert_eq!(mover.end(1, 1, 0).await, SharedJobResult::Done);
+    mover.first_group(&head, &contents).await;
     let name = shared_name(&head.path, &source_of(&head));
     let part = job_directory(home.path()).join(".zmove-epoch-1").join(name.as_os_str());
     let written = std::fs::File::options().write(true).open(&part).unwrap();
@@ -276,10 +273,7 @@ async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     assert!(matches!(committed, SharedJobResult::Committed { .. }), "{committed:?}");
     std::fs::remove_file(home.path().join("large")).unwrap();
     let mut late = Mover::open(home.path(), 1).await;
-    late.declare(1, &head);
-    late.chunk(1, 0, &contents);
-    late.stored(1).await;
-    assert_eq!(late.end(1, 1, 0).await, SharedJobResult::Done);
+    late.first_group(&head, &contents).await;
     assert_eq!(late.commit(&head, &contents).await, committed);
     let parts = std::fs::read_dir(job_directory(home.path()).join(".zmove-epoch-1")).unwrap();
     let parts = parts.filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_file());

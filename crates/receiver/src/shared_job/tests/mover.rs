@@ -18,6 +18,14 @@ pub(super) struct Mover {
 }
 
 impl Mover {
+    /// Stores the first group of a file, and ends the work that brought it.
+    pub(super) async fn first_group(&mut self, head: &FileHead, contents: &[u8]) {
+        self.declare(1, head);
+        self.chunk(1, 0, contents);
+        self.stored(1).await;
+        assert_eq!(self.end(1, 1, 0).await, SharedJobResult::Done);
+    }
+
     pub(super) async fn open(root: &Path, epoch: u64) -> Self {
         Self::try_open(root, open(Some(part(epoch)))).await.unwrap()
     }
