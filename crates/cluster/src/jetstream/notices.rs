@@ -154,11 +154,11 @@ impl JobNotice {
 /// Whether a node has a number in a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbered {
-    /// It has got one.
+    /// The node has got one.
     Now,
-    /// It had one.
+    /// The node had one.
     Before,
-    /// It gets none: there are too many nodes, or their names are too long.
+    /// The node gets none: there are too many nodes, or their names are too long.
     TooMany,
 }
 

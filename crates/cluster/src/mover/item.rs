@@ -475,7 +475,7 @@ enum Look {
     AsMany,
     /// Nobody seems to send them.
     Stuck,
-    /// They do not come by being sent from here, either.
+    /// Groups that were sent from here are missing all the same.
     Lost,
 }
 

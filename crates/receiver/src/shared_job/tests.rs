@@ -799,8 +799,5 @@ async fn of_a_torn_journal_a_beginning_counts() {
         last = (ended, counted.len());
     }
     assert_eq!(last, (4, 4));
-    // one of many million directories is as long
-    std::fs::File::options().write(true).open(&copy).unwrap().set_len(64 << 30).unwrap();
-    assert_eq!(ReadEnds::new(&Quota::default()).count(&directory).unwrap().work_ended, 4);
     mover.finish().await;
 }
