@@ -229,6 +229,31 @@ fn a_receiver_that_is_away_and_not_known_is_left_out() {
     spread.push_to(none_else.into(), &[], "source").outcome().expect(10);
 }
 
+#[test]
+fn of_two_sources_that_become_the_target_the_last_gives_it_mode_and_time() {
+    let spread = Spread::new(2);
+    let sources = [("source", 0o755), ("second", 0o700)].map(|(name, mode)| {
+        let source = spread.site.path(name);
+        std::fs::create_dir_all(source.join("both")).unwrap();
+        paint(source.join(format!("both/{name}")), 7);
+        set_mode(source.join("both"), mode);
+        set_mode(&source, mode);
+        source
+    });
+    [&sources[1].join("both"), &sources[1]].into_iter().for_each(set_old);
+    let mut zmove = Runner::default().zmove(&spread.home());
+    zmove.0.arg("push").args(sources.map(|source| source.join(""))).arg(spread.target("t"));
+    zmove.outcome().done();
+    for directory in ["both", ""] {
+        let found = spread.target_directory().join(directory).metadata().unwrap();
+        assert_eq!(
+            (found.mode() & 0o7777, found.modified().unwrap()),
+            (0o700, crate::tree::old()),
+            "{directory}"
+        );
+    }
+}
+
 /// The receiver dies between the end of the job and its answer.
 #[test]
 fn a_job_that_has_been_closed_has_ended_well_also_where_the_answer_is_lost() {

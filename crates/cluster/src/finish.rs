@@ -12,13 +12,14 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
 
 use futures_util::future::try_join_all;
 use rustix::io::Errno;
 use tokio::task::JoinSet;
-use zmove_scan::{MarkedPath, Portion, PortionSize, ScanItem, Wanted, walk_portion};
+use zmove_scan::{MarkedPath, Portion, PortionSize, ScanItem, ScanRoot, Wanted, walk_portion};
 use zmove_sender::{Feeder, SessionOver};
-use zmove_types::{Event, Observer, RelPath};
+use zmove_types::{Escaped, Event, Name, Observer, RelPath};
 use zmove_wire::{
     Batch, BatchEntry, DirectoryGroup, EntryFault, Fault, FaultCode, SharedJobOrder, SharedJobResult,
     directory_heads,
@@ -34,6 +35,8 @@ pub(crate) struct Finishing {
     /// What is to be done, the next last.
     steps: Vec<Step>,
     found: Found,
+    /// The names at the top of the target that the push sends; `None` where they are what a directory has.
+    tops: Option<Vec<Name>>,
     /// The orders that close directories, as they were given.
     closing: Vec<Order>,
     failed: u64,
@@ -47,6 +50,19 @@ enum Step {
     Set(Order),
     /// To look among those that came for directories which have gone since.
     Gone,
+}
+
+impl Step {
+    /// How many orders may be without an answer when this is done: none where it closes a directory, or begins a
+    /// source, which may have directories of the one before.
+    fn unanswered_max(&self) -> usize {
+        match self {
+            Self::Set(order) if order.closes => 0,
+            Self::Set(_) => ORDERS_AT_ONCE - 1,
+            Self::Walk(unwalked) if unwalked.directory.path.is_root() => 0,
+            Self::Walk(_) | Self::Gone => usize::MAX,
+        }
+    }
 }
 
 /// A directory of a source, by the number of the source, that has not been walked.
@@ -88,6 +104,48 @@ impl Found {
     }
 }
 
+/// Directories that came and were not found at the end, as a receiver tells of them, which may not be honest.
+#[derive(Debug, Default)]
+struct Gone {
+    /// The names at the top of the target that the push sends; `None` where they are what a directory has.
+    tops: Option<Vec<Name>>,
+    /// By their paths, the deepest first.
+    directories: BTreeMap<(Reverse<usize>, RelPath), DirectoryGroup>,
+    /// The memory that they take, about.
+    bytes: usize,
+    lists: usize,
+}
+
+impl Gone {
+    /// Takes the directories of a list that were not found.
+    fn take(&mut self, head: &[u8], found: &Found) -> Result<(), Stop> {
+        self.lists += 1;
+        if self.lists > LISTS_MAX {
+            return Err(ENDLESS);
+        }
+        for group in Batch::decode(head, 0).map_err(|_malformed| OTHER_HEAD)?.groups {
+            let [BatchEntry::Itself(metadata)] = &*group.entries else { return Err(OTHER_HEAD) };
+            if found.has(&group.directory) {
+                continue;
+            }
+            let path = &group.directory;
+            let is_sent =
+                |tops: &Vec<Name>| tops.iter().any(|top| path.components().next() == Some(top.as_bytes()));
+            if !self.tops.as_ref().is_none_or(is_sent) {
+                return Err(NOT_SENT);
+            }
+            let bytes = GONE_BYTES + 2 * path.as_bytes().len() + metadata.extra_bytes();
+            if self.directories.insert((Reverse(path.depth()), path.clone()), group).is_none() {
+                self.bytes += bytes;
+            }
+            if self.bytes > GONE_BYTES_MAX {
+                return Err(TOO_MANY_GONE);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// An order that was given, and what has become of it.
 type Ordered = (Order, Result<SharedJobResult, SessionOver>);
 
@@ -98,8 +156,8 @@ impl Finishing {
             let directory = MarkedPath { path: RelPath::root(), mark: mark(source) };
             Step::Walk(Unwalked { source, directory })
         };
-        let steps = std::iter::once(Step::Gone).chain((0..job.source_count()).map(root)).collect();
-        Self { steps, found: Found::default(), closing: Vec::new(), failed: 0 }
+        let steps = std::iter::once(Step::Gone).chain((0..job.source_count()).rev().map(root)).collect();
+        Self { steps, found: Found::default(), tops: job.tops(), closing: Vec::new(), failed: 0 }
     }
 
     /// Sets mode and time of all directories; returns how many did not get them. Failures are told.
@@ -110,19 +168,32 @@ impl Finishing {
         events: &SessionEvents,
     ) -> Result<u64, Stop> {
         let mut ordered = JoinSet::new();
+        let done = self.run_steps(job, feeder, events, &mut ordered).await;
+        self.take_back(ordered).await;
+        done.map(|()| self.failed)
+    }
+
+    async fn run_steps(
+        &mut self,
+        job: &SharedJob,
+        feeder: &Feeder,
+        events: &SessionEvents,
+        ordered: &mut JoinSet<Ordered>,
+    ) -> Result<(), Stop> {
         while let Some(step) = self.steps.pop() {
-            let done = match step {
-                Step::Walk(first) => self.walk(job, first, feeder, events).await,
-                Step::Set(order) => self.order(order, feeder, &mut ordered, events).await,
-                Step::Gone => self.look_for_gone(feeder).await,
-            };
-            if let Err(stop) = done {
-                self.take_back(ordered).await;
+            let waiting = self.steps.len();
+            if let Err(stop) = self.answered(job, ordered, events, step.unanswered_max()).await {
+                // what has not been answered is done again before
+                self.steps.insert(waiting, step);
                 return Err(stop);
             }
+            match step {
+                Step::Walk(first) => self.walk(job, first, feeder, events).await?,
+                Step::Set(order) => self.order(order, feeder, ordered),
+                Step::Gone => self.look_for_gone(feeder).await?,
+            }
         }
-        self.answered(&mut ordered, events, 0).await?;
-        Ok(self.failed)
+        self.answered(job, ordered, events, 0).await
     }
 
     /// Walks directories, and notes what is to be done for them.
@@ -135,15 +206,32 @@ impl Finishing {
     ) -> Result<(), Stop> {
         let source = first.source;
         let places = self.with_next(first);
+        let waiting = self.steps.len();
+        let walked = self.walk_places(job, (source, &places), feeder, events).await;
+        if walked.is_err() {
+            self.steps.truncate(waiting);
+            let places = places.into_iter().rev();
+            self.steps.extend(places.map(|directory| Step::Walk(Unwalked { source, directory })));
+        }
+        walked
+    }
+
+    async fn walk_places(
+        &mut self,
+        job: &SharedJob,
+        (source, places): (u32, &[MarkedPath]),
+        feeder: &Feeder,
+        events: &SessionEvents,
+    ) -> Result<(), Stop> {
         let mut below = Vec::new();
-        for portion in walk(job, source, &places).await? {
+        for portion in walk(job, source, places).await? {
             for item in &portion.items {
                 // what could not be walked before has been told, and counted
-                if let ScanItem::Error(error) = item
-                    && !events.has_told(&format!("sender: {error}"))
-                {
+                let ScanItem::Error(error) = item else { continue };
+                let message = format!("sender: {error}: {AS_THEY_CAME}");
+                if !events.has_told(&format!("sender: {error}")) && !events.has_told(&message) {
                     self.failed += 1;
-                    tell(events, format!("sender: {error}: {AS_THEY_CAME}"));
+                    events.on(&Event::Failed { message });
                 }
             }
             for head in feeder.directory_heads(portion.items).await? {
@@ -196,7 +284,7 @@ impl Finishing {
 
     /// The directories that came and were not found at the end, the deepest first.
     async fn gone(&self, feeder: &Feeder) -> Result<Vec<DirectoryGroup>, Stop> {
-        let mut gone = BTreeMap::new();
+        let mut gone = Gone { tops: self.tops.clone(), ..Gone::default() };
         let mut has_more = true;
         while has_more {
             let orders = (0..ORDERS_AT_ONCE).map(|_| feeder.order(SharedJobOrder::ListDirectories, None));
@@ -204,32 +292,14 @@ impl Finishing {
                 let SharedJobResult::Directories { head } = result else { return Err(refused(result)) };
                 has_more = !head.is_empty();
                 if has_more {
-                    let groups = Batch::decode(&head, 0).map_err(|_malformed| OTHER_HEAD)?.groups;
-                    let unfound = groups.into_iter().filter(|group| !self.found.has(&group.directory));
-                    gone.extend(
-                        unfound.map(|group| {
-                            ((Reverse(group.directory.depth()), group.directory.clone()), group)
-                        }),
-                    );
+                    gone.take(&head, &self.found)?;
                 }
             }
         }
-        Ok(gone.into_values().collect())
+        Ok(gone.directories.into_values().collect())
     }
 
-    /// Gives an order, after the answers to all before where it closes a directory.
-    async fn order(
-        &mut self,
-        order: Order,
-        feeder: &Feeder,
-        ordered: &mut JoinSet<Ordered>,
-        events: &SessionEvents,
-    ) -> Result<(), Stop> {
-        let most = if order.closes { 0 } else { ORDERS_AT_ONCE - 1 };
-        if let Err(stop) = self.answered(ordered, events, most).await {
-            self.steps.push(Step::Set(order));
-            return Err(stop);
-        }
+    fn order(&mut self, order: Order, feeder: &Feeder, ordered: &mut JoinSet<Ordered>) {
         if order.closes {
             self.closing.push(order.clone());
         }
@@ -239,12 +309,12 @@ impl Finishing {
             let result = feeder.order(SharedJobOrder::SetDirectories { head }, None).await;
             (order, result)
         });
-        Ok(())
     }
 
     /// Waits until no more orders than these are without an answer.
     async fn answered(
         &mut self,
+        job: &SharedJob,
         ordered: &mut JoinSet<Ordered>,
         events: &SessionEvents,
         most: usize,
@@ -254,7 +324,7 @@ impl Finishing {
         {
             let (order, result) = done.map_err(|_panic| Stop::Nonsense("an order panicked"))?;
             let heard = match result {
-                Ok(result) => self.hear(&order, result, events),
+                Ok(result) => self.hear(job, &order, result, events),
                 Err(over) => Err(over.into()),
             };
             if let Err(stop) = heard {
@@ -273,7 +343,13 @@ impl Finishing {
     }
 
     /// Counts and tells the directories that did not get mode and time.
-    fn hear(&mut self, order: &Order, result: SharedJobResult, events: &SessionEvents) -> Result<(), Stop> {
+    fn hear(
+        &mut self,
+        job: &SharedJob,
+        order: &Order,
+        result: SharedJobResult,
+        events: &SessionEvents,
+    ) -> Result<(), Stop> {
         let SharedJobResult::DirectoriesSet(faults) = result else { return Err(refused(result)) };
         if faults.is_empty() {
             return Ok(());
@@ -285,13 +361,15 @@ impl Finishing {
             let path = directories.get(number).ok_or(NO_ENTRY)?.directory.clone();
             let fault = Fault { path, operation: *operation, code: *code };
             let came_later = match code {
-                // one that was found before has been made, or that it was not has been told
+                // it is not there for the same reason
+                FaultCode::Os(NO_SUCH_FILE) if has_failed_above(job, &fault.path, events) => continue,
+                // one that was found before has been made
                 FaultCode::Os(NO_SUCH_FILE) => CAME_LATER,
                 _ => "",
             };
-            tell(events, format!("receiver: {fault}{came_later}"));
+            self.failed += 1;
+            events.on(&Event::Failed { message: format!("receiver: {fault}{came_later}") });
         }
-        self.failed += faults.len() as u64;
         Ok(())
     }
 }
@@ -306,12 +384,26 @@ async fn walk(job: &SharedJob, source: u32, places: &[MarkedPath]) -> Result<Vec
     try_join_all(walks).await
 }
 
-fn tell(events: &SessionEvents, message: String) {
-    events.on(&Event::Failed { message });
+/// Whether it has been told that this directory, or one above, has failed: at the target, or at a source.
+fn has_failed_above(job: &SharedJob, path: &RelPath, events: &SessionEvents) -> bool {
+    let has_failed = |path: &Path| events.has_failed(&Escaped::path(path).to_string());
+    let in_source = |source: &ScanRoot| {
+        let below = path.as_path().strip_prefix(source.prefix.as_path());
+        below.is_ok_and(|below| {
+            has_failed(&source.source)
+                || below.ancestors().any(|above| has_failed(&source.source.join(above)))
+        })
+    };
+    path.as_path().ancestors().any(has_failed) || job.sources.iter().any(in_source)
 }
 
 const OWN_HEAD: Stop = Stop::Nonsense("the head of an order cannot be read that was made here");
 const OTHER_HEAD: Stop = Stop::Nonsense("the receiver tells of directories what cannot be read");
+const ENDLESS: Stop = Stop::Nonsense("the receiver tells of directories without end");
+const NOT_SENT: Stop = Stop::Nonsense("the receiver tells of a directory that this push does not send");
+const TOO_MANY_GONE: Stop = Stop::Nonsense(
+    "the receiver tells of more directories that are not at the source any more than are kept",
+);
 const NO_ENTRY: Stop = Stop::Nonsense("the receiver tells the fault of a directory that it was not sent");
 const NO_SUCH_FILE: i32 = Errno::NOENT.raw_os_error();
 const CAME_LATER: &str = ": it came while the push ran, or was removed; the same command sends what is there";
@@ -323,3 +415,188 @@ const PLACES_AT_ONCE: usize = 1000;
 const WALKS_AT_ONCE: usize = 8;
 /// How many orders are on their way at once: as many as do for a long path, of 256 directories each.
 const ORDERS_AT_ONCE: usize = 16;
+/// How many lists of directories are read: each has some 2000 but where their names or attributes are long, so that
+/// these have hundreds of millions.
+const LISTS_MAX: usize = 1 << 18;
+/// About the most memory that directories take which came and were not found at the end: those are a million.
+const GONE_BYTES_MAX: usize = 256 << 20;
+/// What each of them takes beside its path and its attributes.
+const GONE_BYTES: usize = 160;
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use zmove_engine::{DialSettings, NoListener, Push, Remote, SenderConfig};
+    use zmove_types::{Metadata, NoObserver, SharedJobId};
+    use zmove_wire::{NodeName, Open, Operation};
+
+    use super::*;
+    use crate::receiver::{JobEvents, Receiver};
+
+    fn path(path: &str) -> RelPath {
+        if path.is_empty() { RelPath::root() } else { RelPath::from_bytes(path.as_bytes()).unwrap() }
+    }
+
+    fn head_of(directories: &[&str], mode: u32) -> Vec<u8> {
+        let metadata = || Metadata { mode, ..Metadata::default() };
+        let group = |directory: &&str| DirectoryGroup {
+            directory: path(directory),
+            entries: vec![BatchEntry::Itself(metadata())],
+        };
+        Batch { groups: directories.iter().map(group).collect() }.encode()
+    }
+
+    fn order_of(directory: &str, mode: u32) -> Order {
+        let head = head_of(&[directory], mode);
+        Order::new(&Batch::decode(&head, 0).unwrap().groups, head)
+    }
+
+    fn open() -> Open {
+        Open::new(b"t".to_vec(), [0; 16])
+    }
+
+    fn job() -> SharedJob {
+        let source = ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root());
+        let (id, node) = (SharedJobId([7; 16]), NodeName::new("n").unwrap());
+        SharedJob::new((id, 1, node), vec![source], open(), SenderConfig::default())
+    }
+
+    fn finishing(steps: Vec<Step>) -> Finishing {
+        Finishing { steps, found: Found::default(), tops: None, closing: Vec::new(), failed: 0 }
+    }
+
+    /// The directories that are to be set, or `walk`, the next first.
+    fn next_of(finishing: &Finishing) -> Vec<String> {
+        let name = |step: &Step| match step {
+            Step::Set(order) => Batch::decode(&order.head, 0).unwrap().groups[0].directory.to_string(),
+            Step::Walk(unwalked) => format!("walk {}", unwalked.directory.path),
+            Step::Gone => "gone".to_owned(),
+        };
+        finishing.steps.iter().rev().map(name).collect()
+    }
+
+    fn session_events() -> Arc<SessionEvents> {
+        let events =
+            JobEvents::new(Arc::new(NoObserver), Arc::new(NoListener), Arc::default(), Arc::default());
+        let remote = Remote { host: "h".into(), port: 1, path: b"t".to_vec(), login: None };
+        events.within(0, &Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() })
+    }
+
+    /// Runs the steps in a session that is over, in which orders of these directories have not been answered.
+    async fn run_without_session(finishing: &mut Finishing, unanswered: &[&str]) {
+        let (push, feeder) = Push::fed(open(), SenderConfig::default(), Instant::now());
+        drop(push);
+        let events = session_events();
+        let mut ordered = JoinSet::new();
+        for directory in unanswered {
+            let order = order_of(directory, 0o755);
+            ordered.spawn(async { (order, Err(SessionOver)) });
+        }
+        let done = finishing.run_steps(&job(), &feeder, &events, &mut ordered).await;
+        assert!(matches!(done, Err(Stop::Session(SessionOver))), "{done:?}");
+        finishing.take_back(ordered).await;
+    }
+
+    #[tokio::test]
+    async fn a_directory_is_closed_after_those_below_that_a_broken_session_has_left() {
+        let mut finishing = finishing(vec![Step::Set(order_of("closed", 0o044))]);
+        run_without_session(&mut finishing, &["closed/1", "closed/2"]).await;
+        let mut next = next_of(&finishing);
+        assert_eq!(next.pop().as_deref(), Some("closed"));
+        next.sort();
+        assert_eq!(next, ["closed/1", "closed/2"]);
+    }
+
+    #[tokio::test]
+    async fn the_last_orders_of_all_that_a_broken_session_has_left_are_given_again() {
+        let mut finishing = finishing(Vec::new());
+        run_without_session(&mut finishing, &["a", "b", "c"]).await;
+        let mut next = next_of(&finishing);
+        next.sort();
+        assert_eq!(next, ["a", "b", "c"]);
+    }
+
+    #[tokio::test]
+    async fn a_source_is_begun_when_all_orders_of_the_one_before_have_been_answered() {
+        let source = ScanRoot::new(PathBuf::from("/nowhere"), RelPath::root());
+        let mut finishing = Finishing::of(&SharedJob { sources: vec![source.clone(), source], ..job() });
+        let next = finishing.steps.last().unwrap();
+        assert!(matches!(next, Step::Walk(Unwalked { source: 0, .. })), "the last source wins: {next:?}");
+        run_without_session(&mut finishing, &["d"]).await;
+        assert_eq!(next_of(&finishing), ["d", "walk .", "walk .", "gone"]);
+    }
+
+    #[tokio::test]
+    async fn what_was_being_walked_when_the_session_broke_is_walked_again() {
+        let directory = MarkedPath { path: path("d"), mark: None };
+        let mut finishing = finishing(vec![Step::Gone, Step::Walk(Unwalked { source: 0, directory })]);
+        run_without_session(&mut finishing, &[]).await;
+        assert_eq!(next_of(&finishing), ["walk d", "gone"]);
+    }
+
+    #[test]
+    fn directories_below_one_that_has_failed_are_neither_told_nor_counted() {
+        let events = session_events();
+        for failed in ["sender: list directory '/nowhere/closed': no", "receiver: make directory 'there': no"]
+        {
+            events.on(&Event::Failed { message: failed.into() });
+        }
+        let has_failed = |directory| has_failed_above(&job(), &path(directory), &events);
+        assert!(["closed/a/b", "closed/a", "there", "there/a"].into_iter().all(has_failed));
+        assert!(!["closed2", "a/closed", "a/there", ""].into_iter().any(has_failed));
+        let mut finishing = finishing(Vec::new());
+        let head = head_of(&["closed/a", "later", "closed/a/b"], 0o755);
+        let order = Order::new(&[], head);
+        let code = FaultCode::Os(NO_SUCH_FILE);
+        let fault = |entry| EntryFault { entry, operation: Operation::SetMetadata, code };
+        let result = SharedJobResult::DirectoriesSet((0..3).map(fault).collect());
+        finishing.hear(&job(), &order, result, &events).unwrap();
+        assert_eq!(
+            (finishing.failed, events.has_failed("later"), events.has_failed("closed/a")),
+            (1, true, false)
+        );
+    }
+
+    #[test]
+    fn what_is_kept_of_directories_that_are_gone_is_bounded_and_those_found_take_nothing() {
+        let mut found = Found::default();
+        found.add(&path("found"));
+        let mut gone = Gone { bytes: GONE_BYTES_MAX - GONE_BYTES - 10, ..Gone::default() };
+        for _ in 0..10 {
+            gone.take(&head_of(&["found", "gone"], 0o755), &found).unwrap();
+        }
+        assert_eq!((gone.directories.len(), gone.bytes), (1, GONE_BYTES_MAX - 2));
+        let full = gone.take(&head_of(&["other"], 0o755), &found).unwrap_err();
+        assert_eq!(full.to_string(), TOO_MANY_GONE.to_string());
+    }
+
+    #[test]
+    fn a_receiver_whose_lists_do_not_end_misbehaves() {
+        let mut gone = Gone { lists: LISTS_MAX - 1, ..Gone::default() };
+        let list = head_of(&["d"], 0o755);
+        gone.take(&list, &Found::default()).unwrap();
+        let endless = gone.take(&list, &Found::default()).unwrap_err();
+        assert_eq!(endless.to_string(), ENDLESS.to_string());
+    }
+
+    #[test]
+    fn what_a_receiver_tells_of_directories_beside_those_of_the_push_is_refused() {
+        let mut gone = Gone { tops: Some(vec![Name::from_bytes(b"mine").unwrap()]), ..Gone::default() };
+        gone.take(&head_of(&["mine", "mine/below"], 0o755), &Found::default()).unwrap();
+        for other in ["other", "other/mine", "mine2", ""] {
+            let refused = gone.take(&head_of(&[other], 0o777), &Found::default()).unwrap_err();
+            assert_eq!(refused.to_string(), NOT_SENT.to_string(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_anything_else_than_directories_is_refused() {
+        let group = DirectoryGroup { directory: path("d"), entries: Vec::new() };
+        let list = Batch { groups: vec![group] }.encode();
+        let refused = Gone::default().take(&list, &Found::default()).unwrap_err();
+        assert_eq!(refused.to_string(), OTHER_HEAD.to_string());
+    }
+}

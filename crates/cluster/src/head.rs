@@ -27,6 +27,7 @@ use crate::finish::Finishing;
 use crate::job::{Part, SharedJob, View};
 use crate::mover::Mover;
 use crate::receiver::{JobEvents, Receiver, Served, SessionEvents, in_session};
+use crate::told::Told;
 use crate::work::{Work, WorkItem};
 use crate::work_queue::WorkQueue;
 
@@ -51,6 +52,8 @@ pub struct Lead<W> {
     pub others: watch::Receiver<usize>,
     /// What has ended in the sessions of this process.
     pub served: Arc<Served>,
+    /// The failures that all have told, which are not counted again at the end. Default: none of others.
+    pub told: Arc<Told>,
 }
 
 /// A job that has come to its end.
@@ -101,6 +104,7 @@ impl<W: WorkQueue> Lead<W> {
             begun: watch::Sender::new(false),
             others: watch::Sender::new(0).subscribe(),
             served: Arc::default(),
+            told: Arc::default(),
         }
     }
 
@@ -114,7 +118,7 @@ impl<W: WorkQueue> Lead<W> {
         listener: Arc<dyn Listener + Send + Sync>,
         stop: impl Future<Output = ()>,
     ) -> Result<JobEnd, JobError> {
-        let events = JobEvents::new(observer, listener, Arc::clone(&self.served));
+        let events = JobEvents::new(observer, listener, Arc::clone(&self.served), Arc::clone(&self.told));
         let mut movers = JoinSet::new();
         let over = watch::Sender::new(false);
         for number in 0..self.movers {
@@ -132,6 +136,7 @@ impl<W: WorkQueue> Lead<W> {
             needs_fence: false,
             finishing: None,
             is_finished: false,
+            is_closing: false,
             is_closed: false,
             has_lost_sessions,
         };
@@ -157,7 +162,7 @@ impl<W: WorkQueue> Lead<W> {
         observer: Arc<dyn Observer>,
         listener: Arc<dyn Listener + Send + Sync>,
     ) -> Result<(), SessionEnd> {
-        let events = JobEvents::new(observer, listener, Arc::clone(&self.served));
+        let events = JobEvents::new(observer, listener, Arc::clone(&self.served), Arc::clone(&self.told));
         self.begun.send_replace(true);
         let mut movers = JoinSet::new();
         for mover in 0..self.movers {
@@ -193,7 +198,9 @@ impl<W: WorkQueue> Lead<W> {
             let events = patient.events.within(number, &receiver);
             let job = if progress.needs_fence { &last_epoch } else { &*self.job };
             let ended = {
-                let session = pin!(in_session(&receiver, job, Part::Head, &events, |feeder| {
+                // what is gone is not begun once more
+                let part = if progress.is_closing { Part::Mover } else { Part::Head };
+                let session = pin!(in_session(&receiver, job, part, &events, |feeder| {
                     self.lead_in(feeder, &events, progress, &mut count)
                 }));
                 patient.outages.watch(session).await
@@ -201,7 +208,7 @@ impl<W: WorkQueue> Lead<W> {
             match ended {
                 // with the same one: it has the job's directory
                 Ok(()) if !progress.is_closed => patient.next = number,
-                Err(error) if !(progress.is_finished && is_closed(&error)) => {
+                Err(error) if !(progress.is_closing && is_closed(&error)) => {
                     let has_begun = *self.begun.borrow();
                     let paused = patient.pause((&events, error), has_begun).await;
                     paused.map_err(|error| match error.into_queue_failure() {
@@ -250,6 +257,7 @@ impl<W: WorkQueue> Lead<W> {
         }
         // the mark of the end is for openings of sessions that may still be on their way
         let how = if progress.needs_fence { SharedJobOrder::Close } else { SharedJobOrder::Forget };
+        progress.is_closing = true;
         close(&feeder, how).await?;
         progress.is_closed = true;
         Ok(())
@@ -336,6 +344,8 @@ struct Progress {
     finishing: Option<Finishing>,
     /// Whether all directories have mode and time.
     is_finished: bool,
+    /// Whether an order to close the job is given, so that perhaps nothing is left of it.
+    is_closing: bool,
     /// Whether the job is closed at the receivers.
     is_closed: bool,
     /// Whether any session has ended otherwise than it should.
@@ -486,7 +496,7 @@ pub async fn end_abandoned(
     receivers: &[Receiver],
     listener: Arc<dyn Listener + Send + Sync>,
 ) -> Result<(), Box<SessionEnd>> {
-    let events = JobEvents::new(Arc::new(NoObserver), listener, Arc::default());
+    let events = JobEvents::new(Arc::new(NoObserver), listener, Arc::default(), Arc::default());
     let mut ended = Ok(());
     for (number, receiver) in receivers.iter().enumerate() {
         let events = events.within(number, receiver);

@@ -67,7 +67,7 @@ use take::Taker;
 pub use connection::{Access, BrokerState, NodeCertificate, check_address};
 pub use notices::{
     GrantNotice, Heard, InsteadNotice, JobNotice, NODES_MAX, NodeFailure, NodeMoved, NodeNotice, NodePart,
-    NodeState, Notice, Notices, Numbered, SourceMark, SourceNotice,
+    NodeState, Notice, Notices, Numbered, Reader, SourceMark, SourceNotice,
 };
 pub use seal::JobKey;
 pub use server::{Nkey, Server, ServerConfig, ServerTls, User};

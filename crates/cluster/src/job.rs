@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::task::spawn_blocking;
 use zmove_engine::SenderConfig;
 use zmove_scan::{Portion, PortionSize, ScanConfig, ScanRoot, Wanted, mark_root};
-use zmove_types::{GROUP_BYTES, Lock, SharedJobId};
+use zmove_types::{GROUP_BYTES, Lock, Name, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
 use zmove_wire::{
     JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape, ToReceiver, TopName, Version,
@@ -97,8 +97,7 @@ impl SharedJob {
     /// sources that have no name at the target, and of very many, any names may come.
     #[must_use]
     pub fn grant_for(&self, node: [u8; 32], receivers: Vec<[u8; 32]>, valid: Range<u64>) -> JobGrant {
-        let tops: Option<Vec<_>> =
-            self.sources.iter().map(|source| source.prefix.file_name().map(TopName)).collect();
+        let tops = self.tops().map(|tops| tops.into_iter().map(TopName).collect());
         let grant = |tops| {
             let open = Open { shape: TargetShape::Directory { tops }, ..self.opening(Part::Mover) };
             let ToReceiver::OpenWith(open, extensions) = open.into_message(Version::V4) else {
@@ -109,6 +108,11 @@ impl SharedJob {
         };
         let whole = grant(tops.unwrap_or_default());
         if whole.encode().len() <= JOB_GRANT_BYTES_MAX { whole } else { grant(Vec::new()) }
+    }
+
+    /// The names at the top of the target that the sources get; `None` where one has no name there.
+    pub(crate) fn tops(&self) -> Option<Vec<Name>> {
+        self.sources.iter().map(|source| source.prefix.file_name()).collect()
     }
 
     /// The job in the epoch in which its head alone has sessions, at the end.

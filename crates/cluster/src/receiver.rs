@@ -38,6 +38,8 @@ pub(crate) struct JobEvents {
     pub(crate) has_lost_sessions: Arc<AtomicBool>,
     /// The failures that have been told.
     told: Arc<Told>,
+    /// The failures that others have told.
+    told_elsewhere: Arc<Told>,
     /// Receivers of which it has been told why they are of no use, each with the reason; that it is away is none.
     useless: Arc<Lock<BTreeSet<Useless>>>,
     /// The large files of which a range has failed, by the items that give them their names.
@@ -52,6 +54,7 @@ impl JobEvents {
         observer: Arc<dyn Observer>,
         listener: Arc<dyn Listener + Send + Sync>,
         served: Arc<Served>,
+        told_elsewhere: Arc<Told>,
     ) -> Self {
         Self {
             observer,
@@ -59,6 +62,7 @@ impl JobEvents {
             served,
             has_lost_sessions: Arc::default(),
             told: Arc::default(),
+            told_elsewhere,
             useless: Arc::default(),
             spoiled: Arc::default(),
         }
@@ -130,9 +134,14 @@ impl SessionEvents {
         }
     }
 
-    /// Whether a failure has been told in these words.
+    /// Whether a failure has been told in these words, here or by others.
     pub(crate) fn has_told(&self, message: &str) -> bool {
-        self.events.told.has(message)
+        self.events.told.has(message) || self.events.told_elsewhere.has(message)
+    }
+
+    /// Whether a failure of this path has been told, here or by others.
+    pub(crate) fn has_failed(&self, path: &str) -> bool {
+        self.events.told.names(path) || self.events.told_elsewhere.names(path)
     }
 
     /// A range of the large file that this item gives its name could not be sent, or stored.
@@ -282,9 +291,27 @@ mod tests {
         Receiver { home: PathBuf::new(), remote, settings: DialSettings::default() }
     }
 
+    fn job_events(observer: Arc<dyn Observer>) -> JobEvents {
+        JobEvents::new(observer, Arc::new(NoListener), Arc::default(), Arc::default())
+    }
+
+    #[test]
+    fn what_another_node_has_told_has_been_told() {
+        let elsewhere = Arc::new(Told::default());
+        let nobody = Arc::new(zmove_types::NoObserver);
+        let events = JobEvents::new(nobody, Arc::new(NoListener), Arc::default(), Arc::clone(&elsewhere));
+        let session = events.within(0, &receiver());
+        assert!(!session.has_told("sender: x"));
+        elsewhere.is_first("sender: x");
+        session.on(&Event::Failed { message: "sender: y".into() });
+        assert!(
+            session.has_told("sender: x") && session.has_told("sender: y") && !session.has_told("sender: z")
+        );
+    }
+
     #[test]
     fn a_session_is_of_use_if_work_has_ended_and_else_its_receiver_has_answered_since_it_first_did() {
-        let events = JobEvents::new(Arc::new(zmove_types::NoObserver), Arc::new(NoListener), Arc::default());
+        let events = job_events(Arc::new(zmove_types::NoObserver));
         let session = events.within(0, &receiver());
         assert_eq!(session.fate(), SessionFate::NotBegun);
         session.has_begun.store(true, Ordering::Relaxed);
@@ -303,8 +330,7 @@ mod tests {
     #[test]
     fn a_session_that_moves_nothing_does_not_say_what_limits_the_job() {
         let limits = Arc::new(Limits::default());
-        let events =
-            JobEvents::new(Arc::clone(&limits) as Arc<dyn Observer>, Arc::new(NoListener), Arc::default());
+        let events = job_events(Arc::clone(&limits) as Arc<dyn Observer>);
         let [idle, busy] = [0, 1].map(|number| events.within(number, &receiver()));
         for by in ["path", "target"] {
             busy.on(&Event::Stored { files: 0, bytes: 9 });

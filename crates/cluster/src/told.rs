@@ -11,22 +11,37 @@ use zmove_types::Lock;
 pub struct Told {
     hasher: RandomState,
     lines: Lock<HashSet<u64>>,
+    /// What the lines are about: what they have in quotation marks.
+    named: Lock<HashSet<u64>>,
 }
 
 impl Told {
     /// Whether a line is told for the first time. From very many lines on all are.
     pub fn is_first(&self, line: &str) -> bool {
         let mut lines = self.lines.lock();
-        lines.len() >= LINES_MAX || lines.insert(self.hasher.hash_one(line))
+        if lines.len() >= LINES_MAX {
+            return true;
+        }
+        if let (Some(first), Some(last)) = (line.find('\''), line.rfind('\''))
+            && first < last
+        {
+            self.named.lock().insert(self.hasher.hash_one(&line[first + 1..last]));
+        }
+        lines.insert(self.hasher.hash_one(line))
     }
 
     /// Whether a line has been told, as far as that is remembered.
     pub(crate) fn has(&self, line: &str) -> bool {
         self.lines.lock().contains(&self.hasher.hash_one(line))
     }
+
+    /// Whether a line has been told about this path, as it is shown.
+    pub(crate) fn names(&self, path: &str) -> bool {
+        self.named.lock().contains(&self.hasher.hash_one(path))
+    }
 }
 
-/// Half a million lines have 10 MB.
+/// Half a million lines have 20 MB.
 const LINES_MAX: usize = 1 << 19;
 
 #[cfg(test)]
@@ -38,5 +53,13 @@ mod tests {
         let told = Told::default();
         assert_eq!(["a", "b", "a"].map(|line| told.is_first(line)), [true, true, false]);
         assert!(told.has("b") && !told.has("c"));
+    }
+
+    #[test]
+    fn a_path_is_known_that_a_line_was_about() {
+        let told = Told::default();
+        let lines = ["sender: list '/d/it's': no (os error 13)", "one ' alone", "none"];
+        lines.iter().for_each(|line| assert!(told.is_first(line)));
+        assert!(told.names("/d/it's") && !told.names("/d/it") && !told.names(" alone"));
     }
 }

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::process::geteuid;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
@@ -42,8 +41,12 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
     cluster.refuse_to_lead()?;
     let id = fresh_id()?;
     let epoch = fresh_epoch();
-    let job = spread::job(settings, &sources, (id, epoch))?.with_marks();
     let directory = std::env::current_dir().context("find the working directory")?;
+    let mut job = spread::job(settings, &sources, (id, epoch))?.with_marks();
+    // all nodes tell of a failure in the same words, so that it is told and counted once
+    for source in &mut job.sources {
+        source.source = directory.join(&source.source);
+    }
     let mountinfo = node_sources::mountinfo();
     let trees = Trees::new(directory.clone(), &job);
     let notice = JobNotice {
@@ -56,7 +59,7 @@ pub(crate) fn push(settings: &PushSettings, cluster: &Cluster, started: Instant)
         words: std::env::args_os().skip(1).map(OsStringExt::into_vec).collect(),
         nodes: BTreeMap::from([(own_name(), 0)]),
         begun: false,
-        user: geteuid().as_raw(),
+        reader: node_sources::reader(),
         instead: node_sources::instead_notice(job.config.instead),
         moved: NodeMoved::default(),
     };
@@ -163,6 +166,7 @@ impl Leading<'_> {
         let lead = Lead {
             others: participants.others(),
             others_come_within: OTHERS_COME_WITHIN,
+            told: participants.told(),
             ..Lead::new((job, queue), receivers, count, patience)
         };
         let mut begun = lead.begun.subscribe();

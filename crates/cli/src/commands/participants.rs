@@ -29,7 +29,7 @@ pub(crate) struct Participants {
     /// Why nodes take no part, as the user has been told.
     absent: Lock<BTreeSet<(String, String)>>,
     /// The failures that have been told, by whichever node.
-    told: Told,
+    told: Arc<Told>,
     others: watch::Sender<usize>,
 }
 
@@ -75,13 +75,18 @@ impl Participants {
     fn new(party: Party, names: Vec<String>, head: Option<String>, observer: Arc<dyn Observer>) -> Self {
         let entries = Lock::new(names.into_iter().map(|name| (name, Entry::default())).collect());
         let (come, absent) = (Lock::default(), Lock::default());
-        let (told, others) = (Told::default(), watch::Sender::new(0));
+        let (told, others) = (Arc::default(), watch::Sender::new(0));
         Self { observer, party, head, entries, come, absent, told, others }
     }
 
     /// How many other nodes are at work, or have ended otherwise than they should.
     pub(crate) fn others(&self) -> watch::Receiver<usize> {
         self.others.subscribe()
+    }
+
+    /// The failures that have been told, by whichever node.
+    pub(crate) fn told(&self) -> Arc<Told> {
+        Arc::clone(&self.told)
     }
 
     /// A node has nothing to do; returns whether this is the first time.

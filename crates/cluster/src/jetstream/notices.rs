@@ -6,7 +6,7 @@
 //! **Invariant:** a notice opens only with the key of the cluster. One that is repeated by a broker names a job that
 //! has ended, which the receivers know.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
 
 use async_nats::client::PublishErrorKind;
@@ -100,12 +100,23 @@ pub struct JobNotice {
     pub nodes: BTreeMap<String, u32>,
     /// Whether the job has begun at the target: before that no node but the head's may open it.
     pub begun: bool,
-    /// The user that the head reads the sources as.
-    pub user: u32,
+    /// What the head may read.
+    pub reader: Reader,
     /// What entries get where their own is not kept: the same, whoever sends them.
     pub instead: InsteadNotice,
     /// What the head itself has moved.
     pub moved: NodeMoved,
+}
+
+/// The reader of the sources at a node, as far as that decides what may be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reader {
+    /// The user.
+    pub user: u32,
+    /// The user's groups.
+    pub groups: BTreeSet<u32>,
+    /// Whether modes keep nothing from this reader, as from root.
+    pub reads_all: bool,
 }
 
 /// What entries get where their own is not kept.

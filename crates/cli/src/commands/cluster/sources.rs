@@ -13,9 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use rustix::process::{Uid, geteuid};
+use rustix::process::{Gid, getegid, geteuid, getgroups};
+use rustix::thread::{CapabilitySet, capabilities};
 use zmove_cluster::SharedJob;
-use zmove_cluster::jetstream::{InsteadNotice, JobNotice, SourceMark, SourceNotice};
+use zmove_cluster::jetstream::{InsteadNotice, JobNotice, Reader, SourceMark, SourceNotice};
 use zmove_disk::{Mount, boot_id};
 use zmove_engine::Sources;
 use zmove_scan::{PathKind, ScanRoot, Selection, is_mount_at};
@@ -104,10 +105,43 @@ impl Trees {
 /// # Errors
 /// One is not here, or is another one.
 pub(super) fn compare(here: &Sources, head: &JobNotice) -> Result<()> {
-    compare_as(geteuid(), here, head)
+    compare_as(&reader(), here, head)
 }
 
-fn compare_as(user: Uid, here: &Sources, head: &JobNotice) -> Result<()> {
+/// The reader of the sources here.
+pub(crate) fn reader() -> Reader {
+    let groups = getgroups().unwrap_or_default().into_iter().chain([getegid()]).map(Gid::as_raw).collect();
+    let capabilities = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+    let reads_all = capabilities.intersects(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
+    Reader { user: geteuid().as_raw(), groups, reads_all }
+}
+
+/// Holds what may be read here against what may be at the head: otherwise it would depend on chance what is sent. What
+/// a server keeps from one host's root alone is not seen here.
+fn compare_readers(here: &Reader, head: &Reader) -> Result<()> {
+    if here.reads_all {
+        return Ok(());
+    }
+    if here.user != head.user {
+        bail!(
+            "this node reads the sources as user {}, and the one that sends as user {}",
+            here.user,
+            head.user
+        );
+    }
+    if head.reads_all {
+        bail!("the node that sends may read all, and this one what user {} may", here.user);
+    }
+    if let Some(group) = head.groups.difference(&here.groups).next() {
+        bail!(
+            "the node that sends reads the sources in group {group}, in which user {} is not here",
+            here.user
+        );
+    }
+    Ok(())
+}
+
+fn compare_as(reader: &Reader, here: &Sources, head: &JobNotice) -> Result<()> {
     let mut paths = here.paths();
     for SourceNotice { path, .. } in &head.sources {
         let path = Path::new(OsStr::from_bytes(path));
@@ -124,14 +158,7 @@ fn compare_as(user: Uid, here: &Sources, head: &JobNotice) -> Result<()> {
              sends does it alone"
         );
     }
-    if user.as_raw() != head.user && !user.is_root() {
-        bail!(
-            "this node reads the sources as user {}, and the one that sends as user {}: what one may not read would \
-             depend on chance",
-            user.as_raw(),
-            head.user
-        );
-    }
+    compare_readers(reader, &head.reader)?;
     let mountinfo = mountinfo();
     head.sources.iter().chain(&head.mounts).try_for_each(|there| {
         compare_names(there)?;
@@ -236,8 +263,7 @@ mod tests {
     }
 
     fn told(sources: Vec<SourceNotice>, mounts: Vec<SourceNotice>) -> JobNotice {
-        let user = geteuid().as_raw();
-        JobNotice { epoch: 1, sources, mounts, begun: true, user, ..JobNotice::default() }
+        JobNotice { epoch: 1, sources, mounts, begun: true, reader: reader(), ..JobNotice::default() }
     }
 
     #[test]
@@ -307,12 +333,27 @@ mod tests {
         assert_eq!(compared(told(seen.clone(), mounts.clone())), Ok(()));
         let mounts = [&mounts[..], &seen[..]].concat();
         assert!(compared(told(seen.clone(), mounts)).unwrap_err().contains("more than 256 file systems"));
-        let head = JobNotice { user: 1001, ..told(seen, Vec::new()) };
-        let compared_as = |user| compare_as(Uid::from_raw(user), &here, &head);
-        compared_as(1001).unwrap();
-        // root may also read what that user may
-        compared_as(0).unwrap();
-        assert!(compared_as(1000).unwrap_err().to_string().contains("as user 1000, and the one that sends as user 1001"));
+        let reader = |user, groups: &[u32]| Reader {
+            user,
+            groups: groups.iter().copied().collect(),
+            reads_all: false,
+        };
+        let root = Reader { reads_all: true, ..reader(0, &[0]) };
+        let compared_as = |node: &Reader, head: &Reader| {
+            let head = JobNotice { reader: head.clone(), ..told(seen.clone(), Vec::new()) };
+            compare_as(node, &here, &head).map_err(|error| error.to_string())
+        };
+        let head = reader(1001, &[1001, 2000]);
+        for node in [&head, &reader(1001, &[7, 1001, 2000]), &root] {
+            assert_eq!(compared_as(node, &head), Ok(()));
+        }
+        let keeps_away = |node: &Reader, head: &Reader, why: &str| {
+            let told = compared_as(node, head).unwrap_err();
+            assert!(told.contains(why), "{told}");
+        };
+        keeps_away(&reader(1000, &[1001, 2000]), &head, "as user 1000, and the one that sends as user 1001");
+        keeps_away(&reader(1001, &[1001]), &head, "in group 2000, in which user 1001 is not here");
+        keeps_away(&reader(0, &[0]), &root, "may read all, and this one what user 0 may");
     }
 
     #[test]
