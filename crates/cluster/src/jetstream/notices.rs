@@ -400,7 +400,7 @@ mod tests {
             words: Vec::new(),
             nodes: BTreeMap::from([("head".into(), 0)]),
             begun: true,
-            user: 0,
+            reader: Reader::default(),
             instead: InsteadNotice::default(),
             moved: NodeMoved::default(),
         }
