@@ -477,7 +477,7 @@ enum Look {
     AsMany,
     /// Nobody seems to send them.
     Stuck,
-    /// Sending them from here does not bring them, either.
+    /// Groups that were sent from here are missing all the same.
     Lost,
 }
 

@@ -1,6 +1,7 @@
 //! Sessions of several receivers in one directory, over the memory transport.
 
 mod mover;
+mod torn_journal;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -34,7 +35,6 @@ use crate::resume::journal::{Journal, Part, SourceVersion};
 use crate::resume::parts::shared::shared_name;
 use crate::resume::parts::{Parts, begin, source_of};
 use crate::session::connections::SessionReport;
-use crate::shared_job::count::ReadEnds;
 use crate::shared_job::groups::{FlushedGroups, PartKey};
 use crate::store::placer::Placer;
 use crate::store::placer::tests::{begin as place, files};
@@ -751,50 +751,5 @@ async fn directories_get_mode_and_time_when_that_is_ordered_and_not_before() {
     assert_eq!(faults.iter().map(|fault| fault.entry).collect::<Vec<_>>(), [1]);
     assert_eq!(look("d"), (0o555, true));
     std::fs::set_permissions(home.path().join("d"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    mover.finish().await;
-}
-
-/// A node may die, and its storage client with it, at each byte of its journal.
-#[tokio::test(flavor = "multi_thread")]
-async fn of_a_torn_journal_a_beginning_counts() {
-    let home = tempfile::tempdir().unwrap();
-    let contents = contents(3, 7);
-    let head = head("large", &contents);
-    let mut mover = Mover::open(home.path(), 1).await;
-    mover.declare(1, &head);
-    for group in 0..4 {
-        mover.chunk(1, group, &contents);
-        mover.stored(1).await;
-        let work = u8::try_from(group).unwrap();
-        assert_eq!(mover.end(work, 0, if work == 0 { 3 } else { 0 }).await, SharedJobResult::Done);
-    }
-    let [journal] = &journals_of(home.path())[..] else { panic!("one session, one journal") };
-    let whole = std::fs::read(journal).unwrap();
-    let name = shared_name(&head.path, &source_of(&head));
-    let part = job_directory(home.path()).join(".zmove-epoch-1").join(name.as_os_str());
-    let part = (name, part.metadata().unwrap().ino());
-    let torn = tempfile::tempdir().unwrap();
-    let copy = torn.path().join(journal.file_name().unwrap());
-    let directory = OwnedFd::from(std::fs::File::open(torn.path()).unwrap());
-    let mut read_on = ReadEnds::new(&Quota::default());
-    let mut last = (0, 0);
-    for length in 0..=whole.len() {
-        std::fs::write(&copy, &whole[..length]).unwrap();
-        let count = ReadEnds::new(&Quota::default()).count(&directory).unwrap();
-        assert_eq!(read_on.count(&directory).unwrap(), count, "{length}: as it grows");
-        let (ended, counted) = (count.work_ended, flushed_groups(torn.path(), part.clone()));
-        assert!(counted.len() as u64 >= ended, "{length}: work ends after its groups count");
-        for (index, cv) in &counted {
-            let at = *index as usize * usize::try_from(GROUP_BYTES).unwrap();
-            let end = contents.len().min(at + usize::try_from(GROUP_BYTES).unwrap());
-            assert_eq!(*cv, Cv(group_cv(*index, &contents[at..end]).0), "{length}");
-        }
-        assert!((ended, counted.len()) >= last, "{length}");
-        last = (ended, counted.len());
-    }
-    assert_eq!(last, (4, 4));
-    // one of many million directories is as long
-    std::fs::File::options().write(true).open(&copy).unwrap().set_len(64 << 30).unwrap();
-    assert_eq!(ReadEnds::new(&Quota::default()).count(&directory).unwrap().work_ended, 4);
     mover.finish().await;
 }
