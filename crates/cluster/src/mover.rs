@@ -229,8 +229,8 @@ fn waits(item: &WorkItem) -> bool {
 /// So many items are under way at once, beside those that wait for others: most of them are on a long path, or wait for
 /// the flush at their end.
 const ITEMS_AT_ONCE: usize = 8;
-/// At most so many items are being walked or have most of their bytes unread: an item taken early would keep this node at
-/// work after all others have ended.
+/// At most so many items are being walked or have most of their bytes unread: an item taken early would keep this node
+/// at work after all others have ended.
 const UNSENT_AT_ONCE: usize = 1;
 /// So many large files a mover waits for at once.
 const LARGE_AT_ONCE: usize = 32;
